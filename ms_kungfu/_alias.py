@@ -19,10 +19,14 @@ import warnings
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
+else:
+    Loader = object  # Python needs no base class here, and importlib.abc takes longer than the rest of this package
 
 NAME = "mindspore.ops.operations.kungfu_comm_ops"
 _OPTIMIZERS = "mindspore.nn.optim.kungfu"
@@ -103,7 +107,7 @@ def spec(name: str) -> ModuleSpec:
     return ModuleSpec(name, _Loader())
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:

@@ -7,9 +7,8 @@ one. Copying the build into the source folder instead would give the checkout a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from importlib.machinery import EXTENSION_SUFFIXES
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,13 @@ def _has_build(folder: Path) -> bool:
 
 def find_build(searched: Iterable[str]) -> Path | None:
     """The first folder that holds the compiled runtime: one of `searched`, else that of an installed distribution."""
-    installed = (str(d.locate_file("ms_kungfu")) for d in distributions(name="ms-kungfu"))
-    return next((Path(f) for folders in (searched, installed) for f in folders if _has_build(Path(f))), None)
+    return next((Path(f) for folders in (searched, _installed()) for f in folders if _has_build(Path(f))), None)
+
+
+def _installed() -> Iterator[str]:
+    from importlib.metadata import distributions  # takes longer than the rest of the package's import
+
+    yield from (str(found.locate_file("ms_kungfu")) for found in distributions(name="ms-kungfu"))
 
 
 def use_installed_build(package: MutableMapping[str, Any]) -> None:

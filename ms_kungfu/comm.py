@@ -26,16 +26,20 @@ import itertools
 import json
 import weakref
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
 from . import runtime
 from .errors import InternalError
 from .membership import check_caught_up, current
 
-Array = NDArray[Any]
+if TYPE_CHECKING:  # numpy.typing takes as long as a tenth of NumPy
+    from numpy.typing import ArrayLike, NDArray
+
+    Array = NDArray[Any]
+else:
+    Array = np.ndarray
 
 #: ``op`` of the reductions -> number in the C ABI. ``mean`` of integers truncates towards zero.
 OPS = {"sum": 0, "mean": 1, "min": 2, "max": 3, "prod": 4}

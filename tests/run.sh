@@ -24,6 +24,8 @@ if [ "$(id -u)" = 0 ]; then apt=(--apt); fi
 
 cd -- "$root"
 export VIRTUAL_ENV=$venv PATH="$venv/bin:$PATH"
+# Else each of the thousands of processes would compile this package anew, which doubles a launcher's start.
+unset PYTHONDONTWRITEBYTECODE
 if "$venv/bin/python" -m tests.narrow_convolutions; then
   printf '%s\n' "tests: convolutions take many times as long with AVX-512 here; ONEDNN_MAX_CPU_ISA=AVX2 for all of them" >&2
   export ONEDNN_MAX_CPU_ISA=AVX2
@@ -50,6 +52,8 @@ part() { # NAME PYTEST ARGUMENTS...
   esac
 }
 part "side by side" -n "$((cores < 8 ? cores + 1 : 8))" --dist load --maxschedchunk 1 -m "$marks and not alone"
-part "one at a time" -m "$marks and alone"
+# These files alone: to collect all of them takes as long as half of these tests.
+mapfile -t alone < <(grep -rl --include='test_*.py' 'mark\.alone' tests)
+part "one at a time" -m "$marks and alone" "${alone[@]}"
 if [ ${#all[@]} -gt 0 ]; then part "timing" -m timing; fi
 exit $failed

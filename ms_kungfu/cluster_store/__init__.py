@@ -5,9 +5,6 @@ Everybody gets a store from :func:`open_store`, which alone knows what kinds the
 
 from __future__ import annotations
 
-from ms_kungfu.cluster_store.etcd import EtcdClusterStore
-from ms_kungfu.cluster_store.etcd_seat import EtcdSeatKeys
-from ms_kungfu.cluster_store.http import HttpClusterStore
 from ms_kungfu.cluster_store.seat import Seat, SeatGoneError, SeatKeys, SeatLostError, Sitting
 from ms_kungfu.cluster_store.store import ClusterStore, StaleVersionError, StoreFullError, StoreUnreachableError
 
@@ -15,13 +12,6 @@ __all__ = [
     "ClusterStore", "Seat", "SeatGoneError", "SeatKeys", "SeatLostError", "Sitting", "StaleVersionError",
     "StoreFullError", "StoreUnreachableError", "has_seat", "open_seat", "open_store",
 ]  # fmt: skip
-
-_KINDS: dict[str, type[HttpClusterStore] | type[EtcdClusterStore]] = {
-    "http": HttpClusterStore,
-    "https": HttpClusterStore,
-    "etcd": EtcdClusterStore,
-    "etcds": EtcdClusterStore,
-}
 
 
 def open_store(url: str, secret: str | None = None, writer: str = "", *, timeout_s: float = 10.0) -> ClusterStore:
@@ -32,15 +22,23 @@ def open_store(url: str, secret: str | None = None, writer: str = "", *, timeout
         writer: what is kept beside each cluster that is written: ``Cluster.writer`` tells it to whoever reads.
         timeout_s: the limit of each call as a whole; of `watch`, beyond the time that it is to wait.
     """
-    # What is no kind's is told of as the one that most people mean.
-    return _KINDS.get(url.partition(":")[0], HttpClusterStore)(url, secret, writer, timeout_s)
+    # Clients of HTTP take as long to import as all that a worker without a store needs but NumPy.
+    if has_seat(url):
+        from ms_kungfu.cluster_store.etcd import EtcdClusterStore
+
+        return EtcdClusterStore(url, secret, writer, timeout_s)
+    from ms_kungfu.cluster_store.http import HttpClusterStore
+
+    return HttpClusterStore(url, secret, writer, timeout_s)  # it reports any other URL as not like its own
 
 
 def has_seat(url: str) -> bool:
     """Whether the store at `url` keeps the seat of a job's head: it lives on when a host dies."""
-    return _KINDS.get(url.partition(":")[0]) is EtcdClusterStore
+    return url.partition(":")[0] in ("etcd", "etcds")
 
 
 def open_seat(url: str, *, timeout_s: float = 10.0) -> SeatKeys:
     """The keys of that seat."""
+    from ms_kungfu.cluster_store.etcd_seat import EtcdSeatKeys
+
     return EtcdSeatKeys(url, timeout_s)

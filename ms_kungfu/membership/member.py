@@ -14,10 +14,9 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Callable, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ms_kungfu import _core
 from ms_kungfu._run_time import run_time
@@ -26,6 +25,9 @@ from ms_kungfu.cluster import MAX_WORKERS, MAX_WORKERS_OF_HOSTS, Cluster, PeerID
 from ms_kungfu.cluster_store import ClusterStore, open_store
 from ms_kungfu.env import Variable
 from ms_kungfu.membership.reductions import Outcomes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 T = TypeVar("T")
 

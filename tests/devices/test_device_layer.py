@@ -6,6 +6,8 @@ from typing import Callable
 
 import pytest
 
+from tests.conftest import long
+
 RunOnStandins = Callable[..., str]
 ENGINES = {"GPU": "NCCL 2.21.5", "Ascend": "HCCL"}
 CHUNK = 1 << 16
@@ -14,7 +16,7 @@ both = pytest.mark.parametrize("target", ["GPU", "Ascend"])
 
 
 @both
-@pytest.mark.parametrize("np", [2, 3])
+@pytest.mark.parametrize("np", [long(2), 3])
 def test_collectives_through_the_vendors_library_agree_with_numpy(
     run_on_standins: RunOnStandins, target: str, np: int
 ) -> None:

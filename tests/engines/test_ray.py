@@ -13,7 +13,7 @@ import pytest
 
 from tests.engines import raylets
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.alone]
+pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).resolve().parents[2]
 STEADY = Path(__file__).with_name("programs") / "steady.py"
 EXAMPLE = ROOT / "examples" / "ray" / "launch.py"
@@ -77,6 +77,7 @@ def newest(job, size, after=0):
         time.sleep(0.1)
 
 
+@pytest.mark.alone
 def test_nodes_that_come_are_used_and_those_that_go_are_left_in_time(ray_of, kungfu_run, tmp_path):
     """The driver's node has no CPU: it decides, and the others may all go."""
     program = tmp_path / "steady.py"
@@ -100,6 +101,7 @@ def test_nodes_that_come_are_used_and_those_that_go_are_left_in_time(ray_of, kun
     assert_nothing_left(program)
 
 
+@pytest.mark.alone
 def test_a_driver_that_is_killed_leaves_nothing(ray_of, kungfu_run, tmp_path):
     program = tmp_path / "steady.py"
     program.write_text(STEADY.read_text())
@@ -110,6 +112,7 @@ def test_a_driver_that_is_killed_leaves_nothing(ray_of, kungfu_run, tmp_path):
     assert_nothing_left(program)
 
 
+@pytest.mark.alone
 def test_a_cluster_that_is_too_small_is_refused_by_a_sentence(ray_of, kungfu_run):
     ray = ray_of(1)
     words = ["-engine", "ray", "-address", ray.address, "-np", 4, "-min-np", 2, "-max-np", 8]
@@ -120,6 +123,7 @@ def test_a_cluster_that_is_too_small_is_refused_by_a_sentence(ray_of, kungfu_run
     assert "give a smaller -min-np, add nodes, or let it wait" in line
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_with_an_etcd_others_go_on_without_the_head_and_a_sigterm_ends_them_all(ray_of, etcd_of, kungfu_run, tmp_path):
     """No host just leaves by it, while the others go on."""
@@ -153,6 +157,7 @@ def test_an_address_where_no_ray_is_is_refused_by_a_sentence(address, told, kung
     assert [line.startswith(f"kungfu-run: -address {address}: {told}") for line in job.stderr] == [True]
 
 
+@pytest.mark.alone
 def test_an_agent_that_is_killed_is_told_from_a_node_that_has_gone(ray_of, kungfu_run, tmp_path):
     """Its host comes back: the node is there, and has room."""
     program = tmp_path / "steady.py"
@@ -282,6 +287,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(raylets.why_not() is not None, reason=str(raylets.why_not()))
 def test_functions_run_on_a_machine_with_nothing_started(run_program, tmp_path, monkeypatch):
     for name, value in raylets.ENVIRONMENT.items():
@@ -307,6 +313,7 @@ def test_functions_run_on_a_machine_with_nothing_started(run_program, tmp_path, 
     ]
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(raylets.why_not() is not None, reason=str(raylets.why_not()))
 def test_an_interrupt_is_one_for_who_calls_when_the_job_has_ended(start_module, tmp_path, monkeypatch):
     for name, value in raylets.ENVIRONMENT.items():
@@ -321,6 +328,7 @@ def test_an_interrupt_is_one_for_who_calls_when_the_job_has_ended(start_module, 
     assert not Path("/proc", trains[1]).exists()
 
 
+@pytest.mark.alone
 @pytest.mark.long
 @pytest.mark.skipif(raylets.why_not() is not None, reason=str(raylets.why_not()))
 def test_a_job_whose_ray_loses_its_head_ends_with_what_it_has_returned(start_module, tmp_path, monkeypatch):
@@ -335,6 +343,7 @@ def test_a_job_whose_ray_loses_its_head_ends_with_what_it_has_returned(start_mod
     job.assert_exit(0, 60)
 
 
+@pytest.mark.alone
 @pytest.mark.long
 @pytest.mark.skipif(raylets.why_not() is not None, reason=str(raylets.why_not()))
 def test_the_example_runs_on_a_machine_with_nothing_started(run_program, tmp_path, monkeypatch):
@@ -347,6 +356,7 @@ def test_the_example_runs_on_a_machine_with_nothing_started(run_program, tmp_pat
     assert float(accuracy) >= 0.8
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_lenet_begins_on_two_nodes_grows_to_a_third_and_outlives_the_loss_of_one(
     ray_of, kungfu_run, start_module, tmp_path

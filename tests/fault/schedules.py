@@ -297,10 +297,9 @@ def _behind_the_seat(seed: int) -> Iterator[Happening]:
         yield Happening(round(0.3 * rng.random(), 4), kind, 0, more, seat=2)
 
 
-def broken_in(batch: int, batches: int, count: int, schedule_of_seed: Callable[[int], Schedule]) -> str | None:
-    """Of `count` seeds in so many batches: tells of the first of this batch that breaks a promise."""
-    each = count // batches
-    for seed in range(batch * each, (batch + 1) * each):
+def broken_in(batch: int, batches: int, seeds: range, schedule_of_seed: Callable[[int], Schedule]) -> str | None:
+    """Of `seeds` in so many batches: tells of the first of this batch that breaks a promise."""
+    for seed in seeds[batch::batches]:
         schedule = schedule_of_seed(seed)
         violation = violation_of(schedule)
         if violation is not None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import long
 from tests.multiprocess.launching import Program
 
 pytestmark = pytest.mark.timeout(200)
@@ -21,7 +22,7 @@ ENVIRON = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
 
 
 def test_survivors_go_on_through_kills_and_the_ledger_is_exact(tmp_path: Path) -> None:
-    words = ["resize", "--pauses", "kill,shrink", "--count", "4", "--step-ms", "5", "--timeout", "150"]
+    words = ["resize", "--pauses", "kill,shrink", "--count", "2", "--step-ms", "5", "--timeout", "150"]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", *words, "--json", str(tmp_path / "out.jsonl")],
         cwd=tmp_path, env={**os.environ, **ENVIRON}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -57,14 +58,17 @@ def test_chaos_finds_a_job_that_minds_and_one_that_does_not(tmp_path: Path) -> N
         assert (len(left) > 0) == (status == 1)
 
 
+PAUSES = "benchmarks", ["resize", "--pauses", "kill", "--count", "100000"]
+CHAOS = "ms_kungfu.chaos", ["-for", "1000", "--", "-np", "3", sys.executable, WORKER, "job", "good"]
+
+
 @pytest.mark.parametrize(
-    ("module", "words"),
+    ("module", "words", "number"),
     [
-        ("benchmarks", ["resize", "--pauses", "kill", "--count", "100000"]),
-        ("ms_kungfu.chaos", ["-for", "1000", "--", "-np", "3", sys.executable, WORKER, "job", "good"]),
+        (*PAUSES, signal.SIGTERM), (*CHAOS, signal.SIGINT),
+        long(*PAUSES, signal.SIGINT), long(*CHAOS, signal.SIGTERM),  # the other signal, in the same two handlers
     ],
-)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+)  # fmt: skip
 def test_a_signal_ends_the_job_too(tmp_path: Path, module: str, words: list, number: int) -> None:
     program = Program(module, words, tmp_path, ENVIRON)
     try:

@@ -46,14 +46,14 @@ def longest_gap(world: HostsWorld) -> float:
 def test_a_new_head_that_stands_still_gives_up_nobody_for_it(seconds: float) -> None:
     """Its hosts have called it meanwhile, and wait."""
     pause = Happening(0.0, "pause head", 0, seconds * HOST_TIMEOUT_S, seat=2)
-    for schedule in variations(JOB, (KILL, pause), 8, 0.15):
+    for schedule in variations(JOB, (KILL, pause), 5, 0.15):
         world = run(schedule)
         assert len(world.lost_at) <= 2, story(schedule)  # the first head, and this one where another took its seat
 
 
 def test_nobody_is_given_up_where_all_stand_still_while_one_takes_the_seat() -> None:
     pause = Happening(0.0, "pause all", 0, 1.5 * HOST_TIMEOUT_S, seat=2)
-    for schedule in variations(JOB, (KILL, pause), 8, 0.3):
+    for schedule in variations(JOB, (KILL, pause), 5, 0.3):
         assert {host.name for host in run(schedule).lost_at} <= {"10.0.0.1"}, story(schedule)
 
 
@@ -61,7 +61,7 @@ def test_nobody_is_given_up_where_all_stand_still_while_one_takes_the_seat() -> 
 def test_a_second_head_that_is_lost_takes_nobody_with_it(seconds: float) -> None:
     """Who has called it doesn't wait for it longer than the third one waits for him."""
     second = Happening(0.0, "pause head" if seconds else "kill head", 0, seconds, seat=2)
-    for schedule in variations(JOB, (KILL, second), 8, 0.3):
+    for schedule in variations(JOB, (KILL, second), 5, 0.3):
         world = run(schedule)
         assert len(world.lost_at) == 2, story(schedule)
         assert longest_gap(world) < 3.2 * HOST_TIMEOUT_S, story(schedule)
@@ -72,8 +72,8 @@ def test_a_dead_host_is_given_up_while_the_store_comes_and_goes(every_s: float, 
     flaps = tuple(Happening(2.2 + every_s * n, "server away", 0, away_s) for n in range(30))
     deaths = (KILL, Happening(0.91, "switch off", 1, 500.0))
     setup = HostsSetup(size=6, hosts=3, recover=Recover.SHRINK, moves=True, samples=200)
-    for schedule in variations(setup, (*deaths, *flaps), 2, 0.0):
-        assert longest_gap(run(schedule)) < 5 * HOST_TIMEOUT_S, story(schedule)
+    (schedule,) = variations(setup, (*deaths, *flaps), 1, 0.0)
+    assert longest_gap(run(schedule)) < 5 * HOST_TIMEOUT_S, story(schedule)
 
 
 def test_a_seat_whose_taking_went_unanswered_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_workers_go_on_while_a_version_waits_for_a_store_that_is_away() -> None:
     """They hear of it when it can be chosen. Where the store goes between the two they wait: seldom."""
     setup = HostsSetup(size=6, hosts=3, recover=Recover.SHRINK, moves=True, samples=300)
     wish = (Happening(0.5, "resize", 4), Happening(2.5, "resize", 6), Happening(2.55, "server away", 0, 6.0))
-    gaps = [longest_gap(run(schedule)) for schedule in variations(setup, wish, 20, 0.2)]
+    gaps = [longest_gap(run(schedule)) for schedule in variations(setup, wish, 10, 0.2)]
     assert sum(gap > 2.0 for gap in gaps) <= 3, gaps
 
 
@@ -145,7 +145,7 @@ def test_a_host_that_dies_behind_its_report_does_not_end_the_job() -> None:
     for number, other in ((0, 0), (1, 2), (2, 1)):
         dies = Happening(0.0, "kill reporter", number, 0.2)
         waits = Happening(0.0, "pause host", other, 1.0, seat=2)
-        for schedule in variations(setup, comes, 12, 0.5):
+        for schedule in variations(setup, comes, 5, 0.5):
             run(replace(schedule, happenings=(dies, *schedule.happenings, waits)))
 
 
@@ -153,7 +153,7 @@ def test_a_choice_is_not_told_that_its_head_leaves_behind_unwritten() -> None:
     setup = HostsSetup(size=6, hosts=3, recover=Recover.SHRINK, moves=True, samples=200)
     full = Happening(0.65, "fill store", 0, 4.0)
     goes = Happening(1.6, "head leaves"), Happening(1.7, "head leaves")  # at the second SIGTERM at once
-    for schedule in variations(setup, (Happening(0.6, "resize", 4), full, *goes), 20, 0.25):
+    for schedule in variations(setup, (Happening(0.6, "resize", 4), full, *goes), 8, 0.25):
         violation = violation_of(schedule)
         assert violation is None, f"{violation}\n{story(schedule)}"
 
@@ -198,7 +198,7 @@ def test_the_next_head_knows_who_trains_already() -> None:
 )
 def test_a_job_that_is_over_has_given_its_seat_back(happenings: tuple[Happening, ...]) -> None:
     """Or the next one of its name would wait for the end of the lease."""
-    for schedule in variations(replace(JOB, samples=40), happenings, 5, 0.2):
+    for schedule in variations(replace(JOB, samples=40), happenings, 3, 0.2):
         world = HostsWorld(schedule.seed, schedule.setup, schedule.happenings, [])
         world.run()
         assert world.server.seat.now.record["end"], story(schedule)

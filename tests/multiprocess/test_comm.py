@@ -16,7 +16,7 @@ from tests.ports import free_port
 PROGRAMS = Path(__file__).with_name("programs")
 
 
-@pytest.mark.parametrize("np", [1, 2, 3, 4, long(7)])
+@pytest.mark.parametrize("np", [1, 2, 3, long(4), long(7)])
 def test_collectives_agree_with_numpy(run_program: Run, np: int) -> None:
     assert run_program(PROGRAMS / "collectives.py", np=np).count("fine") == np
 
@@ -47,7 +47,7 @@ def test_a_newcomer_with_another_mindspore_is_refused_and_the_others_go_on(run_p
     assert re.search(sentence, output)  # in its log, too
 
 
-@pytest.mark.parametrize("np", [2, 3])
+@pytest.mark.parametrize("np", [long(2), 3])
 def test_wrong_calls_raise_where_they_should_and_break_nothing(run_program: Run, np: int) -> None:
     assert run_program(PROGRAMS / "misuse.py", np=np).count("fine") == np
 

@@ -120,31 +120,32 @@ def test_of_many_writers_exactly_one_wins_each_version(server):
     assert len(one.request("GET")[1]["Workers"]) == dict(wins)[versions[-1]]
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "told"),
-    [
-        (b" ", 400, "not JSON"),
-        (b"garbage", 400, "not JSON"),
-        (b"\xff\xfe", 400, "not UTF-8"),
-        (b"[" * 100_000, 400, "nested over 64 deep"),
-        (b"null", 400, "JSON object"),
-        ({"Workers": []}, 400, "Workers is empty"),
-        ({"Workers": ["127.0.0.1"]}, 400, "127.0.0.1"),
-        ({"Workers": ["x" * 100_000]}, 400, "xxx"),
-        ({"Workers": ["127.0.0.1:1", "127.0.0.1:1"]}, 400, "twice"),
-        ({"workers": ["127.0.0.1:1"]}, 400, "workers"),
-        ({**workers(1), "Version": "next"}, 400, "Version"),
-    ],
-)
+GARBAGE = [
+    (b" ", 400, "not JSON"),
+    (b"garbage", 400, "not JSON"),
+    (b"\xff\xfe", 400, "not UTF-8"),
+    (b"[" * 100_000, 400, "nested over 64 deep"),
+    (b"null", 400, "JSON object"),
+    ({"Workers": []}, 400, "Workers is empty"),
+    ({"Workers": ["127.0.0.1"]}, 400, "127.0.0.1"),
+    ({"Workers": ["x" * 100_000]}, 400, "xxx"),
+    ({"Workers": ["127.0.0.1:1", "127.0.0.1:1"]}, 400, "twice"),
+    ({"workers": ["127.0.0.1:1"]}, 400, "workers"),
+    ({**workers(1), "Version": "next"}, 400, "Version"),
+]
+
+
 @pytest.mark.parametrize("method", ["PUT", "POST"])
-def test_garbage_is_a_4xx_that_says_what_is_wrong_and_changes_nothing(server, method, body, status, told):
+def test_garbage_is_a_4xx_that_says_what_is_wrong_and_changes_nothing(server, method):
     one = server()
     one.write("PUT", workers(2))
-    found, answer = one.write(method, body)
-    assert found == status
-    assert told in answer["error"]
-    assert len(answer["error"]) < 600
-    assert one.request("GET")[1]["Version"] == 0
+    wrong = []
+    for body, status, told in GARBAGE:
+        found, answer = one.write(method, body)
+        version = one.request("GET")[1]["Version"]
+        if not (found == status and told in answer["error"] and len(answer["error"]) < 600 and version == 0):
+            wrong.append((str(body)[:80], found, answer, version))
+    assert wrong == []
 
 
 def test_a_document_that_is_too_long_is_a_413(server):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import socket
 import struct
@@ -24,6 +23,7 @@ from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.segments import PlainSegment
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.wire.codec import ProtocolError, Reads
+from tests.garbage import collected
 from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(60)
@@ -524,8 +524,8 @@ def no_bug():
     """Nothing reaches the loop's exception handler, by which a launcher ends its job."""
     found = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: found.append(context))
-    yield
-    gc.collect()  # of a task that nobody looks at the exception gets there late
+    with collected():  # of a task that nobody looks at the exception gets there late
+        yield
     assert found == []
 
 

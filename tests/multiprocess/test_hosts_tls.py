@@ -166,7 +166,7 @@ import ms_kungfu as kf
 from ms_kungfu import comm
 kf.init()
 rank, size = kf.current_rank(), kf.current_cluster_size()
-for step in range(20):
+for step in range(5):
     for count in (1, 1000, 3_000_000):
         found = comm.all_reduce(np.arange(count, dtype=np.float32) % 89 + rank, name=f"x{count}")
         expected = size * (np.arange(count) % 89) + size * (size - 1) // 2

@@ -20,7 +20,7 @@ from ms_kungfu.cluster_store import open_store
 from ms_kungfu.config_server.server import ConfigServer
 from ms_kungfu.config_server.store import ConfigStore
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.alone]  # of descriptors and connections
+pytestmark = pytest.mark.timeout(180)
 PROGRAMS = Path(__file__).parent / "programs"
 STRANGERS, EACH = 10, 500
 LIMIT = 1024  # descriptors of the launcher or the server
@@ -58,6 +58,7 @@ def descriptors_of(pid):
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
+@pytest.mark.alone  # of connections
 def test_a_job_notices_nothing_of_five_thousand_idle_half_sent_and_slow_connections(
     kungfu_run, start_module, strangers
 ):
@@ -80,6 +81,7 @@ def test_a_job_notices_nothing_of_five_thousand_idle_half_sent_and_slow_connecti
     job.assert_gone(time.monotonic())
 
 
+@pytest.mark.alone
 def test_a_config_server_of_its_own_serves_whoever_asks_among_five_thousand_strangers(start_module, strangers):
     secret = "5ec7e7"
     server = start_module(
@@ -137,6 +139,7 @@ def test_a_face_that_fails_is_begun_again_on_its_port_and_the_store_has_forgotte
     assert "has failed (OSError: no memory) and is started again; the job goes on" in caplog.text
 
 
+@pytest.mark.alone  # the server's thread has to come to its turn within 0.3 s
 def test_who_goes_while_the_job_is_busy_has_written_nothing_and_is_no_bug(caplog):
     document = b'{"Workers": [], "Runners": []}'
     head = f"PUT /config HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer 5ec7e7\r\nContent-Length: {len(document)}\r\n\r\n"

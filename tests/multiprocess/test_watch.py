@@ -266,26 +266,29 @@ def test_growing_past_the_slots_is_refused_at_the_caller(watch):
     job.finish()
 
 
-@pytest.mark.parametrize(
-    ("document", "status", "told"),
-    [
-        (b"garbage", 400, "not JSON"),
-        (cluster_of(1).to_json(), 400, "Workers is empty"),
-        (cluster_of(7, 10000).to_json(), 409, "not the next one"),
-        (cluster_of(1, 10005).to_json(), 400, "keep one of 127.0.0.1:10000"),
-        (
-            {"Workers": ["10.0.0.1:10000", "127.0.0.1:10000"]},
-            400,
-            "worker 10.0.0.1:10000 is on none of the job's hosts: 127.0.0.1",
-        ),
-    ],
-)
-def test_a_bad_put_is_refused_and_the_job_goes_on(watch, document, status, told):
+BAD = [
+    (b"garbage", 400, "not JSON"),
+    (cluster_of(1).to_json(), 400, "Workers is empty"),
+    (cluster_of(7, 10000).to_json(), 409, "not the next one"),
+    (cluster_of(1, 10005).to_json(), 400, "keep one of 127.0.0.1:10000"),
+    (
+        {"Workers": ["10.0.0.1:10000", "127.0.0.1:10000"]},
+        400,
+        "worker 10.0.0.1:10000 is on none of the job's hosts: 127.0.0.1",
+    ),
+]
+
+
+def test_a_bad_put_is_refused_and_the_job_goes_on(watch):
     job = watch("-np", 1)
     job.wait_for_version(0, 1)
-    found, answer = job.put(document)
-    assert found == status
-    assert told in answer["error"]
+    found = [(document, *job.put(document)) for document, _, _ in BAD]
+    wrong = [
+        (str(document)[:80], code, answer)
+        for (document, code, answer), (_, status, told) in zip(found, BAD)
+        if code != status or told not in answer["error"]
+    ]
+    assert wrong == []
     assert job.resize("2")[0] == 0
     job.wait_for_version(1, 2)
     job.finish()

@@ -1,7 +1,6 @@
 """A limit on time, beside cancellation: who is cancelled ends by that, and no exception is left that nobody hears."""
 
 import asyncio
-import gc
 import socket
 import struct
 
@@ -10,6 +9,7 @@ import pytest
 from ms_kungfu.launcher import control
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.within import within
+from tests.garbage import collected
 
 
 async def value_of(work, *, later=0.0):
@@ -46,7 +46,7 @@ def test_a_call_that_is_cancelled_as_the_other_end_resets_it(passes):
     async def run():
         loop, told = asyncio.get_running_loop(), []
         loop.set_exception_handler(lambda _, context: told.append(context["message"]))
-        with socket.socket() as listener:
+        with socket.socket() as listener, collected():
             listener.bind(("127.0.0.1", 0))
             listener.listen()
             listener.setblocking(False)
@@ -62,8 +62,7 @@ def test_a_call_that_is_cancelled_as_the_other_end_resets_it(passes):
             with pytest.raises(asyncio.CancelledError):
                 await call
             del call
-            gc.collect()
-            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)
         return told
 
     assert asyncio.run(run()) == []

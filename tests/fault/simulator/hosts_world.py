@@ -459,7 +459,7 @@ class HostsWorld(World):
         return Outcome(code, reason, len(self.steps), self.deaths, self.loop.now, self.told or [])
 
     def _is_over(self):
-        return len(self.hosts) >= self.setup.hosts and not self.present
+        return len(self.hosts) >= self.setup.hosts and all(host.is_over for host in self.hosts)
 
     def _check_begun(self, outcome):
         lost = [host for host in self.hosts if host.is_lost or host in self.lost_at]
