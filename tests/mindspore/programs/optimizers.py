@@ -11,6 +11,7 @@ import sys
 import mindspore as ms
 import numpy as np
 import rounding
+from ending import end
 from mindspore import Tensor, nn, ops
 from mindspore.ops import composite as C
 
@@ -353,3 +354,4 @@ for section in SECTIONS:
     if len(sys.argv) == 2 or section.__name__ in sys.argv[2:]:
         section()
         kf.run_barrier()
+end()

@@ -10,7 +10,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn
 from mindspore.train import Model, SummaryCollector
-from reporting import Loss, digest, numbered, report, training_step
+from reporting import Loss, digest, end, numbered, report, training_step
 
 import ms_kungfu as kf
 from ms_kungfu.callbacks import KungFuElasticCallback, MonitorCallback
@@ -176,3 +176,4 @@ def elastic_batches(elastic, data):
 for each in what.split(","):
     {"noise_scale": noise_scale, "callback": callback, "policies": policies, "straggler": straggler}[each]()
 print(json.dumps({"done": what}))
+end()

@@ -20,7 +20,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn
 from mindspore.train import Callback, CheckpointConfig, Model, ModelCheckpoint, metrics
-from reporting import Loss, digest, numbered, report
+from reporting import Loss, digest, end, numbered, report
 
 import ms_kungfu as kf
 from ms_kungfu.callbacks import KungFuElasticCallback
@@ -123,7 +123,7 @@ data = ElasticDataset(
 )
 if kind in ("model", "saved"):
     train_with_model()
-    sys.exit()
+    end()
 step.cell = counted
 policies = []
 if kind == "steered":
@@ -155,3 +155,4 @@ for epoch in elastic.epochs(epochs):
             report("after", step=elastic.step, parameters=digest(elastic.parameters), size=kf.current_cluster_size())
 if not kf.detached():
     report("end", step=elastic.step, epoch=elastic.epoch)
+end()
