@@ -140,7 +140,7 @@ assert not hasattr(old, "nothing")
 """
 
 
-def test_the_older_module_is_the_same_classes_without_another_import_and_costs_nothing_until_asked_for():
+def test_older_module_is_the_same_classes_and_loads_only_when_asked():
     loaded = "import sys; print([name for name in ('ms_kungfu', 'mindspore') if name in sys.modules])"
     assert run_python(loaded) == "[]\n"
     program = (

@@ -44,7 +44,7 @@ class Reports:
 
 
 def check_each(**checks: Callable[[], None]) -> None:
-    """Makes all checks of a job that has played many cases, and names those that fail: one doesn't hide another."""
+    """Run all checks of a job that has played many cases, and name those that fail: one doesn't hide another."""
     failed = {}
     for name, check in checks.items():
         try:

@@ -37,8 +37,8 @@ def sizes(reports, kind="step"):
 
 
 def test_model_train_goes_on_through_resizes_and_a_death(run_elastic):
-    """In its second call. Each has its own network, optimizer, dataset and callback, as the folds of a cross-validation
-    have, and a joiner receives the state in those of the call."""
+    """In its second call. Each call has its own network, optimizer, dataset and callback, as in a cross-validation, and
+    a joining worker receives the state in those of the call."""
     reports = run_elastic("model_train.py", "5:3,9:1,15:2", "2", "2", "fresh", "20:1")
     assert reports.output.count("INFO: step 9: left the cluster of 3 workers, as the schedule has it") == 2
     assert reports.output.count("is passed without training, since the state is of call 2") == 3
@@ -80,7 +80,7 @@ def test_model_train_goes_on_through_resizes_and_a_death(run_elastic):
     assert len(reports.of("end")) == 1
 
 
-@pytest.mark.long  # of rank 0, too; the death beside the resizes above is another rank's
+@pytest.mark.long  # also rank 0 fails; in the test above rank 1 does
 def test_model_train_goes_on_through_deaths(run_elastic):
     reports = run_elastic("model_train.py", "none", "2", "1", "3:1", "15:0", np=3)
     steps = reports.by_step("step")

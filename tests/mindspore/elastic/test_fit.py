@@ -68,7 +68,7 @@ def test_what_one_rank_alone_was_to_evaluate_others_do_when_it_dies(fit):
     assert len(reports.of("end")) == 2
 
 
-@pytest.mark.long  # the deaths of one after the other beside it begin with this one
+@pytest.mark.long  # test_reporting_and_writing_workers_fail_and_the_next_goes_on begins with this failure
 @pytest.mark.parametrize("valid", ["shuffled", "elastic"])
 def test_the_next_one_tells_when_the_one_that_tells_dies(fit, valid):
     reports = fit(3, valid=valid, epochs=2, deaths=[["eval:2:3", 0]])
@@ -78,8 +78,8 @@ def test_the_next_one_tells_when_the_one_that_tells_dies(fit, valid):
         assert sorted(rows[0]["seen"]) == list(range(26))
 
 
-def test_each_that_tells_and_writes_dies_and_the_next_one_goes_on(fit):
-    """Rank 0 dies in the evaluation of epoch 1, and the next one in the midst of a file of epoch 3."""
+def test_reporting_and_writing_workers_fail_and_the_next_goes_on(fit):
+    """Rank 0 fails in the evaluation of epoch 1, and the next writer while it writes a file of epoch 3."""
     callbacks = ["ModelCheckpoint", "SummaryCollector"]
     deaths = [["eval:1:3", 0], ["save:15", "first"]]
     reports = fit(3, valid="shuffled", epochs=3, callbacks=callbacks, save=5, deaths=deaths)
@@ -89,11 +89,11 @@ def test_each_that_tells_and_writes_dies_and_the_next_one_goes_on(fit):
         assert sorted(rows[0]["seen"]) == list(range(26))
     assert len(reports.of("end")) == 1
     (kept,), (trained,) = reports.of("kept"), reports.of("trained")
-    # Whom a step after its death still deals to leaves a step more to the epoch.
+    # A step that still assigns samples to the failed worker adds a step to the epoch.
     last = max(row["step"] for row in reports.of("step"))
     begins = min(row["step"] for row in reports.of("step") if row["epoch"] == 3)
     assert (kept["file"], kept["parameters"]) == (f"net-3_{last - begins + 1}.ckpt", trained["parameters"])
-    # Two files stay, whoever has written them, and one file of records for each of those that wrote.
+    # Two files stay, of any writer, and each writer has one file of records.
     saved = {path.name for path in (reports.folder / "saved").glob("*.ckpt")}
     assert len(saved) == 2, saved
     assert kept["file"] in saved
@@ -104,7 +104,7 @@ def test_each_that_tells_and_writes_dies_and_the_next_one_goes_on(fit):
 OWN = ["ReduceLROnPlateau", "EarlyStopping", "History", "LossMonitor", "TimeMonitor"]
 
 
-@pytest.mark.long  # of one writer, the deaths of one after the other beside it
+@pytest.mark.long  # that one has one failed writer
 @pytest.mark.parametrize("every", [5, 3], ids=["in the last step", "when training is over"])
 def test_the_last_file_is_there_though_its_writer_died_in_it(fit, every):
     reports = fit(
@@ -144,7 +144,7 @@ def test_stopping_by_the_loss_is_agreed_on(fit):
     assert len({(row["step"], row["parameters"]) for row in reports.of("end")}) == 1
 
 
-@pytest.mark.long  # the deaths of one after the other above, in graph mode
+@pytest.mark.long  # the same in graph mode, with failures between the files
 def test_one_worker_writes_and_the_next_one_goes_on(fit):
     """Rank 0 dies in step 6, rank 1 in step 11."""
     callbacks = ["ModelCheckpoint", "SummaryCollector"]

@@ -52,7 +52,7 @@ RATE = r"the learning rate 'learning_rate' has to be equal .* ranks 0, 2: 0.02\d
 WEIGHT = r"the weight '0.weight' has to be equal .* ranks 0, 2; rank 1\."
 
 
-def test_what_one_worker_does_alone_is_everyones_or_an_error(run_elastic):
+def test_change_by_one_worker_applies_to_all_or_is_an_error(run_elastic):
     """Four trainings, one after the other, on three workers."""
     cases = ["stop:after:25", "sma:after:25", "weight:after:2", "rate:after:25"]
     reports = run_elastic("apart.py", *cases, np=3, ledger=False, status=1)

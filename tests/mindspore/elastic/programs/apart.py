@@ -1,7 +1,7 @@
 """OUT WHAT:WHEN:EPOCHS ...: trainings one after the other. In each one worker alone does WHAT, in a callback that comes
 WHEN, "before" or "after" the elastic one: "stop" (asks for a stop in step 7), "epoch-stop" (at the end of epoch 2),
 "rate" or "weight" (changes it in step 3), or "nothing", or "sma", in which the models differ by design. 5 steps are an
-epoch. The error that the last one ends with is the program's, and what an earlier one ends with is reported."""
+epoch. The last one's error ends the program; an earlier one's is reported."""
 
 import sys
 

@@ -1,7 +1,6 @@
 """OUT HOW:MODE[:samples|:seed|:contents] ...: trainings one after the other without a seed, so that each worker makes
 other weights. HOW says what makes them the same: "callback", "loop" (ElasticTraining), "sync" (sync_net_parameters), or
-"nothing". Rank 1 may have other data. The error that the last one ends with is the program's, and what an earlier one
-ends with is reported."""
+"nothing". Rank 1 may have other data. The last one's error ends the program; an earlier one's is reported."""
 
 import sys
 
