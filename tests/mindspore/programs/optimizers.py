@@ -113,6 +113,8 @@ def drop_ins():
         ("AdamWeightDecay", plain(0.1, eps=1.0, weight_decay=0.1)),
         ("RMSProp", plain(0.1, epsilon=1.0, centered=True)),
     ]
+    if SIZE == 1:  # two workers play the others
+        cases = [cases[1], *cases[3:]]
     for i, (name, make) in enumerate(cases):
         theirs, ours = getattr(nn, name), getattr(kf_optimizers, f"KungFu{name}")
         assert issubclass(ours, theirs)
