@@ -38,6 +38,7 @@ def epochs(reports):
         long("graph", "shuffled", 2),
         long("graph", "sharded", 3),
         ("pynative", "elastic", 2),
+        long("pynative", "elastic", 3),
     ],
 )
 def test_every_worker_gets_the_same_numbers(fit, mode, valid, np):
