@@ -43,11 +43,12 @@ def test_n_workers_train_as_one_with_every_mode_in_one_operation_a_group(run_wor
     run_workers("fusion.py", n, mode, cases)
 
 
-def test_joiners_have_the_groups_of_those_they_join(run_program):
+@pytest.mark.parametrize(("schedule", "left"), [("3:2", 0), long("3:2,8:3,13:2", 1)])
+def test_joiners_have_the_groups_of_those_they_join(run_program, schedule, left):
     program = PROGRAMS / "fusion_resizes.py"
     alone = re.findall(r"^weights (\S+) (\S+)$", run_program(program, "none", np=0), re.MULTILINE)
-    output = run_program(program, "3:2,8:3,13:2", np=1, watch=True)
-    assert len(re.findall(r"^left$", output, re.MULTILINE)) == 1
+    output = run_program(program, schedule, np=1, watch=True)
+    assert len(re.findall(r"^left$", output, re.MULTILINE)) == left
     resized = re.findall(r"weights (\S+) (\S+)$", output, re.MULTILINE)
     assert len(resized) == 2
     assert len(set(resized)) == 1, "the workers differ"

@@ -124,13 +124,30 @@ def test_the_older_module_costs_nothing_until_it_is_imported():
     assert run_python("import sys, ms_kungfu; print('mindspore' in sys.modules)") == "False\n"
 
 
-def test_the_older_module_needs_no_other_import_and_costs_nothing_until_it_is_asked_for():
+SAME = """
+import ms_kungfu
+import mindspore.ops.operations.kungfu_comm_ops as old
+from mindspore.ops.operations import kungfu_comm_ops
+from ms_kungfu import callbacks, ops, optimizers
+assert kungfu_comm_ops is old
+for name in ops.__all__:
+    assert getattr(old, name) is getattr(ops, name), name
+for name in ms_kungfu._RUNTIME:
+    assert getattr(old, name) is getattr(ms_kungfu, name), name
+assert old.sync_net_parameters is callbacks.sync_net_parameters
+assert old.KungFuMomentum is optimizers.KungFuMomentum
+assert not hasattr(old, "nothing")
+"""
+
+
+def test_older_module_is_the_same_classes_and_loads_only_when_asked():
     loaded = "import sys; print([name for name in ('ms_kungfu', 'mindspore') if name in sys.modules])"
     assert run_python(loaded) == "[]\n"
-    program = "from mindspore.ops.operations.kungfu_comm_ops import KungFuResize; print(KungFuResize.__module__)"
-    assert run_python(program) == "ms_kungfu.ops.resize\n"
-    absent = "import importlib.util as u; print(u.find_spec('mindspore.ops.operations.kungfu_comm_op'))"
-    assert run_python(absent) == "None\n"
+    program = (
+        "import importlib.util as u; print(u.find_spec('mindspore.ops.operations.kungfu_comm_op'))\n"
+        "from mindspore.ops.operations.kungfu_comm_ops import KungFuResize; print(KungFuResize.__module__)\n"
+    )
+    assert run_python(program + SAME) == "None\nms_kungfu.ops.resize\n"
 
 
 def test_names_of_kungfus_mindspore_are_ours_or_refused_by_a_sentence():
@@ -207,24 +224,6 @@ for make in (Own, KungFuMomentum, lambda *args: SynchronousSGDOptimizer(nn.Momen
     assert [p.asnumpy().ravel()[0] for p in params] == [20 - 4.25] * 2, params
 """
     run_python_file(code)
-
-
-def test_the_older_module_is_the_same_classes_and_functions():
-    code = """
-import ms_kungfu
-import mindspore.ops.operations.kungfu_comm_ops as old
-from mindspore.ops.operations import kungfu_comm_ops
-from ms_kungfu import callbacks, ops, optimizers
-assert kungfu_comm_ops is old
-for name in ops.__all__:
-    assert getattr(old, name) is getattr(ops, name), name
-for name in ms_kungfu._RUNTIME:
-    assert getattr(old, name) is getattr(ms_kungfu, name), name
-assert old.sync_net_parameters is callbacks.sync_net_parameters
-assert old.KungFuMomentum is optimizers.KungFuMomentum
-assert not hasattr(old, "nothing")
-"""
-    run_python(code)
 
 
 @pytest.mark.parametrize("order", ["environment", "before", "after", "unpatched"])

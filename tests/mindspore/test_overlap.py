@@ -96,12 +96,6 @@ def test_over_several_hosts_it_is_on_by_itself(monkeypatch, hosts, graph, width,
         ms.set_context(mode=before)
 
 
-def test_workers_of_which_some_overlap_hear_so_at_once(run_program):
-    output = run_program(HERE / "programs" / "overlapping_apart.py", np=2, status=1)
-    assert "CollectiveMismatchError" in output  # the launcher ends who hears it second
-    assert "overlapping the backward pass" in output
-
-
 def test_wrong_arguments_are_named():
     from ms_kungfu.optimizers import KungFuGradReducer
 

@@ -30,16 +30,28 @@ class Reports:
         """What the ledger proves."""
         return audit.audit(*audit.read(self.ledger))
 
-    def of(self, kind: str) -> list[dict]:
-        """All workers' reports of one kind."""
-        return [row for rows in self.workers for row in rows if row["kind"] == kind]
+    def of(self, kind: str, **having: object) -> list[dict]:
+        """All workers' reports of one kind, and with these values."""
+        having = {"kind": kind, **having}
+        return [row for rows in self.workers for row in rows if having.items() <= row.items()]
 
-    def by_step(self, kind: str) -> dict[int, list[dict]]:
+    def by_step(self, kind: str, **having: object) -> dict[int, list[dict]]:
         """The same by step, sorted by rank."""
         steps: dict[int, list[dict]] = {}
-        for row in self.of(kind):
+        for row in self.of(kind, **having):
             steps.setdefault(row["step"], []).append(row)
         return {step: sorted(rows, key=lambda row: row["rank"]) for step, rows in sorted(steps.items())}
+
+
+def check_each(**checks: Callable[[], None]) -> None:
+    """Run all checks of a job that has played many cases, and name those that fail: one doesn't hide another."""
+    failed = {}
+    for name, check in checks.items():
+        try:
+            check()
+        except AssertionError as error:
+            failed[name] = error
+    assert not failed, "\n".join(f"{name}: {error}" for name, error in failed.items())
 
 
 @pytest.fixture

@@ -6,48 +6,70 @@ import re
 
 import pytest
 
-from tests.conftest import long
+from tests.mindspore.elastic.conftest import check_each
+
+PROGRAM = "unseeded.py"
 
 
-@pytest.mark.parametrize(
-    ("how", "mode"), [("callback", "graph"), long("loop", "pynative"), long("loop", "graph"), long("sync", "graph")]
-)
-def test_training_without_a_seed_begins_from_one_workers_state(run_elastic, how, mode):
-    reports = run_elastic("unseeded.py", how, mode, np=3)
-    assert len({row["weights"] for row in reports.of("before")}) == 3
+def check_one_workers_state(reports, case):
+    """Training without a seed begins from one worker's state."""
+    assert len({row["weights"] for row in reports.of("before", case=case)}) == 3
     # Later the moving statistics are each worker's own.
-    assert len({row["all"] for row in reports.by_step("begin").get(0, [])}) == (1 if how == "loop" else 0)
-    assert len({row["weights"] for row in reports.of("end")}) == 1
-    assert len({row["random"] for row in reports.of("end")}) == 3, "a worker's random numbers stay its own"
+    begins = reports.by_step("begin", case=case).get(0, [])
+    assert len({row["all"] for row in begins}) == case.startswith("loop")
+    ends = reports.of("end", case=case)
+    assert len({row["weights"] for row in ends}) == 1
+    assert len({row["random"] for row in ends}) == 3, "a worker's random numbers stay its own"
 
 
+def check_refused(reports, case, sentence, said=None):
+    """Before the first step, at all workers. `said`: what they said instead of what they have reported."""
+    assert not reports.of("end", case=case)
+    assert not reports.of("begin", case=case)
+    said = said or [row["said"] for row in reports.of("error", case=case)]
+    assert len(said) >= len(reports.workers)
+    assert all(re.search(sentence, text) for text in said), said
+
+
+def data_differ(told):
+    return f"the workers' data differ: {told}; start all workers with the same data"
+
+
+SAMPLES = data_differ("samples 60 at rank 0, 2 and 48 at rank 1")
+CONTENTS = r'samples 0, [\d, ]+ and 59 \(column "\w+"[^)]*\) at rank 0(?:, 2)? differ from those at rank 1;'
+FIRST_STEP = (
+    "rank 0.*: all_reduce of .*on parameters.*"
+    "all begin alike by KungFuElasticCallback, ElasticTraining or sync_net_parameters"
+)
+
+
+def test_training_begins_from_one_workers_state_or_is_refused(run_elastic):
+    """Four trainings, one after the other, on three workers."""
+    cases = ["loop:graph:samples", "loop:pynative:contents", "callback:graph", "nothing:graph"]
+    reports = run_elastic(PROGRAM, *cases, np=3, status=1)
+    check_each(
+        samples=lambda: check_refused(reports, cases[0], SAMPLES),
+        contents=lambda: check_refused(reports, cases[1], CONTENTS),
+        callback=lambda: check_one_workers_state(reports, cases[2]),
+        nothing=lambda: check_refused(reports, cases[3], re.compile(FIRST_STEP, re.DOTALL), [reports.output] * 3),
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", ["loop:pynative", "loop:graph", "sync:graph"])
+def test_training_without_a_seed_begins_from_one_workers_state(run_elastic, case):
+    check_one_workers_state(run_elastic(PROGRAM, case, np=3), case)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("how", "what", "told"),
+    ("case", "sentence"),
     [
-        ("loop", "samples", "samples 60 at rank 0, 2 and 48 at rank 1"),
-        long("callback", "seed", "seed 0 at rank 0, 2 and 1 at rank 1"),
+        ("callback:graph:seed", data_differ("seed 0 at rank 0, 2 and 1 at rank 1")),
+        ("callback:pynative:contents", CONTENTS),
+        ("nothing:pynative", re.compile(FIRST_STEP, re.DOTALL)),
     ],
 )
-def test_data_that_are_not_everybodys_are_refused_before_the_first_step(run_elastic, how, what, told):
-    reports = run_elastic("unseeded.py", how, "graph", what, np=3, status=1)
-    assert not reports.of("end")
-    assert not reports.by_step("begin")
-    assert reports.output.count(f"the workers' data differ: {told}; start all workers with the same data") >= 3
-
-
-@pytest.mark.parametrize("how", ["loop", long("callback")])
-def test_samples_with_other_contents_at_one_worker_are_refused(run_elastic, how):
-    reports = run_elastic("unseeded.py", how, "pynative", "contents", np=2, status=1)
-    assert not reports.of("end")
-    assert not reports.by_step("begin")
-    told = r'samples 0, [\d, ]+ and 59 \(column "\w+"[^)]*\) at rank 0 differ from those at rank 1;'
-    assert len(re.findall(told, reports.output)) >= 2
-
-
-@pytest.mark.parametrize("mode", ["graph", long("pynative")])
-def test_an_optimizer_refuses_its_first_step_where_nothing_made_the_parameters_the_same(run_elastic, mode):
-    reports = run_elastic("unseeded.py", "nothing", mode, np=2, status=1)
-    assert not reports.of("end")
-    assert "rank 0: all_reduce of" in reports.output
-    assert "on parameters" in reports.output
-    assert "all begin alike by KungFuElasticCallback, ElasticTraining or sync_net_parameters" in reports.output
+def test_what_differs_at_one_worker_is_refused(run_elastic, case, sentence):
+    reports = run_elastic(PROGRAM, case, np=3, status=1)
+    check_refused(reports, case, sentence, [reports.output] * 3)

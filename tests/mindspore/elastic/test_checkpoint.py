@@ -168,26 +168,26 @@ folder.save(take_snapshot(2, state, {}))
 folder.wait()
 print("went on")
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-if sys.argv[2:] == ["again"]:
-    folder.save(take_snapshot(3, state, {}))
-    folder.wait()
+print("left", [path.name for path in folder.paths()], folder.load()[1]["w"].asnumpy()[-1])
+folder.save(take_snapshot(3, state, {}))
+folder.wait()
 """
 
 
-@pytest.mark.parametrize(("more", "left"), [((), "step-00000001.ckpt"), (("again",), "step-00000003.ckpt")])
-def test_a_full_disk_is_a_warning_and_the_earlier_one_stays(tmp_path, more, left):
+def test_a_full_disk_is_a_warning_and_the_earlier_one_stays(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(FULL_DISK)
     folder = tmp_path / "checkpoints"
     done = subprocess.run(
-        [sys.executable, program, folder, *more], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, program, folder], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True
     )
     assert "went on" in done.stdout
     assert "the checkpoint of step 2 can't be written" in done.stdout
     assert "File too large" in done.stdout
-    assert files(folder) == [left]
+    assert "left ['step-00000001.ckpt'] 99999.0" in done.stdout
+    assert files(folder) == ["step-00000003.ckpt"]
     path, entries, _ = CheckpointFolder(folder).load()
-    assert (path.name, entries["w"].asnumpy()[-1]) == (left, 99_999)
+    assert (path.name, entries["w"].asnumpy()[-1]) == ("step-00000003.ckpt", 99_999)
 
 
 def with_host(folder, text):
@@ -391,7 +391,7 @@ def train(stop_at=None, seed=1, calls=1, before=(), after=(), fresh=False, **opt
     return stop.seen
 
 
-@pytest.mark.parametrize(("calls", "fresh"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize(("calls", "fresh"), [(1, False), long(2, False), (2, True)])
 def test_a_resumed_training_goes_on_bit_for_bit(tmp_path, new_process, calls, fresh):
     options = {"checkpoint_dir": tmp_path, "checkpoint_every": 3, "resume": True, "calls": calls, "fresh": fresh}
     whole = train(calls=calls, fresh=fresh)
@@ -416,8 +416,7 @@ class Losses(Callback):
         self.seen.append((params.cur_epoch_num, float(params.net_outputs.asnumpy())))
 
 
-@pytest.mark.parametrize("calls", [1, 2])
-@pytest.mark.parametrize("is_older", [False, True], ids=["", "older"])
+@pytest.mark.parametrize(("is_older", "calls"), [(False, 1), (True, 2), long(False, 2), long(True, 1)])
 def test_resume_at_the_end_of_an_epoch_ends_it_with_its_outputs(tmp_path, new_process, monkeypatch, calls, is_older):
     whole, losses, history = Losses(), Losses(), History()
     if is_older:  # a checkpoint without the outputs
@@ -433,8 +432,7 @@ def test_resume_at_the_end_of_an_epoch_ends_it_with_its_outputs(tmp_path, new_pr
     assert None not in history.history["net_output"]
 
 
-@pytest.mark.parametrize("calls", [1, 4])
-@pytest.mark.parametrize("first", [True, False], ids=["they stand first", "they stand last"])
+@pytest.mark.parametrize(("first", "calls"), [(True, 4), (False, 1), long(True, 1), long(False, 4)])
 def test_a_resume_takes_on_what_mindspores_callbacks_have_learnt_not_what_the_program_gave_them(
     tmp_path, new_process, first, calls
 ):
@@ -600,6 +598,7 @@ def test_bad_arguments_are_one_sentence(options, sentence):
         KungFuElasticCallback(**options)
 
 
+@pytest.mark.long  # the next test ends with this failure
 def test_the_last_checkpoint_is_written_anew_where_its_writer_dies(run_elastic, tmp_path):
     reports = run_elastic("deaths.py", "end", str(tmp_path / "checkpoints"), np=3, ledger=False)
     assert files(tmp_path / "checkpoints") == ["step-00000001.ckpt"]
@@ -619,7 +618,8 @@ def test_a_death_during_a_checkpoint_costs_neither_a_worker_nor_the_checkpoint(r
     if place == "write":
         lost = re.search(r"checkpoint of step 4 was lost .* one of step (\d+) takes its place", reports.output)
         assert lost, reports.output
-        assert written[-1:] == [f"step-{int(lost[1]):08}.ckpt"]
+        assert written == [f"step-{int(lost[1]):08}.ckpt", f"step-{last + 1:08}.ckpt"]
+        assert f"the checkpoint of step {last + 1} was lost with the worker that wrote it" in reports.output
     else:
         assert written == ["step-00000004.ckpt"]
 

@@ -18,6 +18,7 @@ from mindspore.train import Callback, Model
 from ms_kungfu.dataset import ElasticDataset, audit
 from ms_kungfu.dataset import elastic as module
 from ms_kungfu.errors import KungFuError
+from tests.conftest import long
 from tests.mindspore.elastic.fake_cluster import Samples, by_function, generator, sample_numbers, train
 
 
@@ -307,19 +308,25 @@ def pixel_numbers(columns):
     return (image[:, 0, 0, 0] + 256 * image[:, 0, 1, 0]).tolist()
 
 
-@pytest.mark.parametrize("through_map", [False, True])
+FORMATS = {
+    "GeneratorDataset": (lambda _, total: generator(total), sample_numbers),
+    "function": (lambda _, __: by_function, sample_numbers),
+    "MnistDataset": (mnist, pixel_numbers),
+    "Cifar10Dataset": (cifar10, pixel_numbers),
+    "MindDataset": (mindrecord, sample_numbers),
+}
+
+
+# CIFAR-10 through a map only with --all: its 10,000 samples take 3 s of a processor.
 @pytest.mark.parametrize(
-    ("make", "numbers"),
+    ("kind", "through_map"),
     [
-        (lambda _, total: generator(total), sample_numbers),
-        (lambda _, __: by_function, sample_numbers),
-        (mnist, pixel_numbers),
-        (cifar10, pixel_numbers),
-        (mindrecord, sample_numbers),
+        *((kind, False) for kind in FORMATS),
+        *(long(kind, True) if kind == "Cifar10Dataset" else (kind, True) for kind in FORMATS),
     ],
-    ids=["GeneratorDataset", "function", "MnistDataset", "Cifar10Dataset", "MindDataset"],
 )
-def test_formats_through_resizes_and_deaths(cluster, tmp_path, make, numbers, through_map):
+def test_formats_through_resizes_and_deaths(cluster, tmp_path, kind, through_map):
+    make, numbers = FORMATS[kind]
     total, batch = (10_000, 930) if make is cifar10 else (300, 28)  # MindSpore refuses a smaller file of CIFAR-10
     source = make(tmp_path, total)
     if through_map and isinstance(source, ds.Dataset):

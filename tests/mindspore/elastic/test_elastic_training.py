@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
+import re
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from ms_kungfu.elastic import ElasticTraining, SchedulePolicy
 from ms_kungfu.monitoring import Monitor
 from ms_kungfu.optimizers import PairAveragingOptimizer, SynchronousSGDOptimizer
 from tests.conftest import long
+from tests.mindspore.elastic.test_log import TIME, said
 from tests.mindspore.programs import rounding
 
 
@@ -34,16 +36,22 @@ def sizes(reports, kind="step"):
     return found
 
 
-def test_model_train_goes_on_through_resizes(run_elastic):
-    reports = run_elastic("model_train.py", "5:2,9:4,15:1,26:2", "4", "1")
-    assert reports.output.count("INFO: step 15: left the cluster of 4 workers, as the schedule has it") == 3
-    steps = reports.by_step("step")
+def test_model_train_goes_on_through_resizes_and_a_death(run_elastic):
+    """In its second call. Each call has its own network, optimizer, dataset and callback, as in a cross-validation, and
+    a joining worker receives the state in those of the call."""
+    reports = run_elastic("model_train.py", "5:3,9:1,15:2", "2", "2", "fresh", "20:1")
+    assert reports.output.count("INFO: step 9: left the cluster of 3 workers, as the schedule has it") == 2
+    assert reports.output.count("is passed without training, since the state is of call 2") == 3
     # every sample once an epoch, dealt to all
-    assert samples_by_epoch(reports) == {epoch: collections.Counter(range(90)) for epoch in (1, 2, 3, 4)}
+    seen = samples_by_epoch(reports, key=lambda row: (row["call"], row["epoch"]))
+    assert seen == {(call, epoch): collections.Counter(range(90)) for call in (0, 1) for epoch in (1, 2)}
     proof = reports.audit()
     assert proof.exact, audit.to_text(proof)
     assert [(epoch.finished, epoch.trained) for epoch in proof.epochs] == [(True, 90)] * 4
-    assert sum(epoch.steps for epoch in proof.epochs) == len(steps)
+    assert sum(epoch.given_back for epoch in proof.epochs) == 4
+    assert sum(epoch.steps for epoch in proof.epochs) == len(reports.by_step("step", call=0)) + len(
+        steps := reports.by_step("step", call=1)
+    )
     assert list(steps) == list(range(1, max(steps) + 1))
     for step, rows in steps.items():
         assert len({row["parameters"] for row in rows}) == 1, f"parameters differ after step {step}"
@@ -51,10 +59,10 @@ def test_model_train_goes_on_through_resizes(run_elastic):
         assert len({row["batch_num"] for row in rows if not row["detached"]}) == 1
     # joiners begin with the state of those they join, bit for bit
     begins = [row for row in reports.of("begin") if row["step"] > 0]
-    assert collections.Counter(row["step"] for row in begins) == {5: 1, 9: 2, 26: 1}  # an epoch ends at 26
+    assert collections.Counter(row["step"] for row in begins) == {5: 2, 15: 1}  # an epoch ends at 15
     for begin in begins:
         veteran = steps[begin["step"]][0]
-        assert begin["parameters"] == veteran["parameters"]
+        assert (begin["call"], begin["parameters"]) == (1, veteran["parameters"])
         assert begin["global_step"] == veteran["global_step"] == begin["step"]
     # Each worker's generators are its own: no two draw the same number, also after others have joined.
     for step, rows in steps.items():
@@ -63,16 +71,16 @@ def test_model_train_goes_on_through_resizes(run_elastic):
     # epochs end at the same step at all workers that are in them
     ends = collections.defaultdict(set)
     for row in reports.of("epoch"):
-        ends[row["epoch"]].add(row["step"])
+        ends[row["call"], row["epoch"]].add(row["step"])
     assert all(len(at) == 1 for at in ends.values())
-    assert sorted(ends) == [1, 2, 3, 4]
+    assert sorted(ends) == [(0, 1), (0, 2), (1, 1), (1, 2)]
+    assert ends[1, 1] == {15}
     # those that left ended their program with 0 (as the launcher found), after the step of the change
-    assert [row["step"] for row in reports.of("step") if row["detached"]] == [15, 15, 15]
-    ended = reports.of("end")
-    assert len(ended) == 2
-    assert len({row["parameters"] for row in ended}) == 1
+    assert [row["step"] for row in reports.of("step") if row["detached"]] == [9, 9]
+    assert len(reports.of("end")) == 1
 
 
+@pytest.mark.long  # also rank 0 fails; in the test above rank 1 does
 def test_model_train_goes_on_through_deaths(run_elastic):
     reports = run_elastic("model_train.py", "none", "2", "1", "3:1", "15:0", np=3)
     steps = reports.by_step("step")
@@ -106,18 +114,6 @@ def test_a_joiner_of_a_later_model_train_arrives_there(run_elastic):
     assert [epoch.finished for epoch in proof.epochs] == [True] * 3
 
 
-def test_joining_worker_receives_the_state_in_the_objects_of_its_call(run_elastic):
-    """Each call has its own network, optimizer, dataset and callback, as the folds of a cross-validation have."""
-    reports = run_elastic("model_train.py", "4:2", "1", "2", "fresh")
-    seen = samples_by_epoch(reports, key=lambda row: row["call"])
-    assert seen == {call: collections.Counter(range(90)) for call in range(2)}
-    (joined,) = [row for row in reports.of("begin") if row["step"] > 0]
-    (veteran,) = [row for row in reports.of("step") if (row["call"], row["step"]) == (1, 4)]
-    assert (joined["call"], joined["parameters"]) == (1, veteran["parameters"])
-    assert [len({row["parameters"] for row in reports.of("end")}), len(reports.of("end"))] == [1, 2]
-    assert reports.output.count("is passed without training, since the state is of call 2") == 1
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "batch", "schedule", "seen"),
@@ -141,16 +137,30 @@ def test_a_held_global_batch_trains_as_one_worker_does(run_elastic, mode, batch,
     assert [row["epoch"] for row in resized.of("end")] == [6]
 
 
+def check_log(reports):
+    """Each resize, death and checkpoint is a line with time, step and reason."""
+    lines = said(reports, 0)
+    assert lines[0] == "INFO: step 3: 3 workers wanted, 2 starting"
+    assert lines[1] == "INFO: step 3: 1 -> 3 workers, cluster version 1, as the schedule has it from step 3 on"
+    assert "INFO: step 3: joined as rank 2 of 3 workers" in said(reports, 2)
+    told = "\n".join(re.findall(rf"^{TIME} ms_kungfu\[rank \d\] (.*)$", reports.output, re.MULTILINE))
+    assert re.search(r"^WARNING: step \d+: rank 0 \(127\.0\.0\.1:\d+\) has died; the others go on$", told, re.MULTILINE)
+    assert "cluster version 2, without rank 0, dead" in told
+    assert re.search(r"^INFO: step 30: checkpoint \S+step-00000030.ckpt is written$", told, re.MULTILINE)
+    assert "never reached" not in reports.output
+
+
 def test_what_dead_workers_had_taken_is_trained_by_the_others(run_elastic):
-    deaths = ["4:1:taken", "10:0:taken", "13:1:trained"]  # the second one dies in the last step of an epoch
-    reports = run_elastic("own_loop.py", "none", "3", "25", "graph", *deaths, np=4)
-    assert len(reports.workers) == 4
+    deaths = ["10:0:taken", "13:1:trained"]  # the first one dies in the last step of an epoch
+    reports = run_elastic("own_loop.py", "3:3", "3", "25", "graph", "checkpoint:30", *deaths)
+    check_log(reports)
+    assert len(reports.workers) == 3
     assert samples_by_epoch(reports) == {epoch: collections.Counter(range(240)) for epoch in range(3)}
     proof = reports.audit()
     assert proof.exact, audit.to_text(proof)
     assert [epoch.finished for epoch in proof.epochs] == [True] * 3
     # who dies when its step is done may be dealt to once more
-    assert [epoch.given_back for epoch in proof.epochs] in ([6 + 7, 0, 0], [6 + 7, 12, 0])
+    assert [epoch.given_back for epoch in proof.epochs] in ([5, 0, 0], [5, 12, 0])
     for step, rows in reports.by_step("after").items():
         assert len({row["parameters"] for row in rows}) == 1, f"step {step}"
     assert [row["epoch"] for row in reports.of("end")] == [3]
@@ -163,7 +173,7 @@ def test_broadcast_callback_and_programs_that_share_parameters_by_hand(run_elast
     assert len(set(begin)) == 1
     assert len({row["parameters"] for row in reports.of("trained")}) == 1
     assert samples_by_epoch(reports, key=lambda row: 0)[0] == collections.Counter(range(31))
-    assert sizes(reports, "shared") == {2: 3, 1: 1, 0: 2}
+    assert sizes(reports, "shared") == {1: 1, 0: 2}
     assert len({row["parameters"] for row in reports.of("shared")}) == 1
 
 

@@ -67,11 +67,25 @@ def test_policies_change_size_batch_and_rate_at_all_workers(run_elastic, tmp_pat
     reports = run_elastic("monitored.py", "graph", "policies", np=1)
     steps = reports.by_step("step")
     trained_by = {step: rows[0]["trained_by"] for step, rows in steps.items()}
-    assert [trained_by[s] for s in (1, 3, 4, 9, 10)] == [1, 1, 3, 3, 2]
+    assert [trained_by[s] for s in (1, 3, 4, 9, 10, 16, 17)] == [1, 1, 2, 2, 1, 1, 2]
     batches = {step: rows[0]["batch"] for step, rows in steps.items()}
-    # a worker's batch of 4, from 6 steps on of 2; from 12 on 8 samples together, and as many for each with 3 workers;
-    # step 17 has the last 10 of the epoch
-    assert [batches[s] for s in (1, 3, 4, 6, 7, 9, 10, 12, 13, 16, 17, 18)] == [4, 4, 12, 12, 6, 6, 4, 4, 8, 8, 10, 12]
+    # a worker's batch of 4, from 6 steps on of 2; from 12 on 8 samples together, and as many for each with 2 workers;
+    # step 19 has the last 2 of the epoch
+    assert [batches[s] for s in (1, 3, 4, 6, 7, 9, 10, 12, 13, 16, 17, 18, 19)] == [
+        4,
+        4,
+        8,
+        8,
+        4,
+        4,
+        2,
+        2,
+        8,
+        8,
+        16,
+        16,
+        2,
+    ]
     rates = {step: {row["rate"] for row in rows if not row["detached"]} for step, rows in steps.items()}
     # at step 4 two policies want a rate: the first one's, and the lowest rank's of it
     assert rates[3] == {np.float32(0.05)}
@@ -85,7 +99,7 @@ def test_policies_change_size_batch_and_rate_at_all_workers(run_elastic, tmp_pat
     assert max(row["trained"] for row in reports.of("step")) == 240, "each sample twice in two epochs"
     told = [row["lines"] for row in reports.of("told") if row["lines"]]
     first = max(told, key=len)
-    assert first[0] == "step 3: size 3: SchedulePolicy: the schedule's entry for step 3"
+    assert first[0] == "step 3: size 2: SchedulePolicy: the schedule's entry for step 3"
     assert first[1] == "step 4: learning_rate 0.01: Own: rank 0 wants it"
     lines = [json.loads(line) for line in (tmp_path / "reports1" / "training.json").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(steps)

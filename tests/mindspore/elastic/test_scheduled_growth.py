@@ -7,30 +7,37 @@ from conftest import PROGRAMS, Reports
 
 from tests.conftest import long
 
+TWICE = "4:2,8:3,12:1"
 
-@pytest.mark.parametrize("kind", [long("parts"), "shards", long("loop")])
-def test_who_is_new_by_a_schedule_is_ready_before_its_step(run_program, tmp_path, kind):
+
+@pytest.mark.parametrize(
+    ("kind", "schedule"),
+    [("shards", "8:2,12:1"), long("shards", TWICE), long("parts", TWICE), long("loop", TWICE)],
+)
+def test_who_is_new_by_a_schedule_is_ready_before_its_step(run_program, tmp_path, kind, schedule):
     log = tmp_path / "launcher.log"
     flags = ("-logfile", str(log))
-    output = run_program(PROGRAMS / "ahead.py", tmp_path, log, kind, "4:2,8:3,12:1", np=1, watch=True, flags=flags)
+    output = run_program(PROGRAMS / "ahead.py", tmp_path, log, kind, schedule, np=1, watch=True, flags=flags)
     lines = log.read_text().splitlines()
 
     def place(pattern):
         (found,) = (number for number, line in enumerate(lines) if re.search(pattern, line))
         return found
 
-    for version in (1, 2):
+    most = 3 if schedule == TWICE else 2
+    for version in range(1, most):
         wanted, chosen = (place(rf"cluster version {version} {what}") for what in ("is wanted", "has been chosen"))
         assert place(rf"standby {version} .* is ready") < wanted
         between = "\n".join(lines[wanted:chosen])
         assert f"standby {version} becomes worker {version}" in between
         assert " started" not in between
-    assert len([line for line in lines if line.endswith(") started")]) == 3
+    assert len([line for line in lines if line.endswith(") started")]) == most
     reports = Reports(tmp_path, output)
     sizes = {step: len(rows) for step, rows in reports.by_step("step").items()}
-    assert sizes == {step: 1 if step < 5 else 2 if step < 9 else 3 if step < 13 else 1 for step in range(1, 17)}
+    entries = [tuple(map(int, entry.split(":"))) for entry in schedule.split(",")]
+    assert sizes == {step: [1, *(size for at, size in entries if at < step)][-1] for step in range(1, 17)}
     # Where steps are dealt in shards one shape does. Else who stays compiles for its new part, and who is new has done.
     graphs = {row["rank"]: row["graphs"] for row in reports.by_step("step")[12]}
-    assert graphs == ({0: 3, 1: 2, 2: 1} if kind == "parts" else dict.fromkeys(range(3), 1))
+    assert graphs == ({0: 3, 1: 2, 2: 1} if kind == "parts" else dict.fromkeys(range(most), 1))
     for rows in reports.by_step("after").values():
         assert len({row["parameters"] for row in rows}) == 1

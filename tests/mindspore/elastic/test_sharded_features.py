@@ -53,7 +53,8 @@ def of_one_worker(run_elastic, alone):
 @pytest.mark.parametrize(
     ("mode", "kind", "np", "schedule", "deaths"),
     [
-        ("graph", "scaled", 2, "3:3", ["2:0:1", "5:1:1"]),
+        ("graph", "scaled", 1, "2:2", ["5:0:1"]),  # the one that has joined goes on
+        long("graph", "scaled", 2, "3:3", ["2:0:1", "5:1:1"]),
         long("pynative", "scaled", 2, "none", ["4:0:1"]),
         long("graph", "scaler", 2, "none", ["4:0:1"]),
         long("graph", "clip", 3, "4:2", ["2:1:1"]),

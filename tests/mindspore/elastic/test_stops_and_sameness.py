@@ -11,55 +11,76 @@ import pytest
 from ms_kungfu.elastic.sameness import PERIOD, Piece, Sameness, check
 from ms_kungfu.errors import DivergenceError
 from ms_kungfu.trained.claims import content
-from tests.conftest import long
+from tests.mindspore.elastic.conftest import check_each
 
 
-@pytest.mark.parametrize(
-    ("what", "when", "step", "np"),
-    [
-        long("stop", "before", 7, 3),
-        ("stop", "after", 8, 2),
-        long("epoch-stop", "before", 10, 3),
-        long("epoch-stop", "after", 10, 2),
-    ],
-)
-def test_a_stop_that_one_worker_asks_for_is_everyones(run_elastic, what, when, step, np):
-    reports = run_elastic("apart.py", what, when, np=np, ledger=False)
-    assert [row["step"] for row in reports.of("end")] == [step] * np
-    assert len({row["weights"] for row in reports.of("end")}) == 1
+def check_stop(reports, what, step, np):
+    """A stop that one worker asks for is everyone's."""
+    ends = reports.of("end", what=what)
+    assert [row["step"] for row in ends] == [step] * np
+    assert len({row["weights"] for row in ends}) == 1
     # A later call of training begins as ever, and the rest of the epoch is its own.
-    assert [row["step"] for row in reports.of("again")] == [step + 5 - step % 5] * np
+    assert [row["step"] for row in reports.of("again", what=what)] == [step + 5 - step % 5] * np
 
 
-@pytest.mark.parametrize(
-    ("what", "named"),
-    [
-        ("rate", r"the learning rate 'learning_rate' has to be equal .* ranks 0, 2: 0.02\d*; rank 1: 0.5, and so do"),
-        long("weight", r"the weight '0.weight' has to be equal .* ranks 0, 2; rank 1\."),
-    ],
-)
-def test_what_one_worker_changes_alone_is_an_error_that_names_it(run_elastic, what, named):
-    reports = run_elastic("apart.py", what, "after", np=3, ledger=False, status=1)
-    assert not reports.of("end")
+def check_by_design(reports, what, np):
+    """What differs by design is no error."""
+    ends = reports.of("end", what=what)
+    assert [row["step"] for row in ends] == [125] * np
+    assert len({row["weights"] for row in ends}) == (np if what == "sma" else 1)
+
+
+def check_weight_at_the_end(reports, np):
+    """When training ends all is compared: after ten steps, in which not every weight's turn comes."""
+    assert not reports.of("end", what="weight")
+    errors = [row["said"] for row in reports.of("error", what="weight")]
+    assert len(errors) == np
+    named = r"DivergenceError: .*step 10: the weight '0.weight' has to be equal .* ranks 0, 2; rank 1"
+    assert all(re.search(named, said) for said in errors), errors
+
+
+def check_error(reports, what, named):
+    """What one worker changes alone is an error that names it, and the program's end."""
+    assert not reports.of("end", what=what)
     found = [match for line in reports.output.splitlines() if (match := re.search(rf"step (\d+): {named}", line))]
     assert found, reports.output[-3000:]
     # A weight that differs makes the others differ, too.
     assert all(int(match[1]) <= 3 + PERIOD for match in found)
 
 
-def test_when_training_ends_all_is_compared(run_elastic):
-    """Ten steps, in which not every weight's turn comes."""
-    reports = run_elastic("apart.py", "weight", "after", "2", np=2, ledger=False, status=1)
-    assert not reports.of("end")
-    assert re.search(r"step 10: the weight '0.weight' has to be equal .* rank 0; rank 1", reports.output)
+RATE = r"the learning rate 'learning_rate' has to be equal .* ranks 0, 2: 0.02\d*; rank 1: 0.5, and so do"
+WEIGHT = r"the weight '0.weight' has to be equal .* ranks 0, 2; rank 1\."
 
 
-@pytest.mark.parametrize("what", [long("nothing"), "sma"])
-def test_what_differs_by_design_is_no_error(run_elastic, what):
-    reports = run_elastic("apart.py", what, "after", np=2, ledger=False)
-    ends = reports.of("end")
-    assert [row["step"] for row in ends] == [125] * 2
-    assert len({row["weights"] for row in ends}) == (2 if what == "sma" else 1)
+def test_change_by_one_worker_applies_to_all_or_is_an_error(run_elastic):
+    """Four trainings, one after the other, on three workers."""
+    cases = ["stop:after:25", "sma:after:25", "weight:after:2", "rate:after:25"]
+    reports = run_elastic("apart.py", *cases, np=3, ledger=False, status=1)
+    check_each(
+        stop=lambda: check_stop(reports, "stop", 8, 3),
+        sma=lambda: check_by_design(reports, "sma", 3),
+        weight=lambda: check_weight_at_the_end(reports, 3),
+        rate=lambda: check_error(reports, "rate", RATE),
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("what", "when", "step", "np"),
+    [("stop", "before", 7, 3), ("epoch-stop", "before", 10, 3), ("epoch-stop", "after", 10, 2)],
+)
+def test_a_stop_that_one_worker_asks_for_is_everyones(run_elastic, what, when, step, np):
+    check_stop(run_elastic("apart.py", f"{what}:{when}:25", np=np, ledger=False), what, step, np)
+
+
+@pytest.mark.long
+def test_a_weight_that_one_worker_changes_alone_is_an_error_that_names_it(run_elastic):
+    check_error(run_elastic("apart.py", "weight:after:25", np=3, ledger=False, status=1), "weight", WEIGHT)
+
+
+@pytest.mark.long
+def test_what_is_the_same_is_no_error(run_elastic):
+    check_by_design(run_elastic("apart.py", "nothing:after:25", np=2, ledger=False), "nothing", 2)
 
 
 def test_each_piece_comes_once_in_a_period_and_large_ones_apart():

@@ -5,6 +5,7 @@ import sys
 import mindspore as ms
 import mindspore.dataset as ds
 import numpy as np
+from ending import end
 from mindspore import nn
 from mindspore.train import Callback, Model
 
@@ -43,3 +44,4 @@ data = ElasticDataset(ds.GeneratorDataset(rows, ["x", "y"], shuffle=False), glob
 schedule = None if sys.argv[1] == "none" else sys.argv[1]
 model.train(2, data, callbacks=[Compare(), KungFuElasticCallback(schedule, wait=True)], dataset_sink_mode=False)
 print("left" if kf.detached() else f"weights {len(weights())} {np.abs(weights()).sum():.6f}")
+end()

@@ -6,6 +6,7 @@ import sys
 
 import mindspore as ms
 import numpy as np
+from ending import end
 from mindspore import Parameter, Tensor, nn, ops
 
 import ms_kungfu as kf
@@ -118,3 +119,4 @@ _, detached = kf.resize(1)
 if not detached:
     check_all()
 print("fine")
+end()

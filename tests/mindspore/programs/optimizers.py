@@ -11,6 +11,7 @@ import sys
 import mindspore as ms
 import numpy as np
 import rounding
+from ending import end
 from mindspore import Tensor, nn, ops
 from mindspore.ops import composite as C
 
@@ -112,6 +113,8 @@ def drop_ins():
         ("AdamWeightDecay", plain(0.1, eps=1.0, weight_decay=0.1)),
         ("RMSProp", plain(0.1, epsilon=1.0, centered=True)),
     ]
+    if SIZE == 1:  # two workers play the others
+        cases = [cases[1], *cases[3:]]
     for i, (name, make) in enumerate(cases):
         theirs, ours = getattr(nn, name), getattr(kf_optimizers, f"KungFu{name}")
         assert issubclass(ours, theirs)
@@ -353,3 +356,4 @@ for section in SECTIONS:
     if len(sys.argv) == 2 or section.__name__ in sys.argv[2:]:
         section()
         kf.run_barrier()
+end()

@@ -153,6 +153,25 @@ def a_mismatch_in_one_group_reaches_every_rank_and_the_next_step_works():
         kf.run_barrier()
 
 
+def workers_of_which_some_overlap_hear_so_at_once():
+    """Rank 0 overlaps the backward pass, and the others don't. All groups are of the same tensors."""
+    ms.set_seed(1)
+    net = nn.SequentialCell([nn.Dense(8, 8, has_bias=False) for _ in range(4)])
+    optimizer = KungFuMomentum(net.trainable_params(), 0.1, 0.9, fusion="none", overlap=RANK == 0)
+    step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer).set_train()
+    try:
+        step(Tensor(np.ones((3, 8), np.float32)), Tensor(np.zeros((3, 8), np.float32))).asnumpy()
+        ms.runtime.synchronize()
+    except RuntimeError as error:
+        assert "CollectiveMismatchError" in str(error), error
+        assert "overlapping the backward pass" in str(error), error
+    else:
+        raise AssertionError("no error")
+
+
 n_workers_train_as_one()
 a_mismatch_in_one_group_reaches_every_rank_and_the_next_step_works()
 kf.run_barrier()
+if SIZE > 1 and sys.argv[1] == "graph":
+    workers_of_which_some_overlap_hear_so_at_once()
+    ms.runtime.empty_cache()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import mindspore as ms
 import numpy as np
+from ending import end
 from mindspore import Parameter, Tensor, nn
 
 import ms_kungfu as kf
@@ -104,3 +105,4 @@ if not kf.detached():
     np.testing.assert_allclose(merged, expected, rtol=0, atol=2 * (size + 1) * 2.0**-24 * largest)
     everyones = kf.comm.all_gather(merged, name="merged").reshape(kf.current_cluster_size(), -1)
     assert (everyones == everyones[0]).all()
+end()

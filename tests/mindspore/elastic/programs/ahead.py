@@ -9,7 +9,7 @@ from pathlib import Path
 
 import mindspore as ms
 from mindspore.train import Callback, Model
-from reporting import Loss, digest, layers, numbered, report
+from reporting import Loss, digest, end, layers, numbered, report
 
 import ms_kungfu as kf
 from ms_kungfu.callbacks import KungFuElasticCallback
@@ -82,3 +82,4 @@ if kind == "loop":
 else:
     elastic = KungFuElasticCallback(schedule, wait=True)
     Model(net, loss_fn, optimizer).train(2, data, callbacks=[Wait(), elastic, Watch()], dataset_sink_mode=False)
+end()

@@ -2,14 +2,15 @@
 it is about to give its own) or "half" (the root, when it has given a part of them), in a step of model averaging
 ("average"), between the updates of two optimizers ("between", or "loop" without ElasticTraining), or in a checkpoint:
 "texts" (the last rank, between the two meetings in which the workers' own states are gathered), "first" (the lowest
-rank, likewise), "write" (the lowest rank, in the thread that writes) or "end" (likewise, when training is over)."""
+rank, likewise), "write" (the lowest rank, in the thread that writes, and so the lowest of the others when training is
+over) or "end" (the lowest rank, when training is over)."""
 
 import signal
 import sys
 
 import mindspore as ms
 from mindspore import nn
-from reporting import Loss, die, digest, numbered, numbers, report
+from reporting import Loss, die, digest, end, numbered, numbers, report
 
 import ms_kungfu as kf
 from ms_kungfu import agreement
@@ -50,7 +51,7 @@ if place == "half":
     _sync.broadcast_parameters = broadcast_half
     sync_net_parameters(own, root=2)
     report("shared", step=0, values=[p.asnumpy().tolist() for p in own])
-    sys.exit()
+    end()
 
 if place == "sync":
     ms.set_seed(kf.current_rank())
@@ -60,7 +61,7 @@ if place == "sync":
         _sync.broadcast_parameters = die
     sync_net_parameters(own, root=2)
     report("shared", step=0, parameters=digest(own.get_parameters()))
-    sys.exit()
+    end()
 
 if place in ("between", "loop"):
     # Two optimizers, as a GAN has them; the last rank dies when the first one's update is done: of step 3, and of step
@@ -79,7 +80,7 @@ if place in ("between", "loop"):
                 die()
             optimizers[1](grads[1](x, y))
             report("step", step=step + 1)
-        sys.exit()
+        end()
     elastic = ElasticTraining(*nets, *optimizers, dataset=data)
     others = iter(ElasticDataset(numbered(600), global_batch_size=6).create_tuple_iterator())
     for epoch in elastic.epochs(2):
@@ -97,7 +98,7 @@ if place in ("between", "loop"):
             told = {"samples": numbers(y), "before": before, "after": digest(elastic.parameters), "rate": rate}
             report(kind, step=step + 1, epoch=epoch, **told)
     report("end", step=elastic.step, parameters=digest(elastic.parameters))
-    sys.exit()
+    end()
 
 if place == "average":
     # Nobody changes over: the others train on in the cluster that the last rank has died in.
@@ -110,26 +111,28 @@ if place == "average":
         averaging(tuple(ms.ops.ones_like(p) for p in parameters))
         moving = any(velocity.asnumpy().any() for velocity in averaging.center.velocity)
         report("step", step=step, moving=moving, version=kf.cluster_version())
-    sys.exit()
+    end()
 
 gather = agreement.gather_living
-if place in ("write", "end") and kf.current_rank() == 0:
+if place == "write" and kf.current_rank() == 0:
     checkpoint.CheckpointFolder._write = die
 elif (place, kf.current_rank()) in (("texts", 2), ("first", 0)):
     agreement.gather_living = gather_living
 
 elastic.begin()
-if place == "end":
+while place != "end" and (elastic.step < 8 or kf.current_cluster_size() == 3):  # until the survivors have changed over
+    optimizer(tuple(ms.ops.ones_like(p) for p in net.trainable_params()))
+    elastic.step_end()
+    report("step", step=elastic.step, parameters=digest(elastic.parameters))
+    if elastic.step == 4:
+        elastic.checkpoint()
+if place in ("write", "end"):
+    if kf.current_rank() == 0:
+        checkpoint.CheckpointFolder._write = die
     optimizer(tuple(ms.ops.ones_like(p) for p in net.trainable_params()))
     elastic.step_end()
     elastic.checkpoint()
     if kf.current_rank() == 0:
         signal.pause()
     elastic.end()
-    sys.exit()
-while elastic.step < 8 or kf.current_cluster_size() == 3:  # until the survivors have changed over
-    optimizer(tuple(ms.ops.ones_like(p) for p in net.trainable_params()))
-    elastic.step_end()
-    report("step", step=elastic.step, parameters=digest(elastic.parameters))
-    if elastic.step == 4:
-        elastic.checkpoint()
+end()

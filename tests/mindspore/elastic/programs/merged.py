@@ -2,7 +2,7 @@
 
 import mindspore as ms
 from mindspore import nn
-from reporting import digest, numbered, report, training_step
+from reporting import digest, end, numbered, report, training_step
 
 from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.elastic import ElasticTraining
@@ -31,3 +31,4 @@ tell("own")
 optimizer.merge()
 elastic.average_statistics()
 tell("merged")
+end()

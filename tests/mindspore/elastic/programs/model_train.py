@@ -63,7 +63,7 @@ class Watch(Callback):
 
 ms.set_seed(7 + kf.current_rank())  # what differs at first, the state makes the same
 random.seed(kf.current_rank())
-plain, fresh = sys.argv[5:] == ["plain"], sys.argv[5:] == ["fresh"]
+plain, fresh = "plain" in sys.argv[5:], "fresh" in sys.argv[5:]
 deaths = sys.argv[5:]
 
 

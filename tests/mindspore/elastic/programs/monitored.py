@@ -10,7 +10,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn
 from mindspore.train import Model, SummaryCollector
-from reporting import Loss, digest, numbered, report, training_step
+from reporting import Loss, digest, end, numbered, report, training_step
 
 import ms_kungfu as kf
 from ms_kungfu.callbacks import KungFuElasticCallback, MonitorCallback
@@ -118,8 +118,8 @@ class Own(Policy):
         self.seen = q
         if q.step == 4:
             return Decision(f"rank {kf.current_rank()} wants it", learning_rate=0.01 * (1 + kf.current_rank()))
-        if q.step >= 16 and q.cluster_size == 2:
-            return Decision("a third worker", size=3, keeps_local_batch=True)
+        if q.step >= 16 and q.cluster_size == 1:
+            return Decision("a second worker", size=2, keeps_local_batch=True)
         return None
 
 
@@ -129,7 +129,7 @@ def policies():
     optimizer = KungFuMomentum(net.trainable_params(), 0.05, 0.9)
     told, own = Told(), Own()
     schedule = SchedulePolicy(
-        "3:3,9:2", local_batch_size={6: 2}, global_batch_size={12: 8}, learning_rate={4: 0.5, 14: 0.002}
+        "3:2,9:1", local_batch_size={6: 2}, global_batch_size={12: 8}, learning_rate={4: 0.5, 14: 0.002}
     )
     data = ElasticDataset(numbered(120), batch_size=4, seed=3)
     elastic = KungFuElasticCallback(policy=[own, schedule], monitor=Monitor(f"{out}/training.json"), wait=True)
@@ -176,3 +176,4 @@ def elastic_batches(elastic, data):
 for each in what.split(","):
     {"noise_scale": noise_scale, "callback": callback, "policies": policies, "straggler": straggler}[each]()
 print(json.dumps({"done": what}))
+end()

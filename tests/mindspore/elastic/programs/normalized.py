@@ -7,7 +7,7 @@ from pathlib import Path
 import mindspore as ms
 from mindspore import nn
 from mindspore.train import Callback, Model
-from reporting import Loss, die, layers, numbered
+from reporting import Loss, die, end, layers, numbered
 
 import ms_kungfu as kf
 from ms_kungfu.callbacks import KungFuElasticCallback
@@ -33,3 +33,4 @@ callbacks = [Killed(), KungFuElasticCallback("3:3", wait=True)]
 Model(net, Loss(), optimizer).train(2, data, callbacks=callbacks, dataset_sink_mode=False)
 if kf.current_rank() == 0:
     ms.save_checkpoint(net, str(out / "end.ckpt"))
+end()

@@ -1,13 +1,13 @@
-"""OUT SCHEDULE EPOCHS BATCH MODE [STEP:RANK:PLACE ...]: a loop of one's own. A worker kills itself where it has
-that rank in that step: "taken" is when it has its batch and nobody has its gradients, "trained" when the step is done
-and it has not been counted."""
+"""OUT SCHEDULE EPOCHS BATCH MODE [checkpoint:STEP] [STEP:RANK:PLACE ...]: a loop of one's own. A worker kills itself
+where it has that rank in that step: "taken" is when it has its batch and nobody has its gradients, "trained" when the
+step is done and it has not been counted."""
 
 import sys
 
 import mindspore as ms
 import numpy as np
 from mindspore import nn
-from reporting import die, digest, layers, numbered, numbers, report, training_step
+from reporting import die, digest, end, layers, numbered, numbers, report, training_step
 
 import ms_kungfu as kf
 from ms_kungfu.dataset import ElasticDataset
@@ -31,7 +31,11 @@ def die_at(place):
 
 
 data = ElasticDataset(numbered(240), global_batch_size=batch, seed=5)
-elastic = ElasticTraining(net, optimizer, schedule=schedule, wait=True, dataset=data)
+checkpoints = {}
+for each in deaths:
+    if each.startswith("checkpoint:"):
+        checkpoints = {"checkpoint_dir": f"{sys.argv[1]}/checkpoints", "checkpoint_every": int(each.split(":")[1])}
+elastic = ElasticTraining(net, optimizer, schedule=schedule, wait=True, dataset=data, **checkpoints)
 for epoch in elastic.epochs(epochs):
     for x, y in data:
         die_at("taken")
@@ -46,3 +50,4 @@ for epoch in elastic.epochs(epochs):
             report("after", step=elastic.step, parameters=digest(elastic.parameters))
 if not kf.detached():
     report("end", step=elastic.step, epoch=elastic.epoch)
+end()

@@ -15,6 +15,9 @@ from mindspore import nn
 
 import ms_kungfu as kf
 
+sys.path.append(str(Path(__file__).parents[2] / "programs"))
+from ending import end  # noqa: F401  for the programs beside this file
+
 _path = Path(sys.argv[1]) / f"{kf.uid()}.jsonl"
 
 

@@ -2,11 +2,10 @@
 this rank in this step kills itself before it computes its N-th shard of it, from 0; STEP:RANK:wide: it takes two
 cores there; STEP:RANK:flip: a bit of its first weight flips when the step is made; narrow: newcomers have AVX only;
 warn: what depends on more than the seed is told and no error.
-NET: plain | norm | dropout | searching (with kernels that search for a division of their work, of odd sizes), in a loop
-of one's own; model: plain in Model.fit; saved: the same, with checkpoints of
-every kind in OUT; stock: with MindSpore's Dropout; slow: plain, and rank 1 takes three times as long; augment: plain,
-of samples that are augmented by key; steered: plain, with policies that change the rate, the shards and their
-shape."""
+NET, in a loop of one's own: plain | norm | dropout | both | searching (with kernels that search for a division of their
+work, of odd sizes); stock: with MindSpore's Dropout; slow: plain, and rank 1 takes three times as long; augment: plain,
+of samples that are augmented by key; steered: plain, with policies that change the rate, the shards and their shape.
+model: plain in Model.fit; saved: the same, with checkpoints of every kind in OUT."""
 
 import os
 import signal
@@ -20,7 +19,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn
 from mindspore.train import Callback, CheckpointConfig, Model, ModelCheckpoint, metrics
-from reporting import Loss, digest, numbered, report
+from reporting import Loss, digest, end, numbered, report
 
 import ms_kungfu as kf
 from ms_kungfu.callbacks import KungFuElasticCallback
@@ -49,6 +48,7 @@ middle = {
     "norm": [nn.BatchNorm1d(8)],
     "stock": [nn.Dropout(p=0.5)],
     "dropout": [kf.nn.Dropout(p=0.25) for _ in "ab"],
+    "both": [nn.BatchNorm1d(8), *(kf.nn.Dropout(p=0.25) for _ in "ab")],
 }.get(kind, [])
 net = nn.SequentialCell(nn.Dense(4, 8), *middle, nn.Tanh(), nn.Dense(8, 2))
 optimizer = KungFuMomentum(net.trainable_params(), 0.05, 0.9)
@@ -123,7 +123,7 @@ data = ElasticDataset(
 )
 if kind in ("model", "saved"):
     train_with_model()
-    sys.exit()
+    end()
 step.cell = counted
 policies = []
 if kind == "steered":
@@ -155,3 +155,4 @@ for epoch in elastic.epochs(epochs):
             report("after", step=elastic.step, parameters=digest(elastic.parameters), size=kf.current_cluster_size())
 if not kf.detached():
     report("end", step=elastic.step, epoch=elastic.epoch)
+end()

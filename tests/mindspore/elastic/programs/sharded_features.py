@@ -15,7 +15,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
 from mindspore.train import Callback, Model
-from reporting import Loss, digest, layers, numbered, report
+from reporting import Loss, digest, end, layers, numbered, report
 
 import ms_kungfu as kf
 from ms_kungfu.callbacks import KungFuElasticCallback
@@ -247,3 +247,4 @@ def loop(trained, step, more, check=lambda record: None, monitor=None):
 
 
 {"scaler": scaler, "clip": clip, "gan": gan}.get(kind, with_model)()
+end()

@@ -34,7 +34,7 @@ if not joined_later:
     model.train(1, data, callbacks=[BroadcastCallback(root=1), Watch()], dataset_sink_mode=False)
     report("trained", step=0, parameters=digest(net.get_parameters()))
 
-sizes = [3, 1, 2]
+sizes = [1, 2]
 while sizes:
     if not joined_later:
         size = sizes.pop(0)
@@ -43,6 +43,5 @@ while sizes:
             break
     sync_net_parameters(net)
     if joined_later:
-        sizes = {3: [1, 2], 2: []}[kf.current_cluster_size()]
-        joined_later = False
+        sizes, joined_later = [], False
     report("shared", step=len(sizes), parameters=digest(net.get_parameters()))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import mindspore as ms
 from mindspore import nn
-from reporting import die, numbered, training_step
+from reporting import die, end, numbered, training_step
 
 import ms_kungfu as kf
 from ms_kungfu.dataset import ElasticDataset
@@ -30,3 +30,4 @@ for _ in elastic.epochs(1):
             die()
         train_step(x, y)
         elastic.step_end()
+end()
