@@ -115,7 +115,8 @@ def test_no_section_of_the_page_is_of_an_unknown_program():
 
 
 def test_the_commands_of_the_bench_are_named():
-    (named,) = re.findall(r"^Commands: (.+?)\. ", sections("flags.md")["python -m benchmarks COMMAND"], re.MULTILINE)
+    bench_section = sections("flags.md")["python -m benchmarks COMMAND"]
+    (named,) = re.findall(r"^Commands: (.+?)\. ", bench_section, re.MULTILINE | re.DOTALL)
     assert tuple(re.findall(r"`(\w+)`", named)) == BENCH
 
 
