@@ -26,6 +26,8 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "examples/cpp-all-reduce": "cpp.md",
+    "examples/kubernetes": "kubernetes.md",
+    "examples/kubernetes/README.md": "kubernetes.md",
     "examples/cpp-all-reduce/README.md": "cpp.md",
 }
 

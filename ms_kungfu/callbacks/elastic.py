@@ -48,7 +48,7 @@ class KungFuElasticCallback(Callback):
             of the step that returns a size or None. None follows the config server only (``kungfu-run resize``). A
             size is asked for at its step, and the cluster changes once the new workers are ready; a later entry takes
             the place of one that has not come true by then. Of a dict or text the workers of the next entry are started
-            before, so that an entry that comes late enough costs no start (docs/launcher.md).
+            before, so that an entry that comes late enough costs no start (docs/resizing.md).
         wait: stop at a step of the schedule until its size is there, as KungFu does, instead of training meanwhile.
         components: state of the program's own that joiners need, see `ms_kungfu.elastic.state`.
         lr_rule, averaged, checkpoint_dir, checkpoint_every, keep_checkpoints, resume: see `ElasticTraining`.

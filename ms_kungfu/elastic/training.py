@@ -63,7 +63,7 @@ class ElasticTraining:
         schedule: ``{step: size}``, ``"10:2,20:4"`` or a function of the step; None follows the config server only. A
             size is asked for at its step, and the cluster changes once the new workers are ready; a later entry takes
             the place of one that has not come true by then. Of a dict or text the workers of the next entry are started
-            before, so that an entry that comes late enough costs no start (docs/launcher.md).
+            before, so that an entry that comes late enough costs no start (docs/resizing.md).
         wait: stop at a step of the schedule until its size is there, as KungFu does, instead of training meanwhile.
         dataset: the `ElasticDataset` the loop reads. It goes on from the same position at a joiner, and its iterators
             end when training is over for this worker.

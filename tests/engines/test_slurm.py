@@ -175,7 +175,7 @@ def test_a_node_that_fails_costs_its_workers_and_not_the_job(slurm, tmp_path):
 
 
 def test_a_running_job_is_resized_and_asked_from_within_its_allocation(slurm, tmp_path):
-    """As docs/launcher.md has it."""
+    """As docs/slurm.md has it."""
     job, out = submit(slurm, tmp_path)
     wait_for(r"^begins at step 0 rank \d of 4", out, 4)
     (url,) = {match[1] for match in wait_for(r"config server: (http\S+)", out)}

@@ -1,4 +1,4 @@
-"""Arguments in comments of C++ are numbered invariants, one a paragraph, and the tests that they name are there."""
+"""Protocol arguments are numbered invariants, one a paragraph, and the tests that they name exist."""
 
 import re
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGES = ROOT / "docs"
 LINK = ROOT / "ops_src/collectives/hosts/link.h"
 COLUMNS = 100  # below the formatter's limit: it leaves the lines of a comment alone then
 
@@ -54,3 +55,35 @@ def test_invariants_of_link_name_tests_that_exist():
 )
 def test_invariant_that_breaks_a_rule_is_seen(paragraphs, told):
     assert list(wrong(paragraphs, {"X.Y"})) == told
+
+
+def items(page):
+    """The numbered paragraphs of a page, in the form of a comment's: a line for each test."""
+    for text in re.split(r"\n\n", page):
+        found = re.fullmatch(r"(\d+\. .+?)(?:\s*\(Tests:((?:\s*`[^`]+`,?)+)\.\))?", text.strip(), re.DOTALL)
+        if found:
+            names = re.findall(r"`([^`]+)`", found[2] or "")
+            yield "\n".join([" ".join(found[1].split()), *(f"Test: {name}" for name in names)])
+
+
+def test_invariants_of_recovery_name_tests_that_exist():
+    paragraphs = list(items((PAGES / "recovery-protocol.md").read_text(encoding="utf-8")))
+    files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
+    assert list(wrong(paragraphs, cpp_tests() | files)) == []
+    assert len(paragraphs) == 26
+
+
+def test_item_of_page_without_tests_is_found():
+    page = "1. One.\n   More. (Tests: `X.Y`,\n   `tests/unit/test_x.py`.)\n\n2. Two."
+    assert list(items(page)) == ["1. One. More.\nTest: X.Y\nTest: tests/unit/test_x.py", "2. Two."]
+    assert list(wrong(list(items(page)), {"X.Y", "tests/unit/test_x.py"})) == ["2 names no test"]
+
+
+def test_rows_of_failure_matrix_name_tests_that_exist():
+    page = (PAGES / "recovery.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| ") and "What fails" not in line]
+    assert len(rows) >= 25
+    for row in rows:
+        named = re.findall(r"`([\w/]+\.(?:py|cc))`", row.split(" | ")[-1])
+        assert named, row
+        assert [name for name in named if not (ROOT / "tests" / name).is_file()] == []

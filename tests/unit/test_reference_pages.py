@@ -115,7 +115,8 @@ def test_no_section_of_the_page_is_of_an_unknown_program():
 
 
 def test_the_commands_of_the_bench_are_named():
-    (named,) = re.findall(r"^Commands: (.+?)\. ", sections("flags.md")["python -m benchmarks COMMAND"], re.MULTILINE)
+    bench_section = sections("flags.md")["python -m benchmarks COMMAND"]
+    (named,) = re.findall(r"^Commands: (.+?)\. ", bench_section, re.MULTILINE | re.DOTALL)
     assert tuple(re.findall(r"`(\w+)`", named)) == BENCH
 
 
@@ -330,7 +331,7 @@ def test_pages_tell_the_pythons_and_mindspores_that_the_package_takes():
         assert {each.replace("至", "to") for each in told} <= {f"3.{least} to 3.{beyond - 1}", "3.10 to 3.12"}, page
 
 
-@pytest.mark.parametrize("page", ["errors.md", "launcher.md", "limits.md"])
+@pytest.mark.parametrize("page", ["errors.md", "resizing.md", "limits.md"])
 def test_pages_tell_how_many_workers_a_job_can_have(page):
     told = [line for line in (DOCS / page).read_text(encoding="utf-8").splitlines() if re.search(r"\b1,024\b", line)]
     numbers = {int(each.replace(",", "")) for line in told for each in re.findall(r"\b(1,024|25\d)\b", line)}

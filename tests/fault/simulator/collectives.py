@@ -1,4 +1,4 @@
-"""The runtime's collectives: what `docs/recovery.md` argues for, without its shared memory.
+"""The runtime's collectives: what `docs/recovery-protocol.md` argues for, without its shared memory.
 
 Final words, generations, steps that settle. It has the functions of `ms_kungfu._core` that a worker calls.
 """
