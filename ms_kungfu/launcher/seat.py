@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
+from ms_kungfu._decoding import ProtocolError
 from ms_kungfu.cluster import Cluster, writer_of_workers
 from ms_kungfu.cluster_store import Seat, SeatKeys, Sitting, has_seat
 from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.policy import Failure, Recover
 from ms_kungfu.launcher.versions import ClusterVersions
-from ms_kungfu.launcher.wire.codec import ProtocolError
 from ms_kungfu.launcher.wire.messages import Loss, Report
 
 

@@ -10,8 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from ms_kungfu.broker_protocol import Detached, Stay
 from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher.wire.messages import Detached, Stay
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,6 @@ class StandbyRequest:
     """A spare process is ready to become whoever is needed. `number` is its name at the launcher."""
 
     number: int
-
-
-@dataclass(frozen=True)
-class LeaveRequest:
-    """A worker asks that the cluster go on without `peer`, itself perhaps; `terminated`: because it got a SIGTERM."""
-
-    peer: PeerID
-    terminated: bool = False
 
 
 @dataclass(frozen=True)

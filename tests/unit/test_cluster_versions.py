@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from ms_kungfu.broker_protocol import Detached, Stay
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.versions import ClusterVersions, Grant, Refuse, Request, Wait
+from ms_kungfu.launcher.wire.messages import Detached, Stay
 
 A, B, C = (PeerID("127.0.0.1", 10000 + i) for i in range(3))
 

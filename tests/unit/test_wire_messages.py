@@ -15,10 +15,11 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from ms_kungfu.launcher import outpost, remote
+from ms_kungfu._decoding import ProtocolError
+from ms_kungfu.launcher import broker, outpost, remote
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.wire import page
-from ms_kungfu.launcher.wire.codec import ProtocolError, Reads, encode
+from ms_kungfu.launcher.wire.codec import Reads, encode
 from tests import hostile
 
 TRIES = int(os.environ.get("KUNGFU_FUZZ", 100))
@@ -150,4 +151,5 @@ def test_every_message_is_expected_somewhere_and_has_a_handler():
     expected |= {reads.kinds for reads in vars(m).values() if isinstance(reads, Reads) and not get_args(reads.kinds)}
     assert expected >= set(KINDS)
     assert {*remote._AT_ANY_TIME, *remote._OF_WORKERS, *remote._OF_A_VERSION} == set(get_args(m.FromHost))
+    assert {*broker._ANSWERS, m.PlaceRequest, m.StandbyRequest} == set(get_args(m.ToHeadsBroker))
     assert {*outpost._OBEYED, *outpost._OF_A_VERSION} == set(get_args(m.FromHead))

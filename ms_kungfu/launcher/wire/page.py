@@ -18,7 +18,13 @@ _TEXTS = {
 }  # fmt: skip
 _BY_PATTERN = {inspect.type_info(kind).pattern: text for kind, text in _TEXTS.items()}  # type: ignore[attr-defined]
 _SECTIONS: tuple[tuple[str, str, tuple[Reads[Any], ...]], ...] = (
-    ("Handshake", "Each end sends a nonce, and proves that it knows the job's secret.", (m.NONCE, m.PROOF)),
+    (
+        "Handshake",
+        "Each end sends a nonce, and proves that it knows the job's secret.",
+        (m.NONCE, m.PROOF, m.WORKER_PROOF),
+    ),
+    ("From a worker to its host's broker", "", (m.TO_BROKER,)),
+    ("From the broker to a worker", "", (m.FROM_BROKER,)),
     ("First message between hosts", "The caller says what it wants.", (m.FIRST_WORDS,)),
     ("Answer to the first message", "", (m.WELCOME, m.TERMS, m.CALLS, m.LINKED)),
     ("From the head to a host", "", (m.FROM_HEAD,)),
