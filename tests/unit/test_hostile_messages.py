@@ -28,6 +28,7 @@ from ms_kungfu.launcher.seat import Record
 from ms_kungfu.launcher.versions import ClusterVersions
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.wire.codec import encode
+from ms_kungfu.launcher.wire.documents import Past
 from tests import hostile
 
 TRIES = int(os.environ.get("KUNGFU_FUZZ", 300))
@@ -37,7 +38,15 @@ HELLO = m.Hello("127.0.0.2", "1", "2", {"-np": "2"}, [0, 1])
 VERSIONS = ClusterVersions(
     {3: CLUSTER}, 3, excluded={B: [2]}, ended={B: [range(1, 3)]}, lost_hosts={"c": float("inf"), "d": 2}
 )
-RECORD = Record("job", "127.0.0.1", CLUSTER, (Host("127.0.0.1", 2),), VERSIONS, end=(1, "failed"), told={"past": []})
+RECORD = Record(
+    "job",
+    "127.0.0.1",
+    CLUSTER,
+    (Host("127.0.0.1", 2),),
+    VERSIONS,
+    end=(1, "failed"),
+    told=Past(5.0, []),
+)
 TERMS = terms_of(parse_options(["-port", "4000", "sh"]), Hosts(parse_hosts("127.0.0.1:2,127.0.0.2:2"), "127.0.0.1"))
 REQUEST = m.PlaceRequest(str(B), 3, 2, 3, 7)
 

@@ -471,7 +471,7 @@ class Answer(Message):
 
 
 class JobStatus(Message):
-    """The job's status, for who asks on that host."""
+    """The job's status, for a caller on that host, which checks it (`documents.STATUS`)."""
 
     number: Count
     job: dict[str, Any]
