@@ -24,6 +24,10 @@ class MalformedError(ValueError):
     """The data are no JSON that this package accepts. The message says why."""
 
 
+class ProtocolError(Exception):
+    """The other end does not speak the protocol, or is not who it should be."""
+
+
 def decode(data: bytes | str, limit: int, *, raw_bytes: bool = False, own: bool = False) -> Any:
     """Decode a JSON document.
 

@@ -1,8 +1,9 @@
 """Broker protocol, framing and handshake of both ends, and the worker's end: asking this host's broker for a segment.
 
-A connection serves one request after another. A message is a 4-byte big-endian length and that many bytes of UTF-8
-JSON. Both ends prove that they know the job's secret before anything else is said, and both check that the other has
-their own user ID.
+A connection serves one request after another. A message is a 4-byte big-endian length and that many bytes of JSON.
+`launcher.wire.messages` has their classes. The worker's end uses dictionaries, so that it needn't load msgspec: the
+broker has proved itself. Both ends prove that they know the job's secret before anything else is said, and both check
+that the other has their own user ID.
 """
 
 from __future__ import annotations
@@ -12,28 +13,25 @@ import contextlib
 import hmac
 import json
 import os
-import re
 import secrets
 import socket
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, TypeVar
 
 from ms_kungfu import env
-from ms_kungfu._decoding import MalformedError, decode_object
+from ms_kungfu._decoding import MalformedError, ProtocolError, decode_object
 from ms_kungfu._run_time import SLICE_S, run_time
 from ms_kungfu._version import VERSION, mindspore_version
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.errors import CollectiveTimeoutError, KungFuError, PeerLostError, ResizeError
-from ms_kungfu.launcher.wire.codec import ProtocolError
+from ms_kungfu.launcher.wire import PROTOCOL
 
 T = TypeVar("T")
 MAX_MESSAGE_BYTES = 64 * 1024
-WAIT = {"wait": True}  # before an answer: the launcher waits for the job's store, and the limit counts from now
 _NONCE_BYTES = 16
-_PROOF_BYTES = 32
 _MAX_FDS = 4
 _CROWDED_S = 60.0  # six times what a stranger may be silent at the broker
 
@@ -107,10 +105,9 @@ class BrokerClient:
         """
         wanted = "a cluster that contains it" if version is None else f"cluster version {version}"
         request = {
-            "peer": str(peer), "incarnation": incarnation, "member_of": member_of, "version": version, "step": step
+            "type": "place_request", "peer": str(peer), "incarnation": incarnation, "member_of": member_of,
+            "version": version, "step": step, "software": _software() if member_of is None else None,
         }  # fmt: skip
-        if member_of is None:
-            request["software"] = _software()
         answer = self._ask(request, str(peer), wanted, timeout)
         if isinstance(answer, str):
             raise ResizeError(answer) if member_of is not None else KungFuError(answer)
@@ -118,7 +115,8 @@ class BrokerClient:
 
     def request_identity(self, standby: int) -> Granted | Detached:
         """Standby number `standby` is ready: waits, however long, until it is needed and in its first version."""
-        answer = self._ask({"standby": standby, "software": _software()}, f"standby {standby}", "its place", None)
+        request = {"type": "standby_request", "number": standby, "software": _software()}
+        answer = self._ask(request, f"standby {standby}", "its place", None)
         if not isinstance(answer, (Granted, Detached)):
             raise KungFuError(f"the broker told standby {standby}: {answer}")
         return answer
@@ -130,7 +128,8 @@ class BrokerClient:
         Raises PeerLostError where the launcher is gone, CollectiveTimeoutError, and ResizeError where it is refused.
         """
         with contextlib.closing(BrokerClient(self._address, self._secret)) as once:
-            answer = once._ask({"leave": str(peer), "terminated": terminated}, str(peer), "leaving", timeout)
+            request = {"type": "leave_request", "peer": str(peer), "terminated": terminated}
+            answer = once._ask(request, str(peer), "leaving", timeout)
         if isinstance(answer, str):
             raise ResizeError(answer)
 
@@ -140,7 +139,7 @@ class BrokerClient:
 
         Raises KungFuError, CollectiveTimeoutError and PeerLostError as :meth:`request_segment`.
         """
-        return self._tell("cores", each, timeout)
+        return int(self._tell({"type": "fix_cores", "each": each}, "its cores", timeout)["each"])
 
     def expect(self, version: int, newcomers: int, size: int, timeout: float) -> None:
         """Tells the launcher whom the members of cluster `version` expect next: a cluster of `size` workers, of whom
@@ -148,22 +147,23 @@ class BrokerClient:
 
         Raises KungFuError, CollectiveTimeoutError and PeerLostError as :meth:`request_segment`.
         """
-        self._tell("expected", {"version": version, "newcomers": newcomers, "size": size}, timeout)
+        request = {"type": "expect", "version": version, "newcomers": newcomers, "size": size}
+        self._tell(request, "the next cluster", timeout)
 
-    def _tell(self, what: str, value: object, timeout: float) -> int:
-        """On a connection of its own: the number that the launcher answers to it."""
+    def _tell(self, request: dict[str, Any], about: str, timeout: float) -> dict[str, Any]:
+        """On a connection of its own: what the launcher answers, unless it is an error."""
         who = f"process {os.getpid()}"
         try:
             with contextlib.closing(_connected(self._address, self._secret, timeout)) as connection:
-                connection.send({what: value})
+                send(connection, request)
                 answer, fds = _answer_on(connection, timeout)
                 close_all(fds)
-            if not isinstance(answer.get(what), int):
-                raise ProtocolError(text_field(answer, "error"))
-            return int(answer[what])
+            if answer["type"] == "error":
+                raise ProtocolError(str(answer.get("error")))
+            return answer
         except socket.timeout:
             raise CollectiveTimeoutError(
-                f"{who}: no answer from the launcher about {what} within {timeout:g} s"
+                f"{who}: no answer from the launcher about {about} within {timeout:g} s"
             ) from None
         except OSError as error:
             raise PeerLostError(f"{who}: the launcher is gone ({error.strerror or error})") from None
@@ -178,10 +178,8 @@ class BrokerClient:
         Raises OSError and ProtocolError.
         """
         with contextlib.closing(_connected(self._address, self._secret, timeout)) as connection:
-            connection.send(request)
-            if fd is not None:
-                connection.send({}, (fd,))
-            return connection.receive_with_fds()
+            send(connection, request, () if fd is None else (fd,))
+            return receive_with_fds(connection)
 
     def close(self) -> None:
         if self._connection is not None:
@@ -205,31 +203,15 @@ class BrokerClient:
         kept = False
         try:
             connection = self._open(timeout)
-            connection.send(request)
+            send(connection, request)
             answer, fds = _answer_on(connection, timeout)
             try:
-                if "cluster" in answer:
-                    cluster, rank = Cluster.from_json(answer["cluster"]), answer.get("rank")
-                    if len(fds) != descriptors_of(cluster):
-                        raise ProtocolError(f"the broker gave {len(fds)} descriptors with {cluster.dumps()} to {who}")
-                    peer, incarnation = PeerID.parse(answer.get("peer")), answer.get("incarnation")
-                    if rank is None or rank != cluster.rank_of(peer) or request.get("peer", str(peer)) != str(peer):
-                        raise ProtocolError(
-                            f"the broker gave rank {rank!r} in {cluster.dumps()} and name {peer} to {who}"
-                        )
-                    if not isinstance(incarnation, int):
-                        raise ProtocolError(f"the broker gave incarnation {incarnation!r} to {who}")
-                    kept = True
-                    own, fds = fds, []
-                    return Granted(cluster, rank, own[0], peer, incarnation, tuple(own[1:]))
+                found = _meant(answer, fds, request.get("peer"), who)
+                kept = isinstance(found, (Granted, Stay))
+                fds = [] if isinstance(found, Granted) else fds
+                return found
             finally:
                 close_all(fds)
-            if answer.get("detached") is True or answer.get("leaving") is True:
-                return Detached(evicted=answer.get("evicted") is True)
-            if answer.get("stay") is True:
-                kept = True
-                return Stay()
-            return text_field(answer, "error")
         except socket.timeout:
             raise CollectiveTimeoutError(
                 f"{who}: no answer from the launcher about {about} within {timeout:g} s"
@@ -243,11 +225,49 @@ class BrokerClient:
                 self.close()
 
 
+def _meant(
+    answer: dict[str, Any], fds: Sequence[int], asked_as: str | None, who: str
+) -> Granted | Detached | Stay | str:
+    """What the broker answers to a request for a place or to leave; a text: an error's."""
+    kind = answer["type"]
+    if kind != "place":
+        if kind in ("detached", "leaving"):
+            return Detached(answer.get("evicted") is True)
+        return Stay() if kind == "stay" else str(answer.get("error", f"the broker answered {kind}"))
+    cluster, rank = Cluster.from_json(answer.get("cluster")), answer.get("rank")
+    peer, incarnation = PeerID.parse(answer.get("peer")), answer.get("incarnation")
+    if len(fds) != descriptors_of(cluster):
+        raise ProtocolError(f"the broker gave {len(fds)} descriptors with {cluster.dumps()} to {who}")
+    if rank is None or rank != cluster.rank_of(peer) or asked_as not in (None, str(peer)):
+        raise ProtocolError(f"the broker gave rank {rank!r} in {cluster.dumps()} and name {peer} to {who}")
+    if not isinstance(incarnation, int):
+        raise ProtocolError(f"the broker gave incarnation {incarnation!r} to {who}")
+    return Granted(cluster, rank, fds[0], peer, incarnation, tuple(fds[1:]))
+
+
+def send(connection: Connection, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+    """From a worker."""
+    connection.send_bytes(json.dumps(message).encode(), fds)
+
+
+def receive_with_fds(connection: Connection) -> tuple[dict[str, Any], list[int]]:
+    """At a worker: the next message, which has a type, and the descriptors that came with it, which the caller owns."""
+    body, fds = connection.receive_bytes()
+    try:
+        message = decode_object(body, MAX_MESSAGE_BYTES)
+        if not isinstance(message.get("type"), str):
+            raise MalformedError("it has no type")
+    except MalformedError as error:
+        close_all(fds)
+        raise ProtocolError(f"a message is malformed: {error}") from None
+    return message, fds
+
+
 def _answer_on(connection: Connection, timeout: float | None) -> tuple[dict[str, Any], list[int]]:
-    """The next message that isn't `WAIT`, and the descriptors that came with it, which the caller owns."""
+    """The next message that isn't `waiting`, and the descriptors that came with it, which the caller owns."""
     while True:
-        answer, fds = connection.receive_with_fds()
-        if answer != WAIT:
+        answer, fds = receive_with_fds(connection)
+        if answer["type"] != "waiting":
             return answer, fds
         close_all(fds)
         connection.extend(timeout)
@@ -324,8 +344,8 @@ class Connection:
         if uid != os.geteuid():
             raise ProtocolError(f"the other end belongs to user {uid}, not to {os.geteuid()}")
 
-    def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
-        body = json.dumps(message).encode()
+    def send_bytes(self, body: bytes, fds: tuple[int, ...] = ()) -> None:
+        """A message."""
         if len(body) > MAX_MESSAGE_BYTES:
             raise ProtocolError(f"a message of {len(body)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
         data = struct.pack(">I", len(body)) + body
@@ -333,26 +353,17 @@ class Connection:
         while sent < len(data):  # sending nothing fails where the other end has got all and closed
             sent += self._in_slices(self.socket.send, data[sent:])
 
-    def receive(self) -> dict[str, Any]:
-        message, fds = self.receive_with_fds()
-        close_all(fds)
-        return message
-
-    def receive_with_fds(self) -> tuple[dict[str, Any], list[int]]:
+    def receive_bytes(self) -> tuple[bytes, list[int]]:
         """The next message and the descriptors that came with it, which the caller owns."""
         fds: list[int] = []
         try:
             (length,) = struct.unpack(">I", self._exactly(4, fds))
             if length > MAX_MESSAGE_BYTES:
                 raise ProtocolError(f"a message of {length} bytes is over the limit of {MAX_MESSAGE_BYTES}")
-            try:
-                message = decode_object(self._exactly(length, fds), MAX_MESSAGE_BYTES, raw_bytes=True)
-            except MalformedError as error:
-                raise ProtocolError(f"a message is malformed: {error}") from None
+            return self._exactly(length, fds), fds
         except BaseException:
             close_all(fds)
             raise
-        return message, fds
 
     def _exactly(self, count: int, fds: list[int]) -> bytes:
         data = b""
@@ -403,38 +414,31 @@ def proof_of(secret: bytes, role: str, broker_nonce: str, worker_nonce: str) -> 
     return hmac.new(secret, (role + broker_nonce + worker_nonce).encode(), "sha256").hexdigest()
 
 
-def nonce_in(message: dict[str, Any]) -> str:
-    """The other end's nonce. ProtocolError unless it is one as `new_nonce` makes it."""
-    return _hex_field(message, "nonce", _NONCE_BYTES).hex()
-
-
-def has_proof(message: dict[str, Any], proof: str) -> bool:
-    """Whether the message has this proof. ProtocolError unless it has one as `proof_of` makes it."""
-    return hmac.compare_digest(_hex_field(message, "proof", _PROOF_BYTES), bytes.fromhex(proof))
-
-
-def _hex_field(message: dict[str, Any], name: str, count: int) -> bytes:
-    text = text_field(message, name)
-    if not re.fullmatch(f"[0-9a-f]{{{2 * count}}}", text):
-        raise ProtocolError(f"the {name} of a message is not {count} bytes in hex")
-    return bytes.fromhex(text)
+def is_proof(proof: object, secret: bytes, role: str, broker_nonce: str, worker_nonce: str) -> bool:
+    expected = proof_of(secret, role, broker_nonce, worker_nonce)
+    return isinstance(proof, str) and hmac.compare_digest(proof.encode(), expected.encode())
 
 
 def prove(connection: Connection, secret: bytes) -> None:
     """The worker's end of the handshake. ProtocolError where the other end isn't the job's broker."""
     connection.check_same_user()
     nonce = new_nonce()
-    challenge = nonce_in(connection.receive())
-    connection.send({"nonce": nonce, "proof": proof_of(secret, "worker", challenge, nonce)})
-    answer = connection.receive()
-    if "error" in answer:
-        raise ProtocolError(text_field(answer, "error"))
-    if not has_proof(answer, proof_of(secret, "broker", challenge, nonce)):
+    challenge = _heard(connection, "nonce")
+    if challenge.get("protocol") != PROTOCOL:
+        raise ProtocolError(
+            f"the broker speaks protocol {challenge.get('protocol')}, this process {PROTOCOL}; install the same"
+            " ms_kungfu for the whole job"
+        )
+    theirs = str(challenge.get("nonce"))
+    send(connection, {"type": "worker_proof", "nonce": nonce, "proof": proof_of(secret, "worker", theirs, nonce)})
+    if not is_proof(_heard(connection, "proof").get("proof"), secret, "broker", theirs, nonce):
         raise ProtocolError("the broker does not know the job's secret (KUNGFU_JOB_SECRET)")
 
 
-def text_field(message: dict[str, Any], name: str) -> str:
-    value = message.get(name)
-    if not isinstance(value, str):
-        raise ProtocolError(f"a message has no text {name!r}")
-    return value
+def _heard(connection: Connection, kind: str) -> dict[str, Any]:
+    """The next message, of this kind. ProtocolError with the broker's words if it is an error."""
+    message, fds = receive_with_fds(connection)
+    close_all(fds)
+    if message["type"] != kind:
+        raise ProtocolError(str(message.get("error", f"a message of type {message['type']!r} came for a {kind}")))
+    return message

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from ms_kungfu._words import counted
-from ms_kungfu.broker_protocol import Detached, Stay
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.ahead import Expected
 from ms_kungfu.launcher.policy import would_be_left
@@ -24,9 +23,8 @@ from ms_kungfu.launcher.segments import Asker, MakeSegment, NotMadeYet, PlainSeg
 from ms_kungfu.launcher.software import JobsSoftware
 from ms_kungfu.launcher.stores import Stores
 from ms_kungfu.launcher.stuck import stuck_among
-from ms_kungfu.launcher.versions import ClusterVersions, Grant, LeaveRequest, Refuse, Request, StandbyRequest, Wait
-from ms_kungfu.launcher.wire.codec import ProtocolError
-from ms_kungfu.launcher.wire.messages import Loss
+from ms_kungfu.launcher.versions import ClusterVersions, Grant, Refuse, Request, StandbyRequest, Wait
+from ms_kungfu.launcher.wire import messages as m
 
 _ANSWER_TIMEOUT_S = 10.0
 
@@ -168,7 +166,7 @@ class Broker:
     def resume(
         self,
         segments: Mapping[int, Segment],
-        losses: Mapping[int, Sequence[Loss]],
+        losses: Mapping[int, Sequence[m.Loss]],
         placed: Iterable[tuple[PeerID, int]],
         newcomers: Mapping[PeerID, int],
         wanted: Cluster | None,
@@ -368,59 +366,40 @@ class Broker:
 
     # ---- answering, in a thread of the caller's ----
 
-    def serve(self, connection: Asker, pid: int | None) -> bool:
-        """Answers a request of process `pid`, when there is an answer. Whether there may be another one. None: of a
-        process on another host, which has seen to it that it is nobody's child."""
-        try:
-            message = connection.receive()
-            if "store" in message:
-                self.stores.serve(connection, message, self.is_out)
-                return False
-            if "cores" in message:
-                self._fix_cores(connection, message["cores"])
-                return False
-            if "expected" in message:
-                self.on_expected(_expected_from(message["expected"]))
-                connection.extend(_ANSWER_TIMEOUT_S)
-                connection.send({"expected": 1})
-                return False
-            request = _request_from(message)
-            refusal = self._objection_to_software(request, message)
-        except (ProtocolError, ValueError) as error:
-            connection.send({"error": str(error)})
-            return False
-        if refusal:
-            connection.send({"error": refusal})
-            return False
-        if isinstance(request, LeaveRequest):
-            refusal = self._let_leave(request)
-            connection.send({"error": refusal} if refusal else {"leaving": True})
-        else:
-            self._answer(connection, request, pid)
-        return True
-
-    def _objection_to_software(self, request: Request | StandbyRequest | LeaveRequest, message: dict[str, Any]) -> str:
-        """Why a newcomer can't take part because of what is installed where it runs."""
-        if isinstance(request, LeaveRequest) or (isinstance(request, Request) and request.member_of is not None):
-            return ""
-        who = f"standby {request.number}" if isinstance(request, StandbyRequest) else f"worker {request.peer}"
-        with self._changed:
-            return self._software.objection_to(who, message.get("software"))
-
-    def _fix_cores(self, connection: Asker, each: object) -> None:
-        if not isinstance(each, int) or isinstance(each, bool) or each < 1:
-            raise ProtocolError(f"cores must be a number of at least 1, got {each!r}")
-        try:
-            answer = {"cores": self.on_cores(each)}
-        except concurrent.futures.TimeoutError:
-            connection.send({"error": "the launcher didn't get to moving the workers to their cores"})
-            return
+    def serve(self, connection: Asker, asked: m.ToHeadsBroker, pid: int | None) -> bool:
+        """Answers a request of process `pid`, when there is an answer. Whether there was one. None: of a process on
+        another host, which has seen to it that it is nobody's child."""
+        if isinstance(asked, (m.PlaceRequest, m.StandbyRequest)):
+            return self._serve_place(connection, asked, pid)
+        answer = _ANSWERS[type(asked)](self, asked)
         connection.extend(_ANSWER_TIMEOUT_S)
         connection.send(answer)
+        return True
 
-    def _answer(self, connection: Asker, request: Request | StandbyRequest, pid: int | None) -> None:
+    def _serve_place(self, connection: Asker, asked: m.PlaceRequest | m.StandbyRequest, pid: int | None) -> bool:
+        request = _request_from(asked)
+        if isinstance(request, StandbyRequest) or request.member_of is None:
+            who = f"standby {request.number}" if isinstance(request, StandbyRequest) else f"worker {request.peer}"
+            with self._changed:
+                refusal = self._software.objection_to(who, asked.software)
+            if refusal:
+                connection.send(m.Error(refusal))
+                return True
+        return self._answer(connection, request, pid)
+
+    def _fix_cores(self, asked: m.FixCores) -> m.FromHeadsBroker:
         try:
-            self._answer_in_time(connection, request, pid)
+            return m.CoresFixed(self.on_cores(asked.each))
+        except concurrent.futures.TimeoutError:
+            return m.Error("the launcher didn't get to moving the workers to their cores")
+
+    def _note_expected(self, asked: m.Expect) -> m.FromHeadsBroker:
+        self.on_expected(Expected(asked.version, asked.newcomers, asked.size))
+        return m.Noted()
+
+    def _answer(self, connection: Asker, request: Request | StandbyRequest, pid: int | None) -> bool:
+        try:
+            return self._answer_in_time(connection, request, pid)
         finally:
             with self._changed:
                 if isinstance(request, StandbyRequest):
@@ -431,22 +410,22 @@ class Broker:
                 if who is not None:
                     self._versions.ready.discard(who)
 
-    def _answer_in_time(self, connection: Asker, asked: Request | StandbyRequest, pid: int | None) -> None:
+    def _answer_in_time(self, connection: Asker, asked: Request | StandbyRequest, pid: int | None) -> bool:
         asked_for: int | None = None
         connection.extend(_ANSWER_TIMEOUT_S)
         while True:
-            answer: Grant | Detached | Stay | Refuse | Wait = Wait()
+            answer: Grant | m.Detached | m.Stay | Refuse | Wait = Wait()
             unknown: int | None = None
             chosen: Cluster | None = None
             news = False
             with self._changed:
                 if self._closed:
-                    return
+                    return False
                 request = self._identified(asked)
                 if request is not None:
                     before = self._versions.chosen
                     if self._versions.would_choose(request) is not None and connection.is_closed():
-                        return  # it has died since it asked, and can't carry the state over
+                        return False  # it has died since it asked, and can't carry the state over
                     answer = self._refusal_of(request, pid) or self._answer_of(request)
                     if self._versions.chosen != before:
                         chosen = self._versions.current
@@ -464,7 +443,7 @@ class Broker:
                         # Woken by every change; now and then to see whether the worker has given up.
                         self._changed.wait(1.0)
                         if connection.is_closed():
-                            return
+                            return False
             if chosen is not None:
                 self.on_chosen(chosen, asked.step if isinstance(asked, Request) else None)
             if news:
@@ -474,25 +453,28 @@ class Broker:
                     self.on_unknown_version(unknown)
                 continue
             connection.extend(_ANSWER_TIMEOUT_S)
-            if isinstance(answer, Detached):
+            if isinstance(answer, m.Detached):
                 evicted = isinstance(asked, Request) and asked.peer in self._evicted
-                connection.send({"detached": True, **({"evicted": True} if evicted else {})})
-            elif isinstance(answer, Stay):
-                connection.send({"stay": True})
+                connection.send(m.Detached(evicted))
+            elif isinstance(answer, m.Stay):
+                connection.send(answer)
             elif isinstance(answer, Refuse):
-                connection.send({"error": answer.reason})
-            return
+                connection.send(m.Error(answer.reason))
+            return True
 
-    def _let_leave(self, request: LeaveRequest) -> str:
+    def _let_leave(self, asked: m.LeaveRequest) -> m.FromHeadsBroker:
+        refusal = self._objection_to_leave(PeerID.parse(asked.peer), asked.terminated)
+        return m.Error(refusal) if refusal else m.Leaving()
+
+    def _objection_to_leave(self, peer: PeerID, terminated: bool) -> str:
         """Grants it and passes it on; the reason where it can't be granted. Of several who ask at once those who came
         first may go."""
-        peer = request.peer
         with self._changed:
             newest = self._versions.newest
             if self._ending or newest is None:
                 return "the job is ending"
             if peer not in newest.workers:  # it is leaving already
-                if request.terminated and self.on_leave is not None:
+                if terminated and self.on_leave is not None:
                     self._told_to_end.add(peer)
                     self.on_leave(peer)  # it may have been taken back in meanwhile
                 return ""
@@ -504,7 +486,7 @@ class Broker:
             if self.on_leave is None:
                 return "this launcher does not follow changes of the cluster (-w)"
             self._leaving.add(peer)
-            if request.terminated:
+            if terminated:
                 self._told_to_end.add(peer)
             else:
                 self._evicted.add(peer)
@@ -566,7 +548,7 @@ class Broker:
         self._segments.open[chosen].announce(version)
         self.on_announced(version)
 
-    def _answer_of(self, request: Request) -> Grant | Detached | Stay | Refuse | Wait:
+    def _answer_of(self, request: Request) -> Grant | m.Detached | m.Stay | Refuse | Wait:
         wanted = self._versions.would_choose(request)
         if wanted is not None:
             try:
@@ -596,12 +578,7 @@ class Broker:
     def _grant(self, connection: Asker, request: Request, grant: Grant, pid: int | None) -> None:
         self._holders[(request.peer, request.incarnation)] = pid
         self._has_placed = True
-        message = {
-            "cluster": grant.cluster.to_json(),
-            "rank": grant.rank,
-            "peer": str(request.peer),
-            "incarnation": request.incarnation,
-        }
+        message = m.Place(m.ClusterPart.of(grant.cluster), grant.rank, str(request.peer), request.incarnation)
         self._segments.open[grant.cluster.version].hand_over(connection, message, grant.rank)
 
     def _after_choice(self) -> None:
@@ -619,11 +596,11 @@ class Broker:
         self._changed.notify_all()
 
 
-def _expected_from(fields: object) -> Expected:
-    if isinstance(fields, dict) and set(fields) == {"version", "newcomers", "size"}:
-        if all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in fields.values()):
-            return Expected(**fields)
-    raise ProtocolError(f"expected are a version, newcomers and a size, got {fields!r}")
+_ANSWERS: dict[type, Callable[[Broker, Any], m.FromHeadsBroker]] = {  # to what is answered at once
+    m.LeaveRequest: Broker._let_leave,
+    m.FixCores: Broker._fix_cores,
+    m.Expect: Broker._note_expected,
+}
 
 
 def _unmakeable(cluster: Cluster, error: Exception) -> str:
@@ -631,16 +608,7 @@ def _unmakeable(cluster: Cluster, error: Exception) -> str:
     return f"the shared memory of cluster version {cluster.version} ({size}) can't be made: {error}"
 
 
-def _request_from(message: dict[str, Any]) -> Request | StandbyRequest | LeaveRequest:
-    if "leave" in message:
-        return LeaveRequest(PeerID.parse(message["leave"]), message.get("terminated") is True)
-    numbers = {name: message.get(name) for name in ("incarnation", "member_of", "version", "standby", "step")}
-    for name, value in numbers.items():
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-            raise ProtocolError(f"{name} must be a number or null, got {value!r}")
-    standby, incarnation = numbers.pop("standby"), numbers.pop("incarnation")
-    if standby is not None:
-        return StandbyRequest(standby)
-    if incarnation is None:
-        raise ProtocolError("a request names its incarnation")
-    return Request(PeerID.parse(message.get("peer")), incarnation, **numbers)
+def _request_from(asked: m.PlaceRequest | m.StandbyRequest) -> Request | StandbyRequest:
+    if isinstance(asked, m.StandbyRequest):
+        return StandbyRequest(asked.number)
+    return Request(PeerID.parse(asked.peer), asked.incarnation, asked.member_of, asked.version, asked.step)

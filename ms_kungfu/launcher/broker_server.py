@@ -11,11 +11,18 @@ import secrets
 import socket
 import threading
 import time
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from ms_kungfu.broker_protocol import Connection, has_proof, new_nonce, nonce_in, proof_of
-from ms_kungfu.launcher.wire.codec import ProtocolError
+import msgspec
 
+from ms_kungfu._decoding import ProtocolError
+from ms_kungfu.broker_protocol import Connection, close_all, is_proof, new_nonce, proof_of
+from ms_kungfu.cluster import PeerID
+from ms_kungfu.launcher.stores import Stores
+from ms_kungfu.launcher.wire import messages as m
+from ms_kungfu.launcher.wire.codec import Reads, encode
+
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _HANDSHAKE_TIMEOUT_S = 10.0
 _ACCEPT_RETRY_S = 0.2
@@ -28,9 +35,31 @@ _SILENT_S = 1.0  # a worker proves itself within milliseconds; one that is taken
 class Serves(Protocol):
     """A broker, or who passes on to one."""
 
-    def serve(self, connection: Connection, pid: int) -> bool:
-        """Answers one request of process `pid`. Whether there may be another one."""
+    stores: Stores
+
+    def serve(self, connection: Asking, asked: m.ToHeadsBroker, pid: int) -> bool:
+        """Answers one request of process `pid`. Whether there was an answer."""
         ...
+
+    def is_out(self, peer: PeerID, incarnation: int) -> bool:
+        """Whether the process has ended, or has no place any more."""
+        ...
+
+
+class Asking(Connection):
+    """A worker's connection, at the broker's end."""
+
+    def send(self, message: msgspec.Struct, fds: tuple[int, ...] = ()) -> None:
+        self.send_bytes(encode(message), fds)
+
+    def receive_with_fds(self, reads: Reads[T]) -> tuple[T, list[int]]:
+        """The next message and the descriptors that came with it, which the caller owns."""
+        body, fds = self.receive_bytes()
+        try:
+            return reads(body), fds
+        except ProtocolError:
+            close_all(fds)
+            raise
 
 
 class BrokerServer:
@@ -127,13 +156,13 @@ class BrokerServer:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def _serve(self, accepted: socket.socket) -> None:
-        connection = Connection(accepted, _HANDSHAKE_TIMEOUT_S)
+        connection = Asking(accepted, _HANDSHAKE_TIMEOUT_S)
         try:
             with contextlib.suppress(OSError, ProtocolError):
                 pid = self._authenticate(connection)
                 with self._lock:
                     self._unproved.pop(accepted, None)
-                while self._broker.serve(connection, pid):
+                while self._answer(connection, pid):
                     connection.extend(None)  # the next one may come after hours of training
         except Exception as error:  # ends this connection, never the job
             _log.error("internal error: connection of a worker: %r; the launcher closes it", error, exc_info=error)
@@ -142,16 +171,28 @@ class BrokerServer:
             connection.close()
             self._forget(accepted)
 
-    def _authenticate(self, connection: Connection) -> int:
+    def _answer(self, connection: Asking, pid: int) -> bool:
+        try:
+            asked, fds = connection.receive_with_fds(m.TO_BROKER)
+        except ProtocolError as error:
+            connection.send(m.Error(str(error)))
+            return False
+        if isinstance(asked, (m.PutStore, m.GetStore)):
+            self._broker.stores.serve(connection, asked, fds, self._broker.is_out)
+            return True
+        close_all(fds)
+        return self._broker.serve(connection, asked, pid)
+
+    def _authenticate(self, connection: Asking) -> int:
         """The broker's end of the handshake (broker_protocol.prove has the other): the process ID at the other end."""
         pid, _ = connection.peer_credentials()
         challenge = new_nonce()
-        connection.send({"nonce": challenge})
-        reply = connection.receive()
-        nonce = nonce_in(reply)
-        if not has_proof(reply, proof_of(self._secret, "worker", challenge, nonce)):
+        connection.send(m.Nonce(challenge, m.PROTOCOL))
+        reply, fds = connection.receive_with_fds(m.WORKER_PROOF)
+        close_all(fds)
+        if not is_proof(reply.proof, self._secret, "worker", challenge, reply.nonce):
             # Said, lest it be taken for a crowded broker. It tells nothing that the end of the connection doesn't.
-            connection.send({"error": "the job's broker has another secret (KUNGFU_JOB_SECRET)"})
+            connection.send(m.Error("the job's broker has another secret (KUNGFU_JOB_SECRET)"))
             raise ProtocolError("wrong proof")
-        connection.send({"proof": proof_of(self._secret, "broker", challenge, nonce)})
+        connection.send(m.Proof(proof_of(self._secret, "broker", challenge, reply.nonce)))
         return pid

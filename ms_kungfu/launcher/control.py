@@ -34,13 +34,14 @@ from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 import msgspec
 
+from ms_kungfu._decoding import ProtocolError
 from ms_kungfu._words import printable
 from ms_kungfu.broker_protocol import new_nonce, proof_of
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM
 from ms_kungfu.launcher.pacing import go_on_by_distance
 from ms_kungfu.launcher.wire import messages as m
-from ms_kungfu.launcher.wire.codec import ProtocolError, Reads, encode
+from ms_kungfu.launcher.wire.codec import Reads, encode
 from ms_kungfu.launcher.within import within
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from dataclasses import replace
 from ms_kungfu.cluster import Cluster, PeerID, writer_at_rest, writer_of_workers
 from ms_kungfu.launcher import policy
 from ms_kungfu.launcher.options import Options
-from ms_kungfu.launcher.policy import Action, Failure, Headcount, JobState, Verdict, WorkerExited, WorkerWorksOn
+from ms_kungfu.launcher.policy import Action, Headcount, JobState, Verdict, WorkerExited, WorkerWorksOn
+from ms_kungfu.launcher.wire.documents import Failure
 
 _RESTART_WINDOW_S = 300.0
 

@@ -11,8 +11,8 @@ import contextlib
 import functools
 import logging
 import signal
-from collections.abc import Coroutine, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable
 
@@ -35,7 +35,7 @@ from ms_kungfu.launcher.policy import Action, Recover, Standing, Verdict, Worker
 from ms_kungfu.launcher.processes import Process
 from ms_kungfu.launcher.remote import RemoteHosts
 from ms_kungfu.launcher.revisions import Revisions, StoreWatcher, raise_bugs
-from ms_kungfu.launcher.seat import End, Record, Term
+from ms_kungfu.launcher.seat import Record, Term
 from ms_kungfu.launcher.segments import NotMadeYet
 from ms_kungfu.launcher.sites import Site
 from ms_kungfu.launcher.startup import MayWrite, Start, prepare, serve_status
@@ -45,6 +45,7 @@ from ms_kungfu.launcher.supervisor import Supervisor
 from ms_kungfu.launcher.tenure import END_S, RENEW_S, Tenure
 from ms_kungfu.launcher.versions import ClusterVersions
 from ms_kungfu.launcher.wire import messages as m
+from ms_kungfu.launcher.wire.documents import End, Past
 from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
@@ -262,21 +263,17 @@ class Job:
             hosts = tuple(host for host in coordinator.hosts.each if host.name not in forgotten)
             return Record(
                 start.writer, own, start.first, hosts, versions, coordinator.finishing, end,
-                failures=coordinator.failures, told=self._past(),
+                failures=coordinator.failures, told=Past(self._began_at, list(self._history.changes)),
             )  # fmt: skip
 
         return await leadership.write(record)
 
-    def _past(self) -> dict[str, Any]:
-        """For the next head."""
-        return {"began_at": self._began_at, "changes": [asdict(change) for change in self._history.changes]}
-
-    def _resume_past(self, told: Mapping[str, Any], current: Cluster) -> None:
-        with contextlib.suppress(KeyError, TypeError, ValueError):  # the job doesn't go by it
-            self._began_at = float(told["began_at"])
-            self._history.resumed(told["changes"], current)
-            return
-        self._history.begun(current)
+    def _resume_past(self, told: Past | None, current: Cluster) -> None:
+        if told is None:
+            self._history.begun(current)
+        else:
+            self._began_at = told.began_at
+            self._history.resumed(told.changes, current)
 
     async def _note(self, lost: str | None = None, end: End | None = None) -> bool:
         """What is decided, on record. False where this is the head no more."""

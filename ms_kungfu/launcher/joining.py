@@ -27,6 +27,7 @@ import socket
 from dataclasses import replace
 from typing import Any, Callable
 
+from ms_kungfu._decoding import ProtocolError
 from ms_kungfu._flags import UsageError
 from ms_kungfu._run_loop import run
 from ms_kungfu._version import VERSION, mindspore_version
@@ -43,7 +44,6 @@ from ms_kungfu.launcher.options import JoinRequest, Options, check_program, know
 from ms_kungfu.launcher.policy import Recover
 from ms_kungfu.launcher.seat import Record, how_it_has_ended, may_go_on
 from ms_kungfu.launcher.wire import messages as m
-from ms_kungfu.launcher.wire.codec import ProtocolError
 from ms_kungfu.launcher.within import within
 
 _ANSWER_S = 10.0  # the job runs: nothing has to be waited for

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, Protocol
 
+from ms_kungfu._decoding import ProtocolError
 from ms_kungfu.broker_protocol import close_all
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.control import Channel, call
@@ -24,7 +25,6 @@ from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.segments import Asker, HostSegment, PlainSegment, Progress, the_runtime
 from ms_kungfu.launcher.wire import messages as m
-from ms_kungfu.launcher.wire.codec import ProtocolError
 from ms_kungfu.launcher.within import within
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class LinkedSegment:
     def check_made(self) -> None:
         pass
 
-    def hand_over(self, asker: Asker, message: dict[str, Any], rank: int) -> None:
+    def hand_over(self, asker: Asker, message: m.Place, rank: int) -> None:
         assert self._link is not None
         sockets = self._link.connect(self._local[rank])
         try:

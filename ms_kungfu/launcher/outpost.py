@@ -23,6 +23,7 @@ from dataclasses import replace
 from typing import Any, Callable
 
 from ms_kungfu import env
+from ms_kungfu._decoding import ProtocolError
 from ms_kungfu._words import printable
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.cluster_store import (
@@ -62,7 +63,6 @@ from ms_kungfu.launcher.startup import StartError, find_devices, serve_status
 from ms_kungfu.launcher.status import outline
 from ms_kungfu.launcher.supervisor import Exited, Supervisor
 from ms_kungfu.launcher.wire import messages as m
-from ms_kungfu.launcher.wire.codec import ProtocolError
 from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)

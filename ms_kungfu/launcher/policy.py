@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher.wire.documents import Failure
 
 MOST_LATE = 2  # newcomers in a row in one place
 EXIT_TIMEOUT = 124  # as timeout(1) has it
@@ -55,15 +56,6 @@ class WorkerWorksOn:
     who: str
     version: int
     grace_s: float
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A death, for the sentence that ends the job."""
-
-    reason: str
-    exit_code: int
-    is_of_launcher: bool = False  # which killed the worker, could not start it, or has lost its host
 
 
 @dataclass

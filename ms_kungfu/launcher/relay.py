@@ -8,15 +8,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from typing import Any, Callable
+from typing import Callable
 
-from ms_kungfu.broker_protocol import WAIT, Connection
-from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.cluster import PeerID
 from ms_kungfu.launcher.broker import is_alive
-from ms_kungfu.launcher.segments import HostSegment
+from ms_kungfu.launcher.segments import Asker, HostSegment
 from ms_kungfu.launcher.stores import Stores
 from ms_kungfu.launcher.wire import messages as m
-from ms_kungfu.launcher.wire.codec import ProtocolError
 
 _LOOK_S = 1.0  # whether who asks has given up
 _ANSWER_TIMEOUT_S = 10.0
@@ -39,8 +37,8 @@ class Relay:
         self._changed = condition()
         # Guarded by _changed:
         self._segments: dict[int, HostSegment] = {}
-        self._answers: dict[int, dict[str, Any] | None] = {}
-        self._asked: dict[int, dict[str, Any]] = {}
+        self._answers: dict[int, m.FromHeadsBroker | None] = {}
+        self._asked: dict[int, m.ToHeadsBroker] = {}
         self.cores = 0  # how many each worker has, where one of this host has heard that it is fixed
         self._leaving: list[str] = []  # who was granted to leave because a worker of this host had asked for it
         self._holders: dict[_Process, int] = {}
@@ -49,7 +47,7 @@ class Relay:
 
     # ---- what the head tells ----
 
-    def answer(self, number: int, message: dict[str, Any] | None) -> None:
+    def answer(self, number: int, message: m.FromHeadsBroker | None) -> None:
         """To a request. None: there is no answer."""
         with self._changed:
             if number in self._asked:
@@ -121,41 +119,29 @@ class Relay:
 
     # ---- for a worker, in a thread of its connection's ----
 
-    def serve(self, connection: Connection, pid: int) -> bool:
-        message = connection.receive()
+    def serve(self, connection: Asker, request: m.ToHeadsBroker, pid: int) -> bool:
         connection.extend(_ANSWER_TIMEOUT_S)
-        try:
-            if "store" in message:
-                self.stores.serve(connection, message, self._is_out)
-                return False
-            refusal = self._refusal_of(message, pid)
-        except (ProtocolError, ValueError) as error:
-            refusal = str(error)
-        if refusal:
-            connection.send({"error": refusal})
-            return True
-        answer = self._ask(connection, message)
+        refusal = self._refusal_of(request, pid) if isinstance(request, m.PlaceRequest) else ""
+        answer = m.Error(refusal) if refusal else self._ask(connection, request)
         if answer is None:
             return False
         connection.extend(_ANSWER_TIMEOUT_S)
-        if "cluster" in answer:
+        if isinstance(answer, m.Place):
             self._hand_over(connection, answer, pid)
         else:
             connection.send(answer)
         return True
 
-    def _refusal_of(self, message: dict[str, Any], pid: int) -> str:
+    def _refusal_of(self, request: m.PlaceRequest, pid: int) -> str:
         """A forked child has its parent's name and secret, but not its place."""
-        if "peer" not in message or not isinstance(message.get("incarnation"), int):
-            return ""
-        peer = PeerID.parse(message["peer"])
+        peer = PeerID.parse(request.peer)
         with self._changed:
-            holder = self._holders.get((peer, message["incarnation"]))
+            holder = self._holders.get((peer, request.incarnation))
         if holder is None or holder == pid or not self._is_alive(holder):
             return ""
         return f"the place of {peer} belongs to process {holder}; process {pid} has no place of its own"
 
-    def _ask(self, connection: Connection, message: dict[str, Any]) -> dict[str, Any] | None:
+    def _ask(self, connection: Asker, message: m.ToHeadsBroker) -> m.FromHeadsBroker | None:
         with self._changed:
             number = next(self._numbers)
             self._asked[number] = message
@@ -167,11 +153,12 @@ class Relay:
                     if not self._closed and number not in self._answers:
                         self._changed.wait(_LOOK_S)
                     if number in self._answers:
-                        if "leave" in message and "leaving" in (self._answers[number] or ()):
-                            self._leaving.append(str(message["leave"]))
-                        if "cores" in message:
-                            self.cores = int((self._answers[number] or {}).get("cores", 0))
-                        return self._answers[number]
+                        answer = self._answers[number]
+                        if isinstance(message, m.LeaveRequest) and isinstance(answer, m.Leaving):
+                            self._leaving.append(message.peer)
+                        if isinstance(answer, m.CoresFixed):
+                            self.cores = answer.each
+                        return answer
                     if self._closed:
                         return None
                     held = self._held
@@ -183,27 +170,27 @@ class Relay:
                 self._asked.pop(number, None)
                 self._answers.pop(number, None)
 
-    def _hand_over(self, connection: Connection, answer: dict[str, Any], pid: int) -> None:
-        cluster = Cluster.from_json(answer["cluster"])
+    def _hand_over(self, connection: Asker, place: m.Place, pid: int) -> None:
+        version = place.cluster.version
         with self._changed:  # the segment must not be closed meanwhile
-            segment = self._segments.get(cluster.version)
+            segment = self._segments.get(version)
             if segment is None:  # a newer one has been chosen since, of which it will ask for its place
-                connection.send({"error": f"cluster version {cluster.version} is over"})
+                connection.send(m.Error(f"cluster version {version} is over"))
                 return
-            self._holders[PeerID.parse(answer["peer"]), int(answer["incarnation"])] = pid
+            self._holders[PeerID.parse(place.peer), place.incarnation] = pid
             with contextlib.suppress(KeyError):  # the head gave a rank that isn't here
-                segment.hand_over(connection, answer, int(answer["rank"]))
+                segment.hand_over(connection, place, place.rank)
 
-    def _is_out(self, peer: PeerID, incarnation: int) -> bool:
+    def is_out(self, peer: PeerID, incarnation: int) -> bool:
         with self._changed:
             return (peer, incarnation) not in self._holders
 
 
-def _hears_to_wait(connection: Connection) -> bool:
+def _hears_to_wait(connection: Asker) -> bool:
     """Has the worker's limit count from now. Whether the worker is there."""
     try:
         connection.extend(_ANSWER_TIMEOUT_S)
-        connection.send(WAIT)
+        connection.send(m.Waiting())
     except OSError:
         return False
     return True

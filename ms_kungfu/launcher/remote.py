@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Callable, Protocol
 
 from ms_kungfu import env
+from ms_kungfu._decoding import ProtocolError
 from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import Seat
@@ -42,7 +43,6 @@ from ms_kungfu.launcher.startup import Start, StartError
 from ms_kungfu.launcher.stuck import stuck_sure_s, told_each_s, waits_between_hosts
 from ms_kungfu.launcher.supervisor import Exited, Started
 from ms_kungfu.launcher.wire import messages as m
-from ms_kungfu.launcher.wire.codec import ProtocolError
 from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
@@ -274,15 +274,19 @@ class RemoteSite:
         broker, number, message = workers.broker, said.number, said.message
         if number in self._asking:
             raise ProtocolError(f"request {number} is there already")
-        if len(self._asking) >= _MAX_ASKING:
-            self.send(m.Answer(number, {"error": "too many workers ask at once"}))
+        named = message.peer if isinstance(message, m.PlaceRequest) else ""  # a host speaks for its own workers
+        if named and PeerID.parse(named).host != self.name:
+            self.send(m.Answer(number, m.Error(f"{named} is not on host {self.name}")))
             return
-        asker = self._asking[number] = _RemoteAsker(self, number, message)
+        if len(self._asking) >= _MAX_ASKING:
+            self.send(m.Answer(number, m.Error("too many workers ask at once")))
+            return
+        asker = self._asking[number] = _RemoteAsker(self, number)
 
         def serve() -> None:
             try:
                 with contextlib.suppress(OSError, ProtocolError):
-                    broker.serve(asker, None)
+                    broker.serve(asker, message, None)
             except Exception as error:  # the worker gets no answer; the host and the job go on
                 _log.error("internal error: a worker of host %s isn't answered", self.name, exc_info=error)
             finally:
@@ -300,25 +304,13 @@ class RemoteSite:
 class _RemoteAsker:
     """A worker of another host that has asked something: stands for its connection, for one answer."""
 
-    def __init__(self, site: RemoteSite, number: int, message: dict[str, Any]) -> None:
+    def __init__(self, site: RemoteSite, number: int) -> None:
         self._site = site
         self._number = number
-        self._message = message
         self._answered = False
         self.hung_up = False
 
-    def receive(self) -> dict[str, Any]:
-        """A host speaks for its own workers."""
-        if "peer" in self._message and PeerID.parse(self._message["peer"]).host != self._site.name:
-            raise ProtocolError(f"{self._message['peer']} is not on host {self._site.name}")
-        if "store" in self._message:
-            raise ProtocolError("model stores are a host's own")
-        return self._message
-
-    def receive_with_fds(self) -> tuple[dict[str, Any], list[int]]:
-        raise ProtocolError("no descriptor comes from another host")
-
-    def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+    def send(self, message: Any, fds: tuple[int, ...] = ()) -> None:
         self._answered = True
         self._site.send(m.Answer(self._number, message))
 
@@ -441,7 +433,7 @@ class SpreadSegment:
             if not self._is_made:
                 raise NotMadeYet
 
-    def hand_over(self, asker: Asker, message: dict[str, Any], rank: int) -> None:
+    def hand_over(self, asker: Asker, message: m.Place, rank: int) -> None:
         asker.send(message)  # its host adds what belongs to it
 
     def announce(self, version: int) -> None:

@@ -8,18 +8,21 @@ heard is the beginning of what another has, and the longest that any of those ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Optional
+from typing import Any
 
+import msgspec
+
+from ms_kungfu._decoding import ProtocolError
 from ms_kungfu.cluster import Cluster, writer_of_workers
 from ms_kungfu.cluster_store import Seat, SeatKeys, Sitting, has_seat
 from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.options import Options
-from ms_kungfu.launcher.policy import Failure, Recover
+from ms_kungfu.launcher.policy import Recover
 from ms_kungfu.launcher.versions import ClusterVersions
-from ms_kungfu.launcher.wire.codec import ProtocolError
-from ms_kungfu.launcher.wire.messages import Loss, Report
+from ms_kungfu.launcher.wire.documents import RECORD, End, Failure, Past, RecordDocument
+from ms_kungfu.launcher.wire.messages import ClusterPart, Loss, Report
 
 
 def moves(options: Options) -> bool:
@@ -27,9 +30,6 @@ def moves(options: Options) -> bool:
     to go on without those that die. A job that rests (-k) has no workers from whom to go on."""
     goes_on = options.watch and options.recover is not Recover.FAIL and not options.keep
     return goes_on and options.hosts.is_several and has_seat(options.config_server or "")
-
-
-End = tuple[int, Optional[str]]
 
 
 @dataclass(frozen=True)
@@ -47,42 +47,28 @@ class Record:
     end: End | None = None
     before: tuple[str, ...] = ()
     failures: tuple[Failure | None, Failure | None] = (None, None)
-    told: Mapping[str, Any] = field(default_factory=dict)
+    told: Past | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "job": self.job,
-            "head": self.head,
-            "first": self.first.to_json(),
-            "hosts": [[host.name, host.slots] for host in self.hosts],
-            "versions": self.versions.to_json(),
-            "finishing": self.finishing,
-            "end": self.end,
-            "before": self.before,
-            "failures": [None if failure is None else vars(failure) for failure in self.failures],
-            "told": self.told,
-        }
+        found: dict[str, Any] = msgspec.to_builtins(
+            RecordDocument(
+                self.job, self.head, ClusterPart.of(self.first), [(host.name, host.slots) for host in self.hosts],
+                self.versions.kept(), self.finishing, self.end, self.before, self.told, self.failures,
+            )
+        )  # fmt: skip
+        return found
 
     @classmethod
-    def from_json(cls, fields: Any) -> Record:
+    def from_json(cls, fields: object) -> Record:
         """ProtocolError where it can't be that."""
         try:
-            return cls(
-                str(fields["job"]),
-                str(fields["head"]),
-                Cluster.from_json(fields["first"]),
-                tuple(_host(*each) for each in fields["hosts"]),
-                ClusterVersions.from_json(fields["versions"]),
-                bool(fields["finishing"]),
-                None if fields["end"] is None else _end(*fields["end"]),
-                tuple(map(str, fields["before"])),
-                _failures(*fields.get("failures", (None, None))),
-                dict(fields["told"]),
-            )
-        except KeyError as error:
-            raise ProtocolError(f"the seat's record isn't one: there is no {error} in it") from None
-        except (TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+            found = RECORD.convert(fields)
+        except ProtocolError as error:
             raise ProtocolError(f"the seat's record isn't one: {error}") from None
+        return cls(
+            found.job, found.head, found.first.cluster(), tuple(Host(*each) for each in found.hosts),
+            ClusterVersions.of(found.versions), found.finishing, found.end, found.before, found.failures, found.told,
+        )  # fmt: skip
 
     def taken_by(self, host: str) -> Record:
         """As it is written by who takes the seat. Again, where he doesn't know whether he has."""
@@ -112,22 +98,6 @@ class Record:
         return Hosts(
             self.hosts, own.self_name, own.self_name, own.most, own.placement, own.ports, lost=self.lost, joinable=True
         )
-
-
-def _host(name: Any, slots: Any) -> Host:
-    if not isinstance(name, str) or not (slots is None or type(slots) is int):
-        raise ValueError(f"{name!r} with {slots!r} slots is no host")
-    return Host(name, slots)
-
-
-def _end(code: Any, words: Any) -> End:
-    if not (words is None or isinstance(words, str)):
-        raise ValueError(f"{words!r} are no last words")
-    return int(code), words
-
-
-def _failures(first: Any, programs: Any) -> tuple[Failure | None, Failure | None]:
-    return None if first is None else Failure(**first), None if programs is None else Failure(**programs)
 
 
 def how_it_has_ended(end: End) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Callable, Protocol
 
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.versions import ClusterVersions
+from ms_kungfu.launcher.wire import messages as m
 
 Progress = tuple[int, float, float]  # a training's last step, seconds of one (0: not known), seconds since
 
@@ -20,9 +21,7 @@ class NotMadeYet(Exception):
 class Asker(Protocol):
     """The broker's end of a connection (`broker_protocol.Connection`), or what stands for one on another host."""
 
-    def receive(self) -> dict[str, Any]: ...
-    def receive_with_fds(self) -> tuple[dict[str, Any], list[int]]: ...
-    def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None: ...
+    def send(self, message: m.FromBroker, fds: tuple[int, ...] = ()) -> None: ...
     def is_closed(self) -> bool: ...
     def extend(self, timeout: float | None) -> None: ...
 
@@ -33,7 +32,7 @@ class Segment(Protocol):
     def check_made(self) -> None:
         """Raises `NotMadeYet`, or what the runtime or the kernel of one of its hosts has against it."""
 
-    def hand_over(self, asker: Asker, message: dict[str, Any], rank: int) -> None:
+    def hand_over(self, asker: Asker, message: m.Place, rank: int) -> None:
         """Sends `message`, and what `rank` needs to join, to the process that has this rank."""
 
     def announce(self, version: int) -> None: ...
@@ -101,7 +100,7 @@ class PlainSegment:
     def check_made(self) -> None:
         pass
 
-    def hand_over(self, asker: Asker, message: dict[str, Any], rank: int) -> None:
+    def hand_over(self, asker: Asker, message: m.Place, rank: int) -> None:
         asker.send(message, (self.fd,))
 
     def lose_host(self, host: str) -> None:

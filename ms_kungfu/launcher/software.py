@@ -8,10 +8,9 @@ bits.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from ms_kungfu._version import VERSION
-from ms_kungfu.launcher.wire.codec import ProtocolError
+from ms_kungfu.launcher.wire.messages import Software
 
 
 @dataclass
@@ -23,13 +22,9 @@ class JobsSoftware:
     mindspore: str = ""
     first: str = ""
 
-    def objection_to(self, who: str, said: Any) -> str:
+    def objection_to(self, who: str, said: Software | None) -> str:
         """Why newcomer `who` can't take part, from what it says of itself; "" where it can, and the job goes by it."""
-        if not isinstance(said, dict):
-            said = {"ms_kungfu": "of an older, unknown version", "mindspore": ""}
-        version, mindspore = said.get("ms_kungfu"), said.get("mindspore")
-        if not isinstance(version, str) or not isinstance(mindspore, str):
-            raise ProtocolError(f"software is the versions of ms_kungfu and MindSpore, got {said!r}")
+        version, mindspore = ("of an unknown version", "") if said is None else (said.ms_kungfu, said.mindspore)
         if version != self.version:
             return (
                 f"ms_kungfu is {version} at {who}, {self.version} at its launcher; all of a job need the same: start "

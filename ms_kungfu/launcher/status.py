@@ -9,9 +9,10 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from typing import Any, Callable
+
+import msgspec
 
 from ms_kungfu._words import counted
 from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster, PeerID, writer_at_rest, writer_of_workers
@@ -20,23 +21,9 @@ from ms_kungfu.launcher.coordinator import Coordinator
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.policy import Standing
 from ms_kungfu.launcher.processes import Process
+from ms_kungfu.launcher.wire.documents import Change
 
 _KEPT = 20  # of the last changes
-
-
-@dataclass
-class ChangeTold:
-    """Somebody has wanted another cluster, and what has become of that. Times are seconds since 1970."""
-
-    version: int
-    size: int
-    size_before: int | None  # None: the first cluster
-    why: str
-    wanted_at: float
-    chosen_at: float | None = None  # when its members went over to it
-    after_step: int | None = None  # of their training, where they have told
-    refused: str | None = None  # why nobody ever will
-    dropped: bool = False  # the members went over to a newer one instead
 
 
 class History:
@@ -45,7 +32,7 @@ class History:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._reasons: list[str] = []  # of what the launcher is about to write
-        self.changes: deque[ChangeTold] = deque(maxlen=_KEPT)
+        self.changes: deque[Change] = deque(maxlen=_KEPT)
 
     def note(self, reason: str) -> None:
         """Something has happened that the launcher's next cluster is the answer to."""
@@ -56,15 +43,15 @@ class History:
 
     def begun(self, cluster: Cluster) -> None:
         now = self._clock()
-        self.changes.append(ChangeTold(cluster.version, cluster.size, None, "the job's start", now, now))
+        self.changes.append(Change(cluster.version, cluster.size, None, "the job's start", now, now))
 
-    def resumed(self, changes: Sequence[Mapping[str, Any]], cluster: Cluster) -> None:
-        """By the next head of a job that runs in `cluster`: what the one before has told. TypeError where it isn't."""
-        self.changes.extend(ChangeTold(**change) for change in changes)
+    def resumed(self, changes: Sequence[Change], cluster: Cluster) -> None:
+        """By the next head of a job that runs in `cluster`: what the one before has told."""
+        self.changes.extend(changes)
         self.chosen(cluster, None)  # which is told once it is on record
         if not self.knows(cluster):
             now = self._clock()
-            self.changes.append(ChangeTold(cluster.version, cluster.size, None, "the head before this one", now, now))
+            self.changes.append(Change(cluster.version, cluster.size, None, "the head before this one", now, now))
 
     def knows(self, cluster: Cluster) -> bool:
         return any(change.version == cluster.version for change in self.changes)
@@ -76,7 +63,7 @@ class History:
             why = "; ".join(dict.fromkeys(self._reasons)) or why
             self._reasons.clear()
         size = self._running_size(before.size)
-        self.changes.append(ChangeTold(cluster.version, cluster.size, size, why, self._clock(), refused=refused))
+        self.changes.append(Change(cluster.version, cluster.size, size, why, self._clock(), refused=refused))
 
     def chosen(self, cluster: Cluster, step: int | None) -> None:
         size = self._running_size(None)
@@ -137,7 +124,7 @@ def describe(document: dict[str, Any], agent: HostAgent, coordinator: Coordinato
         cluster=None if current is None else _summary(current),
         wanted=None if current is None or newest.version <= current.version else _summary(newest),
         processes=[_process(process, agent, coordinator) for process in _in_order(agent)],
-        changes=[asdict(change) for change in history.changes],
+        changes=[msgspec.to_builtins(change) for change in history.changes],
     )
     if document["state"] == "runs" and coordinator.resting:
         document.update(state="rests", why="all workers have finished; waiting for the next cluster (-k)")

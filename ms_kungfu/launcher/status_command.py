@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ms_kungfu import env
+from ms_kungfu._decoding import ProtocolError
 from ms_kungfu._flags import FlagParser, UsageError, failed, switch
 from ms_kungfu._processes import printing
 from ms_kungfu._words import counted, printable
@@ -21,7 +22,7 @@ from ms_kungfu.launcher.policy import Standing
 from ms_kungfu.launcher.seat import Record, how_it_has_ended
 from ms_kungfu.launcher.secret import SecretError, secret_for
 from ms_kungfu.launcher.status_socket import jobs_of_this_user
-from ms_kungfu.launcher.wire.codec import ProtocolError
+from ms_kungfu.launcher.wire.documents import STATUS
 
 _PROGRAM = "kungfu-run status"
 _ANSWER_S = 3.0
@@ -122,11 +123,9 @@ def _told(document: _Document) -> _Document:
 
 def _trouble_with(document: _Document) -> str | None:
     try:
-        hash(document.get("job"))
-        as_text(document, time.time())
-    # A number may be too large for a time.
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError) as error:
-        return f"what was answered is no job's status: {error!r}"
+        STATUS.convert(document)
+    except ProtocolError as error:
+        return str(document.get("error", f"what was answered is no job's status: {error}"))
     return None
 
 

@@ -20,10 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable
 
-from ms_kungfu._decoding import MalformedError, decode
+from ms_kungfu._decoding import MalformedError, ProtocolError, decode
 from ms_kungfu.broker_protocol import Connection
 from ms_kungfu.config_server.secret_file import SecretFileError, made, opened, own_directories
-from ms_kungfu.launcher.wire.codec import ProtocolError
 from ms_kungfu.launcher.within import within
 
 Answer = Callable[[], Awaitable[dict[str, Any]]]

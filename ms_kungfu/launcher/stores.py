@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any, Callable
+from collections.abc import Sequence
+from typing import Callable
 
 from ms_kungfu.broker_protocol import close_all
 from ms_kungfu.cluster import PeerID
 from ms_kungfu.launcher.segments import Asker
-from ms_kungfu.launcher.wire.codec import ProtocolError
+from ms_kungfu.launcher.wire import messages as m
 
 _Process = tuple[PeerID, int]  # a peer ID and the version that the process was started for
 
@@ -22,35 +23,32 @@ class Stores:
         self._lock = threading.Lock()
         self._fds: dict[_Process, int] = {}
 
-    def serve(self, connection: Asker, message: dict[str, Any], is_out: Callable[[PeerID, int], bool]) -> None:
-        """Answers a request: ``{"store": "put", "peer", "incarnation"}``, after which the descriptor comes with a
-        message of its own, or ``{"store": "get", "peer"}``."""
-        peer = PeerID.parse(message.get("peer"))
-        if message.get("store") == "get":
-            fd = self.find(peer)
-            found = [] if fd < 0 else [fd]
+    def serve(
+        self,
+        connection: Asker,
+        request: m.PutStore | m.GetStore,
+        fds: Sequence[int],
+        is_out: Callable[[PeerID, int], bool],
+    ) -> None:
+        """Answers a request. Owns `fds`, which came with it."""
+        peer = PeerID.parse(request.peer)
+        if isinstance(request, m.GetStore):
+            close_all(fds)
+            found = [fd for fd in (self.find(peer),) if fd >= 0]
             try:
-                connection.send({"store": bool(found)}, tuple(found))
+                connection.send(m.Store(bool(found)), tuple(found))
             finally:
                 close_all(found)
-            return
-        incarnation = message.get("incarnation")
-        if message.get("store") != "put" or not isinstance(incarnation, int):
-            raise ProtocolError("a request to the stores is a put with an incarnation, or a get")
-        _, fds = connection.receive_with_fds()
-        if len(fds) != 1:
+        elif len(fds) != 1 or is_out(peer, request.incarnation):
             close_all(fds)
-            raise ProtocolError(f"a store is one descriptor, got {len(fds)}")
-        if is_out(peer, incarnation):
-            os.close(fds[0])
-            connection.send({"error": f"{peer} is no member any more"})
-            return
-        with self._lock:
-            before = self._fds.get((peer, incarnation))
-            self._fds[peer, incarnation] = fds[0]
-        if before is not None:
-            os.close(before)
-        connection.send({"store": True})
+            why = f"{peer} is no member any more" if len(fds) == 1 else f"a store is one descriptor, got {len(fds)}"
+            connection.send(m.Error(why))
+        else:
+            with self._lock:
+                before = self._fds.pop((peer, request.incarnation), None)
+                self._fds[peer, request.incarnation] = fds[0]
+            close_all(() if before is None else (before,))
+            connection.send(m.Store(True))
 
     def find(self, peer: PeerID) -> int:
         """A copy of the descriptor, which is the caller's; -1 where there is none."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
 
-from ms_kungfu.broker_protocol import Detached, Stay
 from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher.wire.documents import Versions
+from ms_kungfu.launcher.wire.messages import ClusterPart, Detached, Stay
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,6 @@ class StandbyRequest:
     """A spare process is ready to become whoever is needed. `number` is its name at the launcher."""
 
     number: int
-
-
-@dataclass(frozen=True)
-class LeaveRequest:
-    """A worker asks that the cluster go on without `peer`, itself perhaps; `terminated`: because it got a SIGTERM."""
-
-    peer: PeerID
-    terminated: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,33 +87,25 @@ class ClusterVersions:
             for peer in cluster.workers:
                 self.excluded.setdefault(peer, [])
 
-    def to_json(self) -> dict[str, Any]:
+    def kept(self) -> Versions:
         """All of it that the next head has to know: not who is ready, and of what isn't chosen nothing."""
-        kept = [cluster.to_json() for version, cluster in self.clusters.items() if version <= (self.chosen or 0)]
-        return {
-            "clusters": kept if self.chosen is not None else [],
-            "chosen": self.chosen,
-            "excluded": {str(peer): versions for peer, versions in self.excluded.items() if versions},
-            "ended": {str(peer): [[k.start, k.stop] for k in known] for peer, known in self.ended.items()},
-            "lost": [[host, None if last == math.inf else last] for host, last in self.lost_hosts.items()],
-        }
+        kept = [ClusterPart.of(each) for each in self.clusters.values() if each.version <= (self.chosen or 0)]
+        return Versions(
+            kept if self.chosen is not None else [],
+            self.chosen,
+            {str(peer): versions for peer, versions in self.excluded.items() if versions},
+            {str(peer): [(k.start, k.stop) for k in known] for peer, known in self.ended.items()},
+            [(host, None if last == math.inf else int(last)) for host, last in self.lost_hosts.items()],
+        )
 
     @classmethod
-    def from_json(cls, fields: Any) -> ClusterVersions:
-        """KeyError, TypeError or ValueError where it can't be that."""
-        each = [Cluster.from_json(cluster) for cluster in fields["clusters"]]
-        chosen = fields["chosen"]
-        numbers = [*(v for versions in fields["excluded"].values() for v in versions), *(n for _, n in fields["lost"])]
-        if not all(number is None or type(number) is int for number in (chosen, *numbers)):
-            raise ValueError("a version is a number")
-        if chosen is not None and chosen not in [cluster.version for cluster in each]:
-            raise ValueError(f"version {chosen} is chosen and not among the clusters")
+    def of(cls, kept: Versions) -> ClusterVersions:
         return cls(
-            {cluster.version: cluster for cluster in each},
-            chosen,
-            excluded={PeerID.parse(peer): list(versions) for peer, versions in fields["excluded"].items()},
-            ended={PeerID.parse(peer): [range(*ends) for ends in known] for peer, known in fields["ended"].items()},
-            lost_hosts={host: math.inf if last is None else last for host, last in fields["lost"]},
+            {each.version: each.cluster() for each in kept.clusters},
+            kept.chosen,
+            excluded={PeerID.parse(peer): versions for peer, versions in kept.excluded.items()},
+            ended={PeerID.parse(peer): [range(*ends) for ends in known] for peer, known in kept.ended.items()},
+            lost_hosts={host: math.inf if last is None else last for host, last in kept.lost},
         )
 
     def meant_by(self, peer: PeerID, version: int) -> int:

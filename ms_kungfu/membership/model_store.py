@@ -6,9 +6,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from ms_kungfu._decoding import ProtocolError
 from ms_kungfu.broker_protocol import BrokerClient
 from ms_kungfu.errors import KungFuError
-from ms_kungfu.launcher.wire.codec import ProtocolError
 from ms_kungfu.membership.identity import identity, peer_of
 from ms_kungfu.membership.member import current
 
@@ -30,11 +30,11 @@ def _announce(fd: int) -> str:
     """Hands this worker's store to the broker; an error's text where that fails."""
     peer, incarnation = identity()
     try:
-        answer, fds = _ask({"store": "put", "peer": str(peer), "incarnation": incarnation}, fd)
+        answer, fds = _ask({"type": "put_store", "peer": str(peer), "incarnation": incarnation}, fd)
     except (OSError, ProtocolError, KungFuError) as error:
         return f"{peer}: the launcher can't be given the model store ({error})"
     _close(fds)
-    return "" if answer.get("store") is True else f"{peer}: {answer.get('error', 'the launcher refused the store')}"
+    return "" if answer.get("found") is True else f"{peer}: {answer.get('error', 'the launcher refused the store')}"
 
 
 def _find(rank: int) -> int:
@@ -43,7 +43,7 @@ def _find(rank: int) -> int:
     if peer is None:
         return -1
     try:
-        _, fds = _ask({"store": "get", "peer": str(peer)})
+        _, fds = _ask({"type": "get_store", "peer": str(peer)})
     except (OSError, ProtocolError, KungFuError):
         return -1
     return fds[0] if len(fds) == 1 else _close(fds)

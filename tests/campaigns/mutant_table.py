@@ -378,12 +378,13 @@ _PYTHON = [
     ),
     Mutant(
         "worker-trusts-any-broker", "ms_kungfu/broker_protocol.py",
-        'if not has_proof(answer, proof_of(secret, "broker", challenge, nonce)):', "if False:",
+        'if not is_proof(_heard(connection, "proof").get("proof"), secret, "broker", theirs, nonce):',
+        'if _heard(connection, "proof") is None:',
         ("tests/multiprocess/test_broker.py",),
     ),
     Mutant(
         "broker-trusts-any-worker", f"{_LAUNCHER}/broker_server.py",
-        'if not has_proof(reply, proof_of(self._secret, "worker", challenge, nonce)):', "if False:",
+        'if not is_proof(reply.proof, self._secret, "worker", challenge, reply.nonce):', "if False:",
         ("tests/multiprocess/test_broker.py",),
     ),
     Mutant(

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import socket
 import struct
 import threading
@@ -20,6 +21,8 @@ from ms_kungfu.launcher import broker_server, relay
 from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.broker_server import BrokerServer
 from ms_kungfu.launcher.segments import NotMadeYet
+from ms_kungfu.launcher.wire import messages as m
+from ms_kungfu.launcher.wire.codec import encode
 
 pytestmark = pytest.mark.timeout(60)
 SECRET = b"s" * 32
@@ -64,6 +67,18 @@ class MemorySegment:
     def close(self):
         self.closed = True
         os.close(self.fd)
+
+
+class End(Connection):
+    """One end of a connection, by hand."""
+
+    def send(self, message, fds=()):
+        self.send_bytes(encode(message), fds)
+
+    def receive(self, reads):
+        body, fds = self.receive_bytes()
+        broker_protocol.close_all(fds)
+        return reads(body)
 
 
 class Host:
@@ -458,13 +473,13 @@ def test_wrong_secret_gets_nothing(host):
     one = host(cluster(0, A))
     with pytest.raises(KungFuError, match="the job's broker has another secret"):
         one.ask(A, secret=b"x" * 32)
-    connection = Connection(socket.socket(socket.AF_UNIX), 10)
+    connection = End(socket.socket(socket.AF_UNIX), 10)
     connection.socket.connect("\0" + one.server.address)
-    connection.receive()
-    connection.send({"nonce": "1" * 32, "proof": "0" * 64})
-    assert set(connection.receive()) == {"error"}  # not even the broker's own proof
+    connection.receive(m.NONCE)
+    connection.send(m.WorkerProof("1" * 32, "0" * 64))
+    assert isinstance(connection.receive(m.PROOF), m.Error)  # not even the broker's own proof
     with pytest.raises(ConnectionError):
-        connection.receive()
+        connection.receive(m.PROOF)
     connection.close()
     assert not one.broker._holders
 
@@ -475,10 +490,10 @@ def test_worker_does_not_trust_a_broker_without_the_secret():
     listener.listen()
 
     def pretend():
-        connection = Connection(listener.accept()[0], 10)
-        connection.send({"nonce": "0" * 32})
-        reply = connection.receive()
-        connection.send({"proof": reply["proof"]})  # sends back what it has heard
+        connection = End(listener.accept()[0], 10)
+        connection.send(m.Nonce("0" * 32, m.PROTOCOL))
+        reply = connection.receive(m.WORKER_PROOF)
+        connection.send(m.Proof(reply.proof))  # sends back what it has heard
         connection.close()
 
     threading.Thread(target=pretend, daemon=True).start()
@@ -519,30 +534,34 @@ def test_waiting_worker_learns_that_the_launcher_is_gone(host):
 
 
 def _proven(one):
-    connection = Connection(socket.socket(socket.AF_UNIX), 10)
+    connection = End(socket.socket(socket.AF_UNIX), 10)
     connection.socket.connect("\0" + one.server.address)
-    nonce = connection.receive()["nonce"]
-    connection.send({"nonce": "1" * 32, "proof": broker_protocol.proof_of(SECRET, "worker", nonce, "1" * 32)})
-    connection.receive()
+    nonce = connection.receive(m.NONCE).nonce
+    connection.send(m.WorkerProof("1" * 32, broker_protocol.proof_of(SECRET, "worker", nonce, "1" * 32)))
+    connection.receive(m.PROOF)
     return connection
 
 
 @pytest.mark.parametrize(
     ("request_", "told"),
     [
-        ({}, "incarnation"),
-        ({"incarnation": 0}, "host:port"),
-        ({"incarnation": -1, "peer": str(A)}, "incarnation must be a number"),
-        ({"incarnation": True, "peer": str(A)}, "incarnation must be a number"),
-        ({"incarnation": 0, "peer": str(A), "version": "1"}, "version must be a number"),
+        ({}, "missing required field"),
+        ({"incarnation": 0, "peer": "x"}, "matching regex"),
+        ({"incarnation": -1, "peer": str(A)}, "`int` >= 0"),
+        ({"incarnation": True, "peer": str(A)}, "Expected `int`"),
+        ({"incarnation": 0, "peer": str(A), "version": "1"}, r"\$.version"),
         ({"incarnation": 0, "peer": str(A), "member_of": 0}, "must name the version"),
+        ({"incarnation": 0, "peer": str(A), "software": {"ms_kungfu": VERSION}}, "missing required field `mindspore`"),
+        ({"incarnation": 0, "peer": str(A)}, "of an unknown version"),
+        ({"type": "take_store", "peer": str(A)}, "Invalid value 'take_store'"),
     ],
 )
 def test_requests_that_make_no_sense_are_answered_by_a_sentence(host, request_, told):
     one = host(cluster(0, A))
     connection = _proven(one)
-    connection.send(request_)
-    assert told in connection.receive()["error"]
+    body = json.dumps({"type": "place_request", **request_}).encode()
+    connection.socket.sendall(struct.pack(">I", len(body)) + body)
+    assert re.search(told, connection.receive(m.FROM_BROKER).error)
     connection.close()
 
 
@@ -576,15 +595,6 @@ def test_who_is_in_is_not_asked_for_versions_again(host, monkeypatch):
     assert one.ask(A, 0, 0, 1)[:2] == (1, 0)
 
 
-@pytest.mark.parametrize("said", [{"ms_kungfu": 1, "mindspore": ""}, {"ms_kungfu": VERSION}, None])
-def test_versions_that_make_no_sense_are_answered_by_a_sentence(host, said):
-    one = host(cluster(0, A))
-    connection = _proven(one)
-    connection.send({"incarnation": 0, "peer": str(A), **({"software": said} if said else {})})
-    assert ("software is the versions" if said else "of an older, unknown version") in connection.receive()["error"]
-    connection.close()
-
-
 @pytest.mark.parametrize(
     "garbage",
     [
@@ -595,9 +605,14 @@ def test_versions_that_make_no_sense_are_answered_by_a_sentence(host, said):
         struct.pack(">I", 4) + b"null",
         struct.pack(">I", 60_000) + b"[" * 60_000,
         struct.pack(">I", 2) + json.dumps({}).encode(),
-        struct.pack(">I", 30) + json.dumps({"nonce": 1, "proof": "x"}).encode().ljust(30),
-        struct.pack(">I", 40) + json.dumps({"nonce": "\ud800", "proof": "x"}).encode().ljust(40),
-        struct.pack(">I", 70) + json.dumps({"nonce": "0" * 32, "proof": "\ud800"}).encode().ljust(70),
+        *(
+            struct.pack(">I", 110) + json.dumps({"type": "worker_proof", **said}).encode().ljust(110)
+            for said in (
+                {"nonce": 1, "proof": "x"},
+                {"nonce": "\ud800", "proof": "x"},
+                {"nonce": "0" * 32, "proof": "\ud800"},
+            )
+        ),
     ],
 )
 def test_garbage_closes_the_connection_and_harms_nobody(host, garbage, caplog, capsys):
@@ -783,14 +798,13 @@ def test_the_progress_of_a_process_is_what_it_told_in_the_newest_version(host):
 
 def about_stores(host, request, fd=None, secret=SECRET):
     """The answer to a request about model stores, and the text behind the descriptor that came with it."""
-    connection = Connection(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), 20)
+    connection = End(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), 20)
     try:
         connection.socket.connect("\0" + host.server.address)
         broker_protocol.prove(connection, secret)
-        connection.send({"store": request[0], "peer": str(request[1]), **({"incarnation": request[2]} if fd else {})})
-        if fd is not None:
-            connection.send({}, (fd,))
-        answer, fds = connection.receive_with_fds()
+        connection.send(request, () if fd is None else (fd,))
+        body, fds = connection.receive_bytes()
+        answer = m.FROM_BROKER(body)
         texts = [os.pread(each, 100, 0).decode() for each in fds]
         for each in fds:
             os.close(each)
@@ -807,26 +821,24 @@ def store_of(text):
 
 def test_a_store_is_handed_on_until_its_process_is_out_or_has_ended(host):
     one = host(cluster(0, A, B, C))
-    assert about_stores(one, ("get", A)) == ({"store": False}, [])
+    assert about_stores(one, m.GetStore(str(A))) == (m.Store(False), [])
     for peer, text in ((A, "a"), (B, "b"), (C, "c")):
         fd = store_of(text)
-        assert about_stores(one, ("put", peer, 0), fd) == ({"store": True}, [])
+        assert about_stores(one, m.PutStore(str(peer), 0), fd) == (m.Store(True), [])
         os.close(fd)
-    assert about_stores(one, ("get", B)) == ({"store": True}, ["b"])
+    assert about_stores(one, m.GetStore(str(B))) == (m.Store(True), ["b"])
     one.broker.mark_lost(B, "killed", 0)
-    assert about_stores(one, ("get", B)) == ({"store": False}, [])
+    assert about_stores(one, m.GetStore(str(B))) == (m.Store(False), [])
     one.broker.admit(cluster(1, A, B))  # C leaves; B's place is taken by a new process
     one.broker.choose(1)
-    assert about_stores(one, ("get", C)) == ({"store": False}, [])
+    assert about_stores(one, m.GetStore(str(C))) == (m.Store(False), [])
     fd = store_of("late")
-    answer, _ = about_stores(one, ("put", C, 0), fd)
-    assert "no member any more" in answer["error"]
+    answer, _ = about_stores(one, m.PutStore(str(C), 0), fd)
+    assert "no member any more" in answer.error
     os.close(fd)
-    assert about_stores(one, ("get", A)) == ({"store": True}, ["a"])
+    assert about_stores(one, m.GetStore(str(A))) == (m.Store(True), ["a"])
     with pytest.raises((OSError, broker_protocol.ProtocolError)):
-        about_stores(one, ("get", A), secret=b"x" * 32)
-    answer, _ = about_stores(one, ("take", A))
-    assert "put with an incarnation, or a get" in answer["error"]
+        about_stores(one, m.GetStore(str(A)), secret=b"x" * 32)
 
 
 def test_no_limit_of_a_worker_runs_while_deadlines_are_held(monkeypatch):
@@ -851,8 +863,8 @@ def test_no_limit_of_a_worker_runs_while_deadlines_are_held(monkeypatch):
         thread.start()
     threading.Event().wait(1.5 * limit_s)
     for message in asked:
-        is_place = "peer" in message.message
-        passes_on.answer(message.number, {"stay": True} if is_place else {"cores": 3})
+        is_place = isinstance(message.message, m.PlaceRequest)
+        passes_on.answer(message.number, m.Stay() if is_place else m.CoresFixed(3))
     for thread in asking:
         thread.join()
     server.close()

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from ms_kungfu._decoding import ProtocolError
 from ms_kungfu.broker_protocol import new_nonce, proof_of
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher import control, links, network
@@ -22,7 +23,7 @@ from ms_kungfu.launcher.links import LinkedSegment, LinkMaker
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.segments import PlainSegment
 from ms_kungfu.launcher.wire import messages as m
-from ms_kungfu.launcher.wire.codec import ProtocolError, Reads
+from ms_kungfu.launcher.wire.codec import Reads
 from tests.garbage import collected
 from tests.ports import free_port
 

@@ -25,6 +25,7 @@ from test_hosts import SECRET as JOBS_SECRET
 from test_hosts import A, B, embedded, hosts  # noqa: F401
 from test_hosts_control import HELLO, SAID
 
+from ms_kungfu._decoding import ProtocolError
 from ms_kungfu.broker_protocol import new_nonce, proof_of
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import open_store
@@ -33,7 +34,7 @@ from ms_kungfu.config_server.store import ConfigStore
 from ms_kungfu.launcher.control import Channel, ControlServer, call
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.wire import messages as m
-from ms_kungfu.launcher.wire.codec import ProtocolError, encode
+from ms_kungfu.launcher.wire.codec import encode
 from tests import hostile
 from tests.hostile import spoiled
 

@@ -1,15 +1,23 @@
 """What the broker answers, without sockets."""
 
-import json
 import random
 
 import pytest
 
-from ms_kungfu.broker_protocol import Detached, Stay
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.versions import ClusterVersions, Grant, Refuse, Request, Wait
+from ms_kungfu.launcher.wire.codec import Reads, encode
+from ms_kungfu.launcher.wire.documents import Versions
+from ms_kungfu.launcher.wire.messages import Detached, Stay
 
 A, B, C = (PeerID("127.0.0.1", 10000 + i) for i in range(3))
+
+
+def json_of(versions):
+    return encode(versions.kept())
+
+
+read_versions = Reads(Versions)
 
 
 def cluster(version, *workers):
@@ -455,7 +463,7 @@ def test_forgetting_departed_peers_changes_no_answer(seed):
             lost.remove(host := rng.choice(sorted(lost)))
             do("host_is_back", host)
         elif what == "take over" and not any(version > both[0].chosen for version in both[0].clusters):
-            both = [type(v).from_json(json.loads(json.dumps(v.to_json()))) for v in both]
+            both = [type(v).of(read_versions(json_of(v))) for v in both]
         for version, known in both[0].clusters.items():
             assert do("lost_host_of", known) in (None, *hosts)
             do("ended_in", known)
@@ -466,7 +474,7 @@ def test_forgetting_departed_peers_changes_no_answer(seed):
             do("is_out", *process)
             do("concerns", *process)
         do("announceable")
-    assert len(str(both[0].to_json())) < len(str(both[1].to_json()))
+    assert len(json_of(both[0])) < len(json_of(both[1]))
 
 
 def test_record_after_many_hosts_is_bounded():
@@ -483,7 +491,7 @@ def test_record_after_many_hosts_is_bounded():
         versions.admit(cluster(3 * number + 1, A))
         versions.choose(3 * number + 1)
         versions.lose_host(comes.host)
-        versions = ClusterVersions.from_json(json.loads(json.dumps(versions.to_json())))
-        lengths.append(len(json.dumps(versions.to_json())))
+        versions = ClusterVersions.of(read_versions(json_of(versions)))
+        lengths.append(len(json_of(versions)))
         assert versions.is_out(comes, 3 * number)
     assert max(lengths) < lengths[0] + 100

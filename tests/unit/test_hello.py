@@ -4,10 +4,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from ms_kungfu._decoding import ProtocolError
 from ms_kungfu.launcher.devices import GPU, Device, Devices
 from ms_kungfu.launcher.hello import devices_of, flags_of, hello_of, objection, other_command
 from ms_kungfu.launcher.options import parse_options
-from ms_kungfu.launcher.wire.codec import ProtocolError, Reads
+from ms_kungfu.launcher.wire.codec import Reads
 from ms_kungfu.launcher.wire.messages import Hello, Launch
 
 GPUS = Devices(GPU, (Device("0", 0, "0"), Device("GPU-1", 0, "GPU-1")))

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
 import random
@@ -15,13 +14,12 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from ms_kungfu._decoding import MalformedError, decode
+from ms_kungfu._decoding import MalformedError, ProtocolError, decode
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import etcd_members, open_seat, open_store
 from ms_kungfu.dataset import ledger
 from ms_kungfu.errors import ConfigServerError, KungFuError
 from ms_kungfu.launcher import status_socket
-from ms_kungfu.launcher.broker import _request_from
 from ms_kungfu.launcher.hosts import Host, Hosts, parse_hosts
 from ms_kungfu.launcher.joining import options_from, terms_of
 from ms_kungfu.launcher.options import JoinRequest, parse_options
@@ -29,7 +27,8 @@ from ms_kungfu.launcher.remote import RemoteSite
 from ms_kungfu.launcher.seat import Record
 from ms_kungfu.launcher.versions import ClusterVersions
 from ms_kungfu.launcher.wire import messages as m
-from ms_kungfu.launcher.wire.codec import ProtocolError, encode
+from ms_kungfu.launcher.wire.codec import encode
+from ms_kungfu.launcher.wire.documents import Past
 from tests import hostile
 
 TRIES = int(os.environ.get("KUNGFU_FUZZ", 300))
@@ -39,9 +38,17 @@ HELLO = m.Hello("127.0.0.2", "1", "2", {"-np": "2"}, [0, 1])
 VERSIONS = ClusterVersions(
     {3: CLUSTER}, 3, excluded={B: [2]}, ended={B: [range(1, 3)]}, lost_hosts={"c": float("inf"), "d": 2}
 )
-RECORD = Record("job", "127.0.0.1", CLUSTER, (Host("127.0.0.1", 2),), VERSIONS, end=(1, "failed"), told={"past": []})
+RECORD = Record(
+    "job",
+    "127.0.0.1",
+    CLUSTER,
+    (Host("127.0.0.1", 2),),
+    VERSIONS,
+    end=(1, "failed"),
+    told=Past(5.0, []),
+)
 TERMS = terms_of(parse_options(["-port", "4000", "sh"]), Hosts(parse_hosts("127.0.0.1:2,127.0.0.2:2"), "127.0.0.1"))
-REQUEST = {"peer": str(B), "incarnation": 3, "member_of": 2, "version": 3, "step": 7, "software": {}}
+REQUEST = m.PlaceRequest(str(B), 3, 2, 3, 7)
 
 
 @pytest.fixture
@@ -55,19 +62,14 @@ def joining(terms):
     )
 
 
-def requested(message):
-    return _request_from(message if isinstance(message, dict) else {})  # as it comes from a connection
-
-
 @pytest.mark.parametrize(
     ("parse", "proper", "refusals"),
     [
         (Cluster.from_json, CLUSTER.to_json(), ValueError),
         (Record.from_json, RECORD.to_json(), ProtocolError),
         (joining, msgspec.to_builtins(TERMS), (LookupError, TypeError, ValueError, OverflowError, ProtocolError)),
-        (requested, REQUEST, (ProtocolError, ValueError)),
     ],
-    ids=["cluster", "record", "terms", "request"],
+    ids=["cluster", "record", "terms"],
 )
 def test_messages_at_random_are_refused_as_expected(parse, proper, refusals, lots):
     parse(decode(json.dumps(proper), 1 << 20))
@@ -157,11 +159,6 @@ def test_a_watch_of_etcd_at_random_is_lost_or_news(lots, monkeypatch):
 # ---- what a host says that was let in ----
 
 
-def serve(asker, pid):
-    with contextlib.suppress(ValueError, ProtocolError):  # which the broker answers
-        asker.receive()
-
-
 class Owner:
     """Hears what a site has understood."""
 
@@ -171,7 +168,7 @@ class Owner:
         self.resumes = False
         self.reports = self
         self.machine = SimpleNamespace(start_thread=lambda name, function: function())
-        self.broker = SimpleNamespace(serve=serve)
+        self.broker = SimpleNamespace(serve=lambda asker, asked, pid: None)
         self.name, self.heard = "127.0.0.1", []
 
     def __getattr__(self, name):
@@ -249,7 +246,7 @@ def test_a_thread_that_cant_be_started_is_an_asking_worker_without_an_answer(cap
     channel = Channel()
     channel.send = told.append
     site = RemoteSite(owner, channel, HELLO, None)
-    site.hear(owner, m.Asks(4, {}))
+    site.hear(owner, m.Asks(4, m.FixCores(1)))
     assert told == [m.Answer(4, None)]
     assert site._asking == {}
     assert "can't start new thread" in caplog.text

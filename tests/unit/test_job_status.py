@@ -8,9 +8,10 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster, PeerID, writer_of_workers
@@ -26,6 +27,7 @@ from ms_kungfu.launcher.status import History, describe, outline
 from ms_kungfu.launcher.status_command import as_text
 from ms_kungfu.launcher.status_socket import StatusServer, jobs_of_this_user, never_raises
 from ms_kungfu.launcher.versions import ClusterVersions
+from ms_kungfu.launcher.wire.documents import Change
 
 JOB = "a1b2"
 
@@ -76,10 +78,10 @@ def test_a_wish_that_a_newer_version_has_passed_is_dropped():
     for _ in range(2):
         history.note("host b has the job from now on")
     history.wanted(cluster(3, 1, JOB), cluster(2, 1), JOB)
-    told = as_text(document(changes=[asdict(change) for change in history.changes]), 0)
+    told = as_text(document(changes=[msgspec.to_builtins(change) for change in history.changes]), 0)
     assert "version 2: 3 -> 1 worker, not yet; somebody else" in told
     history.chosen(cluster(3, 1), None)
-    told = as_text(document(changes=[asdict(change) for change in history.changes]), 0).splitlines()
+    told = as_text(document(changes=[msgspec.to_builtins(change) for change in history.changes]), 0).splitlines()
     assert "version 1: 3 -> 3 workers, refused: too many;" in told[-3]
     assert "version 2: 3 -> 1 worker, dropped; somebody else" in told[-2]
     assert told[-1].endswith(
@@ -216,7 +218,7 @@ def test_a_change_is_told_with_its_step_and_what_the_job_follows():
     history = History(lambda: 0)
     history.wanted(cluster(1, 4, "x"), cluster(0, 2), JOB)
     history.chosen(cluster(1, 4), 100)
-    changes = [asdict(change) for change in history.changes]
+    changes = [msgspec.to_builtins(change) for change in history.changes]
     text = as_text(document(changes=changes, config_server="http://a:1/config", follows_changes=False), 0)
     assert "config server http://a:1/config, which it doesn't follow (-w)" in text
     assert "version 1: 2 -> 4 workers, after step 100; somebody else" in text
@@ -416,7 +418,7 @@ def test_the_next_head_tells_what_the_one_before_has_told():
     before = History(lambda: 5.0)
     before.begun(cluster(0, 2))
     before.wanted(cluster(1, 3), cluster(0, 2), "job")
-    told = json.loads(json.dumps([asdict(change) for change in before.changes]))
+    told = [Change(**change) for change in json.loads(json.dumps(list(map(msgspec.to_builtins, before.changes))))]
     after = History(lambda: 9.0)
     after.resumed(told, cluster(1, 3))
     assert [(change.version, change.chosen_at) for change in after.changes] == [(0, 5.0), (1, 9.0)]

@@ -12,6 +12,7 @@ import pytest
 from test_cluster_versions import A, B, cluster, member, newcomer, started
 from test_launcher_coordinator import AWAY, over_hosts
 
+from ms_kungfu._decoding import ProtocolError
 from ms_kungfu._flags import UsageError
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import Sitting, StoreUnreachableError
@@ -24,7 +25,7 @@ from ms_kungfu.launcher.policy import Action, hosts_leave
 from ms_kungfu.launcher.seat import Record
 from ms_kungfu.launcher.versions import ClusterVersions, Grant, Stay
 from ms_kungfu.launcher.wire import messages as m
-from ms_kungfu.launcher.wire.codec import ProtocolError, encode
+from ms_kungfu.launcher.wire.codec import encode
 
 URL = "http://10.0.0.1:9100/config"
 SECRET = "ab" * 16

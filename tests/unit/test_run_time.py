@@ -124,7 +124,7 @@ def test_broker_connection_waits_on_behind_a_pause(clock: Clock, ends: tuple[soc
     here, there = ends
     connection = Connection(here, MOST_GAP_S + 60.0)
     thread = answer_behind_a_pause(clock, there, struct.pack(">I", 2) + b"{}")
-    assert connection.receive() == {}
+    assert connection.receive_bytes() == (b"{}", [])
     thread.join()
 
 
@@ -132,7 +132,7 @@ def test_broker_connection_ends_at_its_limit(ends: tuple[socket.socket, socket.s
     connection = Connection(ends[0], 1.2 * SLICE_S)
     begun = time.monotonic()
     with pytest.raises(socket.timeout):
-        connection.receive()
+        connection.receive_bytes()
     assert time.monotonic() - begun >= 1.2 * SLICE_S
 
 
@@ -143,16 +143,16 @@ def test_broker_connection_sends_what_takes_many_slices(
     monkeypatch.setattr("ms_kungfu.broker_protocol.SLICE_S", 0.01)
     here, there = ends
     here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    got: list[dict[str, object]] = []
+    got: list[bytes] = []
 
     def read() -> None:
         time.sleep(0.1)
-        got.append(Connection(there, 60.0).receive())
+        got.append(Connection(there, 60.0).receive_bytes()[0])
 
     thread = threading.Thread(target=read)
     thread.start()
-    message: dict[str, object] = {"text": "".join(map(str, range(12000)))}
-    Connection(here, 60.0).send(message)
+    message = "".join(map(str, range(12000))).encode()
+    Connection(here, 60.0).send_bytes(message)
     thread.join()
     assert got == [message]
 

@@ -15,10 +15,12 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from ms_kungfu.launcher import outpost, remote
+from ms_kungfu._decoding import ProtocolError
+from ms_kungfu.launcher import broker, outpost, remote
+from ms_kungfu.launcher.wire import documents as d
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.wire import page
-from ms_kungfu.launcher.wire.codec import ProtocolError, Reads, encode
+from ms_kungfu.launcher.wire.codec import Reads, encode
 from tests import hostile
 
 TRIES = int(os.environ.get("KUNGFU_FUZZ", 100))
@@ -51,7 +53,9 @@ def value(lots, kind):
     if isinstance(kind, inspect.IntType):
         return number(lots, kind)
     if isinstance(kind, inspect.FloatType):
-        return lots.choice((0.0, -1.5, 1e300, float(lots.randint(-9, 9))))
+        return (
+            lots.choice((0.0, -1.5, 1e300, float(lots.randint(-9, 9)))) if kind.le is None else lots.uniform(0, kind.le)
+        )
     if isinstance(kind, inspect.StrType):
         if kind.pattern and kind.pattern.endswith(m._PORT + r"\Z"):
             return f"127.0.0.1:{lots.randint(1, 65535)}"
@@ -76,27 +80,31 @@ def value(lots, kind):
         return {value(lots, kind.key_type): value(lots, kind.value_type) for _ in range(some)}
     if isinstance(kind, inspect.StructType):
         given = [field for field in kind.fields if field.required or lots.random() < 0.7]
-        return kind.cls(**{field.name: value(lots, field.type) for field in given})
+        values = {field.name: value(lots, field.type) for field in given}
+        if kind.cls is d.Versions:  # what is chosen is one of them
+            values["chosen"] = lots.choice([None, *(cluster.version for cluster in values["clusters"])])
+        return kind.cls(**values)
     assert isinstance(kind, inspect.AnyType), kind
     return lots.choice((None, 1, "x", [True, {"a": 0.5}]))
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [*KINDS, d.RecordDocument, d.Status], ids=lambda kind: kind.__name__)
 def test_message_at_random_is_itself_again_or_refused(kind, lots):
     taken, refused = [], []
+    reads = ANY if kind in KINDS else Reads(kind)
     for _ in range(TRIES):
         proper = value(lots, inspect.type_info(kind))
         data = encode(proper)
-        assert ANY(data) == proper
+        assert reads(data) == proper == reads.convert(msgspec.to_builtins(proper))
         for changed in (hostile.mutated(lots, msgspec.to_builtins(proper), 0.15), hostile.spoiled(lots, data)):
             try:
-                found = ANY(changed)
+                found = reads(changed)
             except ProtocolError as error:
                 refused.append(str(error))
             else:
                 taken.append(found)
     assert all(why.isprintable() and len(why) < 300 for why in refused)
-    assert all(ANY(encode(found)) == found for found in taken)
+    assert all(reads(encode(found)) == found for found in taken)
     assert len(refused) > TRIES // 5
     assert taken
 
@@ -156,4 +164,5 @@ def test_every_message_is_expected_somewhere_and_has_a_handler():
     expected |= {reads.kinds for reads in vars(m).values() if isinstance(reads, Reads) and not get_args(reads.kinds)}
     assert expected >= set(KINDS)
     assert {*remote._AT_ANY_TIME, *remote._OF_WORKERS, *remote._OF_A_VERSION} == set(get_args(m.FromHost))
+    assert {*broker._ANSWERS, m.PlaceRequest, m.StandbyRequest} == set(get_args(m.ToHeadsBroker))
     assert {*outpost._OBEYED, *outpost._OF_A_VERSION} == set(get_args(m.FromHead))

@@ -13,15 +13,11 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from ms_kungfu._decoding import MalformedError, check_depth
+from ms_kungfu._decoding import MalformedError, ProtocolError, check_depth
 from ms_kungfu._words import printable
 
 T = TypeVar("T")
 _MAX_SHOWN = 200
-
-
-class ProtocolError(Exception):
-    """The other end does not speak the protocol, or is not who it should be."""
 
 
 class Reads(Generic[T]):

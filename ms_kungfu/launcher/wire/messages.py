@@ -1,7 +1,7 @@
 """Every message between the processes of a job. `python -m ms_kungfu.launcher.wire.page` writes docs/messages.md of it.
 
 A message is an object whose ``type`` names its class. Nothing else is accepted than what is described here, within its
-limits. `PROTOCOL` changes with each change here that another version can't read.
+limits. `wire.PROTOCOL` changes with each change here that another version can't read.
 """
 
 import re
@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal, Optional, Union
 from msgspec import Meta, Struct
 
 from ms_kungfu.cluster import HOST, MAX_WORKERS_OF_HOSTS, Cluster, PeerID
+from ms_kungfu.launcher.wire import PROTOCOL as PROTOCOL
 from ms_kungfu.launcher.wire.codec import Reads
-
-PROTOCOL = 2  # 1 had no types
 
 _PORT = "0*([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 _MOST_HOSTS = 4096
@@ -154,6 +153,129 @@ class Error(Message):
     """Why the request, or the connection, is refused."""
 
     error: Sentence
+
+
+class WorkerProof(Message):
+    """A worker's nonce and proof, to its host's broker."""
+
+    nonce: Nonce16
+    proof: Proof32
+
+
+# ---- a worker asks its host's broker ----
+
+
+class Software(Part):
+    """What a newcomer runs on: all workers of a job need the same versions. `mindspore`: "" without."""
+
+    ms_kungfu: Word
+    mindspore: Word
+
+
+class PlaceRequest(Message):
+    """A member of version `member_of` asks for the `version` that its cluster has agreed on. A newcomer names neither:
+    it is ready, and is answered once a version that contains it is chosen. `step`: of its training."""
+
+    peer: Peer
+    incarnation: Count
+    member_of: Optional[Count] = None
+    version: Optional[Count] = None
+    step: Optional[Count] = None
+    software: Optional[Software] = None
+
+
+class StandbyRequest(Message):
+    """A standby is ready, and waits until it gets a place."""
+
+    number: Count
+    software: Optional[Software] = None
+
+
+class LeaveRequest(Message):
+    """The cluster is to go on without `peer`. `terminated`: because it got a SIGTERM."""
+
+    peer: Peer
+    terminated: bool = False
+
+
+class FixCores(Message):
+    """Each worker of the host is to have so many cores from now on, unless their number is fixed already."""
+
+    each: Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
+
+
+class Expect(Message):
+    """The members of `version` expect a cluster of `size` workers next, of whom `newcomers` are new."""
+
+    version: Count
+    newcomers: Number
+    size: Number
+
+
+class PutStore(Message):
+    """The worker's model store, whose descriptor, which can only read, comes with this."""
+
+    peer: Peer
+    incarnation: Count
+
+
+class GetStore(Message):
+    """The model store of another worker of the host."""
+
+    peer: Peer
+
+
+# ---- the broker answers ----
+
+
+class Place(Message):
+    """A place in a version, with the descriptor of its segment. If the version is over several hosts, three more come
+    with it: of its board, and of sockets to the link and the model link."""
+
+    cluster: ClusterPart
+    rank: Rank
+    peer: Peer
+    incarnation: Count
+
+
+class Detached(Message, frozen=True):  # type: ignore[misc]
+    """The chosen version doesn't contain the worker. `evicted`: a user or another worker has named it."""
+
+    evicted: bool = False
+
+
+class Stay(Message, frozen=True):  # type: ignore[misc]
+    """The agreed version was given up before any worker went over to it: its members stay in theirs."""
+
+
+class Leaving(Message):
+    """The cluster goes on without that worker."""
+
+
+class CoresFixed(Message):
+    """Each worker has so many cores; 0: the launcher pins none."""
+
+    each: Number
+
+
+class Noted(Message):
+    """The broker has read what is expected."""
+
+
+class Store(Message):
+    """Whether there is such a store, whose descriptor comes with this, or whether the broker keeps it."""
+
+    found: bool
+
+
+class Waiting(Message):
+    """The launcher waits for the job's store: the limit of the request counts from now."""
+
+
+ToHeadsBroker = Union[PlaceRequest, StandbyRequest, LeaveRequest, FixCores, Expect]
+FromHeadsBroker = Union[Place, Detached, Stay, Leaving, CoresFixed, Noted, Error]
+ToBroker = Union[ToHeadsBroker, PutStore, GetStore]
+FromBroker = Union[FromHeadsBroker, Store, Waiting]
 
 
 # ---- the first message of a connection between hosts, and its answer ----
@@ -345,11 +467,11 @@ class Answer(Message):
     """To what a worker of the host has asked; null: there is none. The host adds the descriptors."""
 
     number: Count
-    message: Optional[dict[str, Any]]
+    message: Optional[FromHeadsBroker]
 
 
 class JobStatus(Message):
-    """The job's status, for who asks on that host."""
+    """The job's status, for a caller on that host, which checks it (`documents.STATUS`)."""
 
     number: Count
     job: dict[str, Any]
@@ -414,7 +536,7 @@ class Asks(Message):
     """A worker's request."""
 
     number: Count
-    message: dict[str, Any]
+    message: ToHeadsBroker
 
 
 class HungUp(Message):
@@ -495,6 +617,9 @@ FromHost = Union[
 
 NONCE: Reads[Union[Nonce, Error]] = Reads(Union[Nonce, Error])
 PROOF: Reads[Union[Proof, Error]] = Reads(Union[Proof, Error])
+WORKER_PROOF: Reads[WorkerProof] = Reads(WorkerProof)
+TO_BROKER: Reads[ToBroker] = Reads(ToBroker)
+FROM_BROKER: Reads[FromBroker] = Reads(FromBroker)
 FIRST_WORDS: Reads[FirstWords] = Reads(FirstWords)
 WELCOME: Reads[Union[Welcome, Refused]] = Reads(Union[Welcome, Refused])
 TERMS: Reads[Union[Terms, Refused]] = Reads(Union[Terms, Refused])

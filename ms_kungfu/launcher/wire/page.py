@@ -9,6 +9,7 @@ from typing import Any, get_args
 import msgspec
 from msgspec import NODEFAULT, inspect
 
+from ms_kungfu.launcher.wire import documents as d
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.wire.codec import Reads
 
@@ -18,11 +19,19 @@ _TEXTS = {
 }  # fmt: skip
 _BY_PATTERN = {inspect.type_info(kind).pattern: text for kind, text in _TEXTS.items()}  # type: ignore[attr-defined]
 _SECTIONS: tuple[tuple[str, str, tuple[Reads[Any], ...]], ...] = (
-    ("Handshake", "Each end sends a nonce, and proves that it knows the job's secret.", (m.NONCE, m.PROOF)),
+    (
+        "Handshake",
+        "Each end sends a nonce, and proves that it knows the job's secret.",
+        (m.NONCE, m.PROOF, m.WORKER_PROOF),
+    ),
+    ("From a worker to its host's broker", "", (m.TO_BROKER,)),
+    ("From the broker to a worker", "", (m.FROM_BROKER,)),
     ("First message between hosts", "The caller says what it wants.", (m.FIRST_WORDS,)),
     ("Answer to the first message", "", (m.WELCOME, m.TERMS, m.CALLS, m.LINKED)),
     ("From the head to a host", "", (m.FROM_HEAD,)),
     ("From a host to the head", "", (m.FROM_HOST,)),
+    ("Record of a job in etcd", "What the next head goes on from; other fields are ignored.", (d.RECORD,)),
+    ("Status of a job", "Launchers answer this, or an object with `error`; other fields are ignored.", (d.STATUS,)),
 )
 _HEADER = """# Messages
 
@@ -45,7 +54,9 @@ def to_markdown() -> str:
         lines += _described(kind for kind in kinds if kind not in shown)
         shown.update(kinds)
     lines += ["## Parts of messages", ""]
-    lines += _described(kind for kind in m.Part.__subclasses__() if kind is not m.Message)
+    bases = {m.Part, m.Message, d.Document}
+    every = [each for each in (*vars(m).values(), *vars(d).values()) if isinstance(each, type)]
+    lines += _described(each for each in every if issubclass(each, m.Part) and each not in shown | bases)
     return "\n".join(lines)
 
 
@@ -96,6 +107,8 @@ def _told(kind: Any) -> str:
         return f"object: {_told(kind.key_type)} → {_told(kind.value_type)}{_limit(kind, 'entries')}"
     if isinstance(kind, inspect.NoneType):
         return "null"
+    if isinstance(kind, inspect.FloatType) and kind.le is not None:
+        return f"number from {kind.ge:g} to {kind.le:.12g}"
     return "boolean" if isinstance(kind, inspect.BoolType) else "number"
 
 

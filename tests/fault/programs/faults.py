@@ -307,7 +307,7 @@ def _on_connections(refuse: Callable[[str], bool]) -> None:
 
     from ms_kungfu import broker_protocol
 
-    open_channel, receive = broker_protocol.BrokerClient._open, broker_protocol.Connection.receive_with_fds
+    open_channel, receive = broker_protocol.BrokerClient._open, broker_protocol.Connection.receive_bytes
     connect, getresponse = http.client.HTTPConnection.connect, http.client.HTTPConnection.getresponse
 
     def refusing_channel(self: broker_protocol.BrokerClient, *args: Any) -> broker_protocol.Connection:
@@ -318,7 +318,7 @@ def _on_connections(refuse: Callable[[str], bool]) -> None:
         channel.proven = True
         return channel
 
-    def refusing_receive(self: broker_protocol.Connection) -> tuple[dict[str, Any], list[int]]:
+    def refusing_receive(self: broker_protocol.Connection) -> tuple[bytes, list[int]]:
         message, fds = receive(self)
         if getattr(self, "proven", False) and refuse("broker_answer"):
             for fd in fds:
@@ -338,5 +338,5 @@ def _on_connections(refuse: Callable[[str], bool]) -> None:
             raise ConnectionResetError("lost by a fault")
         return response
 
-    broker_protocol.BrokerClient._open, broker_protocol.Connection.receive_with_fds = refusing_channel, refusing_receive
+    broker_protocol.BrokerClient._open, broker_protocol.Connection.receive_bytes = refusing_channel, refusing_receive
     http.client.HTTPConnection.connect, http.client.HTTPConnection.getresponse = refusing_connect, refusing_response

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from ms_kungfu import broker_protocol
 from ms_kungfu.errors import CollectiveTimeoutError, PeerLostError, ResizeError
 from ms_kungfu.launcher import broker
+from ms_kungfu.launcher.wire import messages as m
 from tests.fault.simulator.clock import Condition
 from tests.fault.simulator.collectives import Segment
 from tests.fault.simulator.setting import Violation
@@ -59,15 +62,12 @@ class BrokerServer:
 class Connection:
     """A connection to the broker, at the broker's end, for one request."""
 
-    def __init__(self, world, process, request):
-        self._process, self._request = process, request
+    def __init__(self, world, process):
+        self._process = process
         self.news = Condition(world)
         self.sent, self.fds = None, ()
         self.counts_from = world.loop.now
         self.ended = False
-
-    def receive(self):
-        return self._request
 
     def is_closed(self):
         return not self._process.alive
@@ -76,12 +76,12 @@ class Connection:
         pass
 
     def send(self, message, fds=()):
-        if message == broker_protocol.WAIT:
+        if isinstance(message, m.Waiting):
             self.counts_from = self._process.world.loop.now
             return
         self.sent, self.fds = message, self._process.world.received(fds, self._process)
         if fds and self._process.alive and self._process.member.received:
-            self._process.world.holders.setdefault(message["cluster"]["Version"], []).append(self._process)
+            self._process.world.holders.setdefault(message.cluster.version, []).append(self._process)
 
     def close(self):
         self.ended = True
@@ -98,24 +98,24 @@ class BrokerClient(broker_protocol.BrokerClient):
         pass
 
     def request_leave(self, peer, timeout, terminated=False):
-        answer = self._ask({"leave": str(peer), "terminated": terminated}, str(peer), "leaving", timeout)
+        request = {"type": "leave_request", "peer": str(peer), "terminated": terminated}
+        answer = self._ask(request, str(peer), "leaving", timeout)
         if isinstance(answer, str):
             raise ResizeError(answer)
 
-    def _tell(self, what, value, timeout):
-        answer, _ = self._exchange({what: value}, timeout)
-        return answer[what]
+    def _tell(self, request, about, timeout):
+        return msgspec.to_builtins(self._exchange(request, timeout)[0])
 
     def _exchange(self, request, timeout):
         """The answer, and the descriptors."""
         world, process = self._world, self._world.current.process
-        connection = Connection(world, process, request)
+        connection = Connection(world, process)
         world.place("asks", takes_time=True)
         launcher, broker = world.broker_of(process)
 
         def serve():
             try:
-                broker.serve(connection, process.pid)
+                broker.serve(connection, m.TO_BROKER.convert(request), process.pid)
             finally:
                 connection.close()
 
@@ -132,12 +132,9 @@ class BrokerClient(broker_protocol.BrokerClient):
 
     def _ask(self, request, who, about, timeout):
         answer, fds = self._exchange(request, timeout)
-        if "cluster" in answer:
-            process = self._world.current.process
-            cluster = broker_protocol.Cluster.from_json(answer["cluster"])
-            peer = broker_protocol.PeerID.parse(answer["peer"])
-            process.granted = (peer, answer["incarnation"])
-            return broker_protocol.Granted(cluster, answer["rank"], fds[0], peer, answer["incarnation"], fds[1:])
-        if "stay" in answer:
-            return broker_protocol.Stay()
-        return broker_protocol.Detached() if "error" not in answer else answer["error"]
+        if isinstance(answer, m.Place):
+            peer = broker_protocol.PeerID.parse(answer.peer)
+            self._world.current.process.granted = (peer, answer.incarnation)
+            cluster = answer.cluster.cluster()
+            return broker_protocol.Granted(cluster, answer.rank, fds[0], peer, answer.incarnation, fds[1:])
+        return broker_protocol._meant(msgspec.to_builtins(answer), (), None, who)

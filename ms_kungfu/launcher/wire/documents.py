@@ -1,0 +1,166 @@
+"""What launchers leave for others to read: the job's record in etcd, and the status of a job. Checked as messages are.
+
+No key is ever renamed: other programs read the status, and the next head reads what this one has written.
+"""
+
+from typing import Annotated, Literal, Optional
+
+from msgspec import Meta
+
+from ms_kungfu.cluster import MAX_WORKERS_OF_HOSTS
+from ms_kungfu.launcher.wire.codec import Reads
+from ms_kungfu.launcher.wire.messages import (
+    ClusterPart,
+    Code,
+    Count,
+    HostName,
+    Part,
+    Peer,
+    Pid,
+    Rank,
+    Sentence,
+    Slots,
+    Word,
+)  # fmt: skip
+
+Seconds = Annotated[float, Meta(ge=0, le=253402300799)]  # the last of year 9999, as a time since 1970
+Span = Annotated[float, Meta(ge=0, le=1e12)]
+Size = Annotated[int, Meta(ge=0, le=MAX_WORKERS_OF_HOSTS)]
+MOST = 1 << 16  # versions, hosts or processes
+End = tuple[Code, Optional[Sentence]]
+
+
+class Document(Part, omit_defaults=False, forbid_unknown_fields=False):
+    """One that is kept, or read by other programs."""
+
+
+# ---- the record ----
+
+
+class Failure(Document, frozen=True):  # type: ignore[misc]
+    """A death, for the sentence that ends the job. `is_of_launcher`: it killed the worker, could not start it, or has
+    lost its host."""
+
+    reason: Sentence
+    exit_code: Code
+    is_of_launcher: bool = False
+
+
+class Change(Document):
+    """A cluster that was wanted, and what has become of that. Times are seconds since 1970. `size_before` null: the
+    first cluster. `chosen_at`: when its members went over to it; `after_step`: of their training. `refused`: why they
+    never will. `dropped`: the members went over to a newer one instead."""
+
+    version: Count
+    size: Size
+    size_before: Optional[Size]
+    why: Sentence
+    wanted_at: Seconds
+    chosen_at: Optional[Seconds] = None
+    after_step: Optional[Count] = None
+    refused: Optional[Sentence] = None
+    dropped: bool = False
+
+
+Changes = Annotated[list[Change], Meta(max_length=1024)]
+
+
+class Past(Document):
+    """What the status tells of the time before this head. Nothing is decided by it."""
+
+    began_at: Seconds
+    changes: Changes
+
+
+class Versions(Document):
+    """The versions that the members may be in. `excluded`: after which versions a peer's processes were out; `ended`:
+    from which incarnation on to which version a peer means a process that has ended; `lost`: hosts, and the last
+    version that means those, null: each."""
+
+    clusters: Annotated[list[ClusterPart], Meta(max_length=MOST)]
+    chosen: Optional[Count]
+    excluded: Annotated[dict[Peer, Annotated[list[Count], Meta(max_length=MOST)]], Meta(max_length=MOST)]
+    ended: Annotated[dict[Peer, Annotated[list[tuple[Count, Count]], Meta(max_length=MOST)]], Meta(max_length=MOST)]
+    lost: Annotated[list[tuple[HostName, Optional[Count]]], Meta(max_length=MOST)]
+
+    def __post_init__(self) -> None:
+        if self.chosen is not None and self.chosen not in [cluster.version for cluster in self.clusters]:
+            raise ValueError(f"version {self.chosen} is chosen and not among the clusters")
+
+
+class RecordDocument(Document):
+    """What the head leaves for the next one. `first`: the cluster that the job began with. `end`: exit code and last
+    words. `before`: heads whose hosts are expected not to come. `failures`: the first, and the first of the program."""
+
+    job: Word
+    head: Word
+    first: ClusterPart
+    hosts: Annotated[list[tuple[HostName, Optional[Slots]]], Meta(max_length=MOST)]
+    versions: Versions
+    finishing: bool
+    end: Optional[End]
+    before: Annotated[tuple[Word, ...], Meta(max_length=MOST)]
+    told: Optional[Past]
+    failures: tuple[Optional[Failure], Optional[Failure]] = (None, None)
+
+
+# ---- the status ----
+
+
+class Launcher(Document):
+    """The launcher that decides."""
+
+    host: Word
+    pid: Pid
+
+
+class HostState(Document):
+    """A host of the job."""
+
+    name: Word
+    lost: bool
+
+
+class Summary(Document):
+    """A cluster version."""
+
+    version: Count
+    size: Size
+
+
+class ProcessState(Document):
+    """A worker. `joined_with`: the version that it was started for."""
+
+    rank: Optional[Rank]
+    host: Word
+    peer: Optional[Word]
+    pid: Optional[Pid]
+    state: Sentence
+    device: Optional[Word]
+    step: Optional[Count]
+    step_s: Optional[Span]
+    step_ended_s_ago: Optional[Span]
+    joined_with: Optional[Count] = None
+    standing: Optional[Word] = None
+
+
+class Status(Document):
+    """What `kungfu-run status -json` prints of a job. `started_at`: seconds since 1970."""
+
+    state: Literal["starts", "runs", "rests", "changes", "ends"]
+    why: Sentence
+    launcher: Launcher
+    started_at: Seconds
+    command: Annotated[list[Sentence], Meta(max_length=1 << 16)]
+    follows_changes: bool
+    config_server: Optional[Sentence]
+    hosts: Annotated[list[HostState], Meta(max_length=MOST)]
+    cluster: Optional[Summary]
+    wanted: Optional[Summary]
+    processes: Annotated[list[ProcessState], Meta(max_length=MOST)]
+    changes: Changes
+    job: Optional[Word] = None
+
+
+RECORD: Reads[RecordDocument] = Reads(RecordDocument)
+STATUS: Reads[Status] = Reads(Status)
