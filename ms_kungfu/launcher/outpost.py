@@ -1,7 +1,7 @@
-"""The launcher of a host that isn't the head: does for its host what the head's launcher says, and tells what happens.
+"""The launcher of one of several hosts: does for its host what the head says, and tells what happens.
 
-Where the head moves from host to host (`seat`) each host has this one. The one whose turn it is runs the job beside,
-which talks to it as to all others; where the head is gone the others look who has the seat, or take it.
+The first host's also runs the head (`job`), which talks to it as to all others. Where the head moves from host to host
+(`seat`) and is gone, the others look who has the seat, or take it.
 
 It decides nothing about the job. What it has is what only its host can have: the supervisor and its processes, a socket
 for their requests (which the head answers), segments and links, and the terminal on which its workers' output goes.
