@@ -76,8 +76,8 @@ def passes(call: int, call_of_state: int) -> None:
     if not own.told_passing:
         own.told_passing = True
         _log.warning(
-            "call %d of training is passed without training, since the state is of call %d: until then results of the "
-            "program at this worker are of an untrained model",
+            "call %d of training is skipped: the job is in call %d. What this worker reports before that call is of an "
+            "untrained model",
             call,
             call_of_state,
         )

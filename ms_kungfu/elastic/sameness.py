@@ -174,8 +174,7 @@ def check(step: int, everyones: Mapping[int, Mapping[str, Sequence[Any]]]) -> No
     more = f", and so do {len(apart) - 1} more weights, rates or scales" if len(apart) > 1 else ""
     raise DivergenceError(
         f"step {step}: {what} has to be equal on all workers and differs: {told}{more}. Something that only some "
-        "workers did has changed it (a callback with numbers of its own, a condition on the rank, an update that isn't "
-        "reduced, what stands behind step_end in a loop and a worker that joins there misses, with shards also a "
-        "forward pass that writes to it); do it on all alike. Parameters that are meant to "
-        "differ are named by averaged=[...]"
+        "workers did has changed it: a callback with numbers of its own; a condition on the rank; an update that isn't "
+        "reduced; code behind step_end in a loop, which a joining worker misses; with shards, a forward pass that "
+        "writes to it. Do it on all workers alike. If the parameter is meant to differ, name it in averaged=[...]"
     )

@@ -499,8 +499,9 @@ class HostAgent:
         elif steps := self._steps_of_members():
             _log.warning(
                 "cluster version %d waits: for %g s the workers, which are at step %d, have not followed it. They "
-                "follow a change at the end of a step; with ElasticTraining.epochs() and no dataset= at the end of an "
-                "epoch, but the last one; in a loop under --msrun at the end of a pass: see docs/elastic-training.md",
+                "follow a change at the end of a step. With ElasticTraining.epochs() and no dataset= they do at the "
+                "end of each epoch but the last one, in a loop under --msrun at the end of a pass: "
+                "docs/elastic-training.md",
                 version, _UNFOLLOWED_S, max(steps),
             )  # fmt: skip
         else:

@@ -101,4 +101,5 @@ def stuck_reason(waiting: Sequence[int], variable: str, limit_s: float) -> str:
     """Why a worker was killed for which these ranks wait. `variable`: sets the limit of their wait."""
     ranks = ", ".join(map(str, waiting))
     wait = f"rank {ranks} waits" if len(waiting) == 1 else f"ranks {ranks} wait"
-    return f"did not come to the collective in which {wait} ({variable} {limit_s:g} s) and was killed"
+    limit = f"{limit_s:g} s of {variable}"
+    return f"did not come to the collective in which {wait} and was killed before the {limit} were over"

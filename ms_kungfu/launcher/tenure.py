@@ -249,7 +249,10 @@ class Tenure:
                 self._await_store("entry", True)
                 if not told:
                     told = True
-                    _log.warning("%s; what is to be decided waits, and who waits for that", error)
+                    _log.warning(
+                        "%s; changes and recoveries wait until the store answers, and no deadline of a worker runs",
+                        error,
+                    )
                 await asyncio.sleep(RENEW_S)
                 try:  # nobody else does meanwhile, and a lease takes no room
                     await self._call(seat.renew)

@@ -14,7 +14,7 @@ _BACKENDS = ("hccl", "nccl", "mccl", None)
 
 def refused(what: str, why: str) -> RuntimeError:
     """For what a virtual world has no counterpart of."""
-    return RuntimeError(f"{what} can't be had under kungfu-run --msrun: {why}")
+    return RuntimeError(f"{what} isn't supported under kungfu-run --msrun: {why}")
 
 
 def check_group(group: Any) -> None:

@@ -87,9 +87,9 @@ class Rest:
         if self._told or not membership.speaks_for_all():
             return
         self._told = True
-        told = [f"{name.split()[0]} at rank {', '.join(map(str, ranks))}" for name, ranks in self._apart.items()]
+        told = [f"{name.split()[0]} (rank {', '.join(map(str, ranks))})" for name, ranks in self._apart.items()]
         more = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
-        _log.info("--msrun: only some workers have %s%s; the rest is kept alike", ", ".join(told[:_SHOWN]), more)
+        _log.info("--msrun: not on all workers: %s%s; all other cells are kept equal", ", ".join(told[:_SHOWN]), more)
 
     def _hand_over(self, name: str, everyones: Mapping[int, Mapping[str, Any]], joins: bool) -> None:
         """Collective: from a worker that has the cell, or a copy of its values, to those that join and have it."""

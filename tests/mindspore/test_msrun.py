@@ -203,36 +203,36 @@ def test_a_training_cell_that_clips_trains_on_two_workers(tmp_path):
 
 
 SENTENCES = {
-    "semi_auto": "parallel_mode='semi_auto_parallel' can't be had",
-    "optimizer_parallel": r"set_auto_parallel_context\(enable_parallel_optimizer=True\) can't be had",
-    "pipeline": r"set_auto_parallel_context\(pipeline_stages=2\) can't be had",
+    "semi_auto": "parallel_mode='semi_auto_parallel' isn't supported",
+    "optimizer_parallel": r"set_auto_parallel_context\(enable_parallel_optimizer=True\) isn't supported",
+    "pipeline": r"set_auto_parallel_context\(pipeline_stages=2\) isn't supported",
     "device_num": "device_num=2 is another number than the 3 ranks",
     "group": "there are no groups of some",
-    "unknown_group": "group 'nobody' can't be had",
-    "prod": r"AllReduce\('prod'\) can't be had",
-    "gather": "ops.AllGather can't be had",
-    "barrier": "ops.Barrier can't be had",
+    "unknown_group": "group 'nobody' isn't supported",
+    "prod": r"AllReduce\('prod'\) isn't supported",
+    "gather": "ops.AllGather isn't supported",
+    "barrier": "ops.Barrier isn't supported",
     "root": "rank 3 is none of the 3 of --msrun-size",
-    "scatter": "comm_func.reduce_scatter_tensor can't be had",
-    "send": "ops.Send can't be had",
-    "auto_parallel": "AutoParallel can't be had",
-    "mint": "mint.distributed.all_reduce can't be had",
-    "mint_init": "mint.distributed.init_process_group can't be had",
-    "ops_communication": "ops.communication.all_reduce can't be had",
-    "ops_all_reduce": "ops.communication.all_reduce can't be had",
-    "evaluation": "evaluation on a dataset in 2 shards can't be had",
+    "scatter": "comm_func.reduce_scatter_tensor isn't supported",
+    "send": "ops.Send isn't supported",
+    "auto_parallel": "AutoParallel isn't supported",
+    "mint": "mint.distributed.all_reduce isn't supported",
+    "mint_init": "mint.distributed.init_process_group isn't supported",
+    "ops_communication": "ops.communication.all_reduce isn't supported",
+    "ops_all_reduce": "ops.communication.all_reduce isn't supported",
+    "evaluation": "evaluation on a dataset in 2 shards isn't supported",
     "stand_alone": "nothing in its network reduces gradients",
-    "loop": "a loop over a sharded dataset in which nothing reduces gradients can't be had",
-    "copied": "a loop of one's own beside a Dense that copy.deepcopy, or the like, has made can't be had",
-    "second": "a second sharded dataset that a loop trains by can't be had",
-    "two_sizes": "training on a dataset in 2 shards can't be had",
-    "unsharded": "training on a dataset that is not sharded can't be had",
-    "one_shard": "training on a dataset that is not sharded can't be had",
-    "unbatched": r"training on a dataset without batch\(\) can't be had",
-    "per_batch_map": r"batch\(per_batch_map=...\) of a function that asks for 'get_rank' can't be had",
-    "partial_map": r"batch\(per_batch_map=...\) of a function that asks for 'rank' can't be had",
-    "python_sampler": "training on this dataset can't be had .* a EveryThird draws samples",
-    "filter": "training on this dataset can't be had .* FilterDataset changes which samples there are",
+    "loop": "a loop over a sharded dataset in which nothing reduces gradients isn't supported",
+    "copied": "a loop of one's own beside a Dense that copy.deepcopy, or the like, has made isn't supported",
+    "second": "a second sharded dataset that a loop trains by isn't supported",
+    "two_sizes": "training on a dataset in 2 shards isn't supported",
+    "unsharded": "training on a dataset that is not sharded isn't supported",
+    "one_shard": "training on a dataset that is not sharded isn't supported",
+    "unbatched": r"training on a dataset without batch\(\) isn't supported",
+    "per_batch_map": r"batch\(per_batch_map=...\) of a function that asks for 'get_rank' isn't supported",
+    "partial_map": r"batch\(per_batch_map=...\) of a function that asks for 'rank' isn't supported",
+    "python_sampler": "training on this dataset isn't supported .* a EveryThird draws samples",
+    "filter": "training on this dataset isn't supported .* FilterDataset changes which samples there are",
 }
 
 
@@ -331,7 +331,7 @@ def test_a_broadcast_is_the_next_ones_where_its_player_dies(tmp_path):
 @pytest.mark.parametrize("kind", ["generator", long("zip")])
 def test_a_loop_that_trains_what_is_not_sharded_is_told_so(kind, tmp_path):
     said = Looping(tmp_path, 1, kind, 1, 0).end(1)
-    assert "a loop that trains by a dataset that isn't sharded can't be had under kungfu-run --msrun" in said
+    assert "a loop that trains by a dataset that isn't sharded isn't supported under kungfu-run --msrun" in said
 
 
 @pytest.mark.parametrize("cases", ["few", pytest.param("all", marks=pytest.mark.long)])
@@ -363,7 +363,7 @@ def test_gradients_of_any_loss_are_those_of_all_ranks(cases, tmp_path):
 
 def test_a_gradient_that_is_not_made_rank_by_rank_is_refused(tmp_path):
     said = Looping(tmp_path, 1, "vjp", program=GRADIENTS, world=4).end(1)
-    assert "training with fewer workers than ranks by gradients that aren't made rank by rank can't be had" in said
+    assert "training with fewer workers than ranks by gradients that aren't made rank by rank isn't supported" in said
     assert "start with -np 4, which is -msrun-size" in said
 
 

@@ -290,7 +290,7 @@ def test_stuck_worker_is_ended_and_its_stack_is_shown(job, tmp_path, rank):
     one.wait_for(rf"stuck worker: worker {rank} .* awaited_by=rank \d,rank \d .* stack=in its output action=end it")
     one.wait_for(r"File .*recovery.py\"?, line \d+ in loop_alone")
     one.wait_for(
-        rf"worker {rank} .* did not come to the collective in which ranks \d, \d wait .* and was killed; "
+        rf"worker {rank} .* did not come to the collective in which ranks \d, \d wait and was killed .*; "
         "the others go on without it"
     )
     assert one.finish(2) == {pid for each, pid in pids.items() if each != rank}

@@ -161,7 +161,8 @@ def test_host_tells_of_its_ranks_twice_before_one_is_confirmed(timeout_s: float)
 @pytest.mark.parametrize(("waiting", "named"), [([0], "rank 0 waits"), ([0, 2], "ranks 0, 2 wait")])
 def test_reason_names_the_ranks_that_wait_and_the_limit(waiting: list[int], named: str) -> None:
     reason = stuck_reason(waiting, "KUNGFU_JOIN_TIMEOUT", 5.0)
-    assert reason == f"did not come to the collective in which {named} (KUNGFU_JOIN_TIMEOUT 5 s) and was killed"
+    limit = "before the 5 s of KUNGFU_JOIN_TIMEOUT were over"
+    assert reason == f"did not come to the collective in which {named} and was killed {limit}"
 
 
 @pytest.mark.parametrize(

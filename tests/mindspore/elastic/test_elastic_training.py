@@ -41,7 +41,7 @@ def test_model_train_goes_on_through_resizes_and_a_death(run_elastic):
     a joining worker receives the state in those of the call."""
     reports = run_elastic("model_train.py", "5:3,9:1,15:2", "2", "2", "fresh", "20:1")
     assert reports.output.count("INFO: step 9: left the cluster of 3 workers, as the schedule has it") == 2
-    assert reports.output.count("is passed without training, since the state is of call 2") == 3
+    assert reports.output.count("of training is skipped: the job is in call 2") == 3
     # every sample once an epoch, dealt to all
     seen = samples_by_epoch(reports, key=lambda row: (row["call"], row["epoch"]))
     assert seen == {(call, epoch): collections.Counter(range(90)) for call in (0, 1) for epoch in (1, 2)}
