@@ -31,7 +31,7 @@ from mindspore import nn
 from ms_kungfu.elastic import program
 from ms_kungfu.elastic.state import Component
 from ms_kungfu.elastic.training import ElasticTraining
-from ms_kungfu.msrun import cells, pipelines, reducers, world
+from ms_kungfu.msrun import cells, objects, pipelines, reducers, world
 from ms_kungfu.msrun.communication import refused
 from ms_kungfu.msrun.rest import Rest
 from ms_kungfu.ops import wait_for_queue
@@ -89,7 +89,7 @@ class _Training:
         self._passes, self._passes_of_others = 0, 0
         told = Component("passes", lambda: [self._passes, self._elastic.is_broken_off], self._hear)
         cells = _outermost()
-        self._elastic = _OfPasses(*cells, dataset=self.data, components=[told])
+        self._elastic = _OfPasses(*cells, dataset=self.data, components=[told, objects.component(cells)])
         self._elastic.rest = Rest(cells)
         self.taken = False  # a batch whose step hasn't ended
         self.in_pass = False

@@ -1,0 +1,50 @@
+"""Objects that hold Parameters and are no cells (``@ms.jit_class class Accumulator``), of a program with its own loop.
+
+A joining worker gets their values from the worker that it gets its state from. Workers don't compare them: such an
+object may hold what differs between workers by nature, such as a sum of gradients that haven't been reduced.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import mindspore as ms
+from mindspore import nn
+
+from ms_kungfu.callbacks.codec import pack, unpack
+from ms_kungfu.elastic.state import Component
+
+
+def component(cells: Iterable[Any]) -> Component:
+    """Of the objects that live now. `cells`: whose Parameters come with the rest of the state."""
+    own = _parameters({id(parameter) for cell in cells for parameter in cell.get_parameters()})
+
+    def restore(packed: Any) -> None:
+        for name, values in unpack(packed).items():
+            if name in own and own[name].shape == values.shape:
+                own[name].copy_(values)
+
+    return Component("objects", lambda: pack(own), restore, own=True)
+
+
+def _parameters(known: set[int]) -> dict[str, Any]:
+    """Those that are not `known`, by class, attribute and name. Two of one such name can't be told apart at another
+    worker: neither is among them."""
+    found: dict[str, dict[int, Any]] = {}
+    for each in gc.get_objects():
+        if getattr(type(each), "__ms_class__", False) and not isinstance(each, nn.Cell):
+            for attribute, value in vars(each).items():
+                for parameter in _parameters_in(value):
+                    if id(parameter) not in known:
+                        name = f"{type(each).__name__}.{attribute} {parameter.name}"
+                        found.setdefault(name, {})[id(parameter)] = parameter
+    return {name: next(iter(those.values())) for name, those in sorted(found.items()) if len(those) == 1}
+
+
+def _parameters_in(value: Any) -> Iterator[Any]:
+    if isinstance(value, ms.Parameter):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        yield from (each for each in value if isinstance(each, ms.Parameter))
