@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -41,6 +42,13 @@ def long(*values: object) -> object:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also what takes long: the tests marked `long`")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Gives this process a runtime folder of its own: a test that asks for this user's jobs sees no other's."""
+    folder = tempfile.mkdtemp(prefix="kungfu-tests-")
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    os.environ["XDG_RUNTIME_DIR"] = folder
 
 
 # Side by side what takes longest begins first (a build, MindSpore's processes), so that no core is idle in the end.
@@ -152,7 +160,7 @@ def kungfu_run(start_module):
 
 
 @pytest.fixture
-def run_program(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run_program(tmp_path: Path) -> Run:
     """``run(program, *args, np=2, watch=False, flags=(), status=0)`` runs a Python program under kungfu-run (np=0:
     without) and returns all it printed; another exit status than `status` fails the test."""
 
@@ -173,11 +181,9 @@ def run_program(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Run
         if np:
             command = [launcher(), "-q", "-np", str(np), *flags, *command]
         # In a folder of its own: MindSpore writes its analysis of a failed compilation into the current one.
-        # XDG_RUNTIME_DIR: a test beside it that asks for the jobs of this user hears of none of these.
         done = subprocess.run(
             command,
             cwd=tmp_path,
-            env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path_factory.mktemp("run"))},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -861,6 +861,10 @@ def test_no_limit_of_a_worker_runs_while_deadlines_are_held(monkeypatch):
     ]
     for thread in asking:
         thread.start()
+    deadline = time.monotonic() + 60
+    while len(asked) < 2:
+        assert time.monotonic() < deadline, asked
+        time.sleep(0.01)
     threading.Event().wait(1.5 * limit_s)
     for message in asked:
         is_place = isinstance(message.message, m.PlaceRequest)

@@ -114,14 +114,14 @@ def test_a_command_with_a_secret_of_its_own_gets_none(flag, distribute):
 
 def test_the_first_failure_is_the_exit_code_and_ends_the_others(distribute):
     program = distribute("-H", "a,b", "sh", "-c", "[ $AT = a ] && exit 7; exec sleep 600")
-    program.assert_exit(7, timeout=20)
+    program.assert_exit(7)
     assert program.stderr == ["kungfu-distribute: the command exited with code 7 on a"]
     program.assert_gone(time.monotonic())
 
 
 def test_a_host_that_cannot_be_reached_ends_all(distribute):
     program = distribute("-H", "a,down", "sleep", "600")
-    program.assert_exit(1, timeout=20)
+    program.assert_exit(1)
     assert "[down] ssh: connect to host down port 22: No route to host" in program.stderr
     assert program.stderr[-1].startswith("kungfu-distribute: ssh to down failed")
     program.assert_gone(time.monotonic())

@@ -9,12 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from launching import ONE_FOLDER, ROOT
 
 from ms_kungfu.cluster import Cluster, PeerID, writer_of_workers
 from ms_kungfu.cluster_store import open_store
 from tests.ports import free_port
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(240)
 
 WORKER = """
 import os, signal, sys, threading, time
@@ -38,9 +39,8 @@ def enter(member_of, version):
             time.sleep(1000)
         sys.exit(int(os.environ.get("LEAVE_WITH", "0")))
     os.close(answer.fd)
-    time.sleep(0.05)  # the launcher moves us to our cores now
     print(f"in {me} incarnation={incarnation} version={answer.cluster.version} rank={answer.rank} "
-          f"size={answer.cluster.size} cores={len(os.sched_getaffinity(0))}", flush=True)
+          f"size={answer.cluster.size} pid={os.getpid()}", flush=True)
     if "FIX" in os.environ and "KUNGFU_CORES_PER_WORKER" not in os.environ:
         threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
         fixed = BrokerClient(broker, bytes.fromhex(secret)).fix_cores(1, 60)
@@ -92,11 +92,17 @@ class Job:
 
     def wait_for_version(self, version, size):
         """The matches of the members' reports, in the order of their ranks."""
-        found = self.wait_for(
-            rf"^in (\S+) incarnation=(\d+) version={version} rank=(\d+) size={size} cores=(\d+)", size
-        )
+        found = self.wait_for(rf"^in (\S+) incarnation=(\d+) version={version} rank=(\d+) size={size} pid=(\d+)", size)
         assert len(found) == size
         return sorted(found, key=lambda match: int(match[3]))
+
+    def wait_for_cores(self, version, size, total):
+        """Until the members of a version have so many cores in all: the launcher moves them after its answer."""
+        members = [int(match[4]) for match in self.wait_for_version(version, size)]
+        deadline = time.monotonic() + 30
+        while sum(cores := [len(os.sched_getaffinity(pid)) for pid in members]) != total:
+            assert time.monotonic() < deadline, f"version {version} has {cores} cores\n{self.program.output}"
+            time.sleep(0.01)
 
     def finish_alone(self):
         """While another job runs in the same folder."""
@@ -147,24 +153,22 @@ def test_cluster_grows_and_shrinks_by_hand_and_workers_keep_their_processes(watc
 def test_cores_are_divided_again_at_every_change(watch):
     cores = len(os.sched_getaffinity(0))
     job = watch("-np", 1)
-    assert [int(m[4]) for m in job.wait_for_version(0, 1)] == [cores]
+    job.wait_for_cores(0, 1, cores)
     job.resize("2")
-    shares = [int(m[4]) for m in job.wait_for_version(1, 2)]
-    assert sum(shares) == max(cores, 2)
+    job.wait_for_cores(1, 2, max(cores, 2))
     job.resize("1")
-    assert [int(m[4]) for m in job.wait_for_version(2, 1)] == [cores]
+    job.wait_for_cores(2, 1, cores)
     job.finish()
 
 
 def test_each_worker_has_as_many_cores_at_every_size(watch):
     cores = len(os.sched_getaffinity(0))
     job = watch("-np", 1, "-cores-per-worker", 1)
-    assert [int(m[4]) for m in job.wait_for_version(0, 1)] == [1]
+    job.wait_for_cores(0, 1, 1)
     job.resize(str(cores + 1))
-    members = job.wait_for_version(1, cores + 1)
-    assert [int(m[4]) for m in members] == [1] * (cores + 1)
+    job.wait_for_cores(1, cores + 1, cores + 1)
     job.resize("1")
-    assert [int(m[4]) for m in job.wait_for_version(2, 1)] == [1]
+    job.wait_for_cores(2, 1, 1)
     job.finish()
 
 
@@ -173,9 +177,9 @@ def test_workers_that_ask_for_it_have_one_core_from_then_on(watch):
     job.wait_for_version(0, 1)
     job.wait_for(r"^fixed 127.0.0.1:10000: 1 \{1\}")
     job.resize("2")
-    assert [int(m[4]) for m in job.wait_for_version(1, 2)] == [1, 1]  # the newcomer knows, and doesn't ask
+    job.wait_for_cores(1, 2, 2)  # the newcomer knows, and doesn't ask
     job.resize("1")
-    assert [int(m[4]) for m in job.wait_for_version(2, 1)] == [1]
+    job.wait_for_cores(2, 1, 1)
     job.finish()
 
 
@@ -309,9 +313,8 @@ def test_a_worker_that_could_not_be_started_is_no_failure_of_the_program(kungfu_
 
 def test_resize_without_a_url_finds_the_only_job_of_this_user(watch, start_module, tmp_path):
     def resize(size):
-        # Not the folder of other jobs on this machine.
-        environment = {"XDG_RUNTIME_DIR": str(tmp_path / "run"), "TMPDIR": str(tmp_path)}
-        command = start_module("ms_kungfu.launcher", "resize", size, environment=environment)
+        environment = {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+        command = start_module(ONE_FOLDER, "resize", size, environment=environment)
         return command.wait(), command.output
 
     code, output = resize(2)

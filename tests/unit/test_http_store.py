@@ -51,12 +51,12 @@ def drip(count):
 
 
 def test_what_drips_is_held_to_the_limit(served):
-    for pieces in ([OK, *drip(50)], [OK, b"\r\n", *drip(50)], [b"H"] * 50):
+    for pieces in ([OK, *drip(600)], [OK, b"\r\n", *drip(600)], [b"H"] * 600):
         store = open_store(served(*pieces, apart_s=0.1), timeout_s=0.5)
         began = time.monotonic()
         with pytest.raises(StoreUnreachableError, match="no complete answer within 0.5 s"):
             store.get()
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 30  # of 60
 
 
 def test_a_whole_answer_is_read_to_its_end(served):
