@@ -376,7 +376,7 @@ def test_who_was_started_with_more_cores_gets_as_many_as_all_when_one_asks(job):
     assert broker.fix_cores(1, 30) == 1
     assert {len(mask) for pid in (pids[0], standby) for mask in masks_of(pid)} == {1}
     assert broker.fix_cores(cores + 1, 30) == 1  # it is fixed already
-    with pytest.raises(KungFuError, match="at least 1"):
+    with pytest.raises(KungFuError, match="a message is malformed: .*>= 1"):
         broker.fix_cores(0, 30)
     assert one.finish(1) == set(pids.values())
 
