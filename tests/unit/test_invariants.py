@@ -83,7 +83,8 @@ def test_rows_of_failure_matrix_name_tests_that_exist():
     page = (PAGES / "recovery.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| ") and "What fails" not in line]
     assert len(rows) >= 25
+    files = {path.name for path in (ROOT / "tests").rglob("*test*.*")}
     for row in rows:
-        named = re.findall(r"`([\w/]+\.(?:py|cc))`", row.split(" | ")[-1])
+        named = re.findall(r"`(\w+\.(?:py|cc))`", row.split(" | ")[-1])
         assert named, row
-        assert [name for name in named if not (ROOT / "tests" / name).is_file()] == []
+        assert set(named) <= files, row

@@ -12,27 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 MAX_WORDS, MAX_COLUMNS, MAX_SENTENCE = 2500, 100, 25
 # Pages that aren't rewritten yet and the rules that they may break. Take a line out with its page's rewrite.
 UNFINISHED: dict[str, str] = {
-    "CONTRIBUTING.md": "sentences glossary",
     "docs/architecture.md": "words columns sentences glossary",
-    "docs/benchmarks/README.md": "sentences glossary",
-    "docs/devices.md": "sentences glossary",
-    "docs/environment.md": "columns glossary",
-    "docs/from-msrun.md": "sentences glossary",
     "docs/messages.md": "words columns glossary",
-    "docs/mindspore.md": "sentences glossary",
-    "docs/performance.md": "sentences glossary",
-    "docs/programs.md": "sentences glossary",
-    "docs/recovery-tests.md": "glossary",
-    "docs/releasing.md": "sentences glossary",
-    "examples/adaptive/README.md": "sentences",
-    "examples/comm-fusion/README.md": "sentences",
-    "examples/cpp-all-reduce/README.md": "sentences glossary",
-    "examples/kubernetes/README.md": "sentences glossary",
-    "examples/lenet-elastic/README.md": "sentences glossary",
-    "examples/optimizers/README.md": "sentences glossary",
-    "examples/ray/README.md": "sentences glossary",
-    "examples/resnet-cifar10/README.md": "sentences glossary",
-    "examples/slurm/README.md": "sentences",
 }
 
 
@@ -111,6 +92,10 @@ def test_page_follows_the_style_guide(page):
     allowed = UNFINISHED.get(page.relative_to(ROOT).as_posix(), "").split()
     assert {rule: what for rule, what in found.items() if rule not in allowed} == {}
     assert set(allowed) <= set(found), "take these out of UNFINISHED"
+
+
+def test_list_of_unfinished_pages_has_at_most_ten_lines():
+    assert len(UNFINISHED) <= 10
 
 
 LONG = "One two three four five six seven eight nine ten eleven twelve thirteen " * 2 + "end."
