@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.ports import free_ports
 
-READY_S = 30.0
+READY_S = 90.0
 
 
 def why_not() -> str | None:

@@ -39,7 +39,7 @@ PreemptMode=REQUEUE
 SchedulerParameters=batch_sched_delay=0,sched_interval=1
 NodeName=n1 NodeHostname={host} NodeAddr=10.78.0.1 Port=16821 CPUs=4
 NodeName=n2 NodeHostname={host} NodeAddr=10.78.0.2 Port=16822 CPUs=4
-PartitionName=low Nodes=n[1-2] Default=YES PriorityTier=1 GraceTime=15
+PartitionName=low Nodes=n[1-2] Default=YES PriorityTier=1 GraceTime=60
 PartitionName=high Nodes=n[1-2] PriorityTier=2 PreemptMode=OFF
 """
 _START = """

@@ -12,6 +12,7 @@ from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import Seat, SeatLostError, open_seat, open_store
 from ms_kungfu.launcher.hosts import Host
 from ms_kungfu.launcher.seat import Record
+from ms_kungfu.launcher.status_command import status
 from ms_kungfu.launcher.versions import ClusterVersions
 from tests.engines import seats
 from tests.engines.members import Etcd
@@ -32,26 +33,33 @@ def test_training_goes_on_without_the_head_its_host_or_rank_0(patient_etcd, tmp_
     print(f"{kind}: the longest pause was {seats.strike(patient_etcd, 'job', tmp_path / 'job', kind):.2f} s")
 
 
-def asked_until(job, told, *url) -> str:
-    """What `kungfu-run status` says, within the time of a lease."""
-    deadline = time.monotonic() + seats.LEASE_S
-    while True:
-        asked = job.launch("status", *url)
-        asked.wait(60)
-        if told in asked.output or time.monotonic() > deadline:
-            return asked.output
+@pytest.fixture
+def asked_until(tmp_path, monkeypatch, capsys):
+    """Asks as `kungfu-run status` does, in this process: what holds for a lease is over before many have started."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "job" / "run"))
+    monkeypatch.setenv("KUNGFU_JOB_SECRET", seats.SECRET)
+
+    def ask(told: str, *url: str) -> str:
+        deadline = time.monotonic() + seats.LEASE_S
+        while True:
+            status(url)
+            text = capsys.readouterr().out
+            if told in text or time.monotonic() > deadline:
+                return text
+
+    return ask
 
 
-def test_a_host_that_has_joined_takes_the_seat(patient_etcd, tmp_path) -> None:
+def test_a_host_that_has_joined_takes_the_seat(patient_etcd, tmp_path, asked_until) -> None:
     job = seats.SeatedJob(patient_etcd, "joined", tmp_path / "job", seats.HOSTS[:1], "-joinable")
     try:
         job.wait_until_all_train()
         job.join(seats.HOSTS[1])
         left = job.strike("agent")
         told = f"runs: {seats.HOSTS[0]}, which had the job, is gone; this host waits for the next head"
-        assert told in asked_until(job, told)
+        assert told in asked_until(told)
         told = f"should it be gone, {seats.HOSTS[1]} takes its place when its lease is over"
-        assert told in asked_until(job, told, patient_etcd.url("joined"))
+        assert told in asked_until(told, patient_etcd.url("joined"))
         job.judge("agent", left)
         assert "this host has the job from now on" in job.runs[1].output
     finally:
@@ -59,21 +67,21 @@ def test_a_host_that_has_joined_takes_the_seat(patient_etcd, tmp_path) -> None:
 
 
 def test_a_head_that_gets_a_sigterm_leaves_and_another_host_goes_on_at_once(patient_etcd, tmp_path) -> None:
-    job = seats.SeatedJob(patient_etcd, "leaves", tmp_path / "job")
+    job = seats.SeatedJob(patient_etcd, "leaves", tmp_path / "job", lease_s=120)
     try:
         longest = job.judge("agent", job.let_the_head_leave())
-        assert longest < seats.LEASE_S / 2, "nobody waits for the lease"
+        assert longest < 60, "nobody waits for the lease"
     finally:
         job.end()
 
 
 def test_a_time_limit_holds_over_a_change_of_heads(patient_etcd, tmp_path) -> None:
     """From the job's start, and it ends with the limit that was given."""
-    begun, limit_s = time.monotonic(), 25
+    begun, limit_s = time.monotonic(), 60
     job = seats.SeatedJob(patient_etcd, "limit", tmp_path / "job", seats.HOSTS[:2], "-timeout", f"{limit_s}s")
     try:
         job.strike("agent")
-        job.runs[1].assert_exit(124, limit_s + 15)
+        job.runs[1].assert_exit(124, limit_s + 60)
         assert time.monotonic() - begun > limit_s - 3
         assert "this host has the job from now on" in job.runs[1].output
         assert f"after -timeout {limit_s} s" in job.runs[1].output
@@ -121,25 +129,24 @@ def test_a_job_whose_head_has_died_is_its_other_hosts_for_a_lease(etcd, start_mo
     versions = ClusterVersions(clusters={0: CLUSTER}, chosen=0)
     record = Record("job", "one", CLUSTER, (Host("one", 1), Host("other", 1)), versions).to_json()
     keys = open_seat(url)
-    Seat(keys, "one", 2).take(keys.look(), record)
+    dead = Seat(keys, "one", 60)
+    dead.take(keys.look(), record)
     words = ["-self", "127.0.0.1", "-H", "127.0.0.1:1,127.0.0.2:1", "-port", free_ports(1)[0], "-np", 2, "-w"]
     secret = {"KUNGFU_JOB_SECRET": seats.SECRET}
     new = start_module(
-        "ms_kungfu.launcher", *words, "-host-timeout", "3s", "-config-server", url, "true", environment=secret
+        "ms_kungfu.launcher", *words, "-host-timeout", "5s", "-config-server", url, "true", environment=secret
     )
     new.wait_for("waiting for the last job of .* to be over", timeout=60)
-    while keys.look().holder:  # by its lease
-        time.sleep(0.05)
-    time.sleep(1.0)
+    dead.leave()  # as when the lease is over
     Seat(keys, "other", 60).take(keys.look(), record)
-    new.assert_exit(1, 60)
+    new.assert_exit(1, 90)
     assert f"{url} is the job of another kungfu-run" in new.output
     assert open_store(url).get() is None, "it has written nothing"
 
 
 def test_of_two_that_take_the_seat_one_has_it(etcd) -> None:
     url = etcd.url("two")
-    one, other = (Seat(open_seat(url), host, 2) for host in ("one", "other"))
+    one, other = (Seat(open_seat(url), host, 60) for host in ("one", "other"))
     seen = open_seat(url).look()
     one.take(seen, {"step": 0})
     with pytest.raises(SeatLostError, match="one has the seat"):
@@ -154,7 +161,7 @@ def test_of_two_that_take_the_seat_one_has_it(etcd) -> None:
 def test_who_comes_back_to_an_empty_seat_goes_on_and_to_a_taken_one_does_not(etcd) -> None:
     url = etcd.url("back")
     keys = open_seat(url)
-    one, other = (Seat(open_seat(url), host, 2) for host in ("one", "other"))
+    one, other = (Seat(open_seat(url), host, 60) for host in ("one", "other"))
     one.take(keys.look(), {"step": 0})
     one.leave()  # as when the lease is over
     assert keys.look().holder == ""

@@ -32,9 +32,9 @@ def started(tmp_path_factory):
 
 @pytest.fixture
 def slurm(started):
-    """With both nodes idle: a test that failed leaves its job, and the next one would wait for its nodes."""
-    yield started
+    """With both nodes idle: the test before may have left its job."""
     started.cancel_all()
+    return started
 
 
 def run(slurm, *words, secret=SECRET):
@@ -109,13 +109,17 @@ def submit(slurm, folder):
     return int(told.split()[-1]), folder / "out"
 
 
-def start_again(slurm, job):
-    """Once it is queued again. Slurm lets such a one wait for two minutes: a job that starts within the second in which
-    its nodes hear of its end is taken for the one that has ended."""
-    deadline = time.monotonic() + 60
+def wait_until_queued_again(slurm, job):
+    deadline = time.monotonic() + 90
     while "PD" not in slurm.run("squeue", "-h", "-j", job, "-o", "%t", check=False):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def start_again(slurm, job):
+    """Once it is queued again. Slurm lets such a one wait for two minutes: a job that starts within the second in which
+    its nodes hear of its end is taken for the one that has ended."""
+    wait_until_queued_again(slurm, job)
     time.sleep(2.5)
     slurm.run("scontrol", "update", f"jobid={job}", "starttime=now")
 
@@ -128,7 +132,7 @@ def test_who_is_preempted_leaves_in_time_and_resumes_from_its_checkpoint(slurm, 
     # It wants all of both nodes.
     code, told = run(slurm, "-p", "high", "-N2", "-n2", "-c4", "true")
     assert code == 0, told
-    assert time.monotonic() - begun < 12, "the grace of 15 s isn't needed"
+    assert time.monotonic() - begun < 40, "the grace of 60 s isn't needed"
     wait_for("interrupted by SIGTERM", out)
     reached = int((tmp_path / "at").read_text())
     start_again(slurm, job)
@@ -144,14 +148,12 @@ def test_who_is_preempted_leaves_in_time_and_resumes_from_its_checkpoint(slurm, 
 def test_slurms_warning_before_it_takes_the_nodes_ends_the_job_in_time(slurm, tmp_path, numbers):
     job, out = submit(slurm, tmp_path)
     wait_for(r"^begins at step 0 rank \d of 4", out, 4)
-    begun = time.monotonic()
     for number in numbers:
         slurm.run("scancel", f"--signal={number.name[3:]}", job)
-    wait_for("task 0: ", out)
-    assert time.monotonic() - begun < 12
-    told = out.read_text()
-    assert set(re.findall(r"task \d: (.*)", told)) == {"Exited with exit code 143"}  # by which the script goes
-    assert "interrupted by SIGTERM" in told
+    ended = wait_for(r"task \d: (.*)\n", out, 2)
+    assert {match[1] for match in ended} == {"Exited with exit code 143"}
+    assert "interrupted by SIGTERM" in out.read_text()
+    wait_until_queued_again(slurm, job)  # the script goes by that code
     slurm.run("scancel", job)
 
 
@@ -162,9 +164,9 @@ def test_a_node_that_fails_costs_its_workers_and_not_the_job(slurm, tmp_path):
     wait_for("host n2 is lost", out)
     # Slurm kills what runs on the node one by one: a worker's death may be seen before its host's, as a version.
     wait_for(r"cluster version \d is wanted: 2 workers", out)
-    reached = int((tmp_path / "at").read_text())
+    reached = int(wait_for(r"[1-9]\d*", tmp_path / "at")[0][0])
     deadline = time.monotonic() + 60
-    while int((tmp_path / "at").read_text() or 0) <= reached + 5:
+    while int((tmp_path / "at").read_text()) <= reached + 5:
         assert time.monotonic() < deadline, out.read_text()
         time.sleep(0.1)
     assert slurm.run("squeue", "-h", "-j", job, "-o", "%t %N").split() == ["R", "n1"]
