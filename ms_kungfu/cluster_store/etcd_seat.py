@@ -68,7 +68,7 @@ class EtcdSeatKeys(EtcdMembers):
             )
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ConfigServerError(
-                f"{self.url}: the keys below {self._folder} hold no seat of ms_kungfu's ({error!r}); give another name "
+                f"{self.url}: the keys below {self._folder} hold no seat of ms_kungfu's ({error}); give another name "
                 "than the job's, or delete them"
             ) from None
 

@@ -64,6 +64,11 @@ class Reports(Protocol):
         """Whether the job is ending: nobody wants to hear anything more, nor has anybody started."""
         ...
 
+    @property
+    def awaits_store(self) -> bool:
+        """A decision waits for the store."""
+        ...
+
     def supervisor_lost(self) -> None:
         """The workers are gone with it."""
 
@@ -488,6 +493,9 @@ class HostAgent:
         """`told`: of whom it has been said that they haven't joined."""
         if self._follows or self.reports.is_over:
             return
+        if self.reports.awaits_store:  # nobody can follow it before the store answers, which is told already
+            self._unfollowed = self._loop.call_later(_UNFOLLOWED_S, self._tell_unfollowed, version, told)
+            return
         absent = frozenset(process.who for process in self._members_yet_to_join())
         if absent - told:
             _log.warning(
@@ -668,9 +676,9 @@ class HostAgent:
         return env.COLLECTIVE_TIMEOUT.name, env.COLLECTIVE_TIMEOUT.get(self.machine.environ)
 
     def _note_unstuck(self, process: Process) -> None:
-        """It has come to the collective."""
+        """It has come to the collective, or the others have given up."""
         process.is_stuck = False
-        _log.info("stuck worker: %s goes on", process.who)
+        _log.info("stuck worker: no rank waits for %s any more", process.who)
 
     # ---- ending processes ----
 

@@ -409,6 +409,10 @@ class Job:
         self.interrupted(number)
 
     @property
+    def awaits_store(self) -> bool:
+        return self._leadership.awaits_store
+
+    @property
     def moves(self) -> bool:
         """Whether another host goes on with the job where this one goes."""
         return self._leadership.moves

@@ -85,13 +85,22 @@ def _is_worker() -> bool:
 @contextmanager
 def _folder_beside(path: Path) -> Iterator[Path]:
     """A folder of this call's own, on the same file system; hidden, lest a callback take it for a checkpoint."""
-    own = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident():x}-{uuid.uuid4().hex[:6]}"
-    folder = path.parent / f".{path.name}.{own}"
+    folders = f".{path.name}.{socket.gethostname()}-{os.stat('/proc/self/ns/pid').st_ino}-"
+    _remove_abandoned(path.parent, folders)
+    folder = path.parent / f"{folders}{os.getpid()}-{threading.get_ident():x}-{uuid.uuid4().hex[:6]}"
     folder.mkdir(mode=0o700)
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_abandoned(parent: Path, folders: str) -> None:
+    """The `folders` of processes of this host, in this namespace of processes, that were killed in a save."""
+    for folder in parent.iterdir():
+        pid = folder.name[len(folders) :].partition("-")[0]
+        if folder.name.startswith(folders) and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _move(source: Path, target: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 from pathlib import Path
 
 import mindspore as ms
@@ -68,6 +70,21 @@ def test_two_saves_at_once_leave_the_last_one_whole(worker, tmp_path, monkeypatc
     amid(monkeypatch, "_write_parameter_bytes_data", lambda: ms.save_checkpoint(net_of(2), str(path)))
     ms.save_checkpoint(net_of(1), str(path))
     assert saved(path) == [[1.0] * 3] * 2
+
+
+def test_next_save_removes_what_a_killed_worker_has_left(worker, tmp_path):
+    path = tmp_path / "best.ckpt"
+    ours, theirs = [], []
+    with _saving._folder_beside(path) as folder:
+        ours.append(folder)
+        left = folder.name.replace(f"-{os.getpid()}-", "-4194305-")  # over the largest number of a process
+        for name, of in ((left, theirs), (left.replace(socket.gethostname(), "elsewhere"), ours)):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "half").touch()
+            of.append(tmp_path / name)
+        with _saving._folder_beside(path):
+            assert all(each.exists() for each in ours), "another thread's, and another host's"
+            assert not any(each.exists() for each in theirs)
 
 
 def test_failed_save_leaves_the_file_and_nothing_else(worker, tmp_path, monkeypatch):
