@@ -16,7 +16,12 @@ const Ranking = {
     "benchmarks/": 6,
     "changelog": 6,
     "contributing": 6,
-    "mindspore": 6
+    "messages": 6,
+    "mindspore": 6,
+    "recovery-protocol": 6,
+    "recovery-tests": 6,
+    "results": 6,
+    "style": 6
   },
 
   list: (files) => (Array.isArray(files) ? files : [files]),

@@ -61,12 +61,12 @@ def processes() -> Picture:
     p = Picture(720, 430, "The processes of a job on one host")
     p.box(10, 10, 700, 410, fill=WHITE, dashed=True)
     p.text(24, 34, "one host", at="start", bold=True)
-    p.box(30, 60, 210, 74, "kungfu-run", "launcher: who runs,", "who died, who comes", fill=BLUE)
-    p.box(290, 60, 170, 74, "broker", "hands out memory", "to whom it knows", fill=BLUE)
-    p.box(510, 60, 180, 74, "config server", "keeps the wanted", "cluster", fill=ORANGE)
+    p.box(30, 60, 210, 74, "kungfu-run", "launcher: processes,", "failures, new workers", fill=BLUE)
+    p.box(290, 60, 170, 74, "broker", "passes memory to", "known processes", fill=BLUE)
+    p.box(510, 60, 180, 74, "config server", "keeps the desired", "cluster", fill=ORANGE)
     p.line((240, 97), (290, 97), tips="both")
     p.line((600, 60), (600, 44), (135, 44), (135, 60), tips="both")
-    p.text(480, 38, "reads, and writes after a death", size=12)
+    p.text(480, 38, "reads, and writes after a failure", size=12)
     p.box(30, 180, 210, 56, "supervisor", "parent of all workers", fill=BLUE)
     p.line((135, 134), (135, 180))
     for number in range(3):
@@ -84,14 +84,14 @@ def processes() -> Picture:
         400,
         70,
         "segment of cluster version 7",
-        "all reductions go through it; words that say",
-        "who brings what, and who has died",
+        "all reductions go through it; it announces",
+        "operations, data and failures",
         fill=VIOLET,
     )
     for number in range(3):
         p.line((350 + 140 * number, 254), (350 + 140 * number, 320), tips="both")
     p.line((30, 97), (20, 97), (20, 355), (290, 355), dashed=True)
-    p.text(40, 348, "the launcher marks the dead", at="start", size=12)
+    p.text(40, 348, "the launcher marks failures", at="start", size=12)
     return p
 
 
@@ -99,7 +99,7 @@ def hosts() -> Picture:
     p = Picture(820, 400, "A job on two hosts, and their links")
     for left, title, launcher in (
         (10, "first host: the head", ("kungfu-run", "decides for all; the job's", "only broker is here")),
-        (460, "second host: an outpost", ("kungfu-run", "does what the head says,", "tells what it sees")),
+        (460, "second host", ("kungfu-run", "follows the head,", "reports to it")),
     ):
         first = 0 if left == 10 else 2
         p.box(left, 10, 350, 380, fill=WHITE, dashed=True)
@@ -137,7 +137,7 @@ def growing() -> Picture:
             p.box(left + step * number + 2, 172, step - 4, 36, fill=GREEN)
     p.box(left + 5 * step + 22, 172, step - 24, 36, fill=GREEN)
     p.line((left + step + 20, 250), (left + step + 20, 214))
-    p.text(left + step + 20, 268, "3 workers are wanted", size=13)
+    p.text(left + step + 20, 268, "3 workers are requested", size=13)
     p.text(left + step + 20, 285, "schedule, policy, kungfu-run resize", size=12)
     p.line((left + 5 * step + 4, 284), (left + 5 * step + 4, 214))
     p.text(left + 5 * step + 4, 302, "it is ready: all go over between two steps", size=13)
@@ -146,10 +146,10 @@ def growing() -> Picture:
 
 
 def death() -> Picture:
-    p = Picture(720, 372, "A worker dies in a step")
+    p = Picture(720, 372, "A worker fails in a step")
     for top, title, part in (
-        (10, "1. It dies before its part is complete: the others reduce once more, without it", False),
-        (196, "2. It dies after its part is complete: the others end with it", True),
+        (10, "1. It fails before its part is complete: the others reduce again, without it", False),
+        (196, "2. It fails after its part is complete: the others end with it", True),
     ):
         p.text(20, top + 18, title, at="start", bold=True)
         for row in range(3):
@@ -177,7 +177,7 @@ def death() -> Picture:
 
 
 def dealing() -> Picture:
-    p = Picture(720, 280, "How samples are dealt")
+    p = Picture(720, 280, "How samples are partitioned")
     p.text(20, 28, "an epoch: a permutation of all samples, by seed and epoch alone", at="start", bold=True)
     x = 20
     sizes = [(2, 4), (2, 4), (3, 4), (3, 4), (1, 4)]
@@ -200,14 +200,14 @@ def dealing() -> Picture:
     p.text(
         20,
         240,
-        "After a change the rest of the epoch is dealt anew, from where the trained steps end.",
+        "After a change the rest of the epoch is partitioned again, behind the trained steps.",
         at="start",
         size=13,
     )
     p.text(
         20,
         260,
-        "What was prefetched is not trained; what a dead worker held goes to the end of the pool.",
+        "What was prefetched is not trained; a failed worker's samples go to the end of the pool.",
         at="start",
         size=13,
     )
@@ -216,7 +216,7 @@ def dealing() -> Picture:
 
 def shards() -> Picture:
     p = Picture(720, 330, "Shards, and the tree by which their gradients are added")
-    p.text(20, 28, "a step of 8 shards, dealt to 3 workers", at="start", bold=True)
+    p.text(20, 28, "a step of 8 shards, assigned to 3 workers", at="start", bold=True)
     dealt = (0, 0, 0, 1, 1, 1, 2, 2)
     centres = [60 + 86 * i for i in range(8)]
     for number, rank in enumerate(dealt):
@@ -229,7 +229,7 @@ def shards() -> Picture:
             p.line((above[2 * number + 1], y), (x + 8, y + 32))
             p.box(x - 16, y + 32, 32, 28, "+", fill=WHITE)
         y += 60
-    p.text(centres[0] + 30, y - 8, "one sum, the same bits whoever computed what", at="start", size=13)
+    p.text(centres[0] + 30, y - 8, "one sum, the same bits for any assignment", at="start", size=13)
     for rank in range(3):
         p.box(40 + 130 * rank, 290, 22, 22, fill=COLOURS[rank])
         p.text(70 + 130 * rank, 306, f"worker {rank}", at="start", size=13)

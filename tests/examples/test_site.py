@@ -115,6 +115,16 @@ QUESTIONS = {
     "save model": "elastic-training",
     "安装": "start.zh",
     "job hangs forever": "troubleshooting",
+    "is it safe to kill the head node": "recovery",
+    "why was my worker removed": "recovery",
+    "what is lost when a worker fails": "recovery",
+    "split brain network partition": "recovery",
+    "how many workers can a job have": "resizing",
+    "how do I write my own policy": "policies",
+    "how do I audit samples": "ledger",
+    "random numbers after a resize": "state",
+    "how do I test my job under failures": "chaos",
+    "glossary": "style",
 }
 
 
