@@ -26,7 +26,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("recovers", [False, True], ids=["failing", "recovering"])
 @pytest.mark.parametrize(("target", "where"), FAULTS)
 def test_survivors_leave_the_vendors_library_when_a_rank_dies(

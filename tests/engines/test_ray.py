@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STEADY = Path(__file__).with_name("programs") / "steady.py"
 EXAMPLE = ROOT / "examples" / "ray" / "launch.py"
 LENET = ROOT / "examples" / "lenet-elastic" / "train.py"
-GONE_WITHIN_S = 15.0
+GONE_WITHIN_S = 60.0
 LENET_S = 150  # for two raylets to start, beside a training
 
 

@@ -309,7 +309,7 @@ def test_a_watch_tells_at_once_also_where_its_connection_was_lost(keeper, is_cut
             assert isinstance(trial.trouble[0], StoreUnreachableError)
         else:
             assert found[0][0].version == 1
-            assert found[0][1] - begun < 1.0
+            assert found[0][1] - begun < 10.0  # of the 30 s of the watch
     finally:
         keeper.end()
 

@@ -36,7 +36,6 @@ import os
 import random
 import secrets
 import signal
-import socket
 import struct
 import sys
 import tempfile
@@ -51,6 +50,7 @@ from urllib.parse import urlsplit
 
 from ms_kungfu.dataset import audit
 from tests.multiprocess.launching import Program
+from tests.ports import free_port
 
 PROGRAM = Path(__file__).with_name("programs") / "counting.py"
 SIZES = range(1, 9)
@@ -373,7 +373,7 @@ def _on_hosts(
 ) -> Iterator[tuple[str, Program]]:
     """A launcher a host, the head's first."""
     hosts = [f"127.0.0.{number}" for number in range(1, count + 1)]
-    port, config_port = _free_port(hosts), _free_port(hosts)
+    port, config_port = free_port(*hosts), free_port(*hosts)
     url = f"http://{_HEAD}:{config_port}/config"
     listed = ",".join(f"{host}:{_SLOTS}" for host in hosts)
     shared = ["-H", listed, "-port", port, "-builtin-config-port", config_port, "-config-server", url]
@@ -381,16 +381,6 @@ def _on_hosts(
         own = folder / f"host-{host}"
         own.mkdir()
         yield host, Program("ms_kungfu.launcher", ["-self", host, *shared, *words], own, environment)
-
-
-def _free_port(hosts: list[str]) -> int:
-    while True:
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            first = stack.enter_context(socket.socket())
-            first.bind((hosts[0], 0))
-            for host in hosts[1:]:
-                stack.enter_context(socket.socket()).bind((host, first.getsockname()[1]))
-            return int(first.getsockname()[1])
 
 
 def _workers_of(launcher: Program) -> set[int]:

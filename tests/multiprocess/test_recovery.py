@@ -17,7 +17,7 @@ from ms_kungfu.broker_protocol import BrokerClient
 from ms_kungfu.errors import KungFuError
 from tests.ports import free_port
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -214,8 +214,8 @@ def test_with_few_descriptors_some_join_others_are_tried_in_growing_pauses_and_i
     assert 1 < int(joined[2]) < 16
     code, output = one.command("resize", "1")
     assert code == 0, output
-    version = re.match(r"cluster version (\d+)", output)[1]
-    one.wait_for(rf"^in version {version} rank 0 of 1 ")
+    # Also in version 0. A start that fails just now may have written one version more than the command's.
+    one.wait_for(r"^in version \d+ rank 0 of 1 ", 2)
     assert "-max-restarts" not in one.program.output  # 100 pauses of up to 5 s take 8 minutes
     assert "was killed" not in one.program.output
     one.finish(1)
@@ -300,7 +300,7 @@ def test_stuck_worker_is_ended_and_its_stack_is_shown(job, tmp_path, rank):
 def test_stuck_worker_without_watch_ends_the_job_with_its_stack(job, tmp_path):
     one = job(
         "-np", 2, watch=False, program=[f"loop=5:1:{tmp_path / 'never'}"],
-        environment={"KUNGFU_COLLECTIVE_TIMEOUT": "4"},
+        environment={"KUNGFU_COLLECTIVE_TIMEOUT": "12"},
     )  # fmt: skip
     one.wait_for(r"stuck worker: worker 1 .* stack=in its output action=none")
     one.wait_for(r"File .*recovery.py\"?, line \d+ in loop_alone")
