@@ -61,7 +61,7 @@ class Job:
     def output(self) -> str:
         return "\n".join(f"--- {each.process.pid}\n{each.output}" for each in self.launchers)
 
-    def in_version(self, version: int, size: int, timeout: float = 60) -> dict[int, tuple[int, int]]:
+    def in_version(self, version: int, size: int, timeout: float = 120) -> dict[int, tuple[int, int]]:
         """rank -> (host, process ID) of a version, once all of its workers are in it."""
         deadline = time.monotonic() + timeout
         pattern = re.compile(IN_VERSION.format(version, size))
@@ -80,7 +80,7 @@ class Job:
 
     def newest(self, version: int, size: int) -> dict[int, tuple[int, int]]:
         """The same for the first version from `version` on that has this size."""
-        for _ in range(600):
+        for _ in range(1200):
             for at in range(version, version + 5):
                 pattern = re.compile(IN_VERSION.format(at, size))
                 if any(map(pattern.search, [line for each in self.launchers for line in list(each.lines)])):

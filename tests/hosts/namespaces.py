@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _numbers = itertools.count()
-_GONE_WITHIN_S = 5.0
+_GONE_WITHIN_S = 30.0
 # Of the namespace's own: what the machine's processes share through it would not be shared by hosts.
 _OWN_SHM = 'mount -t tmpfs tmpfs /dev/shm && hostname "$0" && exec "$@"'
 
@@ -79,7 +79,7 @@ class Network:
 
     def _wait_for_links(self) -> None:
         """Until each one's address of IPv6 is known to be its own, and the bridge forwards."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         for host in self.hosts:
             while "tentative" in _run("ip", "-n", host.namespace, "-6", "addr", "show", "dev", "eth0"):
                 assert time.monotonic() < deadline
@@ -88,7 +88,7 @@ class Network:
     def close(self) -> None:
         assert self._janitor.stdin is not None
         self._janitor.stdin.close()
-        self._janitor.wait(30)
+        self._janitor.wait(90)
 
     def __enter__(self) -> Network:
         return self

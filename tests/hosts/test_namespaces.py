@@ -71,7 +71,7 @@ def test_hosts_hear_each_other_until_a_cable_is_cut(pair):
         assert pair.heard(1, 5.0, address) == 1
     with pair.server.unplugged():
         assert pair.heard() == 0
-    assert pair.heard(5, 1.0) >= 1  # the bridge has to learn anew
+    assert pair.heard(5, 5.0) >= 1  # the bridge has to learn anew
 
 
 def test_a_direction_may_be_lost_alone(pair):
@@ -82,7 +82,7 @@ def test_a_direction_may_be_lost_alone(pair):
     assert pair.heard(1, 5.0) == 1
     with pair.server.deaf_to(pair.client, loss=0.5):
         # 60 fair coins: fewer than 10 or more than 50 heads are one in ten million.
-        assert 10 <= pair.heard(60, 0.05) <= 50
+        assert 10 <= pair.heard(60, 0.5) <= 50
 
 
 def test_a_paused_host_answers_when_it_wakes(pair):
@@ -96,7 +96,7 @@ def test_a_slow_cable_takes_its_time(network):
     receive = "import socket as s; c = s.create_server(('', 7)).accept()[0]\nwhile c.recv(1 << 20): pass"
     send = (
         "import socket as s, time\n"
-        "for _ in range(100):\n"
+        "for _ in range(1200):\n"
         "    try: c = s.create_connection(('10.77.0.1', 7)); break\n"
         "    except OSError: time.sleep(0.05)\n"
         "begin = time.monotonic(); c.sendall(bytes(2 << 20)); c.shutdown(1); c.recv(1); print(time.monotonic() - begin)"
@@ -104,7 +104,7 @@ def test_a_slow_cable_takes_its_time(network):
     with b.slowed(40):  # 2 MiB take 0.42 s
         server = subprocess.Popen([*a.within(), sys.executable, "-c", receive])
         took = float(b.run(sys.executable, "-c", send))
-        assert server.wait(10) == 0
+        assert server.wait(60) == 0
     assert took > 0.3
     assert "tbf" not in subprocess.run(["tc", "-n", b.namespace, "qdisc"], capture_output=True, text=True).stdout
 

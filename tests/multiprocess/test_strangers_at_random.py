@@ -37,6 +37,7 @@ from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.wire.codec import encode
 from tests import hostile
 from tests.hostile import spoiled
+from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(3600 if "KUNGFU_FUZZ" in os.environ else 120)
 TRIES = int(os.environ.get("KUNGFU_FUZZ", 400))
@@ -50,8 +51,9 @@ _PATIENCE_S = 0.3
 
 @pytest.fixture
 def lots():
+    """Of each stranger his own, by his number: whose turn it is when is the machine's affair."""
     print(f"KUNGFU_FUZZ_SEED={SEED}")  # shown where it fails
-    return random.Random(SEED)
+    return lambda number: random.Random(SEED << 32 | number)
 
 
 def bytes_of(lots, most):
@@ -175,9 +177,7 @@ def test_launchers_let_nobody_in_for_what_he_says_at_random(lots, caplog, monkey
 
     async def run():
         server = ControlServer(Machine(), SECRET, serve)
-        with socket.socket() as one:
-            one.bind((A, 0))
-            port = one.getsockname()[1]
+        port = free_port(A)
         await server.start(A, port)
 
         async def honest():
@@ -195,7 +195,8 @@ def test_launchers_let_nobody_in_for_what_he_says_at_random(lots, caplog, monkey
 
         async def one_stranger(number):
             growth.note(number)
-            await heard_by(A, port, lots.choice(SOURCES), conversation(lots, heard))
+            own = lots(number)
+            await heard_by(A, port, own.choice(SOURCES), conversation(own, heard))
             if number % 100 == 99:
                 await honest()
             overheard.words.clear()
@@ -291,7 +292,7 @@ def test_the_config_server_answers_what_comes_at_random_and_keeps_what_it_has(lo
 
             async def one(number):
                 growth.note(number)
-                request = a_request(lots, authorization)
+                request = a_request(lots(number), authorization)
                 status = status_of(await heard_by(server.host, server.port, None, request, _PATIENCE_S))
                 statuses[status] = statuses.get(status, 0) + 1
                 if number % 100 == 99:
@@ -378,12 +379,13 @@ def test_a_training_over_two_hosts_notices_nothing_of_strangers_and_each_source_
 
     async def strangers():
         async def one(number):
+            own = lots(number)
             if number % 7 == 6:
-                await say_proven((A, B)[number % 2], job.port, lots)
+                await say_proven((A, B)[number % 2], job.port, own)
             elif number % 3 == 2:
-                await heard_by(A, config_port, lots.choice(SOURCES), a_request(lots))
+                await heard_by(A, config_port, own.choice(SOURCES), a_request(own))
             else:
-                await heard_by((A, B)[number % 3], job.port, lots.choice(SOURCES), conversation(lots, [b"x"]))
+                await heard_by((A, B)[number % 3], job.port, own.choice(SOURCES), conversation(own, [b"x"]))
 
         await in_turns(TRIES, one)
 
