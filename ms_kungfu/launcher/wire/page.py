@@ -85,7 +85,8 @@ def _json(value: object) -> str:
 def _told(kind: Any) -> str:
     """A type in words."""
     if isinstance(kind, inspect.StructType):
-        return f"[`{kind.cls.__name__}`](#{kind.cls.__name__.lower()})"
+        title = kind.tag or kind.cls.__name__
+        return f"[`{title}`](#{str(title).lower()})"
     if isinstance(kind, inspect.IntType):
         most = kind.le if kind.lt is None else kind.lt - 1
         return f"integer from {kind.ge}" + ("" if most is None else f" to {most}")
