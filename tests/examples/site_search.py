@@ -19,7 +19,7 @@ import snowballstemmer
 OBJECT_NAME, OBJECT_PARTIAL, OBJECT_PRIORITY = 11, 6, {0: 15, 1: 5, 2: -5}
 SEARCH = Path(__file__).resolve().parents[2] / "docs" / "_ext" / "search.js"
 NUMBERS = {name: int(value) for name, value in re.findall(r"^  (\w+): (\d+),", SEARCH.read_text(), re.MULTILINE)}
-BEHIND = {start: int(less) for start, less in re.findall(r'"([\w/]+)": (\d+)', SEARCH.read_text())}
+BEHIND = {start: int(less) for start, less in re.findall(r'"([\w/-]+)": (\d+)', SEARCH.read_text())}
 
 
 @dataclass(frozen=True)
