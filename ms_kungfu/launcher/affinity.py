@@ -48,14 +48,17 @@ def divide(cores: Sequence[int], workers: int) -> list[list[int]]:
 
 def spread(cores: Sequence[int], workers: int, each: int) -> list[list[int]]:
     """`each` cores for each of `workers`, as far from each other as there are cores; several workers on a core, evenly,
-    where there are too few.
+    where there are too few. No worker has more than there are.
 
     >>> spread([0, 1, 2, 3, 4, 5], 2, 2)
     [[0, 1], [3, 4]]
     >>> spread([0, 1, 2], 2, 2)
     [[0, 1], [2, 0]]
+    >>> spread([0, 1], 2, 1_000_000_000)
+    [[0, 1], [0, 1]]
     """
     count = len(cores)
+    each = min(each, count)
     first = [i * count // workers if workers * each <= count else i * each for i in range(workers)]
     return [[cores[(begin + k) % count] for k in range(each)] for begin in first]
 

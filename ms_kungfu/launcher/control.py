@@ -99,10 +99,14 @@ def remedy_for(why: str, port: int) -> str:
 class Channel:
     """One end of a connection. It owns the socket. All methods but `send` belong to the event loop."""
 
-    def __init__(self, connection: socket.socket, tls: TlsEnd | None = None, called: bool = False) -> None:
-        """`called`: by the other end."""
+    def __init__(
+        self, connection: socket.socket, tls: TlsEnd | None = None, called: bool = False, is_local: bool = False
+    ) -> None:
+        """`called`: by the other end. `is_local`: which is in this process, and can't be cut off."""
         connection.setblocking(False)
-        _notice_the_end(connection, _SILENT_S)
+        self._is_local = is_local
+        if not is_local:
+            _notice_the_end(connection, _SILENT_S)
         self._socket = connection
         self._loop = asyncio.get_running_loop()
         self.heard = self._loop.time()  # when something came last
@@ -127,7 +131,7 @@ class Channel:
 
     def set_silence(self, seconds: float | None) -> None:
         """How long the other end's system may give no answer; None: for as long as it is usual."""
-        if self._socket.fileno() >= 0:
+        if self._socket.fileno() >= 0 and not self._is_local:
             _notice_the_end(self._socket, seconds)
 
     def send(self, message: msgspec.Struct) -> None:
@@ -490,6 +494,14 @@ class ControlServer:
             task.cancel()
         await asyncio.gather(*self._unproved, *self._proved, return_exceptions=True)
 
+    def call_itself(self) -> Channel:
+        """A connection within this process, by no address of its system, which may lose that. It needs no proof."""
+        ours, theirs = (Channel(end, is_local=True) for end in self._machine.make_pair())
+        task = asyncio.ensure_future(self._meet(theirs, "this host", is_known=True))
+        self._proved.add(task)
+        task.add_done_callback(self._forget)
+        return ours
+
     def _accept(self) -> None:
         assert self._listener is not None
         try:
@@ -548,7 +560,7 @@ class ControlServer:
             "a connection from %s has been refused: %s; others from there are, too%s", source, why, self._then()
         )
 
-    async def _meet(self, channel: Channel, source: str) -> None:
+    async def _meet(self, channel: Channel, source: str, is_known: bool = False) -> None:
         """Serve one connection. No exception leaves it (the loop's exception handler ends the job):
 
         1. Before the proof, all of them are a refusal.
@@ -557,7 +569,8 @@ class ControlServer:
         given_away = False
         try:
             try:
-                await within(_HANDSHAKE_S, _challenge(channel, self._secret))
+                if not is_known:
+                    await within(_HANDSHAKE_S, _challenge(channel, self._secret))
             except Exception as error:
                 self._refuse(source, error)
                 await channel.hear_out()

@@ -953,7 +953,9 @@ class Job:
             await asyncio.wait(waits, timeout=GRACE_S, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:
                 wait.cancel()
-        if self.is_deposed and self._remote is not None:  # then it isn't for this one to end it
+        # A deposed head doesn't end the job. If nobody else can any more, it says that all workers have finished.
+        has_finished = self._leadership.is_gone and not failed
+        if self.is_deposed and not has_finished and self._remote is not None:
             self._remote.leave()
             await self._closers.aclose()
             return

@@ -35,6 +35,11 @@ class Leadership(Protocol):
         ...
 
     @property
+    def is_gone(self) -> bool:
+        """Nobody decides any more: the job's keys have been deleted."""
+        ...
+
+    @property
     def sits(self) -> bool:
         """It has had the lease, be it deposed by now."""
         ...
@@ -99,6 +104,7 @@ class NoElection:
     seat = None
     resumes = None
     is_deposed = False
+    is_gone = False
     sits = False
     awaits_store = False
     has_stood_still = False

@@ -259,7 +259,9 @@ class Outpost:
             machine, options.hosts, port, secret, len(cores), silent_s=silent_s, strategy=options.strategy
         )
         try:
-            server = ControlServer(machine, secret, self._take, lambda: self._head.then() if self._head else "")
+            server = self._server = ControlServer(
+                machine, secret, self._take, lambda: self._head.then() if self._head else ""
+            )
         except ValueError as error:
             raise StartError(str(error)) from None
         try:
@@ -289,6 +291,11 @@ class Outpost:
                 await self._leave_the_seat()
             finally:
                 await server.close()
+
+    @property
+    def _obeys_itself(self) -> bool:
+        """The head is in this process, and isn't lost where the system loses this host's address."""
+        return self._head_name == self._options.host.name
 
     @property
     def _lease_s(self) -> float:
@@ -337,6 +344,8 @@ class Outpost:
         options, machine = self._options, self._machine
         if self._joins_one_that_moves:
             return await self._head_to_join(wait_s)
+        if self._obeys_itself:
+            return self._server.call_itself()
         own, head, secret = options.host.address, options.hosts.head.address, bytes.fromhex(options.secret or "")
         try:
             return await call(machine, own, head, options.control_port, secret, wait_s, self._tell_of_silence)
@@ -448,7 +457,8 @@ class Outpost:
             channel.send(words)
             # A head that dies, or stands still, just now isn't waited for: the next one waits for this host's report.
             patience_s = None if words.report is None else self._lease_s / 2
-            if patience_s is None:  # a head that waits for its hosts may be switched off, or cut off, meanwhile
+            # A head that waits for its hosts may be switched off, or cut off, meanwhile.
+            if patience_s is None:
                 channel.set_silence(self._lease_s)
             welcome = await within(patience_s, channel.receive(m.WELCOME))
             if isinstance(welcome, m.Refused):
@@ -561,6 +571,8 @@ class Outpost:
 
     async def _call(self, head: str) -> Channel:
         options = self._options
+        if head == options.host.name:
+            return self._server.call_itself()
         secret = bytes.fromhex(options.secret or "")
         return await call_once(self._machine, options.host.address, Host(head).address, options.control_port, secret)
 
@@ -752,7 +764,7 @@ class Outpost:
             return
         self._send(m.Beat())
         head = self._head_name
-        is_silent = bool(leases.run_out(self._loop.time(), {head: channel.heard}))
+        is_silent = bool(leases.run_out(self._loop.time(), {head: channel.heard})) and not self._obeys_itself
         if is_silent and self._seated is not None:
             channel.end()
             return

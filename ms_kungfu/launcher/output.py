@@ -86,6 +86,12 @@ class Screen:
             self._open = None if ended else writer
         self._write_all(bytes(out))
 
+    def write_if_it_is_read(self, text: str) -> None:
+        """From another thread, while the one that uses this stream waits for another stream's reader."""
+        with contextlib.suppress(OSError, ValueError):
+            if select.select([], [self._fd], [], 0)[1]:
+                os.write(self._fd, text.encode("utf-8", "backslashreplace") + b"\n")
+
     def _write_all(self, data: bytes) -> None:
         while data and not self.broken:
             try:
@@ -184,10 +190,13 @@ class Output:
     def close(self, timeout_s: float | None, last_words: str | None = None) -> None:
         """Waits until the workers' pipes are closed and everything is written, at most `timeout_s`; None is no limit.
 
-        `last_words` come after all that the workers have printed.
+        `last_words` come after all that the workers have printed; if nobody reads that in time, without the rest.
         """
         self._do(functools.partial(self._close, last_words))
         self._thread.join(timeout_s)
+        if last_words is not None and self._thread.is_alive():
+            self._last_words = None
+            self._screens[1].write_if_it_is_read(last_words)
 
     def _open_log(self, path: Path) -> int | None:
         begun = path in self._logs_begun

@@ -53,6 +53,7 @@ _LOOK_S = 0.2  # for connections between hosts that have ended
 _HOST_FIRST_S = 1.0
 # Who doesn't reach whom is told by several hosts, one after the other.
 _LAST_NEWS_S = 2.0
+_MISSED_S = 1.0  # two beats of a host, at most
 # Whoever hasn't called by then is asked what it does, and then again and again.
 _PATIENCE_S = 3.0
 _ASK_S = 10.0
@@ -890,7 +891,8 @@ class RemoteHosts:
 
     def _look_for_silence(self, leases: Leases) -> None:
         """And says that this host is there."""
-        for name in leases.run_out(self._loop.time(), {site.name: site.heard for site in self._living()}):
+        others = {site.name: site.heard for site in self._living() if site.name != self.name}
+        for name in leases.run_out(self._loop.time(), others):
             self.lose(self.sites[name], f"nothing came from it for {self.options.host_timeout_s:g} s (-host-timeout)")
         for site in self._living():
             site.send(m.Beat())
@@ -902,8 +904,11 @@ class RemoteHosts:
         self._timers[what] = self._loop.call_later(seconds, function, *arguments)
 
     def note_apart(self) -> None:
-        """Somebody has told of another one that doesn't reach it. Others may be about to tell more."""
-        self._later("apart", _LAST_NEWS_S, self._part_who_are_apart)
+        """Somebody has told of another one that doesn't reach it. Others may be about to tell more, and one that has
+        ended, of which this head doesn't know yet, has to be missed before one of the two is chosen
+        (`_part_who_are_apart`)."""
+        missed_s = 0.0 if self.options.host_timeout_s is None else self.options.host_timeout_s / 4 + _MISSED_S
+        self._later("apart", max(_LAST_NEWS_S, missed_s), self._part_who_are_apart)
 
     def _apart(self) -> dict[tuple[str, str], str]:
         """Pairs of hosts that live and can't do together what they have to, and why."""

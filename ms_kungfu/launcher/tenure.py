@@ -56,7 +56,7 @@ class Tenure:
         on_deposed: Callable[[str], None], on_seated_anew: Callable[[], None],
         on_store_awaited: Callable[[bool], None] = lambda yes: None,
     ) -> None:  # fmt: skip
-        self.term, self.seat, self.is_deposed = term, term.seat, False
+        self.term, self.seat, self.is_deposed, self.is_gone = term, term.seat, False, False
         self._machine, self._url, self._own = machine, url, own
         self._on_deposed, self._on_seated_anew = on_deposed, on_seated_anew
         self._on_store_awaited = on_store_awaited
@@ -195,6 +195,7 @@ class Tenure:
                 if seat.since != since and not self.is_deposed:
                     self._on_seated_anew()
         except SeatGoneError as error:
+            self.is_gone = True
             self._depose(f"{error}: nobody decides for the job any more", str(error))
         except SeatLostError as error:
             self._depose(f"{error}: another host decides for the job from now on")

@@ -167,6 +167,15 @@ class Host:
             _run("ip", "-n", self._switch, "link", "set", self._port, "up")
 
     @contextlib.contextmanager
+    def without_address(self) -> Iterator[None]:
+        """As where a network manager takes the addresses of an interface that it takes for unplugged."""
+        _run("ip", "-n", self.namespace, "addr", "del", f"{self.address}/24", "dev", "eth0")
+        try:
+            yield
+        finally:
+            _run("ip", "-n", self.namespace, "addr", "add", f"{self.address}/24", "dev", "eth0")
+
+    @contextlib.contextmanager
     def deaf_to(self, other: Host, loss: float = 1.0) -> Iterator[None]:
         """What comes from `other` is lost, or that share of its packets; what goes there isn't."""
         share = [] if loss == 1 else ["-m", "statistic", "--mode", "random", "--probability", str(loss)]

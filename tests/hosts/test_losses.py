@@ -108,6 +108,28 @@ def test_two_hosts_that_do_not_reach_each_other_are_parted(jobs, network):
     finish(job, 2)
 
 
+def test_a_host_that_ends_by_itself_costs_no_other_its_place(jobs, network):
+    """The head resets what host 1 sends, which ends for that: the head doesn't know, and hears of it by host 2."""
+    job = jobs.over(network(3), 6, "-host-timeout", "10s")
+    before = job.in_version(0, 6)
+    head, other = job.network.hosts[:2]
+    with head.refusing(other):
+        fenced(job, 1)
+        survivors(job, before, 1)
+    finish(job, 1)
+
+
+def test_a_head_without_its_address_goes_on_with_its_own_workers(jobs, network):
+    job = jobs.over(network(3), 6, *FLAGS)
+    before = job.in_version(0, 6)
+    with job.network.hosts[0].without_address():
+        for number in (1, 2):
+            fenced(job, number)
+        after = job.newest(1, 2)
+        assert {*after.values()} == {who for who in before.values() if who[0] == 0}
+    assert len(job.finish(among=[0])) == 2
+
+
 def test_launchers_that_all_stood_still_blame_nobody(jobs, network):
     job = jobs.over(network(3), 6, *FLAGS)
     before = job.in_version(0, 6)

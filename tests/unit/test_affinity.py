@@ -73,3 +73,8 @@ def test_workers_are_as_far_from_each_other_as_there_are_cores():
     assert spread([0, 1, 2, 3, 4, 5, 6, 7], 2, 1) == [[0], [4]]
     assert Shares([0, 1, 2, 3], 1).of(2) == [[0], [2]]
     assert Shares([0, 1, 2, 3], None).of(2) == [[0, 1], [2, 3]]
+
+
+def test_no_worker_gets_more_cores_than_there_are():
+    """Whatever a request names: the launcher's event loop makes these lists."""
+    assert spread([4, 5], 3, 2**31 - 1) == [[4, 5]] * 3

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from ms_kungfu.launcher.output import LineSplitter, Screen
+from ms_kungfu.launcher.output import LineSplitter, Output, Screen
 
 
 def shown(write, terminal=False):
@@ -64,3 +64,19 @@ def test_output_that_nobody_reads_is_dropped():
     assert screen.broken
     screen.write("a", b"", [b"line\n"])
     os.close(writing)
+
+
+def test_last_words_come_on_stderr_while_nobody_reads_stdout():
+    """The worker's output has filled the pipe of stdout, and the thread that writes both waits there."""
+    (unread, stdout), (words, stderr) = os.pipe(), os.pipe()
+    output = Output(stdout=stdout, stderr=stderr)
+    theirs, other = output.attach("worker", 0)
+    os.close(other)
+    with os.fdopen(theirs, "wb", buffering=0) as worker:
+        for _ in range(64):
+            worker.write(b"x" * 8191 + b"\n")
+    output.close(0.5, "kungfu-run: worker 1 exited with code 3")
+    os.set_blocking(words, False)
+    assert os.read(words, 4096) == b"kungfu-run: worker 1 exited with code 3\n"
+    os.close(unread)  # ends the thread's wait
+    output.close(30)

@@ -69,11 +69,19 @@ class Network:
                 each.outgoing.clear()
                 each.fail(errno.ECONNRESET)
 
-    def connected(self, caller, listener):
-        called = Socket(self, listener.host, listener.name)
+    def make_pair(self, host):
+        one, other = ends = (Socket(self, host), Socket(self, host))
+        self._join(one, other)
+        return ends
+
+    def _join(self, caller, called):
         for one, other in ((caller, called), (called, caller)):
             one.peer, one.other_host, one.is_open = other, other.host, True
             self.sockets.append(one)
+
+    def connected(self, caller, listener):
+        called = Socket(self, listener.host, listener.name)
+        self._join(caller, called)
         listener.queue.append(called)
         listener.host.loop.look_at(listener)
         if frozenset((caller.host, called.host)) in self.cut_since:  # by now
