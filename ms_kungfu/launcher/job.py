@@ -348,6 +348,9 @@ class Job:
             remote.gather_again(options.host_timeout_s or _GATHER_S, frozenset(record.before), leadership.time_to_ask),
         )
         missing = remote.missing()
+        if missing and remote.was_left:
+            await leadership.stand_up()
+            return
         agent = HostAgent(
             options, machine, None, None, start, coordinator, self, remote, record.versions, self._on_choice,
             self._may_announce,
@@ -411,6 +414,10 @@ class Job:
     @property
     def awaits_store(self) -> bool:
         return self._leadership.awaits_store
+
+    @property
+    def has_stood_still(self) -> bool:
+        return self._leadership.has_stood_still
 
     @property
     def moves(self) -> bool:

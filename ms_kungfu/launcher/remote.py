@@ -83,6 +83,11 @@ class Reports(Protocol):
         """Those of the job by now."""
         ...
 
+    @property
+    def has_stood_still(self) -> bool:
+        """The head has, a moment ago."""
+        ...
+
     def left_s(self) -> float | None:
         """Of the job's -timeout."""
         ...
@@ -515,6 +520,7 @@ class RemoteHosts:
         self.name = options.hosts.self_name
         self.resumes = resumes
         self.resumes_no_more = not resumes  # who hasn't come by now is lost
+        self.was_left = False  # by a host, because this head stood still before it went on
         self.seat: Seat | None = None  # in which this head is
         self._holds_deadlines = False
         self.stuck_sure_s = stuck_sure_s(env.COLLECTIVE_TIMEOUT.get(machine.environ))
@@ -864,7 +870,8 @@ class RemoteHosts:
         site.give_up(why, tells=self.seat is None or not self.workers.done())
         if self.workers.done():
             self.reports.host_lost(site.name, why)
-        else:  # it may come again
+        else:  # it may come again, but not to a head that it has left because that stood still
+            self.was_left = self.was_left or self.reports.has_stood_still
             _log.warning("%s", why)
             del self.sites[site.name]
             self.told.pop(site.name, None)

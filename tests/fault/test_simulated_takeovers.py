@@ -51,6 +51,15 @@ def test_a_new_head_that_stands_still_gives_up_nobody_for_it(seconds: float) -> 
         assert len(world.lost_at) <= 2, story(schedule)  # the first head, and this one where another took its seat
 
 
+def test_a_new_head_that_stands_still_once_hosts_are_there_leaves_them_to_another() -> None:
+    """They have left it, and come to another one only. It stands still for so nearly the timeout that some stay."""
+    ends = (Happening(2.25, "head leaves", 1), Happening(2.45, "head leaves", 10))
+    pause = Happening(0.16, "pause head", 0, 0.95 * HOST_TIMEOUT_S, seat=2)
+    job = replace(JOB, recover=Recover.REPLACE, samples=48)
+    for schedule in list(variations(job, (*ends, pause), 12, 0.05))[9:]:  # the last of them gave a healthy host up
+        assert len(run(schedule).lost_at) <= 2, story(schedule)
+
+
 def test_nobody_is_given_up_where_all_stand_still_while_one_takes_the_seat() -> None:
     pause = Happening(0.0, "pause all", 0, 1.5 * HOST_TIMEOUT_S, seat=2)
     for schedule in variations(JOB, (KILL, pause), 5, 0.3):
