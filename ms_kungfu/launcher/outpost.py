@@ -174,8 +174,9 @@ class Outpost:
                 self._ended.set_exception(error)
 
     def _on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if self._head is not None and not self._head.moves and not self._head.is_over:
-            self._head.on_bug(loop, context)  # it ends the job
+        head = self._head_for_ever
+        if head is not None and not head.is_over:
+            head.on_bug(loop, context)  # it ends the job
             return
         error = context.get("exception")
         _log.error("internal error: %s", context["message"], exc_info=error)
@@ -217,8 +218,7 @@ class Outpost:
         if is_alone or self._is_told or (number == signal.SIGTERM and self._is_leaving):
             self._end(128 + number, f"{PROGRAM}: interrupted by {signal_name(number)}")
             return
-        leads_for_ever = self._head is not None and not self._head.moves
-        if number == signal.SIGTERM and self._options.watch and not leads_for_ever:
+        if number == signal.SIGTERM and self._options.watch and self._head_for_ever is None:
             self._is_leaving = True
             self._tell_the_head(m.Leave())
             limit_s = self._options.leave_grace_s
@@ -291,6 +291,11 @@ class Outpost:
                 await self._leave_the_seat()
             finally:
                 await server.close()
+
+    @property
+    def _head_for_ever(self) -> Job | None:
+        """The head, if it is here and stays here."""
+        return None if self._head is None or self._head.moves else self._head
 
     @property
     def _obeys_itself(self) -> bool:
@@ -709,7 +714,7 @@ class Outpost:
         self._making[cluster.version] = (said.attempt, making)
 
     def _hear_the_end(self, said: m.End) -> None:
-        if self._head is not None and not self._head.moves:
+        if self._head_for_ever is not None:
             return  # its result says more
         if said.left:
             _log.info("this host has left the job")
@@ -740,9 +745,6 @@ class Outpost:
 
     def _look_at_links(self) -> None:
         self._tell_of_links()
-        self._timers[:] = [
-            timer for timer in self._timers if not timer.cancelled() and timer.when() > self._loop.time()
-        ]
         self._later(_LINKS_LOOK_S, self._look_at_links)
 
     def _tell_of_links(self) -> None:

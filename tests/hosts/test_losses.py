@@ -32,6 +32,18 @@ def fenced(job, lost, code=1):
     assert launcher.stderr[-1].startswith("kungfu-run: ")
 
 
+def without_the_head(job):
+    """The other hosts leave it."""
+    for number in (1, 2):
+        fenced(job, number)
+
+
+def head_goes_on(job, before):
+    """With its own workers: whoever has the store goes on."""
+    after = job.newest(1, 2)
+    assert {*after.values()} == {before[0], before[1]}
+
+
 def finish(job, lost):
     among = [number for number in range(3) if number != lost]
     assert len(job.finish(among=among)) == 4
@@ -123,10 +135,8 @@ def test_a_head_without_its_address_goes_on_with_its_own_workers(jobs, network):
     job = jobs.over(network(3), 6, *FLAGS)
     before = job.in_version(0, 6)
     with job.network.hosts[0].without_address():
-        for number in (1, 2):
-            fenced(job, number)
-        after = job.newest(1, 2)
-        assert {*after.values()} == {who for who in before.values() if who[0] == 0}
+        without_the_head(job)
+        head_goes_on(job, before)
     assert len(job.finish(among=[0])) == 2
 
 
@@ -148,11 +158,8 @@ def test_a_head_that_is_paused_for_too_long_is_left_by_all(jobs, network):
     job = jobs.over(network(3), 6, *FLAGS)
     before = job.in_version(0, 6)
     with job.network.hosts[0].paused():
-        for number in (1, 2):
-            fenced(job, number)
-    # Whoever has the store goes on.
-    after = job.newest(1, 2)
-    assert {*after.values()} == {before[0], before[1]}
+        without_the_head(job)
+    head_goes_on(job, before)
     assert len(job.finish(among=[0])) == 2
 
 
