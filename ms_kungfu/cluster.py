@@ -201,12 +201,3 @@ WRITER_WHO_EVICTS = "evicts"
 
 def writer_of_workers(job: str) -> str:
     return f"{job}workers"
-
-
-def writer_at_rest(job: str) -> str:
-    return f"{job}rests"
-
-
-def is_at_rest(cluster: Cluster) -> bool:
-    """Whether it was the last of a job, which waits for the next one."""
-    return cluster.writer.endswith("rests")

@@ -715,12 +715,6 @@ class HostAgent:
                 _log.warning("%s was told to end, and nobody else is left to go on: it ends now", process.who)
                 self._signal(signal.SIGTERM, process)
 
-    def send_everybody_away(self) -> None:
-        """All members have finished: whoever was about to join would find nobody."""
-        joining = self.processes.of_standing(Standing.JOINING)
-        self.broker.exclude_everybody()
-        self.dismiss_who_is_left_out(joining)
-
     def dismiss_who_is_left_out(self, joining: Collection[Process]) -> None:
         """Of those who were `joining`: a newer version does without them."""
         for process in joining:

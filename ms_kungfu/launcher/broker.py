@@ -212,12 +212,6 @@ class Broker:
             self._leaving.clear()
             self._changed.notify_all()
 
-    def forget_the_ended(self) -> None:
-        """Everybody has ended: whoever is listed from now on is a newcomer."""
-        with self._changed:
-            self._versions.ended.clear()
-            self._segments.forget_the_lost()
-
     def current(self) -> Cluster | None:
         """The chosen cluster."""
         with self._changed:

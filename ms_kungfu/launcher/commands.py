@@ -13,7 +13,7 @@ from typing import Callable
 from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, failed
 from ms_kungfu._words import counted
-from ms_kungfu.cluster import WORKER_PORTS, WRITER_WHO_EVICTS, Cluster, is_at_rest
+from ms_kungfu.cluster import WORKER_PORTS, WRITER_WHO_EVICTS, Cluster
 from ms_kungfu.cluster_store import ClusterStore, StaleVersionError, StoreUnreachableError, open_store
 from ms_kungfu.config_server.secret_file import servers_of_this_user
 from ms_kungfu.errors import ConfigServerError
@@ -37,10 +37,8 @@ def write_size(store: ClusterStore, size: int) -> str:
 
 
 def _resized(cluster: Cluster, size: int, given: range | None) -> Cluster | str:
-    if cluster.size == size and not is_at_rest(cluster):
-        return f"nothing to do: cluster version {cluster.version} has {counted(size, 'worker')} already"
     if cluster.size == size:
-        return cluster.following(cluster.workers)
+        return f"nothing to do: cluster version {cluster.version} has {counted(size, 'worker')} already"
     first = min(worker.port for worker in cluster.workers)
     if first in WORKER_PORTS:  # a place in front of it may be free: with --msrun that of rank 0
         first = WORKER_PORTS[0]

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from ms_kungfu.cluster import Cluster, PeerID, writer_at_rest, writer_of_workers
+from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher import policy
 from ms_kungfu.launcher.options import Options
-from ms_kungfu.launcher.policy import Action, Headcount, JobState, Verdict, WorkerExited, WorkerWorksOn
+from ms_kungfu.launcher.policy import Headcount, JobState, Verdict, WorkerExited, WorkerWorksOn
 from ms_kungfu.launcher.wire.documents import Failure
 
 _RESTART_WINDOW_S = 300.0
@@ -23,36 +23,22 @@ class Coordinator:
     Times are seconds of the caller's clock.
     """
 
-    def __init__(self, options: Options, first: Cluster, job: str = "") -> None:
-        """`job`: its name, with which the launcher signs what it writes."""
-        self._options, self._job = options, job
+    def __init__(self, options: Options, first: Cluster) -> None:
+        self._options = options
         self.hosts = options.hosts  # and what has become of them
         self.newest = first  # that can be run
         self.last_version = first.version  # the newest that anybody has written, also if this host can't run it
         self.finishing = False  # a member has finished its program
-        self.resting = False  # everybody has, and the job waits for the next cluster (-k)
-        self.requested: Cluster | None = None  # the last that somebody outside the job has asked for
         self.leaving: set[PeerID] = set()  # those who have been granted to leave
         self.vacant: list[int] = []  # places that a new worker is to take
         self.pausing: list[int] = []  # places that are vacant after a pause, for all of them the same
         self._filled: dict[int, list[float]] = {}  # place -> when it was filled anew
         self._late: dict[int, int] = {}  # place -> newcomers in a row that weren't ready in time
-        self._state = JobState(
-            keep=options.keep, recover=options.recover, min_size=options.min_size, max_restarts=options.max_restarts
-        )
-
-    @property
-    def starts_nobody(self) -> bool:
-        return self.finishing or self.resting
+        self._state = JobState(recover=options.recover, min_size=options.min_size, max_restarts=options.max_restarts)
 
     def decide(self, event: WorkerExited | WorkerWorksOn, count: Headcount) -> Verdict:
-        """What to do about `event`. What that means for the job as a whole is noted."""
-        state = replace(self._state, **vars(count), finished=self.finishing, resting=self.resting)
-        verdict = policy.decide(event, state)
-        if verdict.action is Action.REST:
-            self.resting = True
-            self.leaving.clear()
-        return verdict
+        """What to do about `event`."""
+        return policy.decide(event, replace(self._state, **vars(count), finished=self.finishing))
 
     def takes_over(self, lost: Sequence[PeerID], count: Headcount) -> Verdict | None:
         """What a head finds who goes on with a job: its end, where no member is left. `lost`: those of the chosen
@@ -60,7 +46,7 @@ class Coordinator:
         if lost:
             who = f"worker {lost[0]} was on host {lost[0].host}, which was lost"
             self._state.first_failure = self._state.first_failure or Failure(who, 1, is_of_launcher=True)
-        state = replace(self._state, **vars(count), finished=self.finishing and not lost, resting=self.resting)
+        state = replace(self._state, **vars(count), finished=self.finishing and not lost)
         return policy.after_end("", state)
 
     # ---- what workers have come to ----
@@ -86,13 +72,6 @@ class Coordinator:
 
     def resume_failures(self, first: Failure | None, programs: Failure | None) -> None:
         self._state.first_failure, self._state.program_failure = first, programs
-
-    def begin_anew(self) -> None:
-        """After a rest: what happened before it is over."""
-        self.end_pause()
-        self.vacant.clear()
-        self._state.first_failure = self._state.program_failure = None
-        self._state.first_to_finish = ""
 
     # ---- places ----
 
@@ -151,39 +130,6 @@ class Coordinator:
         workers go over to one more version: hosts come and go seldom, and a change costs some milliseconds."""
         return cluster.slots != self.hosts.described(cluster).slots
 
-    def _is_outside(self, cluster: Cluster) -> bool:
-        return cluster.writer not in (self._job, writer_of_workers(self._job), writer_at_rest(self._job))
-
-    def at_rest(self, chosen: Cluster) -> Cluster | None:
-        """In a rest: what has to be written. `chosen` is what the workers had gone over to last.
-
-        Somebody outside has been told that a cluster is wanted, and they finished before they had gone over to it: it
-        begins. What workers wanted of each other is over with their training: then the store says that nobody runs,
-        so that any size can be asked for.
-        """
-        late = self.requested
-        if late is not None and any(worker.host in self.hosts.lost for worker in late.workers):
-            late = None
-        if late is not None and late.version > chosen.version and {*late.workers} != {*chosen.workers}:
-            return replace(late, version=self.last_version + 1, writer=self._job)
-        mark = writer_at_rest(self._job)
-        lost = [worker for worker in self.newest.workers if worker.host in self.hosts.lost]
-        if self.newest.writer == mark and not lost and not self.has_other_hosts(self.newest):
-            return None
-        # What somebody asks for next is built on it.
-        left = tuple(worker for worker in chosen.workers if worker.host not in self.hosts.lost)
-        if not left:
-            first = self.hosts.without_lost().first_cluster(1, self._options.ports, self._options.control_port, 0)
-            left = first.workers
-        chosen = self.hosts.described(replace(chosen, workers=left))
-        return replace(chosen, version=self.last_version + 1, writer=mark)
-
-    def begins(self, cluster: Cluster) -> bool:
-        """In a rest: whether `cluster` is what is to be run next, and not what was under way when all finished."""
-        late = self.requested
-        asked = late is not None and cluster.writer == self._job and cluster.workers == late.workers
-        return asked or self._is_outside(cluster)
-
     def accept(
         self, cluster: Cluster, own: bool, ended: Collection[PeerID], living: Collection[PeerID]
     ) -> list[PeerID]:
@@ -194,8 +140,6 @@ class Coordinator:
             ended: its workers who have died; `living`: the members who live.
         """
         before, self.newest = self.newest, cluster
-        if self._is_outside(cluster) and not self.resting:
-            self.requested = cluster
         if not own:
             # Only those that it still lists are to be replaced.
             self.end_pause()

@@ -36,7 +36,6 @@ from ms_kungfu.launcher.processes import Process
 from ms_kungfu.launcher.remote import RemoteHosts
 from ms_kungfu.launcher.revisions import Revisions, StoreWatcher, raise_bugs
 from ms_kungfu.launcher.seat import Record, Term
-from ms_kungfu.launcher.segments import NotMadeYet
 from ms_kungfu.launcher.sites import Site
 from ms_kungfu.launcher.startup import MayWrite, Start, prepare, serve_status
 from ms_kungfu.launcher.status import History, describe, outline
@@ -93,7 +92,6 @@ class Job:
         self._leaving_early: list[str] = []  # those that told this head of it before it knew who is there
         self._early: Cluster | None = None  # what somebody wanted before the job had begun
         self._exit_code: int | None = None  # of the first worker that has ended while a host's loss is about to be told
-        self._beginning: asyncio.Future[None] | None = None
         self._workers_since: float | None = None  # when they were started; None where another head has done that
         self._closers = contextlib.AsyncExitStack()
         self._history = History()
@@ -186,7 +184,7 @@ class Job:
         )
         if instead := what_is_done_instead(options.strategy, options.hosts.is_several):
             _log.warning("%s", instead)
-        self._coordinator = Coordinator(options, start.first, start.writer)
+        self._coordinator = Coordinator(options, start.first)
         self._revisions = Revisions(self, self._coordinator, start, machine)
         if options.hosts.is_several:
             remote = self._remote = RemoteHosts(options, machine, start, self)
@@ -335,7 +333,7 @@ class Job:
         self._closers.callback(leadership.keep(store))
         current = record.versions.current
         assert current is not None
-        coordinator = self._coordinator = Coordinator(options, current, start.writer)
+        coordinator = self._coordinator = Coordinator(options, current)
         coordinator.finishing = record.finishing
         coordinator.resume_failures(*record.failures)
         self._revisions = Revisions(self, coordinator, start, machine)
@@ -477,9 +475,6 @@ class Job:
             _log.warning("%s", verdict.reason)
         if verdict.action in (Action.SHRINK, Action.REPLACE):
             self._history.note(verdict.reason)
-        if verdict.action is Action.REST:
-            self._host.send_everybody_away()
-            self._revisions.write()
         return not self._verdict.done()
 
     def _warn_of_copies(self, ended: bool = False) -> None:
@@ -594,7 +589,7 @@ class Job:
     def _has_enough_who_stay(self) -> bool:
         """While hosts leave. Otherwise the job has been ended."""
         coordinator, leaving = self._coordinator, self._coordinator.hosts.leaving
-        if not leaving or coordinator.starts_nobody:
+        if not leaving or coordinator.finishing:
             return True
         living = self._host.processes.living_members()
         left = [peer for peer in living if peer.host not in leaving and peer not in coordinator.leaving]
@@ -611,7 +606,7 @@ class Job:
         """Those that leave and have nothing left to do here."""
         for name in self._coordinator.hosts.leaving:
             current = self._host.broker.current()
-            is_needed = current is not None and name in current.hosts and not self._coordinator.resting
+            is_needed = current is not None and name in current.hosts
             if self.is_over or self._host.has_processes_on(name) or (is_needed and name in self._graces):
                 continue
             self._once_it_is_noted(name, functools.partial(self._let_host_go, name))
@@ -643,7 +638,7 @@ class Job:
             return "the job was started without -w, so no host can join it"
         if not self._has_begun:
             return "the job has not begun yet; try again when its workers run"
-        if self.is_over or (self._coordinator.finishing and not self._coordinator.resting):
+        if self.is_over or self._coordinator.finishing:
             return "the job is about to end"
         hosts = self._coordinator.hosts
         if host.name in hosts.leaving:
@@ -789,11 +784,8 @@ class Job:
     # ---- the cluster changes ----
 
     def next_revision(self) -> Cluster | None:
-        if self.is_over:
+        if self.is_over or self._coordinator.finishing:
             return None
-        if self._coordinator.starts_nobody:
-            current = self._host.broker.current()
-            return self._coordinator.at_rest(current) if self._coordinator.resting and current else None
         self._end_who_is_kept()
         if not self._has_enough_who_stay():
             return None
@@ -819,10 +811,7 @@ class Job:
         coordinator, server = self._coordinator, self._begun.server
         if cluster is not None:
             self.on_cluster(cluster)
-        elif coordinator.resting:
-            coordinator.newest = replace(coordinator.newest, writer="")  # the store has to say once more that it rests
-            self._revisions.write()
-        elif server is not None and not self.is_over and not coordinator.starts_nobody:
+        elif server is not None and not self.is_over and not coordinator.finishing:
             wanted = coordinator.newest
             again = replace(wanted.following(wanted.workers), version=server.store.version + 1)
             _log.warning("config server: the deleted cluster is put back version=%d", again.version)
@@ -847,7 +836,7 @@ class Job:
             ended = self._host.broker.ended_in(coordinator.newest)
             members = [*self._host.processes.living_members(), *ended]
         going = coordinator.going(members)
-        coordinator.hosts.check(cluster, members if not coordinator.resting else (), ended, going)
+        coordinator.hosts.check(cluster, members, ended, going)
         if cluster.size < options.min_size and cluster.writer != self._begun.writer:
             raise HostError(f"a cluster of {cluster.size} is below -min-np {options.min_size}")
 
@@ -867,27 +856,18 @@ class Job:
         host, broker = self._host, self._host.broker
         coordinator.last_version = cluster.version
         own = cluster.writer == self._begun.writer
-        if coordinator.resting and not coordinator.begins(cluster):
-            coordinator.newest = cluster
-            self._revisions.write()
-            return
         try:
             self._check(cluster)
         except HostError as error:  # a config server of its own does not know this host
             _log.error("cluster version %d is refused: %s", cluster.version, error)
             broker.refuse(cluster.version, str(error))
             self._history.wanted(cluster, coordinator.newest, self._begun.writer, refused=str(error))
-            if coordinator.resting:
-                coordinator.newest = replace(coordinator.newest, writer="")  # the store has to say so once more
             self._revisions.write()
             return
         _log.info("cluster version %d is wanted: %s", cluster.version, counted(cluster.size, "worker"))
         self._history.wanted(cluster, coordinator.newest, self._begun.writer)
         host.warn_of_crowd(cluster)
         living, joining = host.processes.living_members(), host.processes.of_standing(Standing.JOINING)
-        if coordinator.resting:
-            broker.forget_the_ended()
-            coordinator.begin_anew()
         if cluster.writer == WRITER_WHO_EVICTS:
             broker.note_evicted(set(coordinator.newest.workers) - set(cluster.workers))
         broker.admit(cluster)
@@ -896,50 +876,10 @@ class Job:
         if self._pause is not None and not coordinator.pausing:
             self._pause.cancel()
             self._pause = None
-        if coordinator.resting:
-            try:
-                broker.choose(cluster.version)
-            except NotMadeYet:
-                self._beginning = asyncio.ensure_future(self._begin_when_made(cluster, joining, ended, replacing))
-                return
-            except Exception as error:  # whatever the runtime or the kernel has against it
-                self._cant_begin(cluster, error)
-                return
-            self._end_rest()
-            self._history.chosen(cluster, None)
-        self._go_on_with(cluster, joining, ended, replacing)
-
-    def _go_on_with(
-        self, cluster: Cluster, joining: list[Process], ended: list[PeerID], replacing: list[PeerID]
-    ) -> None:
-        self._host.dismiss_who_is_left_out(joining)
-        if ended or self._coordinator.hosts.leaving or self._coordinator.has_other_hosts(cluster):
+        host.dismiss_who_is_left_out(joining)
+        if ended or coordinator.hosts.leaving or coordinator.has_other_hosts(cluster):
             self._revisions.write()
-        self._host.start_missing(cluster, replacing)
-
-    def _end_rest(self) -> None:
-        coordinator = self._coordinator
-        coordinator.resting = coordinator.finishing = False
-        coordinator.requested = None
-        self._loop.call_later(self._machine.standby_delay_s, self._host.standbys.keep)
-
-    def _cant_begin(self, cluster: Cluster, error: Exception) -> None:
-        _log.error("cluster version %d can't be run, write it once more: %s", cluster.version, error)
-
-    async def _begin_when_made(
-        self, cluster: Cluster, joining: list[Process], ended: list[PeerID], replacing: list[PeerID]
-    ) -> None:
-        """After a rest, where several hosts have to get ready first."""
-        try:
-            await self._host.choose(cluster)
-        except Exception as error:  # whatever one of them has against it
-            if self._coordinator.newest is cluster:  # else somebody has written another one meanwhile
-                self._cant_begin(cluster, error)
-            return
-        if not self.is_over:
-            self._end_rest()
-            self._history.chosen(cluster, None)
-            self._go_on_with(cluster, joining, ended, replacing)
+        host.start_missing(cluster, replacing)
 
     # ---- end ----
 

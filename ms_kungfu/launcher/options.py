@@ -34,6 +34,7 @@ _NO_FLAGS = {
     **NO_MPIRUN_FLAGS,
     "debug-port": "there is no debug server: -logfile has what the launcher does, a Monitor in the program serves "
     "metrics (KUNGFU_METRICS_PORT), and the config server tells the cluster",
+    "k": "a job ends with its workers: start kungfu-run again for the next cluster",
     "t0": "nobody needs the time of the job's start: lines of the log have the time",
     "elastic-mode": "there is one mode: with -w, workers that stay keep their processes and their state (KungFu's "
     '"delta"); leave it out',
@@ -117,7 +118,6 @@ class Options:
         "URL of the config server, e.g. http://127.0.0.1:9100/config, or of the job in an etcd, etcd://HOST:2379/JOB",
         metavar="URL",
     )
-    keep: bool = _switch("k", "with -w: stay when all workers have finished, for the next cluster")
     quiet: bool = _switch("q", "say nothing but errors; the workers' output stays")
     show_workers: bool = _switch(
         "v", "show what the workers print (default; -v=false leaves it to -logdir)", default=True
@@ -325,8 +325,6 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest | Engi
             "-standby keeps processes ready on one host, and several hosts may each need one; leave it out"
         )
     embedded = flags.builtin_port is not None or (flags.watch and flags.config_server is None)
-    if flags.keep and not flags.watch:
-        raise UsageError("-k needs -w: without it the job can't get another cluster to wait for")
     if flags.init_version == -1 and (embedded or embeds_somewhere or not flags.watch):
         raise UsageError(
             "-init-version -1 needs -w and a config server of its own (-config-server, without "

@@ -74,21 +74,18 @@ class Headcount:
 class JobState(Headcount):
     """After the event: how many processes are still running, what was asked for, and what has happened before."""
 
-    keep: bool = False
     recover: Recover = Recover.FAIL
     min_size: int = 1
     max_restarts: int = 0
     first_failure: Failure | None = None  # of those that the job has survived
     program_failure: Failure | None = None  # the first of those in which a program failed by itself
     finished: bool = False  # a member has come to the end of its program
-    resting: bool = False  # all have, and the job waits for the next cluster (-k)
     first_to_finish: str = ""  # the first one that has, before this event
 
 
 class Action(enum.Enum):
     CONTINUE = "continue"
     FINISH = "finish"  # everybody is done
-    REST = "rest"  # everybody is done, and the job waits for the next cluster (-k)
     SHRINK = "shrink"  # the others go on without the worker
     REPLACE = "replace"  # the same, and a new worker takes its place
     FAIL = "fail"  # the job ends with the verdict's exit code
@@ -174,18 +171,14 @@ def after_end(reason: str, state: JobState) -> Verdict | None:
     """The job's end, where nobody is left. `reason`: what has just happened, if anything."""
     if state.members or state.leaving:
         return None
-    if state.resting:
-        return Verdict(Action.CONTINUE, reason)
     if state.first_failure is not None and not state.finished:
         # A worker that was leaving is the last to go: the others died before they could go on without it.
         first = _cause(state.first_failure, state.program_failure)
         return Verdict(Action.FAIL, f"no worker is left, the first that failed: {first.reason}", first.exit_code)
     done = f"{reason}; " if reason else ""
-    if state.program_failure is not None and not state.keep:
+    if state.program_failure is not None:
         failed = state.program_failure
         return Verdict(Action.FAIL, f"{done}the other workers have finished, but {failed.reason}", failed.exit_code)
-    if state.keep:
-        return Verdict(Action.REST, f"{done}all workers have finished; waiting for the next cluster (-k)")
     return Verdict(Action.FINISH, f"{done}all workers have finished")
 
 

@@ -27,8 +27,8 @@ from ms_kungfu.launcher.wire.messages import ClusterPart, Loss, Report
 
 def moves(options: Options) -> bool:
     """Whether another host goes on with the job where its head dies: the store has to outlive hosts, and the workers
-    to go on without those that die. A job that rests (-k) has no workers from whom to go on."""
-    goes_on = options.watch and options.recover is not Recover.FAIL and not options.keep
+    to go on without those that die."""
+    goes_on = options.watch and options.recover is not Recover.FAIL
     return goes_on and options.hosts.is_several and has_seat(options.config_server or "")
 
 

@@ -201,9 +201,6 @@ class Segments:
             if rank is not None and self._versions.belongs(peer, incarnation, version):
                 yield segment, rank
 
-    def forget_the_lost(self) -> None:
-        self._losses.clear()
-
     def drop_unknown(self) -> None:
         """Closes the segments of versions that are not known any more."""
         for segments in (self.open, self._in_making):

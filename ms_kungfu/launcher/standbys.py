@@ -54,7 +54,7 @@ class StandbyKeeper:
                 self._told_of_hosts = True
                 _log.info("nobody is started ahead: the job has several hosts")
             return
-        if self.is_over() or self.coordinator.starts_nobody or expected.version != version:
+        if self.is_over() or self.coordinator.finishing or expected.version != version:
             return
         self._expected = expected if self.options.hosts.has_room(expected.size) else Expected(version)
         self._end_those_beyond(self._expected.newcomers)
@@ -76,7 +76,7 @@ class StandbyKeeper:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self.is_over() or self.coordinator.starts_nobody or self.options.hosts.is_several:
+        if self.is_over() or self.coordinator.finishing or self.options.hosts.is_several:
             return
         newest = self.coordinator.newest
         expected = self._expected if self._expected.version == newest.version else Expected()

@@ -15,7 +15,7 @@ from typing import Any, Callable
 import msgspec
 
 from ms_kungfu._words import counted
-from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster, PeerID, writer_at_rest, writer_of_workers
+from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster, PeerID, writer_of_workers
 from ms_kungfu.launcher.agent import HostAgent
 from ms_kungfu.launcher.coordinator import Coordinator
 from ms_kungfu.launcher.options import Options
@@ -85,8 +85,6 @@ class History:
 def _who(cluster: Cluster, job: str, gone: Sequence[str]) -> str:
     if cluster.writer == writer_of_workers(job):
         return "the program asked for it: a schedule, a policy or a resize of its own"
-    if cluster.writer == writer_at_rest(job):
-        return "all workers have finished; waiting for the next cluster (-k)"
     if cluster.writer == job:
         return "the launcher"
     if cluster.writer == WRITER_WHO_EVICTS:
@@ -126,9 +124,7 @@ def describe(document: dict[str, Any], agent: HostAgent, coordinator: Coordinato
         processes=[_process(process, agent, coordinator) for process in _in_order(agent)],
         changes=[msgspec.to_builtins(change) for change in history.changes],
     )
-    if document["state"] == "runs" and coordinator.resting:
-        document.update(state="rests", why="all workers have finished; waiting for the next cluster (-k)")
-    elif document["state"] == "runs" and document["wanted"]:
+    if document["state"] == "runs" and document["wanted"]:
         document.update(state="changes", why=_missing(agent, newest))
 
 
@@ -201,4 +197,4 @@ def _state(process: Process, standing: Standing, agent: HostAgent, coordinator: 
 
 
 def _is_to_leave(peer: PeerID, coordinator: Coordinator) -> bool:
-    return peer in coordinator.leaving or (not coordinator.resting and peer not in coordinator.newest.workers)
+    return peer in coordinator.leaving or peer not in coordinator.newest.workers

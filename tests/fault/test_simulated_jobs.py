@@ -227,26 +227,6 @@ def test_a_size_that_is_asked_for_while_the_server_forgets_comes_true(kind, befo
         assert world.broker.current().size == 4, story(schedule)
 
 
-def late_wishes(seed: int) -> Schedule:
-    """Somebody outside wants another size when the workers are about to finish, or have."""
-    rng = random.Random(seed)
-    setup = Setup(
-        size=rng.randint(1, 3), external=rng.random() < 0.5, prepare_s=rng.choice((0.1, 0.5)), ends_at=1.0,
-        recover=rng.choice((Recover.SHRINK, Recover.REPLACE)), schedule=((20, 4),) if rng.random() < 0.3 else (),
-        standbys=rng.choice((0, 0, 1)), asynchronous=rng.random() < 0.3, leavers_stay_s=rng.choice((0.0, 0.0, 3.2)),
-    )  # fmt: skip
-    happenings = [
-        Happening(rng.uniform(0.7, 1.6), "resize", rng.randint(1, 4)) for _ in range(rng.choice((0, 1, 1, 2)))
-    ]
-    if rng.random() < 0.4:
-        happenings.append(Happening(rng.uniform(0.3, 0.9), rng.choice(("resize", "terminate", "evict")), 1))
-    if rng.random() < 0.3:
-        happenings.append(Happening(rng.uniform(0.6, 1.5), rng.choice(("kill member", "kill newcomer")), 1))
-    if setup.external and rng.random() < 0.3:
-        happenings.append(Happening(rng.uniform(0.8, 1.6), "server away", 0, rng.uniform(0.1, 1.0)))
-    return Schedule(seed, setup, tuple(sorted(happenings, key=lambda h: h.at)))
-
-
 # ---- a worker that loops for ever, or for long ----
 
 
@@ -279,12 +259,6 @@ def test_worker_that_is_stuck_a_second_time_is_logged_again() -> None:
     assert run(schedule, told).exit_code == 0, story(schedule)
     lines = [line.partition("stuck worker: ")[2].split()[-1] for line in told if "stuck worker: " in line]
     assert lines == ["action=none", "more"] * 2, "\n".join(told)
-
-
-def test_what_came_too_late_for_the_workers_begins_after_them() -> None:
-    for seed in range(100):
-        violation = violation_of(late_wishes(seed))
-        assert violation is None, f"{violation}\n{story(late_wishes(seed))}"
 
 
 @pytest.mark.parametrize("recover", [Recover.SHRINK, Recover.REPLACE])

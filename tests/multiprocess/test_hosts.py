@@ -490,20 +490,6 @@ def test_a_worker_of_another_host_that_gets_a_sigterm_ends_and_the_others_go_on(
     end(job)
 
 
-def test_another_training_after_a_rest_over_hosts(hosts):
-    flags, url = embedded(B)
-    job = hosts([sys.executable, PROGRAMS / "places.py"], *flags, "-np", 2, "-k")
-    places(job, 0, {A: 1, B: 1})
-    for run in job.runs.values():
-        run.signal(signal.SIGUSR1)
-    job[B].wait_for("waiting for the next cluster")
-    version = open_store(url).watch(0, 20).version
-    put(url, version + 1, f"{A}:10000", f"{A}:10001", f"{B}:10001")
-    places(job, version + 1, {A: 2, B: 1})
-    job[B].signal(signal.SIGTERM)
-    job.assert_exit(143)
-
-
 # ---- trainings over several hosts ----
 
 

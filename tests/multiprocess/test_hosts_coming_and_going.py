@@ -242,20 +242,6 @@ def test_a_sigint_ends_the_job_also_while_a_host_leaves(hosts):  # noqa: F811
     job.assert_exit(130)
 
 
-@pytest.mark.long
-def test_a_host_leaves_while_the_job_rests_and_another_joins(hosts, start_module):  # noqa: F811
-    job = start(hosts, 2, "-k", slots={A: 1, B: 1})
-    all_in_version(job, 0, {A: 1, B: 1})
-    job[A].signal(signal.SIGUSR1)
-    job[A].wait_for("waiting for the next cluster")
-    send_away(job, B)
-    join_well(job, start_module, C)
-    resize(job, start_module, 3)
-    newest(job, {A: 1, C: 2})
-    job[A].signal(signal.SIGTERM)
-    job.assert_exit(143)
-
-
 # ---- joining ----
 
 

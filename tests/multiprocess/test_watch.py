@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from launching import ONE_FOLDER, ROOT
 
-from ms_kungfu.cluster import Cluster, PeerID, writer_of_workers
+from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import open_store
 from tests.ports import free_port
 
@@ -418,62 +418,6 @@ def test_with_recover_fail_a_killed_newcomer_ends_the_job_and_is_named(watch):
     job.program.assert_exit(137)
     job.program.assert_gone(begin)
     assert job.program.stderr[-1] == f"kungfu-run: worker 1 (127.0.0.1:10001, pid {pid}) was killed by SIGKILL"
-
-
-def test_keep_waits_for_the_next_cluster(watch):
-    job = watch("-np", 2, "-k")
-    job.wait_for_version(0, 2)
-    job.program.signal(signal.SIGUSR1)
-    job.wait_for(r"all workers have finished; waiting for the next cluster \(-k\)")
-    # Version 1 is that nobody runs.
-    assert job.resize("2")[0] == 0
-    assert [m[2] for m in job.wait_for_version(2, 2)] == ["2", "2"]
-    assert "nothing to do" in job.resize("2")[1]
-    job.program.signal(signal.SIGUSR1)
-    job.wait_for(r"all workers have finished; waiting for the next cluster \(-k\)", 2)
-    assert job.resize("3")[0] == 0
-    assert [m[2] for m in job.wait_for_version(4, 3)] == ["4", "4", "4"]
-    job.program.signal(signal.SIGTERM)
-    job.program.assert_exit(143)
-    job.program.assert_gone(time.monotonic())
-
-
-def test_a_cluster_that_came_too_late_for_the_workers_begins_when_they_have_finished(watch):
-    job = watch("-np", 2, "-k", environment={"STAYS": "1"})
-    job.wait_for_version(0, 2)
-    assert job.resize("3")[0] == 0
-    started = job.wait_for(r"worker 2 \(127.0.0.1:10002, pid (\d+)\) started")
-    job.wait_for("^broker=", 3)  # it minds no signal any more
-    job.wait_for("^job=", 2)  # and the others do
-    job.program.signal(signal.SIGUSR1)
-    # All of it is new, also the third, who had waited for the two that have finished.
-    assert [m[2] for m in job.wait_for_version(2, 3)] == ["2", "2", "2"]
-    assert len(job.wait_for(r"all workers have finished; waiting for the next cluster")) == 1
-    again = job.wait_for(r"worker 2 \(127.0.0.1:10002, pid (\d+)\) started", 2)
-    assert again[1][1] != started[0][1]
-    # What has begun once doesn't begin again.
-    job.wait_for("^job=", 2 + 3)  # all mind a signal
-    job.program.signal(signal.SIGUSR1)
-    job.wait_for(r"all workers have finished; waiting for the next cluster", 2)
-    assert job.resize("1")[0] == 0
-    assert [m[2] for m in job.wait_for_version(4, 1)] == ["4"]
-    job.program.signal(signal.SIGTERM)
-    job.program.assert_exit(143)
-
-
-def test_what_workers_wanted_is_over_with_their_training(watch):
-    job = watch("-np", 2, "-k", environment={"STAYS": "1"})
-    job.wait_for_version(0, 2)
-    secret = next(job.program.runtime_dir.rglob("*.secret")).read_text()
-    store = open_store(job.url, secret, writer_of_workers(job.wait_for(r"^job=(\w+)", 2)[0][1]))
-    store.put(cluster_of(1, 10000, 10001, 10002))
-    job.wait_for("^broker=", 3)
-    job.program.signal(signal.SIGUSR1)
-    job.wait_for(r"all workers have finished; waiting for the next cluster")
-    assert job.resize("1")[0] == 0
-    assert [m[2] for m in job.wait_for_version(3, 1)] == ["3"]
-    job.program.signal(signal.SIGTERM)
-    job.program.assert_exit(143)
 
 
 # ---- a config server of its own ----

@@ -98,7 +98,7 @@ def test_hosts_are_those_that_the_job_has_by_now():
     nobody = SimpleNamespace(broker=SimpleNamespace(current=lambda: None), processes=[], options=options)
     nobody.begun = SimpleNamespace(writer=JOB, url=None)
     hosts = begun_with.joined_by(Host("c", 1)).without("b")
-    coordinator = SimpleNamespace(hosts=hosts, newest=cluster(1, 2), resting=False)
+    coordinator = SimpleNamespace(hosts=hosts, newest=cluster(1, 2))
     document = outline(options, "begins", "", 0.0)
     describe(document, nobody, coordinator, History(lambda: 0))
     assert [(host["name"], host["lost"]) for host in document["hosts"]] == [("a", False), ("b", True), ("c", False)]
@@ -200,7 +200,7 @@ def test_what_a_process_does_in_words(standing, more, ready, state):
     agent = SimpleNamespace(
         broker=broker, processes=Processes([one]), begun=begun, sites=sites, is_stopped=lambda process: one.stopped
     )
-    coordinator = SimpleNamespace(hosts=Hosts((Host("h", 2),), "h"), newest=cluster(1, 2), resting=False, leaving=set())
+    coordinator = SimpleNamespace(hosts=Hosts((Host("h", 2),), "h"), newest=cluster(1, 2), leaving=set())
     told = document(wanted=None)
     describe(told, agent, coordinator, History(lambda: 0))
     assert told["processes"][0]["state"] == state
@@ -209,9 +209,6 @@ def test_what_a_process_does_in_words(standing, more, ready, state):
     waits = "cluster version 1 waits for 1 worker to start"
     goes = "the workers go over to cluster version 1 at their next step"
     assert told["why"] == (waits if standing is JOINING and not ready else goes)
-    coordinator.resting, told["state"] = True, "runs"
-    describe(told, agent, coordinator, History(lambda: 0))
-    assert told["state"] == "rests"
 
 
 def test_a_change_is_told_with_its_step_and_what_the_job_follows():

@@ -20,18 +20,11 @@ def cluster(version, *workers):
 
 def coordinator(*workers, flags=("-recover", "replace")):
     options = parse_options(["-w", "-port-range", "10000-10009", *flags, "sh"])
-    return Coordinator(options, cluster(0, *workers), "job")
+    return Coordinator(options, cluster(0, *workers))
 
 
 def written(by, version, *workers):
     return Cluster(tuple(workers), (), version, by)
-
-
-def resting(*workers):
-    job = coordinator(*workers, flags=("-k",))
-    job.finishing = True
-    assert job.decide(exited(0), Headcount(0, 0, 0)).action is Action.REST
-    return job
 
 
 def exited(code):
@@ -125,19 +118,6 @@ def test_who_was_lost_with_its_host_is_not_the_one_that_failed():
         assert verdict.exit_code == 3
 
 
-def test_after_a_rest_nothing_of_before_counts():
-    job = coordinator(A, flags=("-k",))
-    job.member_failed("worker 1", 3, "", "")
-    job.member_finished("worker 0")
-    job.vacant, job.pausing, job.finishing = [1], [2], True
-    assert job.decide(exited(0), Headcount(0, 0, 0)).action is Action.REST
-    assert job.starts_nobody
-    job.begin_anew()
-    job.resting = job.finishing = False
-    assert (job.vacant, job.pausing) == ([], [])
-    assert "first that failed" not in job.decide(exited(1), Headcount(0, 0, 0)).reason
-
-
 def test_what_somebody_outside_wrote_before_the_launcher_knew_of_the_store_again_stays_his():
     heard, kept = [], {}
 
@@ -166,59 +146,10 @@ def test_a_cluster_that_somebody_has_deleted_is_put_back_but_into_an_etcd(puts_b
     assert kept == ([cluster(3, A, B)] if puts_back else [])
 
 
-def test_in_a_rest_nobody_is_about_to_leave_any_more():
-    job = coordinator(A, B, flags=("-k",))
-    job.leaving, job.finishing = {B}, True
-    assert job.decide(exited(0), Headcount(0, 0, 0)).action is Action.REST
-    assert job.members_to_leave([A]) == set()
-    assert job.decide(exited(0), Headcount(0, 0, 0)).action is Action.CONTINUE
-
-
-def test_the_store_says_once_that_nobody_runs():
-    job = resting(A, B)
-    marked = job.at_rest(cluster(0, A, B))
-    assert (marked, marked.writer) == (cluster(1, A, B), "jobrests")
-    assert not job.begins(marked)
-    job.newest = marked
-    assert job.at_rest(cluster(0, A, B)) is None
-
-
-@pytest.mark.parametrize("by", ["", "jobworkers", "job", "another"])
-def test_only_what_somebody_outside_wants_begins_after_the_workers(by):
-    outside = by not in ("job", "jobworkers")
-    job = coordinator(A, B, flags=("-k",))
-    job.last_version = 1
-    job.accept(written(by, 1, A, B, C), by == "job", [], [A, B])
-    job.resting = True
-    due = job.at_rest(cluster(0, A, B))
-    assert due.workers == ((A, B, C) if outside else (A, B))
-    assert due.version == 2
-    assert job.begins(due) == outside
-    assert job.begins(written(by, 3, A, B, C, D)) == outside  # what comes in the rest
-    # Or they have gone over to it.
-    assert job.at_rest(cluster(1, A, B, C)).writer == "jobrests"
-
-
-def test_what_was_taken_back_begins_nothing():
-    job = coordinator(A, B, flags=("-k",))
-    job.accept(written("", 1, A, B, C), False, [], [A, B])
-    job.accept(written("", 2, A, B), False, [], [A, B])
-    job.resting = True
-    assert job.at_rest(cluster(0, A, B)).writer == "jobrests"
-
-
-def test_what_workers_want_as_well_takes_nothing_from_somebody_outside():
-    job = coordinator(A, B, flags=("-k",))
-    job.accept(written("", 1, A, B, C), False, [], [A, B])
-    job.accept(written("jobworkers", 2, A), False, [], [A, B])
-    job.resting = True
-    assert job.at_rest(cluster(0, A, B)).workers == (A, B, C)
-
-
 def over_hosts(*workers, flags=("-recover", "replace")):
     words = ["-w", "-port-range", "10000-10009", "-H", "127.0.0.1:2,127.0.0.2:2", "-self", "127.0.0.1", "-no-secret"]
     words += ["-config-server", "http://127.0.0.1:9100/config", "-builtin-config-port", "9100"]
-    return Coordinator(parse_options([*words, *flags, "sh"]), cluster(0, *workers), "job")
+    return Coordinator(parse_options([*words, *flags, "sh"]), cluster(0, *workers))
 
 
 AWAY = tuple(PeerID("127.0.0.2", 10000 + i) for i in range(2))
@@ -236,15 +167,3 @@ def test_only_as_many_are_replaced_as_hosts_that_are_left_have_slots_for():
     assert [worker.host for worker in second.workers] == ["127.0.0.1"] * 2
     job.accept(second, own=True, ended=[], living=[A])
     assert job.vacant[1:] == []
-
-
-def test_at_rest_the_store_is_told_of_the_hosts_that_are_left():
-    job = over_hosts(A, *AWAY, flags=("-k",))
-    job.newest = replace(job.at_rest(cluster(0, A, *AWAY)), version=1)
-    assert job.at_rest(job.newest) is None
-    job.last_version = 1
-    job.hosts = job.hosts.without("127.0.0.2")
-    told = job.at_rest(job.newest)
-    assert (told.workers, told.slots, told.version) == ((A,), {"127.0.0.1": 2}, 2)
-    job.newest = told
-    assert job.at_rest(told) is None

@@ -42,12 +42,12 @@ def test_switches_take_a_value_only_after_an_equals_sign():
 
 def test_every_flag_of_kungfu_run_is_known(tmp_path):
     words = (
-        "-np 2 -q -v -w -k -builtin-config-port 9100 -config-server http://127.0.0.1:9100/config -H 127.0.0.1:4 "
+        "-np 2 -q -v -w -builtin-config-port 9100 -config-server http://127.0.0.1:9100/config -H 127.0.0.1:4 "
         "-port-range 20000-20010 -port 40000 -strategy AUTO -timeout 1m30s -delay 10ms -init-version 3 "
         f"-logdir {tmp_path} -logfile launcher.log sh"
     )
     options = parse_options(words.split())
-    assert (options.size, options.watch, options.keep, options.builtin_port) == (2, True, True, 9100)
+    assert (options.size, options.watch, options.builtin_port) == (2, True, 9100)
     assert (options.host.name, options.host.slots, options.hosts.limit) == ("127.0.0.1", 4, "127.0.0.1:4")
     assert (options.ports, options.control_port, options.init_version) == (range(20000, 20011), 40000, 3)
     assert (options.timeout_s, options.delay_s) == (90.0, 0.01)
@@ -93,7 +93,7 @@ def test_help_needs_no_program(help_flag):
             ["-builtin-config-port", "9100", "-config-server", "http://127.0.0.1:9101/config", "sh"],
             "give both the same",
         ),
-        (["-k", "sh"], "-k needs -w"),
+        (["-k", "sh"], "-k: a job ends with its workers"),
         (["-init-version", "-1", "-w", "sh"], "-init-version -1 needs -w and a config server of its own"),
         (["-affinity", "some", "sh"], "'some' is neither auto nor none"),
     ],

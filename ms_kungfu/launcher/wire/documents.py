@@ -147,7 +147,7 @@ class ProcessState(Document):
 class Status(Document):
     """What `kungfu-run status -json` prints of a job. `started_at`: seconds since 1970."""
 
-    state: Literal["starts", "runs", "rests", "changes", "ends"]
+    state: Literal["starts", "runs", "changes", "ends"]
     why: Sentence
     launcher: Launcher
     started_at: Seconds

@@ -42,8 +42,6 @@ class Events:
         if self.broker is None or self.verdict is not None:
             return
         members, kind, who = self.members(), happening.kind, happening.who
-        if self.rested_after is not None and kind != "resize" and kind not in OUTAGES:
-            return
         if kind in (
             "kill newcomer",
             "kill member",

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from ms_kungfu import env
 from ms_kungfu.launcher import job, machine
 from ms_kungfu.launcher.devices import Devices
-from ms_kungfu.launcher.policy import Action
 from ms_kungfu.launcher.supervisor import Started
 from tests.fault.simulator.broker import Broker, BrokerServer
 from tests.fault.simulator.cluster_store import Store
@@ -113,8 +112,6 @@ class Launcher(job.Job):
     def _settle(self, verdict):
         before = self._verdict.done()
         goes_on = super()._settle(verdict)
-        if verdict.action is Action.REST and self._world.rested_after is None:
-            self._world.rests()
         if not before and self._verdict.done():
             self._world.verdict = self._verdict.result()
             self._world.survivors_at_verdict = sum(

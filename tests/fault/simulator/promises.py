@@ -175,30 +175,8 @@ class Promises:
                 if not self.checkpoints.keys() & set(until):
                     raise Violation(f"the checkpoint of step {step} was lost, and nobody has made up for it")
 
-    def check_rest(self):
-        """What was asked for from outside, and hadn't come true when all had finished, has begun since, once."""
-        chosen = self.broker.current()
-        accepted = [wish for wish in self.wished if wish.version not in self.refused]
-        late = [wish for wish in accepted if wish.version > self.rested_after.version]
-        # The last that was accepted before it began; a later one is for the workers who have begun.
-        before = [wish for wish in late if wish.version <= chosen.version]
-        if chosen.version == self.rested_after.version:
-            if late and {*late[-1].workers} != {*self.rested_after.workers}:
-                raise Violation(f"{late[-1]} was accepted, and {chosen} is what there is in the end")
-            return
-        if not before or chosen.size != before[-1].size:
-            raise Violation(f"{chosen} has begun, and the last that somebody outside wanted before is {before[-1:]}")
-        present = {p.peer for p in self.job._agent.processes if self.job._agent.processes.is_current(p)}
-        for process in self.job._agent.processes:
-            if process.key in self.there_at_rest and process.peer in present and process.standby is None:
-                raise Violation(f"{process.who} was about to join workers who have finished, and is in {chosen}")
-        if not present.issuperset(chosen.workers):
-            raise Violation(f"{chosen} has begun, and there are {present}")
-
     def _check_size(self):
         """Whatever was asked for has come true, as there was time."""
-        if self.setup.ends_at is not None:
-            return
         chosen, newest = self.broker.current(), self.broker._versions.newest
         if newest.version != chosen.version and self.wanted_at[newest.version] < self.quiet_from:
             raise Violation(f"version {newest.version} was never chosen, {chosen.version} was the last")

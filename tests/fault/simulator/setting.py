@@ -10,7 +10,6 @@ JOIN_TIMEOUT_S = 15.0
 COLLECTIVE_TIMEOUT_S = 20.0
 PEER_TIMEOUT_S = 1.0
 LOOP_TIMEOUT_S = 30.0  # of a collective, where a worker loops for ever
-REST_S = 3.0  # in which what is wanted begins
 UNANSWERED_KILL_S = 10.0  # of launcher.agent
 MAX_WORKERS = 8  # a segment has no room for more
 PORTS = range(10000, 10100)
@@ -67,7 +66,6 @@ class Setup:
     uneven: bool = False  # some workers are slower than others
     seed: int = 0  # of the data's order, where a step is a deal of shards; likewise
     drop_remainder: bool = False
-    ends_at: float | None = None  # training does, and the job waits for the next cluster then (-k)
     leavers_stay_s: float = 0.0  # whoever has left the cluster does something at its program's end
     processes: float = float("inf")  # of which the machine has memory
 

@@ -28,7 +28,6 @@ from tests.fault.simulator.setting import (
     MAX_WORKERS,
     PEER_TIMEOUT_S,
     PORTS,
-    REST_S,
     UNANSWERED_KILL_S,
     Outcome,
     Violation,
@@ -78,9 +77,6 @@ class World(Events, Promises):
         if loops:
             self.calm_from += 1.5 * self.collective_timeout_s
         self.quiet_from = self.calm_from + 4.0 + (2 * setup.prepare_s)
-        if setup.ends_at is not None:
-            self.quiet_from = setup.ends_at
-        self.rested_after = None  # the cluster whose workers have finished
         self.launcher = Process(
             self, "launcher", {"KUNGFU_JOB_SECRET": "00", "KUNGFU_JOIN_TIMEOUT": str(JOIN_TIMEOUT_S)}
         )
@@ -213,7 +209,7 @@ class World(Events, Promises):
         setup = self.setup
         return Options(
             command=("program",), size=setup.size, hosts=Hosts(most=MAX_WORKERS),
-            ports=PORTS, control_port=38080, watch=True, keep=setup.ends_at is not None, quiet=True,
+            ports=PORTS, control_port=38080, watch=True, quiet=True,
             show_workers=False, logdir=None, logfile=None,
             config_server="http://server/config" if setup.external else None,
             builtin_port=None if setup.external else 0, timeout_s=None, delay_s=0.0, init_version=None,
@@ -238,19 +234,6 @@ class World(Events, Promises):
             log.handlers, log.propagate = handlers, propagate
             log.setLevel(level)
 
-    # -- a rest --
-
-    def rests(self):
-        """All have finished, and the job waits. Who starts from now on is the next training's, and only there."""
-        self.rested_after = self.broker.current()
-        self.there_at_rest = set(self.processes)
-        self.loop.at(max(self.calm_from - self.loop.now, 0.0) + REST_S, self._end_rest)
-
-    def _end_rest(self):
-        if self.verdict is None:
-            self.check_rest()
-            self.job._settle(Verdict(Action.FINISH, "it has rested", 0))
-
     # -- what the guard does --
 
     def guard_tells(self, process, code, error=""):
@@ -260,8 +243,6 @@ class World(Events, Promises):
 
     def run_worker(self, process):
         code = 0
-        if self.rested_after is not None:
-            return
         try:
             program = AsynchronousProgram if self.setup.asynchronous else Program
             (program if self.setup.shards is None else ShardedProgram)(self, process).main()
