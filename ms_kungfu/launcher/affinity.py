@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable
 
 from ms_kungfu._processes import descendants, pin_threads
 
@@ -69,12 +68,9 @@ class Shares:
 
     cores: Sequence[int]
     each: int | None  # as many for each worker, whatever the size of the cluster; None: all are divided
-    look: Callable[[], Sequence[int]] | None = None  # at the cores of now: a cpuset may be rewritten while the job runs
 
     def of(self, workers: int) -> list[list[int]]:
         """That of each of `workers`."""
-        if self.look is not None:
-            self.cores = self.look()
         return divide(self.cores, workers) if self.each is None else spread(self.cores, workers, self.each)
 
 

@@ -1,7 +1,7 @@
 """The workers of a job: it starts, watches and ends them, each by way of its host, and says what becomes of them.
 
-What only a host can know comes from its `Site`: processes (its supervisor's), heartbeats. Places and segments are the
-broker's. What is to be done about a report, and which cluster is wanted, is the coordinator's.
+What only a host can know it tells (`remote`): processes, heartbeats. Places are the broker's, which has each version's
+shared memory made by its hosts. What is to be done about a report, and which cluster is wanted, is the coordinator's.
 
 Everything here runs in the launcher's event loop; the news of the broker's threads is handed over to it.
 """
@@ -11,36 +11,32 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import functools
 import itertools
 import logging
-import math
 import signal
 from collections.abc import Awaitable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Callable, Protocol, TypeVar
+from typing import Callable, Protocol, TypeVar
 
 from ms_kungfu import env
 from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.launcher.affinity import Shares
 from ms_kungfu.launcher.coordinator import Coordinator
 from ms_kungfu.launcher.environment import environment_of
 from ms_kungfu.launcher.hangs import HangWatch
 from ms_kungfu.launcher.hosts import MANY_PER_CORE
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options
-from ms_kungfu.launcher.output import Output
 from ms_kungfu.launcher.policy import Recover, Standing, how_it_ended, peers_to_start
 from ms_kungfu.launcher.processes import Process, ProcessTable
 from ms_kungfu.launcher.remote import RemoteHosts
 from ms_kungfu.launcher.seat import all_losses
 from ms_kungfu.launcher.segments import NotMadeYet
-from ms_kungfu.launcher.sites import CANT_RUN, AbsentSite, LocalSite, Site, told_of_the_host
+from ms_kungfu.launcher.sites import CANT_RUN, AbsentSite, Site
 from ms_kungfu.launcher.standbys import StandbyKeeper
 from ms_kungfu.launcher.startup import Start, StartError
 from ms_kungfu.launcher.stuck import StuckWatch, stuck_reason, stuck_sure_s
-from ms_kungfu.launcher.supervisor import Exited, Started, Supervisor
+from ms_kungfu.launcher.supervisor import Exited, Started
 from ms_kungfu.launcher.versions import ClusterVersions
 from ms_kungfu.launcher.wire import messages as m
 
@@ -69,9 +65,6 @@ class Reports(Protocol):
         """A decision waits for the store."""
         ...
 
-    def supervisor_lost(self) -> None:
-        """The workers are gone with it."""
-
     def worker_ended(self, process: Process, standing: Standing, code: int, error: str) -> None:
         """It has, or is as good as dead. `error`: why it never ran, or was killed."""
 
@@ -96,18 +89,15 @@ class Reports(Protocol):
 
 @dataclass(eq=False)
 class HostAgent:
-    """Of all of them, from `start` or `resume` to `close`. With `remote` it has no host of its own, and neither
-    supervisor nor output. `versions`: what a head before this one had chosen; `on_choice` and `may_announce`: of the
-    broker."""
+    """Of all of them, from `start` or `resume` to `close`. `versions`: what a head before this one had chosen;
+    `on_choice` and `may_announce`: of the broker."""
 
     options: Options
     machine: Machine
-    supervisor: Supervisor | None
-    output: Output | None
     begun: Start
     coordinator: Coordinator
     reports: Reports
-    remote: RemoteHosts | None = None
+    remote: RemoteHosts
     versions: ClusterVersions | None = None
     on_choice: Callable[[int], None] | None = None
     may_announce: Callable[[int], bool] | None = None
@@ -115,8 +105,6 @@ class HostAgent:
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._cores = self.machine.allowed_cores()
-        shares = Shares(self._cores, self.options.cores_per_worker, self.machine.allowed_cores)
         self._keys = itertools.count()
         self._places = itertools.count()
         self._trouble = ""  # the last with a version's shared memory
@@ -130,9 +118,8 @@ class HostAgent:
         self._stuck_look_s = sure_s / 2
         self._made = asyncio.Event()  # a segment over several hosts, or it can't be
         reports, from_thread = self.reports, self.from_thread
-        segments: dict[str, Any] = {} if self.remote is None else {"make_segment": self.remote.make_segment}
         self.broker = self.machine.make_broker(
-            len(self._cores),
+            make_segment=self.remote.make_segment,
             recovers=self.options.recover is not Recover.FAIL,
             min_size=self.options.min_size,
             on_unknown_version=lambda version: from_thread(reports.version_unknown, version),
@@ -146,21 +133,12 @@ class HostAgent:
             on_choice=self.on_choice,
             may_announce=self.may_announce,
             begun=self.versions,
-            **segments,
         )
         self._here = self.options.host.name
-        self.sites = {} if self.remote is None else dict(self.remote.sites)
-        if self.supervisor is not None and self.output is not None:
-            server = self._server = self.machine.serve_broker(self.broker, bytes.fromhex(self.begun.secret))
-            here = LocalSite(
-                self._here, self.machine, self.supervisor, self.output, self.begun.devices, shares,
-                told=told_of_the_host(server.address, self.begun.secret),
-                unheard=lambda: sum(p.host == self._here for p in self.processes) - server.connections(),
-            )  # fmt: skip
-            self.sites = {self._here: here, **self.sites}
+        self.sites = dict(self.remote.sites)
         self.processes = ProcessTable(self.broker, self.sites)
         self.standbys = StandbyKeeper(
-            self.options, self.machine, self.broker, self.processes, shares, self.coordinator,
+            self.options, self.machine, self.broker, self.processes, self.sites, self.coordinator,
             is_over=lambda: reports.is_over,
             new_process=lambda log_name: Process(next(self._keys), log_name, self._here),
             start=self._start_standby,
@@ -170,8 +148,7 @@ class HostAgent:
     async def start(self, note: Callable[[], Awaitable[bool]]) -> None:
         """Chooses the first cluster and starts its workers, once that is on record (`note`, false where somebody else
         has the job). StartError where it can't have shared memory."""
-        if self.remote is not None:
-            self.remote.attend(self)
+        self.remote.attend(self)
         first = self.coordinator.newest
         self.broker.admit(first)
         await self._choose_first(first)
@@ -179,14 +156,10 @@ class HostAgent:
             return
         self.start_missing(first)
         self.standbys.keep()
-        if self.supervisor is not None:
-            self._loop.add_reader(self.supervisor.fileno(), functools.partial(self._on_supervisor, self.supervisor))
-            self._look_for_hangs(self._new_watch())
         self._keep_looking_for_the_stuck()
 
     def resume(self, reports: Mapping[str, m.Report], wanted: Cluster | None) -> None:
         """Goes on where another head has stopped, with what the hosts report and the cluster that is `wanted`."""
-        assert self.remote is not None
         assert self.versions is not None
         versions, known = self.versions, sorted(self.versions.clusters)
         living = [worker for report in reports.values() for worker in report.workers if worker.code is None]
@@ -288,9 +261,6 @@ class HostAgent:
         self.broker.announce()
 
     def close(self) -> None:
-        if self.supervisor is not None:
-            self._loop.remove_reader(self.supervisor.fileno())
-            self._server.close()
         self.broker.close()
 
     def tell_to_end(self, number: int) -> bool:
@@ -323,16 +293,6 @@ class HostAgent:
         """Has it called in the event loop."""
         with contextlib.suppress(RuntimeError):  # the loop is closed already
             self._loop.call_soon_threadsafe(function, argument)
-
-    def _on_supervisor(self, supervisor: Supervisor) -> None:
-        event = supervisor.next_event()
-        if event is None:
-            self._loop.remove_reader(supervisor.fileno())
-            self.processes.by_key.clear()
-            self.emptied.set()
-            self.reports.supervisor_lost()
-            return
-        self.on_event(self._here, event)
 
     def on_event(self, host: str, event: Started | Exited) -> None:
         """A host tells of a process of its own."""
@@ -449,7 +409,7 @@ class HostAgent:
             if cores is None and site.shares.each is not None and not process.has_its_cores:
                 cores = site.shares.of(process.rank + 1)[-1]
             if cores is not None and process.pid is not None:
-                site.pin(process.key, process.pid, cores)
+                site.pin(process.key, cores)
                 process.has_its_cores = site.shares.each is not None
 
     def _on_cores(self, each: int) -> int:
@@ -557,26 +517,6 @@ class HostAgent:
 
     # ---- who hangs ----
 
-    def _new_watch(self) -> HangWatch:
-        return HangWatch(self.options.peer_timeout_s or math.inf)
-
-    def _look_for_hangs(self, watch: HangWatch) -> None:
-        if self.reports.is_over:
-            return
-        here = [process for process in self.processes if process.host == self._here]
-        beats = {process.key: self._heartbeat(process) for process in here}
-        stopped = [
-            process.key
-            for process in here
-            if not beats[process.key] and process.pid is not None and self.machine.is_stopped(process.pid)
-        ]
-        pids = {process.key: process.pid for process in here if process.pid is not None}
-        self.look_at(
-            self._here, watch, self._loop.time(), stopped,
-            is_starved=lambda key: key in pids and self.machine.is_starved(pids[key]),
-        )  # fmt: skip
-        self._loop.call_later(watch.period_s, self._look_for_hangs, watch)
-
     def _heartbeat(self, process: Process) -> tuple[int, ...]:
         return () if process.peer is None else self.broker.heartbeat(process.peer, process.incarnation)
 
@@ -599,9 +539,7 @@ class HostAgent:
             self._look_whether_it_is_out(process)
 
     def is_stopped(self, process: Process) -> bool:
-        """Whether it is stopped by a signal, or was when its host told of it last."""
-        if process.host == self._here and process.pid is not None:
-            return self.machine.is_stopped(process.pid)
+        """Whether it was stopped by a signal when its host told of it last."""
         return process.key in self._stopped.get(process.host, ())
 
     def _look_whether_it_is_out(self, process: Process) -> None:
@@ -644,11 +582,11 @@ class HostAgent:
                 process.is_stuck = True
                 ends = self.options.recover is not Recover.FAIL
                 variable, limit_s = self._limit_of_waits_for(process)
-                has_stack = self.sites[process.host].ask_for_stack(process.key, process.pid)
+                self.sites[process.host].ask_for_stack(process.key)
                 _log.warning(
-                    "stuck worker: %s awaited_by=%s %s=%s stack=%s action=%s", process.who,
+                    "stuck worker: %s awaited_by=%s %s=%s stack=in its output action=%s", process.who,
                     ",".join(f"rank {rank}" for rank in found[peer, incarnation]), variable, f"{limit_s:g}",
-                    "in its output" if has_stack else "unknown", "end it" if ends else "none",
+                    "end it" if ends else "none",
                 )  # fmt: skip
                 if ends:
                     self.broker.set_ending(peer, incarnation, True)

@@ -1,15 +1,13 @@
-"""The broker hands each worker the shared memory of the cluster version that it belongs to, and nobody else.
+"""The broker grants each worker its place in the cluster version that it belongs to, and nobody else.
 
-What a request is answered is decided by :class:`ClusterVersions`, which is pure; the broker adds the waiting. How
-requests come is for whoever calls `serve`: `broker_server` has the socket and the proof of the secret.
+What a request is answered is decided by :class:`ClusterVersions`, which is pure; the broker adds the waiting. Requests
+come by way of the worker's host (`relay`), which adds the shared memory.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import copy
-import errno
-import os
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,22 +17,13 @@ from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.ahead import Expected
 from ms_kungfu.launcher.policy import would_be_left
-from ms_kungfu.launcher.segments import Asker, MakeSegment, NotMadeYet, PlainSegment, Progress, Segment, Segments
+from ms_kungfu.launcher.segments import Asker, MakeSegment, NotMadeYet, Progress, Segment, Segments
 from ms_kungfu.launcher.software import JobsSoftware
-from ms_kungfu.launcher.stores import Stores
 from ms_kungfu.launcher.stuck import stuck_among
 from ms_kungfu.launcher.versions import ClusterVersions, Grant, Refuse, Request, StandbyRequest, Wait
 from ms_kungfu.launcher.wire import messages as m
 
 _ANSWER_TIMEOUT_S = 10.0
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError as error:
-        return error.errno == errno.EPERM
-    return True
 
 
 @dataclass(eq=False)
@@ -55,7 +44,7 @@ class Broker:
     may later, `announce` is called then. `begun`: what a head before this one had chosen.
     """
 
-    cores: int
+    make_segment: MakeSegment
     on_unknown_version: Callable[[int], None]
     on_chosen: Callable[[Cluster, int | None], None]
     on_ready: Callable[[tuple[PeerID, int] | int], None]
@@ -69,24 +58,20 @@ class Broker:
     on_choice: Callable[[int], None] | None = None
     may_announce: Callable[[int], bool] | None = None
     begun: ClusterVersions | None = None
-    make_segment: MakeSegment = PlainSegment
     condition: Callable[[], threading.Condition] = threading.Condition
-    is_alive: Callable[[int], bool] = is_alive
 
     def __post_init__(self) -> None:
-        self.stores = Stores()
         self._changed = self.condition()
         # Guarded by _changed:
         self._versions = ClusterVersions() if self.begun is None else self.begun
-        self._segments = Segments(self._versions, self.cores, self.recovers, self.make_segment)
+        self._segments = Segments(self._versions, self.recovers, self.make_segment)
         self._software = JobsSoftware()
         self._announced = -1
         self._noting: tuple[int, int | None] | None = None  # a version that is to be chosen, and after which step
         self._leaving: set[PeerID] = set()  # those of the newest version that may leave it, and haven't yet
         self._evicted: set[PeerID] = set()  # left out of the newest cluster by name
         self._told_to_end: set[PeerID] = set()  # members that may leave because they got a SIGTERM
-        # Process -> process ID that came with its name; None where its own host sees to that.
-        self._holders: dict[tuple[PeerID, int], int | None] = {}
+        self._holders: set[tuple[PeerID, int]] = set()  # the processes that have got a place
         self._has_placed = False  # some process, ever
         self._counting: set[tuple[PeerID, int]] = set()  # processes of which a heartbeat has been seen
         self._ready_standbys: set[int] = set()
@@ -101,7 +86,6 @@ class Broker:
             self._leaving &= set(cluster.workers)
             self._evicted -= set(cluster.workers)
             self._segments.drop_unknown()
-            self.stores.drop(self._versions.is_out)
             self._announce()
             self._changed.notify_all()
 
@@ -176,7 +160,7 @@ class Broker:
         their places, and the `newcomers` that live (incarnations); and with the cluster that is `wanted`, if that is
         newer than the chosen one."""
         with self._changed:
-            self._holders.update(dict.fromkeys(placed))
+            self._holders.update(placed)
             self._has_placed = True  # in all that the head before has seen, as far as this one can tell
             versions = self._versions
             self._segments.open.update(segments)
@@ -264,7 +248,6 @@ class Broker:
         with self._changed:
             self._versions.record_end(peer, incarnation)
             self._told_to_end.discard(peer)
-            self.stores.drop(self._versions.is_out)
             self._segments.mark_lost(peer, incarnation, reason, recover, reaped)
             self._announce()  # a version may have waited for it alone
             self._changed.notify_all()
@@ -277,7 +260,6 @@ class Broker:
             for peer, incarnation in processes:
                 self._versions.record_end(peer, incarnation)
                 self._told_to_end.discard(peer)
-            self.stores.drop(self._versions.is_out)
             for peer, incarnation in processes:
                 self._segments.mark_lost(peer, incarnation, reason, recover=True, reaped=True)
             self._segments.lose_host(host)
@@ -356,21 +338,20 @@ class Broker:
             self._closed = True
             self._changed.notify_all()
             self._segments.close()
-        self.stores.drop(lambda *_: True)
 
     # ---- answering, in a thread of the caller's ----
 
-    def serve(self, connection: Asker, asked: m.ToHeadsBroker, pid: int | None) -> bool:
-        """Answers a request of process `pid`, when there is an answer. Whether there was one. None: of a process on
-        another host, which has seen to it that it is nobody's child."""
+    def serve(self, connection: Asker, asked: m.ToHeadsBroker) -> bool:
+        """Answers a request, when there is an answer. Whether there was one. The worker's host has seen to it that who
+        asks for a place is nobody's child."""
         if isinstance(asked, (m.PlaceRequest, m.StandbyRequest)):
-            return self._serve_place(connection, asked, pid)
+            return self._serve_place(connection, asked)
         answer = _ANSWERS[type(asked)](self, asked)
         connection.extend(_ANSWER_TIMEOUT_S)
         connection.send(answer)
         return True
 
-    def _serve_place(self, connection: Asker, asked: m.PlaceRequest | m.StandbyRequest, pid: int | None) -> bool:
+    def _serve_place(self, connection: Asker, asked: m.PlaceRequest | m.StandbyRequest) -> bool:
         request = _request_from(asked)
         if isinstance(request, StandbyRequest) or request.member_of is None:
             who = f"standby {request.number}" if isinstance(request, StandbyRequest) else f"worker {request.peer}"
@@ -379,7 +360,7 @@ class Broker:
             if refusal:
                 connection.send(m.Error(refusal))
                 return True
-        return self._answer(connection, request, pid)
+        return self._answer(connection, request)
 
     def _fix_cores(self, asked: m.FixCores) -> m.FromHeadsBroker:
         try:
@@ -391,9 +372,9 @@ class Broker:
         self.on_expected(Expected(asked.version, asked.newcomers, asked.size))
         return m.Noted()
 
-    def _answer(self, connection: Asker, request: Request | StandbyRequest, pid: int | None) -> bool:
+    def _answer(self, connection: Asker, request: Request | StandbyRequest) -> bool:
         try:
-            return self._answer_in_time(connection, request, pid)
+            return self._answer_in_time(connection, request)
         finally:
             with self._changed:
                 if isinstance(request, StandbyRequest):
@@ -404,7 +385,7 @@ class Broker:
                 if who is not None:
                     self._versions.ready.discard(who)
 
-    def _answer_in_time(self, connection: Asker, asked: Request | StandbyRequest, pid: int | None) -> bool:
+    def _answer_in_time(self, connection: Asker, asked: Request | StandbyRequest) -> bool:
         asked_for: int | None = None
         connection.extend(_ANSWER_TIMEOUT_S)
         while True:
@@ -420,14 +401,14 @@ class Broker:
                     before = self._versions.chosen
                     if self._versions.would_choose(request) is not None and connection.is_closed():
                         return False  # it has died since it asked, and can't carry the state over
-                    answer = self._refusal_of(request, pid) or self._answer_of(request)
+                    answer = self._answer_of(request)
                     if self._versions.chosen != before:
                         chosen = self._versions.current
                         self._after_choice()
                 if isinstance(answer, Grant) and request is not None:
                     # Sent under the lock: mark_lost and the next choice must not close the descriptor meanwhile.
                     connection.extend(_ANSWER_TIMEOUT_S)
-                    self._grant(connection, request, answer, pid)
+                    self._grant(connection, request, answer)
                 elif isinstance(answer, Wait):
                     if answer.unknown is not None and answer.unknown != asked_for:
                         unknown = asked_for = answer.unknown
@@ -562,15 +543,8 @@ class Broker:
                 return Wait()
         return self._versions.answer(request)
 
-    def _refusal_of(self, request: Request, pid: int | None) -> Refuse | None:
-        """A forked child has its parent's name and secret, but not its place."""
-        holder = self._holders.get((request.peer, request.incarnation))
-        if holder is None or holder == pid or not self.is_alive(holder):
-            return None
-        return Refuse(f"the place of {request.peer} belongs to process {holder}; process {pid} has no place of its own")
-
-    def _grant(self, connection: Asker, request: Request, grant: Grant, pid: int | None) -> None:
-        self._holders[(request.peer, request.incarnation)] = pid
+    def _grant(self, connection: Asker, request: Request, grant: Grant) -> None:
+        self._holders.add((request.peer, request.incarnation))
         self._has_placed = True
         message = m.Place(m.ClusterPart.of(grant.cluster), grant.rank, str(request.peer), request.incarnation)
         self._segments.open[grant.cluster.version].hand_over(connection, message, grant.rank)
@@ -578,15 +552,14 @@ class Broker:
     def _after_choice(self) -> None:
         self._segments.drop_unknown()
         self._segments.drop_unlisted_losses()
-        self._holders = {who: pid for who, pid in self._holders.items() if not self._versions.is_out(*who)}
-        self._counting &= set(self._holders)
+        self._holders = {who for who in self._holders if not self._versions.is_out(*who)}
+        self._counting &= self._holders
         current = self._versions.current
         self._told_to_end &= set() if current is None else set(current.workers)
         # What was ready to be gone over to from the version before need not be so from this one: a peer in it may have
         # been a member that this choice has excluded, and is another process from now on.
         self._announced = -1
         self._announce()  # to the segment of the chosen one
-        self.stores.drop(self._versions.is_out)
         self._changed.notify_all()
 
 

@@ -71,7 +71,6 @@ def _run(options: Options) -> int:
     # Before any thread exists, and before the imports below: the supervisor stays small.
     supervisor = Supervisor.fork(options.command)
     try:
-        from ms_kungfu.launcher.job import Job
         from ms_kungfu.launcher.outpost import Outpost
         from ms_kungfu.launcher.startup import StartError
 
@@ -82,10 +81,9 @@ def _run(options: Options) -> int:
         output = Output(options.logdir, quiet=not options.show_workers)
         _set_up_log(options, output)
         try:
-            runs = Outpost if options.hosts.is_several else Job
 
             async def main() -> int:
-                return await runs(options, supervisor, output).run()
+                return await Outpost(options, supervisor, output).run()
 
             return run(main())
         except StartError as error:

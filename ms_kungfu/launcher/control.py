@@ -158,7 +158,7 @@ class Channel:
             self._loop.remove_writer(self._socket)
         except BlockingIOError:
             self._loop.add_writer(self._socket, self._flush)
-            if self._queued + len(self._going) > _MAX_QUEUED_BYTES:
+            if self._queued + len(self._going) > _MAX_QUEUED_BYTES and not self._is_local:
                 self.end()
         except (OSError, ValueError):  # the socket, TLS
             self.end()
@@ -446,8 +446,8 @@ async def _nonce_on(channel: Channel) -> str:
 
 
 class ControlServer:
-    """Listens on this host's address from `start` to `close`; `serve` gets each connection that has proved itself. It
-    returns whether that is somebody else's now; otherwise it is closed then."""
+    """Listens on this host's address from `start` to `close`; `serve` gets each connection that has proved itself, and
+    those within this process. It returns whether that is somebody else's now; otherwise it is closed then."""
 
     def __init__(
         self,
@@ -459,7 +459,7 @@ class ControlServer:
         """`then`: what is done after a stranger was refused, for the line that tells of it."""
         self._then = then
         self._machine = machine
-        self._tls = machine.tls
+        self._tls: TlsContext | None = None
         self._secret = secret
         self._serve = serve
         self._loop = asyncio.get_running_loop()
@@ -470,7 +470,8 @@ class ControlServer:
         self._trouble = ""
 
     async def start(self, host: str, port: int) -> None:
-        """OSError where that can't be bound."""
+        """OSError where that can't be bound, ValueError where TLS can't be had."""
+        self._tls = self._machine.tls
         family, address = (await addresses_of(self._machine, host, port))[0]
         listener = self._machine.make_socket(family)
         try:

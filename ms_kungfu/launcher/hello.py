@@ -23,7 +23,8 @@ def hello_of(options: Options, devices: Devices, cores: list[int], flags: dict[s
     """This host."""
     kind: Any = None if devices.kind is None else devices.kind.name
     logdir = b"" if options.logdir is None else os.fsencode(options.logdir)
-    return Hello(options.host.name, VERSION, mindspore_version(), flags, cores, kind, devices.each, logdir)
+    mindspore = mindspore_version() if options.hosts.is_several else ""  # 20 ms, which no other host asks for
+    return Hello(options.host.name, VERSION, mindspore, flags, cores, kind, devices.each, logdir)
 
 
 def devices_of(hello: Hello) -> Devices:

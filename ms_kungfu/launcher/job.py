@@ -21,26 +21,23 @@ from ms_kungfu._words import counted
 from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster, PeerID
 from ms_kungfu.cluster_store import ClusterStore, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
-from ms_kungfu.launcher import policy, signals
+from ms_kungfu.launcher import policy
 from ms_kungfu.launcher.agent import GRACE_S, HostAgent
 from ms_kungfu.launcher.control import Channel
 from ms_kungfu.launcher.coordinator import Coordinator
-from ms_kungfu.launcher.devices import Devices
 from ms_kungfu.launcher.hosts import Host, HostError, Hosts
 from ms_kungfu.launcher.leadership import Leadership, NoElection
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options, what_is_done_instead
-from ms_kungfu.launcher.output import Output
 from ms_kungfu.launcher.policy import Action, Recover, Standing, Verdict, WorkerExited, WorkerWorksOn
 from ms_kungfu.launcher.processes import Process
 from ms_kungfu.launcher.remote import RemoteHosts
 from ms_kungfu.launcher.revisions import Revisions, StoreWatcher, raise_bugs
 from ms_kungfu.launcher.seat import Record, Term
 from ms_kungfu.launcher.sites import Site
-from ms_kungfu.launcher.startup import MayWrite, Start, prepare, serve_status
+from ms_kungfu.launcher.startup import MayWrite, Start, prepare
 from ms_kungfu.launcher.status import History, describe, outline
 from ms_kungfu.launcher.status_socket import never_raises
-from ms_kungfu.launcher.supervisor import Supervisor
 from ms_kungfu.launcher.tenure import END_S, RENEW_S, Tenure
 from ms_kungfu.launcher.versions import ClusterVersions
 from ms_kungfu.launcher.wire import messages as m
@@ -48,7 +45,6 @@ from ms_kungfu.launcher.wire.documents import End, Past
 from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
-_OUTPUT_GRACE_S = 1.0
 # Before another process is tried in the place of one that couldn't even be started: doubled each time.
 _START_PAUSE_S = 0.1
 _MUST_JOIN_S = 60.0  # before a warning that the workers may be copies of one training
@@ -62,26 +58,23 @@ _ATTEMPTS = 1 << 16  # of one head at versions of several hosts: those of the ne
 
 
 class Job:
-    """Runs a job once. The supervisor and the output are the caller's until `run`, which closes both.
-
-    Over several hosts they are `None`: its host's launcher (`outpost`), which has begun it, is one of all that it tells
-    what to do. With a `term` in the seat it decides for as long as it has the seat, and what is to be on record is that
-    before anybody hears of it. `remove_at_end`: a file to remove, however this process ends.
+    """Runs a job once. Its host's launcher (`outpost`), which has begun it and says `hello`, is one of all that it
+    tells what to do. With a `term` in the seat it decides for as long as it has the seat, and what is to be on record
+    is that before anybody hears of it. `remove_at_end`: a file to remove, however this process ends.
     """
 
     def __init__(
-        self, options: Options, supervisor: Supervisor | None, output: Output | None, machine: Machine | None = None,
-        term: Term | None = None, remove_at_end: Callable[[Path, int], None] | None = None,
+        self, options: Options, machine: Machine, hello: m.Hello, remove_at_end: Callable[[Path, int], None],
+        term: Term | None = None,
     ) -> None:  # fmt: skip
         self._leadership: Leadership = NoElection()
         self._noted_end: End | None = None  # whatever else is noted behind it
         self.has_left = False  # its host leaves, and another one has the job from then on
         self.last_words: str | None = None
         self._options = options
-        self._supervisor = supervisor
-        self._output = output
-        self._machine = Machine() if machine is None else machine
-        self._remove_at_end = remove_at_end if supervisor is None else supervisor.remove_at_end
+        self._machine = machine
+        self._hello = hello
+        self._remove_at_end = remove_at_end
         self._agent: HostAgent | None = None
         self._remote: RemoteHosts | None = None
         self._watcher: StoreWatcher | None = None
@@ -111,17 +104,10 @@ class Job:
     async def run(self) -> int:
         """The job's exit code. StartError where it never started. Nothing of the job is left when it returns."""
         loop = self._loop
-        if self._supervisor is not None:
-            in_slurm, catch = self._options.in_slurm, self._machine.catch_signal
-            signals.hear(loop, self._on_signal, self._supervisor.signal, in_slurm, catch)
-            loop.set_exception_handler(self.on_bug)
         left_s, limit_s = self.left_s(), self._options.timeout_s
         if left_s is not None and limit_s is not None:
             loop.call_later(left_s, self._on_timeout, limit_s)
         verdict: Verdict | None = None
-        asked = contextlib.ExitStack()
-        if self._supervisor is not None:
-            asked.callback(serve_status(self._machine, self._supervisor, self._answer_status))
         try:
             start = asyncio.ensure_future(self._start())
             start.add_done_callback(self._on_started)
@@ -132,15 +118,9 @@ class Job:
                 await asyncio.wait([start])
             return verdict.exit_code
         finally:
-            try:
-                await self._end(verdict)
-            finally:
-                asked.close()
+            await self._end(verdict)
 
     # ---- what it tells of itself ----
-
-    async def _answer_status(self) -> dict[str, Any]:
-        return self.status()
 
     def _status(self) -> dict[str, Any]:
         state, why = "starts", ""
@@ -151,7 +131,7 @@ class Job:
         elif self._agent is not None:
             state = "runs"
         elif self._remote is not None:
-            missing = [name for name in self._options.hosts.names if name not in self._remote.present]
+            missing = self._remote.missing_others()
             why = f"waits for kungfu-run on {', '.join(missing)}" if missing else ""
         document = outline(self._options, state, why, self._began_at)
         if self._agent is not None:
@@ -179,21 +159,20 @@ class Job:
             check=self._check,
             on_change=self._on_written,
             on_status=self.status,
-            on_secret_left=lambda file: self._remove_at_end and self._remove_at_end(file.path, file.inode),
+            on_secret_left=lambda file: self._remove_at_end(file.path, file.inode),
             before_first=self._sit_down,
         )
         if instead := what_is_done_instead(options.strategy, options.hosts.is_several):
             _log.warning("%s", instead)
         self._coordinator = Coordinator(options, start.first)
         self._revisions = Revisions(self, self._coordinator, start, machine)
-        if options.hosts.is_several:
-            remote = self._remote = RemoteHosts(options, machine, start, self)
-            self._closers.push_async_callback(remote.close)
-            remote.seat = leadership.seat
-            remote.hold_deadlines(leadership.awaits_store)
-            await remote.gather(start.join_timeout_s)
+        remote = self._remote = RemoteHosts(options, machine, self._hello, start, self)
+        self._closers.push_async_callback(remote.close)
+        remote.seat = leadership.seat
+        remote.hold_deadlines(leadership.awaits_store)
+        await remote.gather(start.join_timeout_s)
         agent = HostAgent(
-            options, machine, self._supervisor, self._output, start, self._coordinator, self, self._remote,
+            options, machine, start, self._coordinator, self, remote,
             on_choice=self._on_choice if leadership.moves else None,
             may_announce=self._may_announce if leadership.moves else None,
         )  # fmt: skip
@@ -204,8 +183,7 @@ class Job:
         self._workers_since = self._loop.time()
         self._warner = self._loop.call_later(_MUST_JOIN_S, self._warn_of_copies)
         self._closers.callback(self._warner.cancel)
-        if options.hosts.is_several:
-            machine.tell_of_the_beginning()
+        machine.tell_of_the_beginning()
         if self._early is not None:
             self.on_cluster(self._early)
         self._watch(agent)
@@ -327,7 +305,7 @@ class Job:
         assert term is not None
         store = machine.open_store(options.config_server or "", term.secret, writer=record.job)
         start = self._begun = Start(
-            Devices(), env.JOIN_TIMEOUT.get(machine.environ), term.secret, record.first, record.job,
+            env.JOIN_TIMEOUT.get(machine.environ), term.secret, record.first, record.job,
             options.config_server, store=store, attempts=term.seat.since * _ATTEMPTS,
         )  # fmt: skip
         self._closers.callback(leadership.keep(store))
@@ -337,7 +315,7 @@ class Job:
         coordinator.finishing = record.finishing
         coordinator.resume_failures(*record.failures)
         self._revisions = Revisions(self, coordinator, start, machine)
-        remote = self._remote = RemoteHosts(options, machine, start, self, resumes=True)
+        remote = self._remote = RemoteHosts(options, machine, self._hello, start, self, resumes=True)
         remote.seat = leadership.seat
         remote.hold_deadlines(leadership.awaits_store)
         self._closers.push_async_callback(remote.close)
@@ -350,8 +328,7 @@ class Job:
             await leadership.stand_up()
             return
         agent = HostAgent(
-            options, machine, None, None, start, coordinator, self, remote, record.versions, self._on_choice,
-            self._may_announce,
+            options, machine, start, coordinator, self, remote, record.versions, self._on_choice, self._may_announce,
         )  # fmt: skip
         self._agent = agent
         self._closers.callback(agent.close)
@@ -405,9 +382,6 @@ class Job:
         return False
 
     # ---- what happens ----
-
-    def _on_signal(self, number: int) -> None:
-        self.interrupted(number)
 
     @property
     def awaits_store(self) -> bool:
@@ -498,9 +472,6 @@ class Job:
         return self._agent
 
     # ---- reports of the host agent ----
-
-    def supervisor_lost(self) -> None:
-        self._settle(policy.supervisor_lost())
 
     def host_lost(self, name: str, reason: str) -> None:
         is_the_heads = name == self._options.hosts.self_name and not self.moves
@@ -888,8 +859,6 @@ class Job:
         failed = verdict is None or verdict.action is Action.FAIL
         if verdict is None and self._leadership.resumes is not None:
             await self._leadership.leave()  # a job that runs isn't this head's to end: another one may go on with it
-        if self._supervisor is not None:
-            self._supervisor.wake()
         agent = self._agent
         if verdict is not None and verdict.action is Action.FAIL:
             self.last_words = f"kungfu-run: {verdict.reason}"
@@ -915,12 +884,6 @@ class Job:
         if is_noted:
             await self._leadership.give_back()
         await self._closers.aclose()
-        if self._supervisor is not None:
-            self._supervisor.close()
-        if self._output is not None:
-            # Who couldn't be killed keeps its pipes open for as long as it hangs.
-            left = agent is not None and len(agent.processes) > 0
-            self._output.close(_OUTPUT_GRACE_S if failed or left else None, self.last_words)
 
     async def _note_the_end(self, verdict: Verdict | None) -> bool:
         """Before anybody hears of it, a worker too: who dies of it would be taken for dead by the next head. False

@@ -1,10 +1,11 @@
-"""The launcher of one of several hosts: does for its host what the head says, and tells what happens.
+"""The launcher of a host: does for its host what the head says, and tells what happens.
 
-The first host's also runs the head (`job`), which talks to it as to all others. Where the head moves from host to host
-(`seat`) and is gone, the others look who has the seat, or take it.
+The first host's, or the only one's, also runs the head (`job`), which talks to it as to all others. Where the head
+moves from host to host (`seat`) and is gone, the others look who has the seat, or take it.
 
-It decides nothing about the job. What it has is what only its host can have: the supervisor and its processes, a socket
-for their requests (which the head answers), segments and links, and the terminal on which its workers' output goes.
+It decides nothing about the job. What it has is what only its host can have: the supervisor and its processes, a
+socket for their requests (which the head answers), segments and links, and the terminal on which its workers' output
+goes.
 
 Whoever ends, nothing is left: where the head is gone, and can't be another one, its workers here end, too, for nobody
 else can say what is to be done with them; where this process ends, its supervisor kills them, and the head ends the
@@ -22,6 +23,8 @@ import signal
 from dataclasses import replace
 from typing import Any, Callable
 
+from msgspec.structs import replace as replace_fields
+
 from ms_kungfu import env
 from ms_kungfu._decoding import ProtocolError
 from ms_kungfu._words import printable
@@ -37,7 +40,6 @@ from ms_kungfu.cluster_store import (
 )
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher import signals
-from ms_kungfu.launcher.affinity import Shares
 from ms_kungfu.launcher.control import (
     Channel,
     ControlServer,
@@ -58,7 +60,7 @@ from ms_kungfu.launcher.output import Output
 from ms_kungfu.launcher.policy import EXIT_TIMEOUT, bug, not_begun, signal_name
 from ms_kungfu.launcher.seat import Record, Term, how_it_has_ended, moves
 from ms_kungfu.launcher.segments import HostSegment
-from ms_kungfu.launcher.sites import CANT_RUN, LocalSite, told_of_the_host
+from ms_kungfu.launcher.sites import CANT_RUN, Starter, told_of_the_host
 from ms_kungfu.launcher.startup import StartError, find_devices, serve_status
 from ms_kungfu.launcher.status import outline
 from ms_kungfu.launcher.supervisor import Exited, Supervisor
@@ -258,14 +260,14 @@ class Outpost:
         self._links = LinkMaker(
             machine, options.hosts, port, secret, len(cores), silent_s=silent_s, strategy=options.strategy
         )
+        server = self._server = ControlServer(
+            machine, secret, self._take, lambda: self._head.then() if self._head else ""
+        )
         try:
-            server = self._server = ControlServer(
-                machine, secret, self._take, lambda: self._head.then() if self._head else ""
-            )
+            if options.hosts.is_several:  # else nobody calls
+                await server.start(options.host.address, port)
         except ValueError as error:
             raise StartError(str(error)) from None
-        try:
-            await server.start(options.host.address, port)
         except OSError as error:
             remedy = "-port gives another port, the same on all hosts"
             if options.joins:
@@ -274,8 +276,7 @@ class Outpost:
                 f"{options.host.name}:{port}, where the other hosts call, can't be used: {error.strerror or error}; "
                 f"{remedy}"
             ) from None
-        self._devices = devices
-        hello = hello_of(options, devices, cores, {} if options.joins else flags_of(options))
+        hello = self._hello = hello_of(options, devices, cores, {} if options.joins else flags_of(options))
         # -delay is the head's: it listens afterwards.
         wait_s = join_timeout_s + options.delay_s
         self._since = self._loop.time()
@@ -312,7 +313,8 @@ class Outpost:
 
     def _lead(self, options: Options, term: Term | None) -> None:
         """This host decides from now on."""
-        self._head = self.make_head(options, None, None, self._machine, term, self._supervisor.remove_at_end)
+        hello = replace_fields(self._hello, flags=flags_of(options))
+        self._head = self.make_head(options, self._machine, hello, self._supervisor.remove_at_end, term)
         self._leading = asyncio.ensure_future(self._head.run())
         self._leading.add_done_callback(self._has_led)
 
@@ -646,10 +648,9 @@ class Outpost:
         self._links.find_store = relay.stores.find
         server = machine.serve_broker(relay, bytes.fromhex(secret))
         try:
-            self._site = LocalSite(
-                hello.host, machine, self._supervisor, self._output, self._devices,
-                Shares(hello.cores, options.cores_per_worker), told_of_the_host(server.address, secret),
-                unheard=lambda: len(self._pids) - server.connections(),
+            self._starter = Starter(
+                hello.host, machine, self._supervisor, self._output, told_of_the_host(server.address, secret),
+                unheard=lambda: sum(w.code is None for w in self._workers.values()) - server.connections(),
             )  # fmt: skip
             self._channel = channel
             self._loop.add_reader(self._supervisor.fileno(), self._on_supervisor)
@@ -700,12 +701,12 @@ class Outpost:
     def _pin(self, said: m.Pin) -> None:
         pid = self._pids.get(said.key)
         if pid is not None:
-            self._site.pin(said.key, pid, said.cores)
+            self._machine.pin(pid, said.cores)
 
     def _ask_for_stack(self, said: m.Stack) -> None:
         pid = self._pids.get(said.key)
-        if pid is not None:
-            self._site.ask_for_stack(said.key, pid)
+        if pid is not None and not self._machine.ask_for_stack(pid):
+            _log.warning("stuck worker: no stack: process %d has not joined yet", pid)
 
     def _begin_making(self, said: m.Make) -> None:
         cluster = said.cluster.cluster()
@@ -789,14 +790,14 @@ class Outpost:
             del self._workers[key]  # news to nobody any more
         self._workers[launch.key] = m.Worker(
             launch.key,
-            str(told[env.SELF.name]),
-            int(str(told[env.INCARNATION.name])),
+            told[env.SELF.name] or "",
+            int(told[env.INCARNATION.name] or 0),
             launch.rank,
             launch.log_name,
             launch.device,
         )
         try:
-            self._site.start(launch)
+            self._starter.start(launch)
         except OSError as error:
             self._loop.call_soon(self._has_exited, Exited(launch.key, CANT_RUN, str(error.strerror)))
 
@@ -859,7 +860,8 @@ class Outpost:
         )
         starved = [key for key, pid in self._pids.items() if stands and self._machine.is_starved(pid)]
         self._beats = beats
-        self._send(m.Looked(self._loop.time(), beats, self._new_words(), stopped, starved, progress, awaited))
+        cores = tuple(self._machine.allowed_cores())
+        self._send(m.Looked(self._loop.time(), cores, beats, self._new_words(), stopped, starved, progress, awaited))
         self._later(self._look_s, self._look)
 
 
@@ -871,10 +873,10 @@ _OBEYED: dict[type, Callable[[Outpost, Any], None]] = {
     m.Seat: Outpost._hear_seat,
     m.JobStatus: Outpost._hear_status,
     m.Launch: lambda host, said: host._start(said),
-    m.Signal: lambda host, said: host._site.signal(said.number, said.key),
+    m.Signal: lambda host, said: host._supervisor.signal(said.number, said.key),
     m.Pin: Outpost._pin,
     m.Stack: Outpost._ask_for_stack,
-    m.Release: lambda host, said: host._site.release(said.log_name),
+    m.Release: lambda host, said: host._output.release(said.log_name),
     m.Make: Outpost._begin_making,
     m.Close: lambda host, said: host._drop(said.version),
     m.End: Outpost._hear_the_end,

@@ -112,11 +112,6 @@ def not_begun(limit_s: float, why: str) -> str:
     return f"the job has not begun within -timeout {limit_s:g} s: {why}"
 
 
-def supervisor_lost() -> Verdict:
-    """The process that starts and reaps workers is gone, and so are they."""
-    return Verdict(Action.FAIL, "the guard process was killed, and the workers with it", 1)
-
-
 def host_lost(reason: str, exit_code: int | None = None) -> Verdict:
     """And the others don't go on without it. `exit_code`: of the first worker that has ended by it."""
     return Verdict(Action.FAIL, reason, 1 if exit_code is None else exit_code)

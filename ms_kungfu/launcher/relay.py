@@ -1,4 +1,4 @@
-"""The broker of a host that isn't the head: what its workers ask is asked of the head's broker, and answered by it.
+"""What a host's workers ask: it is asked of the head's broker, and answered by it.
 
 What only this host has is added here: the descriptors that belong to a place, whose place it is, and model stores.
 """
@@ -6,12 +6,13 @@ What only this host has is added here: the descriptors that belong to a place, w
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
+import os
 import threading
 from typing import Callable
 
 from ms_kungfu.cluster import PeerID
-from ms_kungfu.launcher.broker import is_alive
 from ms_kungfu.launcher.segments import Asker, HostSegment
 from ms_kungfu.launcher.stores import Stores
 from ms_kungfu.launcher.wire import messages as m
@@ -19,6 +20,14 @@ from ms_kungfu.launcher.wire import messages as m
 _LOOK_S = 1.0  # whether who asks has given up
 _ANSWER_TIMEOUT_S = 10.0
 _Process = tuple[PeerID, int]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return error.errno == errno.EPERM
+    return True
 
 
 class Relay:
@@ -105,6 +114,7 @@ class Relay:
             holders = set(self._holders)
             there = {str(peer) for peer, _ in holders}
             self._leaving = [peer for peer in self._leaving if peer in there]  # the next of its name hasn't asked
+            self._changed.notify_all()  # what the dead have asked is taken back
         self.stores.drop(lambda peer, incarnation: (peer, incarnation) not in holders)
 
     def close(self) -> None:

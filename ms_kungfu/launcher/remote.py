@@ -28,7 +28,7 @@ from ms_kungfu.launcher.affinity import Shares
 from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.control import Channel, call_once, reason_of, remedy_for
 from ms_kungfu.launcher.hangs import HangWatch
-from ms_kungfu.launcher.hello import devices_of, flags_of, hello_of, objection, other_command, other_versions
+from ms_kungfu.launcher.hello import devices_of, objection, other_command, other_versions
 from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.joining import joining_host, terms_of
 from ms_kungfu.launcher.links import MAKE_S
@@ -147,12 +147,11 @@ class RemoteSite:
     def signal(self, number: int, key: int | None = None) -> None:
         self.send(m.Signal(number, key))
 
-    def pin(self, key: int, pid: int, cores: Sequence[int]) -> None:
+    def pin(self, key: int, cores: Sequence[int]) -> None:
         self.send(m.Pin(key, tuple(cores)))
 
-    def ask_for_stack(self, key: int, pid: int) -> bool:
+    def ask_for_stack(self, key: int) -> None:
         self.send(m.Stack(key))
-        return True  # it isn't known yet
 
     def release(self, log_name: str) -> None:
         self.send(m.Release(log_name))
@@ -248,6 +247,7 @@ class RemoteSite:
 
     def _hear_looked(self, workers: Workers, said: m.Looked) -> None:
         self._note_words(said.gave_up)
+        self.shares.cores = said.cores
         for version, segment in self.segments.items():
             segment.beats.update(said.beats.get(version, {}))
             for rank, progress in said.progress.get(version, {}).items():
@@ -292,7 +292,7 @@ class RemoteSite:
         def serve() -> None:
             try:
                 with contextlib.suppress(OSError, ProtocolError):
-                    broker.serve(asker, message, None)
+                    broker.serve(asker, message)
             except Exception as error:  # the worker gets no answer; the host and the job go on
                 _log.error("internal error: a worker of host %s isn't answered", self.name, exc_info=error)
             finally:
@@ -510,11 +510,11 @@ class SpreadSegment:
 
 class RemoteHosts:
     """All hosts of the job, the head's own among them: its launcher passes on who calls. Belongs to the event loop, but
-    for `make_segment`. `resumes`: hosts report to a head that goes on.
+    for `make_segment`. `hello`: of the head's own host. `resumes`: hosts report to a head that goes on.
     """
 
     def __init__(
-        self, options: Options, machine: Machine, start: Start, reports: Reports, resumes: bool = False
+        self, options: Options, machine: Machine, hello: m.Hello, start: Start, reports: Reports, resumes: bool = False
     ) -> None:
         self.options, self.machine, self.reports = options, machine, reports
         self.name = options.hosts.self_name
@@ -529,8 +529,7 @@ class RemoteHosts:
         secret = bytes.fromhex(options.secret or "")
         self._start = start
         self._loop = asyncio.get_running_loop()
-        cores = machine.allowed_cores()
-        self._hello = hello_of(options, start.devices, cores, flags_of(options))
+        self._hello = hello
         self._secret = secret
         self._deadline: float | None = None  # of the hosts that are missing
         self._refused: dict[str, str] = {}  # of these, by their names: why they can't take part
@@ -544,11 +543,6 @@ class RemoteHosts:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._unlinked = False
 
-    @property
-    def present(self) -> list[str]:
-        """The hosts that are there."""
-        return list(self.sites)
-
     async def gather(self, timeout_s: float) -> None:
         """All hosts are there when this returns. StartError where one doesn't come."""
         if self.options.host_timeout_s is not None:
@@ -558,7 +552,7 @@ class RemoteHosts:
         told: tuple[str, ...] = ()
         try:
             while missing := self.missing():
-                others = tuple(name for name in missing if name != self.name)  # the head's own comes at once
+                others = self.missing_others()
                 if others and others != told:
                     told = others
                     _log.info(
@@ -606,6 +600,10 @@ class RemoteHosts:
         """Hosts of the job that aren't there yet."""
         hosts = self.options.hosts
         return tuple(n for n in hosts.names if n not in self.sites and n not in hosts.lost)
+
+    def missing_others(self) -> tuple[str, ...]:
+        """The head's own comes at once."""
+        return tuple(name for name in self.missing() if name != self.name)
 
     def why_missing(self) -> str:
         """What is known of them, behind a sentence that names them."""
@@ -748,7 +746,7 @@ class RemoteHosts:
         if self.workers.done():
             self.workers.result().segment_was_made()
 
-    def make_segment(self, cluster: Cluster, cores: int, recovers: bool) -> Segment:
+    def make_segment(self, cluster: Cluster, recovers: bool) -> Segment:
         """`MakeSegment`."""
         self._attempts += 1
         return SpreadSegment(self, cluster, self._attempts, recovers)

@@ -127,7 +127,7 @@ class PlainSegment:
         os.close(self.fd)
 
 
-MakeSegment = Callable[[Cluster, int, bool], Segment]  # cores, and whether members outlive others
+MakeSegment = Callable[[Cluster, bool], Segment]  # whether members outlive others
 
 
 @dataclass(frozen=True)
@@ -144,9 +144,8 @@ class _Loss:
 class Segments:
     """Those of the `versions` that are known. Used by one thread at a time."""
 
-    def __init__(self, versions: ClusterVersions, cores: int, recovers: bool, make: MakeSegment) -> None:
+    def __init__(self, versions: ClusterVersions, recovers: bool, make: MakeSegment) -> None:
         self._versions = versions
-        self._cores = cores
         self._recovers = recovers
         self.make = make
         self.open: dict[int, Segment] = {}
@@ -162,7 +161,7 @@ class Segments:
             lost = self._versions.lost_host_of(cluster)
             if lost is not None:
                 raise OSError(f"host {lost} has gone")
-            segment = self._in_making.pop(cluster.version, None) or self.make(cluster, self._cores, self._recovers)
+            segment = self._in_making.pop(cluster.version, None) or self.make(cluster, self._recovers)
             try:
                 segment.check_made()
             except NotMadeYet:

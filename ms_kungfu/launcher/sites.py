@@ -1,4 +1,4 @@
-"""Where workers run: what the launcher asks of a host that has some, and this host's answer."""
+"""Where workers run: what the head asks of a host, and what a host's launcher does then."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ _SPARE_DESCRIPTORS = 8  # for requests to the config server, the memory of versi
 
 
 class Site(Protocol):
-    """A host of the job. Used from the launcher's event loop."""
+    """A host of the job, as the head sees it. Used from the event loop."""
 
     name: str
     devices: Devices
     shares: Shares  # of its cores
 
     def start(self, launch: Launch) -> None:
-        """An event tells what has come of it. OSError: nothing has."""
+        """An event tells what has come of it. OSError: the host is lost."""
 
     def signal(self, number: int, key: int | None = None) -> None:
         """To the process group of one worker, or of all that this host has."""
 
-    def pin(self, key: int, pid: int, cores: Sequence[int]) -> None: ...
+    def pin(self, key: int, cores: Sequence[int]) -> None: ...
 
-    def ask_for_stack(self, key: int, pid: int) -> bool:
-        """Has it write its Python stacks to its output. Whether it will, as far as that is known here."""
+    def ask_for_stack(self, key: int) -> None:
+        """Has it write its Python stacks to its output."""
 
     def release(self, log_name: str) -> None:
         """From now on what it prints is shown."""
@@ -49,16 +49,14 @@ class Site(Protocol):
 
 
 @dataclass(eq=False)
-class LocalSite:
-    """This host. `unheard` tells how many of its processes haven't come to the broker yet; `told` is what all of its
-    workers have in their environment because of the host."""
+class Starter:
+    """Starts this host's workers. `unheard` tells how many of its processes haven't come to the broker yet; `told` is
+    what all of its workers have in their environment because of the host."""
 
     name: str
     machine: Machine
     supervisor: Supervisor
     output: Output
-    devices: Devices
-    shares: Shares
     told: dict[str, str]
     unheard: Callable[[], int]
 
@@ -97,21 +95,6 @@ class LocalSite:
         if self.machine.spare_descriptors() < 4 + max(0, self.unheard()) + _SPARE_DESCRIPTORS:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    def signal(self, number: int, key: int | None = None) -> None:
-        self.supervisor.signal(number, key)
-
-    def pin(self, key: int, pid: int, cores: Sequence[int]) -> None:
-        self.machine.pin(pid, cores)
-
-    def ask_for_stack(self, key: int, pid: int) -> bool:
-        return self.machine.ask_for_stack(pid)
-
-    def release(self, log_name: str) -> None:
-        self.output.release(log_name)
-
-    def log_paths(self, log_name: str) -> list[Path]:
-        return self.output.log_paths(log_name)
-
 
 class AbsentSite:
     """A host whose launcher hasn't come to the new head of the job, and is lost therefore."""
@@ -127,11 +110,11 @@ class AbsentSite:
     def signal(self, number: int, key: int | None = None) -> None:
         pass
 
-    def pin(self, key: int, pid: int, cores: Sequence[int]) -> None:
+    def pin(self, key: int, cores: Sequence[int]) -> None:
         pass
 
-    def ask_for_stack(self, key: int, pid: int) -> bool:
-        return False
+    def ask_for_stack(self, key: int) -> None:
+        pass
 
     def release(self, log_name: str) -> None:
         pass
@@ -141,5 +124,5 @@ class AbsentSite:
 
 
 def told_of_the_host(broker: str, secret: str) -> dict[str, str]:
-    """Of `LocalSite`: where its workers find their broker, and what they prove themselves by."""
+    """Of `Starter`: where its workers find their broker, and what they prove themselves by."""
     return {env.BROKER.name: broker, env.JOB_SECRET.name: secret}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Callable
 
 from ms_kungfu.cluster import Cluster
-from ms_kungfu.launcher.affinity import Shares
 from ms_kungfu.launcher.ahead import Expected, Present, Room, to_start
 from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.coordinator import Coordinator
@@ -17,6 +17,7 @@ from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.policy import Standing
 from ms_kungfu.launcher.processes import Process, ProcessTable
+from ms_kungfu.launcher.sites import Site
 
 _log = logging.getLogger(__name__)
 _LOOK_AGAIN_S = 10.0  # whether there is memory now
@@ -31,7 +32,7 @@ class StandbyKeeper:
     machine: Machine
     broker: Broker
     processes: ProcessTable
-    shares: Shares  # of this host's cores
+    sites: Mapping[str, Site]
     coordinator: Coordinator
     is_over: Callable[[], bool]
     new_process: Callable[[str], Process]
@@ -99,7 +100,8 @@ class StandbyKeeper:
             self.dismiss(process)
 
     def _room(self, newest: Cluster) -> Room:
-        cores, each = len(self.shares.cores), self.shares.each
+        shares = self.sites[self.options.host.name].shares
+        cores, each = len(shares.cores), shares.each
         idle = 0 if each is None else max(0, cores - newest.size * each)
         members = [p.pid for p in self.processes.of_standing(Standing.MEMBER) if p.pid is not None]
         taken = max(map(self.machine.taken_bytes, members), default=0)
@@ -113,4 +115,4 @@ class StandbyKeeper:
         process.standby, process.size = number, size
         process.rank = next((rank for rank in range(newest.size, size) if rank not in ranks), newest.size)
         process.device = self.processes.choose_device(newest, process.host)
-        self.start(process, newest, self.shares.of(size)[process.rank])
+        self.start(process, newest, self.sites[process.host].shares.of(size)[process.rank])

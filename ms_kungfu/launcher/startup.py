@@ -1,4 +1,4 @@
-"""What a job has before its first worker starts: devices, a secret, its first cluster, and who keeps the wanted one."""
+"""What a job has before its first worker starts: a secret, its first cluster, and who keeps the wanted one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,6 @@ class Start:
     in a `store` elsewhere; in a job that can't change, nowhere. `attempts`: those that were made before to make a
     version, by whichever head."""
 
-    devices: Devices
     join_timeout_s: float
     secret: str
     first: Cluster
@@ -76,7 +75,6 @@ async def prepare(
 
     What is begun here is ended by `closers`. `on_secret_left` is told of the file that has the job's secret.
     """
-    devices = find_devices(options, machine)
     if machine.environ.get(env.COMPILE_CACHE) == "1":
         _log.warning(
             'compile cache: off in workers setting="%s=1" reason="ranks share it and it ignores batch shapes"',
@@ -100,9 +98,9 @@ async def prepare(
         may_write = await before_first(writer, store, lambda: _first_cluster(options, 0))
         first = await _first_from(options, machine, store, may_write)
         _log.info("config server: %s%s", url, "" if options.watch else ", which the job doesn't follow without -w")
-        return Start(devices, join_timeout_s, secret, first, writer, url, store=store)
+        return Start(join_timeout_s, secret, first, writer, url, store=store)
     first = _first_cluster(options, max(options.init_version or 0, 0))
-    start = Start(devices, join_timeout_s, secret or secrets.token_hex(32), first, writer)
+    start = Start(join_timeout_s, secret or secrets.token_hex(32), first, writer)
     if options.builtin_port is not None:
         start.server = await _embed(options, machine, ConfigStore(first, check), start.secret, on_change, on_status)
         start.url = start.server.url

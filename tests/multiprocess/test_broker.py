@@ -1,4 +1,5 @@
-"""The broker and the worker's end of its protocol, over real sockets; the segment is plain anonymous memory here."""
+"""The broker, what passes on to it on a host, and the worker's end of their protocol, over real sockets; the segment is
+plain anonymous memory here."""
 
 import contextlib
 import errno
@@ -32,9 +33,9 @@ A, B, C = (PeerID("127.0.0.1", 10000 + i) for i in range(3))
 class MemorySegment:
     """Holds text that says which version it is for, and what it was told."""
 
-    def __init__(self, cluster, cores, recovers):
+    def __init__(self, cluster, recovers):
         self.fd = os.memfd_create("test")
-        os.write(self.fd, f"{cluster.size} {cluster.version} {cores}".encode())
+        os.write(self.fd, f"{cluster.size} {cluster.version}".encode())
         self.told = []
         self.reaped = set()
         self.beats = {}
@@ -50,7 +51,7 @@ class MemorySegment:
         pass
 
     def hand_over(self, asker, message, rank):
-        asker.send(message, (self.fd,))
+        asker.send(message)  # its host adds what belongs to it
 
     def gave_up(self, rank):
         return ""
@@ -69,6 +70,39 @@ class MemorySegment:
         os.close(self.fd)
 
 
+class HostsPart:
+    """Of a segment: what the host has of it."""
+
+    def __init__(self, segment):
+        self._segment = segment
+
+    def hand_over(self, asker, message, rank):
+        asker.send(message, (self._segment.fd,))
+
+    def hold_deadlines(self, held):
+        pass
+
+    def close(self):
+        pass
+
+
+class Asker:
+    """At the broker: a worker that has asked by way of its host."""
+
+    def __init__(self, passes_on, number):
+        self._relay, self._number = passes_on, number
+        self.hung_up = False
+
+    def send(self, message):
+        self._relay.answer(self._number, message)
+
+    def is_closed(self):
+        return self.hung_up
+
+    def extend(self, timeout):
+        pass
+
+
 class End(Connection):
     """One end of a connection, by hand."""
 
@@ -82,17 +116,18 @@ class End(Connection):
 
 
 class Host:
-    """A broker, and what it has asked for."""
+    """A broker and a host that passes on to it, and what they have asked for."""
 
-    def __init__(self, *clusters, **options):
+    def __init__(self, *clusters, is_alive=relay.is_alive, **options):
         self.leaving = []
         self.trouble = []
         self.ready = []
         self.segments = []
         self.unknown = []
         self.chosen = []
+        self.asking = {}
+        self.relay = relay.Relay(self.pass_on, is_alive=is_alive)
         self.broker = Broker(
-            2,
             **options,
             on_leave=self.leaving.append,
             on_trouble=self.trouble.append,
@@ -101,15 +136,42 @@ class Host:
             on_unknown_version=self.on_unknown_version,
             on_chosen=lambda *chosen: self.chosen.append(chosen),
         )
-        self.server = BrokerServer(self.broker, SECRET)
+        self.server = BrokerServer(self.relay, SECRET)
         self.to_admit = {}
         for cluster in clusters:
             self.broker.admit(cluster)
         self.broker.choose(clusters[0].version)
 
-    def make_segment(self, *arguments):
-        self.segments.append(MemorySegment(*arguments))
-        return self.segments[-1]
+    def make_segment(self, cluster, recovers):
+        return self.made(cluster, MemorySegment(cluster, recovers))
+
+    def made(self, cluster, segment):
+        self.segments.append(segment)
+        self.relay.add(cluster.version, HostsPart(segment))
+        return segment
+
+    def make_slowly(self, slow):
+        """From now on segments take their time."""
+
+        def make(cluster, recovers):
+            slow.append(SlowSegment(cluster, recovers))
+            self.relay.add(cluster.version, HostsPart(slow[-1]))
+            return slow[-1]
+
+        self.broker._segments.make = make
+
+    def pass_on(self, said):
+        """What the host tells the head."""
+        if isinstance(said, m.HungUp):
+            self.asking[said.number].hung_up = True
+            return
+        asker = self.asking[said.number] = Asker(self.relay, said.number)
+
+        def serve():
+            if not self.broker.serve(asker, said.message):
+                self.relay.answer(said.number, None)
+
+        threading.Thread(target=serve, daemon=True).start()
 
     def on_unknown_version(self, version):
         self.unknown.append(version)
@@ -130,6 +192,7 @@ class Host:
     def close(self):
         self.server.close()
         self.broker.close()
+        self.relay.close()
 
     def ask(self, peer, incarnation=0, member_of=None, version=None, timeout=20, secret=SECRET):
         answer = self.grant(peer, incarnation, member_of, version, timeout, secret=secret)
@@ -201,8 +264,8 @@ def host():
 
 def test_workers_share_the_segment_of_their_version(host):
     one = host(cluster(3, A, B))
-    assert one.ask(A, 3) == (3, 0, "2 3 2")
-    assert one.ask(B, 3) == (3, 1, "2 3 2")
+    assert one.ask(A, 3) == (3, 0, "2 3")
+    assert one.ask(B, 3) == (3, 1, "2 3")
     assert len(one.segments) == 1
 
 
@@ -223,9 +286,9 @@ def test_newcomer_waits_for_the_members_choice_and_leaver_is_detached(host):
     one.wait_for_connections(2)
     assert one.chosen == []
     one.wait_until(lambda: one.ready)
-    assert one.ask(A, 0, 0, 1) == (1, 0, "2 1 2")
+    assert one.ask(A, 0, 0, 1) == (1, 0, "2 1")
     assert leaver.result() == Detached()
-    assert newcomer.result() == (1, 1, "2 1 2")
+    assert newcomer.result() == (1, 1, "2 1")
     assert one.chosen == [(cluster(1, A, C), None)]
     assert one.ready == [(C, 1)]  # by incarnation: an earlier process of that peer ID may be on its way out
 
@@ -253,7 +316,7 @@ def test_choice_on_record_that_a_death_has_overtaken_is_not_made(host):
 def test_unknown_version_is_looked_for_at_once_and_only_once(host):
     one = host(cluster(0, A))
     one.to_admit[1] = cluster(1, A, B)
-    assert one.ask(A, 0, 0, 1) == (1, 0, "2 1 2")
+    assert one.ask(A, 0, 0, 1) == (1, 0, "2 1")
     assert one.unknown == [1]
 
 
@@ -309,7 +372,7 @@ def test_nobody_hears_of_a_version_whose_segment_cannot_be_made_until_it_can(hos
     one.broker._segments.make = one.make_segment
     one.broker.announce()
     assert one.segments[0].told == [0, 1]
-    assert one.ask(A, 0, 0, 1) == (1, 0, "1 1 2")
+    assert one.ask(A, 0, 0, 1) == (1, 0, "1 1")
 
 
 class SlowSegment(MemorySegment):
@@ -327,7 +390,7 @@ class SlowSegment(MemorySegment):
 def test_a_version_whose_segment_takes_a_while_is_announced_when_it_is_there(host):
     one = host(cluster(0, A, B))
     slow = []
-    one.broker._segments.make = lambda *arguments: slow.append(SlowSegment(*arguments)) or slow[-1]
+    one.make_slowly(slow)
     one.broker.admit(cluster(1, A, B))
     assert one.segments[0].told == [0]
     waiting = one.ask_later(A, 0, 0, 1)  # whoever asks nevertheless waits, too
@@ -339,13 +402,13 @@ def test_a_version_whose_segment_takes_a_while_is_announced_when_it_is_there(hos
     one.broker.announce()
     assert len(slow) == 1
     assert slow[0].told[:2] == [1, (1, "killed")]  # of a death meanwhile, too
-    assert waiting.result() == (1, 0, "2 1 2")
+    assert waiting.result() == (1, 0, "2 1")
 
 
 def test_a_segment_that_cannot_be_made_after_a_while_is_made_anew(host):
     one = host(cluster(0, A))
     slow = []
-    one.broker._segments.make = lambda *arguments: slow.append(SlowSegment(*arguments)) or slow[-1]
+    one.make_slowly(slow)
     one.broker.admit(cluster(1, A))
     slow[0].made = OSError("host b: no memory")
     one.broker.announce()
@@ -356,13 +419,13 @@ def test_a_segment_that_cannot_be_made_after_a_while_is_made_anew(host):
     slow[1].made = True
     one.broker.announce()
     assert one.segments[0].told == [0, 1]
-    assert one.ask(A, 0, 0, 1) == (1, 0, "1 1 2")
+    assert one.ask(A, 0, 0, 1) == (1, 0, "1 1")
 
 
 def test_segments_that_are_being_made_are_closed_when_nobody_wants_them_any_more(host):
     one = host(cluster(0, A, B))
     slow = []
-    one.broker._segments.make = lambda *arguments: slow.append(SlowSegment(*arguments)) or slow[-1]
+    one.make_slowly(slow)
     one.broker.admit(cluster(1, A, C))
     one.broker.admit(cluster(2, A, B))  # which leaves C out again
     one.broker.close()
@@ -384,7 +447,7 @@ def test_a_version_is_not_chosen_before_its_segment_exists(host):
         one.broker._segments.make = one.make_segment
     assert one.broker.current() == cluster(0, A, B)
     one.broker.admit(cluster(2, A, B))
-    assert one.ask(A, 0, 0, 2) == (2, 0, "2 2 2")
+    assert one.ask(A, 0, 0, 2) == (2, 0, "2 2")
 
 
 def test_a_moment_without_descriptors_does_not_make_the_broker_deaf(host, monkeypatch):
@@ -411,7 +474,7 @@ def test_a_moment_without_descriptors_does_not_make_the_broker_deaf(host, monkey
         with contextlib.suppress(PeerLostError, CollectiveTimeoutError):
             one.ask(A, timeout=5)
     assert len(failed) == 3
-    assert one.ask(A) == (0, 0, "1 0 2")
+    assert one.ask(A) == (0, 0, "1 0")
 
 
 def test_strangers_of_this_user_make_way_for_workers(host, monkeypatch):
@@ -505,7 +568,7 @@ def test_worker_does_not_trust_a_broker_without_the_secret():
 def test_a_forked_child_does_not_get_its_parents_place(host):
     one = host(cluster(0, A))
     one.ask(A)
-    assert one.ask(A) == (0, 0, "1 0 2")  # the same process may ask again
+    assert one.ask(A) == (0, 0, "1 0")  # the same process may ask again
     pid = os.fork()
     if pid == 0:
         try:
@@ -625,7 +688,7 @@ def test_garbage_closes_the_connection_and_harms_nobody(host, garbage, caplog, c
         with contextlib.suppress(ConnectionResetError):  # it did not care to read the rest
             while stranger.recv(1000):
                 pass
-    assert one.ask(A) == (0, 0, "1 0 2")
+    assert one.ask(A) == (0, 0, "1 0")
     assert (caplog.text, capsys.readouterr().err) == ("", "")  # also of the thread of its connection
 
 
@@ -819,24 +882,28 @@ def store_of(text):
     return fd
 
 
-def test_a_store_is_handed_on_until_its_process_is_out_or_has_ended(host):
-    one = host(cluster(0, A, B, C))
+def test_a_store_is_handed_on_until_its_process_has_ended(host):
+    living = {os.getpid()}
+    one = host(cluster(0, A, B), is_alive=living.__contains__)
+    for peer in (A, B):
+        one.ask(peer)
     assert about_stores(one, m.GetStore(str(A))) == (m.Store(False), [])
-    for peer, text in ((A, "a"), (B, "b"), (C, "c")):
+    for peer, text in ((A, "a"), (B, "b")):
         fd = store_of(text)
         assert about_stores(one, m.PutStore(str(peer), 0), fd) == (m.Store(True), [])
         os.close(fd)
     assert about_stores(one, m.GetStore(str(B))) == (m.Store(True), ["b"])
-    one.broker.mark_lost(B, "killed", 0)
-    assert about_stores(one, m.GetStore(str(B))) == (m.Store(False), [])
-    one.broker.admit(cluster(1, A, B))  # C leaves; B's place is taken by a new process
-    one.broker.choose(1)
-    assert about_stores(one, m.GetStore(str(C))) == (m.Store(False), [])
-    fd = store_of("late")
+    fd = store_of("unknown")
     answer, _ = about_stores(one, m.PutStore(str(C), 0), fd)
     assert "no member any more" in answer.error
-    os.close(fd)
+    one.relay.forget_the_dead()
     assert about_stores(one, m.GetStore(str(A))) == (m.Store(True), ["a"])
+    living.clear()
+    one.relay.forget_the_dead()
+    assert about_stores(one, m.GetStore(str(A))) == (m.Store(False), [])
+    answer, _ = about_stores(one, m.PutStore(str(A), 0), fd)
+    assert "no member any more" in answer.error
+    os.close(fd)
     with pytest.raises((OSError, broker_protocol.ProtocolError)):
         about_stores(one, m.GetStore(str(A)), secret=b"x" * 32)
 

@@ -197,7 +197,7 @@ def test_killed_guard_ends_the_job(kungfu_run, script, watch):
     os.kill(guard_of(job), signal.SIGKILL)
     job.assert_exit(1)
     job.assert_gone(begin)
-    assert "guard process was killed" in job.stderr[-1]
+    assert "the guard process on host 127.0.0.1 was killed" in job.stderr[-1]
 
 
 def test_a_stopped_guard_does_not_keep_the_job_from_ending(kungfu_run, script):

@@ -102,7 +102,7 @@ def test_who_joins_is_shown_before_it_has(job, one_job):
         ("joining", "joins: it starts"),
     ]
     os.kill(told["processes"][0]["pid"], signal.SIGSTOP)
-    assert one_job()["processes"][0]["state"] == "is stopped by a signal"
+    one_job(lambda job: job["processes"][0]["state"] == "is stopped by a signal")
     os.kill(told["processes"][0]["pid"], signal.SIGCONT)
     run.program.signal(signal.SIGTERM)
     run.program.assert_exit(128 + signal.SIGTERM)

@@ -4,8 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from ms_kungfu.launcher.affinity import Shares, allowed_cores, divide, spread
-from ms_kungfu.launcher.devices import Devices
-from ms_kungfu.launcher.sites import Launch, LocalSite
+from ms_kungfu.launcher.sites import Launch, Starter
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 8, 13])
@@ -25,15 +24,6 @@ def test_cores_are_divided_evenly_and_completely(cores, workers):
         assert max(sizes) == 1
 
 
-def test_cores_are_looked_at_before_each_division():
-    allowed = [0, 1, 2, 3]
-    shares = Shares(list(allowed), None, lambda: list(allowed))
-    assert shares.of(2) == [[0, 1], [2, 3]]
-    del allowed[1:]
-    assert shares.of(2) == [[0], [0]]
-    assert shares.cores == [0]
-
-
 @pytest.mark.parametrize(
     ("cores", "allowed", "given"), [((0, 1), [1], (0, 1)), ((2, 3), [0, 1], ()), ((), [0], ())],
 )  # fmt: skip
@@ -42,8 +32,8 @@ def test_a_worker_whose_cores_are_gone_starts_unpinned(cores, allowed, given, ca
     machine = SimpleNamespace(allowed_cores=lambda: allowed, environ={})
     guard = SimpleNamespace(start=lambda key, environment, cores, out, err: started.append(cores))
     output = SimpleNamespace(attach=lambda *_, held: tuple(os.open(os.devnull, os.O_WRONLY) for _ in range(2)))
-    site = LocalSite("here", machine, guard, output, Devices(), Shares(allowed, None), {}, lambda: 0)
-    site.start(Launch(0, "log", 5, False, {}, cores, 1, False))
+    starter = Starter("here", machine, guard, output, {}, lambda: 0)
+    starter.start(Launch(0, "log", 5, False, {}, cores, 1, False))
     assert started == [given]
     told = "worker 5 starts unpinned: host=here cores=2,3 allowed=0,1" in caplog.text
     assert told == bool(cores and not given)

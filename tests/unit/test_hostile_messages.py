@@ -168,7 +168,7 @@ class Owner:
         self.resumes = False
         self.reports = self
         self.machine = SimpleNamespace(start_thread=lambda name, function: function())
-        self.broker = SimpleNamespace(serve=lambda asker, asked, pid: None)
+        self.broker = SimpleNamespace(serve=lambda asker, asked: None)
         self.name, self.heard = "127.0.0.1", []
 
     def __getattr__(self, name):
@@ -177,7 +177,7 @@ class Owner:
 
 SAID = [
     m.Started(1, 17), m.Exited(1, 0, "", {3: {1: "why"}}),
-    m.Looked(1.5, {3: {1: 5}}, {}, [1], [], {3: {1: (5, 0.5, 2.0)}}, {3: [(1, -1, True)]}),
+    m.Looked(1.5, (0, 1), {3: {1: 5}}, {}, [1], [], {3: {1: (5, 0.5, 2.0)}}, {3: [(1, -1, True)]}),
     m.Asks(1, REQUEST), m.HungUp(1), m.Made(3, 1, ""), m.Unlinked(3, "w"), m.Syncs(3, 4), m.Unreachable(3, "h", "w"),
     m.Guardless(), m.Beat(), m.Interrupted(15), m.Leave(), m.Ends("why"), m.StatusQuestion(5),
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.launcher.remote import SpreadSegment
+from ms_kungfu.launcher.remote import RemoteSite, SpreadSegment
 from ms_kungfu.launcher.stuck import StuckWatch, stuck_among, stuck_sure_s, told_each_s
 from ms_kungfu.launcher.wire import messages as m
 
@@ -79,3 +79,18 @@ def test_one_report_confirms_nobody() -> None:
         found = confirmed()
         now += told_each_s(1.0, 60.0)
     assert found == [0]
+
+
+def test_cores_are_divided_as_their_host_has_them_by_now() -> None:
+    """A cpuset may be rewritten while the job runs."""
+
+    async def run() -> None:
+        owner: Any = SimpleNamespace(options=SimpleNamespace(peer_timeout_s=None))
+        workers: Any = SimpleNamespace(look_at=lambda *_: None)
+        channel: Any = None
+        site = RemoteSite(owner, channel, m.Hello(HERE, "1", "2", {}, [0, 1, 2, 3], None, []), None)
+        assert site.shares.of(2) == [[0, 1], [2, 3]]
+        site.hear(workers, m.Looked(1.0, (0,), {}))
+        assert site.shares.of(2) == [[0], [0]]
+
+    asyncio.run(run())

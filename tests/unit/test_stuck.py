@@ -96,7 +96,7 @@ WORKERS = tuple(PeerID("a", 10000 + i) for i in range(3))
 def broker(waits: list[tuple[int, int, bool]]) -> Broker:
     """Of one version, in which the ranks tell these."""
     unused: Any = None
-    found = Broker(1, unused, unused, unused, unused, None)
+    found = Broker(unused, unused, unused, unused, unused, None)
     found._versions.admit(Cluster(WORKERS, (), 0))
     found._versions.choose(0)
     segment: Any = SimpleNamespace(awaited=lambda: waits)

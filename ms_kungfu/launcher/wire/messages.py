@@ -548,9 +548,10 @@ class HungUp(Message):
 class Looked(Message):
     """What the host sees of its workers, by version and rank: heartbeats; why ranks can't go on; step, seconds of a
     step, and seconds since then; which rank sleeps for which (-1: the link), and whether that is overdue. By keys:
-    which are stopped, and which get no core. `now`: the host's clock."""
+    which are stopped, and which get no core. `now`: the host's clock. `cores`: those that it has for the job by now."""
 
     now: float
+    cores: Cores
     beats: dict[Count, dict[Rank, Count]]
     gave_up: Words = {}
     stopped: Annotated[list[Count], Meta(max_length=_MOST_PROCESSES)] = []

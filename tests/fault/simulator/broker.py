@@ -9,7 +9,6 @@ from ms_kungfu.errors import CollectiveTimeoutError, PeerLostError, ResizeError
 from ms_kungfu.launcher import broker
 from ms_kungfu.launcher.wire import messages as m
 from tests.fault.simulator.clock import Condition
-from tests.fault.simulator.collectives import Segment
 from tests.fault.simulator.setting import Violation
 
 
@@ -19,10 +18,7 @@ class Broker(broker.Broker):
     def __init__(self, world, *args, **options):
         self._world = world
         self._chosen_before = None
-        options.setdefault(
-            "make_segment", lambda cluster, cores, recovers: Segment(world, cluster.size, cluster.version, recovers)
-        )
-        super().__init__(*args, condition=lambda: Condition(world), is_alive=world.is_alive, **options)
+        super().__init__(*args, condition=lambda: Condition(world), **options)
 
     def _after_choice(self):
         """Who is let in anew is not known to be dead: its place would count as filled, and a step miss its samples."""
@@ -45,18 +41,6 @@ class Broker(broker.Broker):
         # Told in the launcher's log: an external config server takes wishes that can't come true.
         self._world.refused.add(version)
         super().refuse(version, reason)
-
-
-class BrokerServer:
-    """The broker's socket: nobody connects."""
-
-    address = "broker"
-
-    def connections(self):
-        return 0
-
-    def close(self):
-        pass
 
 
 class Connection:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import itertools
 import random
@@ -11,99 +10,30 @@ from greenlet import GreenletExit, greenlet
 
 from ms_kungfu import membership
 from ms_kungfu.elastic import program
-from tests.fault.simulator.setting import Violation
 
 
-class Loop(asyncio.AbstractEventLoop):
-    """asyncio's loop and everybody's clock: runs what is due next, at once."""
+class Clock:
+    """Everybody's: runs what is due next, at once."""
 
     def __init__(self):
         self.now = 0.0
-        self.queue = []
-        self.reader = None
+        self._queue = []
         self._count = itertools.count()
-        self._on_error = None
 
     def at(self, delay, function, *args):
-        heapq.heappush(self.queue, (self.now + delay, next(self._count), function, args, None))
+        heapq.heappush(self._queue, (self.now + delay, next(self._count), function, args))
 
     def run(self, until, done):
         """Runs until `done`, or no longer than `until`; False where nothing is left to do, or time is up."""
-        queue = self.queue
         while not done():
-            if not queue:
+            if not self._queue:
                 return False
-            when, _, function, args, handle = heapq.heappop(queue)
+            when, _, function, args = heapq.heappop(self._queue)
             if when > until:
                 return False
-            if handle is not None:
-                if handle.cancelled():
-                    continue
-                function = handle._run
             self.now = when
             function(*args)
         return True
-
-    # What `Job` and asyncio's tasks and futures use.
-
-    def time(self):
-        return self.now
-
-    def call_at(self, when, callback, *args, context=None):
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
-        heapq.heappush(self.queue, (max(when, self.now), next(self._count), None, (), handle))
-        return handle
-
-    def call_later(self, delay, callback, *args, context=None):
-        return self.call_at(self.now + delay, callback, *args, context=context)
-
-    def call_soon(self, callback, *args, context=None):
-        handle = asyncio.Handle(callback, args, self, context)
-        heapq.heappush(self.queue, (self.now, next(self._count), None, (), handle))
-        return handle
-
-    def call_soon_threadsafe(self, callback, *args, context=None):
-        return self.call_later(self.thread_delay(), callback, *args, context=context)
-
-    thread_delay = None  # how long news takes from another thread to this one
-
-    def create_future(self):
-        return asyncio.Future(loop=self)
-
-    def create_task(self, coroutine, *, name=None):
-        return asyncio.Task(coroutine, loop=self)
-
-    def add_reader(self, fd, callback, *args):
-        self.reader = callback
-
-    def remove_reader(self, fd):
-        self.reader = None
-
-    def set_exception_handler(self, handler):
-        self._on_error = handler
-
-    def call_exception_handler(self, context):
-        error = context.get("exception")
-        if error is None:  # a task that is left over from a job that was cut off
-            return
-        if isinstance(error, Violation) or self._on_error is None:
-            raise error
-        self._on_error(self, context)
-
-    def _timer_handle_cancelled(self, handle):
-        pass
-
-    def add_signal_handler(self, number, callback, *args):
-        pass
-
-    def get_debug(self):
-        return False
-
-    def is_running(self):
-        return True
-
-    def is_closed(self):
-        return False
 
 
 class Thread:

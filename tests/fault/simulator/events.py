@@ -101,7 +101,7 @@ class Events:
             if members:
                 caller = members[who % len(members)]
                 caller.start("evict", lambda: self._evict(int(happening.more)))
-        elif kind == "no descriptors":
+        elif kind == "no descriptors" and self.broker.current() is not None:  # else there is no job
             self.say("do", f"-- {kind}")
             self.no_descriptors_until = self.loop.now + happening.more
         elif kind == "delete cluster":
@@ -113,7 +113,7 @@ class Events:
             begins_with = self.server.first if kind == "server is as at first" else None
             self.server.go_away(None if kind == "server away" else ConfigStore(begins_with))
             self.loop.at(happening.more, self.server.come_back)
-        else:
+        elif kind != "no descriptors":
             raise ValueError(kind)
 
     def _loop_no_more(self, process):

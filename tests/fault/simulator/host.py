@@ -1,4 +1,4 @@
-"""One of several hosts: a launcher with an event loop of its own, its guard, its descriptors; all may stand still."""
+"""A host: a launcher with an event loop of its own, its guard, its descriptors; all may stand still."""
 
 from __future__ import annotations
 
@@ -9,30 +9,25 @@ from types import SimpleNamespace
 
 from ms_kungfu import env
 from ms_kungfu.launcher import job, outpost
-from ms_kungfu.launcher.relay import Relay
-from ms_kungfu.launcher.supervisor import Exited, Started
 from ms_kungfu.launcher.wire import messages as m
-from tests.fault.simulator import clock
-from tests.fault.simulator import machine as one_host
-from tests.fault.simulator.broker import Broker
-from tests.fault.simulator.cluster_store import SeatKeys
-from tests.fault.simulator.links import Link, Memory
+from tests.fault.simulator.machine import Guard, Machine, Output
 from tests.fault.simulator.network import Socket
 from tests.fault.simulator.processes import Process
-from tests.fault.simulator.setting import COLLECTIVE_TIMEOUT_S, JOIN_TIMEOUT_S, Violation
+from tests.fault.simulator.setting import JOIN_TIMEOUT_S, Violation
+
+_HEARD_S = 1.0  # until a message of the launcher to itself is heard
 
 
-class HostLoop(clock.Loop):
+class HostLoop(asyncio.AbstractEventLoop):
     """The event loop of a launcher, on everybody's clock. What is due while the host stands still waits."""
 
     def __init__(self, world, host):
-        super().__init__()
         self._world, self._host = world, host
         self._held = []
         self._readers = {}  # sockets and descriptors
         self._writers = {}
         self.signal_handlers = {}
-        self.thread_delay = lambda: world.short(world.random)
+        self._on_error = None
 
     def time(self):
         return self._world.loop.now
@@ -42,13 +37,46 @@ class HostLoop(clock.Loop):
         self._world.loop.at(max(when - self.time(), 0.0), self._run, handle)
         return handle
 
+    def call_later(self, delay, callback, *args, context=None):
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
     def call_soon(self, callback, *args, context=None):
         handle = asyncio.Handle(callback, args, self, context)
         self._world.loop.at(0.0, self._run, handle)
         return handle
 
-    def call_later(self, delay, callback, *args, context=None):
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+    def call_soon_threadsafe(self, callback, *args, context=None):
+        """News takes a moment from one thread to another."""
+        return self.call_later(self._world.short(self._world.random), callback, *args, context=context)
+
+    def create_future(self):
+        return asyncio.Future(loop=self)
+
+    def create_task(self, coroutine, *, name=None):
+        return asyncio.Task(coroutine, loop=self)
+
+    def set_exception_handler(self, handler):
+        self._on_error = handler
+
+    def call_exception_handler(self, context):
+        error = context.get("exception")
+        if error is None:  # a task that is left over from a job that was cut off
+            return
+        if isinstance(error, Violation) or self._on_error is None:
+            raise error
+        self._on_error(self, context)
+
+    def _timer_handle_cancelled(self, handle):
+        pass
+
+    def get_debug(self):
+        return False
+
+    def is_running(self):
+        return True
+
+    def is_closed(self):
+        return False
 
     def _run(self, handle):
         if self._host.is_over or handle.cancelled():
@@ -113,131 +141,11 @@ class HostLoop(clock.Loop):
         self.signal_handlers[number] = lambda: callback(*args)
 
 
-class Runtime:
-    """`_core`, as a launcher uses it."""
-
-    def __init__(self, world, host):
-        self._world, self._host = world, host
-
-    def create_segment(self, size, version, cores, recovers, board=False):
-        return self._host.descriptor_of(Memory(self._world, size, version, recovers))
-
-    def SegmentControl(self, fd):
-        return self._host.descriptors[fd]
-
-
-class HostMachine(one_host.Machine):
-    """That of one of several hosts."""
-
-    tls = None
-
-    def __init__(self, world, host):
-        super().__init__(world)
-        self._host = host
-        self.environ = host.launcher.environ
-        self.time = lambda: world.loop.now
-        self.runtime = lambda: Runtime(world, host)
-
-    def start_thread(self, name, function):
-        self._host.launcher.start(name, function)
-
-    def free_bytes(self):
-        return float("inf")
-
-    def spare_descriptors(self):
-        return float("inf")
-
-    def make_broker(self, cores, **options):
-        self._host.made_broker = Broker(self._world, cores, **options)
-        if self._host is self._world.head:  # a head that has stood still may go on when it isn't one any more
-            self._world.broker = self._host.made_broker
-        return self._host.made_broker
-
-    def make_relay(self, send):
-        return Relay(send, condition=lambda: clock.Condition(self._world), is_alive=self._world.is_alive)
-
-    def serve_broker(self, broker, secret):
-        self._host.server = BrokerServer(self._host, broker)
-        return self._host.server
-
-    def make_link(self, local_fd, board_fd, **options):
-        return Link(
-            self._world, self._host, self._host.descriptors[local_fd], self._host.descriptors[board_fd], **options
-        )
-
-    def make_pair(self):
-        return self._world.network.make_pair(self._host)
-
-    def make_socket(self, family):
-        return Socket(self._world.network, self._host)
-
-    def open_seat(self, url, timeout_s):
-        return SeatKeys(self._world)
-
-    def make_config_server(self, store, secret, **options):
-        on_change = options["on_change"]
-        return self._world.server.embed(store, lambda cluster: self._host.loop.within(on_change, cluster))
-
-
-class BrokerServer:
-    """A host's socket for its workers."""
-
-    def __init__(self, host, broker):
-        self._host, self.broker = host, broker
-        self.address = f"broker of {host.name}"
-
-    def connections(self):
-        return 0
-
-    def close(self):
-        if self._host.server is self:
-            self._host.server = None
-
-
-class Guard(one_host.Guard):
-    """Of the workers of one host."""
-
-    def __init__(self, world, host):
-        self._world, self._host = world, host
-        self.events = []
-
-    def _workers(self):
-        return self._host.workers()
-
-    def tell(self, event):
-        if not self._host.is_over:
-            self.events.append(event)
-            self._host.loop.guard_has_news()
-
-    def start(self, key, environment, cores, stdout, stderr):
-        environ = {name: value for name, value in environment.items() if value is not None}
-        environ[env.JOIN_TIMEOUT.name] = str(JOIN_TIMEOUT_S)
-        environ[env.COLLECTIVE_TIMEOUT.name] = str(COLLECTIVE_TIMEOUT_S)
-        world, host = self._world, self._host
-        process = Process(world, f"process {key} ({environ['KUNGFU_SELF']})", environ)
-        process.key, process.pid, process.host = key, next(world.pids), host
-        world.processes[key] = process
-        world.everybody.append(process)
-        world.loop.at(world.short(world.random), self.tell, Started(key, process.pid))
-        process.start("main", lambda: world.run_worker(process), world.short(world.random) * 3)
-        if host.stands_still:
-            world.stop(process)
-
-    def has_ended(self, process, code, error):
-        self.tell(Exited(process.key, code, error))
-
-    def close(self):
-        """Nobody is left, whoever has ended the launcher."""
-        for process in self._host.workers():
-            process.alive = False
-            self._world.processes.pop(process.key, None)
-
-
 class Head(job.Job):
     """The real one, watched."""
 
-    def __init__(self, options, supervisor, output, machine, term=None, remove_at_end=None):
-        super().__init__(options, supervisor, output, machine, term, remove_at_end)
+    def __init__(self, options, machine, hello, remove_at_end, term=None):
+        super().__init__(options, machine, hello, remove_at_end, term)
         self._world, self._machine_of = machine._world, machine._host
         if term is None:
             self._world.job = self
@@ -286,19 +194,27 @@ class Outpost(outpost.Outpost):
             self._machine._world.loss_is_heard(self._options.host.name)
         super()._obey(said)
 
+    def _has_exited(self, event):
+        super()._has_exited(event)
+        world = self._machine._world
+        if world.checks_reaped:
+            world.loop.at(_HEARD_S, self._check_reaped, event.key)
+
+    def _check_reaped(self, key):
+        """All versions have heard of it by now."""
+        host = self._machine._host
+        if host.is_over or self._head is None or self._head.is_over:
+            return
+        for segment in self._relay.segments().values():
+            memory = host.descriptors[segment.fd]
+            for rank, holder in memory.attached.items():
+                if holder.key == key and rank in memory.deaths and rank not in memory.reaped:
+                    raise Violation(f"{holder.name} is reaped, and version {memory.version} doesn't hear of it")
+
     def _has_led(self, leading):
         if not leading.cancelled() and isinstance(leading.exception(), Violation):
             raise leading.exception()
         super()._has_led(leading)
-
-
-class Output(one_host.Output):
-    """Of which the last words are kept."""
-
-    last_words = None
-
-    def close(self, timeout_s, last_words=None):
-        self.last_words = last_words
 
 
 class Host:
@@ -319,13 +235,13 @@ class Host:
         self.is_lost = False  # the head has said so
         self.descriptors = {}
         self.server = None
-        self.launcher = Process(
-            world, f"launcher of {self.name}", {"KUNGFU_JOB_SECRET": "00", "KUNGFU_JOIN_TIMEOUT": str(JOIN_TIMEOUT_S)}
-        )
+        environ = {env.JOB_SECRET.name: "00", env.JOIN_TIMEOUT.name: str(JOIN_TIMEOUT_S)}
+        environ[env.COLLECTIVE_TIMEOUT.name] = str(world.collective_timeout_s)
+        self.launcher = Process(world, f"launcher of {self.name}", environ)
         self.launcher.host = self
         self.loop = HostLoop(world, self)
         self.guard, self.output = Guard(world, self), Output()
-        self.program = self.loop.within(Outpost, options, self.guard, self.output, HostMachine(world, self))
+        self.program = self.loop.within(Outpost, options, self.guard, self.output, Machine(world, self))
         self.made_broker = None
         self.task = None
 

@@ -6,21 +6,14 @@ whoever is given up ends by itself, nobody waits for longer than it takes to fin
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import random
 import signal
 from dataclasses import dataclass, replace
 
 from ms_kungfu.cluster_store import Sitting
 from ms_kungfu.config_server.store import ConfigStore
-from ms_kungfu.errors import PeerLostError
 from ms_kungfu.launcher.hosts import Host as HostOfJob
 from ms_kungfu.launcher.hosts import Hosts
-from tests.fault.simulator.collectives import Segment
-from tests.fault.simulator.host import Host
-from tests.fault.simulator.links import HostsCore
-from tests.fault.simulator.network import Network
 from tests.fault.simulator.setting import COLLECTIVE_TIMEOUT_S, PORTS, Outcome, Setup, Violation
 from tests.fault.simulator.world import World
 
@@ -49,24 +42,19 @@ class HostsSetup(Setup):
 class HostsWorld(World):
     """`run` once. The first host is the head, at first."""
 
+    checks_reaped = False  # a head that stands still tells of it later
+
     def __init__(self, seed, setup, happenings, told=None):
-        self.network_random = random.Random(f"{seed} network")
-        self.hosts = []  # each that there ever was
-        self.pids = itertools.count(100)
-        self.received_things = {}  # what workers have got from their launchers
-        self._received = itertools.count(1_000_000)
         self.disturbed_s = {}  # name of a host -> for how long nothing could come from it
         self.outages = []  # (from, until)
         self.interrupted = False
         self.commits = []  # when
         self.lost_at = {}  # Host -> when
         self.could_know_at = {}  # Host -> since when it could have known that
-        self.job = self.head = None  # who decides, and on which host
         self.without_store = []  # hosts that don't reach it
         self.seats = 0  # how often it has been taken
         self.traps_for_reporters = []
         super().__init__(seed, setup, happenings, told)
-        self.network = Network(self)
         if any(h.kind in HAPPENINGS for h in happenings):
             self.quiet_from = self.calm_from + 4.0 + 4 * HOST_TIMEOUT_S
         if any(h.kind in ("cut", "isolate", "switch off") for h in happenings):  # a call may wait for its answer
@@ -76,17 +64,10 @@ class HostsWorld(World):
         lasts = 2.0 if happening.kind == "reset" else super()._lasts(replace(happening, place=""))
         return lasts + 3 * HOST_TIMEOUT_S * happening.seat
 
-    def make_core(self, process):
-        return HostsCore(self, process)
-
     # ---- hosts ----
 
     def host_at(self, address):
         return next(host for host in reversed(self.hosts) if host.address == address)
-
-    @property
-    def present(self):
-        return [host for host in self.hosts if not host.is_over]
 
     @property
     def keeps_store(self):
@@ -116,40 +97,12 @@ class HostsWorld(World):
             config_server="etcd://server/job" if self.setup.moves else "http://server/config",
         )  # fmt: skip
 
-    def _start_host(self, number, joins=False):
-        host = Host(self, number, self._options_of(number, joins))
-        self.hosts.append(host)
-        if number == 0 and not joins:
-            self.head = host
-        host.start()
-
-    def is_alive(self, pid):
-        return any(p.pid == pid and p.alive for p in self.processes.values())
-
-    def broker_of(self, process):
-        host = process.host
-        if host.server is None or host.is_over:
-            raise PeerLostError("the launcher is gone")
-        return host.launcher, host.server.broker
-
-    def received(self, fds, process):
-        keys = []
-        for fd in fds:
-            thing = process.host.descriptors[fd]
-            keys.append(thing.fd if isinstance(thing, Segment) else next(self._received))
-            self.received_things[keys[-1]] = thing
-        return tuple(keys)
-
     def reaches_server(self, process):
         if self.server.away or self.keeps_store:
             return not self.server.away and process.host not in self.without_store
         head, host = self.hosts[0], process.host or self.hosts[0]
         there_and_back = self.network.passes(host, head) and self.network.passes(head, host)
         return not head.is_over and not head.stands_still and there_and_back
-
-    def guard_tells(self, process, code, error=""):
-        if self.processes.pop(process.key, None) is not None:
-            process.host.guard.has_ended(process, code, error)
 
     # ---- what becomes of them ----
 
@@ -183,10 +136,7 @@ class HostsWorld(World):
     def job_is_settled(self, verdict):
         if self.verdict is not None:
             return
-        self.verdict = verdict
-        self.survivors_at_verdict = sum(
-            process.member.received and not process.terminated for process in self.members()
-        )
+        super().job_is_settled(verdict)
         living = [p for p in self.everybody if p.alive and not (p.host.is_over or p.host.is_lost)]
         if self._has_begun() and not any(p.member.received for p in living):
             # Whoever has chosen the last version may have died with its host while the answer was on its way.
@@ -438,17 +388,9 @@ class HostsWorld(World):
             self.server.store = ConfigStore()
         for number in range(self.setup.hosts):
             self.loop.at(self.short(self.random) * 5 if number else 0.0, self._start_host, number)
-        for happening in self.happenings:
-            if not happening.seat:
-                self.loop.at(happening.at, self._happen, happening)
+        self._happens_in_time()
         self.loop.at(self.quiet_from - 0.2, self._check_quiet)
-        try:
-            if not self.loop.run(self.quiet_from + 120.0, self._is_over):
-                where = [f"{t.process.name} {t.name}" for t in self.all_threads if not t.finished and t.process.alive]
-                there = ", ".join(host.name for host in self.present)
-                raise Violation(f"nothing goes on at {self.loop.now:.1f} s on {there}; there wait {', '.join(where)}")
-        finally:
-            self._finish_all()
+        self._run_until(self.quiet_from + 120.0)
         self._check_hosts()
         self._check_history()
         outcome = self.head.outcome
@@ -459,7 +401,7 @@ class HostsWorld(World):
         return Outcome(code, reason, len(self.steps), self.deaths, self.loop.now, self.told or [])
 
     def _is_over(self):
-        return len(self.hosts) >= self.setup.hosts and all(host.is_over for host in self.hosts)
+        return len(self.hosts) >= self.setup.hosts and super()._is_over()
 
     def _check_begun(self, outcome):
         lost = [host for host in self.hosts if host.is_lost or host in self.lost_at]
@@ -522,20 +464,6 @@ class HostsWorld(World):
             both_fail = head.code and outcome.code and self._has_begun()  # before, a reset may be all that is heard
             if not host.is_lost and not disturbed and both_fail and head.words not in outcome.words:
                 raise Violation(f"{host.name} ends with {outcome.words!r}, the head with {head.words!r}")
-
-    def _finish_all(self):
-        """Whatever hasn't ended by itself, so that nothing is left of it here."""
-        self.closing = True
-        for process in self.everybody:
-            process.alive = False
-        for host in self.hosts:
-            host.finish()
-        with contextlib.suppress(Exception):
-            self.loop.run(self.loop.now + 30.0, lambda: all(host.task.done() for host in self.hosts))
-        for host in self.hosts:
-            host.close_coroutines()
-        for host in self.hosts:
-            host.close_descriptors()
 
     def _check_history(self):
         """Of the seat: one job, whose versions grow, and nothing after its end. A choice that nobody was told of may be

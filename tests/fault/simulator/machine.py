@@ -1,37 +1,53 @@
-"""What a job asks of its machine: processes, the broker's connections, output. The launcher and its broker are real."""
+"""What a launcher asks of its machine: processes, the broker's connections, output, a network. The launcher is real."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 from types import SimpleNamespace
 
 from ms_kungfu import env
-from ms_kungfu.launcher import job, machine
+from ms_kungfu.launcher import machine
 from ms_kungfu.launcher.devices import Devices
-from ms_kungfu.launcher.supervisor import Started
-from tests.fault.simulator.broker import Broker, BrokerServer
-from tests.fault.simulator.cluster_store import Store
+from ms_kungfu.launcher.relay import Relay
+from ms_kungfu.launcher.supervisor import Exited, Started
+from tests.fault.simulator.broker import Broker
+from tests.fault.simulator.clock import Condition
+from tests.fault.simulator.cluster_store import SeatKeys, Store
+from tests.fault.simulator.links import Link, Memory
+from tests.fault.simulator.network import Socket
 from tests.fault.simulator.processes import Process
-from tests.fault.simulator.setting import JOIN_TIMEOUT_S, Violation
+from tests.fault.simulator.setting import JOIN_TIMEOUT_S
+
+
+class Runtime:
+    """`_core`, as a launcher uses it."""
+
+    def __init__(self, world, host):
+        self._world, self._host = world, host
+
+    def create_segment(self, size, version, cores, recovers, board=False):
+        return self._host.descriptor_of(Memory(self._world, size, version, recovers))
+
+    def SegmentControl(self, fd):
+        return self._host.descriptors[fd]
 
 
 class Machine(machine.Machine):
-    """A machine without processes."""
+    """A host's: without processes, and with a network that is simulated."""
 
     standby_delay_s = 0.5
+    tls = None
 
-    def __init__(self, world):
-        self._world = world
-        self.environ = world.launcher.environ
+    def __init__(self, world, host):
+        self._world, self._host = world, host
+        self.environ = host.launcher.environ
         self.sleep = world.sleep
+        self.time = self.monotonic = lambda: world.loop.now
+        self.runtime = lambda: Runtime(world, host)
 
     def start_thread(self, name, function):
-        self._world.launcher.start(name, function)
-
-    def monotonic(self):
-        return self._world.loop.now
+        self._host.launcher.start(name, function)
 
     def allowed_cores(self):
         return [0, 1]
@@ -41,6 +57,9 @@ class Machine(machine.Machine):
 
     def taken_bytes(self, pid):
         return 1
+
+    def spare_descriptors(self):
+        return float("inf")
 
     def find_devices(self, host, **wanted):
         return Devices()
@@ -61,12 +80,29 @@ class Machine(machine.Machine):
         self._world.say("do", f"process {pid} is asked for its stack")
         return True
 
-    def make_broker(self, cores, **options):
-        self._world.broker = Broker(self._world, cores, **options)
-        return self._world.broker
+    def make_broker(self, **options):
+        self._host.made_broker = Broker(self._world, **options)
+        if self._host is self._world.head:  # a head that has stood still may go on when it isn't one any more
+            self._world.broker = self._host.made_broker
+        return self._host.made_broker
+
+    def make_relay(self, send):
+        return Relay(send, condition=lambda: Condition(self._world), is_alive=self._world.is_alive)
 
     def serve_broker(self, broker, secret):
-        return BrokerServer()
+        self._host.server = BrokerServer(self._host, broker)
+        return self._host.server
+
+    def make_link(self, local_fd, board_fd, **options):
+        return Link(
+            self._world, self._host, self._host.descriptors[local_fd], self._host.descriptors[board_fd], **options
+        )
+
+    def make_pair(self):
+        return self._world.network.make_pair(self._host)
+
+    def make_socket(self, family):
+        return Socket(self._world.network, self._host)
 
     def catch_signal(self, loop, number, callback, argument):
         loop.add_signal_handler(number, callback, argument)
@@ -74,11 +110,15 @@ class Machine(machine.Machine):
     def serve_status(self, answer):
         return SimpleNamespace(path=None, inode=0, close=lambda: None)
 
+    def open_seat(self, url, timeout_s):
+        return SeatKeys(self._world)
+
     def open_store(self, url, secret, writer):
         return Store(self._world, writer)
 
     def make_config_server(self, store, secret, **options):
-        return self._world.server.embed(store, options["on_change"])
+        on_change = options["on_change"]
+        return self._world.server.embed(store, lambda cluster: self._host.loop.within(on_change, cluster))
 
     def secret_of(self, url):
         return "00"
@@ -87,76 +127,59 @@ class Machine(machine.Machine):
         return SimpleNamespace(path=None, inode=0, remove=lambda: None)
 
 
-class Launcher(job.Job):
-    """The real one, watched."""
+class BrokerServer:
+    """A host's socket for its workers."""
 
-    def on_cluster(self, cluster):
-        self._world.wanted_at.setdefault(cluster.version, self._world.loop.now)
-        super().on_cluster(cluster)
+    def __init__(self, host, broker):
+        self._host, self.broker = host, broker
+        self.address = f"broker of {host.name}"
 
-    def worker_ended(self, process, standing, code, error):
-        super().worker_ended(process, standing, code, error)
-        if not process.given_up:
-            self._check_reaped(process)
+    def connections(self):
+        return 0
 
-    def worker_is_gone(self, process):
-        super().worker_is_gone(process)
-        self._check_reaped(process)
-
-    def _check_reaped(self, process):
-        for segment in self._agent.broker._segments.open.values():
-            for rank, holder in segment.attached.items():
-                if holder.key == process.key and rank in segment.deaths and rank not in segment.reaped:
-                    raise Violation(f"{holder.name} is reaped, and version {segment.version} doesn't hear of it")
-
-    def _settle(self, verdict):
-        before = self._verdict.done()
-        goes_on = super()._settle(verdict)
-        if not before and self._verdict.done():
-            self._world.verdict = self._verdict.result()
-            self._world.survivors_at_verdict = sum(
-                process.member.received and not process.terminated for process in self._world.members()
-            )
-        return goes_on
+    def close(self):
+        if self._host.server is self:
+            self._host.server = None
 
 
 class Guard:
-    """Starts, signals and reaps."""
+    """Starts, signals and reaps the workers of one host."""
 
-    def __init__(self, world):
-        self._world = world
-        world.guard = self
+    def __init__(self, world, host):
+        self._world, self._host = world, host
         self.events = []
-        self._pids = itertools.count(100)
 
     def fileno(self):
         return 0
 
-    def tell(self):
-        if self._world.loop.reader is not None and self.events:
-            self._world.loop.reader()
+    def tell(self, event):
+        if not self._host.is_over:
+            self.events.append(event)
+            self._host.loop.guard_has_news()
 
     def next_event(self):
         return self.events.pop(0)
 
     def start(self, key, environment, cores, stdout, stderr):
+        world, host = self._world, self._host
         environ = {name: value for name, value in environment.items() if value is not None}
         environ[env.JOIN_TIMEOUT.name] = str(JOIN_TIMEOUT_S)
-        environ[env.COLLECTIVE_TIMEOUT.name] = str(self._world.collective_timeout_s)
-        who = environ.get("KUNGFU_SELF", f"standby {environ.get('KUNGFU_STANDBY')}").rpartition(":")[2]
-        process = Process(self._world, f"process {key} ({who})", environ)
-        process.key, process.pid = key, next(self._pids)
-        self._world.processes[key] = process
-        self._world.everybody.append(process)
-        self.events.append(Started(key, process.pid))
-        self._world.loop.at(self._world.short(self._world.random), self.tell)
-        process.start("main", lambda: self._world.run_worker(process), self._world.short(self._world.random) * 3)
+        environ[env.COLLECTIVE_TIMEOUT.name] = str(world.collective_timeout_s)
+        who = environ.get("KUNGFU_SELF", f"standby {environ.get('KUNGFU_STANDBY')}")
+        process = Process(world, f"process {key} ({who})", environ)
+        process.key, process.pid, process.host = key, next(world.pids), host
+        world.processes[key] = process
+        world.everybody.append(process)
+        world.loop.at(world.short(world.random), self.tell, Started(key, process.pid))
+        process.start("main", lambda: world.run_worker(process), world.short(world.random) * 3)
+        if host.stands_still:
+            world.stop(process)
 
-    def _workers(self):
-        return list(self._world.processes.values())
+    def has_ended(self, process, code, error):
+        self.tell(Exited(process.key, code, error))
 
     def signal(self, number, key=None):
-        for process in self._workers():
+        for process in self._host.workers():
             if key in (None, process.key) and number in (signal.SIGKILL, signal.SIGTERM):
                 self._world.kill(process, -number)
 
@@ -167,13 +190,16 @@ class Guard:
         pass
 
     def close(self):
-        for process in self._world.processes.values():
+        """Nobody is left, whoever has ended the launcher."""
+        for process in self._host.workers():
             process.alive = False
+            self._world.processes.pop(process.key, None)
 
 
 class Output:
-    def log_paths(self, name):
-        return []
+    """Of which the last words are kept."""
+
+    last_words = None
 
     def attach(self, name, colour, held=False):
         return os.open(os.devnull, os.O_WRONLY), os.open(os.devnull, os.O_WRONLY)
@@ -182,4 +208,4 @@ class Output:
         pass
 
     def close(self, timeout_s, last_words=None):
-        pass
+        self.last_words = last_words

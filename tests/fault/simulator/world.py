@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import itertools
 import logging
 import random
 
 from greenlet import GreenletExit, getcurrent
 
 from ms_kungfu.config_server.store import ConfigStore
+from ms_kungfu.errors import PeerLostError
 from ms_kungfu.launcher.hosts import Hosts
 from ms_kungfu.launcher.options import Options
-from ms_kungfu.launcher.policy import Action, Verdict
-from ms_kungfu.launcher.supervisor import Exited
-from tests.fault.simulator.clock import Loop
+from tests.fault.simulator.clock import Clock
 from tests.fault.simulator.cluster_store import Server
-from tests.fault.simulator.collectives import Core
+from tests.fault.simulator.collectives import Segment
 from tests.fault.simulator.events import Events
-from tests.fault.simulator.machine import Guard, Launcher, Machine, Output
+from tests.fault.simulator.host import Host
+from tests.fault.simulator.links import HostsCore
+from tests.fault.simulator.network import Network
 from tests.fault.simulator.processes import Process
 from tests.fault.simulator.promises import Promises
 from tests.fault.simulator.setting import (
@@ -46,7 +47,9 @@ class _Told(logging.Handler):
 
 
 class World(Events, Promises):
-    """One job, one course of events. `run` once."""
+    """One job on one host, one course of events. `run` once."""
+
+    checks_reaped = True
 
     def __init__(self, seed, setup, happenings, told=None, before=None):
         """`before`: a world that is over, on whose disk there are checkpoints and ledgers."""
@@ -54,9 +57,15 @@ class World(Events, Promises):
         self.seed, self.setup, self.happenings = seed, setup, happenings
         self.random = random.Random(f"{seed} world")
         self.told = told
-        self.loop = Loop()
-        self.loop.thread_delay = lambda: self.short(self.random)
+        self.loop = Clock()
         self.hub = getcurrent()
+        self.network_random = random.Random(f"{seed} network")
+        self.network = Network(self)
+        self.hosts = []  # each that there ever was
+        self.job = self.head = None  # who decides, and on which host
+        self.pids = itertools.count(100)
+        self.received_things = {}  # what workers have got from their launchers
+        self._received = itertools.count(1_000_000)
         self.all_threads = []
         self.current = None
         self.segments = {}
@@ -77,10 +86,6 @@ class World(Events, Promises):
         if loops:
             self.calm_from += 1.5 * self.collective_timeout_s
         self.quiet_from = self.calm_from + 4.0 + (2 * setup.prepare_s)
-        self.launcher = Process(
-            self, "launcher", {"KUNGFU_JOB_SECRET": "00", "KUNGFU_JOIN_TIMEOUT": str(JOIN_TIMEOUT_S)}
-        )
-        self.launcher.environ["KUNGFU_COLLECTIVE_TIMEOUT"] = str(self.collective_timeout_s)
         self.outside = Process(self, "outside", {"KUNGFU_JOB_SECRET": "00"})
         self.server = Server(self)
         self.broker = None
@@ -142,18 +147,26 @@ class World(Events, Promises):
         return len(self.segments)
 
     def make_core(self, process):
-        return Core(self, process)
+        return HostsCore(self, process)
 
     def is_alive(self, pid):
         return any(p.pid == pid and p.alive for p in self.processes.values())
 
     def broker_of(self, process):
-        """Who answers a worker: a launcher, and its broker."""
-        return self.launcher, self.broker
+        """Who answers a worker: its host's launcher, and what passes on to the broker."""
+        host = process.host
+        if host.server is None or host.is_over:
+            raise PeerLostError("the launcher is gone")
+        return host.launcher, host.server.broker
 
     def received(self, fds, process):
         """Descriptors, as `process` has them."""
-        return fds
+        keys = []
+        for fd in fds:
+            thing = process.host.descriptors[fd]
+            keys.append(thing.fd if isinstance(thing, Segment) else next(self._received))
+            self.received_things[keys[-1]] = thing
+        return tuple(keys)
 
     def reaches_server(self, process):
         return not self.server.away
@@ -175,35 +188,76 @@ class World(Events, Promises):
                             thread.greenlet.throw(GreenletExit)
 
     def _run(self):
-        options = self._options()
-        guard, output = Guard(self), Output()
-        self.job = Launcher(options, guard, output, Machine(self))
-        self.job._world = self
         if self.setup.external:
             self.server.store = ConfigStore()
-        task = self.loop.create_task(self.job.run())
-        for happening in self.happenings:
-            self.loop.at(happening.at, self._happen, happening)
-        try:
-            # An epoch of single shards goes on for long where the one worker that has them is slow.
-            if not self.loop.run(self.quiet_from + 300.0, task.done):
-                where = [f"{t.process.name} {t.name}" for t in self.all_threads if not t.finished and t.process.alive]
-                raise Violation(f"nothing goes on at {self.loop.now:.1f} s; there wait {', '.join(where)}")
-        finally:
-            self._finish(task)
-        code = task.result()
-        self._check_end(code)
-        return Outcome(code, self.verdict.reason, len(self.steps), self.deaths, self.loop.now, self.told or [])
+        self._start_host(0)
+        self._happens_in_time()
+        # An epoch of single shards goes on for long where the one worker that has them is slow.
+        self._run_until(self.quiet_from + 300.0)
+        outcome = self.head.outcome
+        if self.verdict is None:
+            raise Violation(f"the job hasn't begun: {outcome.words}")
+        self._check_end(outcome.code)
+        return Outcome(outcome.code, self.verdict.reason, len(self.steps), self.deaths, self.loop.now, self.told or [])
 
-    def _finish(self, task):
-        """Ends a job that has not ended by itself."""
+    def _happens_in_time(self):
+        for happening in self.happenings:
+            if not happening.seat:
+                self.loop.at(happening.at, self._happen, happening)
+
+    def _run_until(self, until):
+        try:
+            if not self.loop.run(until, self._is_over):
+                where = [f"{t.process.name} {t.name}" for t in self.all_threads if not t.finished and t.process.alive]
+                there = ", ".join(host.name for host in self.present)
+                raise Violation(f"nothing goes on at {self.loop.now:.1f} s on {there}; there wait {', '.join(where)}")
+        finally:
+            self._finish_all()
+
+    def _is_over(self):
+        return all(host.is_over for host in self.hosts)
+
+    def _finish_all(self):
+        """Whatever hasn't ended by itself, so that nothing is left of it here."""
         self.closing = True
         for process in self.everybody:
             process.alive = False
+        for host in self.hosts:
+            host.finish()
         with contextlib.suppress(Exception):
-            if not self.job._verdict.done():
-                self.job._verdict.set_result(Verdict(Action.FAIL, "", 1))
-            self.loop.run(self.loop.now + 30.0, task.done)
+            self.loop.run(self.loop.now + 30.0, lambda: all(host.task.done() for host in self.hosts))
+        for host in self.hosts:
+            host.close_coroutines()
+        for host in self.hosts:
+            host.close_descriptors()
+
+    # -- hosts --
+
+    def _start_host(self, number, joins=False):
+        host = Host(self, number, self._options_of(number, joins))
+        self.hosts.append(host)
+        if number == 0 and not joins:
+            self.head = host
+        host.start()
+
+    def _options_of(self, number, joins):
+        return self._options()
+
+    @property
+    def present(self):
+        return [host for host in self.hosts if not host.is_over]
+
+    def job_is_settled(self, verdict):
+        self.verdict = verdict
+        self.survivors_at_verdict = sum(
+            process.member.received and not process.terminated for process in self.members()
+        )
+
+    def host_is_lost(self, name, reason):
+        raise Violation(f"{name} is the only host, and is given up: {reason}")
+
+    def end_is_heard(self, name):
+        """By a host."""
 
     def _options(self):
         setup = self.setup
@@ -226,11 +280,9 @@ class World(Events, Promises):
         if self.told is not None:
             log.handlers = [_Told(self)]
         log.setLevel(logging.INFO if self.told is not None else logging.CRITICAL)
-        asyncio._set_running_loop(self.loop)
         try:
             yield
         finally:
-            asyncio._set_running_loop(None)
             log.handlers, log.propagate = handlers, propagate
             log.setLevel(level)
 
@@ -238,8 +290,7 @@ class World(Events, Promises):
 
     def guard_tells(self, process, code, error=""):
         if self.processes.pop(process.key, None) is not None:
-            self.guard.events.append(Exited(process.key, code, error))
-            self.loop.at(self.short(self.random), self.guard.tell)
+            process.host.guard.has_ended(process, code, error)
 
     def run_worker(self, process):
         code = 0
