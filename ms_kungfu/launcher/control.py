@@ -30,7 +30,7 @@ import socket
 import struct
 import threading
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any, Callable, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, TypeVar, Union
 
 import msgspec
 
@@ -99,14 +99,10 @@ def remedy_for(why: str, port: int) -> str:
 class Channel:
     """One end of a connection. It owns the socket. All methods but `send` belong to the event loop."""
 
-    def __init__(
-        self, connection: socket.socket, tls: TlsEnd | None = None, called: bool = False, is_local: bool = False
-    ) -> None:
-        """`called`: by the other end. `is_local`: which is in this process, and can't be cut off."""
+    def __init__(self, connection: socket.socket, tls: TlsEnd | None = None, called: bool = False) -> None:
+        """`called`: by the other end."""
         connection.setblocking(False)
-        self._is_local = is_local
-        if not is_local:
-            _notice_the_end(connection, _SILENT_S)
+        _notice_the_end(connection, _SILENT_S)
         self._socket = connection
         self._loop = asyncio.get_running_loop()
         self.heard = self._loop.time()  # when something came last
@@ -131,7 +127,7 @@ class Channel:
 
     def set_silence(self, seconds: float | None) -> None:
         """How long the other end's system may give no answer; None: for as long as it is usual."""
-        if self._socket.fileno() >= 0 and not self._is_local:
+        if self._socket.fileno() >= 0:
             _notice_the_end(self._socket, seconds)
 
     def send(self, message: msgspec.Struct) -> None:
@@ -158,7 +154,7 @@ class Channel:
             self._loop.remove_writer(self._socket)
         except BlockingIOError:
             self._loop.add_writer(self._socket, self._flush)
-            if self._queued + len(self._going) > _MAX_QUEUED_BYTES and not self._is_local:
+            if self._queued + len(self._going) > _MAX_QUEUED_BYTES:
                 self.end()
         except (OSError, ValueError):  # the socket, TLS
             self.end()
@@ -283,6 +279,71 @@ class Channel:
         return self._socket.detach()
 
 
+class LocalChannel:
+    """One end of a connection within this process, which nothing cuts off, and which needs no proof. What is sent is
+    copied, as between hosts."""
+
+    tls = None
+    address = "this host"
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self.heard = self._loop.time()
+        self._other: LocalChannel = self
+        self._waiting: asyncio.Future[None] | None = None  # who receives
+        self._inbox: collections.deque[bytes] = collections.deque()
+        self._ended = False
+
+    @staticmethod
+    def pair() -> tuple[LocalChannel, LocalChannel]:
+        one, other = LocalChannel(), LocalChannel()
+        one._other, other._other = other, one
+        return one, other
+
+    def set_silence(self, seconds: float | None) -> None:
+        """Of a process that hears itself."""
+
+    def send(self, message: msgspec.Struct) -> None:
+        """From any thread, and never waits. What is sent arrives in the order of these calls, until the end."""
+        if self._ended:
+            return
+        self._other._inbox.append(encode(message))
+        if threading.get_ident() == self._thread:
+            self._other._wake()
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed already
+                self._loop.call_soon_threadsafe(self._other._wake)
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def flushed(self) -> None:
+        """All has arrived."""
+
+    async def hear_out(self) -> None:
+        """Nothing of it gets lost."""
+
+    async def receive(self, reads: Reads[T], limit: int = 0) -> T:
+        """The next message. ConnectionError if there is none any more; ProtocolError unless `reads` accepts it."""
+        while not self._inbox:
+            if self._ended:
+                raise ConnectionError("the connection was closed")
+            self._waiting = self._loop.create_future()
+            await self._waiting
+        self.heard = self._loop.time()
+        return reads(self._inbox.popleft())
+
+    def end(self) -> None:
+        """Whoever receives, here or there, sees the end, behind what was sent before."""
+        for each in (self, self._other):
+            each._ended = True
+            each._wake()
+
+    close = end
+
+
 def _notice_the_end(connection: socket.socket, seconds: float | None) -> None:
     """Where the other end's system gives no answer for so long; an outage that is shorter by a second ends nothing.
 
@@ -300,6 +361,9 @@ def _notice_the_end(connection: socket.socket, seconds: float | None) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, 1000)  # the least that there is
+
+
+AnyChannel = Union[Channel, LocalChannel]
 
 
 async def addresses_of(machine: Machine, host: str, port: int) -> list[tuple[int, Any]]:
@@ -453,7 +517,7 @@ class ControlServer:
         self,
         machine: Machine,
         secret: bytes,
-        serve: Callable[[Channel], Awaitable[bool]],
+        serve: Callable[[AnyChannel], Awaitable[bool]],
         then: Callable[[], str] = str,
     ) -> None:
         """`then`: what is done after a stranger was refused, for the line that tells of it."""
@@ -495,10 +559,10 @@ class ControlServer:
             task.cancel()
         await asyncio.gather(*self._unproved, *self._proved, return_exceptions=True)
 
-    def call_itself(self) -> Channel:
-        """A connection within this process, by no address of its system, which may lose that. It needs no proof."""
-        ours, theirs = (Channel(end, is_local=True) for end in self._machine.make_pair())
-        task = asyncio.ensure_future(self._meet(theirs, "this host", is_known=True))
+    def call_itself(self) -> LocalChannel:
+        """A connection within this process, by no address of its system, which may lose that."""
+        ours, theirs = LocalChannel.pair()
+        task = asyncio.ensure_future(self._serve_proved(theirs, "this host"))
         self._proved.add(task)
         task.add_done_callback(self._forget)
         return ours
@@ -561,25 +625,31 @@ class ControlServer:
             "a connection from %s has been refused: %s; others from there are, too%s", source, why, self._then()
         )
 
-    async def _meet(self, channel: Channel, source: str, is_known: bool = False) -> None:
+    async def _meet(self, channel: Channel, source: str) -> None:
         """Serve one connection. No exception leaves it (the loop's exception handler ends the job):
 
         1. Before the proof, all of them are a refusal.
         2. After it, the connection ends. What `serve` has begun for this host it ends itself (`RemoteSite.listen`).
         """
+        try:
+            await within(_HANDSHAKE_S, _challenge(channel, self._secret))
+        except Exception as error:
+            self._refuse(source, error)
+            await channel.hear_out()
+            channel.close()
+            return
+        except BaseException:
+            channel.close()
+            raise
+        task = asyncio.current_task()
+        assert task is not None
+        self._unproved.pop(task, None)
+        self._proved.add(task)
+        await self._serve_proved(channel, source)
+
+    async def _serve_proved(self, channel: AnyChannel, source: str) -> None:
         given_away = False
         try:
-            try:
-                if not is_known:
-                    await within(_HANDSHAKE_S, _challenge(channel, self._secret))
-            except Exception as error:
-                self._refuse(source, error)
-                await channel.hear_out()
-                return
-            task = asyncio.current_task()
-            assert task is not None
-            self._unproved.pop(task, None)
-            self._proved.add(task)
             given_away = await self._serve(channel)
         except (OSError, ProtocolError, asyncio.TimeoutError) as error:
             _log.warning("a connection from %s has ended: %s", source, error)

@@ -23,7 +23,7 @@ from ms_kungfu.cluster_store import ClusterStore, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher import policy
 from ms_kungfu.launcher.agent import GRACE_S, HostAgent
-from ms_kungfu.launcher.control import Channel
+from ms_kungfu.launcher.control import AnyChannel
 from ms_kungfu.launcher.coordinator import Coordinator
 from ms_kungfu.launcher.hosts import Host, HostError, Hosts
 from ms_kungfu.launcher.leadership import Leadership, NoElection
@@ -285,7 +285,7 @@ class Job:
         task.add_done_callback(self._background.discard)
         task.add_done_callback(raise_bugs)
 
-    async def serve(self, channel: Channel, message: m.FirstWords) -> bool:
+    async def serve(self, channel: AnyChannel, message: m.FirstWords) -> bool:
         """Who has called its host for the head of the job (`RemoteHosts.serve`). A host that wants to join waits until
         a job that goes on here does."""
         joins = isinstance(message, m.Ask) or (isinstance(message, m.Agent) and message.slots is not None)

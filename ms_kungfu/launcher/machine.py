@@ -118,8 +118,6 @@ class Machine:
         except ImportError as error:
             raise ValueError(f"{env.TLS_CERT.name} turns on TLS, for which there is no library: {error}") from None
 
-    make_pair = staticmethod(socket.socketpair)  # the ends of a connection within this process
-
     def make_socket(self, family: int) -> socket.socket:
         """Of TCP."""
         made = socket.socket(family, socket.SOCK_STREAM)

@@ -41,6 +41,7 @@ from ms_kungfu.cluster_store import (
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher import signals
 from ms_kungfu.launcher.control import (
+    AnyChannel,
     Channel,
     ControlServer,
     NoAnswerError,
@@ -96,7 +97,7 @@ class Outpost:
         self._supervisor = supervisor
         self._output = output
         self._machine = Machine() if machine is None else machine
-        self._channel: Channel | None = None
+        self._channel: AnyChannel | None = None
         self._pids: dict[int, int] = {}  # of the processes that run, by their keys
         self._making: dict[int, tuple[int, asyncio.Task[None]]] = {}  # version -> attempt
         self._beats: dict[int, dict[int, int]] = {}  # version -> rank -> its count at the last look
@@ -346,7 +347,7 @@ class Outpost:
         elif not head.is_deposed:  # which has told so, but perhaps not here
             self._later(_END_S, self._end, leading.result(), head.last_words or "")
 
-    async def _first_head(self, wait_s: float) -> Channel:
+    async def _first_head(self, wait_s: float) -> AnyChannel:
         """A connection with it. StartError where there is none within `wait_s`."""
         options, machine = self._options, self._machine
         if self._joins_one_that_moves:
@@ -369,7 +370,7 @@ class Outpost:
     def _joins_one_that_moves(self) -> bool:
         return self._options.joins and moves(self._options)
 
-    async def _head_to_join(self, wait_s: float) -> Channel:
+    async def _head_to_join(self, wait_s: float) -> AnyChannel:
         """The same; who has told this host how to join may be dead by now, or before it is let in."""
         url, machine, deadline = str(self._options.config_server), self._machine, self._loop.time() + wait_s
         keys = machine.open_seat(url, timeout_s=self._lease_s / 2)
@@ -404,11 +405,11 @@ class Outpost:
             self._told.add(sentence)
             _log.warning("%s", sentence)
 
-    async def _take(self, channel: Channel) -> bool:
+    async def _take(self, channel: AnyChannel) -> bool:
         """Another host has called."""
         said = await within(_HEAD_S, channel.receive(m.FIRST_WORDS))
         if isinstance(said, m.Link):
-            return await self._links.take(channel, said)
+            return isinstance(channel, Channel) and await self._links.take(channel, said)
         if self._head is not None:
             return await self._head.serve(channel, said)
         if isinstance(said, m.Head):
@@ -419,7 +420,7 @@ class Outpost:
         # Else the seat is this host's, which hasn't heard of it yet: who comes looks once more.
         return False
 
-    async def _answer_a_head(self, channel: Channel, asking: m.Head) -> None:
+    async def _answer_a_head(self, channel: AnyChannel, asking: m.Head) -> None:
         """Another host has the job, as it thinks, and asks what this one does."""
         own, is_in_a_job = self._options.hosts, self._channel is not None
         calls_for_s = self._loop.time() - self._since
@@ -431,7 +432,7 @@ class Outpost:
                 f"{own.head.name}; here it is {own}. Give the same -H, in the same order, on all hosts"
             )
 
-    async def _obey_all(self, channel: Channel | None, hello: m.Hello) -> None:
+    async def _obey_all(self, channel: AnyChannel | None, hello: m.Hello) -> None:
         options = self._options
         joining = m.Agent(hello, slots=options.host.slots)
         # A host that joins has the job's command from the head.
@@ -457,7 +458,7 @@ class Outpost:
                 words = m.Agent(hello, report=self._report()) if self._is_known else joining
                 self._reported = {key: (worker.pid, worker.code) for key, worker in self._workers.items()}
 
-    async def _obey_one(self, channel: Channel, words: m.Agent, hello: m.Hello, begun: contextlib.ExitStack) -> str:
+    async def _obey_one(self, channel: AnyChannel, words: m.Agent, hello: m.Hello, begun: contextlib.ExitStack) -> str:
         """A head, until the connection ends; why it has, "" where the job has."""
         head = self._head_name
         try:
@@ -502,7 +503,7 @@ class Outpost:
 
     # ---- another head ----
 
-    async def _next_head(self, trouble: str) -> Channel | None:
+    async def _next_head(self, trouble: str) -> AnyChannel | None:
         """A connection with whoever has the job from now on, which may be this host. None where that is of no use: it
         has ended, or goes on without this host.
 
@@ -576,7 +577,7 @@ class Outpost:
             return 1, f"{PROGRAM}: the job goes on without this host"
         return None if record.end is None else (record.end[0], record.end[1] or "")
 
-    async def _call(self, head: str) -> Channel:
+    async def _call(self, head: str) -> AnyChannel:
         options = self._options
         if head == options.host.name:
             return self._server.call_itself()
@@ -609,7 +610,7 @@ class Outpost:
             relay.cores,
         )
 
-    def _go_over_to(self, channel: Channel) -> None:
+    def _go_over_to(self, channel: AnyChannel) -> None:
         """Another head has let this host in, and hears what the one before may not have heard."""
         self._channel = channel
         self._words.clear()
@@ -632,14 +633,14 @@ class Outpost:
         if self._interrupted:
             channel.send(m.Interrupted(self._interrupted))
 
-    def _listen_for(self, channel: Channel) -> None:
+    def _listen_for(self, channel: AnyChannel) -> None:
         if self._options.host_timeout_s is not None:
             limit_s = self._options.host_timeout_s
             channel.set_silence(limit_s)
             self._look_for_the_head(channel, Leases(limit_s, after_pause_s=min(_AFTER_PAUSE_S, limit_s)))
 
     @contextlib.contextmanager
-    def _begun(self, channel: Channel, hello: m.Hello, welcome: m.Welcome) -> Any:
+    def _begun(self, channel: AnyChannel, hello: m.Hello, welcome: m.Welcome) -> Any:
         options, machine = self._options, self._machine
         secret = self._secret = options.secret or welcome.secret or ""
         self._links.job = welcome.job
@@ -761,7 +762,7 @@ class Outpost:
                     self._apart.add((version, host))
                     self._send(m.Unreachable(version, host, why))
 
-    def _look_for_the_head(self, channel: Channel, leases: Leases) -> None:
+    def _look_for_the_head(self, channel: AnyChannel, leases: Leases) -> None:
         """And says that this host is there. A host that the head has given up must not go on for long."""
         if channel is not self._channel:
             return

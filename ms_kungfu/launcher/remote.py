@@ -26,7 +26,7 @@ from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import Seat
 from ms_kungfu.launcher.affinity import Shares
 from ms_kungfu.launcher.broker import Broker
-from ms_kungfu.launcher.control import Channel, call_once, reason_of, remedy_for
+from ms_kungfu.launcher.control import AnyChannel, call_once, reason_of, remedy_for
 from ms_kungfu.launcher.hangs import HangWatch
 from ms_kungfu.launcher.hello import devices_of, objection, other_command, other_versions
 from ms_kungfu.launcher.hosts import Host, Hosts
@@ -119,7 +119,7 @@ class Reports(Protocol):
 class RemoteSite:
     """One of the hosts."""
 
-    def __init__(self, owner: RemoteHosts, channel: Channel, hello: m.Hello, cores_per_worker: int | None) -> None:
+    def __init__(self, owner: RemoteHosts, channel: AnyChannel, hello: m.Hello, cores_per_worker: int | None) -> None:
         self.name = hello.host
         self.devices = devices_of(hello)
         self.shares = Shares(hello.cores, cores_per_worker)
@@ -693,7 +693,7 @@ class RemoteHosts:
             )
             self._news.set()
 
-    async def _answer_a_head(self, channel: Channel, asking: m.Head) -> None:
+    async def _answer_a_head(self, channel: AnyChannel, asking: m.Head) -> None:
         waits = self._deadline is not None and asking.host in self.options.hosts.names
         channel.send(m.Calls(str(self.options.hosts), self.name, waits=waits, in_a_job=not waits))
         await channel.flushed()
@@ -763,7 +763,7 @@ class RemoteHosts:
 
     # ---- who comes ----
 
-    async def serve(self, channel: Channel, said: m.FirstWords) -> bool:
+    async def serve(self, channel: AnyChannel, said: m.FirstWords) -> bool:
         """Somebody has called, and has said this. Whether the connection is another one's now."""
         if isinstance(said, m.Agent):
             return await self._take_in(channel, said)
@@ -773,14 +773,14 @@ class RemoteHosts:
             await self._answer_who_asks(channel, said)
         return False
 
-    async def _answer_who_asks(self, channel: Channel, asking: m.Ask) -> None:
+    async def _answer_who_asks(self, channel: AnyChannel, asking: m.Ask) -> None:
         coming = joining_host(asking.host, asking.slots)
         why = other_versions(asking.host, asking.version, asking.mindspore, own=self._hello)
         why = why or self.reports.objection_to(coming)
         channel.send(m.Refused(why) if why else terms_of(self.options, self.reports.hosts, self.reports.left_s()))
         await channel.flushed()
 
-    async def _take_in(self, channel: Channel, said: m.Agent) -> bool:
+    async def _take_in(self, channel: AnyChannel, said: m.Agent) -> bool:
         hello = said.hello
         if said.report is not None:
             if hello.host in self.reports.hosts.lost:
@@ -807,7 +807,7 @@ class RemoteHosts:
         return await self._let_in(channel, hello, why, joining, warning)
 
     async def _let_in(
-        self, channel: Channel, hello: m.Hello, why: str, joining: Host | None = None, warning: str = ""
+        self, channel: AnyChannel, hello: m.Hello, why: str, joining: Host | None = None, warning: str = ""
     ) -> bool:
         """Where there is no objection (`why`). Until it is lost. `warning`: what is said here and there, once."""
         per_worker = self.options.cores_per_worker

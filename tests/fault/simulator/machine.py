@@ -98,9 +98,6 @@ class Machine(machine.Machine):
             self._world, self._host, self._host.descriptors[local_fd], self._host.descriptors[board_fd], **options
         )
 
-    def make_pair(self):
-        return self._world.network.make_pair(self._host)
-
     def make_socket(self, family):
         return Socket(self._world.network, self._host)
 

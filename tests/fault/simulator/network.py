@@ -69,11 +69,6 @@ class Network:
                 each.outgoing.clear()
                 each.fail(errno.ECONNRESET)
 
-    def make_pair(self, host):
-        one, other = ends = (Socket(self, host), Socket(self, host))
-        self._join(one, other)
-        return ends
-
     def _join(self, caller, called):
         for one, other in ((caller, called), (called, caller)):
             one.peer, one.other_host, one.is_open = other, other.host, True
