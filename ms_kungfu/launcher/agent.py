@@ -21,8 +21,10 @@ from typing import Callable, Protocol, TypeVar
 from ms_kungfu import env
 from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.coordinator import Coordinator
 from ms_kungfu.launcher.environment import environment_of
+from ms_kungfu.launcher.events import CANT_RUN, Exited, Started
 from ms_kungfu.launcher.hangs import HangWatch
 from ms_kungfu.launcher.hosts import MANY_PER_CORE
 from ms_kungfu.launcher.machine import Machine
@@ -31,12 +33,12 @@ from ms_kungfu.launcher.policy import Recover, Standing, how_it_ended, peers_to_
 from ms_kungfu.launcher.processes import Process, ProcessTable
 from ms_kungfu.launcher.remote import RemoteHosts
 from ms_kungfu.launcher.seat import all_losses
-from ms_kungfu.launcher.segments import NotMadeYet
-from ms_kungfu.launcher.sites import CANT_RUN, AbsentSite, Site
+from ms_kungfu.launcher.segment import NotMadeYet
+from ms_kungfu.launcher.sites import AbsentSite, Site
 from ms_kungfu.launcher.standbys import StandbyKeeper
-from ms_kungfu.launcher.startup import Start, StartError
+from ms_kungfu.launcher.start_error import StartError
+from ms_kungfu.launcher.startup import Start
 from ms_kungfu.launcher.stuck import StuckWatch, stuck_reason, stuck_sure_s
-from ms_kungfu.launcher.supervisor import Exited, Started
 from ms_kungfu.launcher.versions import ClusterVersions
 from ms_kungfu.launcher.wire import messages as m
 
@@ -98,10 +100,12 @@ class HostAgent:
     coordinator: Coordinator
     reports: Reports
     remote: RemoteHosts
+    make_broker: Callable[..., Broker] = Broker
     versions: ClusterVersions | None = None
     on_choice: Callable[[int], None] | None = None
     may_announce: Callable[[int], bool] | None = None
     sites: dict[str, Site] = field(init=False)
+    standbys: StandbyKeeper = field(init=False)
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -118,7 +122,7 @@ class HostAgent:
         self._stuck_look_s = sure_s / 2
         self._made = asyncio.Event()  # a segment over several hosts, or it can't be
         reports, from_thread = self.reports, self.from_thread
-        self.broker = self.machine.make_broker(
+        self.broker = self.make_broker(
             make_segment=self.remote.make_segment,
             recovers=self.options.recover is not Recover.FAIL,
             min_size=self.options.min_size,

@@ -17,7 +17,8 @@ from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.ahead import Expected
 from ms_kungfu.launcher.policy import would_be_left
-from ms_kungfu.launcher.segments import Asker, MakeSegment, NotMadeYet, Progress, Segment, Segments
+from ms_kungfu.launcher.segment import Asker, MakeSegment, NotMadeYet, Progress, Segment
+from ms_kungfu.launcher.segments import Segments
 from ms_kungfu.launcher.software import JobsSoftware
 from ms_kungfu.launcher.stuck import stuck_among
 from ms_kungfu.launcher.versions import ClusterVersions, Grant, Refuse, Request, StandbyRequest, Wait

@@ -71,8 +71,9 @@ def _run(options: Options) -> int:
     # Before any thread exists, and before the imports below: the supervisor stays small.
     supervisor = Supervisor.fork(options.command)
     try:
+        from ms_kungfu.launcher.job import Job
         from ms_kungfu.launcher.outpost import Outpost
-        from ms_kungfu.launcher.startup import StartError
+        from ms_kungfu.launcher.start_error import StartError
 
         set_process_name(PROGRAM)
         raise_descriptor_limit()  # after the fork: the workers keep the user's
@@ -83,7 +84,7 @@ def _run(options: Options) -> int:
         try:
 
             async def main() -> int:
-                return await Outpost(options, supervisor, output).run()
+                return await Outpost(options, supervisor, output, Job).run()
 
             return run(main())
         except StartError as error:

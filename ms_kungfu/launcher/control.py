@@ -631,16 +631,17 @@ class ControlServer:
         1. Before the proof, all of them are a refusal.
         2. After it, the connection ends. What `serve` has begun for this host it ends itself (`RemoteSite.listen`).
         """
+        has_proved = False
         try:
             await within(_HANDSHAKE_S, _challenge(channel, self._secret))
+            has_proved = True
         except Exception as error:
             self._refuse(source, error)
             await channel.hear_out()
-            channel.close()
             return
-        except BaseException:
-            channel.close()
-            raise
+        finally:
+            if not has_proved:
+                channel.close()
         task = asyncio.current_task()
         assert task is not None
         self._unproved.pop(task, None)

@@ -23,12 +23,14 @@ from ms_kungfu.cluster_store import ClusterStore, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher import policy
 from ms_kungfu.launcher.agent import GRACE_S, HostAgent
+from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.control import AnyChannel
 from ms_kungfu.launcher.coordinator import Coordinator
 from ms_kungfu.launcher.hosts import Host, HostError, Hosts
 from ms_kungfu.launcher.leadership import Leadership, NoElection
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options, what_is_done_instead
+from ms_kungfu.launcher.outline import outline
 from ms_kungfu.launcher.policy import Action, Recover, Standing, Verdict, WorkerExited, WorkerWorksOn
 from ms_kungfu.launcher.processes import Process
 from ms_kungfu.launcher.remote import RemoteHosts
@@ -36,7 +38,7 @@ from ms_kungfu.launcher.revisions import Revisions, StoreWatcher, raise_bugs
 from ms_kungfu.launcher.seat import Record, Term
 from ms_kungfu.launcher.sites import Site
 from ms_kungfu.launcher.startup import MayWrite, Start, prepare
-from ms_kungfu.launcher.status import History, describe, outline
+from ms_kungfu.launcher.status import History, describe
 from ms_kungfu.launcher.status_socket import never_raises
 from ms_kungfu.launcher.tenure import END_S, RENEW_S, Tenure
 from ms_kungfu.launcher.versions import ClusterVersions
@@ -62,6 +64,8 @@ class Job:
     tells what to do. With a `term` in the seat it decides for as long as it has the seat, and what is to be on record
     is that before anybody hears of it. `remove_at_end`: a file to remove, however this process ends.
     """
+
+    make_broker: Callable[..., Broker] = staticmethod(Broker)
 
     def __init__(
         self, options: Options, machine: Machine, hello: m.Hello, remove_at_end: Callable[[Path, int], None],
@@ -172,7 +176,7 @@ class Job:
         remote.hold_deadlines(leadership.awaits_store)
         await remote.gather(start.join_timeout_s)
         agent = HostAgent(
-            options, machine, start, self._coordinator, self, remote,
+            options, machine, start, self._coordinator, self, remote, self.make_broker,
             on_choice=self._on_choice if leadership.moves else None,
             may_announce=self._may_announce if leadership.moves else None,
         )  # fmt: skip
@@ -328,7 +332,8 @@ class Job:
             await leadership.stand_up()
             return
         agent = HostAgent(
-            options, machine, start, coordinator, self, remote, record.versions, self._on_choice, self._may_announce,
+            options, machine, start, coordinator, self, remote, self.make_broker, record.versions, self._on_choice,
+            self._may_announce,
         )  # fmt: skip
         self._agent = agent
         self._closers.callback(agent.close)

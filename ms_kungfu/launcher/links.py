@@ -23,7 +23,8 @@ from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.control import Channel, call
 from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.machine import Machine
-from ms_kungfu.launcher.segments import Asker, HostSegment, PlainSegment, Progress, the_runtime
+from ms_kungfu.launcher.plain_segment import HostSegment, PlainSegment, the_runtime
+from ms_kungfu.launcher.segment import MAKE_S, Asker, Progress
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 CONNECTIONS_A_PAIR = 3
 _FOR_MODELS = 1  # of these
-MAKE_S = 20.0  # for all connections of a version; then it is tried again
 _WAIT_S = 20.0
 _MAX_WAITING = 1024
 _MAX_SHOWN = 200

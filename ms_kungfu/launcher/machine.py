@@ -24,12 +24,11 @@ from ms_kungfu._tls import from_environment
 from ms_kungfu.cluster_store import open_seat, open_store
 from ms_kungfu.config_server.secret_file import read_secret, write_secret
 from ms_kungfu.launcher import affinity, devices, memory, signals
-from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.broker_server import BrokerServer
 from ms_kungfu.launcher.hangs import is_starved, is_stopped, waits_for_a_core
 from ms_kungfu.launcher.pacing import begin_near
+from ms_kungfu.launcher.plain_segment import the_runtime
 from ms_kungfu.launcher.relay import Relay
-from ms_kungfu.launcher.segments import the_runtime
 from ms_kungfu.launcher.status_socket import StatusServer
 
 if TYPE_CHECKING:
@@ -134,7 +133,6 @@ class Machine:
 
         return _core.Link(local_fd, board_fd, **options)
 
-    make_broker = staticmethod(Broker)
     make_relay = staticmethod(Relay)
     serve_broker = staticmethod(BrokerServer)
     serve_status = staticmethod(StatusServer)

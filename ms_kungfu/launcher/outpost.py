@@ -50,21 +50,22 @@ from ms_kungfu.launcher.control import (
     call_once,
     remedy_for,
 )
+from ms_kungfu.launcher.events import CANT_RUN, Exited
+from ms_kungfu.launcher.head import Head, MakeHead
 from ms_kungfu.launcher.hello import flags_of, hello_of
 from ms_kungfu.launcher.hosts import Host
-from ms_kungfu.launcher.job import Job
 from ms_kungfu.launcher.links import LinkMaker
 from ms_kungfu.launcher.lost_hosts import Leases
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
+from ms_kungfu.launcher.outline import outline
 from ms_kungfu.launcher.output import Output
+from ms_kungfu.launcher.plain_segment import HostSegment
 from ms_kungfu.launcher.policy import EXIT_TIMEOUT, bug, not_begun, signal_name
 from ms_kungfu.launcher.seat import Record, Term, how_it_has_ended, moves
-from ms_kungfu.launcher.segments import HostSegment
-from ms_kungfu.launcher.sites import CANT_RUN, Starter, told_of_the_host
-from ms_kungfu.launcher.startup import StartError, find_devices, serve_status
-from ms_kungfu.launcher.status import outline
-from ms_kungfu.launcher.supervisor import Exited, Supervisor
+from ms_kungfu.launcher.start_error import StartError
+from ms_kungfu.launcher.starter import Starter, find_devices, serve_status, told_of_the_host
+from ms_kungfu.launcher.supervisor import Supervisor
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 
@@ -88,12 +89,12 @@ _MOST_ENDED = 1024  # of its workers of which a host can tell how they have ende
 class Outpost:
     """Serves one job. The supervisor and the output are the caller's until `run`, which closes both."""
 
-    make_head = Job
-
     def __init__(
-        self, options: Options, supervisor: Supervisor, output: Output, machine: Machine | None = None
-    ) -> None:
+        self, options: Options, supervisor: Supervisor, output: Output, make_head: MakeHead,
+        machine: Machine | None = None,
+    ) -> None:  # fmt: skip
         self._options = options
+        self._make_head = make_head
         self._supervisor = supervisor
         self._output = output
         self._machine = Machine() if machine is None else machine
@@ -115,7 +116,7 @@ class Outpost:
         self._started_at = self._machine.time()
         self._questions: dict[int, asyncio.Future[dict[str, Any]]] = {}  # about the job's status, to the head
         self._numbers = itertools.count(1)
-        self._head: Job | None = None  # where this host has the seat
+        self._head: Head | None = None  # where this host has the seat
         self._leading: asyncio.Future[int] | None = None
         self._head_name = options.hosts.head.name
         self._seat: Seat | None = None  # that this host has tried to take
@@ -295,7 +296,7 @@ class Outpost:
                 await server.close()
 
     @property
-    def _head_for_ever(self) -> Job | None:
+    def _head_for_ever(self) -> Head | None:
         """The head, if it is here and stays here."""
         return None if self._head is None or self._head.moves else self._head
 
@@ -315,7 +316,7 @@ class Outpost:
     def _lead(self, options: Options, term: Term | None) -> None:
         """This host decides from now on."""
         hello = replace_fields(self._hello, flags=flags_of(options))
-        self._head = self.make_head(options, self._machine, hello, self._supervisor.remove_at_end, term)
+        self._head = self._make_head(options, self._machine, hello, self._supervisor.remove_at_end, term)
         self._leading = asyncio.ensure_future(self._head.run())
         self._leading.add_done_callback(self._has_led)
 

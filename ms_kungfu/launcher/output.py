@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Callable
 
 from ms_kungfu._files import open_regular
+from ms_kungfu.launcher.log_files import log_paths
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _MAX_LINE_BYTES = 64 * 1024
@@ -117,11 +118,6 @@ class _Stream:
     last_read: float = 0.0
 
 
-def log_paths(logdir: Path | None, name: str) -> list[Path]:
-    """The log files of the worker called `name` (host.port); none without a folder for them."""
-    return [] if logdir is None else [logdir / f"{name}.{what}.log" for what in ("stdout", "stderr")]
-
-
 class Output:
     """Owner of the reading thread. `attach`, `say` and `close` are called from one other thread.
 
@@ -146,17 +142,13 @@ class Output:
         self._thread = threading.Thread(target=self._run, name="kungfu-output", daemon=True)
         self._thread.start()
 
-    def log_paths(self, name: str) -> list[Path]:
-        """Of the worker called `name`."""
-        return log_paths(self._logdir, name)
-
     def attach(self, name: str, colour: int, held: bool = False) -> tuple[int, int]:
         """Pipes for a worker's stdout and stderr: the writing ends, which the caller closes once they are passed on.
 
         With `held` nothing is shown before `release`; the log files are written at once. OSError: there is no
         descriptor for a pipe.
         """
-        paths = self.log_paths(name)
+        paths = log_paths(self._logdir, name)
         ends: list[int] = []
         for i, what in enumerate(("stdout", "stderr")):
             try:

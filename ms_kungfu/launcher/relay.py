@@ -13,7 +13,8 @@ import threading
 from typing import Callable
 
 from ms_kungfu.cluster import PeerID
-from ms_kungfu.launcher.segments import Asker, HostSegment
+from ms_kungfu.launcher.plain_segment import HostSegment
+from ms_kungfu.launcher.segment import Asker
 from ms_kungfu.launcher.stores import Stores
 from ms_kungfu.launcher.wire import messages as m
 

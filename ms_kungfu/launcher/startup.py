@@ -19,14 +19,11 @@ from ms_kungfu.cluster import Cluster
 from ms_kungfu.cluster_store import ClusterStore, SeatLostError, StaleVersionError, StoreUnreachableError, open_store
 from ms_kungfu.config_server.secret_file import SecretFile, SecretFileError
 from ms_kungfu.config_server.store import ConfigStore
-from ms_kungfu.devices.rank_table import RankTableError
 from ms_kungfu.errors import ConfigServerError
-from ms_kungfu.launcher.devices import GPU, DeviceListError, Devices
 from ms_kungfu.launcher.hosts import HostError
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options
-from ms_kungfu.launcher.status_socket import Answer
-from ms_kungfu.launcher.supervisor import Supervisor
+from ms_kungfu.launcher.start_error import StartError
 
 if TYPE_CHECKING:
     from ms_kungfu.config_server.server import ConfigServer
@@ -36,10 +33,6 @@ MayWrite = Callable[[], Awaitable[bool]]
 _log = logging.getLogger(__name__)
 CONFIG_SERVER_START_S = 10.0
 _RETRY_S = 0.2
-
-
-class StartError(Exception):
-    """The job can't start; the message is a sentence for the user."""
 
 
 @dataclass
@@ -113,19 +106,6 @@ async def prepare(
             _log.warning("%s; kungfu-run resize needs KUNGFU_JOB_SECRET then", error)
         _log.info("config server: %s", start.url)
     return start
-
-
-def find_devices(options: Options, machine: Machine) -> Devices:
-    """Those of this host. StartError where what the user has set about them makes no sense."""
-    try:
-        found = machine.find_devices(
-            options.host.name, single=options.size == 1 and not options.watch, allow_nvlink=options.allow_nvlink
-        )
-    except (DeviceListError, RankTableError) as error:
-        raise StartError(str(error)) from None
-    if options.allow_nvlink and found.kind is not GPU:
-        _log.warning("-allow-nvlink changes nothing: the job has no GPUs")
-    return found
 
 
 async def _embed(
@@ -230,15 +210,3 @@ def _first_of(options: Options, store: ClusterStore) -> Cluster | None:
 
 def _first_cluster(options: Options, version: int) -> Cluster:
     return options.hosts.first_cluster(options.size, options.ports, options.control_port, version)
-
-
-def serve_status(machine: Machine, supervisor: Supervisor, answer: Answer) -> Callable[[], None]:
-    """Has the launcher answer from now on, until what is returned is called or it has ended. A job that can't be
-    asked runs all the same."""
-    try:
-        server = machine.serve_status(answer)
-    except (OSError, SecretFileError) as error:
-        _log.warning("kungfu-run status won't find this job: %s", error)
-        return lambda: None
-    supervisor.remove_at_end(server.path, server.inode)
-    return server.close

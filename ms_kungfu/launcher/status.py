@@ -5,7 +5,6 @@ The document is made anew for each question, in the event loop, and nothing in t
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections import deque
@@ -18,7 +17,6 @@ from ms_kungfu._words import counted
 from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster, PeerID, writer_of_workers
 from ms_kungfu.launcher.agent import HostAgent
 from ms_kungfu.launcher.coordinator import Coordinator
-from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.policy import Standing
 from ms_kungfu.launcher.processes import Process
 from ms_kungfu.launcher.wire.documents import Change
@@ -90,25 +88,6 @@ def _who(cluster: Cluster, job: str, gone: Sequence[str]) -> str:
     if cluster.writer == WRITER_WHO_EVICTS:
         return f"somebody else asked for it: kungfu-run evict, of {' and '.join(gone) or 'nobody who was there'}"
     return "somebody else asked for it: kungfu-run resize, or another client"
-
-
-def outline(options: Options, state: str, why: str, started_at: float) -> dict[str, Any]:
-    """What can be told before there is anything to tell; `describe` fills it in."""
-    return {
-        "job": None,
-        "state": state,
-        "why": why,
-        "launcher": {"host": options.host.name, "pid": os.getpid()},
-        "started_at": started_at,
-        "command": list(options.command),
-        "follows_changes": options.watch,
-        "config_server": None,
-        "hosts": [{"name": name, "lost": False} for name in options.hosts.names],
-        "cluster": None,
-        "wanted": None,
-        "processes": [],
-        "changes": [],
-    }
 
 
 def describe(document: dict[str, Any], agent: HostAgent, coordinator: Coordinator, history: History) -> None:

@@ -27,13 +27,13 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ms_kungfu._processes import children
 from ms_kungfu._run_time import run_time
 from ms_kungfu.broker_protocol import close_all, receive_fds
+from ms_kungfu.launcher.events import Exited, Started
 from ms_kungfu.launcher.hangs import waits_for_a_core
 
 _log = logging.getLogger(__name__)
@@ -45,23 +45,6 @@ _PATIENCE_S = 10.0
 _POLL_S = 0.002
 
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-@dataclass(frozen=True)
-class Started:
-    """The worker `key` runs as process `pid`, the leader of a process group of its own."""
-
-    key: int
-    pid: int
-
-
-@dataclass(frozen=True)
-class Exited:
-    """The worker `key` is gone and so is its process group. `code` is negative for a signal; `error`: it never ran."""
-
-    key: int
-    code: int
-    error: str = ""
 
 
 class Supervisor:

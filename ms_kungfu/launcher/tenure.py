@@ -30,7 +30,8 @@ from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM
 from ms_kungfu.launcher.revisions import raise_bugs
 from ms_kungfu.launcher.seat import Record, Term, TimeToAsk, may_go_on
-from ms_kungfu.launcher.startup import CONFIG_SERVER_START_S, StartError
+from ms_kungfu.launcher.start_error import StartError
+from ms_kungfu.launcher.startup import CONFIG_SERVER_START_S
 from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)

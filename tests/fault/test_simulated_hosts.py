@@ -14,7 +14,7 @@ pytest.importorskip("mindspore", reason="MindSpore is not installed")
 from ms_kungfu.elastic import handover
 from ms_kungfu.launcher import agent, broker, control, job, links, lost_hosts, outpost, remote
 from ms_kungfu.launcher.policy import Recover
-from ms_kungfu.launcher.startup import StartError
+from ms_kungfu.launcher.start_error import StartError
 from tests.fault.schedules import (
     Schedule,
     broken_in,

@@ -21,7 +21,7 @@ from ms_kungfu.errors import CollectiveTimeoutError, KungFuError, PeerLostError,
 from ms_kungfu.launcher import broker_server, relay
 from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.broker_server import BrokerServer
-from ms_kungfu.launcher.segments import NotMadeYet
+from ms_kungfu.launcher.segment import NotMadeYet
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.wire.codec import encode
 

@@ -21,7 +21,7 @@ from ms_kungfu.launcher.control import Channel, ControlServer, RefusedError, cal
 from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.links import LinkedSegment, LinkMaker
 from ms_kungfu.launcher.machine import Machine
-from ms_kungfu.launcher.segments import PlainSegment
+from ms_kungfu.launcher.plain_segment import PlainSegment
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.wire.codec import Reads
 from tests.garbage import collected

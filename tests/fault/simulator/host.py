@@ -147,6 +147,7 @@ class Head(job.Job):
     def __init__(self, options, machine, hello, remove_at_end, term=None):
         super().__init__(options, machine, hello, remove_at_end, term)
         self._world, self._machine_of = machine._world, machine._host
+        self.make_broker = machine.make_broker
         if term is None:
             self._world.job = self
         else:
@@ -179,7 +180,7 @@ class Head(job.Job):
 
 
 class Outpost(outpost.Outpost):
-    make_head = Head
+    """The real one, watched."""
 
     def _report(self):
         self._machine._world.reports(self._machine._host)
@@ -241,7 +242,7 @@ class Host:
         self.launcher.host = self
         self.loop = HostLoop(world, self)
         self.guard, self.output = Guard(world, self), Output()
-        self.program = self.loop.within(Outpost, options, self.guard, self.output, Machine(world, self))
+        self.program = self.loop.within(Outpost, options, self.guard, self.output, Head, Machine(world, self))
         self.made_broker = None
         self.task = None
 

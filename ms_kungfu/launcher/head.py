@@ -1,0 +1,45 @@
+"""What a host's launcher asks of the head, where that is in its process."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, Callable, Protocol
+
+from ms_kungfu.launcher.control import AnyChannel
+from ms_kungfu.launcher.machine import Machine
+from ms_kungfu.launcher.options import Options
+from ms_kungfu.launcher.seat import Term
+from ms_kungfu.launcher.wire import messages as m
+
+
+class Head(Protocol):
+    """Decides for the job (`job.Job`). It speaks to each host by messages; its own asks it these besides."""
+
+    last_words: str | None
+    has_left: bool  # its host leaves, and another one has the job from then on
+
+    @property
+    def moves(self) -> bool: ...
+
+    @property
+    def is_over(self) -> bool: ...
+
+    @property
+    def is_deposed(self) -> bool: ...
+
+    async def run(self) -> int: ...
+    async def leave(self) -> None: ...
+    async def serve(self, channel: AnyChannel, message: m.FirstWords) -> bool: ...
+    def then(self) -> str: ...
+    def status(self) -> dict[str, Any]: ...
+    def interrupted(self, number: int, where: str = "") -> None: ...
+    def host_leaves(self, name: str) -> None: ...
+    def on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None: ...
+
+
+class MakeHead(Protocol):
+    def __call__(
+        self, options: Options, machine: Machine, hello: m.Hello, remove_at_end: Callable[[Path, int], None],
+        term: Term | None = None,
+    ) -> Head: ...  # fmt: skip

@@ -1,0 +1,27 @@
+"""What can be told of a job before there is anything to tell: the frame of the status document."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ms_kungfu.launcher.options import Options
+
+
+def outline(options: Options, state: str, why: str, started_at: float) -> dict[str, Any]:
+    """What can be told before there is anything to tell; `describe` fills it in."""
+    return {
+        "job": None,
+        "state": state,
+        "why": why,
+        "launcher": {"host": options.host.name, "pid": os.getpid()},
+        "started_at": started_at,
+        "command": list(options.command),
+        "follows_changes": options.watch,
+        "config_server": None,
+        "hosts": [{"name": name, "lost": False} for name in options.hosts.names],
+        "cluster": None,
+        "wanted": None,
+        "processes": [],
+        "changes": [],
+    }

@@ -1,0 +1,56 @@
+"""The shared memory of a cluster version, as the head sees it: an interface."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Callable, Protocol
+
+from ms_kungfu.cluster import Cluster
+from ms_kungfu.launcher.wire import messages as m
+
+MAKE_S = 20.0  # for all connections of a version; then it is tried again
+Progress = tuple[int, float, float]  # a training's last step, seconds of one (0: not known), seconds since
+
+
+class NotMadeYet(Exception):
+    """The segment is being made, on other hosts too. Whoever makes it says when that is over (`Broker.announce`)."""
+
+
+class Asker(Protocol):
+    """The broker's end of a connection (`broker_protocol.Connection`), or what stands for one on another host."""
+
+    def send(self, message: m.FromBroker, fds: tuple[int, ...] = ()) -> None: ...
+    def is_closed(self) -> bool: ...
+    def extend(self, timeout: float | None) -> None: ...
+
+
+class Segment(Protocol):
+    """The shared memory of a cluster version, as the launcher holds it."""
+
+    def check_made(self) -> None:
+        """Raises `NotMadeYet`, or what the runtime or the kernel of one of its hosts has against it."""
+
+    def hand_over(self, asker: Asker, message: m.Place, rank: int) -> None:
+        """Sends `message`, and what `rank` needs to join, to the process that has this rank."""
+
+    def announce(self, version: int) -> None: ...
+    def mark_lost(self, rank: int, reason: str, recover: bool, reaped: bool) -> None: ...
+
+    def lose_host(self, host: str) -> None:
+        """The members go on without this host: all of its ranks have been marked lost."""
+
+    def heartbeat(self, rank: int) -> int: ...
+    def gave_up(self, rank: int) -> str: ...
+    def progress(self, rank: int) -> Progress | None: ...
+
+    def awaited(self) -> Sequence[tuple[int | str, int | str, bool]]:
+        """(rank, rank that it sleeps for, whether it is about to give up). Over several hosts the name of one stands
+        for its link."""
+
+    def set_ending(self, rank: int, ending: bool) -> None:
+        """`rank` is about to be ended, or isn't after all: meanwhile those that wait for it don't give up."""
+
+    def close(self) -> None: ...
+
+
+MakeSegment = Callable[[Cluster, bool], Segment]  # whether members outlive others

@@ -1,0 +1,7 @@
+"""Why a job can't start."""
+
+from __future__ import annotations
+
+
+class StartError(Exception):
+    """The job can't start; the message is a sentence for the user."""

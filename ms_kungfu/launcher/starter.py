@@ -1,0 +1,103 @@
+"""What a host's launcher has before its first worker, and how it starts one."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from dataclasses import dataclass
+from typing import Callable
+
+from ms_kungfu import env
+from ms_kungfu.broker_protocol import close_all
+from ms_kungfu.config_server.secret_file import SecretFileError
+from ms_kungfu.devices.rank_table import RankTableError
+from ms_kungfu.launcher.devices import GPU, DeviceListError, Devices
+from ms_kungfu.launcher.machine import Machine
+from ms_kungfu.launcher.options import Options
+from ms_kungfu.launcher.output import Output
+from ms_kungfu.launcher.start_error import StartError
+from ms_kungfu.launcher.status_socket import Answer
+from ms_kungfu.launcher.supervisor import Supervisor
+from ms_kungfu.launcher.wire.messages import Launch
+
+_log = logging.getLogger(__name__)
+_SPARE_DESCRIPTORS = 8  # for requests to the config server, the memory of versions, logs
+
+
+def find_devices(options: Options, machine: Machine) -> Devices:
+    """Those of this host. StartError where what the user has set about them makes no sense."""
+    try:
+        found = machine.find_devices(
+            options.host.name, single=options.size == 1 and not options.watch, allow_nvlink=options.allow_nvlink
+        )
+    except (DeviceListError, RankTableError) as error:
+        raise StartError(str(error)) from None
+    if options.allow_nvlink and found.kind is not GPU:
+        _log.warning("-allow-nvlink changes nothing: the job has no GPUs")
+    return found
+
+
+def serve_status(machine: Machine, supervisor: Supervisor, answer: Answer) -> Callable[[], None]:
+    """Has the launcher answer from now on, until what is returned is called or it has ended. A job that can't be
+    asked runs all the same."""
+    try:
+        server = machine.serve_status(answer)
+    except (OSError, SecretFileError) as error:
+        _log.warning("kungfu-run status won't find this job: %s", error)
+        return lambda: None
+    supervisor.remove_at_end(server.path, server.inode)
+    return server.close
+
+
+@dataclass(eq=False)
+class Starter:
+    """Starts this host's workers. `unheard` tells how many of its processes haven't come to the broker yet; `told` is
+    what all of its workers have in their environment because of the host."""
+
+    name: str
+    machine: Machine
+    supervisor: Supervisor
+    output: Output
+    told: dict[str, str]
+    unheard: Callable[[], int]
+
+    def start(self, launch: Launch) -> None:
+        environment = {**launch.environment, **self.told}
+        if "PYTHONUNBUFFERED" not in self.machine.environ:
+            # Output goes to a pipe: without this it comes in blocks, late, and not at all from a worker that is killed.
+            environment["PYTHONUNBUFFERED"] = "1"
+        if launch.threads is not None and "OMP_NUM_THREADS" not in self.machine.environ:
+            environment["OMP_NUM_THREADS"] = str(launch.threads)
+        try:
+            if launch.joins_later:
+                self._check_descriptors()
+            stdout, stderr = self.output.attach(launch.log_name, launch.rank, held=launch.held)
+        except OSError as error:
+            raise OSError(error.errno, f"was not started: no pipe for its output: {error.strerror}") from None
+        try:
+            self.supervisor.start(launch.key, environment, self._allowed(launch), stdout, stderr)
+        finally:
+            close_all((stdout, stderr))
+
+    def _allowed(self, launch: Launch) -> tuple[int, ...]:
+        """The cores of a worker; none where its host has lost them all, by a cpuset that was rewritten meanwhile."""
+        allowed = self.machine.allowed_cores() if launch.cores else []
+        if launch.cores and not set(launch.cores).intersection(allowed):
+            _log.warning(
+                "worker %d starts unpinned: host=%s cores=%s allowed=%s", launch.rank, self.name,
+                ",".join(map(str, launch.cores)), ",".join(map(str, allowed)),
+            )  # fmt: skip
+            return ()
+        return launch.cores
+
+    def _check_descriptors(self) -> None:
+        """OSError where another newcomer would take the last descriptors: nobody would hear those who are starting
+        already, nor whoever takes a mistaken size back."""
+        if self.machine.spare_descriptors() < 4 + max(0, self.unheard()) + _SPARE_DESCRIPTORS:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def told_of_the_host(broker: str, secret: str) -> dict[str, str]:
+    """Of `Starter`: where its workers find their broker, and what they prove themselves by."""
+    return {env.BROKER.name: broker, env.JOB_SECRET.name: secret}
