@@ -18,15 +18,15 @@ from ms_kungfu._processes import raise_descriptor_limit
 from ms_kungfu._run_loop import run
 from ms_kungfu._words import counted
 from ms_kungfu.launcher import signals
+from ms_kungfu.launcher.agent.output import Output
+from ms_kungfu.launcher.agent.supervisor import Supervisor, set_process_name
 from ms_kungfu.launcher.commands import evict, resize
 from ms_kungfu.launcher.control import RefusedError
 from ms_kungfu.launcher.engine_flags import EngineRequest
 from ms_kungfu.launcher.joining import ask
 from ms_kungfu.launcher.options import PROGRAM, JoinRequest, Options, parse_command_line
-from ms_kungfu.launcher.output import Output
 from ms_kungfu.launcher.slurm import SpareTaskError
 from ms_kungfu.launcher.status_command import status
-from ms_kungfu.launcher.supervisor import Supervisor, set_process_name
 
 _COMMANDS = {"resize": resize, "evict": evict, "status": status}
 _SWITCH_INTERVAL_S = 5e-4
@@ -71,9 +71,9 @@ def _run(options: Options) -> int:
     # Before any thread exists, and before the imports below: the supervisor stays small.
     supervisor = Supervisor.fork(options.command)
     try:
-        from ms_kungfu.launcher.job import Job
-        from ms_kungfu.launcher.outpost import Outpost
-        from ms_kungfu.launcher.start_error import StartError
+        from ms_kungfu.launcher.agent.outpost import Outpost
+        from ms_kungfu.launcher.controller.job import Job
+        from ms_kungfu.launcher.state.start_error import StartError
 
         set_process_name(PROGRAM)
         raise_descriptor_limit()  # after the fork: the workers keep the user's

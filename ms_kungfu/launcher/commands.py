@@ -17,9 +17,9 @@ from ms_kungfu.cluster import WORKER_PORTS, WRITER_WHO_EVICTS, Cluster
 from ms_kungfu.cluster_store import ClusterStore, StaleVersionError, StoreUnreachableError, open_store
 from ms_kungfu.config_server.secret_file import servers_of_this_user
 from ms_kungfu.errors import ConfigServerError
-from ms_kungfu.launcher.hosts import MANY_PER_CORE, parse_ports
 from ms_kungfu.launcher.options import PROGRAM
 from ms_kungfu.launcher.secret import SecretError, secret_for
+from ms_kungfu.launcher.state.hosts import MANY_PER_CORE, parse_ports
 
 _MAX_TRIES = 10
 _LOOK_S = 2.0  # for a job that may be there

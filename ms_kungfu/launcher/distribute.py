@@ -26,9 +26,9 @@ from typing import Any, BinaryIO, Callable
 from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, duration, failed
 from ms_kungfu._run_loop import run
-from ms_kungfu.launcher.hosts import Host, parse_hosts, read_hostfile
-from ms_kungfu.launcher.policy import EXIT_TIMEOUT
 from ms_kungfu.launcher.secret import SecretError, read_secret_file
+from ms_kungfu.launcher.state.hosts import Host, parse_hosts, read_hostfile
+from ms_kungfu.launcher.state.policy import EXIT_TIMEOUT
 
 PROGRAM = "kungfu-distribute"
 # No questions that nobody would answer; a host that has gone is noticed within 15 s.

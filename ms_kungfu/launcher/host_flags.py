@@ -19,8 +19,8 @@ from ms_kungfu.cluster_store import open_store
 from ms_kungfu.devices.rank_table import RankTableError
 from ms_kungfu.launcher import devices, network, slurm
 from ms_kungfu.launcher.affinity import allowed_cores
-from ms_kungfu.launcher.hosts import Host, HostError, Hosts, identify, of_interface, parse_hosts, read_hostfile
 from ms_kungfu.launcher.secret import MAKE_ONE, SLURM_MAKES_ONE, SecretError, read_secret_file
+from ms_kungfu.launcher.state.hosts import Host, HostError, Hosts, identify, of_interface, parse_hosts, read_hostfile
 
 _SECRET_DIGITS = 32  # 128 bits: not to be guessed over a network
 # torchrun's that mean nothing here, with what does the same.

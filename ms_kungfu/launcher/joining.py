@@ -38,11 +38,11 @@ from ms_kungfu.launcher import network
 from ms_kungfu.launcher.control import RefusedError, call
 from ms_kungfu.launcher.hello import OF_THE_JOB
 from ms_kungfu.launcher.host_flags import check_tls
-from ms_kungfu.launcher.hosts import Host, HostError, Hosts, identify, of_interface, parse_hosts
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import JoinRequest, Options, check_program, known_strategy
-from ms_kungfu.launcher.policy import Recover
-from ms_kungfu.launcher.seat import Record, how_it_has_ended, may_go_on
+from ms_kungfu.launcher.state.hosts import Host, HostError, Hosts, identify, of_interface, parse_hosts
+from ms_kungfu.launcher.state.policy import Recover
+from ms_kungfu.launcher.state.seat import Record, how_it_has_ended, may_go_on
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 

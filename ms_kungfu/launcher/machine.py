@@ -24,11 +24,11 @@ from ms_kungfu._tls import from_environment
 from ms_kungfu.cluster_store import open_seat, open_store
 from ms_kungfu.config_server.secret_file import read_secret, write_secret
 from ms_kungfu.launcher import affinity, devices, memory, signals
-from ms_kungfu.launcher.broker_server import BrokerServer
-from ms_kungfu.launcher.hangs import is_starved, is_stopped, waits_for_a_core
+from ms_kungfu.launcher.agent.broker_server import BrokerServer
+from ms_kungfu.launcher.agent.plain_segment import the_runtime
+from ms_kungfu.launcher.agent.relay import Relay
 from ms_kungfu.launcher.pacing import begin_near
-from ms_kungfu.launcher.plain_segment import the_runtime
-from ms_kungfu.launcher.relay import Relay
+from ms_kungfu.launcher.state.hangs import is_starved, is_stopped, waits_for_a_core
 from ms_kungfu.launcher.status_socket import StatusServer
 
 if TYPE_CHECKING:

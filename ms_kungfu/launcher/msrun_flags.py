@@ -10,7 +10,7 @@ from typing import Any
 
 from ms_kungfu._flags import FlagParser, UsageError, integer, switch
 from ms_kungfu.launcher import network
-from ms_kungfu.launcher.hosts import Hosts
+from ms_kungfu.launcher.state.hosts import Hosts
 
 _MSRUN = "msrun's, with --msrun: "
 _HOSTS = "name the hosts by -H, the same on each; -self or -nic says which one this is"

@@ -19,9 +19,9 @@ from ms_kungfu.cluster import WORKER_PORTS
 from ms_kungfu.launcher.affinity import allowed_cores
 from ms_kungfu.launcher.engine_flags import EngineRequest, add_engine_flags, engine_request, settle_no_engine
 from ms_kungfu.launcher.host_flags import NO_TORCHRUN_FLAGS, add_host_flags, check_url, secret_of, settle_hosts
-from ms_kungfu.launcher.hosts import Host, HostError, Hosts, parse_hosts, parse_ports
 from ms_kungfu.launcher.msrun_flags import NO_MPIRUN_FLAGS, NO_MSRUN_FLAGS, add_msrun_flags, settle_words, settle_world
-from ms_kungfu.launcher.policy import Recover
+from ms_kungfu.launcher.state.hosts import Host, HostError, Hosts, parse_hosts, parse_ports
+from ms_kungfu.launcher.state.policy import Recover
 
 PROGRAM = "kungfu-run"
 _MAX_RESTARTS = 10

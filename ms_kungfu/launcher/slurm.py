@@ -17,8 +17,8 @@ from typing import Callable, TypeVar
 from ms_kungfu import env
 from ms_kungfu._flags import UsageError
 from ms_kungfu._words import counted
-from ms_kungfu.launcher.hosts import Host, parse_hosts
 from ms_kungfu.launcher.node_lists import counts_of, nodes_of
+from ms_kungfu.launcher.state.hosts import Host, parse_hosts
 
 # Steps that srun hasn't started (a batch script, an interactive shell) have numbers from here on.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0

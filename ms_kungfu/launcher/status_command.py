@@ -18,9 +18,9 @@ from ms_kungfu.cluster_store import Sitting, StoreUnreachableError, has_seat, op
 from ms_kungfu.config_server.secret_file import is_same_server
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.options import PROGRAM
-from ms_kungfu.launcher.policy import Standing
-from ms_kungfu.launcher.seat import Record, how_it_has_ended
 from ms_kungfu.launcher.secret import SecretError, secret_for
+from ms_kungfu.launcher.state.policy import Standing
+from ms_kungfu.launcher.state.seat import Record, how_it_has_ended
 from ms_kungfu.launcher.status_socket import jobs_of_this_user
 from ms_kungfu.launcher.wire.documents import STATUS
 

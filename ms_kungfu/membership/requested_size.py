@@ -156,7 +156,8 @@ def pursue(member: Member, wait: bool, must: bool) -> int:
 
 def expect(newcomers: int, size: int) -> None:
     """Tells the launcher that the ranks are going to want `size` next, and `newcomers` for it: it starts them before
-    (`ms_kungfu.launcher.ahead`). In the background; where it can't be told, they are started when they are wanted.
+    (`ms_kungfu.launcher.state.ahead`). In the background; where it can't be told, they are started when they are
+    wanted.
     """
     member = current()
     version = int(member.core.cluster_version())

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import IO
 
 from ms_kungfu import env
+from ms_kungfu.launcher.agent.output import LineSplitter
 from ms_kungfu.launcher.options import PROGRAM
-from ms_kungfu.launcher.output import LineSplitter
 
 Lines = list[tuple[int, bytes]]  # descriptor (1, 2) and line
 _PR_SET_PDEATHSIG = 1

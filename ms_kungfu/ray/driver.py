@@ -34,7 +34,7 @@ from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.commands import write_size
 from ms_kungfu.launcher.engine_flags import EngineRequest
 from ms_kungfu.launcher.options import PROGRAM
-from ms_kungfu.launcher.seat import Record, may_go_on
+from ms_kungfu.launcher.state.seat import Record, may_go_on
 from ms_kungfu.ray import cluster
 from ms_kungfu.ray.placing import FLAGS, Names, Node, Words, deal, too_small
 

@@ -231,93 +231,93 @@ _CPP = [
 _PYTHON = [
     # ---- what the launcher decides
     Mutant(
-        "smallest-size-is-too-small", f"{_LAUNCHER}/policy.py",
+        "smallest-size-is-too-small", f"{_LAUNCHER}/state/policy.py",
         "if state.members - terminated < state.min_size:", "if state.members - terminated <= state.min_size:",
         ("tests/unit/test_launcher_policy.py",),
     ),
     Mutant(
-        "shells-status-counts-as-a-programs", f"{_LAUNCHER}/policy.py",
+        "shells-status-counts-as-a-programs", f"{_LAUNCHER}/state/policy.py",
         "0 < code <= 128 or code > 128 + signal.SIGRTMAX", "code > 0", ("tests/unit/test_launcher_policy.py",),
     ),
     Mutant(
-        "late-joiner-is-replaced-once-more", f"{_LAUNCHER}/policy.py",
+        "late-joiner-is-replaced-once-more", f"{_LAUNCHER}/state/policy.py",
         "if event.late >= MOST_LATE:", "if event.late > MOST_LATE:", ("tests/unit/test_launcher_policy.py",),
     ),
     Mutant(
-        "revision-counts-on-from-its-own-version", f"{_LAUNCHER}/policy.py",
+        "revision-counts-on-from-its-own-version", f"{_LAUNCHER}/state/policy.py",
         "replace(newest.following(keep), version=last_version + 1)", "newest.following(keep)",
         ("tests/unit/test_launcher_policy.py",),
     ),
     Mutant(
-        "restarts-are-counted-for-ever", f"{_LAUNCHER}/coordinator.py",
+        "restarts-are-counted-for-ever", f"{_LAUNCHER}/state/coordinator.py",
         " if now - when < _RESTART_WINDOW_S]", "]", ("tests/unit/test_launcher_coordinator.py",),
     ),
     Mutant(
-        "last-members-may-leave", f"{_LAUNCHER}/coordinator.py",
+        "last-members-may-leave", f"{_LAUNCHER}/state/coordinator.py",
         "return set() if leaving.issuperset(living) else leaving", "return leaving",
         ("tests/unit/test_launcher_coordinator.py",),
     ),
     Mutant(
-        "place-is-filled-twice", f"{_LAUNCHER}/coordinator.py",
+        "place-is-filled-twice", f"{_LAUNCHER}/state/coordinator.py",
         "        del self.vacant[: sum(peer in living for peer in newcomers)]\n", "",
         ("tests/unit/test_launcher_coordinator.py",),
     ),
     Mutant(
-        "write-from-outside-becomes-the-launchers", f"{_LAUNCHER}/revisions.py",
+        "write-from-outside-becomes-the-launchers", f"{_LAUNCHER}/controller/revisions.py",
         "self.on_cluster(replace(written, writer=found.writer))", "self.on_cluster(written)",
         ("tests/unit/test_launcher_coordinator.py",),
     ),
     Mutant(
-        "version-is-redefined", f"{_LAUNCHER}/versions.py",
+        "version-is-redefined", f"{_LAUNCHER}/state/versions.py",
         "if newest is not None and cluster.version <= newest.version:",
         "if newest is not None and cluster.version < newest.version:", ("tests/unit/test_cluster_versions.py",),
     ),
     Mutant(
-        "excluded-process-belongs", f"{_LAUNCHER}/versions.py",
+        "excluded-process-belongs", f"{_LAUNCHER}/state/versions.py",
         "            and not any(incarnation <= v <= version for v in self.excluded.get(peer, []))\n", "",
         ("tests/unit/test_cluster_versions.py",),
     ),
     Mutant(
-        "version-over-a-lost-host-comes-true", f"{_LAUNCHER}/versions.py",
+        "version-over-a-lost-host-comes-true", f"{_LAUNCHER}/state/versions.py",
         "        if self.lost_host_of(cluster) is not None:\n            return False\n", "",
         ("tests/unit/test_cluster_versions.py",),
     ),
     Mutant(
-        "version-without-the-state-comes-true", f"{_LAUNCHER}/versions.py",
+        "version-without-the-state-comes-true", f"{_LAUNCHER}/state/versions.py",
         "return self.chosen is None or any(self._is_member(peer) for peer in cluster.workers)", "return True",
         ("tests/unit/test_cluster_versions.py",),
     ),
     Mutant(
-        "late-end-is-of-the-successor", f"{_LAUNCHER}/versions.py",
+        "late-end-is-of-the-successor", f"{_LAUNCHER}/state/versions.py",
         "if newest is not None and not self.is_out(peer, incarnation):", "if newest is not None:",
         ("tests/unit/test_cluster_versions.py",),
     ),
     # ---- hosts, leases, the seat
     Mutant(
-        "lost-host-gets-workers", f"{_LAUNCHER}/hosts.py",
+        "lost-host-gets-workers", f"{_LAUNCHER}/state/hosts.py",
         "if host.name not in self.lost | self.leaving)", "if host.name not in self.leaving)",
         ("tests/unit/test_launcher_hosts.py", "tests/unit/test_launcher_coordinator.py"),
     ),
     Mutant(
-        "state-of-no-member-is-kept", f"{_LAUNCHER}/hosts.py",
+        "state-of-no-member-is-kept", f"{_LAUNCHER}/state/hosts.py",
         "if members and not set(cluster.workers) & set(members):", "if not members:",
         ("tests/unit/test_launcher_hosts.py",),
     ),
     Mutant(
-        "leases-run-through-a-pause", f"{_LAUNCHER}/lost_hosts.py",
+        "leases-run-through-a-pause", f"{_LAUNCHER}/state/lost_hosts.py",
         "self._not_before = now + self._after_pause_s", "self._not_before = now", ("tests/unit/test_lost_hosts.py",),
     ),
     Mutant(
-        "host-with-more-workers-goes", f"{_LAUNCHER}/lost_hosts.py",
+        "host-with-more-workers-goes", f"{_LAUNCHER}/state/lost_hosts.py",
         "sum(workers.get(host, 0) for host in hosts),", "-sum(workers.get(host, 0) for host in hosts),",
         ("tests/unit/test_lost_hosts.py",),
     ),
     Mutant(
-        "deep-pause-doesn't-renew-the-lease", f"{_LAUNCHER}/tenure.py",
+        "deep-pause-doesn't-renew-the-lease", f"{_LAUNCHER}/controller/tenure.py",
         "await asyncio.sleep(min(left_s, _LOOK_S))", "await asyncio.sleep(left_s)", ("tests/unit/test_tenure.py",),
     ),
     Mutant(
-        "version-is-told-before-it-is-on-record", f"{_LAUNCHER}/tenure.py",
+        "version-is-told-before-it-is-on-record", f"{_LAUNCHER}/controller/tenure.py",
         "return self._on_record >= version", "return True",
         ("tests/unit/test_tenure.py",),
     ),
@@ -383,7 +383,7 @@ _PYTHON = [
         ("tests/multiprocess/test_broker.py",),
     ),
     Mutant(
-        "broker-trusts-any-worker", f"{_LAUNCHER}/broker_server.py",
+        "broker-trusts-any-worker", f"{_LAUNCHER}/agent/broker_server.py",
         'if not is_proof(reply.proof, self._secret, "worker", challenge, reply.nonce):', "if False:",
         ("tests/multiprocess/test_broker.py",),
     ),
@@ -490,7 +490,7 @@ _PYTHON = [
         ("tests/unit/test_noise_scale.py",),
     ),
     Mutant(
-        "stopped-launcher-finds-workers-hanging", f"{_LAUNCHER}/hangs.py",
+        "stopped-launcher-finds-workers-hanging", f"{_LAUNCHER}/state/hangs.py",
         "min(now - self._last_look, _MAX_GAP_S)", "now - self._last_look", ("tests/unit/test_hang_watch.py",),
     ),
     Mutant(
@@ -534,7 +534,7 @@ _REVIEWED = [
         "    if (api.UpdateKey(session_, openssl::kUpdateOneWay) != 1) return false;\n", "", ("cpp:Tls.*",),
     ),
     Mutant(
-        "noted-choice-isn't-checked-again", f"{_LAUNCHER}/broker.py",
+        "noted-choice-isn't-checked-again", f"{_LAUNCHER}/controller/broker.py",
         "            if not self._versions.may_be_chosen(version):\n", "            if False:\n",
         ("tests/multiprocess/test_broker.py",),
     ),
@@ -547,7 +547,7 @@ _REVIEWED = [
         ("tests/mindspore/elastic/test_checkpoint.py::test_checkpoint_is_on_the_disk_before_it_has_its_name",),
     ),
     Mutant(
-        "exclusions-are-kept-for-ever", f"{_LAUNCHER}/versions.py",
+        "exclusions-are-kept-for-ever", f"{_LAUNCHER}/state/versions.py",
         "*(v for v in out if v >= oldest)]", "*out]", ("tests/unit/test_cluster_versions.py",),
     ),
 ]

@@ -10,10 +10,10 @@ import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import Seat, SeatLostError, open_seat, open_store
-from ms_kungfu.launcher.hosts import Host
-from ms_kungfu.launcher.seat import Record
+from ms_kungfu.launcher.state.hosts import Host
+from ms_kungfu.launcher.state.seat import Record
+from ms_kungfu.launcher.state.versions import ClusterVersions
 from ms_kungfu.launcher.status_command import status
-from ms_kungfu.launcher.versions import ClusterVersions
 from tests.engines import seats
 from tests.engines.members import Etcd
 from tests.ports import free_ports

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from ms_kungfu.launcher.policy import Recover
+from ms_kungfu.launcher.state.policy import Recover
 from tests.fault.simulator.events import OUTAGES
 from tests.fault.simulator.hosts_world import HOST_TIMEOUT_S, HostsSetup, HostsWorld
 from tests.fault.simulator.setting import COLLECTIVE_TIMEOUT_S, MAX_WORKERS, Happening, Setup, Violation

@@ -12,9 +12,13 @@ pytest.importorskip("greenlet", reason="the simulator's threads are greenlets: p
 pytest.importorskip("mindspore", reason="MindSpore is not installed")
 
 from ms_kungfu.elastic import handover
-from ms_kungfu.launcher import agent, broker, control, job, links, lost_hosts, outpost, remote
-from ms_kungfu.launcher.policy import Recover
-from ms_kungfu.launcher.start_error import StartError
+from ms_kungfu.launcher import control
+from ms_kungfu.launcher.agent import links, outpost
+from ms_kungfu.launcher.controller import broker, job, remote
+from ms_kungfu.launcher.controller import workers as agent
+from ms_kungfu.launcher.state import lost_hosts
+from ms_kungfu.launcher.state.policy import Recover
+from ms_kungfu.launcher.state.start_error import StartError
 from tests.fault.schedules import (
     Schedule,
     broken_in,

@@ -21,8 +21,10 @@ from ms_kungfu.dataset import sharding
 from ms_kungfu.elastic import handover
 from ms_kungfu.elastic.asynchronous import AsynchronousSteps
 from ms_kungfu.elastic.checkpoint import Checkpointing
-from ms_kungfu.launcher import agent, broker, versions
-from ms_kungfu.launcher.policy import Recover
+from ms_kungfu.launcher.controller import broker
+from ms_kungfu.launcher.controller import workers as agent
+from ms_kungfu.launcher.state import versions
+from ms_kungfu.launcher.state.policy import Recover
 from ms_kungfu.membership import joining, step_agreement
 from tests.conftest import long
 from tests.fault.schedules import (

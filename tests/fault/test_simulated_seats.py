@@ -17,8 +17,10 @@ import pytest
 pytest.importorskip("greenlet", reason="the simulator's threads are greenlets: pip install ms-kungfu[test]")
 pytest.importorskip("mindspore", reason="MindSpore is not installed")
 
-from ms_kungfu.launcher import agent, job, relay, remote
-from ms_kungfu.launcher.policy import Recover
+from ms_kungfu.launcher.agent import relay
+from ms_kungfu.launcher.controller import job, remote
+from ms_kungfu.launcher.controller import workers as agent
+from ms_kungfu.launcher.state.policy import Recover
 from tests.fault.schedules import (
     Schedule,
     broken_in,

@@ -24,7 +24,7 @@ from ms_kungfu.elastic.canary import Canary
 from ms_kungfu.elastic.pace import Pace
 from ms_kungfu.elastic.shard_loop import ShardLoop
 from ms_kungfu.elastic.undo import LastStep
-from ms_kungfu.launcher.policy import Recover
+from ms_kungfu.launcher.state.policy import Recover
 from tests.fault.schedules import PLACES_IN_A_STEP, Schedule, first_violation, schedule_of, story
 from tests.fault.simulator import shards
 from tests.fault.simulator.setting import Happening, Setup, Violation

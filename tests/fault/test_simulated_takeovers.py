@@ -14,9 +14,9 @@ pytest.importorskip("greenlet", reason="the simulator's threads are greenlets: p
 pytest.importorskip("mindspore", reason="MindSpore is not installed")
 
 from ms_kungfu.cluster_store import StoreUnreachableError
-from ms_kungfu.launcher import startup
-from ms_kungfu.launcher.policy import Recover, Standing
-from ms_kungfu.launcher.seat import TimeToAsk
+from ms_kungfu.launcher.controller import startup
+from ms_kungfu.launcher.state.policy import Recover, Standing
+from ms_kungfu.launcher.state.seat import TimeToAsk
 from tests.conftest import long
 from tests.fault.schedules import Schedule, story, variations, violation_of
 from tests.fault.simulator import cluster_store

@@ -18,10 +18,10 @@ from ms_kungfu._version import VERSION
 from ms_kungfu.broker_protocol import BrokerClient, Connection, Detached, Granted, Stay
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.errors import CollectiveTimeoutError, KungFuError, PeerLostError, ResizeError
-from ms_kungfu.launcher import broker_server, relay
-from ms_kungfu.launcher.broker import Broker
-from ms_kungfu.launcher.broker_server import BrokerServer
-from ms_kungfu.launcher.segment import NotMadeYet
+from ms_kungfu.launcher.agent import broker_server, relay
+from ms_kungfu.launcher.agent.broker_server import BrokerServer
+from ms_kungfu.launcher.controller.broker import Broker
+from ms_kungfu.launcher.state.segment import NotMadeYet
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.wire.codec import encode
 

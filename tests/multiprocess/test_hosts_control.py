@@ -16,12 +16,13 @@ import pytest
 from ms_kungfu._decoding import ProtocolError
 from ms_kungfu.broker_protocol import new_nonce, proof_of
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.launcher import control, links, network
+from ms_kungfu.launcher import control, network
+from ms_kungfu.launcher.agent import links
+from ms_kungfu.launcher.agent.links import LinkedSegment, LinkMaker
+from ms_kungfu.launcher.agent.plain_segment import PlainSegment
 from ms_kungfu.launcher.control import Channel, ControlServer, RefusedError, call
-from ms_kungfu.launcher.hosts import Host, Hosts
-from ms_kungfu.launcher.links import LinkedSegment, LinkMaker
 from ms_kungfu.launcher.machine import Machine
-from ms_kungfu.launcher.plain_segment import PlainSegment
+from ms_kungfu.launcher.state.hosts import Host, Hosts
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.wire.codec import Reads
 from tests.garbage import collected

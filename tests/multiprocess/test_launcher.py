@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ms_kungfu.launcher.job import Job
+from ms_kungfu.launcher.controller.job import Job
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from ms_kungfu.launcher.affinity import Shares, allowed_cores, divide, spread
-from ms_kungfu.launcher.starter import Launch, Starter
+from ms_kungfu.launcher.agent.starter import Launch, Starter
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 8, 13])

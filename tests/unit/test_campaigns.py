@@ -13,7 +13,7 @@ from hypothesis import settings
 from tests.campaigns import __main__ as campaigns
 from tests.campaigns.__main__ import CAMPAIGNS, Campaign
 from tests.campaigns.mutant_table import MUTANTS
-from tests.campaigns.mutants import Mutant, WrongMutantError, of_pytest
+from tests.campaigns.mutants import ROOT, Mutant, WrongMutantError, of_pytest
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -68,6 +68,11 @@ def test_mutants_have_names_of_their_own_and_name_tests_that_exist():
         for test in of_pytest(mutant.tests):
             path, _, name = test.partition("::")
             assert f"def {name}(" in (TESTS.parent / path).read_text() if name else (TESTS.parent / path).exists(), test
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_mutant_fits_one_place_of_the_code(mutant):
+    assert mutant.applied_to((ROOT / mutant.file).read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("text", ["a c", "b b"])

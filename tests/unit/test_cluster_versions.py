@@ -5,7 +5,7 @@ import random
 import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.launcher.versions import ClusterVersions, Grant, Refuse, Request, Wait
+from ms_kungfu.launcher.state.versions import ClusterVersions, Grant, Refuse, Request, Wait
 from ms_kungfu.launcher.wire.codec import Reads, encode
 from ms_kungfu.launcher.wire.documents import Versions
 from ms_kungfu.launcher.wire.messages import Detached, Stay

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.launcher.environment import environment_of
+from ms_kungfu.launcher.controller.environment import environment_of
 from ms_kungfu.launcher.options import parse_options
 
 BEGAN = Cluster((PeerID("10.0.0.1", 10000), PeerID("10.0.0.1", 10001), PeerID("10.0.0.2", 10000)), version=0)

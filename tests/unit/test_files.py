@@ -15,7 +15,7 @@ from ms_kungfu.config_server import secret_file
 from ms_kungfu.dataset import ledger
 from ms_kungfu.devices import rank_table
 from ms_kungfu.launcher import cli
-from ms_kungfu.launcher.output import Output
+from ms_kungfu.launcher.agent.output import Output
 
 pytestmark = pytest.mark.timeout(30)  # what waits at a FIFO waits for ever
 WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from ms_kungfu.launcher.hangs import HangWatch, is_starved, is_stopped, waits_for_a_core
+from ms_kungfu.launcher.state.hangs import HangWatch, is_starved, is_stopped, waits_for_a_core
 
 
 def looks(watch, *rows):

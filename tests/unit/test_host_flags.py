@@ -9,8 +9,8 @@ import pytest
 from ms_kungfu._flags import UsageError
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.launcher import host_flags, network
-from ms_kungfu.launcher.hosts import Host
 from ms_kungfu.launcher.options import parse_options, what_is_done_instead
+from ms_kungfu.launcher.state.hosts import Host
 
 SECRET = "5ec2" * 16
 THREE = "10.0.0.1:2,10.0.0.2:4,gpu3:2:login.example"

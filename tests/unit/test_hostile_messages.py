@@ -20,12 +20,12 @@ from ms_kungfu.cluster_store import etcd_members, open_seat, open_store
 from ms_kungfu.dataset import ledger
 from ms_kungfu.errors import ConfigServerError, KungFuError
 from ms_kungfu.launcher import status_socket
-from ms_kungfu.launcher.hosts import Host, Hosts, parse_hosts
+from ms_kungfu.launcher.controller.remote import RemoteSite
 from ms_kungfu.launcher.joining import options_from, terms_of
 from ms_kungfu.launcher.options import JoinRequest, parse_options
-from ms_kungfu.launcher.remote import RemoteSite
-from ms_kungfu.launcher.seat import Record
-from ms_kungfu.launcher.versions import ClusterVersions
+from ms_kungfu.launcher.state.hosts import Host, Hosts, parse_hosts
+from ms_kungfu.launcher.state.seat import Record
+from ms_kungfu.launcher.state.versions import ClusterVersions
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.wire.codec import encode
 from ms_kungfu.launcher.wire.documents import Past

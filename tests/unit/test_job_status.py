@@ -18,16 +18,16 @@ from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster, PeerID, writer_of_work
 from ms_kungfu.cluster_store import Sitting
 from ms_kungfu.config_server import secret_file
 from ms_kungfu.launcher import status_command
+from ms_kungfu.launcher.agent.outpost import Outpost
 from ms_kungfu.launcher.cli import main
-from ms_kungfu.launcher.hosts import Host, Hosts
-from ms_kungfu.launcher.outline import outline
-from ms_kungfu.launcher.outpost import Outpost
-from ms_kungfu.launcher.policy import Standing
-from ms_kungfu.launcher.seat import Record
-from ms_kungfu.launcher.status import History, describe
+from ms_kungfu.launcher.controller.status import History, describe
+from ms_kungfu.launcher.state.hosts import Host, Hosts
+from ms_kungfu.launcher.state.outline import outline
+from ms_kungfu.launcher.state.policy import Standing
+from ms_kungfu.launcher.state.seat import Record
+from ms_kungfu.launcher.state.versions import ClusterVersions
 from ms_kungfu.launcher.status_command import as_text
 from ms_kungfu.launcher.status_socket import StatusServer, jobs_of_this_user, never_raises
-from ms_kungfu.launcher.versions import ClusterVersions
 from ms_kungfu.launcher.wire.documents import Change
 
 JOB = "a1b2"

@@ -16,14 +16,15 @@ from ms_kungfu._decoding import ProtocolError
 from ms_kungfu._flags import UsageError
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import Sitting, StoreUnreachableError
-from ms_kungfu.launcher import joining, outpost
+from ms_kungfu.launcher import joining
+from ms_kungfu.launcher.agent import outpost
 from ms_kungfu.launcher.control import RefusedError
-from ms_kungfu.launcher.hosts import Host, HostError, Hosts, parse_hosts
 from ms_kungfu.launcher.joining import joining_host, options_from, terms_of
 from ms_kungfu.launcher.options import JoinRequest, parse_command_line, parse_options
-from ms_kungfu.launcher.policy import Action, hosts_leave
-from ms_kungfu.launcher.seat import Record
-from ms_kungfu.launcher.versions import ClusterVersions, Grant, Stay
+from ms_kungfu.launcher.state.hosts import Host, HostError, Hosts, parse_hosts
+from ms_kungfu.launcher.state.policy import Action, hosts_leave
+from ms_kungfu.launcher.state.seat import Record
+from ms_kungfu.launcher.state.versions import ClusterVersions, Grant, Stay
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.wire.codec import encode
 

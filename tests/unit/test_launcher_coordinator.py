@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.launcher.coordinator import Coordinator
+from ms_kungfu.launcher.controller.revisions import StoreWatcher
 from ms_kungfu.launcher.options import parse_options
-from ms_kungfu.launcher.policy import Action, Headcount, Standing, WorkerExited
-from ms_kungfu.launcher.revisions import StoreWatcher
+from ms_kungfu.launcher.state.coordinator import Coordinator
+from ms_kungfu.launcher.state.policy import Action, Headcount, Standing, WorkerExited
 
 A, B, C, D = (PeerID("127.0.0.1", 10000 + i) for i in range(4))
 

@@ -4,9 +4,9 @@ import sys
 import pytest
 
 from ms_kungfu._flags import UsageError, duration
-from ms_kungfu.launcher.hosts import parse_ports
 from ms_kungfu.launcher.options import parse_options
-from ms_kungfu.launcher.policy import Recover
+from ms_kungfu.launcher.state.hosts import parse_ports
+from ms_kungfu.launcher.state.policy import Recover
 
 
 def refusal(*arguments):

@@ -4,7 +4,7 @@ import pytest
 
 from ms_kungfu.cluster import WORKER_PORTS, Cluster, PeerID
 from ms_kungfu.launcher.commands import _resized, write_size
-from ms_kungfu.launcher.hosts import Host, HostError, Hosts, parse_hosts
+from ms_kungfu.launcher.state.hosts import Host, HostError, Hosts, parse_hosts
 
 
 def cluster_of(*ports, host="127.0.0.1"):

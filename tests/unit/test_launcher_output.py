@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from ms_kungfu.launcher.output import LineSplitter, Output, Screen
+from ms_kungfu.launcher.agent.output import LineSplitter, Output, Screen
 
 
 def shown(write, terminal=False):

@@ -3,7 +3,7 @@ import signal
 import pytest
 
 from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster, PeerID
-from ms_kungfu.launcher.policy import (
+from ms_kungfu.launcher.state.policy import (
     Action,
     Failure,
     JobState,

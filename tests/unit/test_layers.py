@@ -258,3 +258,24 @@ def test_a_row_can_only_name_rows_above_it():
     page = "### X\n| room | files | what | may |\n| a | `a.py` | - | b |\n| b | `b.py` | - | - |"
     with pytest.raises(AssertionError, match="don't stand above"):
         rooms("X", page)
+
+
+def launcher_imports(package):
+    """The modules of the launcher that a file of this package of it names, by file."""
+    for path in sorted((ROOT / "ms_kungfu/launcher" / package).glob("*.py")):
+        for node in imports(path.read_text(encoding="utf-8")):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                yield from ((path.name, f"{node.module}.{alias.name}") for alias in node.names)
+            elif isinstance(node, ast.Import):
+                yield from ((path.name, alias.name) for alias in node.names)
+
+
+@pytest.mark.parametrize(
+    ("package", "others"), [("controller", ["agent"]), ("agent", ["controller"]), ("state", ["agent", "controller"])]
+)
+def test_controller_and_agent_know_each_other_by_messages_only(package, others):
+    named = list(launcher_imports(package))
+    assert len(named) > 20
+    assert [
+        (path, module) for path, module in named for other in others if f"ms_kungfu.launcher.{other}." in module
+    ] == []

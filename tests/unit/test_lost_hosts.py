@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from ms_kungfu.launcher.lost_hosts import Leases, to_evict
+from ms_kungfu.launcher.state.lost_hosts import Leases, to_evict
 
 A, B, C, D, E = "abcde"
 ORDER = (A, B, C, D, E)

@@ -7,10 +7,10 @@ import pytest
 from ms_kungfu._flags import UsageError
 from ms_kungfu.cluster import PeerID
 from ms_kungfu.launcher import commands
-from ms_kungfu.launcher.environment import place_of
-from ms_kungfu.launcher.hosts import HostError
+from ms_kungfu.launcher.controller.environment import place_of
+from ms_kungfu.launcher.controller.processes import Process
 from ms_kungfu.launcher.options import parse_options
-from ms_kungfu.launcher.processes import Process
+from ms_kungfu.launcher.state.hosts import HostError
 
 PROGRAM = ["python", "-c", "pass"]
 SEVERAL = ["-H", "127.0.0.1:2,127.0.0.2:3", "-self", "127.0.0.1", "-no-secret"]

@@ -10,7 +10,7 @@ import pytest
 
 from ms_kungfu.cluster_store import Sitting, StoreFullError, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
-from ms_kungfu.launcher import outpost
+from ms_kungfu.launcher.agent import outpost
 
 
 def look_for_the_next_head(monkeypatch: pytest.MonkeyPatch, look: Callable[[int], Sitting]) -> tuple[int, str]:

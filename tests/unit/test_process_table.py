@@ -4,8 +4,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.launcher.policy import Headcount
-from ms_kungfu.launcher.processes import Process, ProcessTable
+from ms_kungfu.launcher.controller.processes import Process, ProcessTable
+from ms_kungfu.launcher.state.policy import Headcount
 
 A, B, C = (PeerID("127.0.0.1", 10000 + i) for i in range(3))
 

@@ -9,10 +9,10 @@ import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import Sitting, StoreUnreachableError
-from ms_kungfu.launcher.hosts import Host
 from ms_kungfu.launcher.options import parse_command_line
-from ms_kungfu.launcher.seat import Record
-from ms_kungfu.launcher.versions import ClusterVersions
+from ms_kungfu.launcher.state.hosts import Host
+from ms_kungfu.launcher.state.seat import Record
+from ms_kungfu.launcher.state.versions import ClusterVersions
 from ms_kungfu.ray.placing import Node
 
 pytest.importorskip("ray")

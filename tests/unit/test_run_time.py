@@ -18,7 +18,7 @@ from ms_kungfu._run_loop import RunTimeLoop
 from ms_kungfu._run_time import MOST_GAP_S, SLICE_S, RunClock, run_time
 from ms_kungfu.broker_protocol import Connection
 from ms_kungfu.cluster_store.exchange import exchange
-from ms_kungfu.launcher.lost_hosts import Leases
+from ms_kungfu.launcher.state.lost_hosts import Leases
 
 PAUSE_S = 3600.0
 

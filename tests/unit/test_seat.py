@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from ms_kungfu.cluster_store import Seat, SeatLostError, Sitting, StoreUnreachableError
-from ms_kungfu.launcher import tenure
+from ms_kungfu.launcher.controller import tenure
 
 LEASE_S = 8.0
 MOST_OF_A_LEASE_S = 5.0  # two of them are more than one lease

@@ -8,10 +8,10 @@ import pytest
 
 from ms_kungfu._flags import UsageError
 from ms_kungfu.launcher import network, slurm
-from ms_kungfu.launcher.hosts import Host
 from ms_kungfu.launcher.node_lists import counts_of, nodes_of
 from ms_kungfu.launcher.options import parse_options
 from ms_kungfu.launcher.slurm import SpareTaskError, take_cores
+from ms_kungfu.launcher.state.hosts import Host
 
 SECRET = "5ec2" * 16
 NODES = {"n1": "10.0.0.1", "n2": "10.0.0.2", "n3": "10.0.0.3"}

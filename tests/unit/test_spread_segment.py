@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.launcher.remote import RemoteSite, SpreadSegment
-from ms_kungfu.launcher.stuck import StuckWatch, stuck_among, stuck_sure_s, told_each_s
+from ms_kungfu.launcher.controller.remote import RemoteSite, SpreadSegment
+from ms_kungfu.launcher.state.stuck import StuckWatch, stuck_among, stuck_sure_s, told_each_s
 from ms_kungfu.launcher.wire import messages as m
 
 HERE, THERE = "10.0.0.1", "10.0.0.2"

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from ms_kungfu.elastic import ahead
-from ms_kungfu.launcher.ahead import Expected, Present, Room, to_start
 from ms_kungfu.launcher.memory import free_bytes, taken_bytes
+from ms_kungfu.launcher.state.ahead import Expected, Present, Room, to_start
 
 MIB = 2**20
 THREE = Expected(version=7, newcomers=3, size=4)

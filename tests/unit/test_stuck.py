@@ -10,12 +10,12 @@ import pytest
 
 from ms_kungfu import env
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.launcher.agent import HostAgent
-from ms_kungfu.launcher.broker import Broker
-from ms_kungfu.launcher.hangs import HangWatch
-from ms_kungfu.launcher.processes import Process
-from ms_kungfu.launcher.remote import RemoteHosts
-from ms_kungfu.launcher.stuck import (
+from ms_kungfu.launcher.controller.broker import Broker
+from ms_kungfu.launcher.controller.processes import Process
+from ms_kungfu.launcher.controller.remote import RemoteHosts
+from ms_kungfu.launcher.controller.workers import HostAgent
+from ms_kungfu.launcher.state.hangs import HangWatch
+from ms_kungfu.launcher.state.stuck import (
     StuckWatch,
     stuck_among,
     stuck_reason,

@@ -4,11 +4,11 @@ import os
 import subprocess
 import sys
 
-from ms_kungfu.launcher import supervisor
+from ms_kungfu.launcher.agent import supervisor
 
 PROGRAM = """
 import os, subprocess, sys
-from ms_kungfu.launcher import supervisor
+from ms_kungfu.launcher.agent import supervisor
 supervisor._prctl(supervisor._PR_SET_CHILD_SUBREAPER, 1)
 children = [subprocess.Popen(["sleep", "1000"]) for _ in range(2)]
 really_kill = os.kill

@@ -13,8 +13,8 @@ from ms_kungfu import _run_loop
 from ms_kungfu._run_time import MOST_GAP_S, run_time
 from ms_kungfu.cluster_store import StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
-from ms_kungfu.launcher.lost_hosts import Leases
-from ms_kungfu.launcher.tenure import Tenure
+from ms_kungfu.launcher.controller.tenure import Tenure
+from ms_kungfu.launcher.state.lost_hosts import Leases
 
 SLOW_S = 0.6  # more than an entry takes without a hold
 

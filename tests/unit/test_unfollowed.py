@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ms_kungfu.launcher.agent import HostAgent
+from ms_kungfu.launcher.controller.workers import HostAgent
 
 
 @pytest.mark.parametrize("awaits_store", [True, False])

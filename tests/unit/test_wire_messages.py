@@ -16,7 +16,8 @@ import pytest
 from msgspec import inspect
 
 from ms_kungfu._decoding import ProtocolError
-from ms_kungfu.launcher import broker, outpost, remote
+from ms_kungfu.launcher.agent import outpost
+from ms_kungfu.launcher.controller import broker, remote
 from ms_kungfu.launcher.wire import documents as d
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.wire import page

@@ -21,7 +21,7 @@ from typing import Any
 
 import ms_kungfu
 from ms_kungfu import _installation
-from ms_kungfu.launcher.policy import signal_name
+from ms_kungfu.launcher.state.policy import signal_name
 
 _MARK = "ms_kungfu.doctor: "
 _STAGE = "ms_kungfu.doctor is "

@@ -6,7 +6,7 @@ import msgspec
 
 from ms_kungfu import broker_protocol
 from ms_kungfu.errors import CollectiveTimeoutError, PeerLostError, ResizeError
-from ms_kungfu.launcher import broker
+from ms_kungfu.launcher.controller import broker
 from ms_kungfu.launcher.wire import messages as m
 from tests.fault.simulator.clock import Condition
 from tests.fault.simulator.setting import Violation

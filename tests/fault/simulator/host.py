@@ -8,7 +8,8 @@ import os
 from types import SimpleNamespace
 
 from ms_kungfu import env
-from ms_kungfu.launcher import job, outpost
+from ms_kungfu.launcher.agent import outpost
+from ms_kungfu.launcher.controller import job
 from ms_kungfu.launcher.wire import messages as m
 from tests.fault.simulator.machine import Guard, Machine, Output
 from tests.fault.simulator.network import Socket

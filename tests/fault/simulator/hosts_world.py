@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 
 from ms_kungfu.cluster_store import Sitting
 from ms_kungfu.config_server.store import ConfigStore
-from ms_kungfu.launcher.hosts import Host as HostOfJob
-from ms_kungfu.launcher.hosts import Hosts
+from ms_kungfu.launcher.state.hosts import Host as HostOfJob
+from ms_kungfu.launcher.state.hosts import Hosts
 from tests.fault.simulator.setting import COLLECTIVE_TIMEOUT_S, PORTS, Outcome, Setup, Violation
 from tests.fault.simulator.world import World
 
 HOST_TIMEOUT_S = 2.0
 _GONE_S = 2 * HOST_TIMEOUT_S + 1.5
 _LOOK_S = 0.1
-_MAKE_S = 20.0  # of launcher.links
-_LAST_NEWS_S = 2.0  # of launcher.remote
+_MAKE_S = 20.0  # of launcher.state.segment
+_LAST_NEWS_S = 2.0  # of launcher.controller.remote
 MOST_HOSTS = 4
 _TAKEN_S = 1.5  # until another host has the seat, after its lease
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 from ms_kungfu import env
 from ms_kungfu.launcher import machine
+from ms_kungfu.launcher.agent.relay import Relay
 from ms_kungfu.launcher.devices import Devices
-from ms_kungfu.launcher.events import Exited, Started
-from ms_kungfu.launcher.relay import Relay
+from ms_kungfu.launcher.state.events import Exited, Started
 from tests.fault.simulator.broker import Broker
 from tests.fault.simulator.clock import Condition
 from tests.fault.simulator.cluster_store import SeatKeys, Store

@@ -6,7 +6,7 @@ from ms_kungfu import env
 from ms_kungfu.dataset import audit
 from ms_kungfu.dataset.ledger import Claim, End, Record, Shards
 from ms_kungfu.elastic.handover import StateLostError
-from ms_kungfu.launcher.policy import Recover
+from ms_kungfu.launcher.state.policy import Recover
 from tests.fault.simulator.setting import Violation
 from tests.fault.simulator.shards import Undisturbed, updated
 

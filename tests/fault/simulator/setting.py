@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ms_kungfu.launcher.policy import Recover
+from ms_kungfu.launcher.state.policy import Recover
 
 JOIN_TIMEOUT_S = 15.0
 COLLECTIVE_TIMEOUT_S = 20.0
 PEER_TIMEOUT_S = 1.0
 LOOP_TIMEOUT_S = 30.0  # of a collective, where a worker loops for ever
-UNANSWERED_KILL_S = 10.0  # of launcher.agent
+UNANSWERED_KILL_S = 10.0  # of launcher.controller.workers
 MAX_WORKERS = 8  # a segment has no room for more
 PORTS = range(10000, 10100)
 

@@ -11,8 +11,8 @@ from greenlet import GreenletExit, getcurrent
 
 from ms_kungfu.config_server.store import ConfigStore
 from ms_kungfu.errors import PeerLostError
-from ms_kungfu.launcher.hosts import Hosts
 from ms_kungfu.launcher.options import Options
+from ms_kungfu.launcher.state.hosts import Hosts
 from tests.fault.simulator.clock import Clock
 from tests.fault.simulator.cluster_store import Server
 from tests.fault.simulator.collectives import Segment

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from ms_kungfu.launcher import agent
 from ms_kungfu.launcher.cli import main
+from ms_kungfu.launcher.controller import workers as agent
 
 agent._UNFOLLOWED_S = 0.5
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.launcher.broker import Broker
-from ms_kungfu.launcher.policy import Headcount, Standing
-from ms_kungfu.launcher.sites import Site
+from ms_kungfu.launcher.controller.broker import Broker
+from ms_kungfu.launcher.controller.sites import Site
+from ms_kungfu.launcher.state.policy import Headcount, Standing
 
 _log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from typing import Callable, Protocol
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.cluster_store import ClusterStore, StaleVersionError, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
-from ms_kungfu.launcher.coordinator import Coordinator
-from ms_kungfu.launcher.hosts import HostError
+from ms_kungfu.launcher.controller.startup import Start
 from ms_kungfu.launcher.machine import Machine
-from ms_kungfu.launcher.startup import Start
+from ms_kungfu.launcher.state.coordinator import Coordinator
+from ms_kungfu.launcher.state.hosts import HostError
 
 _log = logging.getLogger(__name__)
 _LONG_POLL_S = 20.0

@@ -6,11 +6,11 @@ import itertools
 
 from ms_kungfu import env
 from ms_kungfu.cluster import Cluster
-from ms_kungfu.launcher.hosts import Hosts
+from ms_kungfu.launcher.controller.processes import Process
+from ms_kungfu.launcher.controller.sites import Site
+from ms_kungfu.launcher.controller.startup import Start
 from ms_kungfu.launcher.options import Options
-from ms_kungfu.launcher.processes import Process
-from ms_kungfu.launcher.sites import Site
-from ms_kungfu.launcher.startup import Start
+from ms_kungfu.launcher.state.hosts import Hosts
 
 
 def environment_of(

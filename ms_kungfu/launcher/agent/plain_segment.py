@@ -6,7 +6,7 @@ import os
 from typing import Any, Callable, Protocol
 
 from ms_kungfu.cluster import Cluster
-from ms_kungfu.launcher.segment import Asker, Segment
+from ms_kungfu.launcher.state.segment import Asker, Segment
 from ms_kungfu.launcher.wire import messages as m
 
 

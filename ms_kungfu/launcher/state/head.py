@@ -9,7 +9,7 @@ from typing import Any, Callable, Protocol
 from ms_kungfu.launcher.control import AnyChannel
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options
-from ms_kungfu.launcher.seat import Term
+from ms_kungfu.launcher.state.seat import Term
 from ms_kungfu.launcher.wire import messages as m
 
 

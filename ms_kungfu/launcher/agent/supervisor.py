@@ -33,8 +33,8 @@ from typing import Any
 from ms_kungfu._processes import children
 from ms_kungfu._run_time import run_time
 from ms_kungfu.broker_protocol import close_all, receive_fds
-from ms_kungfu.launcher.events import Exited, Started
-from ms_kungfu.launcher.hangs import waits_for_a_core
+from ms_kungfu.launcher.state.events import Exited, Started
+from ms_kungfu.launcher.state.hangs import waits_for_a_core
 
 _log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1

@@ -12,13 +12,13 @@ from ms_kungfu import env
 from ms_kungfu.broker_protocol import close_all
 from ms_kungfu.config_server.secret_file import SecretFileError
 from ms_kungfu.devices.rank_table import RankTableError
+from ms_kungfu.launcher.agent.output import Output
+from ms_kungfu.launcher.agent.supervisor import Supervisor
 from ms_kungfu.launcher.devices import GPU, DeviceListError, Devices
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options
-from ms_kungfu.launcher.output import Output
-from ms_kungfu.launcher.start_error import StartError
+from ms_kungfu.launcher.state.start_error import StartError
 from ms_kungfu.launcher.status_socket import Answer
-from ms_kungfu.launcher.supervisor import Supervisor
 from ms_kungfu.launcher.wire.messages import Launch
 
 _log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, Protocol
 
 if TYPE_CHECKING:
     from ms_kungfu.cluster_store import Seat
-    from ms_kungfu.launcher.seat import Record
+    from ms_kungfu.launcher.state.seat import Record
 
 
 class Leadership(Protocol):

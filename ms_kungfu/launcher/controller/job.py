@@ -21,27 +21,27 @@ from ms_kungfu._words import counted
 from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster, PeerID
 from ms_kungfu.cluster_store import ClusterStore, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
-from ms_kungfu.launcher import policy
-from ms_kungfu.launcher.agent import GRACE_S, HostAgent
-from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.control import AnyChannel
-from ms_kungfu.launcher.coordinator import Coordinator
-from ms_kungfu.launcher.hosts import Host, HostError, Hosts
-from ms_kungfu.launcher.leadership import Leadership, NoElection
+from ms_kungfu.launcher.controller.broker import Broker
+from ms_kungfu.launcher.controller.leadership import Leadership, NoElection
+from ms_kungfu.launcher.controller.processes import Process
+from ms_kungfu.launcher.controller.remote import RemoteHosts
+from ms_kungfu.launcher.controller.revisions import Revisions, StoreWatcher, raise_bugs
+from ms_kungfu.launcher.controller.sites import Site
+from ms_kungfu.launcher.controller.startup import MayWrite, Start, prepare
+from ms_kungfu.launcher.controller.status import History, describe
+from ms_kungfu.launcher.controller.tenure import END_S, RENEW_S, Tenure
+from ms_kungfu.launcher.controller.workers import GRACE_S, HostAgent
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options, what_is_done_instead
-from ms_kungfu.launcher.outline import outline
-from ms_kungfu.launcher.policy import Action, Recover, Standing, Verdict, WorkerExited, WorkerWorksOn
-from ms_kungfu.launcher.processes import Process
-from ms_kungfu.launcher.remote import RemoteHosts
-from ms_kungfu.launcher.revisions import Revisions, StoreWatcher, raise_bugs
-from ms_kungfu.launcher.seat import Record, Term
-from ms_kungfu.launcher.sites import Site
-from ms_kungfu.launcher.startup import MayWrite, Start, prepare
-from ms_kungfu.launcher.status import History, describe
+from ms_kungfu.launcher.state import policy
+from ms_kungfu.launcher.state.coordinator import Coordinator
+from ms_kungfu.launcher.state.hosts import Host, HostError, Hosts
+from ms_kungfu.launcher.state.outline import outline
+from ms_kungfu.launcher.state.policy import Action, Recover, Standing, Verdict, WorkerExited, WorkerWorksOn
+from ms_kungfu.launcher.state.seat import Record, Term
+from ms_kungfu.launcher.state.versions import ClusterVersions
 from ms_kungfu.launcher.status_socket import never_raises
-from ms_kungfu.launcher.tenure import END_S, RENEW_S, Tenure
-from ms_kungfu.launcher.versions import ClusterVersions
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.wire.documents import End, Past
 from ms_kungfu.launcher.within import within

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Callable
 
 from ms_kungfu._files import open_regular
-from ms_kungfu.launcher.log_files import log_paths
+from ms_kungfu.launcher.state.log_files import log_paths
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _MAX_LINE_BYTES = 64 * 1024

@@ -10,7 +10,7 @@ from typing import Callable
 
 from ms_kungfu.broker_protocol import close_all
 from ms_kungfu.cluster import PeerID
-from ms_kungfu.launcher.segment import Asker
+from ms_kungfu.launcher.state.segment import Asker
 from ms_kungfu.launcher.wire import messages as m
 
 _Process = tuple[PeerID, int]  # a peer ID and the version that the process was started for

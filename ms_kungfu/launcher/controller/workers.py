@@ -21,25 +21,25 @@ from typing import Callable, Protocol, TypeVar
 from ms_kungfu import env
 from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.launcher.broker import Broker
-from ms_kungfu.launcher.coordinator import Coordinator
-from ms_kungfu.launcher.environment import environment_of
-from ms_kungfu.launcher.events import CANT_RUN, Exited, Started
-from ms_kungfu.launcher.hangs import HangWatch
-from ms_kungfu.launcher.hosts import MANY_PER_CORE
+from ms_kungfu.launcher.controller.broker import Broker
+from ms_kungfu.launcher.controller.environment import environment_of
+from ms_kungfu.launcher.controller.processes import Process, ProcessTable
+from ms_kungfu.launcher.controller.remote import RemoteHosts
+from ms_kungfu.launcher.controller.sites import AbsentSite, Site
+from ms_kungfu.launcher.controller.standbys import StandbyKeeper
+from ms_kungfu.launcher.controller.startup import Start
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options
-from ms_kungfu.launcher.policy import Recover, Standing, how_it_ended, peers_to_start
-from ms_kungfu.launcher.processes import Process, ProcessTable
-from ms_kungfu.launcher.remote import RemoteHosts
-from ms_kungfu.launcher.seat import all_losses
-from ms_kungfu.launcher.segment import NotMadeYet
-from ms_kungfu.launcher.sites import AbsentSite, Site
-from ms_kungfu.launcher.standbys import StandbyKeeper
-from ms_kungfu.launcher.start_error import StartError
-from ms_kungfu.launcher.startup import Start
-from ms_kungfu.launcher.stuck import StuckWatch, stuck_reason, stuck_sure_s
-from ms_kungfu.launcher.versions import ClusterVersions
+from ms_kungfu.launcher.state.coordinator import Coordinator
+from ms_kungfu.launcher.state.events import CANT_RUN, Exited, Started
+from ms_kungfu.launcher.state.hangs import HangWatch
+from ms_kungfu.launcher.state.hosts import MANY_PER_CORE
+from ms_kungfu.launcher.state.policy import Recover, Standing, how_it_ended, peers_to_start
+from ms_kungfu.launcher.state.seat import all_losses
+from ms_kungfu.launcher.state.segment import NotMadeYet
+from ms_kungfu.launcher.state.start_error import StartError
+from ms_kungfu.launcher.state.stuck import StuckWatch, stuck_reason, stuck_sure_s
+from ms_kungfu.launcher.state.versions import ClusterVersions
 from ms_kungfu.launcher.wire import messages as m
 
 T = TypeVar("T")

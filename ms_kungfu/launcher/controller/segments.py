@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.launcher.segment import MakeSegment, NotMadeYet, Segment
-from ms_kungfu.launcher.versions import ClusterVersions
+from ms_kungfu.launcher.state.segment import MakeSegment, NotMadeYet, Segment
+from ms_kungfu.launcher.state.versions import ClusterVersions
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from ms_kungfu.cluster_store import ClusterStore, SeatLostError, StaleVersionErr
 from ms_kungfu.config_server.secret_file import SecretFile, SecretFileError
 from ms_kungfu.config_server.store import ConfigStore
 from ms_kungfu.errors import ConfigServerError
-from ms_kungfu.launcher.hosts import HostError
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options
-from ms_kungfu.launcher.start_error import StartError
+from ms_kungfu.launcher.state.hosts import HostError
+from ms_kungfu.launcher.state.start_error import StartError
 
 if TYPE_CHECKING:
     from ms_kungfu.config_server.server import ConfigServer

@@ -18,7 +18,7 @@ import msgspec
 from ms_kungfu._decoding import ProtocolError
 from ms_kungfu.broker_protocol import Connection, close_all, is_proof, new_nonce, proof_of
 from ms_kungfu.cluster import PeerID
-from ms_kungfu.launcher.stores import Stores
+from ms_kungfu.launcher.agent.stores import Stores
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.wire.codec import Reads, encode
 

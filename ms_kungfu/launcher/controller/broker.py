@@ -15,13 +15,13 @@ from typing import Any, Callable
 
 from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.launcher.ahead import Expected
-from ms_kungfu.launcher.policy import would_be_left
-from ms_kungfu.launcher.segment import Asker, MakeSegment, NotMadeYet, Progress, Segment
-from ms_kungfu.launcher.segments import Segments
-from ms_kungfu.launcher.software import JobsSoftware
-from ms_kungfu.launcher.stuck import stuck_among
-from ms_kungfu.launcher.versions import ClusterVersions, Grant, Refuse, Request, StandbyRequest, Wait
+from ms_kungfu.launcher.controller.segments import Segments
+from ms_kungfu.launcher.state.ahead import Expected
+from ms_kungfu.launcher.state.policy import would_be_left
+from ms_kungfu.launcher.state.segment import Asker, MakeSegment, NotMadeYet, Progress, Segment
+from ms_kungfu.launcher.state.software import JobsSoftware
+from ms_kungfu.launcher.state.stuck import stuck_among
+from ms_kungfu.launcher.state.versions import ClusterVersions, Grant, Refuse, Request, StandbyRequest, Wait
 from ms_kungfu.launcher.wire import messages as m
 
 _ANSWER_TIMEOUT_S = 10.0

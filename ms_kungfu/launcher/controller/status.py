@@ -15,10 +15,10 @@ import msgspec
 
 from ms_kungfu._words import counted
 from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster, PeerID, writer_of_workers
-from ms_kungfu.launcher.agent import HostAgent
-from ms_kungfu.launcher.coordinator import Coordinator
-from ms_kungfu.launcher.policy import Standing
-from ms_kungfu.launcher.processes import Process
+from ms_kungfu.launcher.controller.processes import Process
+from ms_kungfu.launcher.controller.workers import HostAgent
+from ms_kungfu.launcher.state.coordinator import Coordinator
+from ms_kungfu.launcher.state.policy import Standing
 from ms_kungfu.launcher.wire.documents import Change
 
 _KEPT = 20  # of the last changes

@@ -25,23 +25,23 @@ from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import Seat
 from ms_kungfu.launcher.affinity import Shares
-from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.control import AnyChannel, call_once, reason_of, remedy_for
-from ms_kungfu.launcher.events import Exited, Started
-from ms_kungfu.launcher.hangs import HangWatch
+from ms_kungfu.launcher.controller.broker import Broker
+from ms_kungfu.launcher.controller.sites import Site
+from ms_kungfu.launcher.controller.startup import Start
 from ms_kungfu.launcher.hello import devices_of, objection, other_command, other_versions
-from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.joining import joining_host, terms_of
-from ms_kungfu.launcher.log_files import log_paths
-from ms_kungfu.launcher.lost_hosts import Leases, to_evict
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
-from ms_kungfu.launcher.policy import Recover
-from ms_kungfu.launcher.segment import MAKE_S, Asker, NotMadeYet, Progress, Segment
-from ms_kungfu.launcher.sites import Site
-from ms_kungfu.launcher.start_error import StartError
-from ms_kungfu.launcher.startup import Start
-from ms_kungfu.launcher.stuck import stuck_sure_s, told_each_s, waits_between_hosts
+from ms_kungfu.launcher.state.events import Exited, Started
+from ms_kungfu.launcher.state.hangs import HangWatch
+from ms_kungfu.launcher.state.hosts import Host, Hosts
+from ms_kungfu.launcher.state.log_files import log_paths
+from ms_kungfu.launcher.state.lost_hosts import Leases, to_evict
+from ms_kungfu.launcher.state.policy import Recover
+from ms_kungfu.launcher.state.segment import MAKE_S, Asker, NotMadeYet, Progress, Segment
+from ms_kungfu.launcher.state.start_error import StartError
+from ms_kungfu.launcher.state.stuck import stuck_sure_s, told_each_s, waits_between_hosts
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 

@@ -9,9 +9,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.launcher import policy
 from ms_kungfu.launcher.options import Options
-from ms_kungfu.launcher.policy import Headcount, JobState, Verdict, WorkerExited, WorkerWorksOn
+from ms_kungfu.launcher.state import policy
+from ms_kungfu.launcher.state.policy import Headcount, JobState, Verdict, WorkerExited, WorkerWorksOn
 from ms_kungfu.launcher.wire.documents import Failure
 
 _RESTART_WINDOW_S = 300.0

@@ -26,12 +26,12 @@ from typing import Any, Callable
 from ms_kungfu._run_time import MOST_GAP_S
 from ms_kungfu.cluster_store import SeatGoneError, SeatLostError, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
+from ms_kungfu.launcher.controller.revisions import raise_bugs
+from ms_kungfu.launcher.controller.startup import CONFIG_SERVER_START_S
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM
-from ms_kungfu.launcher.revisions import raise_bugs
-from ms_kungfu.launcher.seat import Record, Term, TimeToAsk, may_go_on
-from ms_kungfu.launcher.start_error import StartError
-from ms_kungfu.launcher.startup import CONFIG_SERVER_START_S
+from ms_kungfu.launcher.state.seat import Record, Term, TimeToAsk, may_go_on
+from ms_kungfu.launcher.state.start_error import StartError
 from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)

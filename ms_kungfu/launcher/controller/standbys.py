@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Callable
 
 from ms_kungfu.cluster import Cluster
-from ms_kungfu.launcher.ahead import Expected, Present, Room, to_start
-from ms_kungfu.launcher.broker import Broker
-from ms_kungfu.launcher.coordinator import Coordinator
+from ms_kungfu.launcher.controller.broker import Broker
+from ms_kungfu.launcher.controller.processes import Process, ProcessTable
+from ms_kungfu.launcher.controller.sites import Site
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options
-from ms_kungfu.launcher.policy import Standing
-from ms_kungfu.launcher.processes import Process, ProcessTable
-from ms_kungfu.launcher.sites import Site
+from ms_kungfu.launcher.state.ahead import Expected, Present, Room, to_start
+from ms_kungfu.launcher.state.coordinator import Coordinator
+from ms_kungfu.launcher.state.policy import Standing
 
 _log = logging.getLogger(__name__)
 _LOOK_AGAIN_S = 10.0  # whether there is memory now

@@ -13,9 +13,9 @@ import threading
 from typing import Callable
 
 from ms_kungfu.cluster import PeerID
-from ms_kungfu.launcher.plain_segment import HostSegment
-from ms_kungfu.launcher.segment import Asker
-from ms_kungfu.launcher.stores import Stores
+from ms_kungfu.launcher.agent.plain_segment import HostSegment
+from ms_kungfu.launcher.agent.stores import Stores
+from ms_kungfu.launcher.state.segment import Asker
 from ms_kungfu.launcher.wire import messages as m
 
 _LOOK_S = 1.0  # whether who asks has given up

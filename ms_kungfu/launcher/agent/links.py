@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Callable, Protocol
 from ms_kungfu._decoding import ProtocolError
 from ms_kungfu.broker_protocol import close_all
 from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher.agent.plain_segment import HostSegment, PlainSegment, the_runtime
 from ms_kungfu.launcher.control import Channel, call
-from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.machine import Machine
-from ms_kungfu.launcher.plain_segment import HostSegment, PlainSegment, the_runtime
-from ms_kungfu.launcher.segment import MAKE_S, Asker, Progress
+from ms_kungfu.launcher.state.hosts import Host, Hosts
+from ms_kungfu.launcher.state.segment import MAKE_S, Asker, Progress
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 

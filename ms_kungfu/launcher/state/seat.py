@@ -17,10 +17,10 @@ import msgspec
 from ms_kungfu._decoding import ProtocolError
 from ms_kungfu.cluster import Cluster, writer_of_workers
 from ms_kungfu.cluster_store import Seat, SeatKeys, Sitting, has_seat
-from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.options import Options
-from ms_kungfu.launcher.policy import Recover
-from ms_kungfu.launcher.versions import ClusterVersions
+from ms_kungfu.launcher.state.hosts import Host, Hosts
+from ms_kungfu.launcher.state.policy import Recover
+from ms_kungfu.launcher.state.versions import ClusterVersions
 from ms_kungfu.launcher.wire.documents import RECORD, End, Failure, Past, RecordDocument
 from ms_kungfu.launcher.wire.messages import ClusterPart, Loss, Report
 

@@ -40,6 +40,11 @@ from ms_kungfu.cluster_store import (
 )
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher import signals
+from ms_kungfu.launcher.agent.links import LinkMaker
+from ms_kungfu.launcher.agent.output import Output
+from ms_kungfu.launcher.agent.plain_segment import HostSegment
+from ms_kungfu.launcher.agent.starter import Starter, find_devices, serve_status, told_of_the_host
+from ms_kungfu.launcher.agent.supervisor import Supervisor
 from ms_kungfu.launcher.control import (
     AnyChannel,
     Channel,
@@ -50,22 +55,17 @@ from ms_kungfu.launcher.control import (
     call_once,
     remedy_for,
 )
-from ms_kungfu.launcher.events import CANT_RUN, Exited
-from ms_kungfu.launcher.head import Head, MakeHead
 from ms_kungfu.launcher.hello import flags_of, hello_of
-from ms_kungfu.launcher.hosts import Host
-from ms_kungfu.launcher.links import LinkMaker
-from ms_kungfu.launcher.lost_hosts import Leases
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
-from ms_kungfu.launcher.outline import outline
-from ms_kungfu.launcher.output import Output
-from ms_kungfu.launcher.plain_segment import HostSegment
-from ms_kungfu.launcher.policy import EXIT_TIMEOUT, bug, not_begun, signal_name
-from ms_kungfu.launcher.seat import Record, Term, how_it_has_ended, moves
-from ms_kungfu.launcher.start_error import StartError
-from ms_kungfu.launcher.starter import Starter, find_devices, serve_status, told_of_the_host
-from ms_kungfu.launcher.supervisor import Supervisor
+from ms_kungfu.launcher.state.events import CANT_RUN, Exited
+from ms_kungfu.launcher.state.head import Head, MakeHead
+from ms_kungfu.launcher.state.hosts import Host
+from ms_kungfu.launcher.state.lost_hosts import Leases
+from ms_kungfu.launcher.state.outline import outline
+from ms_kungfu.launcher.state.policy import EXIT_TIMEOUT, bug, not_begun, signal_name
+from ms_kungfu.launcher.state.seat import Record, Term, how_it_has_ended, moves
+from ms_kungfu.launcher.state.start_error import StartError
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 

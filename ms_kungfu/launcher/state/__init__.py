@@ -1,0 +1,1 @@
+"""What both sides know and decide by: pure, or interfaces."""
