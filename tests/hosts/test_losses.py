@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from ms_kungfu.launcher.control import TCP_RTO_MAX_MS
+from ms_kungfu.launcher.channel import TCP_RTO_MAX_MS
 
 TIMEOUT_S = 3.0
 FLAGS = ("-host-timeout", f"{TIMEOUT_S:g}s")

@@ -16,11 +16,13 @@ import pytest
 from ms_kungfu._decoding import ProtocolError
 from ms_kungfu.broker_protocol import new_nonce, proof_of
 from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher import channel as channels
 from ms_kungfu.launcher import control, network
 from ms_kungfu.launcher.agent import links
 from ms_kungfu.launcher.agent.links import LinkedSegment, LinkMaker
 from ms_kungfu.launcher.agent.plain_segment import PlainSegment
-from ms_kungfu.launcher.control import Channel, ControlServer, RefusedError, call
+from ms_kungfu.launcher.channel import Channel
+from ms_kungfu.launcher.control import ControlServer, RefusedError, call
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.state.hosts import Host, Hosts
 from ms_kungfu.launcher.wire import messages as m
@@ -491,7 +493,7 @@ def test_what_several_threads_send_arrives_whole_and_in_the_order_of_the_calls()
 
 
 def test_an_end_that_does_not_read_is_given_up_before_memory_is(monkeypatch):
-    monkeypatch.setattr(control, "_MAX_QUEUED_BYTES", 1 << 20)
+    monkeypatch.setattr(channels, "_MAX_QUEUED_BYTES", 1 << 20)
 
     async def test():
         one, other = pair()

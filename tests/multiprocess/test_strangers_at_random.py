@@ -31,7 +31,8 @@ from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import open_store
 from ms_kungfu.config_server.server import ConfigServer
 from ms_kungfu.config_server.store import ConfigStore
-from ms_kungfu.launcher.control import Channel, ControlServer, call
+from ms_kungfu.launcher.channel import Channel
+from ms_kungfu.launcher.control import ControlServer, call
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.wire.codec import encode

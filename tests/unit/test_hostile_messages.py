@@ -20,7 +20,7 @@ from ms_kungfu.cluster_store import etcd_members, open_seat, open_store
 from ms_kungfu.dataset import ledger
 from ms_kungfu.errors import ConfigServerError, KungFuError
 from ms_kungfu.launcher import status_socket
-from ms_kungfu.launcher.controller.remote import RemoteSite
+from ms_kungfu.launcher.controller.remote_site import RemoteSite
 from ms_kungfu.launcher.joining import options_from, terms_of
 from ms_kungfu.launcher.options import JoinRequest, parse_options
 from ms_kungfu.launcher.state.hosts import Host, Hosts, parse_hosts

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.launcher.controller.remote import RemoteSite, SpreadSegment
+from ms_kungfu.launcher.controller.remote_site import RemoteSite
+from ms_kungfu.launcher.controller.spread_segment import SpreadSegment
 from ms_kungfu.launcher.state.stuck import StuckWatch, stuck_among, stuck_sure_s, told_each_s
 from ms_kungfu.launcher.wire import messages as m
 

@@ -17,7 +17,7 @@ from msgspec import inspect
 
 from ms_kungfu._decoding import ProtocolError
 from ms_kungfu.launcher.agent import outpost
-from ms_kungfu.launcher.controller import broker, remote
+from ms_kungfu.launcher.controller import broker, remote_site
 from ms_kungfu.launcher.wire import documents as d
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.wire import page
@@ -164,6 +164,8 @@ def test_every_message_is_expected_somewhere_and_has_a_handler():
     expected = {kind for reads in vars(m).values() if isinstance(reads, Reads) for kind in get_args(reads.kinds)}
     expected |= {reads.kinds for reads in vars(m).values() if isinstance(reads, Reads) and not get_args(reads.kinds)}
     assert expected >= set(KINDS)
-    assert {*remote._AT_ANY_TIME, *remote._OF_WORKERS, *remote._OF_A_VERSION} == set(get_args(m.FromHost))
+    assert {*remote_site._AT_ANY_TIME, *remote_site._OF_WORKERS, *remote_site._OF_A_VERSION} == set(
+        get_args(m.FromHost)
+    )
     assert {*broker._ANSWERS, m.PlaceRequest, m.StandbyRequest} == set(get_args(m.ToHeadsBroker))
     assert {*outpost._OBEYED, *outpost._OF_A_VERSION} == set(get_args(m.FromHead))

@@ -21,7 +21,8 @@ from ms_kungfu._decoding import ProtocolError
 from ms_kungfu.broker_protocol import close_all
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.agent.plain_segment import HostSegment, PlainSegment, the_runtime
-from ms_kungfu.launcher.control import Channel, call
+from ms_kungfu.launcher.channel import Channel
+from ms_kungfu.launcher.control import call
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.state.hosts import Host, Hosts
 from ms_kungfu.launcher.state.segment import MAKE_S, Asker, Progress

@@ -45,9 +45,8 @@ from ms_kungfu.launcher.agent.output import Output
 from ms_kungfu.launcher.agent.plain_segment import HostSegment
 from ms_kungfu.launcher.agent.starter import Starter, find_devices, serve_status, told_of_the_host
 from ms_kungfu.launcher.agent.supervisor import Supervisor
+from ms_kungfu.launcher.channel import AnyChannel, Channel
 from ms_kungfu.launcher.control import (
-    AnyChannel,
-    Channel,
     ControlServer,
     NoAnswerError,
     RefusedError,

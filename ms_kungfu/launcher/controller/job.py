@@ -21,7 +21,7 @@ from ms_kungfu._words import counted
 from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster, PeerID
 from ms_kungfu.cluster_store import ClusterStore, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
-from ms_kungfu.launcher.control import AnyChannel
+from ms_kungfu.launcher.channel import AnyChannel
 from ms_kungfu.launcher.controller.broker import Broker
 from ms_kungfu.launcher.controller.leadership import Leadership, NoElection
 from ms_kungfu.launcher.controller.processes import Process

@@ -13,41 +13,36 @@ import contextlib
 import logging
 import math
 import os
-import threading
 from collections import Counter
-from collections.abc import Awaitable, Collection, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Callable, Protocol
+from collections.abc import Awaitable, Collection, Mapping
+from typing import Callable
 
 from ms_kungfu import env
 from ms_kungfu._decoding import ProtocolError
 from ms_kungfu._words import counted
-from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.cluster import Cluster
 from ms_kungfu.cluster_store import Seat
-from ms_kungfu.launcher.affinity import Shares
-from ms_kungfu.launcher.control import AnyChannel, call_once, reason_of, remedy_for
-from ms_kungfu.launcher.controller.broker import Broker
-from ms_kungfu.launcher.controller.sites import Site
+from ms_kungfu.launcher.channel import AnyChannel
+from ms_kungfu.launcher.control import call_once, reason_of, remedy_for
+from ms_kungfu.launcher.controller.remote_site import PARTING_S, RemoteSite, Reports, Workers
+from ms_kungfu.launcher.controller.spread_segment import SpreadSegment
 from ms_kungfu.launcher.controller.startup import Start
-from ms_kungfu.launcher.hello import devices_of, objection, other_command, other_versions
+from ms_kungfu.launcher.hello import objection, other_command, other_versions
 from ms_kungfu.launcher.joining import joining_host, terms_of
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
-from ms_kungfu.launcher.state.events import Exited, Started
 from ms_kungfu.launcher.state.hangs import HangWatch
-from ms_kungfu.launcher.state.hosts import Host, Hosts
-from ms_kungfu.launcher.state.log_files import log_paths
+from ms_kungfu.launcher.state.hosts import Host
 from ms_kungfu.launcher.state.lost_hosts import Leases, to_evict
 from ms_kungfu.launcher.state.policy import Recover
-from ms_kungfu.launcher.state.segment import MAKE_S, Asker, NotMadeYet, Progress, Segment
+from ms_kungfu.launcher.state.segment import Segment
 from ms_kungfu.launcher.state.start_error import StartError
-from ms_kungfu.launcher.state.stuck import stuck_sure_s, told_each_s, waits_between_hosts
+from ms_kungfu.launcher.state.stuck import stuck_sure_s, told_each_s
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
 _FIRST_WORDS_S = 10.0
-_MAX_ASKING = 4096  # requests of a host's workers that wait for an answer
 _LOOK_S = 0.2  # for connections between hosts that have ended
 # A host that ends takes its connections with it, some a moment before it is missed itself.
 _HOST_FIRST_S = 1.0
@@ -60,452 +55,6 @@ _ASK_S = 10.0
 _TELL_SILENCE_S = 5.0  # hosts are started one after the other: before, it is no news that nobody answers there
 _CALLS_IN_VAIN_S = 4.0
 _ONCE_MORE_S = 0.3  # a head that has lost its seat and lives finds out who has it, and its host comes
-_PARTING_S = 0.5  # a host that has been told to end takes some hundredths
-
-
-class Workers(Protocol):
-    """Who has workers on these hosts. All calls come in the event loop."""
-
-    broker: Broker
-
-    def on_event(self, host: str, event: Started | Exited) -> None: ...
-    def look_at(
-        self, host: str, watch: HangWatch, now: float, stopped: Collection[int], is_starved: Callable[[int], bool]
-    ) -> None: ...
-    def segment_was_made(self) -> None: ...
-
-
-class Reports(Protocol):
-    """Who is told what becomes of the hosts."""
-
-    @property
-    def hosts(self) -> Hosts:
-        """Those of the job by now."""
-        ...
-
-    @property
-    def has_stood_still(self) -> bool:
-        """The head has, a moment ago."""
-        ...
-
-    def left_s(self) -> float | None:
-        """Of the job's -timeout."""
-        ...
-
-    def host_lost(self, name: str, reason: str) -> None:
-        """It has no part in the job any more, and its workers neither. Once a host."""
-
-    def hosts_apart(self, reason: str) -> None:
-        """What several of them do together can't go on, and it's not for one of them to go."""
-
-    def interrupted(self, number: int, where: str) -> None:
-        """Somebody has sent a host's launcher this signal."""
-
-    def host_leaves(self, name: str) -> None:
-        """Its launcher got a SIGTERM. `RemoteHosts.let_go` is the answer, in its time."""
-
-    def objection_to(self, host: Host) -> str:
-        """Why it can't join the job; "" where it can."""
-        ...
-
-    def host_joined(self, host: Host, site: Site) -> None:
-        """It has: it can be asked to start workers."""
-
-    def status(self) -> dict[str, Any]:
-        """What the job tells of itself to who asks; never raises."""
-        ...
-
-
-class RemoteSite:
-    """One of the hosts."""
-
-    def __init__(self, owner: RemoteHosts, channel: AnyChannel, hello: m.Hello, cores_per_worker: int | None) -> None:
-        self.name = hello.host
-        self.devices = devices_of(hello)
-        self.shares = Shares(hello.cores, cores_per_worker)
-        self.segments: dict[int, SpreadSegment] = {}  # those that it has, or is making
-        self.lost = ""  # why
-        self._farewell = ""  # why it ends by itself
-        self._last_words: m.End | None = None  # of one that is given up, until it has been told
-        self.apart: dict[tuple[int, str], str] = {}  # version, host that it can't reach any more -> why
-        self.early: list[m.FromHost] = []  # what it has said before anybody listened
-        self._owner = owner
-        self._channel = channel
-        self._logdir = Path(os.fsdecode(hello.logdir)) if hello.logdir else None
-        self._asking: dict[int, _RemoteAsker] = {}
-        self._watch = HangWatch(owner.options.peer_timeout_s or math.inf)
-
-    # ---- what it is asked for ----
-
-    def send(self, message: m.FromHead) -> None:
-        """From any thread."""
-        self._channel.send(message)
-
-    def start(self, launch: m.Launch) -> None:
-        self.send(launch)
-
-    def signal(self, number: int, key: int | None = None) -> None:
-        self.send(m.Signal(number, key))
-
-    def pin(self, key: int, cores: Sequence[int]) -> None:
-        self.send(m.Pin(key, tuple(cores)))
-
-    def ask_for_stack(self, key: int) -> None:
-        self.send(m.Stack(key))
-
-    def release(self, log_name: str) -> None:
-        self.send(m.Release(log_name))
-
-    def log_paths(self, log_name: str) -> list[Path]:
-        return log_paths(self._logdir, log_name)
-
-    @property
-    def heard(self) -> float:
-        """When something came from it."""
-        return self._channel.heard
-
-    def give_up(self, why: str, has_left: bool = False, tells: bool = True) -> None:
-        """It is lost, or has left: whatever it says from now on nobody hears. If it can, it hears why: now, or where
-        this isn't on record yet (`tells`), by `tell_end`."""
-        if self.lost:
-            return
-        self.lost = why
-        for asker in list(self._asking.values()):
-            asker.hung_up = True
-        for segment in list(self.segments.values()):
-            segment.was_made(self.name, why, is_lost=True)
-        goes_on = self._owner.workers.done() and self._owner.options.recover is not Recover.FAIL
-        text = "the job goes on without this host" if goes_on else f"host {self.name} is lost"
-        words = None if has_left else f"{PROGRAM}: {text}: {why}"
-        self._last_words = m.End(0 if has_left else 1, words, has_left)
-        if tells:
-            self.tell_end()
-
-    def tell_end(self) -> None:
-        """Once."""
-        words, self._last_words = self._last_words, None
-        if words is not None:
-            self.send(words)
-            asyncio.get_running_loop().call_later(_PARTING_S, self._channel.end)
-
-    def drop(self) -> None:
-        """Neither end hears any more of the other one."""
-        self.lost = self.lost or "another head has the job"
-        self._channel.end()
-
-    async def part(self) -> None:
-        """The host has ended."""
-        while not self.lost:
-            await asyncio.sleep(0.01)
-
-    # ---- what it says ----
-
-    async def listen(self) -> str:
-        """Until the connection ends. Why it has."""
-        try:
-            while True:
-                said = await self._channel.receive(m.FROM_HOST)
-                if self.lost:
-                    continue
-                if type(said) in _AT_ANY_TIME:
-                    _AT_ANY_TIME[type(said)](self, said)
-                elif self._owner.workers.done():
-                    self.hear(self._owner.workers.result(), said)
-                elif self._owner.resumes:  # else it has nothing to tell of yet
-                    self.early.append(said)
-        except ProtocolError as error:
-            return f"{PROGRAM} on host {self.name} says what isn't understood: {error}"
-        except OSError as error:
-            if self._farewell:
-                return f"{self._farewell}, and it has ended its workers"
-            return f"{PROGRAM} on host {self.name} is gone ({error.strerror or error}), and its workers with it"
-        except asyncio.CancelledError:
-            self.give_up("the job is over")
-            raise
-        except Exception as error:  # this host is lost by it, never the job
-            _log.error(
-                "internal error: message from host %s: %r; the launcher closes the connection",
-                self.name, error, exc_info=error,
-            )  # fmt: skip
-            return f"internal error: message from {PROGRAM} on host {self.name}: {error!r}"
-
-    def hear(self, workers: Workers, said: m.FromHost) -> None:
-        """ProtocolError where it can't say that now."""
-        if type(said) in _OF_A_VERSION:
-            segment = self.segments.get(said.version)  # type: ignore[union-attr]
-            if segment is not None:
-                _OF_A_VERSION[type(said)](self, segment, said)
-        else:
-            _OF_WORKERS[type(said)](self, workers, said)
-
-    def _hear_end(self, said: m.Ends) -> None:
-        self._farewell = said.why
-
-    def _hear_exited(self, workers: Workers, said: m.Exited) -> None:
-        self._note_words(said.gave_up)
-        workers.on_event(self.name, Exited(said.key, said.code, said.error))
-
-    def _hear_looked(self, workers: Workers, said: m.Looked) -> None:
-        self._note_words(said.gave_up)
-        self.shares.cores = said.cores
-        for version, segment in self.segments.items():
-            segment.beats.update(said.beats.get(version, {}))
-            for rank, progress in said.progress.get(version, {}).items():
-                segment.note_progress(rank, progress)
-            if version in said.awaited:
-                segment.note_waits(self.name, said.awaited[version])
-        workers.look_at(self.name, self._watch, said.now, set(said.stopped), set(said.starved).__contains__)
-
-    def _note_words(self, gave_up: m.Words) -> None:
-        for version, words in gave_up.items():
-            if version in self.segments:
-                self.segments[version].words.update(words)
-
-    def _hear_hung_up(self, workers: Workers, said: m.HungUp) -> None:
-        if said.number in self._asking:
-            self._asking[said.number].hung_up = True
-
-    def _hear_guardless(self, workers: Workers, said: m.Guardless) -> None:
-        self._owner.lose(self, f"the guard process on host {self.name} was killed, and the workers there with it")
-
-    def _hear_made(self, segment: SpreadSegment, said: m.Made) -> None:
-        if segment.attempt == said.attempt:
-            segment.was_made(self.name, said.error)
-
-    def _hear_unreachable(self, segment: SpreadSegment, said: m.Unreachable) -> None:
-        self.apart[said.version, said.host] = said.why
-        self._owner.note_apart()
-
-    def _serve(self, workers: Workers, said: m.Asks) -> None:
-        broker, number, message = workers.broker, said.number, said.message
-        if number in self._asking:
-            raise ProtocolError(f"request {number} is there already")
-        named = message.peer if isinstance(message, m.PlaceRequest) else ""  # a host speaks for its own workers
-        if named and PeerID.parse(named).host != self.name:
-            self.send(m.Answer(number, m.Error(f"{named} is not on host {self.name}")))
-            return
-        if len(self._asking) >= _MAX_ASKING:
-            self.send(m.Answer(number, m.Error("too many workers ask at once")))
-            return
-        asker = self._asking[number] = _RemoteAsker(self, number)
-
-        def serve() -> None:
-            try:
-                with contextlib.suppress(OSError, ProtocolError):
-                    broker.serve(asker, message)
-            except Exception as error:  # the worker gets no answer; the host and the job go on
-                _log.error("internal error: a worker of host %s isn't answered", self.name, exc_info=error)
-            finally:
-                asker.finish()
-                self._asking.pop(number, None)
-
-        try:
-            self._owner.machine.start_thread("kungfu-broker", serve)
-        except RuntimeError as error:
-            _log.warning("a worker of host %s isn't answered: %s (a limit on memory or threads?)", self.name, error)
-            asker.finish()
-            self._asking.pop(number, None)
-
-
-class _RemoteAsker:
-    """A worker of another host that has asked something: stands for its connection, for one answer."""
-
-    def __init__(self, site: RemoteSite, number: int) -> None:
-        self._site = site
-        self._number = number
-        self._answered = False
-        self.hung_up = False
-
-    def send(self, message: Any, fds: tuple[int, ...] = ()) -> None:
-        self._answered = True
-        self._site.send(m.Answer(self._number, message))
-
-    def finish(self) -> None:
-        if not self._answered:
-            self._site.send(m.Answer(self._number, None))
-
-    def is_closed(self) -> bool:
-        return self.hung_up
-
-    def extend(self, timeout: float | None) -> None:
-        """Sending never waits."""
-
-
-class SpreadSegment:
-    """The shared memory of a version: what is done to it is done on all of its hosts, in one order (the broker's, under
-    whose lock it is called), and before anything else that they hear later.
-
-    It is made in the background. Its hosts meet only in what `links` says; each has to say that it has its part.
-    """
-
-    def __init__(
-        self, owner: RemoteHosts, cluster: Cluster, attempt: int, recovers: bool, is_made: bool = False
-    ) -> None:
-        """`is_made`: by another head, on all of its hosts that are there."""
-        self.cluster, self.attempt = cluster, attempt
-        self.words: dict[int, str] = {}  # why ranks can't go on
-        self.beats: dict[int, int] = {}
-        self._waits: dict[str, tuple[list[tuple[int, int, bool]], float]] = {}  # of hosts' ranks, and when it was told
-        self._progress: dict[int, tuple[Progress, float]] = {}  # of ranks, and when it was told
-        self._owner = owner
-        self._recovers = recovers
-        # Hosts as they are now: one that is lost and comes back is another one, of which this knows nothing.
-        self._sites = [owner.sites[host] for host in cluster.hosts if host in owner.sites]
-        self._missing: dict[str, asyncio.Future[None]] = {}  # hosts that haven't said yet that they have their part
-        self._lock = threading.Lock()
-        # Guarded by _lock:
-        self._is_made = is_made
-        self._trouble: Exception | None = None
-        self._is_closed = False
-        self._sync_points = 0  # those that have been passed on
-        self._task: asyncio.Task[None] | None = None
-        if is_made:
-            for site in self._sites:
-                site.segments[cluster.version] = self
-        else:
-            owner.in_loop(self._begin)
-
-    # ---- in the event loop ----
-
-    def _begin(self) -> None:
-        with self._lock:
-            if not self._is_closed:
-                self._task = asyncio.ensure_future(self._make())
-
-    async def _make(self) -> None:
-        trouble: Exception | None = None
-        loop = asyncio.get_running_loop()
-        for site in self._sites:
-            site.segments[self.cluster.version] = self
-            self._missing[site.name] = loop.create_future()
-            site.send(m.Make(self.attempt, m.ClusterPart.of(self.cluster), self._recovers))
-            if site.lost:
-                self.was_made(site.name, site.lost, is_lost=True)
-        try:
-            if not self._missing:
-                raise OSError("none of its hosts is there")
-            missing = self._missing.values()
-            done, late = await asyncio.wait(missing, timeout=2 * MAKE_S, return_when=asyncio.FIRST_EXCEPTION)
-            for wait in done:
-                wait.result()
-            if late:
-                raise OSError(f"it takes longer than {2 * MAKE_S:g} s")
-        except asyncio.CancelledError:
-            trouble = OSError("given up")
-        except Exception as error:
-            trouble = error
-        with self._lock:
-            self._task = None
-            self._trouble, self._is_made = trouble, trouble is None
-            if not self._is_made or self._is_closed:
-                self._undo()
-        self._owner.was_made()
-
-    def was_made(self, host: str, error: str, is_lost: bool = False) -> None:
-        """A host has its part, or says why it can't. Where it `is_lost`, and that has to be on record first, members
-        that ask for this version wait for it: another version without the host, which that leads to."""
-        missing = self._missing.get(host)
-        if missing is not None and not missing.done():
-            if error and is_lost and self._owner.seat is not None:
-                missing.set_exception(NotMadeYet(f"host {host}: {error}"))
-                missing.exception()
-            elif error:
-                missing.set_exception(OSError(f"host {host}: {error}"))
-                missing.exception()  # looked at, also where another host was first
-            else:
-                missing.set_result(None)
-
-    def _undo(self) -> None:
-        self._forget()
-        self._tell(m.Close(self.cluster.version))
-
-    def pass_on_sync_points(self, number: int) -> None:
-        """What the workers of one host have asked for, those of all others hear of."""
-        with self._lock:
-            if self._is_closed or number <= self._sync_points:
-                return
-            self._sync_points = number
-        self._tell(m.Sync(self.cluster.version, number))
-
-    def has(self, site: RemoteSite) -> bool:
-        return site in self._sites
-
-    # ---- as a segment, from any thread ----
-
-    def check_made(self) -> None:
-        with self._lock:
-            if self._trouble is not None:
-                raise self._trouble
-            if not self._is_made:
-                raise NotMadeYet
-
-    def hand_over(self, asker: Asker, message: m.Place, rank: int) -> None:
-        asker.send(message)  # its host adds what belongs to it
-
-    def announce(self, version: int) -> None:
-        self._tell(m.Announce(self.cluster.version, version))
-
-    def mark_lost(self, rank: int, reason: str, recover: bool, reaped: bool) -> None:
-        self._tell(m.Lost(self.cluster.version, rank, reason, recover, reaped))
-
-    def lose_host(self, host: str) -> None:
-        for site in self._sites:
-            if site.name != host:
-                site.send(m.LoseHost(self.cluster.version, host))
-
-    def _tell(self, message: m.FromHead) -> None:
-        for site in self._sites:
-            site.send(message)
-
-    def heartbeat(self, rank: int) -> int:
-        return self.beats.get(rank, 0)
-
-    def gave_up(self, rank: int) -> str:
-        return self.words.get(rank, "")
-
-    def note_waits(self, host: str, waits: list[tuple[int, int, bool]]) -> None:
-        self._waits[host] = (waits, self._owner.machine.monotonic())
-
-    def awaited(self) -> list[tuple[int | str, int | str, bool]]:
-        """Without the hosts whose report is old, or hasn't come: of a rank there nobody knows whether it still waits,
-        and one report must not confirm a stuck rank by being read again (`stuck`, 2)."""
-        since = self._owner.machine.monotonic() - self._owner.stuck_sure_s
-        fresh = {host: waits for host, (waits, told) in self._waits.items() if told > since}
-        told = {site.name: fresh[site.name] for site in self._sites if not site.lost and site.name in fresh}
-        ranks: dict[str, list[int]] = {host: [] for host in told}
-        for rank, peer in enumerate(self.cluster.workers):
-            if peer.host in ranks:
-                ranks[peer.host].append(rank)
-        return waits_between_hosts(told, ranks)
-
-    def set_ending(self, rank: int, ending: bool) -> None:
-        self._tell(m.Ending(self.cluster.version, rank, ending))
-
-    def note_progress(self, rank: int, progress: Progress) -> None:
-        self._progress[rank] = (progress, self._owner.machine.monotonic())
-
-    def progress(self, rank: int) -> Progress | None:
-        if rank not in self._progress:
-            return None
-        (step, each_s, ago_s), told = self._progress[rank]
-        return step, each_s, ago_s + self._owner.machine.monotonic() - told
-
-    def close(self) -> None:
-        with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            if self._is_made:
-                self._owner.in_loop(self._forget)
-                self._tell(m.Close(self.cluster.version))
-            elif self._task is not None:
-                self._owner.in_loop(self._task.cancel)
-
-    def _forget(self) -> None:
-        for site in self._sites:
-            if site.segments.get(self.cluster.version) is self:
-                del site.segments[self.cluster.version]
-                site.apart = {(v, host): why for (v, host), why in site.apart.items() if v != self.cluster.version}
 
 
 class RemoteHosts:
@@ -729,7 +278,7 @@ class RemoteHosts:
         others = [site for site in self.sites.values() if not site.lost and site.name != self.name]
         parting = [asyncio.ensure_future(site.part()) for site in others]
         if parting:
-            _, late = await asyncio.wait(parting, timeout=_PARTING_S)
+            _, late = await asyncio.wait(parting, timeout=PARTING_S)
             for wait in late:
                 wait.cancel()
 
@@ -738,7 +287,7 @@ class RemoteHosts:
         for site in self.sites.values():
             site.drop()
 
-    def in_loop(self, function: Any) -> None:
+    def in_loop(self, function: Callable[[], object]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed already
             self._loop.call_soon_threadsafe(function)
 
@@ -972,27 +521,3 @@ class RemoteHosts:
             return  # who has to go ends the job
         if any(segment in site.segments.values() for site in self.sites.values()):
             self.reports.hosts_apart(reason)
-
-
-# What a host says, and what hears it.
-_AT_ANY_TIME: dict[type, Callable[[RemoteSite, Any], None]] = {
-    m.Interrupted: lambda site, said: site._owner.reports.interrupted(said.number, f" on host {site.name}"),
-    m.Leave: lambda site, said: site._owner.reports.host_leaves(site.name),
-    m.Ends: RemoteSite._hear_end,
-    m.StatusQuestion: lambda site, said: site.send(m.JobStatus(said.number, site._owner.reports.status())),
-    m.Beat: lambda site, said: None,
-}
-_OF_WORKERS: dict[type, Callable[[RemoteSite, Workers, Any], None]] = {
-    m.Started: lambda site, workers, said: workers.on_event(site.name, Started(said.key, said.pid)),
-    m.Exited: RemoteSite._hear_exited,
-    m.Looked: RemoteSite._hear_looked,
-    m.Asks: RemoteSite._serve,
-    m.HungUp: RemoteSite._hear_hung_up,
-    m.Guardless: RemoteSite._hear_guardless,
-}
-_OF_A_VERSION: dict[type, Callable[[RemoteSite, SpreadSegment, Any], None]] = {
-    m.Made: RemoteSite._hear_made,
-    m.Unlinked: lambda site, segment, said: site._owner.unlinked(segment, said.why),
-    m.Syncs: lambda site, segment, said: segment.pass_on_sync_points(said.number),
-    m.Unreachable: RemoteSite._hear_unreachable,
-}

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any, Callable, Protocol
 
-from ms_kungfu.launcher.control import AnyChannel
+from ms_kungfu.launcher.channel import AnyChannel
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.state.seat import Term

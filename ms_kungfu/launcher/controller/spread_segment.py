@@ -1,0 +1,219 @@
+"""The shared memory of a version over its hosts, each of which has its part."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from typing import Callable, Protocol
+
+from ms_kungfu.cluster import Cluster
+from ms_kungfu.cluster_store import Seat
+from ms_kungfu.launcher.machine import Machine
+from ms_kungfu.launcher.state.segment import MAKE_S, Asker, NotMadeYet, Progress
+from ms_kungfu.launcher.state.stuck import waits_between_hosts
+from ms_kungfu.launcher.wire import messages as m
+
+
+class Member(Protocol):
+    """A host that has a part (`remote.RemoteSite`)."""
+
+    name: str
+    lost: str  # why
+    segments: dict[int, SpreadSegment]  # those that it has, or is making
+    apart: dict[tuple[int, str], str]  # version, host that it can't reach any more -> why
+
+    def send(self, message: m.FromHead) -> None:
+        """From any thread."""
+
+
+class Owner(Protocol):
+    """All hosts (`remote.RemoteHosts`)."""
+
+    machine: Machine
+    seat: Seat | None
+    stuck_sure_s: float
+
+    @property
+    def sites(self) -> Mapping[str, Member]: ...
+
+    def in_loop(self, function: Callable[[], object]) -> None:
+        """Has it called there, from any thread."""
+
+    def was_made(self) -> None:
+        """A segment was, or can't be."""
+
+
+class SpreadSegment:
+    """The shared memory of a version: what is done to it is done on all of its hosts, in one order (the broker's, under
+    whose lock it is called), and before anything else that they hear later.
+
+    It is made in the background. Its hosts meet only in what `links` says; each has to say that it has its part.
+    """
+
+    def __init__(self, owner: Owner, cluster: Cluster, attempt: int, recovers: bool, is_made: bool = False) -> None:
+        """`is_made`: by another head, on all of its hosts that are there."""
+        self.cluster, self.attempt = cluster, attempt
+        self.words: dict[int, str] = {}  # why ranks can't go on
+        self.beats: dict[int, int] = {}
+        self._waits: dict[str, tuple[list[tuple[int, int, bool]], float]] = {}  # of hosts' ranks, and when it was told
+        self._progress: dict[int, tuple[Progress, float]] = {}  # of ranks, and when it was told
+        self._owner = owner
+        self._recovers = recovers
+        # Hosts as they are now: one that is lost and comes back is another one, of which this knows nothing.
+        self._sites = [owner.sites[host] for host in cluster.hosts if host in owner.sites]
+        self._missing: dict[str, asyncio.Future[None]] = {}  # hosts that haven't said yet that they have their part
+        self._lock = threading.Lock()
+        # Guarded by _lock:
+        self._is_made = is_made
+        self._trouble: Exception | None = None
+        self._is_closed = False
+        self._sync_points = 0  # those that have been passed on
+        self._task: asyncio.Task[None] | None = None
+        if is_made:
+            for site in self._sites:
+                site.segments[cluster.version] = self
+        else:
+            owner.in_loop(self._begin)
+
+    # ---- in the event loop ----
+
+    def _begin(self) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._task = asyncio.ensure_future(self._make())
+
+    async def _make(self) -> None:
+        trouble: Exception | None = None
+        loop = asyncio.get_running_loop()
+        for site in self._sites:
+            site.segments[self.cluster.version] = self
+            self._missing[site.name] = loop.create_future()
+            site.send(m.Make(self.attempt, m.ClusterPart.of(self.cluster), self._recovers))
+            if site.lost:
+                self.was_made(site.name, site.lost, is_lost=True)
+        try:
+            if not self._missing:
+                raise OSError("none of its hosts is there")
+            missing = self._missing.values()
+            done, late = await asyncio.wait(missing, timeout=2 * MAKE_S, return_when=asyncio.FIRST_EXCEPTION)
+            for wait in done:
+                wait.result()
+            if late:
+                raise OSError(f"it takes longer than {2 * MAKE_S:g} s")
+        except asyncio.CancelledError:
+            trouble = OSError("given up")
+        except Exception as error:
+            trouble = error
+        with self._lock:
+            self._task = None
+            self._trouble, self._is_made = trouble, trouble is None
+            if not self._is_made or self._is_closed:
+                self._undo()
+        self._owner.was_made()
+
+    def was_made(self, host: str, error: str, is_lost: bool = False) -> None:
+        """A host has its part, or says why it can't. Where it `is_lost`, and that has to be on record first, members
+        that ask for this version wait for it: another version without the host, which that leads to."""
+        missing = self._missing.get(host)
+        if missing is not None and not missing.done():
+            if error and is_lost and self._owner.seat is not None:
+                missing.set_exception(NotMadeYet(f"host {host}: {error}"))
+                missing.exception()
+            elif error:
+                missing.set_exception(OSError(f"host {host}: {error}"))
+                missing.exception()  # looked at, also where another host was first
+            else:
+                missing.set_result(None)
+
+    def _undo(self) -> None:
+        self._forget()
+        self._tell(m.Close(self.cluster.version))
+
+    def pass_on_sync_points(self, number: int) -> None:
+        """What the workers of one host have asked for, those of all others hear of."""
+        with self._lock:
+            if self._is_closed or number <= self._sync_points:
+                return
+            self._sync_points = number
+        self._tell(m.Sync(self.cluster.version, number))
+
+    def has(self, site: Member) -> bool:
+        return site in self._sites
+
+    # ---- as a segment, from any thread ----
+
+    def check_made(self) -> None:
+        with self._lock:
+            if self._trouble is not None:
+                raise self._trouble
+            if not self._is_made:
+                raise NotMadeYet
+
+    def hand_over(self, asker: Asker, message: m.Place, rank: int) -> None:
+        asker.send(message)  # its host adds what belongs to it
+
+    def announce(self, version: int) -> None:
+        self._tell(m.Announce(self.cluster.version, version))
+
+    def mark_lost(self, rank: int, reason: str, recover: bool, reaped: bool) -> None:
+        self._tell(m.Lost(self.cluster.version, rank, reason, recover, reaped))
+
+    def lose_host(self, host: str) -> None:
+        for site in self._sites:
+            if site.name != host:
+                site.send(m.LoseHost(self.cluster.version, host))
+
+    def _tell(self, message: m.FromHead) -> None:
+        for site in self._sites:
+            site.send(message)
+
+    def heartbeat(self, rank: int) -> int:
+        return self.beats.get(rank, 0)
+
+    def gave_up(self, rank: int) -> str:
+        return self.words.get(rank, "")
+
+    def note_waits(self, host: str, waits: list[tuple[int, int, bool]]) -> None:
+        self._waits[host] = (waits, self._owner.machine.monotonic())
+
+    def awaited(self) -> list[tuple[int | str, int | str, bool]]:
+        """Without the hosts whose report is old, or hasn't come: of a rank there nobody knows whether it still waits,
+        and one report must not confirm a stuck rank by being read again (`stuck`, 2)."""
+        since = self._owner.machine.monotonic() - self._owner.stuck_sure_s
+        fresh = {host: waits for host, (waits, told) in self._waits.items() if told > since}
+        told = {site.name: fresh[site.name] for site in self._sites if not site.lost and site.name in fresh}
+        ranks: dict[str, list[int]] = {host: [] for host in told}
+        for rank, peer in enumerate(self.cluster.workers):
+            if peer.host in ranks:
+                ranks[peer.host].append(rank)
+        return waits_between_hosts(told, ranks)
+
+    def set_ending(self, rank: int, ending: bool) -> None:
+        self._tell(m.Ending(self.cluster.version, rank, ending))
+
+    def note_progress(self, rank: int, progress: Progress) -> None:
+        self._progress[rank] = (progress, self._owner.machine.monotonic())
+
+    def progress(self, rank: int) -> Progress | None:
+        if rank not in self._progress:
+            return None
+        (step, each_s, ago_s), told = self._progress[rank]
+        return step, each_s, ago_s + self._owner.machine.monotonic() - told
+
+    def close(self) -> None:
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            if self._is_made:
+                self._owner.in_loop(self._forget)
+                self._tell(m.Close(self.cluster.version))
+            elif self._task is not None:
+                self._owner.in_loop(self._task.cancel)
+
+    def _forget(self) -> None:
+        for site in self._sites:
+            if site.segments.get(self.cluster.version) is self:
+                del site.segments[self.cluster.version]
+                site.apart = {(v, host): why for (v, host), why in site.apart.items() if v != self.cluster.version}
