@@ -307,9 +307,11 @@ def broken_in(batch: int, batches: int, seeds: range, schedule_of_seed: Callable
     return None
 
 
-def variations(setup: HostsSetup, happenings: tuple[Happening, ...], seeds: int, later_s: float) -> Iterator[Schedule]:
+def variations(
+    setup: HostsSetup, happenings: tuple[Happening, ...], seeds: int, later_s: float, first: int = 0
+) -> Iterator[Schedule]:
     """With other delays, and each happening up to `later_s` later."""
-    for seed in range(seeds):
+    for seed in range(first, first + seeds):
         rng = random.Random(seed)
         moved = [replace(h, at=round(h.at + rng.uniform(0, later_s), 4)) for h in happenings]
         yield Schedule(seed, setup, tuple(sorted(moved, key=lambda h: h.at)))

@@ -37,6 +37,13 @@ class Broker(broker.Broker):
                     )
         super()._after_choice()
 
+    def _grant(self, connection, request, grant):
+        """Whoever comes to the version with the state may die on the way, and takes it along: nobody can help that."""
+        for process in self._world.everybody:
+            if process.alive and process.member.received and process.granted == (request.peer, request.incarnation):
+                self._world.holders.setdefault(grant.cluster.version, []).append(process)
+        super()._grant(connection, request, grant)
+
     def refuse(self, version, reason):
         # Told in the launcher's log: an external config server takes wishes that can't come true.
         self._world.refused.add(version)
@@ -64,8 +71,6 @@ class Connection:
             self.counts_from = self._process.world.loop.now
             return
         self.sent, self.fds = message, self._process.world.received(fds, self._process)
-        if fds and self._process.alive and self._process.member.received:
-            self._process.world.holders.setdefault(message.cluster.version, []).append(self._process)
 
     def close(self):
         self.ended = True
