@@ -71,7 +71,7 @@ def _run(options: Options) -> int:
     # Before any thread exists, and before the imports below: the supervisor stays small.
     supervisor = Supervisor.fork(options.command)
     try:
-        from ms_kungfu.launcher.agent.outpost import Outpost
+        from ms_kungfu.launcher.agent.agent import Agent
         from ms_kungfu.launcher.controller.job import Job
         from ms_kungfu.launcher.state.start_error import StartError
 
@@ -84,7 +84,7 @@ def _run(options: Options) -> int:
         try:
 
             async def main() -> int:
-                return await Outpost(options, supervisor, output, Job).run()
+                return await Agent(options, supervisor, output, Job).run()
 
             return run(main())
         except StartError as error:

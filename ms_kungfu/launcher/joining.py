@@ -1,7 +1,7 @@
 """A host that joins a job which runs already (``-join URL``): what it asks before it has anything, and what it is told.
 
 What the job is (its program, its flags) comes from the head, over a connection of its own that changes nothing there.
-Then the host is like any other one: its launcher (`outpost`) calls the head, and says that it joins, and with how many
+Then the host is like any other one: its launcher (`agent`) calls the head, and says that it joins, and with how many
 slots.
 
 All that can come between is settled by the head, in one place and without a wait (`RemoteHosts._serve`), by what is

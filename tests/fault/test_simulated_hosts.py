@@ -13,9 +13,8 @@ pytest.importorskip("mindspore", reason="MindSpore is not installed")
 
 from ms_kungfu.elastic import handover
 from ms_kungfu.launcher import control
-from ms_kungfu.launcher.agent import links, outpost
-from ms_kungfu.launcher.controller import broker, job, remote
-from ms_kungfu.launcher.controller import workers as agent
+from ms_kungfu.launcher.agent import agent, links
+from ms_kungfu.launcher.controller import broker, job, remote, workers
 from ms_kungfu.launcher.state import lost_hosts
 from ms_kungfu.launcher.state.policy import Recover
 from ms_kungfu.launcher.state.start_error import StartError
@@ -77,7 +76,7 @@ def try_the_first_version_once(monkeypatch: pytest.MonkeyPatch) -> None:
         except OSError as error:
             raise StartError(str(error)) from error
 
-    monkeypatch.setattr(agent.HostAgent, "_choose_first", choose_first)
+    monkeypatch.setattr(workers.WorkerManager, "_choose_first", choose_first)
 
 
 def leave_what_is_superseded_while_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,8 +110,8 @@ def tell_each_host_of_deaths_in_an_order_of_its_own(monkeypatch: pytest.MonkeyPa
                     segment.mark_lost(rank, "it has ended", True, True)
         real(self, event)
 
-    real = outpost.Outpost._tell_exited
-    monkeypatch.setattr(outpost.Outpost, "_tell_exited", tell_exited)
+    real = agent.Agent._tell_exited
+    monkeypatch.setattr(agent.Agent, "_tell_exited", tell_exited)
 
 
 def let_leases_run_on_while_one_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +127,7 @@ def never_give_up_who_is_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def obey_a_head_that_isnt_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that is cut off goes on for ever, and so do its connections."""
-    monkeypatch.setattr(outpost.Outpost, "_look_for_the_head", lambda self, channel, leases: None)
+    monkeypatch.setattr(agent.Agent, "_look_for_the_head", lambda self, channel, leases: None)
     monkeypatch.setattr(control.Channel, "set_silence", lambda self, seconds: None)
 
 

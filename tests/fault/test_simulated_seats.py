@@ -18,8 +18,7 @@ pytest.importorskip("greenlet", reason="the simulator's threads are greenlets: p
 pytest.importorskip("mindspore", reason="MindSpore is not installed")
 
 from ms_kungfu.launcher.agent import relay
-from ms_kungfu.launcher.controller import job, remote
-from ms_kungfu.launcher.controller import workers as agent
+from ms_kungfu.launcher.controller import job, remote, workers
 from ms_kungfu.launcher.state.policy import Recover
 from tests.fault.schedules import (
     Schedule,
@@ -180,7 +179,7 @@ def go_on_without_who_comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forget_the_deaths_that_were_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those who have died are reported, but not in which order they have."""
-    monkeypatch.setattr(agent, "all_losses", lambda reports, version: [])
+    monkeypatch.setattr(workers, "all_losses", lambda reports, version: [])
 
 
 def end_workers_before_the_end_is_on_record(monkeypatch: pytest.MonkeyPatch) -> None:

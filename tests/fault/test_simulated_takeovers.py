@@ -171,7 +171,7 @@ def test_who_came_back_after_it_had_left_stays_when_the_head_dies() -> None:
     """Under the name under which it was granted to leave."""
     leaves, comes = Happening(0.6, "terminate", 5), Happening(2.5, "resize", 8)
     for schedule in variations(replace(JOB, samples=400), (leaves, comes, Happening(5.0, "kill head")), 3, 0.1):
-        current = run(schedule).job._agent.broker.current()
+        current = run(schedule).job._manager.broker.current()
         assert current.size == 6, story(schedule)  # without the head's two
 
 
@@ -193,7 +193,7 @@ def test_the_next_head_knows_who_trains_already() -> None:
         known: list[bool] = []
 
         def look(world: HostsWorld = world, known: list[bool] = known) -> None:
-            agent = world.job._agent
+            agent = world.job._manager
             for process in agent.processes.of_standing(Standing.MEMBER):
                 known.append(agent.broker.is_ready(process.peer, process.incarnation))
 

@@ -398,7 +398,7 @@ def test_workers_that_never_join_are_told_of_as_copies(kungfu_run):
 def test_workers_that_have_run_without_joining_are_told_of_once(size, lived_s, has_placed, is_told, caplog):
     now = [100.0]
     stub = SimpleNamespace(
-        is_over=False, _agent=SimpleNamespace(broker=SimpleNamespace(has_placed=lambda: has_placed)),
+        is_over=False, _manager=SimpleNamespace(broker=SimpleNamespace(has_placed=lambda: has_placed)),
         _workers_since=now[0], _coordinator=SimpleNamespace(newest=SimpleNamespace(size=size)),
         _loop=SimpleNamespace(time=lambda: now[0]),
     )  # fmt: skip

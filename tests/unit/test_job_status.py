@@ -18,7 +18,7 @@ from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster, PeerID, writer_of_work
 from ms_kungfu.cluster_store import Sitting
 from ms_kungfu.config_server import secret_file
 from ms_kungfu.launcher import status_command
-from ms_kungfu.launcher.agent.outpost import Outpost
+from ms_kungfu.launcher.agent.agent import Agent
 from ms_kungfu.launcher.cli import main
 from ms_kungfu.launcher.controller.status import History, describe
 from ms_kungfu.launcher.state.hosts import Host, Hosts
@@ -407,7 +407,7 @@ def test_a_host_without_a_head_tells_whether_it_has_had_one(seated, state, why):
     host = SimpleNamespace(
         _head=None, _head_name="a", _numbers=iter([1]), _channel=None, _seated=seated, _options=options, _started_at=0.0
     )
-    told = asyncio.run(Outpost._status(host))
+    told = asyncio.run(Agent._status(host))
     assert (told["state"], told["why"]) == (state, why)
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from ms_kungfu.cluster_store import Sitting, StoreFullError, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
-from ms_kungfu.launcher.agent import outpost
+from ms_kungfu.launcher.agent import agent
 
 
 def look_for_the_next_head(monkeypatch: pytest.MonkeyPatch, look: Callable[[int], Sitting]) -> tuple[int, str]:
     """How a host ends whose store gives these answers, one in 20 s, where it is patient for 60 s."""
-    monkeypatch.setattr(outpost, "_SEAT_LOOK_S", 0.0)
+    monkeypatch.setattr(agent, "_SEAT_LOOK_S", 0.0)
     looks = 0
     ends: list[tuple[int, str]] = []
 
@@ -37,7 +37,7 @@ def look_for_the_next_head(monkeypatch: pytest.MonkeyPatch, look: Callable[[int]
         _loop=SimpleNamespace(time=lambda: 20.0 * looks), _ended=SimpleNamespace(done=lambda: bool(ends)),
         _end=lambda *how: ends.append(how), _warn_once=lambda sentence: None, _interrupted=0, _is_leaving=False,
     )  # fmt: skip
-    assert asyncio.run(outpost.Outpost._next_head(host, "a, which has the job, is gone")) is None
+    assert asyncio.run(agent.Agent._next_head(host, "a, which has the job, is gone")) is None
     return ends[0]
 
 

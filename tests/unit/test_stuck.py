@@ -13,7 +13,7 @@ from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.controller.broker import Broker
 from ms_kungfu.launcher.controller.processes import Process
 from ms_kungfu.launcher.controller.remote import RemoteHosts
-from ms_kungfu.launcher.controller.workers import HostAgent
+from ms_kungfu.launcher.controller.workers import WorkerManager
 from ms_kungfu.launcher.state.hangs import HangWatch
 from ms_kungfu.launcher.state.stuck import (
     StuckWatch,
@@ -132,9 +132,9 @@ def test_report_of_a_host_is_no_look_for_stuck_workers() -> None:
     agent._look_for_the_stuck = lambda: looks.append(1)
     agent._keep_looking_for_the_stuck = "again"
     for host in ("a", "b", "c"):
-        HostAgent.look_at(agent, host, HangWatch(10.0), 1.0, [], lambda key: False)
+        WorkerManager.look_at(agent, host, HangWatch(10.0), 1.0, [], lambda key: False)
     assert looks == []
-    HostAgent._keep_looking_for_the_stuck(agent)
+    WorkerManager._keep_looking_for_the_stuck(agent)
     assert (looks, later) == ([1], [(0.5, "again")])
 
 
@@ -175,7 +175,7 @@ def test_wait_for_worker_names_join_timeout_until_it_joins(has_joined: bool, lim
         machine=SimpleNamespace(environ={env.COLLECTIVE_TIMEOUT.name: "60"}),
     )
     process = Process(0, "", "127.0.0.1", PeerID("127.0.0.1", 10000))
-    assert HostAgent._limit_of_waits_for(agent, process) == limit
+    assert WorkerManager._limit_of_waits_for(agent, process) == limit
 
 
 def test_rank_that_waits_for_no_rank_in_particular_is_not_stuck() -> None:

@@ -1,6 +1,6 @@
-"""One job from its first worker to its last process: an event loop joins host agent, coordinator and cluster store.
+"""One job from its first worker to its last process: joins worker manager, coordinator and cluster store.
 
-What happens comes in as a report of the agent, a signal, or a cluster that somebody has written; the coordinator says
+What happens comes in as a report of a host, a signal, or a cluster that somebody has written; the coordinator says
 what it means, and here that is done. All of it runs on one asyncio loop in the launcher's main thread.
 """
 
@@ -31,7 +31,7 @@ from ms_kungfu.launcher.controller.sites import Site
 from ms_kungfu.launcher.controller.startup import MayWrite, Start, prepare
 from ms_kungfu.launcher.controller.status import History, describe
 from ms_kungfu.launcher.controller.tenure import END_S, RENEW_S, Tenure
-from ms_kungfu.launcher.controller.workers import GRACE_S, HostAgent
+from ms_kungfu.launcher.controller.workers import GRACE_S, WorkerManager
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options, what_is_done_instead
 from ms_kungfu.launcher.state import policy
@@ -60,7 +60,7 @@ _ATTEMPTS = 1 << 16  # of one head at versions of several hosts: those of the ne
 
 
 class Job:
-    """Runs a job once. Its host's launcher (`outpost`), which has begun it and says `hello`, is one of all that it
+    """Runs a job once. Its host's launcher (`agent`), which has begun it and says `hello`, is one of all that it
     tells what to do. With a `term` in the seat it decides for as long as it has the seat, and what is to be on record
     is that before anybody hears of it. `remove_at_end`: a file to remove, however this process ends.
     """
@@ -79,7 +79,7 @@ class Job:
         self._machine = machine
         self._hello = hello
         self._remove_at_end = remove_at_end
-        self._agent: HostAgent | None = None
+        self._manager: WorkerManager | None = None
         self._remote: RemoteHosts | None = None
         self._watcher: StoreWatcher | None = None
         self._pause: asyncio.TimerHandle | None = None
@@ -132,14 +132,14 @@ class Job:
             state = "ends"
             why = "it is interrupted" if self._verdict.cancelled() or self._verdict.exception() else ""
             why = why or self._verdict.result().reason
-        elif self._agent is not None:
+        elif self._manager is not None:
             state = "runs"
         elif self._remote is not None:
             missing = self._remote.missing_others()
             why = f"waits for kungfu-run on {', '.join(missing)}" if missing else ""
         document = outline(self._options, state, why, self._began_at)
-        if self._agent is not None:
-            describe(document, self._agent, self._coordinator, self._history)
+        if self._manager is not None:
+            describe(document, self._manager, self._coordinator, self._history)
         return document
 
     # ---- start ----
@@ -175,29 +175,29 @@ class Job:
         remote.seat = leadership.seat
         remote.hold_deadlines(leadership.awaits_store)
         await remote.gather(start.join_timeout_s)
-        agent = HostAgent(
+        manager = WorkerManager(
             options, machine, start, self._coordinator, self, remote, self.make_broker,
             on_choice=self._on_choice if leadership.moves else None,
             may_announce=self._may_announce if leadership.moves else None,
         )  # fmt: skip
-        self._agent = agent
-        self._closers.callback(agent.close)
+        self._manager = manager
+        self._closers.callback(manager.close)
         self._history.begun(start.first)
-        await agent.start(self._note)
+        await manager.start(self._note)
         self._workers_since = self._loop.time()
         self._warner = self._loop.call_later(_MUST_JOIN_S, self._warn_of_copies)
         self._closers.callback(self._warner.cancel)
         machine.tell_of_the_beginning()
         if self._early is not None:
             self.on_cluster(self._early)
-        self._watch(agent)
+        self._watch(manager)
 
-    def _watch(self, agent: HostAgent) -> None:
+    def _watch(self, manager: WorkerManager) -> None:
         if self._options.watch and self._begun.store is not None:
             self._watcher = StoreWatcher(
                 self._begun.store,
                 lambda: replace(self._coordinator.newest, version=self._coordinator.last_version),
-                lambda cluster: agent.from_thread(self.on_cluster, cluster),
+                lambda cluster: manager.from_thread(self.on_cluster, cluster),
                 self._machine,
                 puts_back=not self._leadership.moves,
             )
@@ -236,9 +236,9 @@ class Job:
 
         def record() -> Record:
             start, coordinator, own = self._begun, self._coordinator, self._options.hosts.self_name
-            if self._agent is None and leadership.resumes is not None:  # who is there isn't known yet
+            if self._manager is None and leadership.resumes is not None:  # who is there isn't known yet
                 return replace(leadership.resumes, end=end)
-            versions = ClusterVersions() if self._agent is None else self._agent.broker.record(choice, lost)
+            versions = ClusterVersions() if self._manager is None else self._manager.broker.record(choice, lost)
             forgotten = coordinator.hosts.lost.difference(versions.lost_hosts)
             hosts = tuple(host for host in coordinator.hosts.each if host.name not in forgotten)
             return Record(
@@ -264,24 +264,24 @@ class Job:
         """From any thread."""
         if self._leadership.may_say(version):
             return True
-        self._host.from_thread(lambda it: self._in_background(self._announce_once_it_may(it)), version)
+        self._workers.from_thread(lambda it: self._in_background(self._announce_once_it_may(it)), version)
         return False
 
     async def _announce_once_it_may(self, version: int) -> None:
         if await self._leadership.until_it_may_be_said(version, lambda: self.is_over):
-            self._host.broker.announce()
+            self._workers.broker.announce()
 
     def _on_choice(self, version: int) -> None:
         """From the broker's threads."""
         act = self._leadership.act
-        self._host.from_thread(lambda it: self._in_background(act(lambda: self._choose(it))), version)
+        self._workers.from_thread(lambda it: self._in_background(act(lambda: self._choose(it))), version)
 
     async def _choose(self, version: int) -> None:
         if not await self._write_record(choice=version):
             return  # nobody hears of it
-        if not self._host.broker.noted():
+        if not self._workers.broker.noted():
             await self._write_record()
-            self._host.broker.not_noted()
+            self._workers.broker.not_noted()
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -331,12 +331,12 @@ class Job:
         if missing and remote.was_left:
             await leadership.stand_up()
             return
-        agent = HostAgent(
+        manager = WorkerManager(
             options, machine, start, coordinator, self, remote, self.make_broker, record.versions, self._on_choice,
             self._may_announce,
         )  # fmt: skip
-        self._agent = agent
-        self._closers.callback(agent.close)
+        self._manager = manager
+        self._closers.callback(manager.close)
         self._resume_past(record.told, current)
         is_behind = False
         if wanted is not None and wanted.version > current.version:
@@ -349,24 +349,24 @@ class Job:
             if why_not is None:
                 coordinator.newest = wanted
             else:
-                agent.broker.refuse(wanted.version, why_not)
+                manager.broker.refuse(wanted.version, why_not)
         newest = coordinator.newest
-        agent.resume(remote.told, newest if newest.version > current.version else None)
-        agent.fix_cores(max((report.cores for report in remote.told.values()), default=0))
+        manager.resume(remote.told, newest if newest.version > current.version else None)
+        manager.fix_cores(max((report.cores for report in remote.told.values()), default=0))
         coordinator.leaving |= {PeerID.parse(peer) for report in remote.told.values() for peer in report.leaving}
         remote.catch_up()
         lost = [worker for worker in current.workers if worker.host in record.lost]
-        verdict = coordinator.takes_over(lost, agent.processes.headcount())
+        verdict = coordinator.takes_over(lost, manager.processes.headcount())
         if verdict is not None:
             self._settle(verdict)
         self._history.note(f"host {options.hosts.self_name} has the job from now on")
         for name in missing:
             self.host_lost(name, "its launcher didn't come to the new head of the job")
         if not missing and not is_behind and newest.version > current.version:
-            agent.start_missing(newest)
-            agent.broker.announce()  # nobody may have to start
+            manager.start_missing(newest)
+            manager.broker.announce()  # nobody may have to start
         self._revisions.write()
-        self._watch(agent)
+        self._watch(manager)
         for name in self._leaving_early:
             self.host_leaves(name)
 
@@ -429,7 +429,7 @@ class Job:
     @property
     def _has_begun(self) -> bool:
         """All hosts are there, and the first cluster is chosen."""
-        return self._agent is not None and self._agent.broker.current() is not None
+        return self._manager is not None and self._manager.broker.current() is not None
 
     @property
     def is_over(self) -> bool:
@@ -461,7 +461,7 @@ class Job:
 
         Not of workers that end too soon to have trained: `kungfu-run -np 4 hostname` is no mistake.
         """
-        if self.is_over or self._agent is None or self._workers_since is None or self._agent.broker.has_placed():
+        if self.is_over or self._manager is None or self._workers_since is None or self._manager.broker.has_placed():
             return
         size, seconds = self._coordinator.newest.size, self._loop.time() - self._workers_since
         if size > 1 and seconds >= _TRAINS_S:
@@ -469,14 +469,14 @@ class Job:
             _log.warning("%s", policy.copies(size, seconds, ended))
 
     def _decide(self, event: WorkerExited | WorkerWorksOn) -> Verdict:
-        return self._coordinator.decide(event, self._host.processes.headcount())
+        return self._coordinator.decide(event, self._workers.processes.headcount())
 
     @property
-    def _host(self) -> HostAgent:
-        assert self._agent is not None
-        return self._agent
+    def _workers(self) -> WorkerManager:
+        assert self._manager is not None
+        return self._manager
 
-    # ---- reports of the host agent ----
+    # ---- reports of the host manager ----
 
     def host_lost(self, name: str, reason: str) -> None:
         is_the_heads = name == self._options.hosts.self_name and not self.moves
@@ -515,7 +515,7 @@ class Job:
         if grace is not None:
             grace.cancel()
         self._coordinator.hosts = self._coordinator.hosts.without(name)
-        self._host.lose_host(name, reason)
+        self._workers.lose_host(name, reason)
 
     def hosts_apart(self, reason: str) -> None:
         self._settle(policy.host_lost(reason, self._exit_code))
@@ -567,7 +567,7 @@ class Job:
         coordinator, leaving = self._coordinator, self._coordinator.hosts.leaving
         if not leaving or coordinator.finishing:
             return True
-        living = self._host.processes.living_members()
+        living = self._workers.processes.living_members()
         left = [peer for peer in living if peer.host not in leaving and peer not in coordinator.leaving]
         return self._settle(policy.hosts_leave(" and ".join(sorted(leaving)), len(left), self._options.min_size))
 
@@ -575,15 +575,15 @@ class Job:
         del self._graces[name]
         if not self.is_over:
             reason = f"was on host {name}, which leaves, for more than {self._options.leave_grace_s:g} s (-leave-grace)"
-            self._host.end_processes_on(name, reason)
+            self._workers.end_processes_on(name, reason)
             self._let_hosts_go()
 
     def _let_hosts_go(self) -> None:
         """Those that leave and have nothing left to do here."""
         for name in self._coordinator.hosts.leaving:
-            current = self._host.broker.current()
+            current = self._workers.broker.current()
             is_needed = current is not None and name in current.hosts
-            if self.is_over or self._host.has_processes_on(name) or (is_needed and name in self._graces):
+            if self.is_over or self._workers.has_processes_on(name) or (is_needed and name in self._graces):
                 continue
             self._once_it_is_noted(name, functools.partial(self._let_host_go, name))
 
@@ -634,7 +634,7 @@ class Job:
         coordinator = self._coordinator
         how = "come back to" if host.name in coordinator.hosts.names else "joined"
         coordinator.hosts = coordinator.hosts.joined_by(host)
-        self._host.add_site(site)
+        self._workers.add_site(site)
         self._in_background(self._leadership.act(self._write_record))
         _log.info("host %s has %s the job, with %s", host.name, how, counted(host.slots or 0, "slot"))
         self._history.note(f"host {host.name} has {how} the job")
@@ -668,8 +668,8 @@ class Job:
             _log.info("%s %s", who, policy.how_it_ended(code))
         if finished:
             coordinator.member_finished(who)
-            self._host.standbys.expect_nobody()
-        logs = self._host.logs_of(process)
+            self._workers.standbys.expect_nobody()
+        logs = self._workers.logs_of(process)
         restarts = coordinator.restarts_of(process.place, self._loop.time())
         late = coordinator.count_late(process.place, process.is_late)
         verdict = self._decide(WorkerExited(who, standing, code, error, logs=logs, restarts=restarts, late=late))
@@ -713,8 +713,8 @@ class Job:
             if verdict.action is Action.REPLACE:
                 coordinator.count_restart(process.place, now)
             else:
-                self._host.standbys.keep_fewer()
-            self._loop.call_later(pause_s, self._host.standbys.keep)
+                self._workers.standbys.keep_fewer()
+            self._loop.call_later(pause_s, self._workers.standbys.keep)
         elif verdict.action in (Action.SHRINK, Action.REPLACE):
             if verdict.action is Action.REPLACE and counted_on:
                 if pause_s:
@@ -733,13 +733,13 @@ class Job:
         self._history.chosen(cluster, step)
 
     def worker_leaves(self, peer: PeerID) -> None:
-        host, leaving = self._host, self._coordinator.leaving
-        for process in host.processes.of_standing(Standing.MEMBER, Standing.JOINING):
+        workers, leaving = self._workers, self._coordinator.leaving
+        for process in workers.processes.of_standing(Standing.MEMBER, Standing.JOINING):
             if process.peer == peer:
                 if peer in leaving:  # and was told to end beside
                     self._end_who_is_kept()
                     return
-                left = [other for other in host.processes.living_members() if other != peer and other not in leaving]
+                left = [other for other in workers.processes.living_members() if other != peer and other not in leaving]
                 verdict = policy.leaves(process.who, len(left), self._options.min_size)
                 if not self._settle(verdict):
                     return
@@ -747,15 +747,15 @@ class Job:
                     leaving.add(peer)
                     self._revisions.write()
                 else:
-                    host.tell_again_to_end({peer})
-                    host.broker.stays(peer)
+                    workers.tell_again_to_end({peer})
+                    workers.broker.stays(peer)
                 return
 
     def _end_who_is_kept(self) -> None:
         """Where all who are left wanted to leave, nobody goes: those of them who got a SIGTERM end by it."""
-        living = self._host.processes.living_members()
+        living = self._workers.processes.living_members()
         if self._coordinator.leaving.issuperset(living):
-            self._host.tell_again_to_end(living)
+            self._workers.tell_again_to_end(living)
 
     # ---- the cluster changes ----
 
@@ -765,11 +765,11 @@ class Job:
         self._end_who_is_kept()
         if not self._has_enough_who_stay():
             return None
-        processes, server = self._host.processes, self._begun.server
+        processes, server = self._workers.processes, self._begun.server
         try:
             return self._coordinator.revision(
                 -1 if server is None else server.store.version,
-                self._host.broker.ended_in(self._coordinator.newest),
+                self._workers.broker.ended_in(self._coordinator.newest),
                 processes.living_members(),
                 processes.taken_ports(),
             )
@@ -809,8 +809,8 @@ class Job:
         members, ended = list(coordinator.newest.workers), []
         if self._has_begun:
             # Who lists only workers that have just died did not know it: `revised` sees to it that the state is kept.
-            ended = self._host.broker.ended_in(coordinator.newest)
-            members = [*self._host.processes.living_members(), *ended]
+            ended = self._workers.broker.ended_in(coordinator.newest)
+            members = [*self._workers.processes.living_members(), *ended]
         going = coordinator.going(members)
         coordinator.hosts.check(cluster, members, ended, going)
         if cluster.size < options.min_size and cluster.writer != self._begun.writer:
@@ -829,7 +829,7 @@ class Job:
             size = counted(cluster.size, "worker")
             _log.info("cluster version %d is wanted: %s, once the job has begun", cluster.version, size)
             return
-        host, broker = self._host, self._host.broker
+        workers, broker = self._workers, self._workers.broker
         coordinator.last_version = cluster.version
         own = cluster.writer == self._begun.writer
         try:
@@ -842,8 +842,8 @@ class Job:
             return
         _log.info("cluster version %d is wanted: %s", cluster.version, counted(cluster.size, "worker"))
         self._history.wanted(cluster, coordinator.newest, self._begun.writer)
-        host.warn_of_crowd(cluster)
-        living, joining = host.processes.living_members(), host.processes.of_standing(Standing.JOINING)
+        workers.warn_of_crowd(cluster)
+        living, joining = workers.processes.living_members(), workers.processes.of_standing(Standing.JOINING)
         if cluster.writer == WRITER_WHO_EVICTS:
             broker.note_evicted(set(coordinator.newest.workers) - set(cluster.workers))
         broker.admit(cluster)
@@ -852,10 +852,10 @@ class Job:
         if self._pause is not None and not coordinator.pausing:
             self._pause.cancel()
             self._pause = None
-        host.dismiss_who_is_left_out(joining)
+        workers.dismiss_who_is_left_out(joining)
         if ended or coordinator.hosts.leaving or coordinator.has_other_hosts(cluster):
             self._revisions.write()
-        host.start_missing(cluster, replacing)
+        workers.start_missing(cluster, replacing)
 
     # ---- end ----
 
@@ -864,13 +864,13 @@ class Job:
         failed = verdict is None or verdict.action is Action.FAIL
         if verdict is None and self._leadership.resumes is not None:
             await self._leadership.leave()  # a job that runs isn't this head's to end: another one may go on with it
-        agent = self._agent
+        manager = self._manager
         if verdict is not None and verdict.action is Action.FAIL:
             self.last_words = f"kungfu-run: {verdict.reason}"
         is_noted = await self._note_the_end(verdict)
         number = signal.SIGTERM if verdict is None else verdict.signal_to_workers
-        if agent is not None and not self.is_deposed and agent.tell_to_end(number):
-            waits = [asyncio.ensure_future(event.wait()) for event in (agent.emptied, self._hurry)]
+        if manager is not None and not self.is_deposed and manager.tell_to_end(number):
+            waits = [asyncio.ensure_future(event.wait()) for event in (manager.emptied, self._hurry)]
             await asyncio.wait(waits, timeout=GRACE_S, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:
                 wait.cancel()

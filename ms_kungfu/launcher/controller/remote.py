@@ -1,6 +1,6 @@
 """The head's view of the hosts: each is a `Site`, and has its part of a version's shared memory.
 
-Each of them, the head's own too, has a launcher (`outpost`), which has called, has proved that it knows the job's
+Each of them, the head's own too, has a launcher (`agent`), which has called, has proved that it knows the job's
 secret, and does for its host what it is told. All that is said to a host goes over one connection, in order: what is
 true when a worker is answered has been told to its host before. If that connection ends the host is lost, and so it is
 where nothing comes over it for -host-timeout, or where it and another host don't reach each other for that time.

@@ -25,8 +25,8 @@ _LOOK_AGAIN_S = 10.0  # whether there is memory now
 
 @dataclass(eq=False)
 class StandbyKeeper:
-    """Of a `HostAgent`, in its event loop. `start` and `dismiss` are its ways to start and to end a process; `is_over`
-    tells whether the job is ending."""
+    """Of a `WorkerManager`, in its event loop. `start` and `dismiss` are its ways to start and to end a process;
+    `is_over` tells whether the job is ending."""
 
     options: Options
     machine: Machine

@@ -16,7 +16,7 @@ import msgspec
 from ms_kungfu._words import counted
 from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster, PeerID, writer_of_workers
 from ms_kungfu.launcher.controller.processes import Process
-from ms_kungfu.launcher.controller.workers import HostAgent
+from ms_kungfu.launcher.controller.workers import WorkerManager
 from ms_kungfu.launcher.state.coordinator import Coordinator
 from ms_kungfu.launcher.state.policy import Standing
 from ms_kungfu.launcher.wire.documents import Change
@@ -90,48 +90,48 @@ def _who(cluster: Cluster, job: str, gone: Sequence[str]) -> str:
     return "somebody else asked for it: kungfu-run resize, or another client"
 
 
-def describe(document: dict[str, Any], agent: HostAgent, coordinator: Coordinator, history: History) -> None:
+def describe(document: dict[str, Any], manager: WorkerManager, coordinator: Coordinator, history: History) -> None:
     """Fills in what a job that has begun knows of itself."""
-    current, newest = agent.broker.current(), coordinator.newest
+    current, newest = manager.broker.current(), coordinator.newest
     lost = coordinator.hosts.lost
     document.update(
-        job=agent.begun.writer,
-        config_server=agent.begun.url,
+        job=manager.begun.writer,
+        config_server=manager.begun.url,
         hosts=[{"name": name, "lost": name in lost} for name in coordinator.hosts.names],
         cluster=None if current is None else _summary(current),
         wanted=None if current is None or newest.version <= current.version else _summary(newest),
-        processes=[_process(process, agent, coordinator) for process in _in_order(agent)],
+        processes=[_process(process, manager, coordinator) for process in _in_order(manager)],
         changes=[msgspec.to_builtins(change) for change in history.changes],
     )
     if document["state"] == "runs" and document["wanted"]:
-        document.update(state="changes", why=_missing(agent, newest))
+        document.update(state="changes", why=_missing(manager, newest))
 
 
 def _summary(cluster: Cluster) -> dict[str, int]:
     return {"version": cluster.version, "size": cluster.size}
 
 
-def _in_order(agent: HostAgent) -> list[Process]:
+def _in_order(manager: WorkerManager) -> list[Process]:
     order = list(Standing)
-    return sorted(agent.processes, key=lambda p: (order.index(agent.processes.standing(p)), p.rank, p.key))
+    return sorted(manager.processes, key=lambda p: (order.index(manager.processes.standing(p)), p.rank, p.key))
 
 
-def _missing(agent: HostAgent, wanted: Cluster) -> str:
+def _missing(manager: WorkerManager, wanted: Cluster) -> str:
     """What the change to `wanted` waits for."""
-    ready = sum(agent.broker.is_ready(p.peer, p.incarnation) for p in _joining(agent) if p.peer is not None)
-    missing = len(_joining(agent)) - ready
+    ready = sum(manager.broker.is_ready(p.peer, p.incarnation) for p in _joining(manager) if p.peer is not None)
+    missing = len(_joining(manager)) - ready
     if missing:
         return f"cluster version {wanted.version} waits for {counted(missing, 'worker')} to start"
     return f"the workers go over to cluster version {wanted.version} at their next step"
 
 
-def _joining(agent: HostAgent) -> list[Process]:
-    return agent.processes.of_standing(Standing.JOINING)
+def _joining(manager: WorkerManager) -> list[Process]:
+    return manager.processes.of_standing(Standing.JOINING)
 
 
-def _process(process: Process, agent: HostAgent, coordinator: Coordinator) -> dict[str, Any]:
-    standing = agent.processes.standing(process)
-    told = None if process.peer is None else agent.broker.progress(process.peer, process.incarnation)
+def _process(process: Process, manager: WorkerManager, coordinator: Coordinator) -> dict[str, Any]:
+    standing = manager.processes.standing(process)
+    told = None if process.peer is None else manager.broker.progress(process.peer, process.incarnation)
     step, each_s, ago_s = (None, None, None) if told is None else told
     return {
         "rank": process.rank if standing in (Standing.MEMBER, Standing.JOINING) else None,
@@ -140,15 +140,15 @@ def _process(process: Process, agent: HostAgent, coordinator: Coordinator) -> di
         "pid": process.pid,
         "joined_with": None if process.peer is None else process.incarnation,
         "standing": standing.value,
-        "state": _state(process, standing, agent, coordinator),
-        "device": agent.sites[process.host].devices.name_of(process.device),
+        "state": _state(process, standing, manager, coordinator),
+        "device": manager.sites[process.host].devices.name_of(process.device),
         "step": step,
         "step_s": each_s or None,
         "step_ended_s_ago": ago_s,
     }
 
 
-def _state(process: Process, standing: Standing, agent: HostAgent, coordinator: Coordinator) -> str:
+def _state(process: Process, standing: Standing, manager: WorkerManager, coordinator: Coordinator) -> str:
     if process.given_up:
         return "hangs in the kernel"
     if process.killed_because:
@@ -157,22 +157,22 @@ def _state(process: Process, standing: Standing, agent: HostAgent, coordinator: 
         return "is ended: it isn't needed"
     if process.pid is None:
         return "starts"
-    if agent.is_stopped(process):
+    if manager.is_stopped(process):
         return "is stopped by a signal"
     if process.is_out:
         return "can't go on, and is to end"
     if standing is Standing.STANDBY:
-        ready = process.standby in agent.broker.ready_standbys()
+        ready = process.standby in manager.broker.ready_standbys()
         return "waits to be needed" if ready else "starts, to be ready when it is needed"
     assert process.peer is not None
     if standing is Standing.JOINING:
-        ready = agent.broker.is_ready(process.peer, process.incarnation)
+        ready = manager.broker.is_ready(process.peer, process.incarnation)
         return "joins: it is ready" if ready else "joins: it starts"
     if standing is Standing.LEAVING:
         return "has left, and works on" if process.works_on else "has left"
     if _is_to_leave(process.peer, coordinator):
         return "leaves"
-    return "works" if agent.broker.is_ready(process.peer, process.incarnation) else "starts: it hasn't joined"
+    return "works" if manager.broker.is_ready(process.peer, process.incarnation) else "starts: it hasn't joined"
 
 
 def _is_to_leave(peer: PeerID, coordinator: Coordinator) -> bool:

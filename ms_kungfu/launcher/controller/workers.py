@@ -90,7 +90,7 @@ class Reports(Protocol):
 
 
 @dataclass(eq=False)
-class HostAgent:
+class WorkerManager:
     """Of all of them, from `start` or `resume` to `close`. `versions`: what a head before this one had chosen;
     `on_choice` and `may_announce`: of the broker."""
 

@@ -193,7 +193,7 @@ class ClusterVersions:
     # 5. A lost host is asked about for known versions (`lost_host_of`), and by its name, as one of the job's hosts
     #    (`Record`). A writer starts from the newest version, by compare-and-swap, and so names only hosts that this
     #    version names in its workers, runners or slots. Once no known version names the host it is none of the job's:
-    #    `Hosts.check` refuses workers there, and its launcher isn't in the record (`Outpost._is_over_for`).
+    #    `Hosts.check` refuses workers there, and its launcher isn't in the record (`Agent._is_over_for`).
     # 6. The entry of a host that came back is needed while a known version means the host as it was before.
 
     def _forget(self) -> None:

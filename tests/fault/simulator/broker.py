@@ -27,9 +27,9 @@ class Broker(broker.Broker):
             history = self._world.server.seat.history
             if all(record["versions"]["chosen"] != self._versions.chosen for record in history):
                 raise Violation(f"version {self._versions.chosen} is chosen, and isn't on record")
-        is_heads = self._world.job._agent.broker is self  # of a head before it that wakes nobody hears
+        is_heads = self._world.job._manager.broker is self  # of a head before it that wakes nobody hears
         if before is not None and is_heads:
-            there = {p.peer for p in self._world.job._agent.processes if not p.given_up}
+            there = {p.peer for p in self._world.job._manager.processes if not p.given_up}
             for peer in self._chosen_before.workers:
                 if peer not in before.workers and peer not in there:
                     raise Violation(

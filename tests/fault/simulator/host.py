@@ -8,7 +8,7 @@ import os
 from types import SimpleNamespace
 
 from ms_kungfu import env
-from ms_kungfu.launcher.agent import outpost
+from ms_kungfu.launcher.agent import agent
 from ms_kungfu.launcher.controller import job
 from ms_kungfu.launcher.wire import messages as m
 from tests.fault.simulator.machine import Guard, Machine, Output
@@ -180,7 +180,7 @@ class Head(job.Job):
         return goes_on
 
 
-class Outpost(outpost.Outpost):
+class Agent(agent.Agent):
     """The real one, watched."""
 
     def _report(self):
@@ -243,7 +243,7 @@ class Host:
         self.launcher.host = self
         self.loop = HostLoop(world, self)
         self.guard, self.output = Guard(world, self), Output()
-        self.program = self.loop.within(Outpost, options, self.guard, self.output, Head, Machine(world, self))
+        self.program = self.loop.within(Agent, options, self.guard, self.output, Head, Machine(world, self))
         self.made_broker = None
         self.task = None
 

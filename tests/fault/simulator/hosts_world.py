@@ -83,7 +83,7 @@ class HostsWorld(World):
                 self.loop.at(happening.at, self._happen, happening)
 
     def members(self):
-        return super().members() if self.job is not None and self.job._agent is not None else []
+        return super().members() if self.job is not None and self.job._manager is not None else []
 
     def _options_of(self, number, joins):
         names = [_name_of(number) for number in range(self.setup.hosts)]

@@ -85,7 +85,7 @@ _LEASES = 3  # within which another head has taken the seat, and this host has c
 _MOST_ENDED = 1024  # of its workers of which a host can tell how they have ended
 
 
-class Outpost:
+class Agent:
     """Serves one job. The supervisor and the output are the caller's until `run`, which closes both."""
 
     def __init__(
@@ -867,25 +867,25 @@ class Outpost:
 
 
 # What the head says, and what does it.
-_OBEYED: dict[type, Callable[[Outpost, Any], None]] = {
+_OBEYED: dict[type, Callable[[Agent, Any], None]] = {
     m.Answer: lambda host, said: host._relay.answer(said.number, said.message),
     m.Beat: lambda host, said: None,
     m.Hold: lambda host, said: host._relay.hold_deadlines(said.held),
-    m.Seat: Outpost._hear_seat,
-    m.JobStatus: Outpost._hear_status,
+    m.Seat: Agent._hear_seat,
+    m.JobStatus: Agent._hear_status,
     m.Launch: lambda host, said: host._start(said),
     m.Signal: lambda host, said: host._supervisor.signal(said.number, said.key),
-    m.Pin: Outpost._pin,
-    m.Stack: Outpost._ask_for_stack,
+    m.Pin: Agent._pin,
+    m.Stack: Agent._ask_for_stack,
     m.Release: lambda host, said: host._output.release(said.log_name),
-    m.Make: Outpost._begin_making,
+    m.Make: Agent._begin_making,
     m.Close: lambda host, said: host._drop(said.version),
-    m.End: Outpost._hear_the_end,
+    m.End: Agent._hear_the_end,
 }
-_OF_A_VERSION: dict[type, Callable[[Outpost, HostSegment, Any], None]] = {
-    m.Lost: Outpost._lose,
+_OF_A_VERSION: dict[type, Callable[[Agent, HostSegment, Any], None]] = {
+    m.Lost: Agent._lose,
     m.LoseHost: lambda host, segment, said: segment.lose_host(said.host),
     m.Announce: lambda host, segment, said: segment.announce(said.newer),
-    m.Sync: Outpost._sync,
+    m.Sync: Agent._sync,
     m.Ending: lambda host, segment, said: segment.set_ending(said.rank, said.ending),
 }
