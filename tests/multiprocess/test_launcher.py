@@ -200,6 +200,10 @@ def test_killed_guard_ends_the_job(kungfu_run, script, watch):
     assert "the guard process on host 127.0.0.1 was killed" in job.stderr[-1]
 
 
+def test_a_command_may_have_as_many_words_as_the_system_takes(kungfu_run):
+    kungfu_run("-np", 1, "true", *["y"] * 66_000).assert_exit(0)
+
+
 def test_a_stopped_guard_does_not_keep_the_job_from_ending(kungfu_run, script):
     job = kungfu_run("-np", 2, *script(DEAF))
     started(job, 2)

@@ -287,7 +287,7 @@ def test_stuck_worker_is_ended_and_its_stack_is_shown(job, tmp_path, rank):
     limits = {"KUNGFU_COLLECTIVE_TIMEOUT": "12"}  # of which the launcher has 5 s, enough on a busy machine, too
     one = job("-np", 3, program=[f"loop=5:{rank}:{tmp_path / 'never'}"], environment=limits)
     pids = one.in_version(0, 3)
-    one.wait_for(rf"stuck worker: worker {rank} .* awaited_by=rank \d,rank \d .* stack=in its output action=end it")
+    one.wait_for(rf"stuck worker: worker {rank} .* awaited_by=rank \d,rank \d .* stack=requested action=end it")
     one.wait_for(r"File .*recovery.py\"?, line \d+ in loop_alone")
     one.wait_for(
         rf"worker {rank} .* did not come to the collective in which ranks \d, \d wait and was killed .*; "
@@ -302,7 +302,7 @@ def test_stuck_worker_without_watch_ends_the_job_with_its_stack(job, tmp_path):
         "-np", 2, watch=False, program=[f"loop=5:1:{tmp_path / 'never'}"],
         environment={"KUNGFU_COLLECTIVE_TIMEOUT": "12"},
     )  # fmt: skip
-    one.wait_for(r"stuck worker: worker 1 .* stack=in its output action=none")
+    one.wait_for(r"stuck worker: worker 1 .* stack=requested action=none")
     one.wait_for(r"File .*recovery.py\"?, line \d+ in loop_alone")
     one.program.assert_exit(1)
     one.program.assert_gone(time.monotonic())

@@ -236,22 +236,6 @@ def test_a_bug_in_hearing_a_host_is_the_loss_of_the_host(caplog):
     assert "internal error" in caplog.text
 
 
-def test_a_thread_that_cant_be_started_is_an_asking_worker_without_an_answer(caplog):
-    owner, told = Owner(), []
-
-    def start_thread(name, function):
-        raise RuntimeError("can't start new thread")
-
-    owner.machine = SimpleNamespace(start_thread=start_thread)
-    channel = Channel()
-    channel.send = told.append
-    site = RemoteSite(owner, channel, HELLO, None)
-    site.hear(owner, m.Asks(4, m.FixCores(1)))
-    assert told == [m.Answer(4, None)]
-    assert site._asking == {}
-    assert "can't start new thread" in caplog.text
-
-
 # ---- files and sockets of this user ----
 
 

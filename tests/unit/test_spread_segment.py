@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Callable
 
 import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher.channel import LocalChannel
+from ms_kungfu.launcher.controller import remote_site
 from ms_kungfu.launcher.controller.remote_site import RemoteSite
 from ms_kungfu.launcher.controller.spread_segment import SpreadSegment
 from ms_kungfu.launcher.state.stuck import StuckWatch, stuck_among, stuck_sure_s, told_each_s
@@ -82,6 +84,31 @@ def test_one_report_confirms_nobody() -> None:
     assert found == [0]
 
 
+def test_request_is_answered_once_there_is_a_thread_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_site, "_THREAD_S", 0.001)
+    tried: list[str] = []
+
+    def start_thread(name: str, function: Callable[[], None]) -> None:
+        tried.append(name)
+        if len(tried) < 3:
+            raise RuntimeError("can't start new thread")
+        function()
+
+    async def run() -> None:
+        owner: Any = SimpleNamespace(
+            options=SimpleNamespace(peer_timeout_s=None), machine=SimpleNamespace(start_thread=start_thread)
+        )
+        broker = SimpleNamespace(serve=lambda asker, asked: asker.send(m.CoresFixed(asked.each)))
+        workers: Any = SimpleNamespace(broker=broker)
+        channel, host = LocalChannel.pair()
+        site = RemoteSite(owner, channel, m.Hello(HERE, "1", "2", {}, [0], None, ()), None)
+        site.hear(workers, m.Asks(5, m.FixCores(3)))
+        assert await asyncio.wait_for(host.receive(m.FROM_HEAD), 60) == m.Answer(5, m.CoresFixed(3))
+        assert len(tried) == 3
+
+    asyncio.run(run())
+
+
 def test_cores_are_divided_as_their_host_has_them_by_now() -> None:
     """A cpuset may be rewritten while the job runs."""
 
@@ -89,7 +116,7 @@ def test_cores_are_divided_as_their_host_has_them_by_now() -> None:
         owner: Any = SimpleNamespace(options=SimpleNamespace(peer_timeout_s=None))
         workers: Any = SimpleNamespace(look_at=lambda *_: None)
         channel: Any = None
-        site = RemoteSite(owner, channel, m.Hello(HERE, "1", "2", {}, [0, 1, 2, 3], None, []), None)
+        site = RemoteSite(owner, channel, m.Hello(HERE, "1", "2", {}, [0, 1, 2, 3], None, ()), None)
         assert site.shares.of(2) == [[0, 1], [2, 3]]
         site.hear(workers, m.Looked(1.0, (0,), {}))
         assert site.shares.of(2) == [[0], [0]]

@@ -436,7 +436,11 @@ class Agent:
         options = self._options
         joining = m.Agent(hello, slots=options.host.slots)
         # A host that joins has the job's command from the head.
-        words = joining if options.joins else m.Agent(hello, list(map(os.fsencode, options.command)))
+        words = m.Agent(hello)  # this host's own head has the command
+        if options.joins:
+            words = joining
+        elif not self._obeys_itself:
+            words = m.Agent(hello, list(map(os.fsencode, options.command)))
         with contextlib.ExitStack() as begun:
             while channel is not None:
                 try:

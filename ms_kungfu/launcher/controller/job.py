@@ -104,6 +104,7 @@ class Job:
         self._loop = asyncio.get_running_loop()
         self._verdict: asyncio.Future[Verdict] = self._loop.create_future()
         self._hurry = asyncio.Event()
+        self._hears_hosts = asyncio.Event()
 
     async def run(self) -> int:
         """The job's exit code. StartError where it never started. Nothing of the job is left when it returns."""
@@ -174,6 +175,7 @@ class Job:
         self._closers.push_async_callback(remote.close)
         remote.seat = leadership.seat
         remote.hold_deadlines(leadership.awaits_store)
+        self._hears_hosts.set()
         await remote.gather(start.join_timeout_s)
         manager = WorkerManager(
             options, machine, start, self._coordinator, self, remote, self.make_broker,
@@ -293,7 +295,10 @@ class Job:
         """Who has called its host for the head of the job (`RemoteHosts.serve`). A host that wants to join waits until
         a job that goes on here does."""
         joins = isinstance(message, m.Ask) or (isinstance(message, m.Agent) and message.slots is not None)
-        while (self._remote is None or (joins and self._resumes())) and not self.is_over:
+        while self._remote is None and not self.is_over:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await within(RENEW_S, self._hears_hosts.wait())
+        while joins and self._resumes():
             await asyncio.sleep(RENEW_S)
         if self._remote is None or self.is_deposed:
             return False  # who has called looks once more who has the job
@@ -322,6 +327,7 @@ class Job:
         remote = self._remote = RemoteHosts(options, machine, self._hello, start, self, resumes=True)
         remote.seat = leadership.seat
         remote.hold_deadlines(leadership.awaits_store)
+        self._hears_hosts.set()
         self._closers.push_async_callback(remote.close)
         wanted, _ = await asyncio.gather(
             self._wanted(store),
@@ -481,7 +487,10 @@ class Job:
     def host_lost(self, name: str, reason: str) -> None:
         is_the_heads = name == self._options.hosts.self_name and not self.moves
         if self._options.recover is Recover.FAIL or not self._has_begun or is_the_heads:
-            self._settle(policy.host_lost(f"host {name} is lost: {reason}", self._exit_code))
+            lost = f"host {name} is lost: {reason}" if self._options.hosts.is_several else reason
+            if self._manager is not None:
+                self._manager.forget_processes_on(name)
+            self._settle(policy.host_lost(lost, self._exit_code))
         elif not self.is_over:
             _log.warning("host %s is lost: %s", name, reason)
             self._history.note(f"host {name} is lost: {reason}")

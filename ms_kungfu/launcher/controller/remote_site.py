@@ -34,6 +34,7 @@ from ms_kungfu.launcher.wire import messages as m
 
 _log = logging.getLogger(__name__)
 _MAX_ASKING = 4096  # requests of a host's workers that wait for an answer
+_THREAD_S = 0.1  # until another thread is tried
 PARTING_S = 0.5  # a host that has been told to end takes some hundredths
 
 
@@ -128,6 +129,7 @@ class RemoteSite:
         self._channel = channel
         self._logdir = Path(os.fsdecode(hello.logdir)) if hello.logdir else None
         self._asking: dict[int, _RemoteAsker] = {}
+        self._lacks_threads = False  # which is told once
         self._watch = HangWatch(owner.options.peer_timeout_s or math.inf)
 
     # ---- what it is asked for ----
@@ -294,12 +296,20 @@ class RemoteSite:
                 asker.finish()
                 self._asking.pop(number, None)
 
+        self._start_thread(asker, serve)
+
+    def _start_thread(self, asker: _RemoteAsker, serve: Callable[[], None]) -> None:
+        """Now, or as soon as there can be one: the worker has a limit of its own."""
+        if asker.hung_up:
+            del self._asking[asker.number]
+            return
         try:
             self._owner.machine.start_thread("kungfu-broker", serve)
         except RuntimeError as error:
-            _log.warning("a worker of host %s isn't answered: %s (a limit on memory or threads?)", self.name, error)
-            asker.finish()
-            self._asking.pop(number, None)
+            if not self._lacks_threads:
+                _log.warning("a worker of host %s waits: %s (a limit on memory or threads?)", self.name, error)
+            self._lacks_threads = True
+            asyncio.get_running_loop().call_later(_THREAD_S, self._start_thread, asker, serve)
 
 
 class _RemoteAsker:
@@ -307,17 +317,17 @@ class _RemoteAsker:
 
     def __init__(self, site: RemoteSite, number: int) -> None:
         self._site = site
-        self._number = number
+        self.number = number
         self._answered = False
         self.hung_up = False
 
     def send(self, message: Any, fds: tuple[int, ...] = ()) -> None:
         self._answered = True
-        self._site.send(m.Answer(self._number, message))
+        self._site.send(m.Answer(self.number, message))
 
     def finish(self) -> None:
         if not self._answered:
-            self._site.send(m.Answer(self._number, None))
+            self._site.send(m.Answer(self.number, None))
 
     def is_closed(self) -> bool:
         return self.hung_up

@@ -116,12 +116,13 @@ class SpreadSegment:
         """A host has its part, or says why it can't. Where it `is_lost`, and that has to be on record first, members
         that ask for this version wait for it: another version without the host, which that leads to."""
         missing = self._missing.get(host)
+        where = f"host {host}: " if len(self._sites) > 1 else ""
         if missing is not None and not missing.done():
             if error and is_lost and self._owner.seat is not None:
-                missing.set_exception(NotMadeYet(f"host {host}: {error}"))
+                missing.set_exception(NotMadeYet(f"{where}{error}"))
                 missing.exception()
             elif error:
-                missing.set_exception(OSError(f"host {host}: {error}"))
+                missing.set_exception(OSError(f"{where}{error}"))
                 missing.exception()  # looked at, also where another host was first
             else:
                 missing.set_result(None)

@@ -358,6 +358,14 @@ class WorkerManager:
             if not process.given_up:  # of which that was told
                 self.reports.worker_ended(process, standing, 1, process.killed_because or reason)
 
+    def forget_processes_on(self, host: str) -> None:
+        """It is lost, and the job ends by that: nobody waits for them."""
+        for process in self.processes:
+            if process.host == host:
+                del self.processes.by_key[process.key]
+        if not len(self.processes):
+            self.emptied.set()
+
     def has_processes_on(self, host: str) -> bool:
         """That may end yet."""
         return any(process.host == host and not process.given_up for process in self.processes)
@@ -588,7 +596,7 @@ class WorkerManager:
                 variable, limit_s = self._limit_of_waits_for(process)
                 self.sites[process.host].ask_for_stack(process.key)
                 _log.warning(
-                    "stuck worker: %s awaited_by=%s %s=%s stack=in its output action=%s", process.who,
+                    "stuck worker: %s awaited_by=%s %s=%s stack=requested action=%s", process.who,
                     ",".join(f"rank {rank}" for rank in found[peer, incarnation]), variable, f"{limit_s:g}",
                     "end it" if ends else "none",
                 )  # fmt: skip
