@@ -158,6 +158,19 @@ def test_a_host_that_dies_behind_its_report_does_not_end_the_job() -> None:
             run(replace(schedule, happenings=(dies, *schedule.happenings, waits)))
 
 
+def test_a_host_that_joins_is_not_refused_by_a_head_that_sits_down_again() -> None:
+    """It had joined, which wasn't on record yet, as the head stood still; it comes between two heads of one host."""
+    setup = replace(JOB, size=2, hosts=2, slots=2, samples=12, step_s=0.1, prepare_s=0.0, groups=("grad",))
+    happenings = (
+        Happening(0.889, "fill store", 0, 2.0), Happening(1.007, "kill launcher", 9),
+        Happening(1.105, "kill member", 7), Happening(1.12, "host joins", 10),
+        Happening(1.325, "pause host", 10, 4.8),
+    )  # fmt: skip
+    for schedule in variations(setup, happenings, 40, 0.3, 25):
+        violation = violation_of(schedule)
+        assert violation is None, f"{violation}\n{story(schedule)}"
+
+
 def test_a_choice_is_not_told_that_its_head_leaves_behind_unwritten() -> None:
     setup = HostsSetup(size=6, hosts=3, recover=Recover.SHRINK, moves=True, samples=200)
     full = Happening(0.65, "fill store", 0, 4.0)

@@ -414,11 +414,15 @@ class Agent:
             return await self._head.serve(channel, said)
         if isinstance(said, m.Head):
             await self._answer_a_head(channel, said)
-        elif isinstance(said, m.Ask) or said.report is None:
+        elif isinstance(said, m.Ask) or not self._may_take_the_seat_for(said):
             channel.send(m.Refused(f"{self._options.host.name} hasn't got the job; give the same flags on all hosts"))
             await channel.flushed()
-        # Else the seat is this host's, which hasn't heard of it yet: who comes looks once more.
-        return False
+        return False  # who comes looks once more who has the seat
+
+    def _may_take_the_seat_for(self, said: m.Agent) -> bool:
+        """The seat is this host's, which hasn't heard of it yet, or is between two of its heads: it has been read from
+        the store by who comes, with a report, or because the job that it joins moves its head."""
+        return said.report is not None or (said.slots is not None and moves(self._options))
 
     async def _answer_a_head(self, channel: AnyChannel, asking: m.Head) -> None:
         """Another host has the job, as it thinks, and asks what this one does."""
