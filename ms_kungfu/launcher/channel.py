@@ -236,9 +236,6 @@ class LocalChannel:
     """One end of a connection within this process, which nothing cuts off, and which needs no proof. What is sent is
     copied, as between hosts."""
 
-    tls = None
-    address = "this host"
-
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -275,10 +272,7 @@ class LocalChannel:
     async def flushed(self) -> None:
         """All has arrived."""
 
-    async def hear_out(self) -> None:
-        """Nothing of it gets lost."""
-
-    async def receive(self, reads: Reads[T], limit: int = 0) -> T:
+    async def receive(self, reads: Reads[T]) -> T:
         """The next message. ConnectionError if there is none any more; ProtocolError unless `reads` accepts it."""
         while not self._inbox:
             if self._ended:
