@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ms_kungfu._processes import children
 from tests.engines import raylets
 
 pytestmark = pytest.mark.timeout(600)
@@ -134,8 +135,8 @@ def test_with_an_etcd_others_go_on_without_the_head_and_a_sigterm_ends_them_all(
     job = kungfu_run(*words, "-host-timeout", "8s", "-config-server", url, sys.executable, program)
     members(job, 0, 3)
     (agent,) = agents("-self=127.0.0.1", program)
-    (head,) = "".join(path.read_text() for path in Path(f"/proc/{agent}/task").glob("*/children")).split()
-    os.kill(int(head), signal.SIGKILL)
+    (head,) = children(agent)
+    os.kill(head, signal.SIGKILL)
     job.wait_for(r"on 127\.0\.0\.1, the head, has ended, and the others go on", timeout=60)
     newest(job, 2)
     job.signal(signal.SIGTERM)

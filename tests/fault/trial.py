@@ -48,6 +48,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from ms_kungfu._processes import children
 from ms_kungfu.dataset import audit
 from tests.multiprocess.launching import Program
 from tests.ports import free_port
@@ -384,14 +385,7 @@ def _on_hosts(
 
 
 def _workers_of(launcher: Program) -> set[int]:
-    return {worker for guard in _children(launcher.process.pid) for worker in _children(guard)}
-
-
-def _children(pid: int) -> list[int]:
-    with contextlib.suppress(OSError):
-        texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
-        return [int(child) for text in texts for child in text.split()]
-    return []
+    return {worker for guard in children(launcher.process.pid) for worker in children(guard)}
 
 
 def _environment(pid: int) -> dict[str, str]:

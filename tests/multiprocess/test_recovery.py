@@ -1,5 +1,6 @@
 """Workers die, hang, are evicted and replaced under kungfu-run; the others go on in the same processes."""
 
+import contextlib
 import os
 import re
 import resource
@@ -382,8 +383,12 @@ def test_who_was_started_with_more_cores_gets_as_many_as_all_when_one_asks(job):
 
 
 def masks_of(pid):
-    """Of a process's threads: each set of cores."""
-    return {frozenset(os.sched_getaffinity(int(task))) for task in os.listdir(f"/proc/{pid}/task")}
+    """Return the sets of cores that the threads of a process may run on."""
+    found = set()
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(ProcessLookupError):  # this thread has ended
+            found.add(frozenset(os.sched_getaffinity(int(task))))
+    return found
 
 
 def test_a_standby_takes_the_place_of_the_dead(job):

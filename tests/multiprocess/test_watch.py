@@ -18,7 +18,7 @@ from tests.ports import free_port
 pytestmark = pytest.mark.timeout(240)
 
 WORKER = """
-import os, signal, sys, threading, time
+import contextlib, os, signal, sys, threading, time
 from ms_kungfu.cluster_store import StoreUnreachableError, open_store
 from ms_kungfu.cluster import PeerID
 from ms_kungfu.broker_protocol import BrokerClient, Detached
@@ -44,7 +44,10 @@ def enter(member_of, version):
     if "FIX" in os.environ and "KUNGFU_CORES_PER_WORKER" not in os.environ:
         threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
         fixed = BrokerClient(broker, bytes.fromhex(secret)).fix_cores(1, 60)
-        masks = {len(os.sched_getaffinity(int(task))) for task in os.listdir("/proc/self/task")}
+        masks = set()
+        for task in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):  # this thread has ended
+                masks.add(len(os.sched_getaffinity(int(task))))
         print(f"fixed {me}: {fixed} {masks}", flush=True)
     return answer.cluster
 

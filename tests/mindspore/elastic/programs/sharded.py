@@ -7,6 +7,7 @@ work, of odd sizes); stock: with MindSpore's Dropout; slow: plain, and rank 1 ta
 of samples that are augmented by key; steered: plain, with policies that change the rate, the shards and their shape.
 model: plain in Model.fit; saved: the same, with checkpoints of every kind in OUT."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -90,8 +91,12 @@ def flip_a_bit():
 
 
 def masks():
-    """Over how many cores each thread may run."""
-    return sorted({len(os.sched_getaffinity(int(task))) for task in os.listdir("/proc/self/task")})
+    """Return the numbers of cores that the threads may run on."""
+    found = set()
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # this thread has ended
+            found.add(len(os.sched_getaffinity(int(task))))
+    return sorted(found)
 
 
 step = ShardedStep(ms.value_and_grad(forward, None, net.trainable_params()), optimizer, trained=net)
