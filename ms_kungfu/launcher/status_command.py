@@ -21,6 +21,7 @@ from ms_kungfu.launcher.options import PROGRAM
 from ms_kungfu.launcher.secret import SecretError, secret_for
 from ms_kungfu.launcher.state.policy import Standing
 from ms_kungfu.launcher.state.seat import Record, how_it_has_ended
+from ms_kungfu.launcher.state.states import NodeState
 from ms_kungfu.launcher.status_socket import jobs_of_this_user
 from ms_kungfu.launcher.wire.documents import STATUS
 
@@ -148,7 +149,11 @@ def _held(url: str, cluster: Cluster, seat: Sitting) -> _Document:
         record = Record.from_json(seat.record)
     except ProtocolError as error:
         raise ConfigServerError(f"{url}: {error}") from None
-    document["hosts"] = [{"name": host.name, "lost": host.name in record.lost} for host in record.hosts]
+    lost = record.lost
+    document["hosts"] = [
+        {"name": host.name, "lost": host.name in lost, "state": "removed" if host.name in lost else "active"}
+        for host in record.hosts
+    ]
     if record.end is not None:
         why = how_it_has_ended(record.end)
         document.update(state="ended", why=why, exit_code=record.end[0], wanted=None, processes=[])
@@ -205,7 +210,7 @@ def as_text(job: Mapping[str, Any], now: float) -> str:
         follows = "" if job["follows_changes"] else ", which it doesn't follow (-w)"
         lines.append(f"  config server {job['config_server']}{follows}")
     if len(job["hosts"]) > 1:
-        hosts = (host["name"] + (" (lost)" if host["lost"] else "") for host in job["hosts"])
+        hosts = (_host(host) for host in job["hosts"])
         lines.append(f"  hosts: {', '.join(hosts)}")
     if job["processes"]:
         version = None if job.get("cluster") is None else job["cluster"]["version"]
@@ -213,6 +218,11 @@ def as_text(job: Mapping[str, Any], now: float) -> str:
     if job.get("changes"):
         lines += ["", "  last changes:", *(f"    {_change(change)}" for change in job["changes"])]
     return "\n".join(lines)
+
+
+def _host(host: Mapping[str, Any]) -> str:
+    state = host.get("state", NodeState.ACTIVE.value)
+    return str(host["name"]) + ("" if state == NodeState.ACTIVE.value else f" ({state})")
 
 
 def _states(job: Mapping[str, Any]) -> str:
@@ -246,6 +256,7 @@ def _table(processes: Sequence[Mapping[str, Any]], version: int | None) -> list[
 def _state(process: Mapping[str, Any], version: int | None) -> str:
     """Who joins has a rank of the version that he joins with, which another one may have in `version`, the present."""
     state, rank, joins_with = str(process["state"]), process.get("rank"), process.get("joined_with")
+    state += f": {process['why']}" if process.get("why") else ""
     joins = process.get("standing") == Standing.JOINING.value and version is not None and joins_with != version
     return f"{state}, as rank {rank} of version {joins_with}" if joins else state
 
@@ -283,11 +294,9 @@ def _change(change: Mapping[str, Any]) -> str:
     before = change["size_before"]
     sizes = counted(change["size"], "worker") if before is None else f"{before} -> {counted(change['size'], 'worker')}"
     if change["refused"] is not None:
-        outcome = f", refused: {change['refused']}"
-    elif change.get("dropped"):
-        outcome = ", dropped"
+        outcome = f", rejected: {change['refused']}"
     elif change["chosen_at"] is None:
-        outcome = ", not yet"
+        outcome = f", {change['state']}"
     elif change["after_step"] is not None:
         outcome = f", after step {change['after_step']}"
     else:

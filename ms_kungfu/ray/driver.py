@@ -376,7 +376,7 @@ class Driver:
         """Whether the head waits for the other hosts, as it says itself."""
         with contextlib.suppress(ConfigServerError):
             status = open_store(self._url, self._secret).status()
-            return isinstance(status, dict) and status.get("state") == "starts"
+            return isinstance(status, dict) and status.get("state") == "starting"
         return False
 
     # ---- the end ----

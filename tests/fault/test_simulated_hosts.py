@@ -14,7 +14,7 @@ pytest.importorskip("mindspore", reason="MindSpore is not installed")
 from ms_kungfu.elastic import handover
 from ms_kungfu.launcher import control
 from ms_kungfu.launcher.agent import agent, links
-from ms_kungfu.launcher.controller import broker, job, remote, workers
+from ms_kungfu.launcher.controller import broker, context, remote, workers
 from ms_kungfu.launcher.state import lost_hosts
 from ms_kungfu.launcher.state.policy import Recover
 from ms_kungfu.launcher.state.start_error import StartError
@@ -64,7 +64,7 @@ def test_the_courses_are_of_many_kinds() -> None:
 
 def follow_a_wish_before_all_hosts_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which ended the job once."""
-    monkeypatch.setattr(job.Job, "_has_begun", property(lambda self: True))
+    monkeypatch.setattr(context.JobContext, "has_begun", property(lambda self: True))
 
 
 def try_the_first_version_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from ms_kungfu.dataset import sharding
 from ms_kungfu.elastic import handover
 from ms_kungfu.elastic.asynchronous import AsynchronousSteps
 from ms_kungfu.elastic.checkpoint import Checkpointing
-from ms_kungfu.launcher.controller import broker, workers
+from ms_kungfu.launcher.controller import broker, ending
 from ms_kungfu.launcher.state import versions
 from ms_kungfu.launcher.state.policy import Recover
 from ms_kungfu.membership import joining, step_agreement
@@ -370,7 +370,7 @@ def choose_first_and_make_the_segment_then(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def wait_for_who_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers.WorkerManager, "_give_up_on", lambda self, process: None)
+    monkeypatch.setattr(ending.EndOfWorkers, "_give_up_on", lambda self, process: None)
 
 
 def count_sync_points_over_versions(monkeypatch: pytest.MonkeyPatch) -> None:

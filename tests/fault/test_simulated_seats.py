@@ -18,7 +18,7 @@ pytest.importorskip("greenlet", reason="the simulator's threads are greenlets: p
 pytest.importorskip("mindspore", reason="MindSpore is not installed")
 
 from ms_kungfu.launcher.agent import relay
-from ms_kungfu.launcher.controller import job, remote, workers
+from ms_kungfu.launcher.controller import job, record, remote, resuming
 from ms_kungfu.launcher.state.policy import Recover
 from tests.fault.schedules import (
     Schedule,
@@ -141,9 +141,9 @@ def test_an_outage_longer_than_a_deadline_ends_no_wait(struck: str, outage: str)
 
 def say_who_is_chosen_before_it_is_on_record(monkeypatch: pytest.MonkeyPatch) -> None:
     async def choose(self, version):
-        self._host.broker.noted()
+        self.job.workers.broker.noted()
 
-    monkeypatch.setattr(job.Job, "_choose", choose)
+    monkeypatch.setattr(record.JobRecord, "_choose", choose)
 
 
 def lose_hosts_without_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,8 +152,8 @@ def lose_hosts_without_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     async def note(self, lost=None, end=None):
         return True if lost else await real(self, lost, end)
 
-    real = job.Job._note
-    monkeypatch.setattr(job.Job, "_note", note)
+    real = record.JobRecord.note
+    monkeypatch.setattr(record.JobRecord, "note", note)
 
 
 def write_whoever_has_the_seat(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +179,7 @@ def go_on_without_who_comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forget_the_deaths_that_were_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those who have died are reported, but not in which order they have."""
-    monkeypatch.setattr(workers, "all_losses", lambda reports, version: [])
+    monkeypatch.setattr(resuming, "all_losses", lambda reports, version: [])
 
 
 def end_workers_before_the_end_is_on_record(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ def end_workers_before_the_end_is_on_record(monkeypatch: pytest.MonkeyPatch) -> 
 def write_over_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """By what is noted behind it."""
     nothing = property(lambda self: None, lambda self, value: None)
-    monkeypatch.setattr(job.Job, "_noted_end", nothing, raising=False)
+    monkeypatch.setattr(record.JobRecord, "_end", nothing)
 
 
 THREE = HostsSetup(size=6, recover=Recover.SHRINK, moves=True)

@@ -131,7 +131,7 @@ def test_launchers_end_where_the_jobs_keys_are_gone() -> None:
 
 def test_the_next_head_tells_of_all_of_the_jobs_past() -> None:
     for schedule in variations(JOB, (Happening(0.5, "resize", 6), KILL), 4, 0.0):
-        told = run(schedule).job._history.changes
+        told = run(schedule).job.context.history.changes
         assert [change.version for change in told] == list(range(len(told))), story(schedule)
         assert told[0].why == "the job's start"
         assert told[-1].chosen_at is not None, "who is left trains in it"
@@ -184,7 +184,7 @@ def test_who_came_back_after_it_had_left_stays_when_the_head_dies() -> None:
     """Under the name under which it was granted to leave."""
     leaves, comes = Happening(0.6, "terminate", 5), Happening(2.5, "resize", 8)
     for schedule in variations(replace(JOB, samples=400), (leaves, comes, Happening(5.0, "kill head")), 3, 0.1):
-        current = run(schedule).job._manager.broker.current()
+        current = run(schedule).job.context.manager.broker.current()
         assert current.size == 6, story(schedule)  # without the head's two
 
 
@@ -206,7 +206,7 @@ def test_the_next_head_knows_who_trains_already() -> None:
         known: list[bool] = []
 
         def look(world: HostsWorld = world, known: list[bool] = known) -> None:
-            agent = world.job._manager
+            agent = world.job.context.manager
             for process in agent.processes.of_standing(Standing.MEMBER):
                 known.append(agent.broker.is_ready(process.peer, process.incarnation))
 

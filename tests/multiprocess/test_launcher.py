@@ -11,11 +11,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from ms_kungfu.launcher.controller.job import Job
+from ms_kungfu.launcher.controller.following import CopiesWatch
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -400,15 +399,9 @@ def test_workers_that_never_join_are_told_of_as_copies(kungfu_run):
     [(4, 60, False, True), (4, 60, True, False), (4, 1.9, False, False), (1, 60, False, False)],
 )
 def test_workers_that_have_run_without_joining_are_told_of_once(size, lived_s, has_placed, is_told, caplog):
-    now = [100.0]
-    stub = SimpleNamespace(
-        is_over=False, _manager=SimpleNamespace(broker=SimpleNamespace(has_placed=lambda: has_placed)),
-        _workers_since=now[0], _coordinator=SimpleNamespace(newest=SimpleNamespace(size=size)),
-        _loop=SimpleNamespace(time=lambda: now[0]),
-    )  # fmt: skip
-    now[0] += lived_s
+    watch = CopiesWatch(lambda: False, lambda: has_placed, lambda: size, _since=100.0, clock=lambda: 100.0 + lived_s)
     for _ in range(2):
-        Job._warn_of_copies(stub)
+        watch.warn()
     told = "none of the 4 workers has joined the job within 60 s. If the program is still preparing"
     assert caplog.text.count(told) == is_told
     assert len(caplog.records) == is_told

@@ -57,8 +57,8 @@ def test_ranks_steps_and_the_reasons_of_the_last_changes(job, status, one_job):
     first = run.in_version(0, 2)
     told = one_job(lambda job: all((p["step"] or 0) > 1 and p["step_s"] for p in job["processes"]))
     assert {p["rank"]: p["pid"] for p in told["processes"]} == first
-    assert {(p["host"], p["standing"], p["state"]) for p in told["processes"]} == {(A, "member", "works")}
-    assert (told["state"], told["cluster"], told["wanted"]) == ("runs", {"version": 0, "size": 2}, None)
+    assert {(p["host"], p["standing"], p["state"]) for p in told["processes"]} == {(A, "member", "running")}
+    assert (told["state"], told["cluster"], told["wanted"]) == ("running", {"version": 0, "size": 2}, None)
     assert told["command"][1].endswith("recovery.py")
 
     assert run.command("resize", 3)[0] == 0
@@ -80,10 +80,10 @@ def test_ranks_steps_and_the_reasons_of_the_last_changes(job, status, one_job):
     lines = text.splitlines()
     assert code == 0
     assert lines[0].startswith(f"job of process {run.program.process.pid} on {A}, since ")
-    assert "runs, cluster version 2 of 2 workers" in lines[1]
+    assert "running, cluster version 2 of 2 workers" in lines[1]
     rows = [line.split() for line in lines if line.split()[1:2] == [A]]
     assert [row[:4] for row in rows] == [[str(r), A, f"{A}:{10000 + r}", str(first[r])] for r in range(2)]
-    assert all(int(row[4]) > 0 and row[-1] == "works" for row in rows)
+    assert all(int(row[4]) > 0 and row[-1] == "running" for row in rows)
     assert lines[-1].endswith("the others go on without it")
     run.finish(2)
     assert status() == (0, "no job of this user runs on this machine")
@@ -94,15 +94,15 @@ def test_who_joins_is_shown_before_it_has(job, one_job):
     run.in_version(0, 1)
     assert run.command("resize", 2)[0] == 0
     run.wait_for(r"^parked pid (\d+)")
-    told = one_job(lambda job: job["state"] == "changes")
+    told = one_job(lambda job: job["state"] == "resizing")
     assert (told["cluster"]["size"], told["wanted"]["size"]) == (1, 2)
     assert told["why"] == "cluster version 1 waits for 1 worker to start"
-    assert [(p["standing"], p["state"]) for p in told["processes"]] == [
-        ("member", "works"),
-        ("joining", "joins: it starts"),
+    assert [(p["standing"], p["state"], p["why"]) for p in told["processes"]] == [
+        ("member", "running", ""),
+        ("joining", "running", "joining, not ready yet"),
     ]
     os.kill(told["processes"][0]["pid"], signal.SIGSTOP)
-    one_job(lambda job: job["processes"][0]["state"] == "is stopped by a signal")
+    one_job(lambda job: job["processes"][0]["why"] == "stopped by a signal")
     os.kill(told["processes"][0]["pid"], signal.SIGCONT)
     run.program.signal(signal.SIGTERM)
     run.program.assert_exit(128 + signal.SIGTERM)
@@ -113,9 +113,9 @@ def test_a_job_that_does_not_change_and_one_that_is_killed(kungfu_run, script, s
     run.wait_for("^there", 2)
     told = one_job()
     assert (told["config_server"], told["follows_changes"]) == (None, False)
-    assert [(p["rank"], p["state"], p["step"]) for p in told["processes"]] == [
-        (0, "starts: it hasn't joined", None),
-        (1, "starts: it hasn't joined", None),
+    assert [(p["rank"], p["state"], p["why"], p["step"]) for p in told["processes"]] == [
+        (0, "running", "hasn't joined yet", None),
+        (1, "running", "hasn't joined yet", None),
     ]
     run.signal(signal.SIGSTOP)
     code, text = status()
@@ -139,12 +139,12 @@ def test_a_job_that_ends_says_so(kungfu_run, script, tmp_path, monkeypatch):
         while run.process.poll() is None:
             told += jobs_of_this_user(5)
         assert all("is just ending" in job["error"] for job in told if "error" in job)
-        ends = [job for job in told if job.get("state") == "ends"]
+        ends = [job for job in told if job.get("state") == "ending"]
         if ends:
             break
-    assert {job["state"] for job in told if "error" not in job} <= {"runs", "ends"}
+    assert {job["state"] for job in told if "error" not in job} <= {"running", "ending"}
     assert {job["why"] for job in ends} == {"interrupted by SIGINT"}
-    assert [p["state"] for p in ends[0]["processes"]] == ["starts: it hasn't joined"]
+    assert [(p["state"], p["why"]) for p in ends[0]["processes"]] == [("running", "hasn't joined yet")]
     assert list(jobs_of_this_user(5)) == []
 
 
@@ -210,7 +210,7 @@ def test_those_who_ask_and_do_not_listen_hold_nobody_up(job, one_job):
         silent.append(socket.socket(socket.AF_UNIX))
         silent[-1].settimeout(10)
         silent[-1].connect(f"/proc/self/fd/{os.open(path.parent, os.O_RDONLY)}/{path.name}")
-    assert one_job()["state"] == "runs"
+    assert one_job()["state"] == "running"
     for each in silent:
         each.close()
     run.finish(1)
@@ -231,7 +231,7 @@ def test_the_head_knows_of_all_hosts_and_every_host_tells_it(start_module, one_j
         if host == A:
             runs[A].wait_for(f"waiting for kungfu-run on {B}")
             code, text = status(XDG_RUNTIME_DIR=str(folder))
-            assert (code, f"starts: waits for kungfu-run on {B}" in text) == (0, True), text
+            assert (code, f"starting: waits for kungfu-run on {B}" in text) == (0, True), text
     pids = {host: int(run.wait_for(IN_VERSION.format(0, 2))[0][2]) for host, run in runs.items()}
 
     def document(host, **more):

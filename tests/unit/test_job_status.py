@@ -20,11 +20,13 @@ from ms_kungfu.config_server import secret_file
 from ms_kungfu.launcher import status_command
 from ms_kungfu.launcher.agent.agent import Agent
 from ms_kungfu.launcher.cli import main
-from ms_kungfu.launcher.controller.status import History, describe
+from ms_kungfu.launcher.controller.history import History
+from ms_kungfu.launcher.controller.status import describe
 from ms_kungfu.launcher.state.hosts import Host, Hosts
 from ms_kungfu.launcher.state.outline import outline
 from ms_kungfu.launcher.state.policy import Standing
 from ms_kungfu.launcher.state.seat import Record
+from ms_kungfu.launcher.state.states import JobState, WorkerState
 from ms_kungfu.launcher.state.versions import ClusterVersions
 from ms_kungfu.launcher.status_command import as_text
 from ms_kungfu.launcher.status_socket import StatusServer, jobs_of_this_user, never_raises
@@ -80,17 +82,17 @@ def test_a_wish_that_a_newer_version_has_passed_is_dropped():
         history.note("host b has the job from now on")
     history.wanted(cluster(3, 1, JOB), cluster(2, 1), JOB)
     told = as_text(document(changes=[msgspec.to_builtins(change) for change in history.changes]), 0)
-    assert "version 2: 3 -> 1 worker, not yet; somebody else" in told
+    assert "version 2: 3 -> 1 worker, desired; somebody else" in told
     history.chosen(cluster(3, 1), None)
     told = as_text(document(changes=[msgspec.to_builtins(change) for change in history.changes]), 0).splitlines()
-    assert "version 1: 3 -> 3 workers, refused: too many;" in told[-3]
-    assert "version 2: 3 -> 1 worker, dropped; somebody else" in told[-2]
+    assert "version 1: 3 -> 3 workers, rejected: too many;" in told[-3]
+    assert "version 2: 3 -> 1 worker, superseded; somebody else" in told[-2]
     assert told[-1].endswith(
         "version 3: 3 -> 1 worker; host a is lost: nothing came from it; worker 2 was on host b, which was lost: by a "
         "reason of its own; host b has the job from now on"
     )
     history.wanted(cluster(4, 2, "x"), cluster(3, 1), JOB)
-    assert (history.changes[-1].size_before, history.changes[-1].dropped) == (1, False)
+    assert (history.changes[-1].size_before, history.changes[-1].state) == (1, "desired")
 
 
 def test_hosts_are_those_that_the_job_has_by_now():
@@ -100,9 +102,13 @@ def test_hosts_are_those_that_the_job_has_by_now():
     nobody.begun = SimpleNamespace(writer=JOB, url=None)
     hosts = begun_with.joined_by(Host("c", 1)).without("b")
     coordinator = SimpleNamespace(hosts=hosts, newest=cluster(1, 2))
-    document = outline(options, "begins", "", 0.0)
+    document = outline(options, JobState.STARTING, "", 0.0)
     describe(document, nobody, coordinator, History(lambda: 0))
-    assert [(host["name"], host["lost"]) for host in document["hosts"]] == [("a", False), ("b", True), ("c", False)]
+    assert [tuple(host.values()) for host in document["hosts"]] == [
+        ("a", False, "active"),
+        ("b", True, "removed"),
+        ("c", False, "active"),
+    ]
 
 
 def test_only_the_last_changes_are_kept():
@@ -115,14 +121,14 @@ def test_only_the_last_changes_are_kept():
 def process(**more):
     return {
         "rank": 0, "host": "a", "peer": "a:10000", "pid": 7, "device": None, "step": 12, "step_s": 0.0123,
-        "step_ended_s_ago": 3.2, "state": "works", **more,
+        "step_ended_s_ago": 3.2, "state": "running", "why": "", **more,
     }  # fmt: skip
 
 
 def document(**more):
     return {
-        "state": "runs", "why": "", "launcher": {"host": "a", "pid": 5}, "started_at": 1000.0, "command": ["train"],
-        "follows_changes": True, "config_server": None, "hosts": [{"name": "a", "lost": False}],
+        "state": "running", "why": "", "launcher": {"host": "a", "pid": 5}, "started_at": 1000.0, "command": ["train"],
+        "follows_changes": True, "config_server": None, "hosts": [{"name": "a", "lost": False, "state": "active"}],
         "cluster": {"version": 0, "size": 1}, "wanted": None, "processes": [process()], "changes": [], **more,
     }  # fmt: skip
 
@@ -131,55 +137,57 @@ def test_the_table_has_a_column_for_devices_where_there_are_some():
     plain = as_text(document(), 1003.0).splitlines()
     assert plain[0].endswith("(3 s): train")
     assert plain[-2].split() == ["rank", "host", "name", "pid", "step", "step", "time", "ended", "state"]
-    assert plain[-1].split() == ["0", "a", "a:10000", "7", "12", "12.3", "ms", "3", "s", "ago", "works"]
+    assert plain[-1].split() == ["0", "a", "a:10000", "7", "12", "12.3", "ms", "3", "s", "ago", "running"]
     gpus = document(processes=[process(device="GPU 1"), process(rank=None, peer=None, step=None, step_s=None)])
     rows = as_text(gpus, 1003.0).splitlines()[-3:]
     assert rows[0].split()[4] == "device"
     assert "GPU 1" in rows[1]
     assert rows[2].split()[:5] == ["-", "a", "-", "7", "-"]
-    assert "a (lost)" in as_text(document(hosts=[{"name": "a", "lost": True}, {"name": "b", "lost": False}]), 0)
+    hosts = [{"name": "a", "lost": True, "state": "removed"}, {"name": "b", "lost": False, "state": "active"}]
+    assert "hosts: a (removed), b" in as_text(document(hosts=hosts), 0)
 
 
 def test_a_joiners_rank_is_told_with_its_version_where_another_one_may_have_it_in_the_present_one():
     """Rank 1 of three has died, so rank 2 is to be 1, and the joiner 2."""
-    joiner = process(rank=2, peer="b:10000", state="joins: it starts", standing="joining", joined_with=3)
+    joiner = process(rank=2, peer="b:10000", why="joining, not ready yet", standing="joining", joined_with=3)
     member = process(rank=2, standing="member", joined_with=0)
     rows = as_text(document(cluster={"version": 2, "size": 3}, processes=[member, joiner]), 0).splitlines()[-2:]
-    assert rows[0].endswith("ago  works")
+    assert rows[0].endswith("ago  running")
     assert rows[1].split()[0] == "2"
-    assert rows[1].endswith("joins: it starts, as rank 2 of version 3")
-    assert as_text(document(cluster={"version": 3, "size": 3}, processes=[joiner]), 0).endswith("joins: it starts")
+    assert rows[1].endswith("running: joining, not ready yet, as rank 2 of version 3")
+    assert as_text(document(cluster={"version": 3, "size": 3}, processes=[joiner]), 0).endswith(
+        "running: joining, not ready yet"
+    )
 
 
 MEMBER, JOINING, LEAVING, STANDBY = Standing.MEMBER, Standing.JOINING, Standing.LEAVING, Standing.STANDBY
 
 
 @pytest.mark.parametrize(
-    ("standing", "more", "ready", "state"),
+    ("standing", "more", "ready", "state", "why"),
     [
-        (MEMBER, {"given_up": True}, True, "hangs in the kernel"),
-        (MEMBER, {"killed_because": "hasn't reduced for 9 s"}, True, "is killed: it hasn't reduced for 9 s"),
-        (MEMBER, {"dismissed": True}, True, "is ended: it isn't needed"),
-        (MEMBER, {"pid": None}, True, "starts"),
-        (MEMBER, {"stopped": True}, True, "is stopped by a signal"),
-        (MEMBER, {"is_out": True}, True, "can't go on, and is to end"),
-        (STANDBY, {"standby": 1}, True, "waits to be needed"),
-        (STANDBY, {"standby": 2}, True, "starts, to be ready when it is needed"),
-        (JOINING, {}, True, "joins: it is ready"),
-        (JOINING, {}, False, "joins: it starts"),
-        (LEAVING, {"works_on": True}, True, "has left, and works on"),
-        (LEAVING, {}, True, "has left"),
-        (MEMBER, {"peer": PeerID("h", 10007)}, True, "leaves"),
-        (MEMBER, {}, True, "works"),
-        (MEMBER, {}, False, "starts: it hasn't joined"),
+        (MEMBER, {"state": WorkerState.UNKILLABLE, "killed_because": "hangs"}, True, "unkillable", "it hangs"),
+        (MEMBER, {"state": WorkerState.KILLED, "killed_because": "stood still"}, True, "killed", "it stood still"),
+        (MEMBER, {"state": WorkerState.DISMISSED}, True, "dismissed", "not needed"),
+        (MEMBER, {"state": WorkerState.STARTING, "pid": None}, True, "starting", ""),
+        (MEMBER, {"stopped": True}, True, "running", "stopped by a signal"),
+        (MEMBER, {"state": WorkerState.FAILING}, True, "failing", "can't go on, expected to exit"),
+        (STANDBY, {"standby": 1}, True, "running", "standby, ready"),
+        (STANDBY, {"standby": 2}, True, "running", "standby, not ready yet"),
+        (JOINING, {}, True, "running", "joining, ready"),
+        (JOINING, {}, False, "running", "joining, not ready yet"),
+        (LEAVING, {"state": WorkerState.OVERDUE}, True, "overdue", "has left the cluster"),
+        (LEAVING, {}, True, "running", "has left the cluster"),
+        (MEMBER, {"peer": PeerID("h", 10007)}, True, "running", "leaves after this step"),
+        (MEMBER, {}, True, "running", ""),
+        (MEMBER, {}, False, "running", "hasn't joined yet"),
     ],
 )
-def test_what_a_process_does_in_words(standing, more, ready, state):
+def test_process_state_is_shown_with_what_it_waits_for(standing, more, ready, state, why):
     one = SimpleNamespace(
         **{
             "rank": 0, "host": "h", "peer": PeerID("h", 10000), "pid": 7, "incarnation": 0, "device": None,
-            "given_up": False, "killed_because": "", "dismissed": False, "is_out": False, "standby": None,
-            "works_on": False, "stopped": False, "key": 1, **more,
+            "state": WorkerState.RUNNING, "killed_because": "", "standby": None, "stopped": False, "key": 1, **more,
         }
     )  # fmt: skip
 
@@ -199,14 +207,14 @@ def test_what_a_process_does_in_words(standing, more, ready, state):
         {"h": SimpleNamespace(devices=SimpleNamespace(name_of=lambda device: None))},
     )
     agent = SimpleNamespace(
-        broker=broker, processes=Processes([one]), begun=begun, sites=sites, is_stopped=lambda process: one.stopped
-    )
+        broker=broker, processes=Processes([one]), begun=begun, sites=sites,
+        hanging=SimpleNamespace(is_stopped=lambda process: one.stopped),
+    )  # fmt: skip
     coordinator = SimpleNamespace(hosts=Hosts((Host("h", 2),), "h"), newest=cluster(1, 2), leaving=set())
-    told = document(wanted=None)
+    told = document(wanted=None, state="resizing")
     describe(told, agent, coordinator, History(lambda: 0))
-    assert told["processes"][0]["state"] == state
+    assert (told["processes"][0]["state"], told["processes"][0]["why"]) == (state, why)
     assert (told["processes"][0]["step"], told["processes"][0]["step_ended_s_ago"]) == (12, 3.0)
-    assert told["state"] == "changes"
     waits = "cluster version 1 waits for 1 worker to start"
     goes = "the workers go over to cluster version 1 at their next step"
     assert told["why"] == (waits if standing is JOINING and not ready else goes)
@@ -375,7 +383,7 @@ def test_a_head_that_is_gone_is_named_and_who_may_take_its_place(monkeypatch, ca
     assert (
         "; b takes its place within the time of a lease (-host-timeout), unless kungfu-run has ended there, too" in told
     )
-    assert "hosts: a, b, c (lost)" in told
+    assert "hosts: a, b, c (removed)" in told
     alone = {"hosts": (Host("a", 2), Host("c", 2))}
     assert "is gone, and the job with it: no other host" in told_at_the_url(monkeypatch, capsys, **alone)
 
@@ -397,8 +405,8 @@ def test_what_a_job_of_several_hosts_has_left_is_not_the_affair_of_one_on_a_sing
 @pytest.mark.parametrize(
     ("seated", "state", "why"),
     [
-        (7, "runs", "a, which had the job, is gone; this host waits for the next head"),
-        (None, "starts", "waits for kungfu-run on a"),
+        (7, "running", "a, which had the job, is gone; this host waits for the next head"),
+        (None, "starting", "waits for kungfu-run on a"),
     ],
 )
 def test_a_host_without_a_head_tells_whether_it_has_had_one(seated, state, why):

@@ -6,8 +6,8 @@ from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster, PeerID
 from ms_kungfu.launcher.state.policy import (
     Action,
     Failure,
-    JobState,
     Recover,
+    Situation,
     Standing,
     WorkerExited,
     bug,
@@ -20,8 +20,8 @@ from ms_kungfu.launcher.state.policy import (
     timed_out,
 )
 
-RUNNING = JobState(members=1, leaving=0)
-DONE = JobState(members=0, leaving=0)
+RUNNING = Situation(members=1, leaving=0)
+DONE = Situation(members=0, leaving=0)
 
 
 def exited(code, standing=Standing.MEMBER, error=""):
@@ -35,7 +35,7 @@ def test_the_job_ends_well_when_its_last_worker_has():
 
 
 def test_a_detached_worker_is_waited_for():
-    assert decide(exited(0), JobState(members=0, leaving=1)).action is Action.CONTINUE
+    assert decide(exited(0), Situation(members=0, leaving=1)).action is Action.CONTINUE
     assert decide(exited(0, Standing.LEAVING), DONE).action is Action.FINISH
 
 
@@ -92,7 +92,7 @@ def test_newcomers_are_started_unless_the_job_is_ending():
 
 
 def surviving(recover, members=2, **more):
-    return JobState(members=members, leaving=0, recover=recover, max_restarts=3, **more)
+    return Situation(members=members, leaving=0, recover=recover, max_restarts=3, **more)
 
 
 @pytest.mark.parametrize("standing", [Standing.MEMBER, Standing.JOINING])
@@ -152,7 +152,7 @@ def test_an_exit_status_that_tells_no_signal_is_the_program_s_failure(code, fail
 
 def test_a_program_that_failed_is_told_when_the_others_have_finished():
     failed = Failure("worker 0 exited with code 3, see w.stderr.log", 3)
-    state = JobState(members=0, leaving=0, program_failure=failed, first_failure=failed, finished=True)
+    state = Situation(members=0, leaving=0, program_failure=failed, first_failure=failed, finished=True)
     verdict = decide(exited(0), state)
     assert (verdict.action, verdict.exit_code) == (Action.FAIL, 3)
     assert verdict.reason == "the other workers have finished, but worker 0 exited with code 3, see w.stderr.log"
@@ -242,11 +242,11 @@ def test_a_range_without_a_free_port_is_told():
 
 def test_a_leaver_that_is_the_last_to_go_does_not_end_the_job_well():
     died = Failure("worker 0 was killed by SIGKILL", 137)
-    state = JobState(members=0, leaving=0, recover=Recover.REPLACE, first_failure=died)
+    state = Situation(members=0, leaving=0, recover=Recover.REPLACE, first_failure=died)
     verdict = decide(exited(0, Standing.LEAVING), state)
     assert (verdict.action, verdict.exit_code) == (Action.FAIL, 137)
     assert verdict.reason == f"no worker is left, the first that failed: {died.reason}"
-    finished = JobState(members=0, leaving=0, first_failure=died, finished=True)
+    finished = Situation(members=0, leaving=0, first_failure=died, finished=True)
     assert decide(exited(0), finished).action is Action.FINISH
 
 

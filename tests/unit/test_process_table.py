@@ -6,6 +6,7 @@ from typing import Any
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.controller.processes import Process, ProcessTable
 from ms_kungfu.launcher.state.policy import Headcount
+from ms_kungfu.launcher.state.states import WorkerState
 
 A, B, C = (PeerID("127.0.0.1", 10000 + i) for i in range(3))
 
@@ -19,7 +20,8 @@ def table(*peers, out=(), told=()):
     )
     nothing: Any = None
     found = ProcessTable(broker, nothing)
-    found.by_key = {key: Process(key, str(peer), peer.host, peer) for key, peer in enumerate(peers)}
+    for key, peer in enumerate(peers):
+        found.add(Process(key, str(peer), peer.host, peer, state=WorkerState.RUNNING))
     return found
 
 
@@ -28,7 +30,7 @@ def test_members_and_leavers_are_counted():
 
 
 def test_nobody_counts_on_who_is_as_good_as_gone():
-    for word in ("given_up", "works_on", "dismissed"):
+    for state in (WorkerState.UNKILLABLE, WorkerState.OVERDUE, WorkerState.DISMISSED):
         processes = table(A, B, told=[B])
-        setattr(processes.by_key[1], word, True)
-        assert processes.headcount() == Headcount(members=1, leaving=0, terminated=0), word
+        processes.get(1).state = state
+        assert processes.headcount() == Headcount(members=1, leaving=0, terminated=0), state

@@ -114,7 +114,7 @@ def test_cores_are_divided_as_their_host_has_them_by_now() -> None:
 
     async def run() -> None:
         owner: Any = SimpleNamespace(options=SimpleNamespace(peer_timeout_s=None))
-        workers: Any = SimpleNamespace(look_at=lambda *_: None)
+        workers: Any = SimpleNamespace(hanging=SimpleNamespace(look_at=lambda *_: None))
         channel: Any = None
         site = RemoteSite(owner, channel, m.Hello(HERE, "1", "2", {}, [0, 1, 2, 3], None, ()), None)
         assert site.shares.of(2) == [[0, 1], [2, 3]]

@@ -11,9 +11,9 @@ import pytest
 from ms_kungfu import env
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.controller.broker import Broker
+from ms_kungfu.launcher.controller.hanging import HangingWorkers
 from ms_kungfu.launcher.controller.processes import Process
 from ms_kungfu.launcher.controller.remote import RemoteHosts
-from ms_kungfu.launcher.controller.workers import WorkerManager
 from ms_kungfu.launcher.state.hangs import HangWatch
 from ms_kungfu.launcher.state.stuck import (
     StuckWatch,
@@ -125,16 +125,16 @@ def test_report_of_a_host_is_no_look_for_stuck_workers() -> None:
     """The launcher looks at all hosts together: a look for each report would be quadratic in the hosts."""
     later: list[tuple[float, Any]] = []
     agent: Any = SimpleNamespace(
-        reports=SimpleNamespace(is_over=False), _stopped={}, processes=[], _stuck_look_s=0.5,
+        is_over=lambda: False, _stopped={}, processes=[], _stuck_look_s=0.5,
         _loop=SimpleNamespace(call_later=lambda seconds, what: later.append((seconds, what))),
     )  # fmt: skip
     looks: list[int] = []
     agent._look_for_the_stuck = lambda: looks.append(1)
-    agent._keep_looking_for_the_stuck = "again"
+    agent.keep_looking_for_the_stuck = "again"
     for host in ("a", "b", "c"):
-        WorkerManager.look_at(agent, host, HangWatch(10.0), 1.0, [], lambda key: False)
+        HangingWorkers.look_at(agent, host, HangWatch(10.0), 1.0, [], lambda key: False)
     assert looks == []
-    WorkerManager._keep_looking_for_the_stuck(agent)
+    HangingWorkers.keep_looking_for_the_stuck(agent)
     assert (looks, later) == ([1], [(0.5, "again")])
 
 
@@ -171,11 +171,11 @@ def test_reason_names_the_ranks_that_wait_and_the_limit(waiting: list[int], name
 def test_wait_for_worker_names_join_timeout_until_it_joins(has_joined: bool, limit: tuple[str, float]) -> None:
     agent: Any = SimpleNamespace(
         broker=SimpleNamespace(is_ready=lambda peer, incarnation: has_joined),
-        begun=SimpleNamespace(join_timeout_s=5.0),
+        join_timeout_s=5.0,
         machine=SimpleNamespace(environ={env.COLLECTIVE_TIMEOUT.name: "60"}),
     )
     process = Process(0, "", "127.0.0.1", PeerID("127.0.0.1", 10000))
-    assert WorkerManager._limit_of_waits_for(agent, process) == limit
+    assert HangingWorkers._limit_of_waits_for(agent, process) == limit
 
 
 def test_rank_that_waits_for_no_rank_in_particular_is_not_stuck() -> None:

@@ -1,4 +1,4 @@
-"""What is said of a version that nobody follows."""
+"""Warnings of a prepared version that the members don't follow."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ from typing import Any
 
 import pytest
 
-from ms_kungfu.launcher.controller.workers import WorkerManager
+from ms_kungfu.cluster import PeerID
+from ms_kungfu.launcher.controller.following import FollowWatch
+from ms_kungfu.launcher.controller.processes import Process
 
 
 @pytest.mark.parametrize("awaits_store", [True, False])
 def test_program_is_not_blamed_while_the_store_is_away(awaits_store: bool, caplog: pytest.LogCaptureFixture) -> None:
-    later: list[Any] = []
-    agent: Any = SimpleNamespace(
-        _follows=False, _unfollowed=None, _loop=SimpleNamespace(call_later=lambda *call: later.append(call)),
-        reports=SimpleNamespace(is_over=False, awaits_store=awaits_store),
-        _members_yet_to_join=list, _steps_of_members=lambda: [13],
-    )  # fmt: skip
-    agent._tell_unfollowed = lambda *told: WorkerManager._tell_unfollowed(agent, *told)
+    progress = SimpleNamespace(
+        progress=lambda peer, incarnation: (13, 0.1, 0.0), is_ready=lambda peer, incarnation: True
+    )
+    member = Process(0, "", "a", PeerID("a", 10000))
+    processes: Any = SimpleNamespace(of_standing=lambda standing: [member])
+    broker: Any = progress
+    watch = FollowWatch(broker, processes, lambda: False, lambda: awaits_store)
+    looks = []
+    watch._look_later = lambda *told: looks.append(told)
     with caplog.at_level("WARNING", "ms_kungfu"):
-        agent._tell_unfollowed(3)
+        watch._look(3, frozenset())
     assert ("at step 13, have not followed it" in caplog.text) == (not awaits_store)
-    assert len(later) == awaits_store, "it looks again"
+    assert len(looks) == awaits_store, "it looks again"

@@ -65,6 +65,7 @@ from ms_kungfu.launcher.state.outline import outline
 from ms_kungfu.launcher.state.policy import EXIT_TIMEOUT, bug, not_begun, signal_name
 from ms_kungfu.launcher.state.seat import Record, Term, how_it_has_ended, moves
 from ms_kungfu.launcher.state.start_error import StartError
+from ms_kungfu.launcher.state.states import JobState
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 
@@ -194,16 +195,16 @@ class Agent:
         head, number = self._head_name, next(self._numbers)
         if self._channel is None and self._seated is not None:
             why = f"{head}, which had the job, is gone; this host waits for the next head"
-            return outline(self._options, "runs", why, self._started_at)
+            return outline(self._options, JobState.RUNNING, why, self._started_at)
         if self._channel is None:
-            return outline(self._options, "starts", f"waits for {PROGRAM} on {head}", self._started_at)
+            return outline(self._options, JobState.STARTING, f"waits for {PROGRAM} on {head}", self._started_at)
         answer = self._questions[number] = self._loop.create_future()
         try:
             self._send(m.StatusQuestion(number))
             return await within(_HEAD_STATUS_S, answer)
         except asyncio.TimeoutError:
             why = f"{PROGRAM} on {head}, which has the job, doesn't answer"
-            return outline(self._options, "runs", why, self._started_at)
+            return outline(self._options, JobState.RUNNING, why, self._started_at)
         finally:
             del self._questions[number]
 

@@ -12,8 +12,11 @@ from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.controller.broker import Broker
 from ms_kungfu.launcher.controller.sites import Site
 from ms_kungfu.launcher.state.policy import Headcount, Standing
+from ms_kungfu.launcher.state.states import WorkerState
 
 _log = logging.getLogger(__name__)
+_ENDING = {WorkerState.DISMISSED, WorkerState.KILLED, WorkerState.UNKILLABLE, WorkerState.EXITED}
+_NOT_AWAITED = {WorkerState.OVERDUE, WorkerState.DISMISSED, WorkerState.UNKILLABLE}
 
 
 @dataclass
@@ -32,16 +35,21 @@ class Process:
     pid: int | None = None
     join_timer: asyncio.TimerHandle | None = None
     leave_timer: asyncio.TimerHandle | None = None
+    state: WorkerState = WorkerState.STARTING
     killed_because: str = ""
     is_late: bool = False  # that is why: it wasn't ready to join in time
-    is_out: bool = False  # it has said that it can't go on
-    is_stuck: bool = False  # the others wait for it in vain, and it has been asked for its stack
     told_again: bool = False  # it got a SIGTERM, was granted to leave, and can't: another one has been sent
-    given_up: bool = False  # it did not even answer SIGKILL
-    works_on: bool = False  # it has left, and its grace is over
-    dismissed: bool = False  # ended by the launcher, which has said why
     has_its_cores: bool = False  # as many as each worker has, where that is fixed
     device: int = 0  # its place in Devices, for life
+
+    def to(self, state: WorkerState) -> None:
+        self.state = self.state.to(state, self.who)
+        _log.debug("worker: %s state=%s", self.who, state.value)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the controller has ended it, or it has exited."""
+        return self.state in _ENDING
 
     @property
     def who(self) -> str:
@@ -57,13 +65,29 @@ class ProcessTable:
     def __init__(self, broker: Broker, sites: Mapping[str, Site]) -> None:
         self._broker = broker
         self._sites = sites
-        self.by_key: dict[int, Process] = {}
+        self._by_key: dict[int, Process] = {}
+        self.emptied = asyncio.Event()  # no process is left
+
+    def add(self, process: Process) -> None:
+        self._by_key[process.key] = process
+        self.emptied.clear()
+
+    def remove(self, process: Process) -> None:
+        del self._by_key[process.key]
+        for timer in (process.join_timer, process.leave_timer):
+            if timer is not None:
+                timer.cancel()
+        if not self._by_key:
+            self.emptied.set()
+
+    def get(self, key: int) -> Process | None:
+        return self._by_key.get(key)
 
     def __iter__(self) -> Iterator[Process]:
-        return iter(list(self.by_key.values()))
+        return iter(list(self._by_key.values()))
 
     def __len__(self) -> int:
-        return len(self.by_key)
+        return len(self._by_key)
 
     def is_current(self, process: Process) -> bool:
         """Whether it has a name, and is the one that versions to come mean by it."""
@@ -88,7 +112,7 @@ class ProcessTable:
         return [peer for peer in current.workers if peer in members] if current is not None else []
 
     def headcount(self) -> Headcount:
-        waited_for = [p for p in self if not (p.given_up or p.works_on or p.dismissed)]
+        waited_for = [p for p in self if p.state not in _NOT_AWAITED]
         # First: a choice meanwhile makes members leaving, and forgets that they were told to.
         told = self._broker.told_to_end() if waited_for else ()
         standings = [self.standing(p) for p in waited_for]
@@ -100,12 +124,12 @@ class ProcessTable:
 
     def taken_ports(self) -> set[int]:
         """Whoever is on its way out has its port until it is gone, or has had its time."""
-        return {p.peer.port for p in self if p.peer is not None and not p.works_on}
+        return {p.peer.port for p in self if p.peer is not None and p.state is not WorkerState.OVERDUE}
 
     def standbys(self) -> list[Process]:
         """Those that may be needed yet, whoever has come farthest first."""
         ready = self._broker.ready_standbys()
-        spare = [p for p in self if p.peer is None and not (p.killed_because or p.dismissed)]
+        spare = [p for p in self if p.peer is None and not p.is_ending]
         return sorted(spare, key=lambda p: (p.standby not in ready, p.key))
 
     def standby_for(self, rank: int, host: str) -> Process | None:
@@ -156,7 +180,7 @@ class ProcessTable:
         current = [p for p in self if self.is_current(p)]
         found = []
         for process in self:
-            if process.works_on and not process.dismissed:
+            if process.state is WorkerState.OVERDUE:
                 here = [p for p in current if p.host == process.host]
                 device = self._sites[process.host].devices.name_of(process.device)
                 if any(p.peer == process.peer or (device is not None and p.device == process.device) for p in here):

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Callable, Protocol
 
@@ -20,6 +20,7 @@ from ms_kungfu.cluster import PeerID
 from ms_kungfu.launcher.affinity import Shares
 from ms_kungfu.launcher.channel import AnyChannel
 from ms_kungfu.launcher.controller.broker import Broker
+from ms_kungfu.launcher.controller.hanging import HangingWorkers
 from ms_kungfu.launcher.controller.sites import Site
 from ms_kungfu.launcher.controller.spread_segment import SpreadSegment
 from ms_kungfu.launcher.hello import devices_of
@@ -42,11 +43,9 @@ class Workers(Protocol):
     """Who has workers on these hosts. All calls come in the event loop."""
 
     broker: Broker
+    hanging: HangingWorkers
 
     def on_event(self, host: str, event: Started | Exited) -> None: ...
-    def look_at(
-        self, host: str, watch: HangWatch, now: float, stopped: Collection[int], is_starved: Callable[[int], bool]
-    ) -> None: ...
     def segment_was_made(self) -> None: ...
 
 
@@ -251,7 +250,7 @@ class RemoteSite:
                 segment.note_progress(rank, progress)
             if version in said.awaited:
                 segment.note_waits(self.name, said.awaited[version])
-        workers.look_at(self.name, self._watch, said.now, set(said.stopped), set(said.starved).__contains__)
+        workers.hanging.look_at(self.name, self._watch, said.now, set(said.stopped), set(said.starved).__contains__)
 
     def _note_words(self, gave_up: m.Words) -> None:
         for version, words in gave_up.items():

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.state import policy
-from ms_kungfu.launcher.state.policy import Headcount, JobState, Verdict, WorkerExited, WorkerWorksOn
+from ms_kungfu.launcher.state.policy import Headcount, Situation, Verdict, WorkerExited, WorkerWorksOn
 from ms_kungfu.launcher.wire.documents import Failure
 
 _RESTART_WINDOW_S = 300.0
@@ -34,7 +34,7 @@ class Coordinator:
         self.pausing: list[int] = []  # places that are vacant after a pause, for all of them the same
         self._filled: dict[int, list[float]] = {}  # place -> when it was filled anew
         self._late: dict[int, int] = {}  # place -> newcomers in a row that weren't ready in time
-        self._state = JobState(recover=options.recover, min_size=options.min_size, max_restarts=options.max_restarts)
+        self._state = Situation(recover=options.recover, min_size=options.min_size, max_restarts=options.max_restarts)
 
     def decide(self, event: WorkerExited | WorkerWorksOn, count: Headcount) -> Verdict:
         """What to do about `event`."""

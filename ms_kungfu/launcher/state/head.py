@@ -17,7 +17,11 @@ class Head(Protocol):
     """Decides for the job (`job.Job`). It speaks to each host by messages; its own asks it these besides."""
 
     last_words: str | None
-    has_left: bool  # its host leaves, and another one has the job from then on
+
+    @property
+    def has_left(self) -> bool:
+        """Its host leaves, and another one has the job from then on."""
+        ...
 
     @property
     def moves(self) -> bool: ...

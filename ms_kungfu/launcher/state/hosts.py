@@ -23,6 +23,7 @@ from ms_kungfu.cluster import (
     next_host,
 )  # fmt: skip
 from ms_kungfu.launcher import network
+from ms_kungfu.launcher.state.states import NodeState
 
 MANY_PER_CORE = 4  # workers, before a resize looks like a mistake
 DEFAULT_HOST = "127.0.0.1"
@@ -64,9 +65,8 @@ class Hosts:
     `self_name`: which one this machine is. `head_name`: the one that decides for all, because the config server is
     there, or is nearest; the first one where nobody says. `most`: workers in all, where somebody says so. `placement`:
     how workers are dealt to them (`Cluster.resized`). `ports`: those that all workers have, where they say which place
-    one has (``--msrun``). `leaving`: hosts that have been told to go, and get no new workers.
-    `lost`: hosts that have gone, in whatever way, and of which nobody expects anything any more. `joinable`: others may
-    join, though there is one at the start.
+    one has (``--msrun``). `states`: of the hosts that aren't active any more. `joinable`: others may join, though there
+    is one at the start.
     """
 
     each: tuple[Host, ...] = (Host(),)
@@ -75,8 +75,7 @@ class Hosts:
     most: int | None = None
     placement: str = EVEN
     ports: range | None = None
-    leaving: frozenset[str] = frozenset()
-    lost: frozenset[str] = frozenset()
+    states: tuple[tuple[str, NodeState], ...] = ()
     joinable: bool = False
 
     def __str__(self) -> str:
@@ -129,23 +128,41 @@ class Hosts:
         """Of all."""
         return None if self.slots_by_host is None else sum(self.slots_by_host.values())
 
+    def state_of(self, name: str) -> NodeState:
+        return dict(self.states).get(name, NodeState.ACTIVE)
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        return self._in(NodeState.DRAINING)
+
+    @property
+    def lost(self) -> frozenset[str]:
+        return self._in(NodeState.REMOVED)
+
+    def _in(self, state: NodeState) -> frozenset[str]:
+        return frozenset(name for name, its in self.states if its is state)
+
+    def _to(self, name: str, state: NodeState) -> Hosts:
+        states = {**dict(self.states), name: self.state_of(name).to(state, f"host {name}")}
+        return replace(self, states=tuple(each for each in states.items() if each[1] is not NodeState.ACTIVE))
+
     def letting_go(self, name: str) -> Hosts:
         """The same once a host is to leave."""
-        return replace(self, leaving=self.leaving | {name})
+        return self._to(name, NodeState.DRAINING)
 
     def without(self, name: str) -> Hosts:
-        """The same after the loss of a host."""
-        return replace(self, lost=self.lost | {name}, leaving=self.leaving - {name})
+        """The same after a host has failed or left."""
+        return self._to(name, NodeState.REMOVED)
 
     def joined_by(self, host: Host) -> Hosts:
         """The same with one more, or with one that was lost, which gets its place in the order again."""
         known = host.name in self.names
         each = tuple(host if old.name == host.name else old for old in self.each) + (() if known else (host,))
-        return replace(self, each=each, lost=self.lost - {host.name})
+        return replace(self._to(host.name, NodeState.ACTIVE) if host.name in self.lost else self, each=each)
 
     def without_lost(self) -> Hosts:
         """Those that stay."""
-        return replace(self, each=self.staying, leaving=frozenset(), lost=frozenset())
+        return replace(self, each=self.staying, states=())
 
     @property
     def max_workers(self) -> int:

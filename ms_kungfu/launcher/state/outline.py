@@ -6,20 +6,21 @@ import os
 from typing import Any
 
 from ms_kungfu.launcher.options import Options
+from ms_kungfu.launcher.state.states import JobState, NodeState
 
 
-def outline(options: Options, state: str, why: str, started_at: float) -> dict[str, Any]:
+def outline(options: Options, state: JobState, why: str, started_at: float) -> dict[str, Any]:
     """What can be told before there is anything to tell; `describe` fills it in."""
     return {
         "job": None,
-        "state": state,
+        "state": state.value,
         "why": why,
         "launcher": {"host": options.host.name, "pid": os.getpid()},
         "started_at": started_at,
         "command": list(options.command),
         "follows_changes": options.watch,
         "config_server": None,
-        "hosts": [{"name": name, "lost": False} for name in options.hosts.names],
+        "hosts": [{"name": name, "lost": False, "state": NodeState.ACTIVE.value} for name in options.hosts.names],
         "cluster": None,
         "wanted": None,
         "processes": [],

@@ -71,7 +71,7 @@ class Headcount:
 
 
 @dataclass
-class JobState(Headcount):
+class Situation(Headcount):
     """After the event: how many processes are still running, what was asked for, and what has happened before."""
 
     recover: Recover = Recover.FAIL
@@ -133,7 +133,7 @@ def leaves(who: str, left: int, min_size: int) -> Verdict:
     return Verdict(Action.SHRINK, f"{who} is leaving; the others go on")
 
 
-def decide(event: WorkerExited | WorkerWorksOn, state: JobState) -> Verdict:
+def decide(event: WorkerExited | WorkerWorksOn, state: Situation) -> Verdict:
     """What to do about `event`, and the sentence that says why. An empty reason is not worth a line."""
     if isinstance(event, WorkerWorksOn):
         reason = (
@@ -162,7 +162,7 @@ def decide(event: WorkerExited | WorkerWorksOn, state: JobState) -> Verdict:
     return _after_death(event, Failure(f"{event.who} {how}", exit_code_of(event.code)), state)
 
 
-def after_end(reason: str, state: JobState) -> Verdict | None:
+def after_end(reason: str, state: Situation) -> Verdict | None:
     """The job's end, where nobody is left. `reason`: what has just happened, if anything."""
     if state.members or state.leaving:
         return None
@@ -182,7 +182,7 @@ def _cause(first: Failure, of_program: Failure | None) -> Failure:
     return of_program if first.is_of_launcher and of_program is not None else first
 
 
-def _after_death(event: WorkerExited, failure: Failure, state: JobState) -> Verdict:
+def _after_death(event: WorkerExited, failure: Failure, state: Situation) -> Verdict:
     # Whoever ends first leaves the others in an operation that can't end; theirs is not the cause.
     before = f"; {state.first_to_finish} was the first to end, with code 0" if state.first_to_finish else ""
     if state.recover is Recover.FAIL:

@@ -20,6 +20,7 @@ from ms_kungfu.cluster_store import Seat, SeatKeys, Sitting, has_seat
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.state.hosts import Host, Hosts
 from ms_kungfu.launcher.state.policy import Recover
+from ms_kungfu.launcher.state.states import NodeState
 from ms_kungfu.launcher.state.versions import ClusterVersions
 from ms_kungfu.launcher.wire.documents import RECORD, End, Failure, Past, RecordDocument
 from ms_kungfu.launcher.wire.messages import ClusterPart, Loss, Report
@@ -96,7 +97,14 @@ class Record:
         """As the next head has them."""
         own = options.hosts
         return Hosts(
-            self.hosts, own.self_name, own.self_name, own.most, own.placement, own.ports, lost=self.lost, joinable=True
+            self.hosts,
+            own.self_name,
+            own.self_name,
+            own.most,
+            own.placement,
+            own.ports,
+            joinable=True,
+            states=tuple((host, NodeState.REMOVED) for host in sorted(self.lost)),
         )
 
 

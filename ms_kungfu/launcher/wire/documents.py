@@ -49,7 +49,7 @@ class Failure(Document, frozen=True):  # type: ignore[misc]
 class Change(Document):
     """A cluster that was wanted, and what has become of that. Times are seconds since 1970. `size_before` null: the
     first cluster. `chosen_at`: when its members went over to it; `after_step`: of their training. `refused`: why they
-    never will. `dropped`: the members went over to a newer one instead."""
+    never will."""
 
     version: Count
     size: Size
@@ -59,7 +59,7 @@ class Change(Document):
     chosen_at: Optional[Seconds] = None
     after_step: Optional[Count] = None
     refused: Optional[Sentence] = None
-    dropped: bool = False
+    state: Literal["desired", "prepared", "committed", "superseded", "rejected"] = "desired"
 
 
 Changes = Annotated[list[Change], Meta(max_length=1024)]
@@ -119,6 +119,7 @@ class HostState(Document):
 
     name: Word
     lost: bool
+    state: Literal["active", "draining", "removed"] = "active"
 
 
 class Summary(Document):
@@ -129,25 +130,27 @@ class Summary(Document):
 
 
 class ProcessState(Document):
-    """A worker. `joined_with`: the version that it was started for."""
+    """A worker. `state`: of its process; `why`: what it does or waits for. `standing`: its relation to the committed
+    version. `joined_with`: the version that it was started for."""
 
     rank: Optional[Rank]
     host: Word
     peer: Optional[Word]
     pid: Optional[Pid]
-    state: Sentence
+    state: Literal["starting", "running", "stuck", "failing", "overdue", "dismissed", "killed", "unkillable", "exited"]
     device: Optional[Word]
     step: Optional[Count]
     step_s: Optional[Span]
     step_ended_s_ago: Optional[Span]
     joined_with: Optional[Count] = None
     standing: Optional[Word] = None
+    why: Sentence = ""
 
 
 class Status(Document):
     """What `kungfu-run status -json` prints of a job. `started_at`: seconds since 1970."""
 
-    state: Literal["starts", "runs", "changes", "ends"]
+    state: Literal["starting", "running", "resizing", "finishing", "ending"]
     why: Sentence
     launcher: Launcher
     started_at: Seconds

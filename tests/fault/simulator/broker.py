@@ -7,6 +7,7 @@ import msgspec
 from ms_kungfu import broker_protocol
 from ms_kungfu.errors import CollectiveTimeoutError, PeerLostError, ResizeError
 from ms_kungfu.launcher.controller import broker
+from ms_kungfu.launcher.state.states import WorkerState
 from ms_kungfu.launcher.wire import messages as m
 from tests.fault.simulator.clock import Condition
 from tests.fault.simulator.setting import Violation
@@ -27,9 +28,10 @@ class Broker(broker.Broker):
             history = self._world.server.seat.history
             if all(record["versions"]["chosen"] != self._versions.chosen for record in history):
                 raise Violation(f"version {self._versions.chosen} is chosen, and isn't on record")
-        is_heads = self._world.job._manager.broker is self  # of a head before it that wakes nobody hears
+        is_heads = self._world.job.context.manager.broker is self  # of a head before it that wakes nobody hears
         if before is not None and is_heads:
-            there = {p.peer for p in self._world.job._manager.processes if not p.given_up}
+            processes = self._world.job.context.manager.processes
+            there = {p.peer for p in processes if p.state is not WorkerState.UNKILLABLE}
             for peer in self._chosen_before.workers:
                 if peer not in before.workers and peer not in there:
                     raise Violation(

@@ -24,7 +24,7 @@ class Events:
         current = self.broker.current() if self.broker is not None else None
         if current is None:
             return []
-        running = [p for p in self.job._manager.processes if p.key in self.processes]
+        running = [p for p in self.job.context.manager.processes if p.key in self.processes]
         found = {p.peer: self.processes[p.key] for p in running if self._is_in(p, current.version)}
         return [found[peer] for peer in current.workers if peer in found and found[peer].alive]
 

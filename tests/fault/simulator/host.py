@@ -153,31 +153,49 @@ class Head(job.Job):
             self._world.job = self
         else:
             self._world.takes_the_seat(self, options.hosts.self_name)
+        self._watch_resizes()
+        self._watch_nodes()
+        self._watch_the_end()
 
-    def on_cluster(self, cluster):
-        self._world.wanted_at.setdefault(cluster.version, self._world.loop.now)
-        super().on_cluster(cluster)
+    def _watch_resizes(self):
+        real = self._resizes.on_cluster
 
-    def host_lost(self, name, reason):
-        if self._machine_of.has_been_seen:
-            return
-        if not self._leadership.moves:
-            self._world.host_is_lost(name, reason)
-        super().host_lost(name, reason)
+        def on_cluster(cluster):
+            self._world.wanted_at.setdefault(cluster.version, self._world.loop.now)
+            real(cluster)
 
-    def _lose_host(self, name, reason):
-        if self._leadership.moves:
-            self._world.host_is_lost(name, reason)
-            if all(name not in dict(record["versions"]["lost"]) for record in self._world.server.seat.history):
-                raise Violation(f"{name} is lost to the others, and that isn't on record")
-        super()._lose_host(name, reason)
+        self._resizes.on_cluster = on_cluster
 
-    def _settle(self, verdict):
-        before = self._verdict.done()
-        goes_on = super()._settle(verdict)
-        if not before and self._verdict.done() and self._world.job is self:
-            self._world.job_is_settled(self._verdict.result())
-        return goes_on
+    def _watch_nodes(self):
+        real_host_lost, real_lose = self._nodes.host_lost, self._nodes._lose
+
+        def host_lost(name, reason):
+            if self._machine_of.has_been_seen:
+                return
+            if not self.moves:
+                self._world.host_is_lost(name, reason)
+            real_host_lost(name, reason)
+
+        def lose(name, reason):
+            if self.moves:
+                self._world.host_is_lost(name, reason)
+                if all(name not in dict(record["versions"]["lost"]) for record in self._world.server.seat.history):
+                    raise Violation(f"{name} is lost to the others, and that isn't on record")
+            real_lose(name, reason)
+
+        self._nodes.host_lost, self._nodes._lose = host_lost, lose
+
+    def _watch_the_end(self):
+        real = self.course.settle
+
+        def settle(verdict):
+            was_over = self.course.is_over
+            goes_on = real(verdict)
+            if not was_over and self.course.is_over and self._world.job is self:
+                self._world.job_is_settled(verdict)
+            return goes_on
+
+        self.course.settle = settle
 
 
 class Agent(agent.Agent):

@@ -83,7 +83,7 @@ class HostsWorld(World):
                 self.loop.at(happening.at, self._happen, happening)
 
     def members(self):
-        return super().members() if self.job is not None and self.job._manager is not None else []
+        return super().members() if self.job is not None and self.job.context.manager is not None else []
 
     def _options_of(self, number, joins):
         names = [_name_of(number) for number in range(self.setup.hosts)]
@@ -381,7 +381,7 @@ class HostsWorld(World):
         return (self.setup.moves or host is not self.head) and host.program._channel is None
 
     def _has_begun(self):
-        return self.job is not None and (self.job._has_begun or bool(self.steps))
+        return self.job is not None and (self.job.context.has_begun or bool(self.steps))
 
     def _run(self):
         if self.keeps_store:

@@ -305,7 +305,7 @@ class World(Events, Promises):
         except Exception as error:
             code = 1
             self.say("do", f"{process.name} fails: {type(error).__name__}: {error}")
-            if not self.job._verdict.done() and not self._is_excused(process, error):
+            if not self.job.is_over and not self._is_excused(process, error):
                 self.trouble.append((process, error))
         process.alive = False
         self.loop.at(self.short(self.current.random), self.guard_tells, process, code)

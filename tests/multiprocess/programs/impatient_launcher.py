@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 from ms_kungfu.launcher.cli import main
-from ms_kungfu.launcher.controller import workers
+from ms_kungfu.launcher.controller import following
 
-workers._UNFOLLOWED_S = 0.5
+following._UNFOLLOWED_S = 0.5
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,0 +1,65 @@
+"""Which cores the workers run on: shares of their hosts' cores, all equal once a program needs a fixed number."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Callable
+
+from ms_kungfu.cluster import Cluster
+from ms_kungfu.launcher.controller.processes import ProcessTable
+from ms_kungfu.launcher.controller.sites import Site
+
+_RETRY_S = 0.2
+
+
+@dataclass(eq=False)
+class WorkerCores:
+    """Part of a `WorkerManager`, in its event loop. `pins`: -affinity; `cluster`: whose members have the cores."""
+
+    processes: ProcessTable
+    sites: Mapping[str, Site]
+    pins: bool
+    cluster: Callable[[], Cluster]
+
+    def move(self, cluster: Cluster) -> None:
+        """Move the members of `cluster` to their shares of the cores.
+
+        If each worker has a fixed number of cores, move every other worker that hasn't got as many, too.
+        """
+        if not self.pins:
+            return
+        shares = {process.key: cores for process, cores in self.processes.shares(cluster)}
+        for process in self.processes:
+            cores, site = shares.get(process.key), self.sites[process.host]
+            if cores is None and site.shares.each is not None and not process.has_its_cores:
+                cores = site.shares.of(process.rank + 1)[-1]
+            if cores is not None and process.pid is not None:
+                site.pin(process.key, cores)
+                process.has_its_cores = site.shares.each is not None
+
+    def resume(self, each: int) -> None:
+        """Keep the number of cores a worker that an earlier controller has fixed; 0: it has fixed none."""
+        for site in self.sites.values():
+            site.shares.each = site.shares.each or each or None
+
+    def joined(self, site: Site) -> None:
+        site.shares.each = next(iter(self.sites.values())).shares.each  # all hosts have the same
+
+    def fix(self, each: int, answer: concurrent.futures.Future[int]) -> None:
+        """A worker needs as many cores as all others have, and `each` is enough.
+
+        `answer`: how many each has, now and at every size; 0: workers aren't pinned. The worker trains once it has it.
+        """
+        shares = [site.shares for site in self.sites.values()]  # all with the same `each`
+        if self.pins:
+            for share in shares:
+                share.each = share.each or each
+            if any(process.pid is None for process in self.processes):  # the one that asks, perhaps
+                asyncio.get_running_loop().call_later(_RETRY_S, self.fix, each, answer)
+                return
+            if not all(process.has_its_cores for process in self.processes):
+                self.move(self.cluster())
+        answer.set_result(shares[0].each or 0)

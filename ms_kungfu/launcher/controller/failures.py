@@ -1,0 +1,185 @@
+"""Workers that exit, leave or hang: what the controller does about each, as the policy says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher.controller.context import JobContext
+from ms_kungfu.launcher.controller.following import CopiesWatch
+from ms_kungfu.launcher.controller.nodes import JobNodes
+from ms_kungfu.launcher.controller.processes import Process
+from ms_kungfu.launcher.controller.revisions import StoreWatcher
+from ms_kungfu.launcher.state import policy
+from ms_kungfu.launcher.state.policy import Action, Recover, Standing, Verdict, WorkerExited, WorkerWorksOn
+from ms_kungfu.launcher.state.states import WorkerState
+
+_log = logging.getLogger(__name__)
+# Before another process is tried in the slot of one that couldn't even be started: doubled each time.
+_START_PAUSE_S = 0.1
+_MAX_START_PAUSE_S = 5.0
+# An agent reports a connection that has ended within 0.2 s; the host that is lost by it is known some seconds later.
+_HOSTS_NEWS_S = 0.5
+_HOSTS_TELL_S = 5.0
+
+
+@dataclass(eq=False)
+class WorkerFailures:
+    """Implements `workers.Reports`."""
+
+    job: JobContext
+    nodes: JobNodes
+    copies: CopiesWatch
+    watcher: StoreWatcher | None = None
+    _pause: asyncio.TimerHandle | None = field(init=False, default=None)
+
+    @property
+    def is_over(self) -> bool:
+        return self.job.course.is_over
+
+    @property
+    def awaits_store(self) -> bool:
+        return self.job.leadership.awaits_store
+
+    # ---- workers that exit ----
+
+    def worker_ended(self, process: Process, standing: Standing, code: int, error: str) -> None:
+        self._note_end(process, standing, code, error)
+        self.nodes.let_go()
+
+    def _note_end(self, process: Process, standing: Standing, code: int, error: str) -> None:
+        job, coordinator, who = self.job, self.job.coordinator, process.who
+        dismissed = process.state is WorkerState.DISMISSED
+        counted_on = standing in (Standing.MEMBER, Standing.JOINING) and process.peer in coordinator.newest.workers
+        finished = standing is Standing.MEMBER and code == 0
+        coordinator.finishing = coordinator.finishing or finished
+        if standing is Standing.STANDBY and dismissed:
+            return  # it wasn't needed
+        if dismissed:
+            code = 0  # the controller's own doing, and logged already
+        elif not self.is_over and code == 0 and process.peer is not None:
+            _log.info("%s %s", who, policy.how_it_ended(code))
+        if finished:
+            job.course.finishes()
+            coordinator.member_finished(who)
+            job.workers.standbys.expect_nobody()
+        logs = job.workers.logs_of(process)
+        restarts = coordinator.restarts_of(process.place, job.loop.time())
+        late = coordinator.count_late(process.place, process.is_late)
+        verdict = job.decide(WorkerExited(who, standing, code, error, logs=logs, restarts=restarts, late=late))
+        if verdict.action is Action.FAIL and self._may_be_of_the_hosts(verdict):
+            return
+        if not self._settle(verdict):
+            if code != 0 and logs and not job.course.has_ended_well:
+                _log.info("what %s wrote: %s", who, logs)
+            return
+        if code != 0 and standing in (Standing.MEMBER, Standing.JOINING):
+            if coordinator.member_failed(who, code, error, logs):
+                _log.warning("the program of %s failed; the job will end with %d", who, code)
+        self._continue_without(process, standing, verdict, counted_on)
+
+    def _settle(self, verdict: Verdict) -> bool:
+        if verdict.action is Action.FINISH:
+            self.copies.warn(ended=True)
+        return self.job.course.settle(verdict)
+
+    def _may_be_of_the_hosts(self, verdict: Verdict) -> bool:
+        """Return whether the worker may have failed because of something between the hosts.
+
+        That is reported soon, and ends the job; if it isn't, the worker's failure does.
+        """
+        job, remote = self.job, self.job.remote
+        if self.is_over or job.options.recover is not Recover.FAIL or remote is None:
+            return False
+        if self.nodes.exit_code is None:
+            if not remote.is_in_trouble():
+                return False
+            self.nodes.exit_code = verdict.exit_code
+            until = job.loop.time() + _HOSTS_TELL_S + (job.options.host_timeout_s or 0)
+            job.loop.call_later(_HOSTS_NEWS_S, self._settle_unless_told, verdict, until)
+        return True
+
+    def _settle_unless_told(self, verdict: Verdict, until: float) -> None:
+        job = self.job
+        if job.remote is not None and job.remote.are_apart() and job.loop.time() < until:
+            job.loop.call_later(_HOSTS_NEWS_S, self._settle_unless_told, verdict, until)
+        else:
+            self._settle(verdict)
+
+    def _continue_without(self, process: Process, standing: Standing, verdict: Verdict, counted_on: bool) -> None:
+        """`counted_on`: the newest cluster has the process that has exited."""
+        job, coordinator, now = self.job, self.job.coordinator, self.job.loop.time()
+        pause_s = 0.0
+        if process.pid is None:  # it couldn't be started, and most likely the next one can't either, at once
+            pause_s = min(_START_PAUSE_S * 2 ** coordinator.restarts_of(process.place, now), _MAX_START_PAUSE_S)
+        if standing is Standing.STANDBY:
+            if verdict.action is Action.REPLACE:
+                coordinator.count_restart(process.place, now)
+            else:
+                job.workers.standbys.keep_fewer()
+            job.loop.call_later(pause_s, job.workers.standbys.keep)
+        elif verdict.action in (Action.SHRINK, Action.REPLACE):
+            if verdict.action is Action.REPLACE and counted_on:
+                if pause_s:
+                    coordinator.pausing.append(process.place)
+                    self._pause = self._pause or job.loop.call_later(pause_s, self._on_pause_over)
+                else:
+                    coordinator.vacant.append(process.place)
+            job.revisions.write()
+
+    def _on_pause_over(self) -> None:
+        self.job.coordinator.end_pause()
+        self._pause = None
+        self.job.revisions.write()
+
+    def end_pause_if_filled(self) -> None:
+        """A new cluster may have taken the slots that were to be filled after a pause."""
+        if self._pause is not None and not self.job.coordinator.pausing:
+            self._pause.cancel()
+            self._pause = None
+
+    def worker_is_gone(self, process: Process) -> None:
+        self.job.revisions.write()
+        self.nodes.let_go()
+
+    # ---- workers that leave ----
+
+    def worker_works_on(self, process: Process, version: int) -> None:
+        self._settle(self.job.decide(WorkerWorksOn(process.who, version, self.job.options.leave_grace_s)))
+
+    def worker_leaves(self, peer: PeerID) -> None:
+        job, workers, leaving = self.job, self.job.workers, self.job.coordinator.leaving
+        for process in workers.processes.of_standing(Standing.MEMBER, Standing.JOINING):
+            if process.peer == peer:
+                if peer in leaving:  # and was told to end beside
+                    workers.end_kept_leavers()
+                    return
+                left = [other for other in workers.processes.living_members() if other != peer and other not in leaving]
+                verdict = policy.leaves(process.who, len(left), job.options.min_size)
+                if not self._settle(verdict):
+                    return
+                if verdict.action is Action.SHRINK:
+                    leaving.add(peer)
+                    job.revisions.write()
+                else:
+                    workers.ending.tell_again({peer})
+                    workers.broker.stays(peer)
+                return
+
+    # ---- cluster versions ----
+
+    def version_chosen(self, cluster: Cluster, step: int | None) -> None:
+        self.job.course.resized(is_newest=cluster.version >= self.job.coordinator.newest.version)
+        self.job.history.chosen(cluster, step)
+
+    def version_prepared(self, version: int) -> None:
+        self.job.history.prepared(version)
+
+    def version_unknown(self, version: int) -> None:
+        if self.watcher is not None:
+            self.watcher.look_now()
+
+    def version_followed(self) -> None:
+        self.nodes.let_go()

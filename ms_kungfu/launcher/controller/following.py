@@ -1,0 +1,108 @@
+"""Warns of programs that don't join the job, or don't go over to a prepared cluster version, with the likely reason."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Callable
+
+from ms_kungfu.launcher.controller.broker import Broker
+from ms_kungfu.launcher.controller.processes import Process, ProcessTable
+from ms_kungfu.launcher.state import policy
+from ms_kungfu.launcher.state.policy import Standing
+
+_log = logging.getLogger(__name__)
+_UNFOLLOWED_S = 30.0  # for members to look for a change; their first step may take that long
+_MUST_JOIN_S = 60.0
+_TRAINS_S = 2.0  # MindSpore alone takes that long to import
+
+
+@dataclass(eq=False)
+class FollowWatch:
+    """Part of a `WorkerManager`, in its event loop. It warns once a job, before the first version is committed."""
+
+    broker: Broker
+    processes: ProcessTable
+    is_over: Callable[[], bool]
+    awaits_store: Callable[[], bool]
+    _follows: bool = False  # the members have gone over to a version
+    _timer: asyncio.TimerHandle | None = None
+
+    def committed(self) -> None:
+        self._follows = True
+
+    def prepared(self, version: int) -> None:
+        if self._timer is None and not self._follows:
+            self._look_later(version, frozenset())
+
+    def _look_later(self, version: int, told: frozenset[str]) -> None:
+        """`told`: the workers that a warning has named as not joined."""
+        self._timer = asyncio.get_running_loop().call_later(_UNFOLLOWED_S, self._look, version, told)
+
+    def _look(self, version: int, told: frozenset[str]) -> None:
+        if self._follows or self.is_over():
+            return
+        if self.awaits_store():  # the version can't be followed before the store answers, which is logged already
+            self._look_later(version, told)
+            return
+        absent = frozenset(process.who for process in self._members_yet_to_join())
+        if absent - told:
+            _log.warning(
+                "cluster version %d waits: members of the present one haven't joined that yet: %s. A worker joins at "
+                "its first collective, or when it begins to train", version, ", ".join(sorted(absent)),
+            )  # fmt: skip
+        if absent:  # no member can look for a change before all have joined
+            self._look_later(version, told | absent)
+        elif steps := self._steps_of_members():
+            _log.warning(
+                "cluster version %d waits: for %g s the workers, which are at step %d, have not followed it. They "
+                "follow a change at the end of a step. With ElasticTraining.epochs() and no dataset= they do at the "
+                "end of each epoch but the last one, in a loop under --msrun at the end of a pass: "
+                "docs/elastic-training.md",
+                version, _UNFOLLOWED_S, max(steps),
+            )  # fmt: skip
+        else:
+            _log.warning(
+                "cluster version %d waits: for %g s no worker has looked for it. A program follows changes that has "
+                "KungFuElasticCallback or ElasticTraining count its steps; in one that only reduces (ms_kungfu.comm) "
+                "new workers wait until the job ends, or `kungfu-run resize` wants the present size again: see "
+                "docs/change-a-program.md", version, _UNFOLLOWED_S,
+            )  # fmt: skip
+
+    def _steps_of_members(self) -> list[int]:
+        """Return the last steps of those members that count any."""
+        members = [p for p in self.processes.of_standing(Standing.MEMBER) if p.peer is not None]
+        told = [self.broker.progress(p.peer, p.incarnation) for p in members if p.peer is not None]
+        return [progress[0] for progress in told if progress is not None]
+
+    def _members_yet_to_join(self) -> list[Process]:
+        members = self.processes.of_standing(Standing.MEMBER)
+        return [p for p in members if p.peer is not None and not self.broker.is_ready(p.peer, p.incarnation)]
+
+
+@dataclass(eq=False)
+class CopiesWatch:
+    """Warns once of several workers of which none has joined: they are as many separate trainings, or prepare.
+
+    Not of workers that exit too soon to have trained: `kungfu-run -np 4 hostname` is no mistake.
+    """
+
+    is_over: Callable[[], bool]
+    has_placed: Callable[[], bool] = lambda: True  # whether a worker has joined
+    size: Callable[[], int] = lambda: 0
+    clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()
+    _since: float | None = None  # when the workers were started, until the warning
+
+    def begin(self, broker: Broker, size: Callable[[], int]) -> asyncio.TimerHandle:
+        """The workers have been started."""
+        self.has_placed, self.size, self._since = broker.has_placed, size, self.clock()
+        return asyncio.get_running_loop().call_later(_MUST_JOIN_S, self.warn)
+
+    def warn(self, ended: bool = False) -> None:
+        if self.is_over() or self._since is None or self.has_placed():
+            return
+        size, seconds = self.size(), self.clock() - self._since
+        if size > 1 and seconds >= _TRAINS_S:
+            self._since = None
+            _log.warning("%s", policy.copies(size, seconds, ended))

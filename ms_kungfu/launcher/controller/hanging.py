@@ -1,0 +1,155 @@
+"""Workers that stand still, that can't continue, or that other ranks wait for in vain: the controller ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Callable
+
+from ms_kungfu import env
+from ms_kungfu.cluster import PeerID
+from ms_kungfu.launcher.controller.broker import Broker
+from ms_kungfu.launcher.controller.ending import EndOfWorkers
+from ms_kungfu.launcher.controller.processes import Process, ProcessTable
+from ms_kungfu.launcher.controller.sites import Site
+from ms_kungfu.launcher.machine import Machine
+from ms_kungfu.launcher.options import Options
+from ms_kungfu.launcher.state.hangs import HangWatch
+from ms_kungfu.launcher.state.policy import Recover
+from ms_kungfu.launcher.state.states import WorkerState
+from ms_kungfu.launcher.state.stuck import StuckWatch, stuck_reason, stuck_sure_s
+
+_log = logging.getLogger(__name__)
+_STACK_S = 1.0  # for a worker to write its stack
+_FAILING_S = 10.0  # for a failing worker to exit by itself
+
+
+@dataclass(eq=False)
+class HangingWorkers:
+    """Part of a `WorkerManager`, in its event loop. `join_timeout_s`: how long others wait for a joining worker."""
+
+    options: Options
+    machine: Machine
+    broker: Broker
+    processes: ProcessTable
+    sites: Mapping[str, Site]
+    ending: EndOfWorkers
+    join_timeout_s: float
+    is_over: Callable[[], bool]
+
+    def __post_init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopped: dict[str, set[int]] = {}  # host -> those that were stopped when it was looked at
+        sure_s = stuck_sure_s(env.COLLECTIVE_TIMEOUT.get(self.machine.environ))
+        self._stuck_watch: StuckWatch[tuple[PeerID, int]] = StuckWatch(sure_s)
+        self._stuck_look_s = sure_s / 2
+
+    def look_at(
+        self, host: str, watch: HangWatch, now: float, stopped: Collection[int], is_starved: Callable[[int], bool]
+    ) -> None:
+        """Examine the heartbeats of a host's workers as they were there at `now`, by the host's own clock.
+
+        While nothing comes from a host, none of its workers counts as standing still.
+        """
+        if self.is_over():
+            return
+        self._stopped[host] = set(stopped)
+        watched = {p.key: p for p in self.processes if p.host == host and not p.is_ending}
+        beats = {key: self._heartbeat(process) for key, process in watched.items()}
+        stopped_early = [key for key in stopped if key in watched and not beats[key]]
+        for key in watch.hung(now, beats, stopped_early, is_starved):
+            reason = f"stood still for {self.options.peer_timeout_s:g} s (-peer-timeout) and was killed"
+            self.ending.kill(watched[key], reason)
+        for process in watched.values():
+            self._look_whether_it_fails(process)
+
+    def is_stopped(self, process: Process) -> bool:
+        """Whether a signal had stopped it when its host reported last."""
+        return process.key in self._stopped.get(process.host, ())
+
+    def _heartbeat(self, process: Process) -> tuple[int, ...]:
+        return () if process.peer is None else self.broker.heartbeat(process.peer, process.incarnation)
+
+    def _look_whether_it_fails(self, process: Process) -> None:
+        """A worker that has failed alone in a collective or a join (Ctrl-C, no memory) takes part in nothing more,
+        whatever its program does: the others wait for its exit (docs/recovery.md)."""
+        if process.state not in (WorkerState.RUNNING, WorkerState.STUCK) or process.peer is None:
+            return
+        reason = self.broker.gave_up(process.peer, process.incarnation)
+        if reason:
+            process.to(WorkerState.FAILING)
+            _log.warning("%s can't go on: %s; the others wait for its end", process.who, reason)
+            self._loop.call_later(_FAILING_S, self._end_failing, process, reason)
+
+    def _end_failing(self, process: Process, reason: str) -> None:
+        if not process.is_ending and not self.is_over():
+            why = f"could not go on ({reason}), had not ended after {_FAILING_S:g} s, and was killed"
+            self.ending.kill(process, why)
+
+    # ---- stuck workers ----
+
+    def keep_looking_for_the_stuck(self) -> None:
+        """At all hosts together, by what each has reported last: a look for each host would be quadratic."""
+        if not self.is_over():
+            self._look_for_the_stuck()
+            self._loop.call_later(self._stuck_look_s, self.keep_looking_for_the_stuck)
+
+    def _look_for_the_stuck(self) -> None:
+        """Log the Python stacks of live workers that never come to the collective in which the others wait.
+
+        With -recover the worker is ended before the others give up. Otherwise they raise CollectiveTimeoutError, and
+        their exit ends the job.
+        """
+        found = self._stuck()
+        if self.options.recover is Recover.FAIL:  # else `_end_stuck` sees to it
+            for process in self.processes:
+                if process.state is WorkerState.STUCK and (process.peer, process.incarnation) not in found:
+                    self._note_unstuck(process)
+        for peer, incarnation in self._stuck_watch.look(self._loop.time(), found):
+            for process in self.processes:
+                is_it = (process.peer, process.incarnation) == (peer, incarnation)
+                if is_it and process.state in (WorkerState.RUNNING, WorkerState.FAILING):
+                    self._note_stuck(process, peer, found[peer, incarnation])
+
+    def _note_stuck(self, process: Process, peer: PeerID, awaited_by: Collection[int]) -> None:
+        process.to(WorkerState.STUCK)
+        ends = self.options.recover is not Recover.FAIL
+        variable, limit_s = self._limit_of_waits_for(process)
+        self.sites[process.host].ask_for_stack(process.key)
+        _log.warning(
+            "stuck worker: %s awaited_by=%s %s=%s stack=requested action=%s", process.who,
+            ",".join(f"rank {rank}" for rank in awaited_by), variable, f"{limit_s:g}", "end it" if ends else "none",
+        )  # fmt: skip
+        if ends:
+            self.broker.set_ending(peer, process.incarnation, True)
+            self._loop.call_later(_STACK_S, self._end_stuck, process, peer)
+
+    def _stuck(self) -> dict[tuple[PeerID, int], list[int]]:
+        unkillable = WorkerState.UNKILLABLE
+        alive = [(p.peer, p.incarnation) for p in self.processes if p.peer is not None and p.state is not unkillable]
+        return self.broker.stuck(alive)
+
+    def _end_stuck(self, process: Process, peer: PeerID) -> None:
+        """Its stack has been written. One that has come meanwhile continues."""
+        if process.is_ending or self.is_over():
+            return
+        waiting = self._stuck().get((peer, process.incarnation))
+        if waiting:
+            self.ending.kill(process, stuck_reason(waiting, *self._limit_of_waits_for(process)))
+        else:
+            self.broker.set_ending(peer, process.incarnation, False)
+            self._note_unstuck(process)
+
+    def _limit_of_waits_for(self, process: Process) -> tuple[str, float]:
+        """Return the variable that limits the others' wait for this worker, and its seconds."""
+        if process.peer is not None and not self.broker.is_ready(process.peer, process.incarnation):
+            return env.JOIN_TIMEOUT.name, self.join_timeout_s
+        return env.COLLECTIVE_TIMEOUT.name, env.COLLECTIVE_TIMEOUT.get(self.machine.environ)
+
+    def _note_unstuck(self, process: Process) -> None:
+        """It has come to the collective, or the others have given up."""
+        if process.state is WorkerState.STUCK:  # and not failing, or removed meanwhile
+            process.to(WorkerState.RUNNING)
+        _log.info("stuck worker: no rank waits for %s any more", process.who)

@@ -1,0 +1,95 @@
+"""The last changes of the cluster, each with its reason and what became of it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Callable
+
+from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster, writer_of_workers
+from ms_kungfu.launcher.state.states import VersionState
+from ms_kungfu.launcher.wire.documents import Change
+
+_KEPT = 20
+
+
+class History:
+    """The last changes and their reasons. In the event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._reasons: list[str] = []  # of what the launcher is about to write
+        self.changes: deque[Change] = deque(maxlen=_KEPT)
+
+    def note(self, reason: str) -> None:
+        """Something has happened that the launcher's next cluster is the answer to."""
+        # Of each worker of a lost host it is told once more that the host was lost, and why.
+        gone = re.search(r" was on host (\S+), which was lost: ", reason)
+        if gone is None or not any(told.startswith(f"host {gone[1]} is lost: ") for told in self._reasons):
+            self._reasons.append(reason)
+
+    def begun(self, cluster: Cluster) -> None:
+        now = self._clock()
+        self.changes.append(Change(cluster.version, cluster.size, None, "the job's start", now, now, state="committed"))
+
+    def resumed(self, changes: Sequence[Change], cluster: Cluster) -> None:
+        """By the next head of a job that runs in `cluster`: what the one before has told."""
+        self.changes.extend(changes)
+        self.chosen(cluster, None)  # which is told once it is on record
+        if not self.knows(cluster):
+            now = self._clock()
+            self.changes.append(
+                Change(cluster.version, cluster.size, None, "the head before this one", now, now, state="committed")
+            )
+
+    def knows(self, cluster: Cluster) -> bool:
+        return any(change.version == cluster.version for change in self.changes)
+
+    def wanted(self, cluster: Cluster, before: Cluster, job: str, refused: str | None = None) -> None:
+        gone = [str(worker) for worker in before.workers if worker not in cluster.workers]
+        why = _who(cluster, job, gone)
+        if cluster.writer == job:
+            why = "; ".join(dict.fromkeys(self._reasons)) or why
+            self._reasons.clear()
+        size = self._running_size(before.size)
+        state = VersionState.DESIRED if refused is None else VersionState.REJECTED
+        now = self._clock()
+        self.changes.append(Change(cluster.version, cluster.size, size, why, now, refused=refused, state=state.value))
+
+    def prepared(self, version: int) -> None:
+        for change in self.changes:
+            if change.version == version and change.state == VersionState.DESIRED.value:
+                _move(change, VersionState.PREPARED)
+
+    def chosen(self, cluster: Cluster, step: int | None) -> None:
+        size = self._running_size(None)
+        for change in self.changes:
+            if change.state not in (VersionState.DESIRED.value, VersionState.PREPARED.value):
+                continue
+            if change.version == cluster.version:
+                _move(change, VersionState.COMMITTED)
+                change.chosen_at, change.after_step = self._clock(), step
+                change.size_before = change.size_before if size is None else size
+            elif change.version < cluster.version:
+                _move(change, VersionState.SUPERSEDED)
+
+    def _running_size(self, otherwise: int | None) -> int | None:
+        """Of the cluster that was chosen last; `otherwise` where it isn't among the last changes."""
+        sizes = [change.size for change in self.changes if change.chosen_at is not None]
+        return sizes[-1] if sizes else otherwise
+
+
+def _move(change: Change, state: VersionState) -> None:
+    change.state = VersionState(change.state).to(state, f"cluster version {change.version}").value
+
+
+def _who(cluster: Cluster, job: str, gone: Sequence[str]) -> str:
+    if cluster.writer == writer_of_workers(job):
+        return "the program asked for it: a schedule, a policy or a resize of its own"
+    if cluster.writer == job:
+        return "the launcher"
+    if cluster.writer == WRITER_WHO_EVICTS:
+        return f"somebody else asked for it: kungfu-run evict, of {' and '.join(gone) or 'nobody who was there'}"
+    return "somebody else asked for it: kungfu-run resize, or another client"

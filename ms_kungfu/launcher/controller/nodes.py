@@ -1,0 +1,199 @@
+"""Hosts that fail, leave or join while a job runs: what the controller does about each."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import signal
+from dataclasses import dataclass
+from typing import Any, Callable
+
+from ms_kungfu._words import counted
+from ms_kungfu.launcher.controller.context import JobContext
+from ms_kungfu.launcher.controller.record import JobRecord
+from ms_kungfu.launcher.controller.sites import Site
+from ms_kungfu.launcher.state import policy
+from ms_kungfu.launcher.state.hosts import Host, Hosts
+from ms_kungfu.launcher.state.policy import Action, Recover, Verdict
+
+_log = logging.getLogger(__name__)
+
+# A host that leaves: its agent got a SIGTERM and has reported it. From then on
+#   1. No new worker is placed there (`Hosts.check`, `Hosts.slots_by_host`), and each revision is without its workers,
+#      whatever other writers write (`Coordinator.going`). They leave as any worker does: after a step that all members
+#      have agreed on. So no step and no sample is theirs that isn't the others' too.
+#   2. When they have exited and a version without the host is committed, the controller forgets the host as a failed
+#      one, and then it ends, with 0. Inter-host transports of the version before may still hold connections with it.
+#      All other hosts have the result of everything that its workers took part in, or its workers would not have got
+#      it (link.h); and some member that stays has come that far, or no version would have been committed. Even if not:
+#      the others hear of the loss before they miss the host, and continue as without a failed one.
+#   3. After -leave-grace the workers that are left there are killed. That is a failure like any other, and 2 follows
+#      without the committed version: the next one is awaited with the failed workers, as ever.
+# What comes between is a case of its own already. If the connection ends the host has failed. If workers fail or more
+# hosts want to leave, each revision looks whether enough members stay, and the job ends if not. A size that is under
+# way is revised, and one that comes is rejected if it needs the host. If members complete the program no worker leaves
+# any more: the host ends with the job, or after its grace. It may come back by -join. Nothing of its former part
+# stands in the way of that: processes, versions and connections are told apart (`joining`).
+
+
+@dataclass(eq=False)
+class JobNodes:
+    """Implements `remote_site.Reports`. `status`: the job's; `left_s`: of its -timeout; `interrupted`: ends it."""
+
+    job: JobContext
+    record: JobRecord
+    status: Callable[[], dict[str, Any]]
+    left_s: Callable[[], float | None]
+    interrupted: Callable[[int, str], None]
+    has_left = False  # the controller's own host has, and another one has the job
+
+    def __post_init__(self) -> None:
+        self._graces: dict[str, asyncio.TimerHandle] = {}  # of hosts that leave
+        self._leaving_early: list[str] = []  # that reported it before this controller knew which hosts are there
+        self.exit_code: int | None = None  # of the first worker that has exited while a host's loss is about to be told
+
+    @property
+    def hosts(self) -> Hosts:
+        return self.job.coordinator.hosts
+
+    @property
+    def has_stood_still(self) -> bool:
+        return self.job.leadership.has_stood_still
+
+    # ---- hosts that fail ----
+
+    def host_lost(self, name: str, reason: str) -> None:
+        job = self.job
+        is_the_heads = name == job.options.hosts.self_name and not job.leadership.moves
+        if job.options.recover is Recover.FAIL or not job.has_begun or is_the_heads:
+            lost = f"host {name} is lost: {reason}" if job.options.hosts.is_several else reason
+            if job.manager is not None:
+                job.manager.forget_processes_on(name)
+            job.course.settle(policy.host_lost(lost, self.exit_code))
+        elif not job.course.is_over:
+            _log.warning("host %s is lost: %s", name, reason)
+            job.history.note(f"host {name} is lost: {reason}")
+            self.record.once_noted(name, lambda: self._lose(name, reason))
+
+    def _lose(self, name: str, reason: str) -> None:
+        self._forget(name, reason)
+        if self.job.remote is not None:
+            self.job.remote.tell_lost(name)
+        self.job.revisions.write()
+        self.let_go()
+
+    def _forget(self, name: str, reason: str) -> None:
+        grace = self._graces.pop(name, None)
+        if grace is not None:
+            grace.cancel()
+        self.job.coordinator.hosts = self.hosts.without(name)
+        self.job.workers.lose_host(name, reason)
+
+    def hosts_apart(self, reason: str) -> None:
+        self.job.course.settle(policy.host_lost(reason, self.exit_code))
+
+    # ---- hosts that leave ----
+
+    def host_leaves(self, name: str) -> None:
+        job = self.job
+        if job.resumes:
+            self._leaving_early.append(name)
+            return
+        if job.course.is_over or not job.options.watch or not job.has_begun:
+            self.interrupted(signal.SIGTERM, f" on host {name}")
+            return
+        hosts = self.hosts
+        if name in hosts.leaving or name in hosts.lost:
+            return
+        _log.warning("host %s is leaving (SIGTERM): its workers do after this step", name)
+        job.history.note(f"host {name} is leaving")
+        job.coordinator.hosts = hosts.letting_go(name)
+        self._graces[name] = job.loop.call_later(job.options.leave_grace_s, self._on_grace_over, name)
+        if self.has_enough_who_stay():
+            job.revisions.write()
+            self.let_go()
+
+    def resumed(self) -> None:
+        """The hosts are known now."""
+        for name in self._leaving_early:
+            self.host_leaves(name)
+
+    def has_enough_who_stay(self) -> bool:
+        """Return whether enough members stay while hosts leave. Otherwise the job has been ended."""
+        job, leaving = self.job, self.hosts.leaving
+        if not leaving or job.coordinator.finishing:
+            return True
+        living = job.workers.processes.living_members()
+        left = [peer for peer in living if peer.host not in leaving and peer not in job.coordinator.leaving]
+        return job.course.settle(policy.hosts_leave(" and ".join(sorted(leaving)), len(left), job.options.min_size))
+
+    def _on_grace_over(self, name: str) -> None:
+        del self._graces[name]
+        if not self.job.course.is_over:
+            grace_s = self.job.options.leave_grace_s
+            reason = f"was on host {name}, which leaves, for more than {grace_s:g} s (-leave-grace)"
+            self.job.workers.ending.all_on(name, reason)
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Let those hosts go that leave and have nothing left to do here."""
+        job = self.job
+        for name in self.hosts.leaving:
+            current = job.workers.broker.current()
+            is_needed = current is not None and name in current.hosts
+            if job.course.is_over or job.workers.has_processes_on(name) or (is_needed and name in self._graces):
+                continue
+            self.record.once_noted(name, functools.partial(self._let_go, name))
+
+    def _let_go(self, name: str) -> None:
+        _log.info("host %s has left the job", name)
+        self._forget(name, "it has left the job")
+        if name == self.job.options.hosts.self_name:
+            self.job.in_background(self.leave())
+            return
+        if self.job.remote is not None:
+            self.job.remote.let_go(name)
+        self.job.revisions.write()
+
+    async def leave(self) -> None:
+        """The controller's own host leaves; a job that has begun doesn't end with it."""
+        job, leadership = self.job, self.job.leadership
+        if leadership.is_deposed or job.course.is_over or (leadership.resumes is None and not job.has_begun):
+            return
+        self.has_left = True
+        await leadership.leave()
+        job.course.end(Verdict(Action.FAIL, "another host has the job", 1))
+
+    # ---- hosts that join ----
+
+    def objection_to(self, host: Host) -> str:
+        job, hosts = self.job, self.hosts
+        if not job.options.watch:
+            return "the job was started without -w, so no host can join it"
+        if not job.has_begun:
+            return "the job has not begun yet; try again when its workers run"
+        if job.course.is_over or job.coordinator.finishing:
+            return "the job is about to end"
+        if host.name in hosts.leaving:
+            return f"{host.name} is a host of the job, and is just leaving it; try again when it has"
+        slots = hosts.slots_by_host or {}
+        if host.name in slots:
+            return f"{host.name} is a host of the job already"
+        total = sum(slots.values()) + (host.slots or 1)
+        if total > hosts.max_workers:
+            return (
+                f"with {host} the job's hosts would have {counted(total, 'slot')}, and it can have "
+                f"{counted(hosts.max_workers, 'worker')} in all; bring fewer"
+            )
+        return ""
+
+    def host_joined(self, host: Host, site: Site) -> None:
+        job = self.job
+        how = "come back to" if host.name in self.hosts.names else "joined"
+        job.coordinator.hosts = self.hosts.joined_by(host)
+        job.workers.add_site(site)
+        self.record.note_soon()
+        _log.info("host %s has %s the job, with %s", host.name, how, counted(host.slots or 0, "slot"))
+        job.history.note(f"host {host.name} has {how} the job")
+        job.revisions.write()  # the store tells of its slots: a client that resizes the job fills them

@@ -1,0 +1,105 @@
+"""What the controller writes to the leader snapshot, before any worker or host hears of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Callable
+
+from ms_kungfu.cluster import Cluster
+from ms_kungfu.launcher.controller.context import JobContext
+from ms_kungfu.launcher.state.seat import Record
+from ms_kungfu.launcher.state.versions import ClusterVersions
+from ms_kungfu.launcher.wire.documents import End, Past
+
+
+@dataclass(eq=False)
+class JobRecord:
+    """`began_at`: of the job, in seconds since 1970."""
+
+    job: JobContext
+    began_at: float
+    _end: End | None = None  # in whatever is written behind it
+
+    def __post_init__(self) -> None:
+        self._being_removed: set[str] = set()  # hosts of whose loss an entry is on its way
+
+    async def write(self, choice: int | None = None, lost: str | None = None, end: End | None = None) -> bool:
+        """Return whether it is there now. Call it within `Leadership.act`."""
+        job = self.job
+        leadership = job.leadership
+        self._end = end = end or self._end
+
+        def record() -> Record:
+            start, coordinator, own = job.begun, job.coordinator, job.options.hosts.self_name
+            if job.manager is None and leadership.resumes is not None:  # which workers there are isn't known yet
+                return replace(leadership.resumes, end=end)
+            versions = ClusterVersions() if job.manager is None else job.manager.broker.record(choice, lost)
+            forgotten = coordinator.hosts.lost.difference(versions.lost_hosts)
+            hosts = tuple(host for host in coordinator.hosts.each if host.name not in forgotten)
+            return Record(
+                start.writer, own, start.first, hosts, versions, coordinator.finishing, end,
+                failures=coordinator.failures, told=Past(self.began_at, list(job.history.changes)),
+            )  # fmt: skip
+
+        return await leadership.write(record)
+
+    async def note(self, lost: str | None = None, end: End | None = None) -> bool:
+        """Write what is decided. Return False if another host decides by now."""
+        await self.job.leadership.act(lambda: self.write(lost=lost, end=end))
+        return not self.job.leadership.is_deposed
+
+    def note_soon(self) -> None:
+        self.job.in_background(self.job.leadership.act(self.write))
+
+    def resume(self, told: Past | None, current: Cluster) -> None:
+        if told is None:
+            self.job.history.begun(current)
+        else:
+            self.began_at = told.began_at
+            self.job.history.resumed(told.changes, current)
+
+    def once_noted(self, lost: str, act: Callable[[], None]) -> None:
+        """Call `act` when the loss of this host is on record: only then the other hosts hear of it."""
+        if not self.job.leadership.moves:
+            act()
+        elif lost not in self._being_removed:
+            self._being_removed.add(lost)
+            self.job.in_background(self._note_and(lost, act))
+
+    async def _note_and(self, lost: str, act: Callable[[], None]) -> None:
+        job = self.job
+        if job.leadership.has_stood_still:
+            await job.leadership.stand_up()
+        noted = await self.note(lost=lost)
+        self._being_removed.discard(lost)
+        if noted and not job.course.is_over and lost not in job.coordinator.hosts.lost:
+            act()
+
+    # ---- cluster versions ----
+
+    def may_announce(self, version: int) -> bool:
+        """From any thread."""
+        job = self.job
+        if job.leadership.may_say(version):
+            return True
+        job.workers.from_thread(lambda it: job.in_background(self._announce_once_it_may(it)), version)
+        return False
+
+    async def _announce_once_it_may(self, version: int) -> None:
+        job = self.job
+        if await job.leadership.until_it_may_be_said(version, lambda: job.course.is_over):
+            job.workers.broker.announce()
+
+    def on_choice(self, version: int) -> None:
+        """From the broker's threads."""
+        job = self.job
+        act = job.leadership.act
+        job.workers.from_thread(lambda it: job.in_background(act(lambda: self._choose(it))), version)
+
+    async def _choose(self, version: int) -> None:
+        if not await self.write(choice=version):
+            return  # no worker hears of it
+        broker = self.job.workers.broker
+        if not broker.noted():
+            await self.write()
+            broker.not_noted()

@@ -1,0 +1,136 @@
+"""A newer cluster is desired: by a client, the program, or the controller, which revises it after failures."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import dataclass, replace
+
+from ms_kungfu._words import counted
+from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster
+from ms_kungfu.launcher.controller.context import JobContext
+from ms_kungfu.launcher.controller.failures import WorkerFailures
+from ms_kungfu.launcher.controller.nodes import JobNodes
+from ms_kungfu.launcher.state import policy
+from ms_kungfu.launcher.state.hosts import HostError
+from ms_kungfu.launcher.state.policy import Standing
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Resizes:
+    """Implements `revisions.RevisionOwner`."""
+
+    job: JobContext
+    nodes: JobNodes
+    failures: WorkerFailures
+    _early: Cluster | None = None  # what was desired before the job had begun
+
+    # ---- what the controller writes ----
+
+    def next_revision(self) -> Cluster | None:
+        job = self.job
+        if job.course.is_over or job.coordinator.finishing:
+            return None
+        job.workers.end_kept_leavers()
+        if not self.nodes.has_enough_who_stay():
+            return None
+        processes, server = job.workers.processes, job.begun.server
+        try:
+            return job.coordinator.revision(
+                -1 if server is None else server.store.version,
+                job.workers.broker.ended_in(job.coordinator.newest),
+                processes.living_members(),
+                processes.taken_ports(),
+            )
+        except ValueError as error:
+            self.drop_newcomers(str(error))
+            return None
+
+    def drop_newcomers(self, reason: str) -> None:
+        _log.error("no new worker is started: %s", reason)
+        self.job.coordinator.vacant.clear()
+
+    # ---- what the store has ----
+
+    def on_written(self, cluster: Cluster | None) -> None:
+        """To the config server of this process. None: a client has deleted the cluster, without which the job can't
+        be resized: it is put back."""
+        job = self.job
+        coordinator, server = job.coordinator, job.begun.server
+        if cluster is not None:
+            self.on_cluster(cluster)
+        elif server is not None and not job.course.is_over and not coordinator.finishing:
+            wanted = coordinator.newest
+            again = replace(wanted.following(wanted.workers), version=server.store.version + 1)
+            _log.warning("config server: the deleted cluster is put back version=%d", again.version)
+            with contextlib.suppress(HostError):  # all its workers have failed: the revision without them follows
+                server.put(again.to_json(), job.begun.writer)
+
+    def check(self, cluster: Cluster) -> None:
+        """Raise HostError if the job can't run `cluster`, or a bug keeps the controller from finding out."""
+        try:
+            self._check(cluster)
+        except HostError:
+            raise
+        except Exception as error:
+            _log.exception("cluster version %d is refused: internal error", cluster.version)
+            raise HostError(f"internal error: {policy.bug(error)}") from error
+
+    def _check(self, cluster: Cluster) -> None:
+        job = self.job
+        options, coordinator = job.options, job.coordinator
+        members, ended = list(coordinator.newest.workers), []
+        if job.has_begun:
+            # A writer that lists only workers that have just failed did not know it: `revised` keeps the state.
+            ended = job.workers.broker.ended_in(coordinator.newest)
+            members = [*job.workers.processes.living_members(), *ended]
+        going = coordinator.going(members)
+        coordinator.hosts.check(cluster, members, ended, going)
+        if cluster.size < options.min_size and cluster.writer != job.begun.writer:
+            raise HostError(f"a cluster of {cluster.size} is below -min-np {options.min_size}")
+
+    def on_cluster(self, cluster: Cluster) -> None:
+        """A newer cluster is desired. Its new workers start now; the members go over to it when they have agreed."""
+        job, coordinator = self.job, self.job.coordinator
+        if cluster.version <= coordinator.last_version or job.course.is_over:
+            return
+        if not job.options.watch:
+            _log.warning("the config server has a new cluster, which needs -w to be followed")
+            return
+        if not job.has_begun:
+            self._early = cluster
+            size = counted(cluster.size, "worker")
+            _log.info("cluster version %d is wanted: %s, once the job has begun", cluster.version, size)
+            return
+        workers, broker, writer = job.workers, job.workers.broker, job.begun.writer
+        coordinator.last_version = cluster.version
+        try:
+            self.check(cluster)
+        except HostError as error:  # a config server of its own does not know this host
+            _log.error("cluster version %d is refused: %s", cluster.version, error)
+            broker.refuse(cluster.version, str(error))
+            job.history.wanted(cluster, coordinator.newest, writer, refused=str(error))
+            job.revisions.write()
+            return
+        _log.info("cluster version %d is wanted: %s", cluster.version, counted(cluster.size, "worker"))
+        job.history.wanted(cluster, coordinator.newest, writer)
+        workers.warn_of_crowd(cluster)
+        living, joining = workers.processes.living_members(), workers.processes.of_standing(Standing.JOINING)
+        if cluster.writer == WRITER_WHO_EVICTS:
+            broker.note_evicted(set(coordinator.newest.workers) - set(cluster.workers))
+        job.course.resizes()
+        broker.admit(cluster)
+        ended = broker.ended_in(cluster)
+        replacing = coordinator.accept(cluster, cluster.writer == writer, ended, living)
+        self.failures.end_pause_if_filled()
+        workers.ending.dismiss_unneeded(joining)
+        if ended or coordinator.hosts.leaving or coordinator.has_other_hosts(cluster):
+            job.revisions.write()
+        workers.starting.missing(cluster, replacing)
+
+    def begun(self) -> None:
+        """The first version is committed."""
+        if self._early is not None:
+            self.on_cluster(self._early)

@@ -1,0 +1,102 @@
+"""How a new controller takes over the workers of a running job, from the leader snapshot and the agents' reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher.controller.processes import Process
+from ms_kungfu.launcher.controller.sites import AbsentSite
+from ms_kungfu.launcher.controller.workers import WorkerManager
+from ms_kungfu.launcher.state.events import CANT_RUN, Exited
+from ms_kungfu.launcher.state.policy import Recover, Standing
+from ms_kungfu.launcher.state.seat import all_losses
+from ms_kungfu.launcher.state.states import WorkerState
+from ms_kungfu.launcher.state.versions import ClusterVersions
+from ms_kungfu.launcher.wire import messages as m
+
+
+def resume(
+    manager: WorkerManager, versions: ClusterVersions, reports: Mapping[str, m.Report], wanted: Cluster | None
+) -> None:
+    """Continue with the `versions` of the controller before, what the hosts report, and the desired cluster."""
+    known, recovers = sorted(versions.clusters), manager.options.recover is not Recover.FAIL
+    remote, broker = manager.remote, manager.broker
+    living = [worker for report in reports.values() for worker in report.workers if worker.code is None]
+    chosen = versions.chosen or 0
+    newcomers = {PeerID.parse(w.peer): w.incarnation for w in living if w.incarnation > chosen}
+    losses = {version: all_losses(list(reports.values()), version) for version in known}
+    broker.resume(
+        {version: remote.take_over(versions.clusters[version], recovers) for version in known},
+        losses, [(PeerID.parse(peer), since) for report in reports.values() for peer, since in report.placed],
+        newcomers, wanted,
+    )  # fmt: skip
+    manager.starting.resume(manager.begun.attempts)
+    remote.close_all_but(known, reports)
+    sites = manager.sites
+    sites.update({name: AbsentSite(name) for name in manager.coordinator.hosts.names if name not in sites})
+    current = broker.current()
+    assert current is not None
+    told = [current.workers[rank] for rank, *_ in losses[current.version]]
+    ended = _enter_reported(manager, versions, reports, told)
+    ended += _enter_unreported(manager, versions, reports, current, len(told))
+    remote.attend(manager)
+    for _, process, exited in sorted(ended, key=lambda each: each[0]):
+        manager.on_exit(process, exited)
+    for process in manager.processes.of_standing(Standing.MEMBER):
+        if process.peer is not None and process.peer in told and process.host in reports:
+            process.state = WorkerState.UNKILLABLE  # the controller before has continued without it
+            broker.mark_lost(process.peer, "it was given up", process.incarnation, True, False)
+    for process in manager.processes.of_standing(Standing.JOINING):
+        manager.starting.limit_join(process, process.incarnation)
+    for process in manager.processes.of_standing(Standing.LEAVING):
+        manager.limit_leave(process, current.version)
+    manager.hanging.keep_looking_for_the_stuck()
+
+
+_Ended = list[tuple[int, Process, Exited]]  # by the order in which the workers heard of it
+
+
+def _enter_reported(
+    manager: WorkerManager, versions: ClusterVersions, reports: Mapping[str, m.Report], told: list[PeerID]
+) -> _Ended:
+    """Enter the processes that agents report. Return those that have exited."""
+    ended: _Ended = []
+    for report in reports.values():
+        for worker in report.workers:
+            peer = PeerID.parse(worker.peer)
+            if worker.code is not None and not versions.concerns(peer, worker.incarnation):
+                continue
+            process = manager.starting.known(worker.key, worker.log_name, peer, worker.incarnation, worker.rank)
+            process.pid, process.device = worker.pid, worker.device
+            if process.pid is not None:
+                process.to(WorkerState.RUNNING)
+            if worker.code is not None:
+                place = told.index(peer) if peer in told else len(told)
+                ended.append((place, process, Exited(worker.key, worker.code, worker.error)))
+    return ended
+
+
+def _enter_unreported(
+    manager: WorkerManager, versions: ClusterVersions, reports: Mapping[str, m.Report], current: Cluster, last: int
+) -> _Ended:
+    """Enter the workers of known versions that no agent reports. Return those that were never started."""
+    ended: _Ended = []
+    for version, cluster in sorted(versions.clusters.items()):
+        gone = versions.ended_in(cluster)
+        for rank, peer in enumerate(cluster.workers):
+            incarnation = versions.meant_by(peer, version)
+            is_lost = peer.host not in reports
+            if version <= versions.lost_hosts.get(peer.host, -1):
+                continue  # the loss of its host is in the snapshot
+            if peer in gone or not (is_lost or version == current.version) or _has(manager, peer, version):
+                continue
+            process = manager.starting.known(None, "", peer, incarnation, rank)
+            if not is_lost:  # the controller before hadn't come to starting it
+                ended.append((last, process, Exited(process.key, CANT_RUN, "was not started")))
+    return ended
+
+
+def _has(manager: WorkerManager, peer: PeerID, version: int) -> bool:
+    """Whether the process is known that `version` means by this peer."""
+    return any(p.peer == peer and manager.broker.belongs(peer, p.incarnation, version) for p in manager.processes)

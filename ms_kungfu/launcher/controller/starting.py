@@ -1,0 +1,129 @@
+"""How the controller starts worker processes: in the slots of a cluster version, or as standbys."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Callable
+
+from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher.controller.broker import Broker
+from ms_kungfu.launcher.controller.ending import EndOfWorkers
+from ms_kungfu.launcher.controller.environment import environment_of
+from ms_kungfu.launcher.controller.processes import Process, ProcessTable
+from ms_kungfu.launcher.controller.sites import Site
+from ms_kungfu.launcher.controller.startup import Start
+from ms_kungfu.launcher.options import Options
+from ms_kungfu.launcher.state.coordinator import Coordinator
+from ms_kungfu.launcher.state.events import CANT_RUN, Exited
+from ms_kungfu.launcher.state.policy import peers_to_start
+from ms_kungfu.launcher.wire import messages as m
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class StartOfWorkers:
+    """Part of a `WorkerManager`, in its event loop. `on_exit` is called with a process that its host can't start."""
+
+    options: Options
+    begun: Start
+    coordinator: Coordinator
+    broker: Broker
+    processes: ProcessTable
+    sites: Mapping[str, Site]
+    ending: EndOfWorkers
+    on_exit: Callable[[Process, Exited], None]
+
+    def __post_init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._keys = itertools.count()
+        self._places = itertools.count()
+
+    def resume(self, keys: int) -> None:
+        """Name processes from `keys` on, which no earlier controller has used."""
+        self._keys = itertools.count(keys)
+
+    def known(self, key: int | None, log_name: str, peer: PeerID, incarnation: int, rank: int) -> Process:
+        """Return the entry of a process that an earlier controller has started, or was about to (`key` None)."""
+        key = next(self._keys) if key is None else key
+        process = Process(key, log_name, peer.host, peer, incarnation, rank, place=next(self._places))
+        self.processes.add(process)
+        return process
+
+    def missing(self, cluster: Cluster, replacing: Collection[PeerID] = ()) -> None:
+        """Start the new workers of `cluster`; those in `replacing` take the places of failed workers."""
+        coordinator = self.coordinator
+        present = {p.peer for p in self.processes if p.peer is not None and self.processes.is_current(p)}
+        shares = self.processes.shares_in(cluster)
+        current = self.broker.current()
+        joins_later = current is not None and current.version < cluster.version
+        for peer in peers_to_start(cluster, present, self.broker.ended_in(cluster), coordinator.finishing):
+            rank = cluster.workers.index(peer)
+            if coordinator.vacant and peer in replacing:
+                place = coordinator.vacant.pop(0)
+                coordinator.count_restart(place, self._loop.time())
+            else:
+                place = next(self._places)
+            process = self.processes.standby_for(rank, peer.host) if joins_later else None
+            if process is not None:
+                _log.info("standby %s becomes worker %d (%s, pid %s)", process.standby, rank, peer, process.pid)
+            else:
+                device = self.processes.choose_device(cluster, peer.host)
+                process = Process(next(self._keys), f"{peer.host}.{peer.port}", peer.host, device=device)
+            process.peer, process.incarnation, process.place = peer, cluster.version, place
+            process.rank, process.size = rank, cluster.size
+            if process.standby is not None:
+                self.sites[process.host].release(process.log_name)
+                self.broker.assign(process.standby, peer, cluster.version)
+            else:
+                self._launch(process, cluster, joins_later, shares[peer], len(shares[peer]))
+            if joins_later:
+                self.limit_join(process, cluster.version)
+        self.ending.clear_slots()
+
+    def standby(self, log_name: str) -> Process:
+        """Return the entry of a standby that is about to be started."""
+        return Process(next(self._keys), log_name, self.options.host.name)
+
+    def start_standby(self, process: Process, cluster: Cluster, share: list[int]) -> None:
+        # As many threads as its share of the cores will be; until then it may use all of them, unless it is to begin
+        # with exactly its number.
+        shares = self.sites[process.host].shares
+        self._launch(process, cluster, True, share if shares.each else list(shares.cores), len(share))
+
+    def _launch(self, process: Process, cluster: Cluster, joins_later: bool, cores: list[int], threads: int) -> None:
+        """Its agent reports what has come of it."""
+        site, pins = self.sites[process.host], self.options.affinity
+        process.has_its_cores = site.shares.each is not None
+        launch = m.Launch(
+            process.key,
+            process.log_name,
+            process.rank,
+            process.peer is None,
+            environment_of(process, cluster, joins_later, self.options, self.coordinator.hosts, self.begun, site),
+            tuple(cores) if pins else (),
+            threads if pins else None,
+            joins_later,
+            process.device,
+        )
+        self.processes.add(process)
+        try:
+            site.start(launch)
+        except OSError as error:
+            # As one that could not be run: what a failure leads to is for the policy to say.
+            self._loop.call_soon(self.on_exit, process, Exited(process.key, CANT_RUN, str(error.strerror)))
+
+    def limit_join(self, process: Process, version: int) -> None:
+        """Kill it unless it is ready to join `version` in time."""
+        process.join_timer = self._loop.call_later(self.begun.join_timeout_s, self._end_late, process, version)
+
+    def _end_late(self, process: Process, version: int) -> None:
+        if process.is_ending or process.peer is None or self.broker.is_ready(process.peer, process.incarnation):
+            return
+        process.is_late = True
+        limit = f"{self.begun.join_timeout_s:g} s (KUNGFU_JOIN_TIMEOUT)"
+        self.ending.kill(process, f"was not ready to join cluster version {version} within {limit} and was killed")

@@ -1,0 +1,77 @@
+"""How far a job has come, and the verdict that ends it. Pure."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Callable
+
+from ms_kungfu.launcher.state import policy
+from ms_kungfu.launcher.state.policy import Action, Verdict
+from ms_kungfu.launcher.state.states import JobState
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class JobCourse:
+    """`on_change`: called with the reason for which workers leave or are replaced; `on_end`: called once, at the end.
+
+    The job ends by a verdict, or without one if it never started or another host has it.
+    """
+
+    on_change: Callable[[str], None]
+    on_end: Callable[[], None]
+    state: JobState = JobState.STARTING
+    verdict: Verdict | None = None
+
+    def to(self, state: JobState) -> None:
+        if state is not self.state:
+            self.state = self.state.to(state, "job")
+            _log.debug("job: state=%s", state.value)
+
+    @property
+    def is_over(self) -> bool:
+        return self.state is JobState.ENDING
+
+    @property
+    def has_ended_well(self) -> bool:
+        """Whether the workers that still run aren't needed any more, and are ended."""
+        return self.verdict is not None and self.verdict.action is Action.FINISH
+
+    def settle(self, verdict: Verdict) -> bool:
+        """Draw the verdict's consequences for the job as a whole. Return whether the job goes on."""
+        if self.is_over:
+            return False
+        if verdict.action in (Action.FINISH, Action.FAIL):
+            _log.info("%s%s", verdict.reason, "; ending the job" if verdict.action is Action.FAIL else "")
+            self.end(verdict)
+            return False
+        if verdict.reason:
+            _log.warning("%s", verdict.reason)
+        if verdict.action in (Action.SHRINK, Action.REPLACE):
+            self.on_change(verdict.reason)
+        return True
+
+    def end(self, verdict: Verdict | None) -> None:
+        if not self.is_over:
+            self.to(JobState.ENDING)
+            self.verdict = verdict
+            self.on_end()
+
+    def interrupted(self, number: int, where: str = "") -> None:
+        self.settle(policy.interrupted(number, where))
+
+    def resized(self, is_newest: bool) -> None:
+        """A version is committed. `is_newest`: no newer one is desired."""
+        if self.state in (JobState.RUNNING, JobState.RESIZING):
+            self.to(JobState.RUNNING if is_newest else JobState.RESIZING)
+
+    def resizes(self) -> None:
+        """A newer version is desired."""
+        self.resized(is_newest=False)
+
+    def finishes(self) -> None:
+        """A member has completed the program."""
+        if not self.is_over:
+            self.to(JobState.FINISHING)

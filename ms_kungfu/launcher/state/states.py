@@ -1,0 +1,92 @@
+"""The states of a job and its parts, and which one may follow which.
+
+Each entity has one state, which its owner changes by `to`. A change that the table below doesn't have is a bug of the
+launcher, and raises with both states.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TypeVar
+
+S = TypeVar("S", bound="State")
+
+
+class IllegalTransitionError(RuntimeError):
+    """The table of transitions has no such change."""
+
+
+class State(enum.Enum):
+    """The status document and the log print the values."""
+
+    def to(self: S, new: S, what: str) -> S:
+        """Return `new`, the next state of `what`.
+
+        Raises:
+            IllegalTransitionError: `new` can't follow this state.
+        """
+        if new not in _NEXT[self]:
+            raise IllegalTransitionError(f"{what}: {type(self).__name__} {self.name} -> {new.name}")
+        return new
+
+
+class JobState(State):
+    STARTING = "starting"  # agents register, or a new controller takes over
+    RUNNING = "running"
+    RESIZING = "resizing"  # a newer cluster version is desired than the committed one
+    FINISHING = "finishing"  # a member has completed the program: no worker joins any more
+    ENDING = "ending"
+
+
+class WorkerState(State):
+    STARTING = "starting"  # its agent hasn't reported a process yet
+    RUNNING = "running"
+    STUCK = "stuck"  # other ranks wait for it in vain, and its stack has been requested
+    FAILING = "failing"  # it has reported that it can't continue, and is expected to exit
+    OVERDUE = "overdue"  # removed from the cluster, and still running after -leave-grace
+    DISMISSED = "dismissed"  # not needed: SIGTERM has been sent
+    KILLED = "killed"  # SIGKILL has been sent
+    UNKILLABLE = "unkillable"  # SIGKILL had no effect: the other workers continue without it
+    EXITED = "exited"
+
+
+class NodeState(State):
+    ACTIVE = "active"
+    DRAINING = "draining"  # its agent got SIGTERM: its workers leave, and no new one is placed there
+    REMOVED = "removed"  # it has failed or left
+
+
+class VersionState(State):
+    DESIRED = "desired"  # in the cluster store: its new workers start
+    PREPARED = "prepared"  # all that is new in it is ready, and its members are notified
+    COMMITTED = "committed"  # its members go over to it
+    SUPERSEDED = "superseded"  # a newer version was committed instead
+    REJECTED = "rejected"  # the job can't run it
+
+
+_J, _W, _N, _V = JobState, WorkerState, NodeState, VersionState
+_END_OF_WORKER = {_W.OVERDUE, _W.DISMISSED, _W.KILLED, _W.EXITED}
+_NEXT: dict[State, set[State]] = {
+    _J.STARTING: {_J.RUNNING, _J.ENDING},
+    _J.RUNNING: {_J.RESIZING, _J.FINISHING, _J.ENDING},
+    _J.RESIZING: {_J.RUNNING, _J.FINISHING, _J.ENDING},
+    _J.FINISHING: {_J.ENDING},
+    _J.ENDING: set(),
+    _W.STARTING: {_W.RUNNING, *_END_OF_WORKER},
+    _W.RUNNING: {_W.STUCK, _W.FAILING, *_END_OF_WORKER},
+    _W.STUCK: {_W.RUNNING, _W.FAILING, *_END_OF_WORKER},
+    _W.FAILING: {_W.STUCK, *_END_OF_WORKER},
+    _W.OVERDUE: {_W.DISMISSED, _W.KILLED, _W.EXITED},
+    _W.DISMISSED: {_W.EXITED},
+    _W.KILLED: {_W.UNKILLABLE, _W.EXITED},
+    _W.UNKILLABLE: {_W.EXITED},
+    _W.EXITED: set(),
+    _N.ACTIVE: {_N.DRAINING, _N.REMOVED},
+    _N.DRAINING: {_N.REMOVED},
+    _N.REMOVED: {_N.ACTIVE},  # by -join
+    _V.DESIRED: {_V.PREPARED, _V.COMMITTED, _V.SUPERSEDED},
+    _V.PREPARED: {_V.COMMITTED, _V.SUPERSEDED},
+    _V.COMMITTED: set(),
+    _V.SUPERSEDED: set(),
+    _V.REJECTED: set(),
+}
