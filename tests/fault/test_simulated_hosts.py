@@ -14,7 +14,7 @@ pytest.importorskip("mindspore", reason="MindSpore is not installed")
 from ms_kungfu.elastic import handover
 from ms_kungfu.launcher import control
 from ms_kungfu.launcher.agent import agent, links
-from ms_kungfu.launcher.controller import broker, context, remote, workers
+from ms_kungfu.launcher.controller import broker, context, reachability, remote, workers
 from ms_kungfu.launcher.state import lost_hosts
 from ms_kungfu.launcher.state.policy import Recover
 from ms_kungfu.launcher.state.start_error import StartError
@@ -122,7 +122,7 @@ def let_leases_run_on_while_one_stands_still(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def never_give_up_who_is_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote.RemoteHosts, "_part_who_are_apart", lambda self: None)
+    monkeypatch.setattr(reachability.Reachability, "_evict_who_is_apart", lambda self: None)
 
 
 def obey_a_head_that_isnt_heard(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,7 +172,7 @@ def go_on_without_who_comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """No host is awaited."""
 
     async def gather_again(self, timeout_s, before, time_to_ask):
-        self.resumes_no_more = True
+        self.gathering.is_closed = True
 
     monkeypatch.setattr(remote.RemoteHosts, "gather_again", gather_again)
 

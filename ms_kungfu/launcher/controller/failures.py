@@ -94,7 +94,7 @@ class WorkerFailures:
         if self.is_over or job.options.recover is not Recover.FAIL or remote is None:
             return False
         if self.nodes.exit_code is None:
-            if not remote.is_in_trouble():
+            if not remote.reachability.is_in_trouble():
                 return False
             self.nodes.exit_code = verdict.exit_code
             until = job.loop.time() + _HOSTS_TELL_S + (job.options.host_timeout_s or 0)
@@ -103,7 +103,7 @@ class WorkerFailures:
 
     def _settle_unless_told(self, verdict: Verdict, until: float) -> None:
         job = self.job
-        if job.remote is not None and job.remote.are_apart() and job.loop.time() < until:
+        if job.remote is not None and job.remote.reachability.are_apart() and job.loop.time() < until:
             job.loop.call_later(_HOSTS_NEWS_S, self._settle_unless_told, verdict, until)
         else:
             self._settle(verdict)

@@ -113,7 +113,7 @@ class Job:
         if course.is_over:
             why = "it is interrupted" if course.verdict is None else course.verdict.reason
         elif job.manager is None and job.remote is not None:
-            missing = job.remote.missing_others()
+            missing = job.remote.gathering.missing_others()
             why = f"waits for kungfu-run on {', '.join(missing)}" if missing else ""
         document = outline(self._options, course.state, why, self._record.began_at)
         if job.manager is not None:
@@ -182,7 +182,7 @@ class Job:
         job.coordinator = Coordinator(self._options, current)
         job.revisions = Revisions(self._resizes, job.coordinator, start, self._machine)
         remote = job.remote = RemoteHosts(self._options, self._machine, self._hello, start, self._nodes, resumes)
-        self._closers.push_async_callback(remote.close)
+        self._closers.callback(remote.reachability.close)
         remote.seat = job.leadership.seat
         remote.hold_deadlines(job.leadership.awaits_store)
         self._hears_hosts.set()
@@ -280,7 +280,7 @@ class Job:
 
     def then(self) -> str:
         """Return what is done after a call was rejected, for the log line of that."""
-        return "" if self.context.remote is None else self.context.remote.then()
+        return "" if self.context.remote is None else self.context.remote.gathering.then()
 
     def interrupted(self, number: int, where: str = "") -> None:
         """The job is to end."""
@@ -290,8 +290,9 @@ class Job:
 
     def _on_timeout(self, limit_s: float) -> None:
         verdict, remote = policy.timed_out(limit_s), self.context.remote
-        if not self.context.has_begun and remote is not None and remote.missing():
-            why = f"nothing was heard of {', '.join(remote.missing())}.{remote.why_missing()}".rstrip(".")
+        missing = () if remote is None or self.context.has_begun else remote.gathering.missing()
+        if remote is not None and missing:
+            why = f"nothing was heard of {', '.join(missing)}.{remote.gathering.why_missing()}".rstrip(".")
             verdict = replace(verdict, reason=policy.not_begun(limit_s, why))
         self.course.settle(verdict)
 

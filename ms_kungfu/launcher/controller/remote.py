@@ -1,9 +1,9 @@
-"""The head's view of the hosts: each is a `Site`, and has its part of a version's shared memory.
+"""The controller's view of the hosts: each is a `Site`, and has its part of a version's shared memory.
 
-Each of them, the head's own too, has a launcher (`agent`), which has called, has proved that it knows the job's
-secret, and does for its host what it is told. All that is said to a host goes over one connection, in order: what is
-true when a worker is answered has been told to its host before. If that connection ends the host is lost, and so it is
-where nothing comes over it for -host-timeout, or where it and another host don't reach each other for that time.
+Each of them, the controller's own too, has an agent, which has called, has proved that it knows the job's secret, and
+does for its host what it is told. All that is said to a host goes over one connection, in order: what is true when a
+worker is answered has been told to its host before. If that connection ends the host has failed (`reachability` has the
+other reasons). `gathering` knows which hosts are missing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import contextlib
 import logging
 import math
 import os
-from collections import Counter
 from collections.abc import Awaitable, Collection, Mapping
 from typing import Callable
 
@@ -23,7 +22,8 @@ from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.cluster_store import Seat
 from ms_kungfu.launcher.channel import AnyChannel
-from ms_kungfu.launcher.control import call_once, reason_of, remedy_for
+from ms_kungfu.launcher.controller.gathering import HostGathering
+from ms_kungfu.launcher.controller.reachability import Reachability
 from ms_kungfu.launcher.controller.remote_site import PARTING_S, RemoteSite, Reports, Workers
 from ms_kungfu.launcher.controller.spread_segment import SpreadSegment
 from ms_kungfu.launcher.controller.startup import Start
@@ -33,221 +33,50 @@ from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
 from ms_kungfu.launcher.state.hangs import HangWatch
 from ms_kungfu.launcher.state.hosts import Host
-from ms_kungfu.launcher.state.lost_hosts import Leases, to_evict
-from ms_kungfu.launcher.state.policy import Recover
 from ms_kungfu.launcher.state.segment import Segment
-from ms_kungfu.launcher.state.start_error import StartError
 from ms_kungfu.launcher.state.stuck import stuck_sure_s, told_each_s
 from ms_kungfu.launcher.wire import messages as m
-from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
-_FIRST_WORDS_S = 10.0
-_LOOK_S = 0.2  # for connections between hosts that have ended
-# A host that ends takes its connections with it, some a moment before it is missed itself.
-_HOST_FIRST_S = 1.0
-# Who doesn't reach whom is told by several hosts, one after the other.
-_LAST_NEWS_S = 2.0
-_MISSED_S = 1.0  # two beats of a host, at most
-# Whoever hasn't called by then is asked what it does, and then again and again.
-_PATIENCE_S = 3.0
-_ASK_S = 10.0
-_TELL_SILENCE_S = 5.0  # hosts are started one after the other: before, it is no news that nobody answers there
-_CALLS_IN_VAIN_S = 4.0
-_ONCE_MORE_S = 0.3  # a head that has lost its seat and lives finds out who has it, and its host comes
 
 
 class RemoteHosts:
-    """All hosts of the job, the head's own among them: its launcher passes on who calls. Belongs to the event loop, but
-    for `make_segment`. `hello`: of the head's own host. `resumes`: hosts report to a head that goes on.
+    """All hosts of the job, the controller's own among them: its launcher passes on who calls. Belongs to the event
+    loop, but for `make_segment`. `hello`: of the controller's own host. `resumes`: hosts report to a new controller.
     """
 
     def __init__(
         self, options: Options, machine: Machine, hello: m.Hello, start: Start, reports: Reports, resumes: bool = False
     ) -> None:
-        self.options, self.machine, self.reports = options, machine, reports
+        self.options, self.machine, self.reports, self.resumes = options, machine, reports, resumes
         self.name = options.hosts.self_name
-        self.resumes = resumes
-        self.resumes_no_more = not resumes  # who hasn't come by now is lost
-        self.was_left = False  # by a host, because this head stood still before it went on
-        self.seat: Seat | None = None  # in which this head is
-        self._holds_deadlines = False
+        self.was_left = False  # by a host, because this controller stood still before it went on
+        self.seat: Seat | None = None  # the lease by which this controller decides
         self.stuck_sure_s = stuck_sure_s(env.COLLECTIVE_TIMEOUT.get(machine.environ))
-        self.told: dict[str, m.Report] = {}  # by hosts that came to a head which resumes
+        self.told: dict[str, m.Report] = {}  # by hosts that came to a controller which resumes
         self.sites: dict[str, RemoteSite] = {}
-        secret = bytes.fromhex(options.secret or "")
+        self.gathering = HostGathering(options, machine, self.sites, resumes)
+        self.reachability = Reachability(options, self.sites, reports, self.lose)
         self._start = start
         self._loop = asyncio.get_running_loop()
         self._hello = hello
-        self._secret = secret
-        self._deadline: float | None = None  # of the hosts that are missing
-        self._refused: dict[str, str] = {}  # of these, by their names: why they can't take part
-        self._silent: dict[str, str] = {}  # why they don't answer
+        self._holds_deadlines = False
         self._warned: set[str] = set()
-        self._other_head = ""  # what is to be said of it
         self.workers: asyncio.Future[Workers] = self._loop.create_future()
-        self._news = asyncio.Event()
         self._attempts = start.attempts
         self._last_words: m.End | None = None  # once the job ends
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._unlinked = False
 
     async def gather(self, timeout_s: float) -> None:
-        """All hosts are there when this returns. StartError where one doesn't come."""
-        if self.options.host_timeout_s is not None:
-            self._look_for_silence(Leases(self.options.host_timeout_s))
-        deadline = self._deadline = self._loop.time() + timeout_s
-        asking = asyncio.ensure_future(self._ask_who_is_missing())
-        told: tuple[str, ...] = ()
-        try:
-            while missing := self.missing():
-                others = self.missing_others()
-                if others and others != told:
-                    told = others
-                    _log.info(
-                        "waiting for %s on %s, for %.0f s (KUNGFU_JOIN_TIMEOUT)",
-                        PROGRAM, ", ".join(others), max(0.0, deadline - self._loop.time()),
-                    )  # fmt: skip
-                self._news.clear()
-                if self._other_head:
-                    raise StartError(self._other_head)
-                try:
-                    await within(max(0.0, deadline - self._loop.time()), self._news.wait())
-                except asyncio.TimeoutError:
-                    raise StartError(
-                        f"nothing was heard of {', '.join(missing)} within {timeout_s:g} s (KUNGFU_JOIN_TIMEOUT); is "
-                        f"{PROGRAM} with the same flags running there?{self.why_missing()}"
-                    ) from None
-        finally:
-            self._deadline = None
-            asking.cancel()
+        """All hosts are there when this returns. StartError if one doesn't come."""
+        self.reachability.watch()
+        await self.gathering.gather(timeout_s)
 
     async def gather_again(
         self, timeout_s: float, before: Collection[str], time_to_ask: Callable[[], Awaitable[float]]
     ) -> None:
-        """Of a job that runs: its hosts have come to this head when this returns, or won't. The hosts of the heads
-        `before` have said nothing for long enough already: they are awaited for a moment only, all others until
-        `time_to_ask` says that they could have asked for `timeout_s` who the head is."""
-        begun = self._loop.time()
-        if self.options.host_timeout_s is not None:
-            self._look_for_silence(Leases(self.options.host_timeout_s))
-        while missing := self.missing():
-            if set(missing) <= set(before):
-                left_s = begun - self._loop.time() + _ONCE_MORE_S
-            else:
-                left_s = timeout_s / 8 if await time_to_ask() < timeout_s else 0.0
-            if left_s < 0.001:  # a clock has its own least step
-                break
-            self._news.clear()
-            if missing != self.missing():
-                continue
-            with contextlib.suppress(asyncio.TimeoutError):
-                await within(left_s, self._news.wait())
-        self.resumes_no_more = True
-
-    def missing(self) -> tuple[str, ...]:
-        """Hosts of the job that aren't there yet."""
-        hosts = self.options.hosts
-        return tuple(n for n in hosts.names if n not in self.sites and n not in hosts.lost)
-
-    def missing_others(self) -> tuple[str, ...]:
-        """The head's own comes at once."""
-        return tuple(name for name in self.missing() if name != self.name)
-
-    def why_missing(self) -> str:
-        """What is known of them, behind a sentence that names them."""
-        port = self.options.control_port
-        # What a host has said is more than that it says nothing now, having ended.
-        silent = {name: f"no answer from {name}:{port}: {why}" for name, why in self._silent.items()}
-        last = {**silent, **self._refused}
-        return "".join(f" The last of {name}: {last[name]}" for name in self.missing() if name in last)
-
-    def then(self) -> str:
-        """What this host does after it has refused another one."""
-        if self._deadline is None:
-            return ""
-        left_s = max(0.0, self._deadline - self._loop.time())
-        return f"; {', '.join(self.missing())} may still come, for {left_s:.0f} s more (KUNGFU_JOIN_TIMEOUT)"
-
-    # Each host takes itself for the head where -H is in another order on each: then nobody calls. And one that calls
-    # may be stopped by a firewall here that lets this host's own connections pass. So a head asks, and says who it is.
-
-    async def _ask_who_is_missing(self) -> None:
-        told: set[tuple[str, str]] = set()
-        may_tell = self._loop.time() + _TELL_SILENCE_S
-        await asyncio.sleep(_PATIENCE_S)
-        while True:
-            await asyncio.gather(*(self._ask(self.options.hosts.named(name)) for name in self.missing()))
-            await asyncio.sleep(max(0.0, may_tell - self._loop.time()))
-            self._tell_of_silence(told)
-            await asyncio.sleep(_ASK_S)
-
-    def _tell_of_silence(self, told: set[tuple[str, str]]) -> None:
-        """Once a host and reason, in a line for all hosts that have it in common: they may be many."""
-        port, by_reason = self.options.control_port, dict[str, list[str]]()
-        for name in self.missing():
-            why = self._silent.get(name)
-            if why is not None and name not in self._refused and (name, why) not in told:
-                told.add((name, why))
-                by_reason.setdefault(why, []).append(f"{name}:{port}")
-        for why, places in by_reason.items():
-            _log.warning("no answer from %s so far: %s; %s", ", ".join(places), why, remedy_for(why, port))
-
-    async def _ask(self, host: Host) -> None:
-        options, why = self.options, ""
-        try:
-            channel = await call_once(
-                self.machine, options.hosts.own.address, host.address, options.control_port, self._secret
-            )
-            try:
-                channel.send(m.Head(self.name, str(options.hosts)))
-                answer = await within(_FIRST_WORDS_S, channel.receive(m.CALLS))
-            finally:
-                channel.close()
-            self._silent.pop(host.name, None)
-            if answer.waits:
-                self._meet_another_head(host.name, answer.hosts)
-            elif answer.in_a_job:
-                why = (
-                    f"{host.name} takes part in another job, of {answer.calls}; two on one host need another -port each"
-                )
-            elif answer.calls != self.name:
-                why = (
-                    f"{PROGRAM} was told -H {answer.hosts} on {host.name} and calls {answer.calls}; here it is "
-                    f"{options.hosts}. Give the same -H, in the same order, on all hosts"
-                )
-            elif answer.for_s > _CALLS_IN_VAIN_S:
-                why = (
-                    f"{host.name} calls {self.name}:{options.control_port} and doesn't get through; is that port open "
-                    "here?"
-                )
-        except ProtocolError as error:
-            self._silent.pop(host.name, None)
-            why = f"{host.name}:{options.control_port} answers, but not to this job: {error}"
-        except (OSError, asyncio.TimeoutError) as error:
-            self._silent[host.name] = reason_of(error)
-            return
-        except Exception as error:  # such as one of TLS
-            why = f"{host.name}:{options.control_port} answers, but wrongly: {error!r}"
-        if why and self._refused.get(host.name) != why:
-            self._refused[host.name] = why
-            _log.warning("%s", why)
-
-    def _meet_another_head(self, name: str, hosts: str) -> None:
-        own = self.options.hosts
-        if name in own.names:
-            self._other_head = (
-                f"{name} waits as the head, too: give the same -H, in the same order, on all hosts, and the same "
-                f"-config-server ({self.name} has -H {own}, {name} has -H {hosts})"
-            )
-            self._news.set()
-
-    async def _answer_a_head(self, channel: AnyChannel, asking: m.Head) -> None:
-        waits = self._deadline is not None and asking.host in self.options.hosts.names
-        channel.send(m.Calls(str(self.options.hosts), self.name, waits=waits, in_a_job=not waits))
-        await channel.flushed()
-        if waits:
-            self._meet_another_head(asking.host, asking.hosts)
+        """The hosts of a running job have come to this controller when this returns, or won't."""
+        self.reachability.watch()
+        await self.gathering.gather_again(timeout_s, before, time_to_ask)
 
     def attend(self, workers: Workers) -> None:
         """From now on these hear what the hosts say."""
@@ -263,10 +92,6 @@ class RemoteHosts:
                 except ProtocolError as error:
                     self.lose(site, f"{PROGRAM} on host {site.name} says what isn't understood: {error}")
                     break
-
-    async def close(self) -> None:
-        for timer in self._timers.values():
-            timer.cancel()
 
     async def end(self, code: int, words: str | None) -> None:
         """The other launchers end with this exit code, also one that comes meanwhile."""
@@ -317,7 +142,7 @@ class RemoteHosts:
         if isinstance(said, m.Agent):
             return await self._take_in(channel, said)
         if isinstance(said, m.Head):
-            await self._answer_a_head(channel, said)
+            await self.gathering.answer_a_head(channel, said)
         elif isinstance(said, m.Ask):
             await self._answer_who_asks(channel, said)
         return False
@@ -334,7 +159,7 @@ class RemoteHosts:
         if said.report is not None:
             if hello.host in self.reports.hosts.lost:
                 return await self._let_in(channel, hello, f"the job goes on without {hello.host}")
-            if self.resumes_no_more or hello.host not in self.missing():
+            if self.gathering.is_closed or hello.host not in self.gathering.missing():
                 return False  # the next look at the record tells what has become of it
             self.told[hello.host] = said.report
             return await self._let_in(channel, hello, "")
@@ -361,8 +186,7 @@ class RemoteHosts:
         """Where there is no objection (`why`). Until it is lost. `warning`: what is said here and there, once."""
         per_worker = self.options.cores_per_worker
         if why:
-            self._refused[hello.host] = why
-            _log.warning("%s%s", why, self.then())
+            self.gathering.reject(hello.host, why)
             channel.send(m.Refused(why))
             await channel.flushed()
             return False
@@ -385,7 +209,7 @@ class RemoteHosts:
             site.send(self._last_words)
         if joining is not None:
             self.reports.host_joined(joining, site)
-        self._news.set()
+        self.gathering.news.set()
         self.lose(site, await site.listen())
         return False
 
@@ -422,102 +246,20 @@ class RemoteHosts:
             _log.warning("%s", why)
             del self.sites[site.name]
             self.told.pop(site.name, None)
-            self._news.set()
+            self.gathering.news.set()
 
     def tell_lost(self, name: str) -> None:
         """That the job goes on without it is on record."""
         if name in self.sites:
             self.sites[name].tell_end()
 
-    def _living(self) -> list[RemoteSite]:
-        return [site for site in self.sites.values() if not site.lost]
-
     def tell_seat(self) -> None:
         """This head has sat down again. Should it die, who hasn't heard that would take it for another one."""
-        for site in self._living():
+        for site in self.reachability.living():
             site.send(m.Seat(0 if self.seat is None else self.seat.since))
 
     def hold_deadlines(self, held: bool) -> None:
         """While it is `held` no deadline of a worker runs, on any host."""
         self._holds_deadlines = held
-        for site in self._living():
+        for site in self.reachability.living():
             site.send(m.Hold(held))
-
-    def _look_for_silence(self, leases: Leases) -> None:
-        """And says that this host is there."""
-        others = {site.name: site.heard for site in self._living() if site.name != self.name}
-        for name in leases.run_out(self._loop.time(), others):
-            self.lose(self.sites[name], f"nothing came from it for {self.options.host_timeout_s:g} s (-host-timeout)")
-        for site in self._living():
-            site.send(m.Beat())
-        self._later("silence", leases.period_s, self._look_for_silence, leases)
-
-    def _later(self, what: str, seconds: float, function: Callable[..., None], *arguments: object) -> None:
-        if what in self._timers:
-            self._timers[what].cancel()
-        self._timers[what] = self._loop.call_later(seconds, function, *arguments)
-
-    def note_apart(self) -> None:
-        """Somebody has told of another one that doesn't reach it. Others may be about to tell more, and one that has
-        ended, of which this head doesn't know yet, has to be missed before one of the two is chosen
-        (`_part_who_are_apart`)."""
-        missed_s = 0.0 if self.options.host_timeout_s is None else self.options.host_timeout_s / 4 + _MISSED_S
-        self._later("apart", max(_LAST_NEWS_S, missed_s), self._part_who_are_apart)
-
-    def _apart(self) -> dict[tuple[str, str], str]:
-        """Pairs of hosts that live and can't do together what they have to, and why."""
-        found = {}
-        for site in self._living():
-            found.update(
-                {
-                    (site.name, host): why
-                    for (version, host), why in site.apart.items()
-                    if version in site.segments and self._is_in(site.segments[version], host)
-                }
-            )
-        living = {site.name for site in self._living()}
-        return {pair: why for pair, why in found.items() if living.issuperset(pair)}
-
-    def _is_in(self, segment: SpreadSegment, host: str) -> bool:
-        """The host that goes by that name now: nobody reaches one that was lost, also where it has come back."""
-        site = self.sites.get(host)
-        return site is not None and segment.has(site)
-
-    def _part_who_are_apart(self) -> None:
-        apart, now = self._apart(), self._loop.time()
-        involved = [site for site in self._living() if any(site.name in pair for pair in apart)]
-        limit_s = self.options.host_timeout_s
-        if limit_s is not None and any(now - site.heard > limit_s / 4 for site in involved):
-            # It may be about to be lost for its silence, which tells better who has to go.
-            self._later("apart", _LOOK_S, self._part_who_are_apart)
-            return
-        workers = Counter(
-            worker.host for site in involved for segment in site.segments.values() for worker in segment.cluster.workers
-        )
-        for name in to_evict(apart, workers, self.reports.hosts.names, self.name):
-            other, why = next((set(pair) - {name}, why) for pair, why in apart.items() if name in pair)
-            self.lose(self.sites[name], f"it and {''.join(other)} don't reach each other: {why}")
-
-    # ---- connections between hosts ----
-
-    def unlinked(self, segment: SpreadSegment, why: str) -> None:
-        """A host can't exchange anything with the others any more. Where one of them has ended, that is said
-        instead."""
-        if not self._unlinked:
-            self._unlinked = True
-            self._loop.call_later(_HOST_FIRST_S, self._tell_of_the_unlinked, segment, why)
-
-    def are_apart(self) -> bool:
-        """Some hosts don't reach each other; who is lost by that is told soon."""
-        return bool(self._apart())
-
-    def is_in_trouble(self) -> bool:
-        """That, or it may be what has ended an exchange between hosts."""
-        return self._unlinked or self.are_apart()
-
-    def _tell_of_the_unlinked(self, segment: SpreadSegment, reason: str) -> None:
-        self._unlinked = False
-        if self.are_apart() and self.options.recover is Recover.FAIL:
-            return  # who has to go ends the job
-        if any(segment in site.segments.values() for site in self.sites.values()):
-            self.reports.hosts_apart(reason)

@@ -90,6 +90,14 @@ class Reports(Protocol):
         ...
 
 
+class Reachable(Protocol):
+    def note_apart(self) -> None:
+        """A host has reported another one that it doesn't reach."""
+
+    def unlinked(self, segment: SpreadSegment, why: str) -> None:
+        """A host can't exchange anything with the others any more."""
+
+
 class Owner(Protocol):
     """All hosts (`remote.RemoteHosts`)."""
 
@@ -104,11 +112,8 @@ class Owner(Protocol):
     def lose(self, site: RemoteSite, why: str) -> None:
         """The host is lost."""
 
-    def note_apart(self) -> None:
-        """A host has told of another one that doesn't reach it."""
-
-    def unlinked(self, segment: SpreadSegment, why: str) -> None:
-        """A host can't exchange anything with the others any more."""
+    @property
+    def reachability(self) -> Reachable: ...
 
 
 class RemoteSite:
@@ -270,7 +275,7 @@ class RemoteSite:
 
     def _hear_unreachable(self, segment: SpreadSegment, said: m.Unreachable) -> None:
         self.apart[said.version, said.host] = said.why
-        self._owner.note_apart()
+        self._owner.reachability.note_apart()
 
     def _serve(self, workers: Workers, said: m.Asks) -> None:
         broker, number, message = workers.broker, said.number, said.message
@@ -353,7 +358,7 @@ _OF_WORKERS: dict[type, Callable[[RemoteSite, Workers, Any], None]] = {
 }
 _OF_A_VERSION: dict[type, Callable[[RemoteSite, SpreadSegment, Any], None]] = {
     m.Made: RemoteSite._hear_made,
-    m.Unlinked: lambda site, segment, said: site._owner.unlinked(segment, said.why),
+    m.Unlinked: lambda site, segment, said: site._owner.reachability.unlinked(segment, said.why),
     m.Syncs: lambda site, segment, said: segment.pass_on_sync_points(said.number),
     m.Unreachable: RemoteSite._hear_unreachable,
 }

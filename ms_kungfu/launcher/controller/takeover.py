@@ -57,7 +57,7 @@ async def take_over(
         _wanted(job.machine, store),
         remote.gather_again(options.host_timeout_s or _GATHER_S, frozenset(record.before), leadership.time_to_ask),
     )
-    missing = remote.missing()
+    missing = remote.gathering.missing()
     if missing and remote.was_left:
         await leadership.stand_up()
         return None

@@ -1,0 +1,201 @@
+"""Which hosts of a job haven't registered yet, and why: the controller waits for them, and asks what they do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Collection, Mapping
+from typing import Callable
+
+from ms_kungfu._decoding import ProtocolError
+from ms_kungfu.launcher.channel import AnyChannel
+from ms_kungfu.launcher.control import call_once, reason_of, remedy_for
+from ms_kungfu.launcher.machine import Machine
+from ms_kungfu.launcher.options import PROGRAM, Options
+from ms_kungfu.launcher.state.hosts import Host
+from ms_kungfu.launcher.state.start_error import StartError
+from ms_kungfu.launcher.wire import messages as m
+from ms_kungfu.launcher.within import within
+
+_log = logging.getLogger(__name__)
+_FIRST_WORDS_S = 10.0
+# A host that hasn't called by then is asked what it does, and then again and again.
+_PATIENCE_S = 3.0
+_ASK_S = 10.0
+_TELL_SILENCE_S = 5.0  # hosts are started one after the other: before, it is no news that none answers there
+_CALLS_IN_VAIN_S = 4.0
+_ONCE_MORE_S = 0.3  # a controller that has lost its lease and lives finds the new one, and its host comes
+
+
+class HostGathering:
+    """`registered`: the hosts that are there. `resumes`: hosts of a running job come to a new controller."""
+
+    def __init__(self, options: Options, machine: Machine, registered: Mapping[str, object], resumes: bool) -> None:
+        self.options, self.machine, self._registered = options, machine, registered
+        self.name = options.hosts.self_name
+        self.is_closed = not resumes  # to hosts that report to a new controller: it continues without the missing ones
+        self.news = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._secret = bytes.fromhex(options.secret or "")
+        self._deadline: float | None = None
+        self._rejected: dict[str, str] = {}  # missing host -> why it can't take part
+        self._silent: dict[str, str] = {}  # missing host -> why it doesn't answer
+        self._other_head = ""  # the message if another host takes itself for the head node
+
+    async def gather(self, timeout_s: float) -> None:
+        """All hosts are there when this returns. StartError where one doesn't come."""
+        deadline = self._deadline = self._loop.time() + timeout_s
+        asking = asyncio.ensure_future(self._ask_who_is_missing())
+        told: tuple[str, ...] = ()
+        try:
+            while missing := self.missing():
+                others = self.missing_others()
+                if others and others != told:
+                    told = others
+                    _log.info(
+                        "waiting for %s on %s, for %.0f s (KUNGFU_JOIN_TIMEOUT)",
+                        PROGRAM, ", ".join(others), max(0.0, deadline - self._loop.time()),
+                    )  # fmt: skip
+                self.news.clear()
+                if self._other_head:
+                    raise StartError(self._other_head)
+                try:
+                    await within(max(0.0, deadline - self._loop.time()), self.news.wait())
+                except asyncio.TimeoutError:
+                    raise StartError(
+                        f"nothing was heard of {', '.join(missing)} within {timeout_s:g} s (KUNGFU_JOIN_TIMEOUT); is "
+                        f"{PROGRAM} with the same flags running there?{self.why_missing()}"
+                    ) from None
+        finally:
+            self._deadline = None
+            asking.cancel()
+
+    async def gather_again(
+        self, timeout_s: float, before: Collection[str], time_to_ask: Callable[[], Awaitable[float]]
+    ) -> None:
+        """Of a job that runs: its hosts have come to this head when this returns, or won't. The hosts of the heads
+        `before` have said nothing for long enough already: they are awaited for a moment only, all others until
+        `time_to_ask` says that they could have asked for `timeout_s` who the head is."""
+        begun = self._loop.time()
+        while missing := self.missing():
+            if set(missing) <= set(before):
+                left_s = begun - self._loop.time() + _ONCE_MORE_S
+            else:
+                left_s = timeout_s / 8 if await time_to_ask() < timeout_s else 0.0
+            if left_s < 0.001:  # a clock has its own least step
+                break
+            self.news.clear()
+            if missing != self.missing():
+                continue
+            with contextlib.suppress(asyncio.TimeoutError):
+                await within(left_s, self.news.wait())
+        self.is_closed = True
+
+    def missing(self) -> tuple[str, ...]:
+        """Hosts of the job that aren't there yet."""
+        hosts = self.options.hosts
+        return tuple(n for n in hosts.names if n not in self._registered and n not in hosts.lost)
+
+    def missing_others(self) -> tuple[str, ...]:
+        """The head's own comes at once."""
+        return tuple(name for name in self.missing() if name != self.name)
+
+    def why_missing(self) -> str:
+        """What is known of them, behind a sentence that names them."""
+        port = self.options.control_port
+        # What a host has said is more than that it says nothing now, having ended.
+        silent = {name: f"no answer from {name}:{port}: {why}" for name, why in self._silent.items()}
+        last = {**silent, **self._rejected}
+        return "".join(f" The last of {name}: {last[name]}" for name in self.missing() if name in last)
+
+    def then(self) -> str:
+        """What this host does after it has refused another one."""
+        if self._deadline is None:
+            return ""
+        left_s = max(0.0, self._deadline - self._loop.time())
+        return f"; {', '.join(self.missing())} may still come, for {left_s:.0f} s more (KUNGFU_JOIN_TIMEOUT)"
+
+    # Each host takes itself for the head where -H is in another order on each: then nobody calls. And one that calls
+    # may be stopped by a firewall here that lets this host's own connections pass. So a head asks, and says who it is.
+
+    async def _ask_who_is_missing(self) -> None:
+        told: set[tuple[str, str]] = set()
+        may_tell = self._loop.time() + _TELL_SILENCE_S
+        await asyncio.sleep(_PATIENCE_S)
+        while True:
+            await asyncio.gather(*(self._ask(self.options.hosts.named(name)) for name in self.missing()))
+            await asyncio.sleep(max(0.0, may_tell - self._loop.time()))
+            self._tell_of_silence(told)
+            await asyncio.sleep(_ASK_S)
+
+    def _tell_of_silence(self, told: set[tuple[str, str]]) -> None:
+        """Once a host and reason, in a line for all hosts that have it in common: they may be many."""
+        port, by_reason = self.options.control_port, dict[str, list[str]]()
+        for name in self.missing():
+            why = self._silent.get(name)
+            if why is not None and name not in self._rejected and (name, why) not in told:
+                told.add((name, why))
+                by_reason.setdefault(why, []).append(f"{name}:{port}")
+        for why, places in by_reason.items():
+            _log.warning("no answer from %s so far: %s; %s", ", ".join(places), why, remedy_for(why, port))
+
+    async def _ask(self, host: Host) -> None:
+        options, why = self.options, ""
+        try:
+            channel = await call_once(
+                self.machine, options.hosts.own.address, host.address, options.control_port, self._secret
+            )
+            try:
+                channel.send(m.Head(self.name, str(options.hosts)))
+                answer = await within(_FIRST_WORDS_S, channel.receive(m.CALLS))
+            finally:
+                channel.close()
+            self._silent.pop(host.name, None)
+            if answer.waits:
+                self._meet_another_head(host.name, answer.hosts)
+            elif answer.in_a_job:
+                why = (
+                    f"{host.name} takes part in another job, of {answer.calls}; two on one host need another -port each"
+                )
+            elif answer.calls != self.name:
+                why = (
+                    f"{PROGRAM} was told -H {answer.hosts} on {host.name} and calls {answer.calls}; here it is "
+                    f"{options.hosts}. Give the same -H, in the same order, on all hosts"
+                )
+            elif answer.for_s > _CALLS_IN_VAIN_S:
+                why = (
+                    f"{host.name} calls {self.name}:{options.control_port} and doesn't get through; is that port open "
+                    "here?"
+                )
+        except ProtocolError as error:
+            self._silent.pop(host.name, None)
+            why = f"{host.name}:{options.control_port} answers, but not to this job: {error}"
+        except (OSError, asyncio.TimeoutError) as error:
+            self._silent[host.name] = reason_of(error)
+            return
+        except Exception as error:  # such as one of TLS
+            why = f"{host.name}:{options.control_port} answers, but wrongly: {error!r}"
+        if why and self._rejected.get(host.name) != why:
+            self._rejected[host.name] = why
+            _log.warning("%s", why)
+
+    def _meet_another_head(self, name: str, hosts: str) -> None:
+        own = self.options.hosts
+        if name in own.names:
+            self._other_head = (
+                f"{name} waits as the head, too: give the same -H, in the same order, on all hosts, and the same "
+                f"-config-server ({self.name} has -H {own}, {name} has -H {hosts})"
+            )
+            self.news.set()
+
+    async def answer_a_head(self, channel: AnyChannel, asking: m.Head) -> None:
+        waits = self._deadline is not None and asking.host in self.options.hosts.names
+        channel.send(m.Calls(str(self.options.hosts), self.name, waits=waits, in_a_job=not waits))
+        await channel.flushed()
+        if waits:
+            self._meet_another_head(asking.host, asking.hosts)
+
+    def reject(self, host: str, why: str) -> None:
+        self._rejected[host] = why
+        _log.warning("%s%s", why, self.then())

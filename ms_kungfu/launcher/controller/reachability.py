@@ -1,0 +1,140 @@
+"""Hosts that fail: none of their messages arrives, or two of them don't reach each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from typing import Callable, Protocol
+
+from ms_kungfu.launcher.controller.remote_site import RemoteSite
+from ms_kungfu.launcher.controller.spread_segment import SpreadSegment
+from ms_kungfu.launcher.options import Options
+from ms_kungfu.launcher.state.hosts import Hosts
+from ms_kungfu.launcher.state.lost_hosts import Leases, to_evict
+from ms_kungfu.launcher.state.policy import Recover
+from ms_kungfu.launcher.wire import messages as m
+
+_LOOK_S = 0.2  # for connections between hosts that have ended
+# A host that ends takes its connections with it, some a moment before it is missed itself.
+_HOST_FIRST_S = 1.0
+# Which hosts don't reach each other is reported by several hosts, one after the other.
+_LAST_NEWS_S = 2.0
+_MISSED_S = 1.0  # two beats of a host, at most
+
+
+class Reports(Protocol):
+    @property
+    def hosts(self) -> Hosts:
+        """Those of the job by now."""
+        ...
+
+    def hosts_apart(self, reason: str) -> None:
+        """What several of them do together can't go on, and it's not for one of them to go."""
+
+
+class Reachability:
+    """`lose(site, why)`: the host has failed."""
+
+    def __init__(
+        self,
+        options: Options,
+        sites: Mapping[str, RemoteSite],
+        reports: Reports,
+        lose: Callable[[RemoteSite, str], None],
+    ) -> None:
+        self.options, self.sites, self.reports, self._lose = options, sites, reports, lose
+        self._loop = asyncio.get_running_loop()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._unlinked = False
+
+    def watch(self) -> None:
+        """From now on hosts that are silent for -host-timeout have failed."""
+        if self.options.host_timeout_s is not None:
+            self._look_for_silence(Leases(self.options.host_timeout_s))
+
+    def close(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+
+    def living(self) -> list[RemoteSite]:
+        return [site for site in self.sites.values() if not site.lost]
+
+    def _look_for_silence(self, leases: Leases) -> None:
+        """Tell the hosts that this one is there, too."""
+        others = {site.name: site.heard for site in self.living() if site.name != self.options.hosts.self_name}
+        for name in leases.run_out(self._loop.time(), others):
+            self._lose(self.sites[name], f"nothing came from it for {self.options.host_timeout_s:g} s (-host-timeout)")
+        for site in self.living():
+            site.send(m.Beat())
+        self._later("silence", leases.period_s, self._look_for_silence, leases)
+
+    def _later(self, what: str, seconds: float, function: Callable[..., None], *arguments: object) -> None:
+        if what in self._timers:
+            self._timers[what].cancel()
+        self._timers[what] = self._loop.call_later(seconds, function, *arguments)
+
+    def note_apart(self) -> None:
+        """A host has reported another one that it doesn't reach.
+
+        More such reports may follow, and a host that has ended has to be missed before one of the two is evicted.
+        """
+        missed_s = 0.0 if self.options.host_timeout_s is None else self.options.host_timeout_s / 4 + _MISSED_S
+        self._later("apart", max(_LAST_NEWS_S, missed_s), self._evict_who_is_apart)
+
+    def _apart(self) -> dict[tuple[str, str], str]:
+        """Return the pairs of live hosts that don't reach each other, and why."""
+        found = {}
+        for site in self.living():
+            found.update(
+                {
+                    (site.name, host): why
+                    for (version, host), why in site.apart.items()
+                    if version in site.segments and self._is_in(site.segments[version], host)
+                }
+            )
+        living = {site.name for site in self.living()}
+        return {pair: why for pair, why in found.items() if living.issuperset(pair)}
+
+    def _is_in(self, segment: SpreadSegment, host: str) -> bool:
+        """Whether the host of that name now has a part in it, and not a failed one that has come back since."""
+        site = self.sites.get(host)
+        return site is not None and segment.has(site)
+
+    def _evict_who_is_apart(self) -> None:
+        apart, now = self._apart(), self._loop.time()
+        involved = [site for site in self.living() if any(site.name in pair for pair in apart)]
+        limit_s = self.options.host_timeout_s
+        if limit_s is not None and any(now - site.heard > limit_s / 4 for site in involved):
+            # It may be about to be lost for its silence, which tells better which host has failed.
+            self._later("apart", _LOOK_S, self._evict_who_is_apart)
+            return
+        workers = Counter(
+            worker.host for site in involved for segment in site.segments.values() for worker in segment.cluster.workers
+        )
+        for name in to_evict(apart, workers, self.reports.hosts.names, self.options.hosts.self_name):
+            other, why = next((set(pair) - {name}, why) for pair, why in apart.items() if name in pair)
+            self._lose(self.sites[name], f"it and {''.join(other)} don't reach each other: {why}")
+
+    # ---- connections between hosts ----
+
+    def unlinked(self, segment: SpreadSegment, why: str) -> None:
+        """A host can't exchange anything with the others any more. If one of them has ended, that is the reason."""
+        if not self._unlinked:
+            self._unlinked = True
+            self._loop.call_later(_HOST_FIRST_S, self._tell_of_the_unlinked, segment, why)
+
+    def are_apart(self) -> bool:
+        """Some hosts don't reach each other; which one is lost by that is known soon."""
+        return bool(self._apart())
+
+    def is_in_trouble(self) -> bool:
+        """That, or it may be what has ended an exchange between hosts."""
+        return self._unlinked or self.are_apart()
+
+    def _tell_of_the_unlinked(self, segment: SpreadSegment, reason: str) -> None:
+        self._unlinked = False
+        if self.are_apart() and self.options.recover is Recover.FAIL:
+            return  # the loss of a host ends the job
+        if any(segment in site.segments.values() for site in self.sites.values()):
+            self.reports.hosts_apart(reason)
