@@ -14,6 +14,7 @@ pytest.importorskip("mindspore", reason="MindSpore is not installed")
 from ms_kungfu.elastic import handover
 from ms_kungfu.launcher import control
 from ms_kungfu.launcher.agent import agent, links
+from ms_kungfu.launcher.agent import workers as host_workers
 from ms_kungfu.launcher.controller import broker, context, reachability, remote, workers
 from ms_kungfu.launcher.state import lost_hosts
 from ms_kungfu.launcher.state.policy import Recover
@@ -103,15 +104,15 @@ def tell_each_host_of_deaths_in_an_order_of_its_own(monkeypatch: pytest.MonkeyPa
     """A host enters the deaths of its own workers first."""
 
     def tell_exited(self, event):
-        for segment in self._relay.segments().values():
+        for segment in self._before_exit.__self__._relay.segments().values():
             for rank in segment.ranks():
                 holder = segment._board.attached.get(rank) if hasattr(segment, "_board") else None
                 if holder is not None and holder.key == event.key:
                     segment.mark_lost(rank, "it has ended", True, True)
         real(self, event)
 
-    real = agent.Agent._tell_exited
-    monkeypatch.setattr(agent.Agent, "_tell_exited", tell_exited)
+    real = host_workers.HostWorkers._tell_exited
+    monkeypatch.setattr(host_workers.HostWorkers, "_tell_exited", tell_exited)
 
 
 def let_leases_run_on_while_one_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -413,8 +413,9 @@ def test_a_host_without_a_head_tells_whether_it_has_had_one(seated, state, why):
     hosts = Hosts((Host("a", 2), Host("b", 2)), "b")
     options = SimpleNamespace(hosts=hosts, host=hosts.own, command=["train"], watch=True)
     host = SimpleNamespace(
-        _head=None, _head_name="a", _numbers=iter([1]), _channel=None, _seated=seated, _options=options, _started_at=0.0
-    )
+        own=SimpleNamespace(head=None), succession=SimpleNamespace(head_name="a", since=seated),
+        _numbers=iter([1]), _channel=None, _options=options, _started_at=0.0,
+    )  # fmt: skip
     told = asyncio.run(Agent._status(host))
     assert (told["state"], told["why"]) == (state, why)
 

@@ -10,12 +10,12 @@ import pytest
 
 from ms_kungfu.cluster_store import Sitting, StoreFullError, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
-from ms_kungfu.launcher.agent import agent
+from ms_kungfu.launcher.agent import succession
 
 
 def look_for_the_next_head(monkeypatch: pytest.MonkeyPatch, look: Callable[[int], Sitting]) -> tuple[int, str]:
     """How a host ends whose store gives these answers, one in 20 s, where it is patient for 60 s."""
-    monkeypatch.setattr(agent, "_SEAT_LOOK_S", 0.0)
+    monkeypatch.setattr(succession, "_LOOK_S", 0.0)
     looks = 0
     ends: list[tuple[int, str]] = []
 
@@ -27,17 +27,27 @@ def look_for_the_next_head(monkeypatch: pytest.MonkeyPatch, look: Callable[[int]
     async def in_thread(function: Callable[[], Any]) -> Any:
         return function()
 
-    machine = SimpleNamespace(
-        in_thread=in_thread, environ={"KUNGFU_JOIN_TIMEOUT": "60"},
+    class Loop(asyncio.SelectorEventLoop):
+        def time(self) -> float:
+            return 20.0 * looks
+
+    machine: Any = SimpleNamespace(
+        in_thread=in_thread, environ={"KUNGFU_JOIN_TIMEOUT": "60"}, time=lambda: 0.0,
         open_seat=lambda url, timeout_s: SimpleNamespace(look=answer),
     )  # fmt: skip
-    host: Any = SimpleNamespace(
-        _relay=SimpleNamespace(hold_deadlines=lambda yes: None), _making={}, _machine=machine, _lease_s=8.0,
-        _options=SimpleNamespace(host=SimpleNamespace(name="b"), config_server="etcd://e/job"), _seated=7, _head=None,
-        _loop=SimpleNamespace(time=lambda: 20.0 * looks), _ended=SimpleNamespace(done=lambda: bool(ends)),
-        _end=lambda *how: ends.append(how), _warn_once=lambda sentence: None, _interrupted=0, _is_leaving=False,
+    b = SimpleNamespace(name="b")
+    options: Any = SimpleNamespace(
+        host=b, config_server="etcd://e/job", host_timeout_s=8.0, hosts=SimpleNamespace(head=SimpleNamespace(name="a"))
+    )
+    departure: Any = SimpleNamespace(exit_code=1, is_leaving=False)
+    nothing: Any = None
+    search = succession.Succession(
+        options, machine, departure, nothing, leads=lambda: False, call_itself=nothing,
+        end=lambda *how: ends.append(how), has_ended=lambda: bool(ends), since=7,
     )  # fmt: skip
-    assert asyncio.run(agent.Agent._next_head(host, "a, which has the job, is gone")) is None
+    loop = Loop()
+    assert loop.run_until_complete(search.next("a, which has the job, is gone", nothing)) is None
+    loop.close()
     return ends[0]
 
 

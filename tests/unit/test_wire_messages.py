@@ -168,4 +168,4 @@ def test_every_message_is_expected_somewhere_and_has_a_handler():
         get_args(m.FromHost)
     )
     assert {*broker._ANSWERS, m.PlaceRequest, m.StandbyRequest} == set(get_args(m.ToHeadsBroker))
-    assert {*agent._OBEYED, *agent._OF_A_VERSION} == set(get_args(m.FromHead))
+    assert set(get_args(m.FromHead)) == agent.UNDERSTOOD

@@ -176,11 +176,18 @@ class Events:
             return following or "nothing to do"
 
         try:
-            self.say("do", "-- from outside: " + commands._write(Store(self), next_cluster))
-            if following is not None and self.setup.min_size <= following.size <= MAX_WORKERS:
-                self.wished.append(following)
+            told = commands._write(Store(self), next_cluster)
         except (ConfigServerError, ValueError) as error:
-            self.say("do", f"-- from outside, refused: {error}")
+            told = f"refused: {error}"
+            if following is not None and not self._store_has(following):
+                following = None  # else the answer alone was lost
+        self.say("do", f"-- from outside: {told}")
+        if following is not None and self.setup.min_size <= following.size <= MAX_WORKERS:
+            self.wished.append(following)
+
+    def _store_has(self, wish):
+        found = self.server.store.cluster
+        return found is not None and (found.version, found.workers) == (wish.version, wish.workers)
 
     def _evict(self, place):
         cluster = membership.current().cluster

@@ -201,9 +201,32 @@ class Head(job.Job):
 class Agent(agent.Agent):
     """The real one, watched."""
 
-    def _report(self):
-        self._machine._world.reports(self._machine._host)
-        return super()._report()
+    def __init__(self, *args):
+        super().__init__(*args)
+        real = self.own.has_led
+
+        def has_led(leading):
+            if not leading.cancelled() and isinstance(leading.exception(), Violation):
+                raise leading.exception()
+            real(leading)
+
+        self.own.has_led = has_led
+
+    def _new_host(self, *args):
+        host = super()._new_host(*args)
+        world, real_report, real_exit = self._machine._world, host.report, host.workers.has_exited
+
+        def report():
+            world.reports(self._machine._host)
+            return real_report()
+
+        def has_exited(event):
+            real_exit(event)
+            if world.checks_reaped:
+                world.loop.at(_HEARD_S, self._check_reaped, event.key)
+
+        host.report, host.workers.has_exited = report, has_exited
+        return host
 
     def _obey(self, said):
         is_end = isinstance(said, m.End)
@@ -214,27 +237,16 @@ class Agent(agent.Agent):
             self._machine._world.loss_is_heard(self._options.host.name)
         super()._obey(said)
 
-    def _has_exited(self, event):
-        super()._has_exited(event)
-        world = self._machine._world
-        if world.checks_reaped:
-            world.loop.at(_HEARD_S, self._check_reaped, event.key)
-
     def _check_reaped(self, key):
         """All versions have heard of it by now."""
         host = self._machine._host
-        if host.is_over or self._head is None or self._head.is_over:
+        if host.is_over or self.own.head is None or self.own.head.is_over:
             return
-        for segment in self._relay.segments().values():
+        for segment in self._host.relay.segments().values():
             memory = host.descriptors[segment.fd]
             for rank, holder in memory.attached.items():
                 if holder.key == key and rank in memory.deaths and rank not in memory.reaped:
                     raise Violation(f"{holder.name} is reaped, and version {memory.version} doesn't hear of it")
-
-    def _has_led(self, leading):
-        if not leading.cancelled() and isinstance(leading.exception(), Violation):
-            raise leading.exception()
-        super()._has_led(leading)
 
 
 class Host:

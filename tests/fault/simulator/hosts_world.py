@@ -376,7 +376,7 @@ class HostsWorld(World):
 
     def _is_alone(self, host):
         """In no job, or in one that has nobody who could hear of it."""
-        if self.setup.moves and host.program._seated is not None:
+        if self.setup.moves and host.program.succession.since is not None:
             return False
         return (self.setup.moves or host is not self.head) and host.program._channel is None
 
@@ -422,9 +422,9 @@ class HostsWorld(World):
         known = set(self.broker._versions.clusters)
         boards = {v: [s._local._board] for v, s in self.broker._segments.open.items() if getattr(s, "_local", None)}
         for host in self.present[0 if self.setup.moves else 1 :]:
-            if not hasattr(host.program, "_relay"):
+            if host.program._host is None:
                 continue  # it has come too late to be let in, and calls yet
-            held = host.program._relay.segments()
+            held = host.program._host.relay.segments()
             if not known.issuperset(held):
                 raise Violation(f"{host.name} has parts of versions {sorted(held)}, of which {sorted(known)} are known")
             for version, segment in held.items():

@@ -1,0 +1,83 @@
+"""Signals to this host's launcher: the host leaves the job, or the job ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from dataclasses import dataclass
+from typing import Callable
+
+from ms_kungfu.launcher.agent.leading import OwnController
+from ms_kungfu.launcher.options import PROGRAM, Options
+from ms_kungfu.launcher.state.policy import signal_name
+from ms_kungfu.launcher.wire import messages as m
+
+_log = logging.getLogger(__name__)
+_HEAD_S = 5.0  # for the controller to end the job after a signal here
+_LET_GO_S = 15.0  # for the controller, and for workers that have to be killed at the end of the grace
+
+
+@dataclass(eq=False)
+class Departure:
+    """`send` brings a message to the controller; `is_alone` tells whether this host is in no job; `wait_s`: how long
+    the next controller may take."""
+
+    options: Options
+    own: OwnController
+    send: Callable[[m.FromHost], None]
+    end: Callable[[int, str], None]
+    is_alone: Callable[[], bool]
+    wait_s: Callable[[], float]
+    is_leaving: bool = False
+    interrupted: int = 0  # by this signal: the controller is to end the job
+
+    def on_signal(self, number: int) -> None:
+        """After SIGTERM this host leaves, if the controller finds that the job can do without it. At any other signal
+        the controller ends the job, on all hosts. After a second signal of that kind, or if the controller doesn't,
+        this host ends at once. If it has the lease, and may leave, others continue the job."""
+        head = self.own.head
+        if head is not None and head.is_over and not head.is_deposed:
+            head.interrupted(number)  # it ends the job, and hurries now
+            return
+        if self.is_alone() or self.interrupted or (number == signal.SIGTERM and self.is_leaving):
+            self.end(128 + number, f"{PROGRAM}: interrupted by {signal_name(number)}")
+            return
+        if number == signal.SIGTERM and self.options.watch and self.own.for_ever is None:
+            self.is_leaving = True
+            self._tell(m.Leave())
+            limit_s = self.options.leave_grace_s
+            _log.info("this host leaves the job: its workers do after their step, within %g s (-leave-grace)", limit_s)
+            late = f"{PROGRAM}: interrupted by SIGTERM, and the head has not let this host go"
+            self._end_later(limit_s + _LET_GO_S, number, late)
+            return
+        self.interrupted = number
+        self._tell(m.Interrupted(number))
+        late = f"{PROGRAM}: interrupted by {signal_name(number)}, and the head has not ended the job"
+        self._end_later(_HEAD_S + self.wait_s(), number, late)
+
+    def _end_later(self, seconds: float, number: int, words: str) -> None:
+        asyncio.get_running_loop().call_later(seconds, self.end, 128 + number, words)
+
+    def _tell(self, message: m.Leave | m.Interrupted) -> None:
+        """A controller on this host may not have let the host in yet."""
+        head, own = self.own.head, self.options.host.name
+        if head is None or head.is_deposed:
+            self.send(message)
+        elif isinstance(message, m.Leave):
+            head.host_leaves(own)
+        else:
+            head.interrupted(message.number, f" on host {own}" if head.moves else "")
+
+    def tell_again(self) -> None:
+        """To the next controller."""
+        if self.is_leaving:
+            self.send(m.Leave())
+        if self.interrupted:
+            self.send(m.Interrupted(self.interrupted))
+
+    @property
+    def exit_code(self) -> int:
+        """If no controller is left that would say it."""
+        told = self.interrupted or (signal.SIGTERM if self.is_leaving else 0)
+        return 128 + told if told else 1

@@ -1,0 +1,240 @@
+"""Which host has the job: this host finds its controller, the next one after a failure, or takes the lease itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field, replace
+from typing import Callable
+
+from ms_kungfu import env
+from ms_kungfu._decoding import ProtocolError
+from ms_kungfu.cluster_store import (
+    Seat,
+    SeatGoneError,
+    SeatKeys,
+    SeatLostError,
+    Sitting,
+    StoreFullError,
+    StoreUnreachableError,
+)
+from ms_kungfu.errors import ConfigServerError
+from ms_kungfu.launcher.agent.departure import Departure
+from ms_kungfu.launcher.agent.host import HostOfJob
+from ms_kungfu.launcher.channel import AnyChannel
+from ms_kungfu.launcher.control import NoAnswerError, RefusedError, call, call_once, remedy_for
+from ms_kungfu.launcher.machine import Machine
+from ms_kungfu.launcher.options import PROGRAM, Options
+from ms_kungfu.launcher.state.hosts import Host
+from ms_kungfu.launcher.state.seat import Record, Term, how_it_has_ended, moves
+from ms_kungfu.launcher.state.start_error import StartError
+from ms_kungfu.launcher.within import within
+
+_log = logging.getLogger(__name__)
+_PATIENCE_S = 5.0  # before a line says why the controller can't be reached: it may be about to start
+_LEASE_S = 10.0  # of leadership, if -host-timeout doesn't say
+_LOOK_S = 0.1
+
+
+@dataclass(eq=False)
+class Succession:
+    """`lead(options, term)`: this host decides from now on. `leads`: it does, or did until a moment ago. `call_itself`:
+    a connection with the controller in this process. `end(code, words)`: ends this host's launcher."""
+
+    options: Options
+    machine: Machine
+    departure: Departure
+    lead: Callable[[Options, Term], None]
+    leads: Callable[[], bool]
+    call_itself: Callable[[], AnyChannel]
+    end: Callable[[int, str], None]
+    has_ended: Callable[[], bool]
+    since: int | None = None  # the lease of the controller that is obeyed; None: leadership doesn't move
+    is_known: bool = True  # to the controller that is called next
+    silence: str = ""  # why the first one doesn't answer
+    begun: float = 0.0  # when that was called first
+    _seat: Seat | None = None  # that this host has tried to take
+    _told: set[str] = field(default_factory=set)  # what is only logged once
+
+    def __post_init__(self) -> None:
+        self.head_name = self.options.hosts.head.name
+        self._started_at = self.machine.time()
+
+    @property
+    def obeys_itself(self) -> bool:
+        """The controller is in this process, and isn't lost if the system loses this host's address."""
+        return self.head_name == self.options.host.name
+
+    @property
+    def lease_s(self) -> float:
+        return self.options.host_timeout_s or _LEASE_S
+
+    @property
+    def joins_one_that_moves(self) -> bool:
+        return self.options.joins and moves(self.options)
+
+    def warn_once(self, sentence: str) -> None:
+        if sentence not in self._told:
+            self._told.add(sentence)
+            _log.warning("%s", sentence)
+
+    def _keys(self) -> SeatKeys:
+        return self.machine.open_seat(str(self.options.config_server), timeout_s=self.lease_s / 2)
+
+    def first_term(self) -> Term | None:
+        """None if the controller stays on this host for ever."""
+        if not moves(self.options):
+            return None
+        keys = self._keys()
+        return Term(keys, Seat(keys, self.options.host.name, self.lease_s), None, "", self._started_at)
+
+    # ---- the first controller ----
+
+    async def first(self, wait_s: float) -> AnyChannel:
+        """Return a connection with it. StartError if there is none within `wait_s`."""
+        options, machine = self.options, self.machine
+        if not self.obeys_itself:
+            head_name = options.hosts.head.name
+            _log.info("calling %s, which has the job, for %g s (KUNGFU_JOIN_TIMEOUT)", head_name, wait_s)
+        if self.joins_one_that_moves:
+            return await self.to_join(wait_s)
+        if self.obeys_itself:
+            return self.call_itself()
+        own, head, secret = options.host.address, options.hosts.head.address, bytes.fromhex(options.secret or "")
+        try:
+            return await call(machine, own, head, options.control_port, secret, wait_s, self._note_silence)
+        except RefusedError as error:
+            raise StartError(str(error)) from None
+        except NoAnswerError as error:
+            port = options.control_port
+            raise StartError(
+                f"no answer from {head}:{port} within {wait_s:g} s (KUNGFU_JOIN_TIMEOUT): {error.why}; "
+                f"{remedy_for(error.why, port)}"
+            ) from None
+
+    def calls_for_s(self) -> float:
+        return asyncio.get_running_loop().time() - self.begun
+
+    def _note_silence(self, why: str) -> None:
+        self.silence = why
+        if self.calls_for_s() >= _PATIENCE_S:
+            head, port = self.options.hosts.head.name, self.options.control_port
+            self.warn_once(f"no answer from {head}:{port} so far: {why}; {remedy_for(why, port)}")
+
+    async def to_join(self, wait_s: float) -> AnyChannel:
+        """The same, of a running job; the controller that told this host how to join may have failed by now."""
+        url, loop = str(self.options.config_server), asyncio.get_running_loop()
+        keys, deadline = self._keys(), loop.time() + wait_s
+        while True:
+            trouble = "nobody has the job"
+            try:
+                found = await self.machine.in_thread(keys.look)
+                record = None if found.record is None else Record.from_json(found.record)
+                if record is None or record.end is not None:
+                    how = "" if record is None or record.end is None else f" ({how_it_has_ended(record.end)})"
+                    raise StartError(f"the job of {url} has ended{how}")
+                if found.holder:
+                    return await self._call(found.holder)
+            except (OSError, asyncio.TimeoutError, StoreUnreachableError) as error:
+                trouble = str(error) or f"{self.head_name} doesn't answer"
+            except (ProtocolError, ConfigServerError) as error:
+                raise StartError(f"who has the job of {url} can't be told: {error}") from None
+            if loop.time() > deadline:
+                raise StartError(f"{trouble}, within {wait_s:g} s (KUNGFU_JOIN_TIMEOUT); is the job of {url} running?")
+            await asyncio.sleep(_LOOK_S)
+
+    async def _call(self, head: str) -> AnyChannel:
+        options = self.options
+        if head == options.host.name:
+            channel: AnyChannel = self.call_itself()
+        else:
+            secret, address = bytes.fromhex(options.secret or ""), Host(head).address
+            calling = call_once(self.machine, options.host.address, address, options.control_port, secret)
+            channel = await within(self.lease_s / 2, calling)
+        self.head_name = head
+        return channel
+
+    # ---- the next controller ----
+
+    async def next(self, trouble: str, host: HostOfJob) -> AnyChannel | None:
+        """Return a connection with the host that has the job from now on, which may be this one. None if that is of no
+        use: the job has ended, or continues without this host."""
+        url, loop = str(self.options.config_server), asyncio.get_running_loop()
+        keys, patience_s = self._keys(), env.JOIN_TIMEOUT.get(self.machine.environ)
+        deadline, refused = loop.time() + patience_s, ""
+        while loop.time() < deadline and not self.has_ended():
+            try:
+                found = await self.machine.in_thread(keys.look)
+                refused = ""
+                if why := self._is_over(found, host):
+                    self.end(*why)
+                    return None
+                if (channel := await self._follow(keys, found, host)) is not None:
+                    return channel
+            except (StoreFullError, StoreUnreachableError) as error:  # a full one takes no new lease: while that lasts
+                deadline = loop.time() + patience_s
+                self.warn_once(f"{error}: nobody can take the job, and the workers here go on as far as they can")
+            except (OSError, asyncio.TimeoutError, SeatLostError):
+                pass
+            except ConfigServerError as error:  # a refusal doesn't mend itself
+                refused = str(error)
+                self.warn_once(
+                    f"{error}: this host can't take the job, and its workers are ended if that lasts for "
+                    f"{patience_s:g} s ({env.JOIN_TIMEOUT.name})"
+                )
+            except ProtocolError as error:
+                self.warn_once(f"who has the job of {url} can't be told: {error}")
+            await asyncio.sleep(_LOOK_S)
+        reason = f" ({refused})" if refused else ""
+        words = f"{PROGRAM}: {trouble}, and nobody else has it{reason}; the workers here are ended"
+        self.end(self.departure.exit_code, words)
+        return None
+
+    async def _follow(self, keys: SeatKeys, found: Sitting, host: HostOfJob) -> AnyChannel | None:
+        """Call the holder of a lease that is new, or try to take a free one."""
+        own, record = self.options.host.name, Record.from_json(found.record)
+        is_new = found.since != self.since
+        if found.holder and is_new and (found.holder != own or self.leads()):
+            self.is_known = own in [each.name for each in record.hosts]
+            return await self._call(found.holder)
+        is_free = not found.holder or (found.holder == own and is_new)
+        if is_free and not self.leads():  # else that controller takes its lease again
+            await self._take(keys, found, record, host)
+        return None
+
+    def _is_over(self, found: Sitting, host: HostOfJob) -> tuple[int, str] | None:
+        """Return exit code and last words of this host if the job has nothing more for it."""
+        if found.record is None:
+            return 1, f"{PROGRAM}: {SeatGoneError()}; the workers here are ended"
+        try:
+            record = Record.from_json(found.record)
+        except ProtocolError as error:
+            return 1, f"{PROGRAM}: who has the job can't be told: {error}; the workers here are ended"
+        own, codes = self.options.host.name, host.workers.exit_codes()
+        has_begun = record.versions.chosen is not None or record.end is not None
+        if record.job != host.job or not has_begun:
+            return 1, f"{PROGRAM}: {self.head_name}, which had the job, is gone, and the job with it"
+        if self.departure.is_leaving and own not in record.present and codes == {0}:
+            return 0, ""  # which the controller couldn't say any more
+        # If a controller fails before it is on record that this host has joined, the host has no workers yet, and joins
+        # the next one.
+        is_new = self.options.joins and not codes and own not in [each.name for each in record.hosts]
+        if not is_new and own not in record.present:
+            return 1, f"{PROGRAM}: the job goes on without this host"
+        return None if record.end is None else (record.end[0], record.end[1] or "")
+
+    async def _take(self, keys: SeatKeys, found: Sitting, record: Record, host: HostOfJob) -> None:
+        """Of several hosts that try one gets it."""
+        options, own = self.options, self.options.host.name
+        names = record.present
+        if not moves(options) or self.departure.is_leaving or own not in names:
+            return  # it is about to go, or was about to join
+        if not found.holder:  # the first host of the job doesn't wait for its neighbours
+            await asyncio.sleep(_LOOK_S * names.index(own) / len(names))
+        self._seat = self._seat or Seat(keys, own, self.lease_s)
+        seat, record = self._seat, record.taken_by(own)
+        await self.machine.in_thread(lambda: seat.take(found, record.to_json()))
+        _log.warning("this host has the job from now on")
+        self._seat = None
+        term = Term(keys, seat, record, host.secret, self._started_at)
+        self.lead(replace(options, hosts=record.hosts_of(options)), term)

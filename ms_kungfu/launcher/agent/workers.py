@@ -1,0 +1,128 @@
+"""The worker processes of this host: started and signalled as the controller says, and reported to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Callable
+
+from ms_kungfu import env
+from ms_kungfu.launcher.agent.starter import Starter
+from ms_kungfu.launcher.agent.supervisor import Supervisor
+from ms_kungfu.launcher.machine import Machine
+from ms_kungfu.launcher.state.events import CANT_RUN, Exited
+from ms_kungfu.launcher.wire import messages as m
+
+_log = logging.getLogger(__name__)
+_MOST_ENDED = 1024  # of its workers of which a host can report how they have exited
+
+
+class HostWorkers:
+    """In the agent's event loop. `send` brings a message to the controller that is obeyed. `before_exit` is called
+    before an exit is reported, and `after_exit` behind it; `words` are reported with it."""
+
+    def __init__(
+        self, machine: Machine, supervisor: Supervisor, starter: Starter, send: Callable[[m.FromHost], None],
+        before_exit: Callable[[], None], after_exit: Callable[[], None], words: Callable[[], m.Words],
+    ) -> None:  # fmt: skip
+        self._machine, self._supervisor, self._starter, self._send = machine, supervisor, starter, send
+        self._before_exit, self._after_exit, self._words = before_exit, after_exit, words
+        self._loop = asyncio.get_running_loop()
+        self._pids: dict[int, int] = {}  # of the processes that run, by their keys
+        self._workers: dict[int, m.Worker] = {}
+        self._reported: dict[int, tuple[int | None, int | None]] = {}  # pid and exit code in the last report
+        self._is_guardless = False  # the supervisor is gone, and all workers with it
+        self._loop.add_reader(supervisor.fileno(), self._on_supervisor)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._supervisor.fileno())
+        self._supervisor.close()
+
+    def running(self) -> dict[int, int]:
+        return self._pids
+
+    def alive(self) -> int:
+        return sum(worker.code is None for worker in self._workers.values())
+
+    def exit_codes(self) -> set[int | None]:
+        """None: of one that runs."""
+        return {worker.code for worker in self._workers.values()}
+
+    # ---- what the controller says ----
+
+    def start(self, launch: m.Launch) -> None:
+        told = launch.environment
+        for key in [key for key, worker in self._workers.items() if worker.code is not None][:-_MOST_ENDED]:
+            del self._workers[key]  # no controller needs it any more
+        self._workers[launch.key] = m.Worker(
+            launch.key,
+            told[env.SELF.name] or "",
+            int(told[env.INCARNATION.name] or 0),
+            launch.rank,
+            launch.log_name,
+            launch.device,
+        )
+        try:
+            self._starter.start(launch)
+        except OSError as error:
+            self._loop.call_soon(self.has_exited, Exited(launch.key, CANT_RUN, str(error.strerror)))
+
+    def signal(self, said: m.Signal) -> None:
+        self._supervisor.signal(said.number, said.key)
+
+    def pin(self, said: m.Pin) -> None:
+        pid = self._pids.get(said.key)
+        if pid is not None:
+            self._machine.pin(pid, said.cores)
+
+    def ask_for_stack(self, said: m.Stack) -> None:
+        pid = self._pids.get(said.key)
+        if pid is not None and not self._machine.ask_for_stack(pid):
+            _log.warning("stuck worker: no stack: process %d has not joined yet", pid)
+
+    # ---- what the controller hears ----
+
+    def _on_supervisor(self) -> None:
+        event = self._supervisor.next_event()
+        if event is None:
+            self._loop.remove_reader(self._supervisor.fileno())
+            self._is_guardless = True
+            self._send(m.Guardless())
+        elif isinstance(event, Exited):
+            self._pids.pop(event.key, None)
+            self.has_exited(event)
+            self._after_exit()
+        else:
+            self._pids[event.key] = event.pid
+            self._workers[event.key].pid = event.pid
+            self._tell_started(self._workers[event.key])
+
+    def has_exited(self, event: Exited) -> None:
+        worker = self._workers[event.key]
+        worker.code, worker.error = event.code, event.error
+        self._before_exit()  # what has ended an exchange is reported before the failures that it leads to
+        self._tell_exited(worker)
+
+    def _tell_started(self, worker: m.Worker) -> None:
+        assert worker.pid is not None
+        self._send(m.Started(worker.key, worker.pid))
+
+    def _tell_exited(self, worker: m.Worker) -> None:
+        assert worker.code is not None
+        self._send(m.Exited(worker.key, worker.code, worker.error, self._words()))
+
+    def report(self) -> list[m.Worker]:
+        """For the next controller."""
+        self._reported = {key: (worker.pid, worker.code) for key, worker in self._workers.items()}
+        return list(self._workers.values())
+
+    def tell_what_is_new(self) -> None:
+        """Since the report, to the controller that has got it."""
+        for key, worker in self._workers.items():
+            pid, code = self._reported.get(key, (None, None))
+            if pid is None and worker.pid is not None:
+                self._tell_started(worker)
+            if code is None and worker.code is not None:
+                self._tell_exited(worker)
+        if self._is_guardless:
+            self._send(m.Guardless())
