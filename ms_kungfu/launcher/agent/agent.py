@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 from typing import Any, Callable
@@ -22,6 +21,7 @@ from ms_kungfu._words import printable
 from ms_kungfu.launcher import signals
 from ms_kungfu.launcher.agent.departure import Departure
 from ms_kungfu.launcher.agent.host import OBEYED, HostOfJob
+from ms_kungfu.launcher.agent.job_status import JobStatusAnswer
 from ms_kungfu.launcher.agent.leading import OwnController
 from ms_kungfu.launcher.agent.links import LinkMaker
 from ms_kungfu.launcher.agent.output import Output
@@ -36,11 +36,9 @@ from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
 from ms_kungfu.launcher.state.head import MakeHead
 from ms_kungfu.launcher.state.lost_hosts import Leases
-from ms_kungfu.launcher.state.outline import outline
 from ms_kungfu.launcher.state.policy import EXIT_TIMEOUT, bug, not_begun
 from ms_kungfu.launcher.state.seat import Term, moves
 from ms_kungfu.launcher.state.start_error import StartError
-from ms_kungfu.launcher.state.states import JobState
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 
@@ -48,7 +46,6 @@ _log = logging.getLogger(__name__)
 _OUTPUT_GRACE_S = 1.0
 _AFTER_PAUSE_S = 0.5  # to read what has come meanwhile
 _FIRST_WORDS_S = 5.0
-_HEAD_STATUS_S = 2.0
 _LEASES = 3  # within which another controller has taken the lease, and this host has called it
 
 
@@ -61,11 +58,8 @@ class Agent:
     ) -> None:  # fmt: skip
         self._options, self._supervisor, self._output, self._make_head = options, supervisor, output, make_head
         self._machine = Machine() if machine is None else machine
-        self._started_at = self._machine.time()
         self._channel: AnyChannel | None = None  # with the controller that is obeyed
         self._host: HostOfJob | None = None  # once a controller has let this host in
-        self._questions: dict[int, asyncio.Future[dict[str, Any]]] = {}  # about the job's status, to the controller
-        self._numbers = itertools.count(1)
         self.own = OwnController(self._end, self._fail)
         self._departure = Departure(
             options, self.own, self._send, self._end, is_alone=self._is_alone,
@@ -74,6 +68,10 @@ class Agent:
         self.succession = Succession(
             options, self._machine, self._departure, self._lead, leads=lambda: self.own.head is not None,
             call_itself=lambda: self._server.call_itself(), end=self._end, has_ended=lambda: self._ended.done(),
+        )  # fmt: skip
+        self._status = JobStatusAnswer(
+            options, self._machine.time(), self.own, self.succession, self._send,
+            is_connected=lambda: self._channel is not None,
         )  # fmt: skip
 
     async def run(self) -> int:
@@ -88,7 +86,7 @@ class Agent:
             limit_s = self._options.timeout_s
             self._loop.call_later(self._options.delay_s + limit_s, self._on_timeout, limit_s)
         code, words = 1, ""
-        close_status = serve_status(self._machine, self._supervisor, self._status)
+        close_status = serve_status(self._machine, self._supervisor, self._status.ask)
         serving = asyncio.ensure_future(self._serve())
         serving.add_done_callback(self._on_served)
         try:
@@ -137,33 +135,6 @@ class Agent:
         error = context.get("exception")
         _log.error("internal error: %s", context["message"], exc_info=error)
         self._end(1, f"{PROGRAM}: internal error: {context['message'] if error is None else bug(error)}")
-
-    # ---- the job's status ----
-
-    async def _status(self) -> dict[str, Any]:
-        """The controller's answer; this host's own, which is little, if there is none."""
-        if self.own.head is not None:
-            return self.own.head.status()
-        head, number = self.succession.head_name, next(self._numbers)
-        if self._channel is None and self.succession.since is not None:
-            why = f"{head}, which had the job, is gone; this host waits for the next head"
-            return outline(self._options, JobState.RUNNING, why, self._started_at)
-        if self._channel is None:
-            return outline(self._options, JobState.STARTING, f"waits for {PROGRAM} on {head}", self._started_at)
-        answer = self._questions[number] = self._loop.create_future()
-        try:
-            self._send(m.StatusQuestion(number))
-            return await within(_HEAD_STATUS_S, answer)
-        except asyncio.TimeoutError:
-            why = f"{PROGRAM} on {head}, which has the job, doesn't answer"
-            return outline(self._options, JobState.RUNNING, why, self._started_at)
-        finally:
-            del self._questions[number]
-
-    def _hear_status(self, said: m.JobStatus) -> None:
-        question = self._questions.get(said.number)
-        if question is not None and not question.done():
-            question.set_result(said.job)
 
     # ---- serving ----
 
@@ -390,7 +361,7 @@ class Agent:
 HEARD: dict[type, Callable[[Agent, Any], None]] = {
     m.Beat: lambda agent, said: None,
     m.Seat: Agent._hear_seat,
-    m.JobStatus: Agent._hear_status,
+    m.JobStatus: lambda agent, said: agent._status.hear(said),
     m.End: Agent._hear_the_end,
 }
 UNDERSTOOD = {*HEARD, *OBEYED, *OF_A_VERSION}

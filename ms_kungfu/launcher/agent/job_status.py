@@ -1,0 +1,59 @@
+"""The job's status, as this host's launcher answers it: the controller's word, or the little that the host knows."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import dataclass
+from typing import Any, Callable
+
+from ms_kungfu.launcher.agent.leading import OwnController
+from ms_kungfu.launcher.agent.succession import Succession
+from ms_kungfu.launcher.options import PROGRAM, Options
+from ms_kungfu.launcher.state.outline import outline
+from ms_kungfu.launcher.state.states import JobState
+from ms_kungfu.launcher.wire import messages as m
+from ms_kungfu.launcher.within import within
+
+_ANSWER_S = 2.0
+
+
+@dataclass(eq=False)
+class JobStatusAnswer:
+    """`send` brings a message to the controller; `is_connected` tells whether there is one."""
+
+    options: Options
+    started_at: float
+    own: OwnController
+    succession: Succession
+    send: Callable[[m.FromHost], None]
+    is_connected: Callable[[], bool]
+
+    def __post_init__(self) -> None:
+        self._questions: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._numbers = itertools.count(1)
+
+    async def ask(self) -> dict[str, Any]:
+        if self.own.head is not None:
+            return self.own.head.status()
+        head = self.succession.head_name
+        if not self.is_connected():
+            if self.succession.since is None:
+                return outline(self.options, JobState.STARTING, f"waits for {PROGRAM} on {head}", self.started_at)
+            why = f"{head}, which had the job, is gone; this host waits for the next head"
+            return outline(self.options, JobState.RUNNING, why, self.started_at)
+        number = next(self._numbers)
+        answer = self._questions[number] = asyncio.get_running_loop().create_future()
+        try:
+            self.send(m.StatusQuestion(number))
+            return await within(_ANSWER_S, answer)
+        except asyncio.TimeoutError:
+            why = f"{PROGRAM} on {head}, which has the job, doesn't answer"
+            return outline(self.options, JobState.RUNNING, why, self.started_at)
+        finally:
+            del self._questions[number]
+
+    def hear(self, said: m.JobStatus) -> None:
+        question = self._questions.get(said.number)
+        if question is not None and not question.done():
+            question.set_result(said.job)
