@@ -15,6 +15,7 @@ from ms_kungfu.agreement import broadcast_json, told_by_one
 from ms_kungfu.comm import Array
 from ms_kungfu.dataset.shares import Shares
 from ms_kungfu.elastic import chronicle
+from ms_kungfu.elastic.changes import ClusterChanges
 from ms_kungfu.elastic.checkpoint import Checkpointing
 from ms_kungfu.elastic.options import Options
 from ms_kungfu.elastic.policy import as_policy
@@ -27,8 +28,6 @@ class AsynchronousSteps:
 
     Args:
         size_after: the schedule.
-        follow: what the training does after a change of the cluster.
-        suspend: has this worker's loop and dataset end.
     """
 
     def __init__(
@@ -36,14 +35,12 @@ class AsynchronousSteps:
         training: Training,
         size_after: Callable[[int], int | None],
         checkpoints: Checkpointing,
-        follow: Callable[[Change], Change],
-        suspend: Callable[[bool], None],
+        changes: ClusterChanges,
     ) -> None:
         self._training = training
         self._size_after = size_after
         self._checkpoints = checkpoints
-        self._follow = follow
-        self._suspend = suspend
+        self._changes = changes
 
     def step_end(self) -> Change:
         """This worker's own step is done; collective only where a sync point is due."""
@@ -76,12 +73,13 @@ class AsynchronousSteps:
             self._checkpoints.write(step)
         if ended:
             # A change that is due as well is the next call's, whose `begin` follows it.
-            self._suspend(True)
+            self._changes.suspend(True)
             return membership.no_change()
         membership.note_step(step)
         with chronicle.refusals():
             change = membership.follow_sync_point(wanted)
-        return self._follow(change)
+        self._changes.follow(change)
+        return change
 
     def _go_to_the_furthest(self, wanted: int | None, checkpoint: bool, ended: bool) -> tuple[int | None, bool, bool]:
         """Collective: the size wanted by a schedule, whether a checkpoint is due, and whether the end, at any."""

@@ -78,7 +78,7 @@ class Run:
         self.scale.update_loss_scale(False)
         noise = [int(part) for part in self.net.noise._step(ms.Tensor(10, ms.int64))]
         self.elastic.step_end()
-        self.elastic._rates.follow(self.elastic._lr_factor, size)
+        self.elastic.carried._rates.follow(self.elastic.carried._rule, size)
         return {
             "batch": x.asnumpy().tobytes(),
             "loss": float(loss),
@@ -137,7 +137,7 @@ def fresh_process(monkeypatch):
 def veteran():
     """(the captured state after 3 steps of a training that began with 2 workers, the 4th step)"""
     run = Run(seed=1)
-    run.elastic._rates.start_size = 2
+    run.elastic.carried._rates.start_size = 2
     for size in (2, 4, 3):
         run.step(size)
     captured = run.captured()
