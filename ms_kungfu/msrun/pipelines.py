@@ -11,7 +11,7 @@ from typing import Any
 import mindspore.dataset as ds
 
 from ms_kungfu.dataset import ElasticDataset, pipelines, sharding
-from ms_kungfu.dataset.elastic import _Batches
+from ms_kungfu.dataset.batches import Batches
 from ms_kungfu.msrun import rank_batches, world
 from ms_kungfu.msrun.communication import refused
 
@@ -83,7 +83,7 @@ def whole(dataset: ds.Dataset) -> ds.Dataset:
     return pipelines.batched(parts.samples, parts.batch_size)
 
 
-class _BatchesOfRanks(_Batches):
+class _BatchesOfRanks(Batches):
     """Of which the gradient functions know the tensors."""
 
     def _first(self, step: sharding.Step) -> Any:
@@ -99,13 +99,13 @@ class OfRanks(ElasticDataset):
         super().__init__(*arguments, **named)
         self._cursor.ranks = world.size()
 
-    def _batches(self, *arguments: Any) -> _Batches:
-        return _BatchesOfRanks(self, *arguments)
+    def _batches(self, *arguments: Any) -> Batches:
+        return _BatchesOfRanks(self, self._source, *arguments)
 
     def _take(self) -> sharding.Step | None:
         step = super()._take()
         if step is not None:
-            rank = self._dealt.rank
+            rank = self._dealing.dealt.rank
             rank_batches.begin(step.parts(rank) or [1], step.members)
         return step
 

@@ -497,8 +497,8 @@ def test_a_checkpoint_begins_after_ledgers_are_on_the_disk(tmp_path, new_process
     net = nn.Dense(1, 1)
     optimizer, folder = nn.Momentum(net.trainable_params(), 0.1, 0.9), Folder(tmp_path / "checkpoints")
     elastic = ElasticTraining(net, optimizer, dataset=data, checkpoint_dir=folder, checkpoint_every=2)
-    sync = data._ledger.sync
-    monkeypatch.setattr(data._ledger, "sync", lambda: (order.append("ledger"), sync()))
+    sync = data._recording.ledger.sync
+    monkeypatch.setattr(data._recording.ledger, "sync", lambda: (order.append("ledger"), sync()))
     for _ in elastic.epochs(1):
         for _ in data:
             elastic.step_end()
