@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator, Sequence
-from types import CodeType
+from collections.abc import Sequence
 from typing import Any
 
 import mindspore.dataset as ds
@@ -14,6 +13,7 @@ from ms_kungfu.dataset import ElasticDataset, pipelines, sharding
 from ms_kungfu.dataset.batches import Batches
 from ms_kungfu.msrun import rank_batches, world
 from ms_kungfu.msrun.communication import refused
+from ms_kungfu.msrun.gradient_search import names_in
 
 # What a function of batches calls a rank that it has got from its program, or asks for.
 _RANKS = {"rank", "rank_id", "local_rank", "shard_id", "device_id", "get_rank", "get_local_rank"}
@@ -64,16 +64,8 @@ def _rank_in(function: Any) -> str | None:
         function = function.func
     function = getattr(function, "__func__", function)
     code = getattr(function if hasattr(function, "__code__") else type(function).__call__, "__code__", None)
-    named = _RANKS & set(_names(code)) if code is not None else set()
+    named = _RANKS & set(names_in(code)) if code is not None else set()
     return min(named, default=None)
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Of what is not its own."""
-    yield from (*code.co_names, *code.co_freevars)
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _names(inner)
 
 
 def whole(dataset: ds.Dataset) -> ds.Dataset:

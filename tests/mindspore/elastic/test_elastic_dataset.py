@@ -15,8 +15,7 @@ from mindspore import nn
 from mindspore.mindrecord import FileWriter
 from mindspore.train import Callback, Model
 
-from ms_kungfu.dataset import ElasticDataset, audit
-from ms_kungfu.dataset import sharding
+from ms_kungfu.dataset import ElasticDataset, audit, sharding
 from ms_kungfu.errors import KungFuError
 from tests.conftest import long
 from tests.mindspore.elastic.fake_cluster import Samples, by_function, generator, sample_numbers, train
