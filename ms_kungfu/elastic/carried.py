@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ms_kungfu import runtime
 from ms_kungfu.elastic import program, randomness, state
 from ms_kungfu.elastic.lr_rule import parse_lr_rule
+from ms_kungfu.elastic.measuring import Measuring
 from ms_kungfu.elastic.options import Options
 from ms_kungfu.elastic.program import Training
 from ms_kungfu.elastic.sameness import Sameness, pieces_of
@@ -24,7 +25,7 @@ class Carried:
     Args:
         training: has the progress and the data.
         trained: what the program has named.
-        parts: by their names objects that have a `state` and `restore` it; None where there is none.
+        measuring: has state of its own.
     """
 
     def __init__(
@@ -33,16 +34,20 @@ class Carried:
         trained: Sequence[Any],
         options: Options,
         loss_scale_manager: Any,
-        parts: Mapping[str, Any],
+        measuring: Measuring,
     ) -> None:
         self.trained = trained
-        self._training, self._options, self._parts = training, options, parts
+        self._training, self._options, self._measuring = training, options, measuring
         self._loss_scale_manager = loss_scale_manager
         self._call = 0  # of training, from 1
         self._rule = parse_lr_rule(options.lr_rule)
         self._rates: LearningRates | None = None  # once training began, where there is a rule
         self._schedulers: list[Any] = []  # of optimizers with param_groups, once training began
         self._is_covered = False  # what depends on the cluster, by ShardedSteps
+        for optimizer in training.optimizers:
+            from ms_kungfu.trained.rates import hold_last_rate  # loads MindSpore
+
+            hold_last_rate(optimizer)
 
     @property
     def deals_shards(self) -> bool:
@@ -66,7 +71,8 @@ class Carried:
     def components(self) -> list[Component]:
         """The rest of the state."""
         carried = [Component("progress", self.progress, program.resume)]
-        parts = {"dataset": self._training.dataset, "learning_rate": self._rates, **self._parts}
+        parts: dict[str, Any] = {"dataset": self._training.dataset, "learning_rate": self._rates}
+        parts.update(monitor=self._measuring.monitor, policies=self._measuring.policies)
         carried += [Component(name, part.state, part.restore) for name, part in parts.items() if part is not None]
         if self._loss_scale_manager is not None:
             carried.append(state.attributes_component("loss_scale", self._loss_scale_manager))

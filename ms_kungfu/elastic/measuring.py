@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ms_kungfu import runtime
 from ms_kungfu.elastic.options import Options
 from ms_kungfu.elastic.policy import as_policy
 from ms_kungfu.elastic.policy_runner import PolicyRunner
@@ -24,9 +25,10 @@ class Measuring:
             self.policies = PolicyRunner(policies, self.monitor, options.evict, total_samples)
 
     @property
-    def pending_size(self) -> int | None:
-        """The size that a policy has asked for where it hasn't come true yet."""
-        return None if self.policies is None else self.policies.pending_size
+    def wanted_size(self) -> int:
+        """The size that a policy has asked for where it hasn't come true yet, else the present one."""
+        pending = None if self.policies is None else self.policies.pending_size
+        return runtime.current_cluster_size() if pending is None else pending
 
     def begin(self) -> None:
         """Training begins, or goes on at this worker."""

@@ -17,6 +17,7 @@ class Training(Protocol):
     first_step: int
     epoch: int
     should_stop: bool
+    asynchronous: bool
     optimizers: list[Any]
 
     @property

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Callable
 
 from ms_kungfu import membership, runtime
-from ms_kungfu._words import counted
 from ms_kungfu.elastic import chronicle, handover, program, state
 from ms_kungfu.elastic.ahead import Ahead
 from ms_kungfu.elastic.asynchronous import AsynchronousSteps, is_asynchronous
+from ms_kungfu.elastic.beginning import Beginning
 from ms_kungfu.elastic.beside import Beside
 from ms_kungfu.elastic.carried import Carried
 from ms_kungfu.elastic.changes import ClusterChanges
 from ms_kungfu.elastic.checkpoint import Checkpointing
-from ms_kungfu.elastic.doubts import Doubts
+from ms_kungfu.elastic.doubts import warn_of_one_epoch
 from ms_kungfu.elastic.eviction import Evict
-from ms_kungfu.elastic.fingerprints import fingerprint
 from ms_kungfu.elastic.lr_rule import LRRule
 from ms_kungfu.elastic.measuring import Measuring
 from ms_kungfu.elastic.options import Options
@@ -26,7 +23,7 @@ from ms_kungfu.elastic.policy import Policy
 from ms_kungfu.elastic.program import is_behind
 from ms_kungfu.elastic.schedule import Schedule, parse_schedule
 from ms_kungfu.elastic.state import TrainingState
-from ms_kungfu.elastic.undo import LastStep
+from ms_kungfu.elastic.synchronous import SynchronousSteps
 from ms_kungfu.membership import Change
 from ms_kungfu.monitoring.monitor import Monitor
 from ms_kungfu.trained import inventory
@@ -35,8 +32,6 @@ if TYPE_CHECKING:
     import os
 
     from ms_kungfu.dataset import ElasticDataset
-
-_log = logging.getLogger(__name__)
 
 
 class ElasticTraining:
@@ -130,7 +125,7 @@ class ElasticTraining:
             policy, monitor, evict, asynchronous,
         ).as_run()  # fmt: skip
         self.dataset = dataset
-        self._options, self._prepare_step = options, prepare
+        self._options = options
         self.step = 0
         """Steps done since training started, in all workers' lives."""
         self.first_step = 0
@@ -145,33 +140,26 @@ class ElasticTraining:
         """Whether the program has named state of its own, so that it needs no warning of what isn't carried."""
         self.optimizers = inventory.collect_optimizers(trained)
         """The optimizers of MindSpore among what is trained; of those in one another the outer one."""
-        for optimizer in self.optimizers:
-            from ms_kungfu.trained.rates import hold_last_rate  # loads MindSpore
-
-            hold_last_rate(optimizer)
-        self._measuring = Measuring(self, options, total_samples)
-        self.monitor = self._measuring.monitor
+        self._measuring = measuring = Measuring(self, options, total_samples)
+        self.monitor = measuring.monitor
         self.asynchronous = is_asynchronous(options, self.optimizers, dataset, self.monitor)
         """Whether the workers make their steps without coming together."""
-        parts = {"monitor": self.monitor, "policies": self._measuring.policies}
-        self.carried = Carried(self, trained, options, loss_scale_manager, parts)
-        self._checkpoints = Checkpointing(options, self, lambda: self.before_checkpoint())
-        self._doubts, self._beside, self._ahead = Doubts(), Beside(), Ahead(options.schedule)
-        self.changes = ClusterChanges(
-            self, options.wait, self.carried, self._measuring, self._checkpoints, self._beside
-        )
-        self._size_after = parse_schedule(options.schedule)
-        self._asynchronous = AsynchronousSteps(self, self._size_after, self._checkpoints, self.changes)
-        self._last_step = LastStep(lambda: self.training_state)
-        self._told_of_steps = False  # by who knows when a step begins
+        self.carried = carried = Carried(self, trained, options, loss_scale_manager, measuring)
+        self._checkpoints = checkpoints = Checkpointing(options, self, lambda: self.before_checkpoint())
+        self._beside, self._ahead = Beside(), Ahead(options.schedule)
+        self.changes = ClusterChanges(self, options.wait, carried, measuring, checkpoints, self._beside)
+        size_after = parse_schedule(options.schedule)
+        parts = size_after, carried, measuring, checkpoints, self.changes
+        self._beginning = Beginning(self, prepare, *parts)
+        self._synchronous = SynchronousSteps(self, *parts)
+        self._asynchronous = AsynchronousSteps(self, size_after, checkpoints, self.changes)
         if dataset is not None:
-            dataset.driven = self._last_step
+            dataset.driven = self._synchronous.last
 
     @property
     def wanted_size(self) -> int:
         """The size that a policy has asked for where it hasn't come true yet, else the present one."""
-        pending = self._measuring.pending_size
-        return runtime.current_cluster_size() if pending is None else pending
+        return self._measuring.wanted_size
 
     @property
     def parameters(self) -> list[Any]:
@@ -208,80 +196,13 @@ class ElasticTraining:
         meanwhile.
         """
         runtime.init()
-        call = self.carried.begin()
-        self._doubts.look(self.carried.trained)
-        self.changes.begin()
-        self.epoch, self.first_step = 0, self.step
-        if not runtime.detached():
-            self._prepare()
-        if membership.is_joiner() and not runtime.detached():
-            membership.join()  # until here the others have trained on
-        if runtime.detached():
-            self.changes.suspend(True)
-            return
-        if not self._receive(call):
-            return
-        self.carried.scale_rates()
-        resume = program.current().resume
-        if not self.asynchronous:
-            self.changes.sameness = self.carried.sameness()
-        if resume is None or call > resume["call"]:
-            self._start_anew()
-        else:
-            self._go_on(resume)
-        if not self.asynchronous:
-            self._last_step.watch(self.carried.trained)
-        if not self.carries_more:
-            self._beside.look(self.carried.trained, self.optimizers, self.parameters)
-        self._step_follows()
-
-    def _prepare(self) -> None:
-        """Before the others have to wait for this worker: what takes long."""
-        shards = self.carried.deals_shards
-        if shards:
-            membership.fix_cores()  # kernels that are made for more cores keep other bits than those made for these
-        if self._prepare_step is not None and (membership.is_joiner() or shards):
-            self._prepare_step()  # with shards for anybody's shape, which may become its own
-        if self.dataset is not None:
-            self.dataset.read_contents()
-
-    def _receive(self, call: int) -> bool:
-        """Collective: the state, of the others or of a checkpoint. False where it is of a later call of training."""
-        mine, joins = program.current(), membership.is_joiner()
-        self.changes.agree_on_trained(joins)
-        if joins:
-            handover.share_state(self.training_state)
-            if not is_behind():
-                chronicle.joined(self.step if mine.resume is None else mine.resume["step"])
-        resumed = self._checkpoints.begin(joins, mine.resume is not None and call <= mine.resume["call"])
-        if is_behind():
-            chronicle.passes(call, mine.call_of_state)
-            self.changes.suspend(True)
-            return False
-        if resumed and self.dataset is not None and runtime.current_cluster_size() > 1:
-            handover.compare_contents(self.dataset)
-        return True
-
-    def _start_anew(self) -> None:
-        """Collective: all begin this call."""
-        data = self.dataset
-        if runtime.current_cluster_size() > 1:
-            handover.begin_alike(self.training_state, None if data is None else data.same_at_all())
-            if data is not None:
-                handover.compare_contents(data)
-        self.changes.suspend(False)
-        self._measuring.begin()
-        self._measuring.ask("before_train")
-        self.changes.change_to(self._size_after(0) if self.step == 0 else None)
-
-    def _go_on(self, resume: dict[str, Any]) -> None:
-        """In this call, which the others, or an earlier job, have begun before."""
-        self.step, self.first_step, self.epoch = resume["step"], resume["first_step"], resume["epoch"]
-        program.current().resuming = True
-        self.changes.suspend(is_behind())
-        if membership.is_joiner():
-            self._checkpoints.make_up(self.step)
-        self._measuring.begin()
+        self._synchronous.doubts.look(self.carried.trained)
+        if self._beginning.run():
+            if not self.asynchronous:
+                self._synchronous.last.watch(self.carried.trained)
+            if not self.carries_more:
+                self._beside.look(self.carried.trained, self.optimizers, self.parameters)
+            self._synchronous.follow()
 
     def step_end(self, loss: Any = None, samples: int | None = None) -> Change:
         """Count a step, and follow a change of the cluster that is due. Collective, once a step at every worker.
@@ -312,54 +233,13 @@ class ElasticTraining:
         self.carried.check_covered()
         self._ahead.look(self.step)
         self._beside.step_end()
-        if self.asynchronous:
-            return self._asynchronous.step_end()
-        if not self._last_step.ended(self.step):
-            return self._do_again()
-        self.changes.step_ended()
-        if not self.carried.deals_shards:
-            self._doubts.step(self._last_step.reductions, runtime.current_cluster_size())
-        trained = None
-        if self.dataset is not None:
-            samples = self.dataset.weight if samples is None else samples
-            if self.dataset.wants_fingerprint(self.step):
-                self.dataset.keep_fingerprint(self.step, fingerprint(self.training_state))
-            self.dataset.training = self._checkpoints.training
-            trained = self.dataset.commit(self._last_step.take_participants())
-        self._measuring.step_end(loss, samples, trained)
-        self._measuring.ask("after_step")
-        # Before a change: it takes all workers, and those who join by the change know nothing of it.
-        if self._checkpoints.is_due(self.step):
-            self._checkpoints.write(self.step)
-        change = self.changes.change_to(self._size_after(self.step), behind_a_step=True)
-        self._step_follows()
-        return change
+        return self._asynchronous.step_end() if self.asynchronous else self._synchronous.step_end(loss, samples)
 
     def step_begin(self) -> None:
         """What the program has set between the steps (a rate, weights that it clips) belongs to what was before the
         next one, in case that is undone. With an `ElasticDataset` a step begins when it hands out the first batch;
         without one where the `step_end` before returns, unless the loop calls this."""
-        self._told_of_steps = True
-        if not self.should_stop:
-            self._last_step.begins()
-
-    def _step_follows(self) -> None:
-        if self.should_stop:
-            return
-        self._measuring.ask("before_step")
-        self.carried.scale_rates()  # a policy, or the program, may have changed the global batch
-        if not self._told_of_steps and self.dataset is None:
-            self._last_step.begins()
-
-    def _do_again(self) -> Change:
-        """The step at hand is undone: nothing of it counts."""
-        self.step -= 1
-        participants = self._last_step.take_participants()
-        if self.dataset is not None:
-            self.dataset.take_back(participants)
-        change = self.changes.change_to(behind_a_step=True)
-        self._step_follows()
-        return replace(change, undone=True)
+        self._synchronous.begin()
 
     def request_stop(self) -> None:
         """Have training end at all workers after the same step. Any worker may ask, alone; `should_stop` is true once
@@ -437,27 +317,18 @@ class ElasticTraining:
             self.changes.may_follow = lambda: False  # behind a step
         try:
             self.begin()
-            if between:
-                if joins:
-                    program.current().resuming = False  # it begins its first epoch with the others
-                self._warn_of_one_epoch(count)
+            if between and joins:
+                program.current().resuming = False  # it begins its first epoch with the others
+            if between and count == 1 and not self.should_stop:
+                warn_of_one_epoch(self._options)
             while self.epoch < count and not self.should_stop:
                 self.epoch_begin()
                 yield self.epoch
                 self.epoch_end()
                 if between and self.epoch < count and not self.should_stop:
                     self.changes.change_to()
-                    self._step_follows()
+                    self._synchronous.follow()
         finally:  # the program may leave its loop by `break`, and go on with one of another form
             if between:
                 self.changes.may_follow = lambda: True
         self.end()
-
-    def _warn_of_one_epoch(self, count: int) -> None:
-        asked = [name for name in ("schedule", "policy") if getattr(self._options, name)]
-        if count == 1 and asked and not self.should_stop and membership.speaks_for_all():
-            _log.warning(
-                "ElasticTraining.epochs(1) without dataset=: the cluster changes between epochs only, so it stays at "
-                "%s in this call of training, whatever %s asks for; give dataset=, or divide the steps into epochs",
-                counted(runtime.current_cluster_size(), "worker"), " and ".join(asked),
-            )  # fmt: skip
