@@ -78,7 +78,7 @@ class Shares:
         self._dealing = Dealing(self._cursor, shards is not None)
         self._recording = Recording(ledger)
         self._step_weights: list[int] = []  # by rank, that the step at hand was dealt by
-        self._sums = 0  # how often the step at hand has been made, shard by shard
+        self.weight = self._sums = 0  # the latter: how often the step at hand has been made, shard by shard
         self._as_dealt: dict[str, Any] = {}  # of a step of shards: what may be others for the next one already
         self.training: tuple[str, int] | None = None
         """For the ledger: which folder has the checkpoints, and the job's number there; None without one."""
