@@ -69,7 +69,9 @@ def play(monkeypatch):
     """The fixture `cluster`."""
     fake = FakeRuntime()
     monkeypatch.setattr(elastic, "runtime", fake)
-    for module in (shares, dealing, batches):
+    monkeypatch.setattr(batches, "runtime", fake)
+    monkeypatch.setattr(batches.membership, "watch_reductions", fake.watch_reductions)
+    for module in (shares, dealing):
         for name in ("runtime", "membership"):
             monkeypatch.setattr(module, name, fake)
     monkeypatch.setattr(ledger, "runtime", fake)

@@ -11,8 +11,14 @@ from mindspore import nn
 from mindspore.train import Callback, LambdaCallback, Model, RunContext
 
 from ms_kungfu import keep_waiting, membership, runtime
-from ms_kungfu.callbacks import BroadcastCallback, KungFuElasticCallback, epoch_outputs, others, sync_net_parameters
-from ms_kungfu.callbacks import elastic as elastic_module
+from ms_kungfu.callbacks import (
+    BroadcastCallback,
+    KungFuElasticCallback,
+    epoch_outputs,
+    evaluation,
+    others,
+    sync_net_parameters,
+)
 from ms_kungfu.callbacks.elastic import compile_step
 from ms_kungfu.callbacks.outputs import as_one
 from ms_kungfu.dataset import ElasticDataset
@@ -364,7 +370,7 @@ def test_to_have_the_others_wait_joins_nobody(busy, monkeypatch, state):
 
 def test_who_is_behind_the_others_has_them_wait_while_it_evaluates(busy, monkeypatch):
     """A joiner passes the calls that the others have made before, and each evaluation between them."""
-    monkeypatch.setattr(elastic_module, "is_behind", lambda: True)
+    monkeypatch.setattr(evaluation, "is_behind", lambda: True)
     during = []
 
     class Look(Callback):
