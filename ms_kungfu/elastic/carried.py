@@ -70,7 +70,9 @@ class Carried:
     @property
     def components(self) -> list[Component]:
         """The rest of the state."""
-        carried = [Component("progress", self.progress, program.resume)]
+        training = self._training
+        progress = Component("progress", lambda: {"call": self._call, **program.progress(training)}, program.resume)
+        carried = [progress]
         parts: dict[str, Any] = {"dataset": self._training.dataset, "learning_rate": self._rates}
         parts.update(monitor=self._measuring.monitor, policies=self._measuring.policies)
         carried += [Component(name, part.state, part.restore) for name, part in parts.items() if part is not None]
@@ -87,10 +89,6 @@ class Carried:
         buffers = inventory.collect_buffers(self.trained)
         averaged = tuple(self.averaged)
         return TrainingState(self.parameters, self.components, buffers, averaged, tuple(statistics), self._call)
-
-    def progress(self) -> dict[str, Any]:
-        """Where training is; JSON, which `program.resume` takes."""
-        return {"call": self._call, **program.progress(self._training)}
 
     def begin(self) -> int:
         """A call of training begins. Returns its number."""

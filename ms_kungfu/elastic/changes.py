@@ -4,6 +4,7 @@ follows at each."""
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from functools import partial
 from typing import Callable
 
@@ -22,20 +23,18 @@ from ms_kungfu.elastic.sameness import Sameness, check
 from ms_kungfu.membership import Change
 
 
+@dataclass
 class ClusterChanges:
     """Those that one training follows. `wait`: for a size of the schedule."""
 
-    def __init__(
-        self,
-        training: Training,
-        wait: bool,
-        carried: Carried,
-        measuring: Measuring,
-        checkpoints: Checkpointing,
-        beside: Beside,
-    ) -> None:
-        self._training, self._wait, self._carried = training, wait, carried
-        self._measuring, self._checkpoints, self._beside = measuring, checkpoints, beside
+    training: Training
+    wait: bool
+    carried: Carried
+    measuring: Measuring
+    checkpoints: Checkpointing
+    beside: Beside
+
+    def __post_init__(self) -> None:
         self.prepare: Callable[[], None] = lambda: None
         """Before the workers agree on a change; for who drives the training."""
         self.agree_on_trained: Callable[[bool], None] = lambda joins: None
@@ -44,18 +43,16 @@ class ClusterChanges:
         """Whether a change that is ready is followed behind this step; the same at all workers."""
         self.sameness: Sameness | None = None
         """Once training began."""
-        self._stop_asked = False  # at this worker
+        self.stop_asked = False
+        """At this worker."""
         self._stopped = False  # all know of it
-        self._steps_here = 0  # since the cluster changed, or the call began
+        self.steps_here = 0
+        """Since the cluster changed, or the call began."""
 
     def begin(self) -> None:
         """A call of training begins."""
-        self._training.should_stop = self._stop_asked = self._stopped = False
-        self._steps_here = 0
-
-    def step_ended(self) -> None:
-        """A step is done, and stands."""
-        self._steps_here += 1
+        self.training.should_stop = self.stop_asked = self._stopped = False
+        self.steps_here = 0
 
     def end(self) -> None:
         """The call is over."""
@@ -65,17 +62,14 @@ class ClusterChanges:
 
     def suspend(self, suspended: bool) -> None:
         """Whether this worker's loop and dataset end."""
-        self._training.should_stop = suspended
-        if self._training.dataset is not None:
-            self._training.dataset.suspended = suspended
-
-    def ask_for_stop(self) -> None:
-        self._stop_asked = True
+        self.training.should_stop = suspended
+        if self.training.dataset is not None:
+            self.training.dataset.suspended = suspended
 
     def agree_on_stop(self) -> None:
         """Collective at the end of an epoch, but right after a change of the cluster: see `ElasticTraining`."""
-        if self._steps_here > 0:
-            asked = comm.all_reduce(np.array([self._stop_asked], np.int32), op="max", name="kungfu/stop")
+        if self.steps_here > 0:
+            asked = comm.all_reduce(np.array([self.stop_asked], np.int32), op="max", name="kungfu/stop")
             self._stop(bool(asked[0]))
 
     def _stop(self, stops: bool) -> bool:
@@ -88,7 +82,7 @@ class ClusterChanges:
         """Collective: DivergenceError where something that has to be equal on all workers isn't."""
         in_step = runtime.current_cluster_size() > 1 and not runtime.detached() and not is_behind()
         if in_step and self.sameness is not None:
-            self.sameness.check_all(self._training.step)
+            self.sameness.check_all(self.training.step)
 
     def _settle(self, sameness: Sameness, same: bool) -> bool:
         """In the step's agreement: whether training stops, and DivergenceError where the workers are not the same.
@@ -96,45 +90,45 @@ class ClusterChanges:
         A change that is due as well is the next call's, whose `begin` follows it.
         """
         if same:
-            return self._stop(self._stop_asked) or not self.may_follow()
-        everyones = gather_json([self._stop_asked, sameness.words()], "kungfu/same")
-        check(self._training.step, {rank: told for rank, (_, told) in everyones.items()})
+            return self._stop(self.stop_asked) or not self.may_follow()
+        everyones = gather_json([self.stop_asked, sameness.words()], "kungfu/same")
+        check(self.training.step, {rank: told for rank, (_, told) in everyones.items()})
         return self._stop(any(stop for stop, _ in everyones.values())) or not self.may_follow()
 
     def change_to(self, scheduled: int | None = None, behind_a_step: bool = False) -> Change:
         """Collective: follow what the policies, the schedule or the config server want. `behind_a_step` the workers
         agree on a stop, too, and see whether they are the same."""
         self.prepare()
-        began, step, sameness = time.monotonic(), self._training.step, self.sameness
+        began, step, sameness = time.monotonic(), self.training.step, self.sameness
         if scheduled is not None:
-            chronicle.scheduled(step, scheduled, self._wait)
-        size = self._measuring.take_size()
+            chronicle.scheduled(step, scheduled, self.wait)
+        size = self.measuring.take_size()
         wanted = scheduled if size is None or replaying.current() is not None else size
         membership.note_step(step)
         with chronicle.refusals():
             if sameness is None or not behind_a_step:
-                change = membership.step(wanted, self._wait)
+                change = membership.step(wanted, self.wait)
             else:
                 word = sameness.word(step) if runtime.current_cluster_size() > 1 else 0
-                word ^= 1 << 63 if self._stop_asked else 0
-                change = membership.step(wanted, self._wait, word, partial(self._settle, sameness))
+                word ^= 1 << 63 if self.stop_asked else 0
+                change = membership.step(wanted, self.wait, word, partial(self._settle, sameness))
         self.follow(change)
         if change.changed and not change.detached:
-            self._measuring.took(time.monotonic() - began)
+            self.measuring.took(time.monotonic() - began)
         return change
 
     def follow(self, change: Change) -> None:
         """Collective: what a change brings with it."""
-        training = self._training
+        training = self.training
         if change.detached:
             chronicle.changed(training.step, change)
             self.suspend(True)
         elif change.changed:
-            self._beside.warn_of_changed()
-            self._steps_here = 0
-            self._measuring.on_resized(change.new_size)
+            self.beside.warn_of_changed()
+            self.steps_here = 0
+            self.measuring.on_resized(change.new_size)
             self.agree_on_trained(False)
             handover.share_state(training.training_state)
-            self._carried.scale_rates()
-            self._checkpoints.make_up(training.step)
+            self.carried.scale_rates()
+            self.checkpoints.make_up(training.step)
             chronicle.changed(training.step, change)

@@ -248,7 +248,7 @@ class ElasticTraining:
 
         Where the workers are asynchronous, end the loop instead: `end` ends it for all.
         """
-        self.changes.ask_for_stop()
+        self.changes.stop_asked = True
 
     def agree_on_stop(self) -> bool:
         """Collective at the end of an epoch: whether to stop here because some worker has asked for it.

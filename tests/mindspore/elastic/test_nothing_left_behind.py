@@ -30,7 +30,7 @@ ALLOWED = {
     "membership.ended_steps._times": "when the last steps ended, for kungfu-run status",
     "membership.ended_steps.last": "likewise, their number",
     "dataset.driven.reductions": "how many there were in the last step",
-    "elastic.training.changes._steps_here": "counts from the change of the cluster, which sets it to 0 at all",
+    "elastic.training.changes.steps_here": "counts from the change of the cluster, which sets it to 0 at all",
     "model._current_epoch_num": "tells MindSpore's log where it is",
     "model._current_step_num": "likewise",
 }
