@@ -155,7 +155,7 @@ def test_a_slow_worker_is_dealt_fewer_and_after_a_resize_all_alike_until_they_ar
 
 def deal_by_weights_of_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that were agreed in an earlier cluster version."""
-    monkeypatch.setattr(Shares, "_weights_in", lambda self, dealt: list(self._weights))
+    monkeypatch.setattr(Dealing, "weights", lambda self, dealt: list(self._weights))
 
 
 def measure_on_over_versions(monkeypatch: pytest.MonkeyPatch) -> None:
