@@ -17,7 +17,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, TypeVar
 
@@ -152,8 +152,7 @@ class BrokerClient:
 
     def _tell(self, request: dict[str, Any], about: str, timeout: float) -> dict[str, Any]:
         """On a connection of its own: what the launcher answers, unless it is an error."""
-        who = f"process {os.getpid()}"
-        try:
+        with _explained(f"process {os.getpid()}", about, timeout):
             with contextlib.closing(_connected(self._address, self._secret, timeout)) as connection:
                 send(connection, request)
                 answer, fds = _answer_on(connection, timeout)
@@ -161,14 +160,6 @@ class BrokerClient:
             if answer["type"] == "error":
                 raise ProtocolError(str(answer.get("error")))
             return answer
-        except socket.timeout:
-            raise CollectiveTimeoutError(
-                f"{who}: no answer from the launcher about {about} within {timeout:g} s"
-            ) from None
-        except OSError as error:
-            raise PeerLostError(f"{who}: the launcher is gone ({error.strerror or error})") from None
-        except ProtocolError as error:
-            raise KungFuError(f"{who}: {error}") from None
 
     def exchange_store(
         self, request: dict[str, Any], timeout: float, fd: int | None = None
@@ -202,27 +193,33 @@ class BrokerClient:
         """The answer, or the text of an error. The connection is kept where there may be more to ask."""
         kept = False
         try:
-            connection = self._open(timeout)
-            send(connection, request)
-            answer, fds = _answer_on(connection, timeout)
-            try:
-                found = _meant(answer, fds, request.get("peer"), who)
-                kept = isinstance(found, (Granted, Stay))
-                fds = [] if isinstance(found, Granted) else fds
-                return found
-            finally:
-                close_all(fds)
-        except socket.timeout:
-            raise CollectiveTimeoutError(
-                f"{who}: no answer from the launcher about {about} within {timeout:g} s"
-            ) from None
-        except OSError as error:
-            raise PeerLostError(f"{who}: the launcher is gone ({error.strerror or error})") from None
-        except (ProtocolError, ValueError) as error:
-            raise KungFuError(f"{who}: {error}") from None
+            with _explained(who, about, timeout):
+                connection = self._open(timeout)
+                send(connection, request)
+                answer, fds = _answer_on(connection, timeout)
+                try:
+                    found = _meant(answer, fds, request.get("peer"), who)
+                    kept = isinstance(found, (Granted, Stay))
+                    fds = [] if isinstance(found, Granted) else fds
+                    return found
+                finally:
+                    close_all(fds)
         finally:
             if not kept:
                 self.close()
+
+
+@contextlib.contextmanager
+def _explained(who: str, about: str, timeout: float | None) -> Iterator[None]:
+    """What fails in it is an error of `ms_kungfu.errors`."""
+    try:
+        yield
+    except socket.timeout:
+        raise CollectiveTimeoutError(f"{who}: no answer from the launcher about {about} within {timeout:g} s") from None
+    except OSError as error:
+        raise PeerLostError(f"{who}: the launcher is gone ({error.strerror or error})") from None
+    except (ProtocolError, ValueError) as error:
+        raise KungFuError(f"{who}: {error}") from None
 
 
 def _meant(

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from traceback import walk_stack
@@ -20,9 +20,9 @@ from ms_kungfu import membership, runtime
 from ms_kungfu._checks import at_least
 from ms_kungfu.agreement import broadcast_json
 from ms_kungfu.callbacks import evaluation
-from ms_kungfu.callbacks.codec import pack, unpack
+from ms_kungfu.callbacks.epoch_outputs import EpochOutputs
 from ms_kungfu.callbacks.monitor import batch_rows, connect_summary
-from ms_kungfu.callbacks.others import Others, agree_on_outputs, replace_attribute
+from ms_kungfu.callbacks.others import Others, replace_attribute
 from ms_kungfu.callbacks.sharded import ShardedTraining
 from ms_kungfu.dataset.elastic import ElasticDataset
 from ms_kungfu.elastic import handover
@@ -122,7 +122,7 @@ class KungFuElasticCallback(Callback):
         self._others: Others | None = None
         self._bound: list[ExitStack] = []  # what gives the models whose calls are under way their own methods back
         self._sharded: ShardedTraining | None = None
-        self._outputs: Any = None  # packed: those of the epoch at whose end a checkpoint was written
+        self._outputs = EpochOutputs()
         self.training: ElasticTraining | None = None
         """What this callback drives, once training began."""
 
@@ -130,7 +130,7 @@ class KungFuElasticCallback(Callback):
         # What follows an epoch is no callback's, so the model's own methods are replaced while its call goes on.
         model, call = _calling()
         trains = call == "_train"
-        evaluate = self._evaluate_alone if trains else self._evaluate_together
+        evaluate = evaluation.alone if trains else partial(evaluation.together, self.training)
         # The sink process would hide the batches.
         own: dict[str, Callable[..., Any]] = {"_eval_process": evaluate, "_eval_dataset_sink_process": evaluate}
         if trains:
@@ -164,7 +164,7 @@ class KungFuElasticCallback(Callback):
             )
         elastic_data = isinstance(params.train_dataset, ElasticDataset)
         if not elastic_data:
-            self._refuse_ordinary(type(params.train_dataset).__name__)
+            _refuse_ordinary(type(params.train_dataset).__name__, self._global_batch_size, self._options.resume)
         elif self._global_batch_size is not None and self._batch_given_to is not params.train_dataset:
             # Once: a policy, or the state that a joiner has received, may have changed it since.
             params.train_dataset.global_batch_size = self._global_batch_size
@@ -191,7 +191,7 @@ class KungFuElasticCallback(Callback):
                 ", ".join(type(optimizer).__name__ for optimizer in training.optimizers) or "no optimizer",
             )
         training.carries_more = bool(self._options.components) or others.carries_the_programs
-        training.before_checkpoint = partial(self._keep_outputs, params)
+        training.before_checkpoint = partial(self._outputs.keep, training, params)
         training.step = before.step if before is not None else 0
         self._steps = params.batch_num if elastic_data or training.asynchronous else _agreed(params.batch_num)
         self._last_step = training.step + self._steps * params.epoch_num
@@ -214,7 +214,7 @@ class KungFuElasticCallback(Callback):
                 )
         params.cur_step_num += training.step - training.first_step
         self._epochs_before = training.epoch
-        self._steps_of_epoch(params)
+        _tell_steps_of_epoch(params, self._steps)
         if training.should_stop:
             run_context.request_stop()
         self._agree_on_stops(run_context)
@@ -231,21 +231,21 @@ class KungFuElasticCallback(Callback):
     def on_train_epoch_begin(self, run_context: Any) -> None:
         params = run_context.original_args()
         params.cur_epoch_num += self._epochs_before
-        self._steps_of_epoch(params)
+        _tell_steps_of_epoch(params, self._steps)
         if self._others is not None:
             self._others.has_stepped = False
         if self.training is not None:
             self.training.epoch_begin()
 
     def on_train_step_begin(self, run_context: Any) -> None:
-        if self.training is not None and not self._elastic_data(run_context):
+        if self.training is not None and not _trains_elastic_data(run_context):
             self.training.step_begin()
 
     def on_train_step_end(self, run_context: Any) -> None:
         training = self.training
         assert training is not None
         params = run_context.original_args()
-        samples = None if self._elastic_data(run_context) else batch_rows(params)
+        samples = None if _trains_elastic_data(run_context) else batch_rows(params)
         step, epoch = training.step + 1, training.epoch
         if self._others is not None:
             self._others.has_stepped = True
@@ -259,9 +259,9 @@ class KungFuElasticCallback(Callback):
         params.cur_step_num += training.step - step
         params.cur_epoch_num += training.epoch - epoch
         self._epochs_before += training.epoch - epoch
-        self._steps_of_epoch(params)
+        _tell_steps_of_epoch(params, self._steps)
         # An ordinary dataset at a joiner doesn't know where the others' ends.
-        if training.should_stop or (not self._elastic_data(run_context) and training.step >= self._last_step):
+        if training.should_stop or (not _trains_elastic_data(run_context) and training.step >= self._last_step):
             RunContext.request_stop(run_context)
 
     def on_train_epoch_end(self, run_context: Any) -> None:
@@ -269,7 +269,7 @@ class KungFuElasticCallback(Callback):
         assert training is not None
         training.epoch_end()
         # An ordinary dataset's epochs end at the same step only where they are made to.
-        self._epoch_ended = self._elastic_data(run_context) or bool(self._bound)
+        self._epoch_ended = _trains_elastic_data(run_context) or bool(self._bound)
         # Model.train at a joiner counts its own epochs.
         if training.should_stop or training.epoch >= run_context.original_args().epoch_num:
             RunContext.request_stop(run_context)
@@ -294,35 +294,9 @@ class KungFuElasticCallback(Callback):
         """After the last step of an epoch."""
         training = self.training
         takes_part = training is not None and not runtime.detached() and not is_behind()
-        if takes_part and params.get("net_outputs") is None and self._outputs is not None:
-            params.net_outputs = unpack(self._outputs)  # resumed where the epoch's last step was done
-        self._outputs = None
-        if training is not None and takes_part and not training.asynchronous:
-            agree_on_outputs(params, batch_rows(params))
-        params.setdefault("net_outputs", None)
+        self._outputs.end_epoch(training if takes_part else None, params)
         if takes_part:
             Model._eval_during_train(model, valid_infos, params, callbacks)
-
-    def _evaluate_together(
-        self, model: Any, dataset: Any, callbacks: Any = None, params: Any = None, add_eval_loss: bool = False
-    ) -> Any:
-        """Of ``Model.fit``, and of a ``Model.eval`` that has this callback."""
-        runtime.init()
-        training = self.training
-        # One worker does it so, too: MindSpore's `eval_loss` is that of the last batch, and no mean.
-        alone = runtime.detached() or membership.is_joiner() or is_behind()
-        if alone or (training is not None and training.asynchronous):
-            # Also where the others are further on: they wait for this worker at their next step or sync point.
-            return self._evaluate_alone(model, dataset, callbacks, params, add_eval_loss)
-        averaged = inventory.moving_statistics([model._network]) if training is None else training.averaged
-        with _off_record(dataset):
-            return evaluation.Evaluation(model, dataset, callbacks, params, add_eval_loss).run(averaged)
-
-    @staticmethod
-    def _evaluate_alone(model: Any, dataset: Any, *arguments: Any, **options: Any) -> Any:
-        """Of a ``Model.eval`` that this worker makes by itself, such as one of a callback of the program's."""
-        with runtime.keep_waiting(), _off_record(dataset):
-            return Model._eval_process(model, dataset, *arguments, **options)
 
     def _steps_left(self) -> int | None:
         """In the present epoch of an ordinary dataset; None where each worker goes its own way."""
@@ -350,16 +324,10 @@ class KungFuElasticCallback(Callback):
         # In a cluster of one, too: somebody may join in this step, who would train on alone.
         run_context.request_stop, run_context.get_stop_requested = training.request_stop, get_stop_requested
 
-    def _refuse_ordinary(self, kind: str) -> None:
-        given = {"global_batch_size": self._global_batch_size is not None, "resume": self._options.resume}
-        for option, is_given in given.items():
-            if is_given:
-                raise ValueError(f"{option} works with an ElasticDataset, and train_dataset is a {kind}")
-
     def _capture(self) -> dict[str, Any]:
         assert self._others is not None
         kept = {"last_step": self._last_step, "steps": self._steps, "callbacks": self._others.capture()}
-        return kept if self._outputs is None else {**kept, "outputs": self._outputs}
+        return kept if self._outputs.kept is None else {**kept, "outputs": self._outputs.kept}
 
     def _receive(self, captured: Any) -> None:
         if isinstance(captured, int):  # a checkpoint of an earlier version
@@ -368,33 +336,25 @@ class KungFuElasticCallback(Callback):
         self._last_step, self._steps = captured["last_step"], captured["steps"]
         Others.received, Others.resumed = captured["callbacks"], not membership.is_joiner()
         # A joiner gets them at the epoch's end, from those that had the step.
-        self._outputs = captured.get("outputs") if Others.resumed else None
+        self._outputs.kept = captured.get("outputs") if Others.resumed else None
 
-    def _keep_outputs(self, params: Any) -> None:
-        """Collective, before a checkpoint: after an epoch's last step it keeps the outputs that the epoch ends with. A
-        worker that resumes there has no step of the epoch, and its callbacks get them all the same."""
-        training, data = self.training, params.train_dataset
-        self._outputs = None
-        if training is None or training.asynchronous or not isinstance(data, ElasticDataset):
-            return
-        if data.steps < data.get_dataset_size():
-            return
-        own = params.get("net_outputs")
-        agree_on_outputs(params, batch_rows(params))
-        agreed, params.net_outputs = params.get("net_outputs"), own  # the step isn't over for the other callbacks
-        with suppress(TypeError):  # such as a sparse tensor; then no epoch ends for a worker that resumes there
-            self._outputs = pack(agreed)
 
-    @staticmethod
-    def _elastic_data(run_context: Any) -> bool:
-        return isinstance(run_context.original_args().train_dataset, ElasticDataset)
+def _trains_elastic_data(run_context: Any) -> bool:
+    return isinstance(run_context.original_args().train_dataset, ElasticDataset)
 
-    def _steps_of_epoch(self, params: Any) -> None:
-        data = params.train_dataset
-        if isinstance(data, ElasticDataset):
-            params.batch_num = _StepsOfEpoch(data.get_dataset_size(), params.cur_step_num - data.steps)
-        else:
-            params.batch_num = self._steps
+
+def _refuse_ordinary(kind: str, global_batch_size: int | None, resume: bool) -> None:
+    """ValueError for what an ordinary dataset can't do."""
+    for option, is_given in {"global_batch_size": global_batch_size is not None, "resume": resume}.items():
+        if is_given:
+            raise ValueError(f"{option} works with an ElasticDataset, and train_dataset is a {kind}")
+
+
+def _tell_steps_of_epoch(params: Any, steps: int) -> None:
+    """`batch_num`, which of an ordinary dataset is `steps`."""
+    data = params.train_dataset
+    is_elastic = isinstance(data, ElasticDataset)
+    params.batch_num = _StepsOfEpoch(data.get_dataset_size(), params.cur_step_num - data.steps) if is_elastic else steps
 
 
 class _StepsOfEpoch(int):
@@ -446,10 +406,6 @@ def compile_step(network: Any, dataset: Any) -> None:
         return
     columns = zip(dataset.output_shapes(), dataset.output_types())
     network.compile(*(ms.Tensor(np.zeros(shape, dtype)) for shape, dtype in columns))
-
-
-def _off_record(dataset: Any) -> AbstractContextManager[None]:
-    return dataset.off_record() if isinstance(dataset, ElasticDataset) else nullcontext()
 
 
 def _agreed(steps: int) -> int:

@@ -25,22 +25,57 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
+from mindspore.train import Model
 from mindspore.train.callback import RunContext
 from mindspore.train.metrics import get_metric_fn
 
-from ms_kungfu import runtime
+from ms_kungfu import membership, runtime
 from ms_kungfu.agreement import gather_json
 from ms_kungfu.callbacks.codec import pack, unpack
 from ms_kungfu.callbacks.outputs import as_one
 from ms_kungfu.dataset.elastic import ElasticDataset
 from ms_kungfu.elastic import handover
+from ms_kungfu.elastic.program import is_behind
+from ms_kungfu.elastic.training import ElasticTraining
 from ms_kungfu.errors import KungFuError
+from ms_kungfu.trained import inventory
 
 _log = logging.getLogger(__name__)
 _SHARED, _DEALT, _JOINED, _TOLD = "shared", "dealt", "joined", "told"
+
+
+def together(
+    training: ElasticTraining | None,
+    model: Any,
+    dataset: Any,
+    callbacks: Any = None,
+    params: Any = None,
+    add_eval_loss: bool = False,
+) -> Any:
+    """An evaluation of ``Model.fit``, and of a ``Model.eval`` that has an elastic callback, which drives `training`."""
+    runtime.init()
+    # One worker does it so, too: MindSpore's `eval_loss` is that of the last batch, and no mean.
+    is_alone = runtime.detached() or membership.is_joiner() or is_behind()
+    if is_alone or (training is not None and training.asynchronous):
+        # Also where the others are further on: they wait for this worker at their next step or sync point.
+        return alone(model, dataset, callbacks, params, add_eval_loss)
+    averaged = inventory.moving_statistics([model._network]) if training is None else training.averaged
+    with _off_record(dataset):
+        return Evaluation(model, dataset, callbacks, params, add_eval_loss).run(averaged)
+
+
+def alone(model: Any, dataset: Any, *arguments: Any, **options: Any) -> Any:
+    """An evaluation that this worker makes by itself, such as one of a callback of the program's."""
+    with runtime.keep_waiting(), _off_record(dataset):
+        return Model._eval_process(model, dataset, *arguments, **options)
+
+
+def _off_record(dataset: Any) -> AbstractContextManager[None]:
+    return dataset.off_record() if isinstance(dataset, ElasticDataset) else nullcontext()
 
 
 class Evaluation:

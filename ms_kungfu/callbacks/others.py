@@ -5,7 +5,8 @@ The rule, which docs/elastic-training.md has as a table:
 - What MindSpore's own callbacks *write* (:data:`WRITERS`) the lowest living rank writes alone; where it dies or leaves,
   the next one goes on from the same state.
 - All others run at every worker. Those of MindSpore that decide something at the end of an epoch (`EarlyStopping`,
-  `ReduceLROnPlateau`) find the same numbers at each: `ms_kungfu.callbacks.evaluation`, and :func:`agree_on_outputs`.
+  `ReduceLROnPlateau`) find the same numbers at each: `ms_kungfu.callbacks.evaluation`, and
+  `ms_kungfu.callbacks.epoch_outputs`.
 - Where the program is run again by `ms_kungfu.replay`, nobody writes, so that what the first run has written stays.
 - At a worker that has left, or that hasn't come to where the others are, no epoch ends for any of them, as it isn't
   over and there is no evaluation of it; for MindSpore's the training doesn't end, either.
@@ -24,10 +25,8 @@ import itertools
 import logging
 from collections.abc import Iterable
 from contextlib import ExitStack
-from functools import partial
 from typing import Any, Callable
 
-import mindspore as ms
 import numpy as np
 from mindspore.train import Callback
 from mindspore.train.callback import (
@@ -41,11 +40,9 @@ from mindspore.train.callback import (
 )
 
 from ms_kungfu import _core, runtime
-from ms_kungfu.agreement import broadcast_json
 from ms_kungfu.callbacks.codec import pack, unpack
 from ms_kungfu.callbacks.evaluation import gather
 from ms_kungfu.dataset import replaying
-from ms_kungfu.elastic import handover
 from ms_kungfu.elastic.program import is_behind
 
 _log = logging.getLogger(__name__)
@@ -226,37 +223,6 @@ def is_carried(callback: Any) -> bool:
 
 def is_the_programs(callback: Any) -> bool:
     return not type(callback).__module__.startswith(("mindspore.", "ms_kungfu."))
-
-
-def agree_on_outputs(params: Any, rows: int) -> None:
-    """Collective, after the last step of an epoch: `net_outputs` are the same at all workers.
-
-    A loss (the only, or the first, output, of one element) is the mean over the workers, weighted by the samples of
-    their last batches. Who had no step in this epoch, because it joined after the last one, gets all outputs of the
-    lowest rank that had one; None where all of these have died.
-    """
-    outputs = params.get("net_outputs")
-    first = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs
-    loss = None
-    if isinstance(first, ms.Tensor) and first.size == 1:
-        loss = float((first.astype(ms.float32) if first.dtype == ms.bfloat16 else first).asnumpy().ravel()[0])
-    told = gather({"has": outputs is not None, "loss": loss, "rows": rows})
-    if not all(row["has"] for row in told.values()) and any(row["has"] for row in told.values()):
-        try:
-            told_outputs = partial(broadcast_json, lambda: pack(outputs))
-            received = handover.from_lowest_rank(told_outputs, able=outputs is not None)
-        except handover.StateLostError:
-            return  # this worker has the state nevertheless, and goes on with no outputs of that step
-        if outputs is None:
-            outputs = params.net_outputs = unpack(received)
-            first = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs
-    having = [row for row in told.values() if row["has"]]
-    if not having or any(row["loss"] is None for row in having):
-        return
-    weights = [max(row["rows"], 1) for row in having]
-    mean = sum(row["loss"] * weight for row, weight in zip(having, weights)) / sum(weights)
-    agreed = ms.Tensor(np.full(first.shape, mean), dtype=first.dtype)
-    params.net_outputs = type(outputs)([agreed, *outputs[1:]]) if isinstance(outputs, (tuple, list)) else agreed
 
 
 def _is_lowest() -> bool:

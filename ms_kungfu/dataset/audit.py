@@ -29,9 +29,7 @@ samples that the workers have compared: some, or all. The verdict names which of
 What it can't know is what came after the last line of a ledger of which each file was cut at its end.
 
 A job that goes on from a checkpoint of an earlier one writes to the same folder: what the earlier one recorded from
-there on isn't part of the training any more, and isn't counted. Jobs come in the order of their numbers in the folder
-of checkpoints; a job that goes on from a step comes after one with a record of the step before. Clocks count only where
-neither tells, as between two trainings from the beginning without checkpoints.
+there on isn't part of the training any more, and isn't counted (`ms_kungfu.dataset.history`).
 """
 
 from __future__ import annotations
@@ -41,71 +39,21 @@ import json
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ms_kungfu import _core
+from ms_kungfu._words import counted
 from ms_kungfu.dataset import sharding, shards
+from ms_kungfu.dataset.history import history
 from ms_kungfu.dataset.ledger import Claim, End, Record, Stop, read, worker_of
+from ms_kungfu.dataset.report import Epoch, Report, name_of, name_of_data, to_text
 from ms_kungfu.dataset.sharding import Range, Step
 from ms_kungfu.errors import KungFuError
 
 __all__ = ["Claim", "End", "Epoch", "Record", "Report", "Stop", "audit", "main", "read", "to_text"]
-
-_SHOWN = 20  # samples or problems that the text names before it says how many more there are
-
-
-@dataclass
-class Epoch:
-    """What the ledger says of an epoch. Samples are numbers in the source, not positions in the permutation."""
-
-    data: int
-    epoch: int
-    steps: int
-    total: int
-    finished: bool
-    trained: int
-    """Samples trained at least once."""
-    missing: list[int] = field(default_factory=list)
-    """Samples of a finished epoch that weren't trained."""
-    repeated: dict[int, list[int]] = field(default_factory=dict)
-    """Sample: the steps that trained it, where these are several."""
-    dropped: list[int] = field(default_factory=list)
-    """Samples left out because `drop_remainder` says so."""
-    compared: int = 0
-    """Samples whose content is on record as the same at all workers."""
-    given_back: int = 0
-    """Samples that a worker had taken when it died, and which others trained: later, or as shards in the same step."""
-
-    @property
-    def exact(self) -> bool:
-        return not (self.missing or self.repeated)
-
-
-@dataclass
-class Report:
-    """The outcome of an audit."""
-
-    workers: int
-    jobs: int
-    epochs: list[Epoch]
-    problems: list[str]
-    """Contradictions, damage and gaps."""
-    notes: list[str]
-    """What is in order but worth knowing."""
-
-    @property
-    def exact(self) -> bool:
-        return bool(self.epochs) and not self.problems and all(epoch.exact for epoch in self.epochs)
-
-    @property
-    def proves(self) -> str:
-        """Of what `exact` is said."""
-        return "numbers and contents" if all(epoch.compared for epoch in self.epochs) else "numbers"
-
 
 _Place = tuple[int, int]  # epoch and step
 _Steps = dict[int, dict[_Place, list[Record]]]  # of each dataset
@@ -118,20 +66,24 @@ def audit(files: dict[str, list[Record]], problems: Iterable[str] = (), notes: I
         _follow_one_another(records, report)
     steps: _Steps = defaultdict(lambda: defaultdict(list))
     ends: dict[tuple[int, int], list[Record]] = defaultdict(list)
-    for record in history([record for file in files.values() for record in file], report):
+    kept = history([record for file in files.values() for record in file])
+    report.jobs = kept.jobs
+    report.problems += kept.problems
+    report.notes += kept.notes
+    for record in kept.records:
         if isinstance(record.claim, End):
             ends[record.data, record.epoch].append(record)
         elif isinstance(record.claim, Claim):
             steps[record.data][record.place].append(record)
         else:
-            text = f"{record.where}: no record from {_name(record.data, *record.place)} on: {record.claim.reason}"
+            text = f"{record.where}: no record from {name_of(record.data, *record.place)} on: {record.claim.reason}"
             if record.claim.goes_on:
                 report.problems.append(f"{text}; its worker trained on without, as ledger_errors='warn' asks")
             else:
                 report.notes.append(f"{text}; its worker ended")
     for data in sorted({*steps, *(data for data, _ in ends)}):
         found = steps[data]
-        agreed = {place: _agree(_name(data, *place), records, report) for place, records in sorted(found.items())}
+        agreed = {place: _agree(name_of(data, *place), records, report) for place, records in sorted(found.items())}
         _attend(data, found, agreed, report)
         _compare(data, found, agreed, report)
         compared = _compare_contents(data, found, agreed, report)
@@ -139,12 +91,12 @@ def audit(files: dict[str, list[Record]], problems: Iterable[str] = (), notes: I
         for number in range(max(numbers) + 1):
             of_epoch = {step: claim for (epoch, step), claim in agreed.items() if epoch == number}
             if not of_epoch:
-                report.problems.append(f"{_name(data, number)}: no record of any step")
+                report.problems.append(f"{name_of(data, number)}: no record of any step")
                 continue
-            end = _end(_name(data, number), ends[data, number], max(of_epoch) + 1, report)
+            end = _end(name_of(data, number), ends[data, number], max(of_epoch) + 1, report)
             finished = end is not None or number < max(numbers)
             trained = {
-                step: _trained(_name(data, number, step), claim, found[number, step], report)
+                step: _trained(name_of(data, number, step), claim, found[number, step], report)
                 for step, claim in of_epoch.items()
             }
             epoch = _cover(data, number, of_epoch, trained, finished, end, report)
@@ -163,8 +115,8 @@ def _follow_one_another(records: Sequence[Record], report: Report) -> None:
         due = (before.epoch + 1, 0) if ended else (before.epoch, before.step + 1)
         follows = (record.job, record.data, record.place) == (before.job, before.data, due)
         if not follows or (ended and ends):
-            after = f"the end of {_name(before.data, before.epoch)}" if ended else _name(before.data, *before.place)
-            now = "its end" if ends else _name(record.data, *record.place)
+            after = f"the end of {name_of(before.data, before.epoch)}" if ended else name_of(before.data, *before.place)
+            now = "its end" if ends else name_of(record.data, *record.place)
             report.problems.append(f"{record.where}: {now} after {after}: lines are missing, doubled or out of place")
 
 
@@ -174,7 +126,7 @@ def _attend(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, C
     of_job: dict[str, int] = {}
     first = next(iter(agreed.values()), None)
     for place, claim in agreed.items():
-        name, job = _name(data, *place), found[place][0].job
+        name, job = name_of(data, *place), found[place][0].job
         versions[job, claim.version].append(place)
         if claim.version < of_job.get(job, claim.version):
             report.problems.append(f"{name}: cluster version {claim.version} after version {of_job[job]}")
@@ -193,24 +145,24 @@ def _attend(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, C
     for (_, version), places in versions.items():
         sizes = sorted({agreed[place].size for place in places})
         if len(sizes) > 1:
-            report.problems.append(f"{_name(data, *places[0])}: version {version} has sizes {sizes}")
+            report.problems.append(f"{name_of(data, *places[0])}: version {version} has sizes {sizes}")
         for rank in sorted({rank for place in places for rank in agreed[place].participants}):
             where = [place for place in places if rank in agreed[place].participants]
             recorded = {
                 place for place in where if any(r.rank == rank and r.claim == agreed[place] for r in found[place])
             }
-            until = f"rank {rank}, which takes part until {_name(data, *where[-1])}"
+            until = f"rank {rank}, which takes part until {name_of(data, *where[-1])}"
             for kind, lacking in (
                 ("no record of", [place for place in where[:-1] if place not in recorded]),
                 ("without", [place for place in places if place < where[-1] and place not in where]),
             ):
                 if lacking:
-                    more = f"; so are {_number(len(lacking) - 1, 'later step')}" if len(lacking) > 1 else ""
-                    report.problems.append(f"{_name(data, *lacking[0])}: {kind} {until}{more}")
+                    more = f"; so are {counted(len(lacking) - 1, 'later step')}" if len(lacking) > 1 else ""
+                    report.problems.append(f"{name_of(data, *lacking[0])}: {kind} {until}{more}")
             if where[-1] not in recorded:
                 report.notes.append(
-                    f"{_name(data, *where[-1])}: no record of rank {rank}, whose last step of version {version} it is: "
-                    "it died before it wrote, or could not write (its log says so), and the others tell its share"
+                    f"{name_of(data, *where[-1])}: no record of rank {rank}, whose last step of version {version} it "
+                    "is: it died before it wrote, or could not write (its log says so), and the others tell its share"
                 )
 
 
@@ -226,8 +178,10 @@ def _compare(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, 
         if apart:
             tensor, ranks = next(iter(apart.items()))
             told = "; ".join(f"{bits} at rank {', '.join(map(str, sorted(who)))}" for bits, who in ranks.items())
-            more = f" (and {_number(len(apart) - 1, 'more tensor')})" if len(apart) > 1 else ""
-            report.problems.append(f"{_name(data, *place)}: after it {tensor!r} differed between workers: {told}{more}")
+            more = f" (and {counted(len(apart) - 1, 'more tensor')})" if len(apart) > 1 else ""
+            report.problems.append(
+                f"{name_of(data, *place)}: after it {tensor!r} differed between workers: {told}{more}"
+            )
             return
 
 
@@ -250,7 +204,7 @@ def _compare_contents(data: int, found: dict[_Place, list[Record]], agreed: dict
                 for bits, records in by_hash.items()
             )
             report.problems.append(
-                f"{_name_of(data)}the processes had other contents behind the same sample numbers: hash {told}"
+                f"{name_of_data(data)}the processes had other contents behind the same sample numbers: hash {told}"
             )
             return 0
     if len(known) < len(of_files):
@@ -263,85 +217,8 @@ def _end(name: str, records: list[Record], steps: int, report: Report) -> End | 
     said = {(record.step, record.claim): record for record in records}
     if len(said) > 1 or any(counted != steps for counted, _ in said):
         counts = ", ".join(f"{record.step} by rank {record.rank} ({record.where})" for record in said.values())
-        report.problems.append(f"{name}: {_number(steps, 'step')} on record, its end after step {counts}")
+        report.problems.append(f"{name}: {counted(steps, 'step')} on record, its end after step {counts}")
     return next((claim for _, claim in said if isinstance(claim, End)), None)
-
-
-def history(records: list[Record], report: Report) -> list[Record]:
-    """The records that the training consists of: those of the last job, and of earlier ones what came before it."""
-    jobs = in_order(records)
-    report.jobs = len(jobs)
-    for job in sorted(set(jobs) - {record.job for record in records if isinstance(record.claim, Claim)}):
-        report.problems.append(f"job {job}: no step is on record")
-    kept: list[Record] = []
-    for job in jobs:
-        new = [record for record in records if record.job == job]
-        first: dict[int, tuple[int, int]] = {}
-        for record in new:
-            first[record.data] = min(record.place, first.get(record.data, record.place))
-        before = [r for r in kept if r.data not in first or r.place < first[r.data]]
-        if len(before) < len(kept):
-            data, (epoch, step) = next(iter(first.items()))
-            report.notes.append(
-                f"job {job} begins with {_name(data, epoch, step)}: {len(kept) - len(before)} records of earlier jobs "
-                "from there on are not counted"
-            )
-        kept = before + new
-    return kept
-
-
-def _name_of(data: int) -> str:
-    return f"dataset {data}, " if data else ""
-
-
-@dataclass
-class _Job:
-    name: str
-    time: float
-    training: tuple[str, int] | None
-    first: dict[int, _Place]  # of each dataset
-    places: dict[int, set[_Place]]  # of its records
-
-    def is_before(self, other: _Job) -> bool:
-        """By the numbers that both have in one folder of checkpoints."""
-        mine, its = self.training, other.training
-        return mine is not None and its is not None and mine[0] == its[0] and mine[1] < its[1]
-
-    def follows(self, known: dict[int, set[_Place]]) -> bool:
-        """Whether what it goes on from is on record."""
-        for data, (epoch, step) in self.first.items():
-            places = known[data]
-            if step and (epoch, step - 1) not in places:
-                return False
-            if epoch and not step and not any(before == epoch - 1 for before, _ in places):
-                return False
-        return True
-
-
-def in_order(records: Iterable[Record]) -> list[str]:
-    """The jobs, one after another. Not by their clocks, if anything else tells: each has a number where they share a
-    folder of checkpoints, and a job that goes on from a step comes after one that has recorded the step before."""
-    jobs: dict[str, _Job] = {}
-    for record in records:
-        job = jobs.setdefault(record.job, _Job(record.job, record.time, record.training, {}, defaultdict(set)))
-        job.time = min(job.time, record.time)
-        job.training = max(filter(None, (job.training, record.training)), default=None)
-        job.first[record.data] = min(record.place, job.first.get(record.data, record.place))
-        job.places[record.data].add(record.place)
-    known: dict[int, set[_Place]] = defaultdict(set)
-    order: list[str] = []
-    while jobs:
-        free = [job for job in jobs.values() if not any(other.is_before(job) for other in jobs.values())]
-        following = [job for job in free if job.follows(known)]
-        job = min(following or free, key=lambda each: each.time)
-        for data, places in job.places.items():
-            known[data] |= places
-        order.append(jobs.pop(job.name).name)
-    return order
-
-
-def _name(data: int, epoch: int, step: int | None = None) -> str:
-    return f"{_name_of(data)}epoch {epoch}" + ("" if step is None else f", step {step}")
 
 
 def _agree(name: str, records: Sequence[Record], report: Report) -> Claim:
@@ -456,7 +333,7 @@ def _cover(
     total, last_step = first.total, max(steps)
     missing_steps = sorted(set(range(last_step + 1)) - set(steps))
     if missing_steps:
-        report.problems.append(f"{_name(data, number)}: no record of step {', '.join(map(str, missing_steps))}")
+        report.problems.append(f"{name_of(data, number)}: no record of step {', '.join(map(str, missing_steps))}")
     times = np.zeros(total, dtype=np.int32)
     trained: list[tuple[int, Range]] = []
     given_back = 0
@@ -484,60 +361,6 @@ def _cover(
             repeated[int(order[position])].append(step)
     epoch.repeated = dict(sorted(repeated.items()))
     return epoch
-
-
-def _some(items: Sequence[Any]) -> str:
-    more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
-    return ", ".join(str(item) for item in items[:_SHOWN]) + more
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-def to_text(report: Report) -> str:
-    """The report for people; its last line is the verdict."""
-    lines = [f"ledger of {_number(report.workers, 'worker')} in {_number(report.jobs, 'job')}"]
-    for epoch in report.epochs:
-        steps, total = _number(epoch.steps, "step"), epoch.total
-        if not epoch.finished:
-            text = f"{steps} so far, {epoch.trained} of {_number(total, 'sample')}"
-            text += ", each once" if not epoch.repeated else ""
-        elif epoch.exact and not epoch.dropped:
-            text = f"{steps}, each of {_number(total, 'sample')} once"
-        else:
-            text = f"{steps}, {epoch.trained} of {_number(total, 'sample')}"
-        if epoch.dropped:
-            text += f", the remainder of {len(epoch.dropped)} dropped"
-        if epoch.given_back:
-            text += f"; {epoch.given_back} of them dealt out again after a death"
-        lines.append(f"{_name(epoch.data, epoch.epoch)}: {text}")
-        if epoch.missing:
-            lines.append(f"  not trained: {_number(len(epoch.missing), 'sample')}: {_some(epoch.missing)}")
-        if epoch.repeated:
-            items = [f"{sample} (steps {', '.join(map(str, steps))})" for sample, steps in epoch.repeated.items()]
-            lines.append(f"  trained more than once: {_number(len(items), 'sample')}: {_some(items)}")
-    for epoch in {epoch.data: epoch for epoch in report.epochs}.values():
-        if epoch.compared:
-            of = f"{epoch.compared} of {_number(epoch.total, 'sample')}"
-            lines.append(f"{_name_of(epoch.data)}contents: {of} compared, the same at all workers")
-    for kind, texts in (("note", report.notes), ("problem", report.problems)):
-        lines += [f"{kind}: {text}" for text in texts[:_SHOWN]]
-        if len(texts) > _SHOWN:
-            lines.append(f"{kind}: and {len(texts) - _SHOWN} more")
-    finished = sum(epoch.finished for epoch in report.epochs)
-    if not report.epochs:
-        lines.append("NOT exact: no step is on record")
-    elif report.exact:
-        of = f"{_number(finished, 'finished epoch')} ({report.proves})"
-        lines.append(f"exact: each sample was trained once in each of {of}")
-    else:
-        wrong = sum(not epoch.exact for epoch in report.epochs)
-        lines.append(
-            f"NOT exact: {_number(wrong, 'epoch')} with samples left out or repeated, "
-            f"{_number(len(report.problems), 'problem')} in the records"
-        )
-    return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

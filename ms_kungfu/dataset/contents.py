@@ -154,6 +154,18 @@ def difference(everyones: Iterable[Contents]) -> str:
     return f"{text_of(apart)}{f' (column {names})' if names else ''}"
 
 
+def the_same(own: Contents | None, of_others: Sequence[Any] | None, total: int) -> Contents | None:
+    """This process's, which training goes on with; `of_others` is the state of those that it began with. None where one
+    has none. ValueError where they differ."""
+    if own is None or of_others is None:
+        return None
+    if apart := difference([own, restored(of_others)]):
+        raise ValueError(
+            f"ElasticDataset: {apart} of {total} at this worker differ from those that training began with; {REMEDY}"
+        )
+    return own
+
+
 def text_of(ranges: Sequence[tuple[int, int]]) -> str:
     """``samples 3, 17 and 24-31``."""
     names = [str(first) if last - first == 1 else f"{first}-{last - 1}" for first, last in ranges[:_SHOWN]]

@@ -2,61 +2,25 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
-import random
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Callable, Union
+from typing import Any
 
 import mindspore.dataset as ds
-import numpy as np
-from numpy.typing import NDArray
 
 from ms_kungfu import env, membership, runtime
 from ms_kungfu._checks import at_least
-from ms_kungfu.dataset import contents, pipelines, replaying, sharding, shards
+from ms_kungfu.dataset import contents, pipelines, replaying, sharding
+from ms_kungfu.dataset.batches import Batches, ShardBatches
 from ms_kungfu.dataset.conditions import of_machine
 from ms_kungfu.dataset.ledger import ERRORS, Ledger
 from ms_kungfu.dataset.shares import Shares
-from ms_kungfu.errors import KungFuError
-from ms_kungfu.ops import wait_for_queue
+from ms_kungfu.dataset.source import Given, Source
 
-Source = Union[ds.Dataset, Callable[[list[int]], ds.Dataset]]
 _FINGERPRINTS = 50  # steps; the checksums of LeNet's half a megabyte take 0.3 ms, a step several
 _log = logging.getLogger(__name__)
-
-
-class _Numbers(list[int]):
-    """Known to be integers, and shared by MindSpore's copies of a pipeline. Its SubsetSampler looks at each number, and
-    each iterator copies each, which takes longer than all the rest of a new deal."""
-
-    def __deepcopy__(self, memo: Any) -> _Numbers:
-        return self
-
-
-def _beside_leaf(pipeline: ds.Dataset, column: ds.Dataset) -> ds.Dataset:
-    """`pipeline`, whose dataset has one column more, below all that is mapped."""
-    above, leaf = None, pipeline
-    while leaf.children:
-        if len(leaf.children) > 1:
-            raise TypeError(f"key_column takes a source over one dataset, and {type(leaf).__name__} has several")
-        above, leaf = leaf, leaf.children[0]
-    leaf.parent = []
-    zipped = ds.zip((leaf, column))
-    if above is None:
-        return zipped
-    above.children = [zipped]
-    return pipeline
-
-
-def _check_key_column(source: Source, name: str) -> None:
-    if not isinstance(name, str) or not name:
-        raise TypeError(f"key_column is the name of a column, a text, got {name!r}")
-    if isinstance(source, ds.Dataset) and name in pipelines.nodes_of(source)[-1].get_col_names():
-        raise ValueError(f"key_column adds the column {name!r}, which the source's dataset has already; name another")
 
 
 def _global_batch(pipeline: pipelines.Pipeline, shuffle: bool) -> int:
@@ -136,7 +100,7 @@ class ElasticDataset(Shares, ds.Dataset):
 
     def __init__(
         self,
-        source: Source,
+        source: Given,
         batch_size: int | None = None,
         *,
         global_batch_size: int | None = None,
@@ -159,13 +123,10 @@ class ElasticDataset(Shares, ds.Dataset):
                 f"{type(source).__name__}; mindspore.dataset.NumpySlicesDataset takes arrays"
             )
         pipeline = pipelines.take_apart(source) if isinstance(source, ds.Dataset) else None
-        self._source = source if pipeline is None else pipeline.samples
-        self._chosen = None if pipeline is None else pipeline.chosen
-        self._keeps_rows = pipeline is None or pipelines.keeps_rows(pipeline.samples)
-        self._key_column = key_column
-        if key_column is not None:
-            _check_key_column(self._source, key_column)
-        self._order: tuple[tuple[int, int], Any] = ((-1, -1), None)  # (seed, epoch) and its permutation
+        self._source = (
+            Source(source, None, key_column) if pipeline is None
+            else Source(pipeline.samples, pipeline.chosen, key_column)
+        )  # fmt: skip
         folder = ledger if ledger is not None else env.LEDGER_DIR.get()
         if ledger_errors not in ERRORS:
             raise ValueError(f"ledger_errors is {' or '.join(map(repr, ERRORS))}, got {ledger_errors!r}")
@@ -198,26 +159,26 @@ class ElasticDataset(Shares, ds.Dataset):
         Shares.__init__(
             self, samples, batch_size, global_batch_size,
             shuffle=shuffle, seed=seed, drop_remainder=drop_remainder, shards=shards, passes=passes,
+            drawn_from=None if pipeline is None else pipeline.drawn_from,
         )  # fmt: skip
         sharded, replay = shards is not None, replaying.current()
         if replay is not None:
-            self._ledger = replay.begin(ElasticDataset._made, self.conditions) if sharded else None
+            self._recording.ledger = replay.begin(ElasticDataset._made, self.conditions) if sharded else None
         elif folder is not None:
             conditions = self.conditions if sharded else None
-            self._ledger = Ledger(
+            self._recording.ledger = Ledger(
                 Path(folder), ElasticDataset._made, ledger_errors,
-                sharded=sharded, conditions=conditions, fingerprints=every, contents=lambda: self._contents,
+                sharded=sharded, conditions=conditions, fingerprints=every, contents=lambda: self.contents,
             )  # fmt: skip
-        self._drawn_from = max(samples, (pipeline.drawn_from if pipeline is not None else None) or 0)
         ElasticDataset._made += 1
 
     def conditions(self) -> dict[str, Any]:
         """What the bits of training depend on besides its program: versions of MindSpore, NumPy and ms_kungfu,
         processor and instruction set, cores a worker, shards, global batch and seed; JSON. Without shards nothing,
         since they depend on the cluster, too."""
-        if self._shards is None:
+        if self.shards is None:
             return {}
-        own = {"shards": self._shards, "global_batch": self._global, "seed": self._seed}
+        own = {"shards": self.shards, "global_batch": self._batch.of_all, "seed": self._seed}
         return {**of_machine(membership.fixed_core_count()), **own}
 
     def read_contents(self) -> None:
@@ -227,26 +188,11 @@ class ElasticDataset(Shares, ds.Dataset):
         self._contents_are_read = True
         of_all = self._contents_check == "all"
         try:
-            self._contents = _contents_of(self._leaf_pipelines, self._drawn_from, of_all, self._reads_alike())
+            self.contents = self._source.contents(self._order.drawn_from, of_all)
         except contents.UnstableError as error:
             if of_all:
                 raise ValueError(f"contents_check='all': {error}; give 'some', or 'none'") from error
             _log.info("ElasticDataset: workers compare samples by number, not by content: %s", error)
-
-    def _reads_alike(self) -> bool:
-        """Whether the samples come from files or arrays, so that reading one again yields the same."""
-        if not isinstance(self._source, ds.Dataset):
-            return False
-        leaf = pipelines.nodes_of(self._source)[-1]
-        return isinstance(leaf, ds.NumpySlicesDataset) or not isinstance(leaf, ds.GeneratorDataset)
-
-    def _leaf_pipelines(self, numbers: list[int]) -> list[ds.Dataset]:
-        """The datasets below all maps, over these samples in this order."""
-        if not isinstance(self._source, ds.Dataset):
-            return pipelines.leaves_of(self._source(numbers))
-        (leaf,) = pipelines.leaves_of(self._source)
-        leaf.use_sampler(ds.SubsetSampler(numbers if self._chosen is None else [self._chosen[i] for i in numbers]))
-        return [leaf]
 
     # -- what MindSpore calls -----------------------------------------------------------------------------------------
 
@@ -261,7 +207,7 @@ class ElasticDataset(Shares, ds.Dataset):
 
     def get_batch_size(self) -> int:
         """Samples of this worker's full batch."""
-        if self._shards is not None:
+        if self.shards is not None:
             return self._cursor.unit
         members = self.members
         step = sharding.Step(0, ((0, self.global_batch_size),), members, self._cursor.ranks)
@@ -287,8 +233,12 @@ class ElasticDataset(Shares, ds.Dataset):
         options = {"output_numpy": output_numpy, "do_copy": do_copy}
         return self._batches("create_dict_iterator", num_epochs, options)
 
-    def _batches(self, *arguments: Any) -> _Batches:
-        return (_Batches if self._shards is None else ShardBatches)(self, *arguments)
+    def _batches(self, *arguments: Any) -> Batches:
+        if self.shards is None:
+            return Batches(self, self._source, *arguments)
+        batches = ShardBatches(self, self._source, *arguments)
+        batches.check = self._shards_check
+        return batches
 
     def get_col_names(self) -> list[str]:
         return self._full_batch().get_col_names()
@@ -302,7 +252,7 @@ class ElasticDataset(Shares, ds.Dataset):
     def _full_batch(self) -> ds.Dataset:
         """A pipeline over one: what is mapped over batches may not take any other."""
         batch = self.get_batch_size()
-        return self._batch_pipeline([0] * batch, batch)
+        return self._source.batches([0] * batch, batch, self._seed, self._cursor.epoch)
 
     def get_repeat_count(self) -> int:
         """Passes over the samples in an epoch."""
@@ -310,14 +260,14 @@ class ElasticDataset(Shares, ds.Dataset):
 
     def num_classes(self) -> int | None:
         """Of the source, where that knows; None."""
-        return self._source.num_classes() if isinstance(self._source, ds.Dataset) else None
+        return self._source.num_classes()
 
     def reset(self) -> None:
         """Nothing to do: an iterator knows where it is. ``Model.train`` calls this after each epoch."""
 
     def to_json(self, filename: str = "") -> Any:
         """The pipeline that batches come from, for whoever draws it (``SummaryCollector``)."""
-        return self._batch_pipeline([0], max(1, self._per_worker or self._global or 1)).to_json(filename)
+        return self._source.batches([0], self._batch.of(1), self._seed, self._cursor.epoch).to_json(filename)
 
     def parse(self, children: Any = None) -> Any:
         raise TypeError(
@@ -327,280 +277,3 @@ class ElasticDataset(Shares, ds.Dataset):
 
     def __deepcopy__(self, memory: Any) -> Any:
         return self.parse()  # what MindSpore does first where something is behind it
-
-    def _participants(self) -> list[int]:
-        wait_for_queue()  # what PyNative mode has queued belongs to the step that is over
-        return super()._participants()
-
-    # -- sharding -----------------------------------------------------------------------------------------------------
-
-    def _batch_pipeline(self, indices: list[int], size: pipelines.Sizes) -> ds.Dataset:
-        """Over these samples of the present epoch, in this order, in batches."""
-        if isinstance(self._source, ds.Dataset):
-            pipeline = copy.deepcopy(self._source)
-            sampler = ds.SubsetSampler([0])
-            sampler.indices = _Numbers(indices if self._chosen is None else [self._chosen[i] for i in indices])
-            pipelines.nodes_of(pipeline)[-1].use_sampler(sampler)
-            pipeline = pipelines.batched(pipeline, size)
-        else:
-            pipeline = self._source(indices).batch(size)
-        if self._key_column is None:
-            return pipeline
-        keys = sharding.keys(indices, self._seed, self._cursor.epoch)
-        return _beside_leaf(pipeline, ds.NumpySlicesDataset(keys, [self._key_column], shuffle=False))
-
-    def _deal(self) -> tuple[ds.Dataset, NDArray[np.int64]] | None:
-        """A pipeline over this worker's batches of the rest of the epoch, and the positions of what comes out of it;
-        None at its end."""
-        cursor, dealt = self._cursor, self._present()
-        if self._shards is None:
-            where, lengths = cursor.deal(self.global_batch_size, dealt.members, dealt.rank)
-        else:
-            rest = sharding.positions(cursor.rest)
-            where, lengths = shards.deal(
-                rest, self.global_batch_size, cursor.unit, cursor.drop_remainder, self.shards_of
-            )
-        if lengths.size == 0:
-            return None
-        even = (lengths[:-1] == lengths[0]).all() and lengths[-1] <= lengths[0]
-        sizes = int(lengths[0]) if even else lambda info: int(lengths[info.get_batch_num()])
-        return self._batch_pipeline(self._samples(where), sizes), where
-
-    def _samples(self, where: NDArray[np.int64]) -> list[int]:
-        """The numbers of the samples at these positions of the epoch."""
-        epoch = self._cursor.epoch
-        if self._order[0] != (self._seed, epoch):
-            order = sharding.permutation(self._drawn_from, self._seed, epoch, self._shuffle)
-            self._order = (self._seed, epoch), order[: self._total]
-        samples: list[int] = self._order[1][where].tolist()
-        return samples
-
-
-def _next(batches: Iterator[Any], expected: int, keeps_rows: bool) -> tuple[Any, int]:
-    """A pipeline's next batch, which has to have so many samples, and their number. What is mapped over whole batches
-    may give other rows; the samples are those that were asked for then, since the dataset's own sampler chose them."""
-    batch = next(batches, None)
-    given = 0 if batch is None else next(iter(batch.values() if isinstance(batch, dict) else batch)).shape[0]
-    if given and not keeps_rows:
-        return batch, expected
-    if given != expected:
-        raise ValueError(
-            f"a step takes {expected} samples from the source of this ElasticDataset, which gave {given}; a source "
-            "gives each sample that it is asked for, once"
-        )
-    return batch, given
-
-
-def _contents_of(
-    leaves: Callable[[list[int]], list[ds.Dataset]], total: int, of_all: bool, reads_alike: bool
-) -> contents.Contents:
-    """UnstableError if the source yields a sample otherwise when it is asked for it again."""
-    some = contents.chosen(total)
-    # By separate pipelines: a GeneratorDataset yields no more samples than its source has.
-    passes = [list(range(total)) if of_all else some, *([] if reads_alike else [some] * (contents.READS - 1))]
-    # A source may draw its augmentation from the process's generators, which belong to the program.
-    states = random.getstate(), np.random.get_state()
-    hashes: dict[int, bytes] = {}
-    columns: contents.Columns | None = None
-    try:
-        for numbers in passes:
-            read = leaves(numbers)
-            is_first = columns is None
-            if columns is None:
-                columns = contents.Columns([name for leaf in read for name in leaf.get_col_names()])
-            iterators = [leaf.create_tuple_iterator(num_epochs=1, output_numpy=True) for leaf in read]
-            rows = 0
-            try:
-                for number, parts in zip(numbers, zip(*iterators)):
-                    rows += 1
-                    row = [part for of_leaf in parts for part in of_leaf]
-                    found = contents.hash_of(row)
-                    if is_first and number in some:
-                        columns.add(row)
-                    if hashes.setdefault(number, found) != found:
-                        raise contents.UnstableError(f"sample {number} differs from one read to the next")
-            finally:
-                for iterator in iterators:
-                    iterator.stop()  # its threads read ahead, and draw from the generators meanwhile
-            if rows < len(numbers):
-                raise contents.UnstableError(f"the source yielded {rows} of {len(numbers)} samples")
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-    return contents.made_of(total, hashes, () if columns is None else columns.hashes())
-
-
-class _Batches:
-    """Walks through the epochs of an ElasticDataset, on one stock pipeline while the deal stays the same."""
-
-    def __init__(self, dataset: ElasticDataset, kind: str, num_epochs: int, options: dict[str, Any]) -> None:
-        self._dataset, self._kind, self._options = dataset, kind, options
-        self._epochs_left = num_epochs
-        self._inner: Iterator[Any] | None = None
-        self._coming: NDArray[np.int64] = np.empty(0, np.int64)  # positions of what `_inner` has still to deliver
-        self._dealt_for: tuple[int, ...] = ()  # what has to be the same for `_inner` to be valid
-        dataset._put_back()
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        dataset, cursor = self._dataset, self._dataset._cursor
-        if self._epochs_left == 0 or dataset.suspended or runtime.detached():
-            self.stop()
-            raise StopIteration
-        goes_on = dataset.driven and dataset._dealt.version == runtime.cluster_version()
-        if cursor.taken and goes_on and dataset.shards is not None:
-            raise KungFuError(
-                "a step of shards ends with its batch: call step_end() behind each; to accumulate gradients over more "
-                "samples, deal more shards"
-            )
-        if cursor.taken and not goes_on:
-            dataset.commit(dataset._participants())
-        elif dataset.driven is None:
-            dataset._reductions.take_commits()  # of no step
-        wanted = (runtime.cluster_version(), cursor.epoch, dataset._deals)
-        if wanted != self._dealt_for:
-            self.stop()
-            dealt = dataset._deal()
-            if dealt is not None:
-                pipeline, self._coming = dealt
-                self._inner = getattr(pipeline, self._kind)(num_epochs=1, **self._options)
-            self._dealt_for = wanted
-        step = dataset._take()
-        if step is None and cursor.taken and dataset._passes_left:
-            raise KungFuError(
-                "gradients were accumulated over the end of a pass of repeat(), whose last batches count as trained "
-                "there; apply them before, or train more epochs instead of repeat()"
-            )
-        if step is None and cursor.taken:  # gradients accumulated to the end of the epoch, which have been applied
-            dataset.commit(dataset._participants())
-            return next(self)  # what a worker that died had taken is still to be trained
-        if step is None:
-            return self._end_epoch()
-        batch = self._first(step)
-        if dataset.driven is not None:
-            dataset.driven.begins()
-        return batch
-
-    def _first(self, step: sharding.Step) -> Any:
-        """What is yielded for the step."""
-        return self._receive(max(sharding.count(step.share(self._dataset._dealt.rank)), 1))
-
-    def _receive(self, expected: int) -> Any:
-        """The pipeline's next batch, which has to have so many samples."""
-        dataset = self._dataset
-        assert self._inner is not None
-        batch, given = _next(self._inner, expected, dataset._keeps_rows)
-        # By what has come, not by what the step says: the audit compares the two.
-        if dataset.keeps_ledger:
-            dataset._deliver(sharding.ranges(self._coming[:given]))
-            self._coming = self._coming[given:]
-        return batch
-
-    def _end_epoch(self) -> Any:
-        dataset, cursor = self._dataset, self._dataset._cursor
-        if cursor.steps == 0:
-            raise ValueError(
-                f"drop_remainder leaves nothing of {dataset._total} samples where a step takes "
-                f"{dataset.global_batch_size}; train smaller batches or fewer workers, or keep the remainder"
-            )
-        self.stop()
-        if dataset._end_epoch():
-            self._epochs_left -= 1
-            raise StopIteration
-        return next(self)
-
-    def stop(self) -> None:
-        """Let the pipeline and what it has prefetched go."""
-        inner, self._inner, self._dealt_for = self._inner, None, ()
-        if inner is not None:
-            inner.stop()  # type: ignore[attr-defined]
-
-
-class ShardBatches(_Batches):
-    """The shards of each step, of which the iterator yields the first that this worker is dealt."""
-
-    _yielded: weakref.WeakKeyDictionary[membership.Member, ShardBatches] = weakref.WeakKeyDictionary()
-
-    @classmethod
-    def current(cls) -> ShardBatches | None:
-        """Which of them has yielded last in this process."""
-        return cls._yielded.get(membership.current())
-
-    def _first(self, step: sharding.Step) -> Any:
-        dataset = self._dataset
-        self._step, self._unit = step, dataset._cursor.unit
-        self._length = sharding.count(step.batch)
-        self.count = shards.count(self._length, self._unit)
-        """Of this step."""
-        self.last_share = shards.last_share(self._length, self._unit)
-        """What the last of them counts, where the others count 1."""
-        self.own = dataset.shards_of(self.count)
-        self._coming_shards = list(self.own) or [self.count - 1]
-        self.first = self._coming_shards[0]
-        """Which of them is yielded."""
-        self._parts = 0
-        self._batches_by_shard: dict[int, Any] = {}
-        self._looked_at: dict[int, tuple[sharding.Range, ...]] = {}  # those of others, which aren't on record
-        self._yielded[membership.current()] = self
-        return self.batch(self.first)
-
-    @property
-    def weights(self) -> list[int]:
-        """By rank, of how much each was dealt of this step; none: all alike."""
-        return self._dataset._step_weights
-
-    @property
-    def next_weights(self) -> list[int]:
-        """The same of the next step, as far as it is agreed."""
-        return self._dataset._weights_in(self._dataset._dealt)
-
-    def next_key(self) -> tuple[int, int]:
-        """The seed and the number of the step, by which random numbers are keyed; another number for each ShardedStep
-        that is called with one batch."""
-        cursor = self._dataset._cursor
-        self._parts += 1
-        return self._dataset._seed, cursor.epoch << 40 | self._step.number << 8 | (self._parts - 1) & 255
-
-    @property
-    def check(self) -> str:
-        """What a shard whose gradients differ leads to: "raise" or "warn"."""
-        return self._dataset._shards_check
-
-    def conditions(self) -> dict[str, Any]:
-        """As of the dataset."""
-        return self._dataset.conditions()
-
-    def check_deal(self, dealt: list[int]) -> None:
-        """KungFuError where the runtime deals other shards than the pipeline delivers. (A second ShardedStep on one
-        batch may begin after a death in the first.)"""
-        if self._parts == 1 and dealt != self.own:
-            raise KungFuError(f"shards {dealt} of a step are this worker's, and its data is of shards {self.own}")
-
-    def weigh(self, weights: list[int]) -> None:
-        """From the next step on ranks are dealt shards by these."""
-        self._dataset.weigh(weights)
-
-    def made(self) -> None:
-        """The sum over all shards of the step is there."""
-        self._dataset._sums += 1
-
-    def batch(self, shard: int) -> Any:
-        """The columns of a shard of this step, as the iterator yields them. Those that this worker was dealt come in
-        their order from the pipeline; one of a worker that died, from a pipeline of its own."""
-        unit = self._unit
-        while shard not in self._batches_by_shard and shard in self._coming_shards:
-            coming = self._coming_shards.pop(0)
-            self._batches_by_shard[coming] = self._receive(min(unit, self._length - coming * unit))
-        dataset = self._dataset
-        if shard not in self._batches_by_shard:
-            where = sharding.positions(self._step.batch)[shard * unit : (shard + 1) * unit]
-            pipeline = dataset._batch_pipeline(dataset._samples(where), unit)
-            batches = iter(getattr(pipeline, self._kind)(num_epochs=1, **self._options))
-            self._batches_by_shard[shard], _ = _next(batches, len(where), dataset._keeps_rows)
-            self._looked_at[shard] = sharding.ranges(where)
-        missing = membership.current().core.missing_shards
-        if shard in self._looked_at and shard in missing():  # it is trained, now or later
-            dataset._deliver(self._looked_at.pop(shard))
-        return self._batches_by_shard[shard]

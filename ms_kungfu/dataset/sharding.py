@@ -43,6 +43,23 @@ def permutation(total: int, seed: int, epoch: int, shuffle: bool = True) -> NDAr
     return np.random.default_rng((seed, epoch)).permutation(total)
 
 
+class Order:
+    """Which sample is at each position of an epoch. `drawn_from`: of how many samples it takes `total`."""
+
+    def __init__(self, total: int, drawn_from: int, shuffle: bool) -> None:
+        self.drawn_from, self.shuffle = drawn_from, bool(shuffle)
+        self._total = total
+        self._known: tuple[tuple[int, int], Any] = ((-1, -1), None)  # (seed, epoch) and its permutation
+
+    def samples(self, where: NDArray[np.int64], seed: int, epoch: int) -> list[int]:
+        """The numbers of the samples at these positions."""
+        if self._known[0] != (seed, epoch):
+            order = permutation(self.drawn_from, seed, epoch, self.shuffle)
+            self._known = (seed, epoch), order[: self._total]
+        samples: list[int] = self._known[1][where].tolist()
+        return samples
+
+
 def keys(samples: Sequence[int], seed: int, epoch: int) -> NDArray[np.uint32]:
     """What random numbers for each of `samples` are keyed by in `epoch`: uint32 of shape (len(samples), 4), the seed's
     64 bits, the epoch and the sample's number. ``np.random.default_rng`` takes them as they are, and mixes them."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Callable
 
 import numpy as np
@@ -15,6 +16,7 @@ from ms_kungfu.agreement import broadcast_json, told_by_one
 from ms_kungfu.comm import Array
 from ms_kungfu.dataset.shares import Shares
 from ms_kungfu.elastic import chronicle
+from ms_kungfu.elastic.changes import ClusterChanges
 from ms_kungfu.elastic.checkpoint import Checkpointing
 from ms_kungfu.elastic.options import Options
 from ms_kungfu.elastic.policy import as_policy
@@ -22,44 +24,30 @@ from ms_kungfu.elastic.program import Training, is_behind
 from ms_kungfu.membership import Change
 
 
+@dataclass
 class AsynchronousSteps:
-    """Of one training at one worker.
+    """Of one training at one worker. `size_after`: the schedule."""
 
-    Args:
-        size_after: the schedule.
-        follow: what the training does after a change of the cluster.
-        suspend: has this worker's loop and dataset end.
-    """
-
-    def __init__(
-        self,
-        training: Training,
-        size_after: Callable[[int], int | None],
-        checkpoints: Checkpointing,
-        follow: Callable[[Change], Change],
-        suspend: Callable[[bool], None],
-    ) -> None:
-        self._training = training
-        self._size_after = size_after
-        self._checkpoints = checkpoints
-        self._follow = follow
-        self._suspend = suspend
+    training: Training
+    size_after: Callable[[int], int | None]
+    checkpoints: Checkpointing
+    changes: ClusterChanges
 
     def step_end(self) -> Change:
         """This worker's own step is done; collective only where a sync point is due."""
-        training = self._training
+        training = self.training
         if training.dataset is not None:
             training.dataset.commit()  # what the others have come to is not known, and does not matter
-        checkpoint = self._checkpoints.is_due(training.step)
-        wanted = self._size_after(training.step)
+        checkpoint = self.checkpoints.is_due(training.step)
+        wanted = self.size_after(training.step)
         if membership.sync_point_is_due(wanted, checkpoint):
             return self.come_together(wanted, checkpoint=checkpoint)
         return membership.no_change()
 
     def end(self) -> None:
         """Collective: the call of training is over for all."""
-        dataset = self._training.dataset
-        if not self._training.should_stop:
+        dataset = self.training.dataset
+        if not self.training.should_stop:
             membership.sync_point_is_due(call=True)
             self.come_together(None, ended=True)
         if not runtime.detached() and not is_behind() and dataset is not None:
@@ -69,23 +57,24 @@ class AsynchronousSteps:
         """Collective: agree on where training is, and do what somebody came for."""
         membership.enter_sync_point()
         wanted, checkpoint, ended = self._go_to_the_furthest(wanted, checkpoint, ended)
-        step = self._training.step
+        step = self.training.step
         if wanted is not None:
             chronicle.scheduled(step, wanted, wait=False)
         if checkpoint:
-            self._checkpoints.write(step)
+            self.checkpoints.write(step)
         if ended:
             # A change that is due as well is the next call's, whose `begin` follows it.
-            self._suspend(True)
+            self.changes.suspend(True)
             return membership.no_change()
         membership.note_step(step)
         with chronicle.refusals():
             change = membership.follow_sync_point(wanted)
-        return self._follow(change)
+        self.changes.follow(change)
+        return change
 
     def _go_to_the_furthest(self, wanted: int | None, checkpoint: bool, ended: bool) -> tuple[int | None, bool, bool]:
         """Collective: the size wanted by a schedule, whether a checkpoint is due, and whether the end, at any."""
-        training = self._training
+        training = self.training
         # Of those at the same step one may have come to the end of its epoch, and another not yet.
         epoch = training.epoch if training.dataset is None else training.dataset.epoch
         row = np.array([training.step, epoch, wanted or 0, checkpoint, ended], np.int64)
@@ -102,12 +91,12 @@ class AsynchronousSteps:
         return size, bool(rows[:, 3].any()), bool(rows[:, 4].any())
 
     def _position(self) -> dict[str, Any]:
-        training = self._training
+        training = self.training
         dataset = None if training.dataset is None else training.dataset.state()
         return {"step": training.step, "epoch": training.epoch, "dataset": dataset}
 
     def _take_position(self, furthest: dict[str, Any]) -> None:
-        training = self._training
+        training = self.training
         if self._position() == furthest:
             return
         training.step, training.epoch = furthest["step"], furthest["epoch"]

@@ -306,17 +306,11 @@ def _other_batch(mine: Mapping[str, Any], saved: Mapping[str, Any] | None) -> st
 
 
 class Checkpointing:
-    """Of one training. Everything but `is_due` is collective. `conditions`: what its bits depend on, nothing where that
-    is the cluster. `prepare`: collective, called before the state is taken for a checkpoint. `sync_ledger`:
-    called at each worker before one of them writes."""
+    """Of one training. Everything but `is_due` is collective. `prepare`: collective, called before the state is taken
+    for a checkpoint."""
 
     def __init__(
-        self,
-        options: Options,
-        now: Callable[[], TrainingState],
-        conditions: Callable[[], Mapping[str, Any]],
-        prepare: Callable[[], None] = lambda: None,
-        sync_ledger: Callable[[], None] = lambda: None,
+        self, options: Options, training: program.Training, prepare: Callable[[], None] = lambda: None
     ) -> None:
         folder = options.checkpoint_dir
         if folder is not None and not isinstance(folder, CheckpointFolder):
@@ -325,8 +319,11 @@ class Checkpointing:
         """None where there are none."""
         self._every = options.checkpoint_every
         self._resume = options.resume
-        self._now = now
-        self._conditions, self._prepare, self._sync_ledger = conditions, prepare, sync_ledger
+        self._training, self._prepare = training, prepare
+
+    def _conditions(self) -> Mapping[str, Any]:
+        """What the bits depend on; nothing where that is the cluster, too."""
+        return {} if self._training.dataset is None else self._training.dataset.conditions()
 
     @property
     def training(self) -> tuple[str, int] | None:
@@ -346,9 +343,10 @@ class Checkpointing:
         if self.folder is None:
             raise ValueError("there is nowhere to write a checkpoint to; give checkpoint_dir")
         self._prepare()
-        now, mine = self._now(), program.current()
+        now, mine = self._training.training_state, program.current()
         handover.average(now.averaged)
-        self._sync_ledger()  # at all, before any of them gathers and one begins to write
+        if self._training.dataset is not None:
+            self._training.dataset.sync_ledger()  # at all, before any of them gathers and one begins to write
         own = gather_json({c.name: c.capture() for c in now.components if c.own}, "kungfu/checkpoint")
         mine.checkpoint, mine.writes_checkpoint = step, runtime.current_rank() == min(own)
         if not mine.writes_checkpoint:
@@ -405,7 +403,7 @@ class Checkpointing:
         """Whether the state is restored. It isn't if the newest checkpoint is of a later call of training: its state
         belongs into that call's objects, and this process is behind. The lowest rank reads the file: where there are
         several machines the others may not see its folder. The calls until then don't read the file again."""
-        now, rank, mine = self._now(), runtime.current_rank(), program.current()
+        now, rank, mine = self._training.training_state, runtime.current_rank(), program.current()
         path = os.path.abspath(folder.folder)
         known = mine.call_of_checkpoint.get(path, 0)  # all were told alike
         if known > mine.calls:

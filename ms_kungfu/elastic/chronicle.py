@@ -12,16 +12,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from ms_kungfu import membership
+from ms_kungfu._words import counted
 from ms_kungfu.elastic import program
 from ms_kungfu.elastic.program import Entry
 from ms_kungfu.errors import ResizeError
 from ms_kungfu.membership import Change
 
 _log = logging.getLogger(__name__)
-
-
-def workers(count: int) -> str:
-    return f"{count} worker{'' if count == 1 else 's'}"
 
 
 def scheduled(step: int, size: int, wait: bool) -> None:
@@ -35,7 +32,7 @@ def scheduled(step: int, size: int, wait: bool) -> None:
         return
     starting = f", {size - present} starting" if size > present else ""
     meanwhile = "; training goes on meanwhile, and wait=True would have it wait for them" if size > present else ""
-    _log.info("step %d: %s wanted%s%s", step, workers(size), starting, "" if wait else meanwhile)
+    _log.info("step %d: %s wanted%s%s", step, counted(size, "worker"), starting, "" if wait else meanwhile)
     if not own.at_exit and membership.current().ports.owns_process:
         own.at_exit = True
         atexit.register(_at_exit)
@@ -67,7 +64,7 @@ def deaths(step: int) -> None:
 
 def joined(step: int) -> None:
     """This worker has come into a running job, and has its state."""
-    _log.info("step %d: joined as rank %d of %s", step, membership.rank(), workers(membership.size()))
+    _log.info("step %d: joined as rank %d of %s", step, membership.rank(), counted(membership.size(), "worker"))
 
 
 def passes(call: int, call_of_state: int) -> None:
@@ -92,7 +89,7 @@ def changed(step: int, change: Change) -> None:
         reason = f"as the schedule has it from step {entry.step} on" if entry and scheduled else "as asked for"
         if membership.was_evicted():
             reason = "evicted"
-        _log.info("step %d: left the cluster of %s, %s", step, workers(change.old_size), reason)
+        _log.info("step %d: left the cluster of %s, %s", step, counted(change.old_size, "worker"), reason)
         return
     version = membership.cluster_version()
     # Nobody here knows whether a newcomer was asked for, or takes the place of one that died long ago.
@@ -109,7 +106,12 @@ def changed(step: int, change: Change) -> None:
         reason = f"as the schedule has it from step {own.pending.step} on"
         own.pending = None
     _log.info(
-        "step %d: %d -> %s, cluster version %d, %s", step, change.old_size, workers(change.new_size), version, reason
+        "step %d: %d -> %s, cluster version %d, %s",
+        step,
+        change.old_size,
+        counted(change.new_size, "worker"),
+        version,
+        reason,
     )
 
 

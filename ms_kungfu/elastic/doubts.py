@@ -7,6 +7,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from ms_kungfu import membership, runtime
+from ms_kungfu._words import counted
+from ms_kungfu.elastic.options import Options
 from ms_kungfu.trained import inventory
 
 _log = logging.getLogger(__name__)
@@ -72,3 +75,14 @@ class Doubts:
         if which not in self._told:
             self._told.add(which)
             _log.warning(text, *arguments)
+
+
+def warn_of_one_epoch(options: Options) -> None:
+    """A training of one epoch without a dataset begins, whose cluster changes between epochs only."""
+    asked = [name for name in ("schedule", "policy") if getattr(options, name)]
+    if asked and membership.speaks_for_all():
+        _log.warning(
+            "ElasticTraining.epochs(1) without dataset=: the cluster changes between epochs only, so it stays at "
+            "%s in this call of training, whatever %s asks for; give dataset=, or divide the steps into epochs",
+            counted(runtime.current_cluster_size(), "worker"), " and ".join(asked),
+        )  # fmt: skip

@@ -1,32 +1,88 @@
-"""What a training tells its monitor of each step."""
+"""What a training tells its monitor of each step, and asks its policies."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
+from ms_kungfu import runtime
+from ms_kungfu.elastic.options import Options
+from ms_kungfu.elastic.policy import as_policy
+from ms_kungfu.elastic.policy_runner import PolicyRunner
+from ms_kungfu.elastic.program import Training, is_behind
 from ms_kungfu.monitoring.monitor import Monitor
-from ms_kungfu.monitoring.record import StepRecord
 
 
-def begin(monitor: Monitor, optimizers: Sequence[Any], step: int) -> None:
-    # Not all that requires a gradient: MindSpore's moments do, by their copied flags.
-    monitor.begin([p for optimizer in optimizers for p in optimizer.parameters], step)
+class Measuring:
+    """The monitor and the policies of one training. It does nothing where there are none."""
 
+    def __init__(self, training: Training, options: Options, total_samples: int | None) -> None:
+        self._training = training
+        self.monitor = options.monitor or next((o.monitor for o in training.optimizers if hasattr(o, "monitor")), None)
+        self.policies: PolicyRunner | None = None
+        policies = as_policy(options.policy)
+        if policies.parts:
+            self.monitor = self.monitor or Monitor(update_ratio_interval=0)
+            self.policies = PolicyRunner(policies, self.monitor, options.evict, total_samples)
 
-def step_end(
-    monitor: Monitor,
-    optimizers: Sequence[Any],
-    step: int,
-    loss: Any,
-    samples: int | None,
-    shards: Sequence[int],
-    trained: int | None,
-) -> StepRecord | None:
-    """The record of the step just done, its number counted from 1; None between two that are measured. Collective."""
-    from ms_kungfu.elastic.learning_rates import learning_rate_of  # loads MindSpore
+    @property
+    def wanted_size(self) -> int:
+        """The size that a policy has asked for where it hasn't come true yet, else the present one."""
+        pending = None if self.policies is None else self.policies.pending_size
+        return runtime.current_cluster_size() if pending is None else pending
 
-    if samples is None:
-        samples = next((o.device_batch_size for o in optimizers if getattr(o, "device_batch_size", None)), 0)
-    monitor.gradient_scale = float(getattr(optimizers[0], "loss_scale", 1.0)) if optimizers else 1.0
-    return monitor.step_end(samples, loss, learning_rate_of(optimizers, step - 1), step, shards, trained)
+    def begin(self) -> None:
+        """Training begins, or goes on at this worker."""
+        if self.monitor is not None and not self._training.should_stop:
+            # Not all that requires a gradient: MindSpore's moments do, by their copied flags.
+            parameters = [p for optimizer in self._training.optimizers for p in optimizer.parameters]
+            self.monitor.begin(parameters, self._training.step)
+
+    def expect_epochs(self, count: int) -> None:
+        """So many are trained, unless the program has named a number of samples."""
+        dataset = self._training.dataset
+        if self.policies is not None and self.policies.total_samples is None and dataset is not None:
+            self.policies.total_samples = count * dataset.total_samples
+
+    def ask(self, hook: str) -> None:
+        """Collective: ask the policies."""
+        if self.policies is not None:
+            self.policies.hook(hook, self._training)
+
+    def step_end(self, loss: Any, samples: int | None, trained: int | None) -> None:
+        """A step is done. `samples`: this worker's. `trained`: all workers'. Collective."""
+        if self.monitor is None:
+            return
+        from ms_kungfu.elastic.learning_rates import learning_rate_of  # loads MindSpore
+
+        optimizers, step, dataset = self._training.optimizers, self._training.step, self._training.dataset
+        if samples is None:
+            samples = next((o.device_batch_size for o in optimizers if getattr(o, "device_batch_size", None)), 0)
+        self.monitor.gradient_scale = float(getattr(optimizers[0], "loss_scale", 1.0)) if optimizers else 1.0
+        shards = () if dataset is None else dataset.step_shards
+        rate = learning_rate_of(optimizers, step - 1)
+        record = self.monitor.step_end(samples, loss, rate, step, shards, trained)
+        if self.policies is not None:
+            self.policies.stepped(record)
+
+    def take_size(self) -> int | None:
+        """The size that the policies have decided on since the last call."""
+        return None if self.policies is None else self.policies.take_size()
+
+    def on_resized(self, size: int) -> None:
+        """The cluster has changed, and its state isn't shared yet."""
+        if self.policies is not None:
+            self.policies.on_resized(size, self._training.dataset)
+
+    def took(self, seconds: float) -> None:
+        """The change has held up training for so long."""
+        if self.policies is not None:
+            self.policies.took(seconds)
+        if self.monitor is not None:
+            self.monitor.resized(seconds)
+
+    def end(self) -> None:
+        """The call of training is over."""
+        if self.policies is not None and not is_behind():
+            self.policies.after_train(self._training)
+        if self.monitor is not None:
+            self.monitor.end()

@@ -10,7 +10,8 @@ from typing import Any
 
 from ms_kungfu import env, runtime
 from ms_kungfu.agreement import told_by_lowest
-from ms_kungfu.dataset.shares import MOST_SHARDS, Shares
+from ms_kungfu.dataset.dealing import MOST_SHARDS
+from ms_kungfu.dataset.shares import Shares
 from ms_kungfu.elastic.eviction import Evict, Evictions
 from ms_kungfu.elastic.policy import HOOKS, Decision, Metrics, Policies, Policy
 from ms_kungfu.elastic.program import Training

@@ -7,18 +7,23 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ms_kungfu.dataset.shares import Shares
+from ms_kungfu.elastic.state import TrainingState
 
 
 class Training(Protocol):
     """What the parts of an `ElasticTraining` see of it."""
 
     step: int
+    first_step: int
     epoch: int
     should_stop: bool
+    asynchronous: bool
     optimizers: list[Any]
 
     @property
     def dataset(self) -> Shares | None: ...
+    @property
+    def training_state(self) -> TrainingState: ...
 
 
 @dataclass
@@ -100,3 +105,25 @@ def is_behind() -> bool:
 def is_resuming() -> bool:
     """Whether this process is behind, or has just begun in the middle of a call that the others began before."""
     return is_behind() or current().resuming
+
+
+def progress(training: Training) -> dict[str, Any]:
+    """Where this process is in a training; JSON, for another one or a checkpoint."""
+    mine = current()
+    return {
+        "step": training.step,
+        "first_step": training.first_step,
+        "epoch": training.epoch,
+        "checkpoint": mine.checkpoint,
+        "job": mine.job,
+        "generators": mine.generators.state(),
+    }
+
+
+def resume(progress: dict[str, Any]) -> None:
+    """Go on from another process's progress, or a checkpoint's, in the call of training that it is of."""
+    mine = current()
+    mine.resume = progress
+    mine.checkpoint = progress.get("checkpoint")  # not in files of older versions
+    mine.job = progress.get("job", 1)
+    mine.generators.receive(progress.get("generators"))

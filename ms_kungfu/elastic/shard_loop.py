@@ -15,7 +15,7 @@ from ms_kungfu.elastic.pace import Pace
 from ms_kungfu.trained import claims
 
 if TYPE_CHECKING:
-    from ms_kungfu.dataset.elastic import ShardBatches
+    from ms_kungfu.dataset.batches import ShardBatches
 
 _DTYPES = ("Float16", "BFloat16", "Float32", "Float64")
 _ON_CORES = "computed on {} cores a worker (kungfu-run -cores-per-worker K has all alike)"

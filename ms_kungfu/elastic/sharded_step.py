@@ -11,7 +11,8 @@ from mindspore import nn, ops
 
 from ms_kungfu import membership, runtime
 from ms_kungfu.comm import Array
-from ms_kungfu.dataset.elastic import ElasticDataset, ShardBatches
+from ms_kungfu.dataset.batches import ShardBatches
+from ms_kungfu.dataset.elastic import ElasticDataset
 from ms_kungfu.elastic import compiled
 from ms_kungfu.elastic.shard_loop import ShardLoop
 from ms_kungfu.errors import KungFuError

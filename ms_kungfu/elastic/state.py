@@ -1,6 +1,6 @@
 """What decides the next step of training, named piece by piece, and how it reaches the workers that join.
 
-The pieces (``CARRIED`` lists their names; a test trains on with each one missing and sees that it matters):
+The pieces (a test trains on with each one missing and sees that it matters):
 
 - ``parameters``: every MindSpore Parameter of the trained cells: weights, moments, global step, learning rate, the loss
   scale of a training cell. Broadcast straight into the joiner's Parameters.
@@ -30,20 +30,6 @@ from typing import Any, Callable
 
 from ms_kungfu.errors import KungFuError
 from ms_kungfu.trained import inventory
-
-CARRIED = (
-    "parameters",
-    "buffers",
-    "progress",
-    "dataset",
-    "loss_scale",
-    "learning_rate",
-    "param_groups",
-    "random_mindspore",
-    "random_python",
-    "random_numpy",
-    "random_generators",
-)
 
 
 @dataclass(frozen=True)

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Callable
 
-import numpy as np
-
-from ms_kungfu import comm, membership, runtime
-from ms_kungfu._words import counted
-from ms_kungfu.agreement import gather_json
-from ms_kungfu.dataset import replaying
-from ms_kungfu.elastic import chronicle, handover, measuring, program, randomness, state
+from ms_kungfu import membership, runtime
+from ms_kungfu.elastic import chronicle, handover, program, state
 from ms_kungfu.elastic.ahead import Ahead
 from ms_kungfu.elastic.asynchronous import AsynchronousSteps, is_asynchronous
+from ms_kungfu.elastic.beginning import Beginning
 from ms_kungfu.elastic.beside import Beside
+from ms_kungfu.elastic.carried import Carried
+from ms_kungfu.elastic.changes import ClusterChanges
 from ms_kungfu.elastic.checkpoint import Checkpointing
-from ms_kungfu.elastic.doubts import Doubts
+from ms_kungfu.elastic.doubts import warn_of_one_epoch
 from ms_kungfu.elastic.eviction import Evict
-from ms_kungfu.elastic.fingerprints import fingerprint
-from ms_kungfu.elastic.lr_rule import LRRule, parse_lr_rule
+from ms_kungfu.elastic.lr_rule import LRRule
+from ms_kungfu.elastic.measuring import Measuring
 from ms_kungfu.elastic.options import Options
-from ms_kungfu.elastic.policy import Policy, as_policy
-from ms_kungfu.elastic.policy_runner import PolicyRunner
+from ms_kungfu.elastic.policy import Policy
 from ms_kungfu.elastic.program import is_behind
-from ms_kungfu.elastic.sameness import Sameness, check, pieces_of
 from ms_kungfu.elastic.schedule import Schedule, parse_schedule
 from ms_kungfu.elastic.state import TrainingState
-from ms_kungfu.elastic.undo import LastStep
+from ms_kungfu.elastic.synchronous import SynchronousSteps
 from ms_kungfu.membership import Change
 from ms_kungfu.monitoring.monitor import Monitor
 from ms_kungfu.trained import inventory
@@ -40,9 +32,6 @@ if TYPE_CHECKING:
     import os
 
     from ms_kungfu.dataset import ElasticDataset
-    from ms_kungfu.elastic.learning_rates import LearningRates
-
-_log = logging.getLogger(__name__)
 
 
 class ElasticTraining:
@@ -135,24 +124,8 @@ class ElasticTraining:
             schedule, wait, components, lr_rule, averaged, checkpoint_dir, checkpoint_every, keep_checkpoints, resume,
             policy, monitor, evict, asynchronous,
         ).as_run()  # fmt: skip
-        self._options = options
-        self._size_after = parse_schedule(options.schedule)
-        self._changes_between_epochs = False  # rather than behind any step
-        self._ahead = Ahead(options.schedule)
-        self._lr_factor = parse_lr_rule(lr_rule)
-        self._rates: LearningRates | None = None  # once training began, where there is a rule
-        conditions = dict if dataset is None else dataset.conditions
-        self.before_checkpoint: Callable[[], None] = lambda: None
-        """Collective; for who drives the training and has something to agree on that a checkpoint keeps."""
-        sync_ledger = (lambda: None) if dataset is None else dataset.sync_ledger
-        self._checkpoints = Checkpointing(
-            options, lambda: self.training_state, conditions, lambda: self.before_checkpoint(), sync_ledger
-        )
-        self._prepare_step = prepare
-        self._trained = trained
         self.dataset = dataset
-        self._loss_scale_manager = loss_scale_manager
-        self._call = 0
+        self._options = options
         self.step = 0
         """Steps done since training started, in all workers' lives."""
         self.first_step = 0
@@ -161,74 +134,52 @@ class ElasticTraining:
         """Epochs done in the present call of training."""
         self.should_stop = False
         """This worker has no part in the training any more, or not yet (`begin`), or somebody has asked for a stop."""
-        self._sameness: Sameness | None = None  # once training began
-        self._stop_asked = False  # at this worker
-        self._stopped = False  # all know of it
-        self._steps_here = 0  # since the cluster changed, or the call began
-        self._last_step = LastStep(lambda: self.training_state)
-        self._doubts, self._beside = Doubts(), Beside()
+        self.before_checkpoint: Callable[[], None] = lambda: None
+        """Collective; for who drives the training and has something to agree on that a checkpoint keeps."""
         self.carries_more = bool(components)
         """Whether the program has named state of its own, so that it needs no warning of what isn't carried."""
-        self._is_covered = False  # what depends on the cluster, by ShardedSteps
-        self._told_of_steps = False  # by who knows when a step begins
-        if dataset is not None:
-            dataset.driven = self._last_step
         self.optimizers = inventory.collect_optimizers(trained)
         """The optimizers of MindSpore among what is trained; of those in one another the outer one."""
-        for optimizer in self.optimizers:
-            from ms_kungfu.trained.rates import hold_last_rate  # loads MindSpore
-
-            hold_last_rate(optimizer)
-        self.monitor = monitor or next((o.monitor for o in self.optimizers if hasattr(o, "monitor")), None)
-        self._schedulers: list[Any] = []  # of optimizers with param_groups, once training began
+        self._measuring = measuring = Measuring(self, options, total_samples)
+        self.monitor = measuring.monitor
         self.asynchronous = is_asynchronous(options, self.optimizers, dataset, self.monitor)
         """Whether the workers make their steps without coming together."""
-        self._asynchronous = AsynchronousSteps(self, self._size_after, self._checkpoints, self._follow, self._suspend)
-        policies = as_policy(policy)
-        self._policies: PolicyRunner | None = None
-        if policies.parts:
-            self.monitor = self.monitor or Monitor(update_ratio_interval=0)
-            self._policies = PolicyRunner(policies, self.monitor, evict, total_samples)
+        self.carried = carried = Carried(self, trained, options, loss_scale_manager, measuring)
+        self._checkpoints = checkpoints = Checkpointing(options, self, lambda: self.before_checkpoint())
+        self._beside, self._ahead = Beside(), Ahead(options.schedule)
+        self.changes = ClusterChanges(self, options.wait, carried, measuring, checkpoints, self._beside)
+        size_after = parse_schedule(options.schedule)
+        parts = size_after, carried, measuring, checkpoints, self.changes
+        self._beginning = Beginning(self, prepare, *parts)
+        self._synchronous = SynchronousSteps(self, *parts)
+        self._asynchronous = AsynchronousSteps(self, size_after, checkpoints, self.changes)
+        if dataset is not None:
+            dataset.driven = self._synchronous.last
 
     @property
     def wanted_size(self) -> int:
         """The size that a policy has asked for where it hasn't come true yet, else the present one."""
-        pending = None if self._policies is None else self._policies.pending_size
-        return runtime.current_cluster_size() if pending is None else pending
+        return self._measuring.wanted_size
 
     @property
     def parameters(self) -> list[Any]:
         """The Parameters that are kept the same, each once."""
-        bases = self._rates.bases if self._rates is not None else []
-        return [*inventory.collect_parameters((*self._trained, *self._schedulers)), *bases]
+        return self.carried.parameters
 
     @property
     def components(self) -> list[state.Component]:
         """The rest of the state."""
-        carried = [state.Component("progress", self._progress, self._resume)]
-        parts: dict[str, Any] = {"dataset": self.dataset, "learning_rate": self._rates}
-        parts.update(monitor=self.monitor, policies=self._policies)
-        carried += [state.Component(name, part.state, part.restore) for name, part in parts.items() if part is not None]
-        if self._loss_scale_manager is not None:
-            carried.append(state.attributes_component("loss_scale", self._loss_scale_manager))
-        grouped = [optimizer for optimizer in self.optimizers if inventory.is_grouped(optimizer)]
-        if grouped or self._schedulers:
-            carried.append(state.groups_component(grouped, self._schedulers))
-        return [*carried, *randomness.components(self._trained), *self._options.components]
+        return self.carried.components
 
     @property
     def training_state(self) -> TrainingState:
         """Everything that decides the next step."""
-        statistics = inventory.moving_statistics(self._trained)
-        buffers = inventory.collect_buffers(self._trained)
-        averaged = tuple(self.averaged)
-        return TrainingState(self.parameters, self.components, buffers, averaged, tuple(statistics), self._call)
+        return self.carried.state()
 
     @property
     def averaged(self) -> Sequence[Any]:
         """What differs between the workers by nature, such as moving statistics."""
-        averaged = self._options.averaged
-        return inventory.moving_statistics(self._trained) if averaged is None else averaged
+        return self.carried.averaged
 
     def average_statistics(self) -> None:
         """What differs between the workers by nature becomes its mean, so that an evaluation has the same result at
@@ -245,80 +196,13 @@ class ElasticTraining:
         meanwhile.
         """
         runtime.init()
-        inventory.check_reduced(self._trained, None if self.dataset is None else self.dataset.shards)
-        self._doubts.look(self._trained)
-        self._schedulers = inventory.collect_schedulers(self._trained, self.optimizers)
-        mine = program.current()
-        mine.calls += 1
-        self._call = mine.calls
-        if self._call == 1:
-            randomness.note_origins(self.components)
-        self.should_stop = self._stop_asked = self._stopped = False
-        self._steps_here = 0
-        self.epoch = 0
-        self.first_step = self.step
-        if self._lr_factor is not None:
-            from ms_kungfu.elastic.learning_rates import LearningRates
-
-            follows = "samples" if self._deals_shards else "workers"
-            self._rates = LearningRates.of(self._trained, self._rates_follow(), follows)
-        if self._deals_shards and not runtime.detached():
-            membership.fix_cores()  # kernels that are made for more cores keep other bits than those made for these
-        if self._prepare_step is not None and (membership.is_joiner() or self._deals_shards) and not runtime.detached():
-            # Before the others have to wait for this worker; with shards for anybody's shape, which may become its own.
-            self._prepare_step()
-        if self.dataset is not None and not runtime.detached():
-            self.dataset.read_contents()
-        if membership.is_joiner() and not runtime.detached():
-            membership.join()  # until here the others have trained on
-        if runtime.detached():
-            self._suspend(True)
-            return
-        joins = membership.is_joiner()
-        self._agree_on_trained(joins)
-        if joins:
-            handover.share_state(self.training_state)
-            if not is_behind():
-                chronicle.joined((mine.resume or self._progress())["step"])
-        resumed = self._checkpoints.begin(joins, mine.resume is not None and self._call <= mine.resume["call"])
-        if is_behind():
-            chronicle.passes(self._call, mine.call_of_state)
-            self._suspend(True)
-            return
-        if resumed and self.dataset is not None and runtime.current_cluster_size() > 1:
-            handover.compare_contents(self.dataset)
-        self._scale_rates()
-        if not self.asynchronous:
-            different = [*self.training_state.averaged, *self.training_state.statistics]
-            if self._deals_shards:  # each Parameter follows from the shards, or bits would depend on who computes which
-                different = list(self._options.averaged or ())
-            trained = (*self._trained, *self._schedulers)
-            pieces = pieces_of(trained, self._loss_scale_manager, set(map(id, different)), self._deals_shards)
-            self._sameness = Sameness(pieces)
-        resume = mine.resume
-        if resume is None or self._call > resume["call"]:
-            if runtime.current_cluster_size() > 1:
-                handover.begin_alike(self.training_state, None if self.dataset is None else self.dataset.same_at_all())
-                if self.dataset is not None:
-                    handover.compare_contents(self.dataset)
-            self._suspend(False)
-            if self.monitor is not None:
-                measuring.begin(self.monitor, self.optimizers, self.step)
-            self._ask("before_train")
-            self._change_to(self._size_after(0) if self.step == 0 else None)
-        else:
-            self.step, self.first_step, self.epoch = resume["step"], resume["first_step"], resume["epoch"]
-            mine.resuming = True
-            self._suspend(is_behind())
-            if joins:
-                self._checkpoints.make_up(self.step)
-            if self.monitor is not None and not self.should_stop:
-                measuring.begin(self.monitor, self.optimizers, self.step)
-        if not self.asynchronous:
-            self._last_step.watch(self._trained)
-        if not self.carries_more:
-            self._beside.look(self._trained, self.optimizers, self.parameters)
-        self._step_follows()
+        self._synchronous.doubts.look(self.carried.trained)
+        if self._beginning.run():
+            if not self.asynchronous:
+                self._synchronous.last.watch(self.carried.trained)
+            if not self.carries_more:
+                self._beside.look(self.carried.trained, self.optimizers, self.parameters)
+            self._synchronous.follow()
 
     def step_end(self, loss: Any = None, samples: int | None = None) -> Change:
         """Count a step, and follow a change of the cluster that is due. Collective, once a step at every worker.
@@ -346,60 +230,16 @@ class ElasticTraining:
         self.step += 1
         membership.step_ended(self.step)
         chronicle.deaths(self.step)
-        self._steps_here += 1
-        if self._deals_shards and not self._is_covered:
-            inventory.check_sharded(self._trained)
-            self._is_covered = True
+        self.carried.check_covered()
         self._ahead.look(self.step)
         self._beside.step_end()
-        if self.asynchronous:
-            return self._asynchronous.step_end()
-        if not self._last_step.ended(self.step):
-            return self._do_again()
-        if not self._deals_shards:
-            self._doubts.step(self._last_step.reductions, runtime.current_cluster_size())
-        trained = None
-        if self.dataset is not None:
-            samples = self.dataset.weight if samples is None else samples
-            if self.dataset.wants_fingerprint(self.step):
-                self.dataset.keep_fingerprint(self.step, fingerprint(self.training_state))
-            self.dataset.training = self._checkpoints.training
-            trained = self.dataset.commit(self._last_step.take_participants())
-        self._measure(loss, samples, trained)
-        self._ask("after_step")
-        # Before a change: it takes all workers, and those who join by the change know nothing of it.
-        if self._checkpoints.is_due(self.step):
-            self._checkpoints.write(self.step)
-        change = self._change_to(self._size_after(self.step), self._sameness)
-        self._step_follows()
-        return change
+        return self._asynchronous.step_end() if self.asynchronous else self._synchronous.step_end(loss, samples)
 
     def step_begin(self) -> None:
         """What the program has set between the steps (a rate, weights that it clips) belongs to what was before the
         next one, in case that is undone. With an `ElasticDataset` a step begins when it hands out the first batch;
         without one where the `step_end` before returns, unless the loop calls this."""
-        self._told_of_steps = True
-        if not self.should_stop:
-            self._last_step.begins()
-
-    def _step_follows(self) -> None:
-        if self.should_stop:
-            return
-        self._ask("before_step")
-        self._scale_rates()  # a policy, or the program, may have changed the global batch
-        if not self._told_of_steps and self.dataset is None:
-            self._last_step.begins()
-
-    def _do_again(self) -> Change:
-        """The step at hand is undone: nothing of it counts."""
-        self.step -= 1
-        self._steps_here -= 1
-        participants = self._last_step.take_participants()
-        if self.dataset is not None:
-            self.dataset.take_back(participants)
-        change = self._change_to(None, self._sameness)
-        self._step_follows()
-        return replace(change, undone=True)
+        self._synchronous.begin()
 
     def request_stop(self) -> None:
         """Have training end at all workers after the same step. Any worker may ask, alone; `should_stop` is true once
@@ -408,7 +248,7 @@ class ElasticTraining:
 
         Where the workers are asynchronous, end the loop instead: `end` ends it for all.
         """
-        self._stop_asked = True
+        self.changes.stop_asked = True
 
     def agree_on_stop(self) -> bool:
         """Collective at the end of an epoch: whether to stop here because some worker has asked for it.
@@ -416,40 +256,15 @@ class ElasticTraining:
         Right after a change of the cluster the next step's end tells instead: those who have joined in it may not have
         come to this epoch's end with the others.
         """
-        if not self.asynchronous and not self.should_stop and self._steps_here > 0:
-            asked = comm.all_reduce(np.array([self._stop_asked], np.int32), op="max", name="kungfu/stop")
-            self._stop(bool(asked[0]))
+        if not self.asynchronous and not self.should_stop:
+            self.changes.agree_on_stop()
         return self.should_stop
-
-    def _stop(self, stops: bool) -> bool:
-        if stops:
-            self._stopped = True
-            self._suspend(True)
-        return stops
-
-    def _agree_on_trained(self, joins: bool) -> None:
-        """Collective where all begin, and after each change of the cluster: what of `trained` all workers have."""
-
-    def _may_change(self) -> bool:
-        """Whether a change of the cluster that is ready is followed behind this step; the same at all workers."""
-        return not self._changes_between_epochs
-
-    def _settle(self, sameness: Sameness, same: bool) -> bool:
-        """In the step's agreement: whether training stops, and DivergenceError where the workers are not the same.
-
-        A change that is due as well is the next call's, whose `begin` follows it.
-        """
-        if same:
-            return self._stop(self._stop_asked) or not self._may_change()
-        everyones = gather_json([self._stop_asked, sameness.words()], "kungfu/same")
-        check(self.step, {rank: told for rank, (_, told) in everyones.items()})
-        return self._stop(any(stop for stop, _ in everyones.values())) or not self._may_change()
 
     def epoch_begin(self) -> None:
         """Tell the policies that an epoch begins; `epochs` does so itself."""
         # A joiner comes to an epoch that the others have begun already.
         if not self.should_stop and not program.current().resuming:
-            self._ask("before_epoch")
+            self._measuring.ask("before_epoch")
 
     def checkpoint(self) -> None:
         """Have the state as it is written to `checkpoint_dir`, in the background. Collective, between steps.
@@ -465,7 +280,7 @@ class ElasticTraining:
         program.current().resuming = False
         if not self.should_stop:
             self.epoch += 1
-            self._ask("after_epoch")
+            self._measuring.ask("after_epoch")
 
     def end(self) -> None:
         """The call of training is over: tell the policies, close the monitor's files, look whether the last checkpoint
@@ -477,20 +292,13 @@ class ElasticTraining:
             self._asynchronous.end()
         elif not runtime.detached() and not is_behind():
             self._checkpoints.make_up(self.step)
-        if self._policies is not None and not is_behind():
-            self._policies.after_train(self)
-        if self.monitor is not None:
-            self.monitor.end()
-        if self._stopped:
-            self._suspend(False)
-        self.check_sameness()
+        self._measuring.end()
+        self.changes.end()
 
     def check_sameness(self) -> None:
         """Collective, between steps: DivergenceError, at every worker, where something that has to be equal on all of
         them isn't. `end` does so itself; in between each piece is looked at once in a hundred steps."""
-        in_step = runtime.current_cluster_size() > 1 and not runtime.detached() and not is_behind()
-        if in_step and self._sameness is not None:
-            self._sameness.check_all(self.step)
+        self.changes.check_sameness()
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs of a call of training that are still to do, of `count`: `begin`, then ``range(count)``, at a
@@ -502,123 +310,25 @@ class ElasticTraining:
         Without a dataset the cluster changes between epochs, and not in the last one: which steps of an epoch a joining
         worker would have to leave out, only the program knows.
         """
-        self._changes_between_epochs = self.dataset is None and not self.asynchronous
-        if self._policies is not None and self._policies.total_samples is None and self.dataset is not None:
-            self._policies.total_samples = count * self.dataset.total_samples
+        between = self.dataset is None and not self.asynchronous
+        self._measuring.expect_epochs(count)
         joins = membership.is_joiner()
+        if between:
+            self.changes.may_follow = lambda: False  # behind a step
         try:
             self.begin()
-            if self._changes_between_epochs:
-                if joins:
-                    program.current().resuming = False  # it begins its first epoch with the others
-                self._warn_of_one_epoch(count)
+            if between and joins:
+                program.current().resuming = False  # it begins its first epoch with the others
+            if between and count == 1 and not self.should_stop:
+                warn_of_one_epoch(self._options)
             while self.epoch < count and not self.should_stop:
                 self.epoch_begin()
                 yield self.epoch
                 self.epoch_end()
-                if self._changes_between_epochs and self.epoch < count and not self.should_stop:
-                    self._change_to(None)
-                    self._step_follows()
+                if between and self.epoch < count and not self.should_stop:
+                    self.changes.change_to()
+                    self._synchronous.follow()
         finally:  # the program may leave its loop by `break`, and go on with one of another form
-            self._changes_between_epochs = False
+            if between:
+                self.changes.may_follow = lambda: True
         self.end()
-
-    def _warn_of_one_epoch(self, count: int) -> None:
-        options = self._options
-        asked = [name for name in ("schedule", "policy") if getattr(options, name)]
-        if count == 1 and asked and not self.should_stop and membership.speaks_for_all():
-            _log.warning(
-                "ElasticTraining.epochs(1) without dataset=: the cluster changes between epochs only, so it stays at "
-                "%s in this call of training, whatever %s asks for; give dataset=, or divide the steps into epochs",
-                counted(runtime.current_cluster_size(), "worker"), " and ".join(asked),
-            )  # fmt: skip
-
-    def _ask(self, hook: str) -> None:
-        if self._policies is not None:
-            self._policies.hook(hook, self)
-
-    def _measure(self, loss: Any, samples: int | None, trained: int | None) -> None:
-        if self.monitor is None:
-            return
-        shards = () if self.dataset is None else self.dataset.step_shards
-        record = measuring.step_end(self.monitor, self.optimizers, self.step, loss, samples, shards, trained)
-        if self._policies is not None:
-            self._policies.stepped(record)
-
-    def _change_to(self, scheduled: int | None, sameness: Sameness | None = None) -> Change:
-        """Follow what the policies, the schedule or the config server want."""
-        began = time.monotonic()
-        if scheduled is not None:
-            chronicle.scheduled(self.step, scheduled, self._options.wait)
-        size = self._policies.take_size() if self._policies is not None else None
-        wanted = scheduled if size is None or replaying.current() is not None else size
-        membership.note_step(self.step)
-        with chronicle.refusals():
-            if sameness is None:
-                change = membership.step(wanted, self._options.wait)
-            else:
-                word = sameness.word(self.step) if runtime.current_cluster_size() > 1 else 0
-                word ^= 1 << 63 if self._stop_asked else 0
-                change = membership.step(wanted, self._options.wait, word, partial(self._settle, sameness))
-        change = self._follow(change)
-        if change.changed and not change.detached:
-            seconds = time.monotonic() - began
-            if self._policies is not None:
-                self._policies.took(seconds)
-            if self.monitor is not None:
-                self.monitor.resized(seconds)
-        return change
-
-    def _follow(self, change: Change) -> Change:
-        if change.detached:
-            chronicle.changed(self.step, change)
-            self._suspend(True)
-        elif change.changed:
-            self._beside.warn_of_changed()
-            self._steps_here = 0
-            if self._policies is not None:
-                self._policies.on_resized(change.new_size, self.dataset)
-            self._agree_on_trained(False)
-            handover.share_state(self.training_state)
-            self._scale_rates()
-            self._checkpoints.make_up(self.step)
-            chronicle.changed(self.step, change)
-        return change
-
-    def _scale_rates(self) -> None:
-        if self._rates is not None and self._lr_factor is not None:
-            self._rates.follow(self._lr_factor, self._rates_follow())
-
-    @property
-    def _deals_shards(self) -> bool:
-        return self.dataset is not None and self.dataset.shards is not None
-
-    def _rates_follow(self) -> int:
-        """The global batch where steps are deals of shards, which the cluster's size doesn't change."""
-        if self.dataset is not None and self.dataset.shards is not None:
-            return self.dataset.global_batch_size
-        return runtime.current_cluster_size()
-
-    def _suspend(self, suspended: bool) -> None:
-        self.should_stop = suspended
-        if self.dataset is not None:
-            self.dataset.suspended = suspended
-
-    def _progress(self) -> dict[str, Any]:
-        return {
-            "call": self._call,
-            "step": self.step,
-            "first_step": self.first_step,
-            "epoch": self.epoch,
-            "checkpoint": program.current().checkpoint,
-            "job": program.current().job,
-            "generators": program.current().generators.state(),
-        }
-
-    @staticmethod
-    def _resume(progress: dict[str, Any]) -> None:
-        mine = program.current()
-        mine.resume = progress
-        mine.checkpoint = progress.get("checkpoint")  # not in files of older versions
-        mine.job = progress.get("job", 1)
-        mine.generators.receive(progress.get("generators"))

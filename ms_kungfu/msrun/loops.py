@@ -54,53 +54,41 @@ def _outermost() -> list[Any]:
     return [cell for cell in found if id(cell) not in inner]
 
 
-class _OfPasses(ElasticTraining):
-    """One whose cluster changes between the passes over its data."""
-
-    is_broken_off = False  # the pass, at the step that ends
-    rest: Rest
-
-    def _agree_on_trained(self, joins: bool) -> None:
-        self._trained = tuple(self.rest.agree(joins))
-
-    def _change_to(self, *arguments: Any) -> Any:
-        if self._may_change():
-            self.rest.copy()
-        return super()._change_to(*arguments)
-
-    def _may_change(self) -> bool:
-        data = self.dataset
-        assert data is not None
-        return self.is_broken_off or data.steps >= data.get_dataset_size()
-
-    def follow_a_change(self) -> None:
-        """Behind no step: the last one's end didn't know that the pass was over."""
-        if not self.should_stop:
-            self._change_to(None, self._sameness)
-            self._step_follows()
-
-
 class _Training:
-    """The program's one training by a loop of its own."""
+    """The program's one training by a loop of its own, whose cluster changes between the passes over its data."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
         self.data = pipelines.elastic(source, by_shards=False)
         self._passes, self._passes_of_others = 0, 0
-        told = Component("passes", lambda: [self._passes, self._elastic.is_broken_off], self._hear)
+        self._is_broken_off = False  # the pass, at the step that ends
+        told = Component("passes", lambda: [self._passes, self._is_broken_off], self._hear)
         cells = _outermost()
-        self._elastic = _OfPasses(*cells, dataset=self.data, components=[told, objects.component(cells)])
-        self._elastic.rest = Rest(cells)
+        self._elastic = ElasticTraining(*cells, dataset=self.data, components=[told, objects.component(cells)])
+        self._rest = Rest(cells)
+        changes = self._elastic.changes
+        changes.prepare, changes.may_follow = self._copy_rest, self._is_between_passes
+        changes.agree_on_trained = self._agree_on_trained
         self.taken = False  # a batch whose step hasn't ended
         self.in_pass = False
         self._batches = 0  # of this pass, that were taken
         self._updates = 0  # that there were when this pass began
 
+    def _agree_on_trained(self, joins: bool) -> None:
+        self._elastic.carried.trained = tuple(self._rest.agree(joins))
+
+    def _copy_rest(self) -> None:
+        if self._is_between_passes():
+            self._rest.copy()
+
+    def _is_between_passes(self) -> bool:
+        return self._is_broken_off or self.data.steps >= self.data.get_dataset_size()
+
     def _hear(self, told: Sequence[Any]) -> None:
         passes, broken_off = told
         # That one they have left, and what they do behind it is done.
         self._passes_of_others = passes + 1 if broken_off else passes
-        self._elastic.is_broken_off = broken_off
+        self._is_broken_off = broken_off
 
     def begin_pass(self) -> None:
         self._passes += 1
@@ -111,7 +99,7 @@ class _Training:
         self._batches, self._updates = 0, cells.updates()
         world.pass_by(self._passes < self._passes_of_others)
         self.in_pass = not world.passes_by()
-        if self.in_pass and self._elastic.is_broken_off:  # they do so now, in `break_off`
+        if self.in_pass and self._is_broken_off:  # they do so now, in `break_off`
             self._leave_out_the_rest()
             self.in_pass = True
 
@@ -128,18 +116,18 @@ class _Training:
         """The program has left the loop before its end and begins another one, which in MindSpore is another epoch. All
         workers have done so at the same batch."""
         updates = cells.updates() - self._updates
-        self._elastic.is_broken_off = True
+        self._is_broken_off = True
         # That batch isn't trained where all before it have made updates, each as many, and it has made none.
         if self._batches > 1 and updates % self._batches and updates % (self._batches - 1) == 0:
             self.taken = False
         if self.taken:
             self.step_end()
-        else:
-            self._elastic.follow_a_change()
+        elif not self._elastic.should_stop:  # the last step's end didn't know that the pass was over
+            self._elastic.changes.change_to(behind_a_step=True)
         self._leave_out_the_rest()
 
     def _leave_out_the_rest(self) -> None:
-        self._elastic.is_broken_off = False
+        self._is_broken_off = False
         self.data.leave_out_the_rest()
         self.epoch_end()
 

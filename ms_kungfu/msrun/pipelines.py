@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator, Sequence
-from types import CodeType
+from collections.abc import Sequence
 from typing import Any
 
 import mindspore.dataset as ds
 
 from ms_kungfu.dataset import ElasticDataset, pipelines, sharding
-from ms_kungfu.dataset.elastic import _Batches
+from ms_kungfu.dataset.batches import Batches
 from ms_kungfu.msrun import rank_batches, world
 from ms_kungfu.msrun.communication import refused
+from ms_kungfu.msrun.gradient_search import names_in
 
 # What a function of batches calls a rank that it has got from its program, or asks for.
 _RANKS = {"rank", "rank_id", "local_rank", "shard_id", "device_id", "get_rank", "get_local_rank"}
@@ -64,16 +64,8 @@ def _rank_in(function: Any) -> str | None:
         function = function.func
     function = getattr(function, "__func__", function)
     code = getattr(function if hasattr(function, "__code__") else type(function).__call__, "__code__", None)
-    named = _RANKS & set(_names(code)) if code is not None else set()
+    named = _RANKS & set(names_in(code)) if code is not None else set()
     return min(named, default=None)
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Of what is not its own."""
-    yield from (*code.co_names, *code.co_freevars)
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _names(inner)
 
 
 def whole(dataset: ds.Dataset) -> ds.Dataset:
@@ -83,7 +75,7 @@ def whole(dataset: ds.Dataset) -> ds.Dataset:
     return pipelines.batched(parts.samples, parts.batch_size)
 
 
-class _BatchesOfRanks(_Batches):
+class _BatchesOfRanks(Batches):
     """Of which the gradient functions know the tensors."""
 
     def _first(self, step: sharding.Step) -> Any:
@@ -99,13 +91,13 @@ class OfRanks(ElasticDataset):
         super().__init__(*arguments, **named)
         self._cursor.ranks = world.size()
 
-    def _batches(self, *arguments: Any) -> _Batches:
-        return _BatchesOfRanks(self, *arguments)
+    def _batches(self, *arguments: Any) -> Batches:
+        return _BatchesOfRanks(self, self._source, *arguments)
 
     def _take(self) -> sharding.Step | None:
         step = super()._take()
         if step is not None:
-            rank = self._dealt.rank
+            rank = self._dealing.dealt.rank
             rank_batches.begin(step.parts(rank) or [1], step.members)
         return step
 

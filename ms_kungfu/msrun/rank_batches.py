@@ -11,6 +11,7 @@ a factor like ``batch_size * rank_size``), and no graph is compiled again when t
    that the step is dealt to. So all run the program's own collectives in the same way, in Python or in a graph.
 2. In a divided step a jitted function, or a cell in GRAPH mode, that uses a gradient function runs as Python. So the
    gradient function is called from Python, which is where it can be called once a rank; it is a graph of its own.
+   Where one isn't found (`ms_kungfu.msrun.gradient_search`) it is a graph, and 3 holds.
 3. Where a gradient was made in another way, the first divided steps say so: an update without a gradient that went
    rank by rank ends training with an error.
 4. Moving statistics begin each rank's batch with the values of the step's begin, and end with the mean over the ranks.
@@ -24,25 +25,23 @@ from __future__ import annotations
 
 import functools
 import gc
-import inspect
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import CodeType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
 from mindspore.ops import composite
-from mindspore.ops.composite.base import GradOperation, _Grad
-from mindspore.ops.function.grad import grad_func
 from numpy.typing import NDArray
 
 from ms_kungfu.callbacks.sharded import _ForwardBackward
 from ms_kungfu.msrun import cells, world
 from ms_kungfu.msrun.communication import refused
+from ms_kungfu.msrun.gradient_search import MARK, differentiates
 from ms_kungfu.msrun.reducers import DistributedGradReducer
 from ms_kungfu.ops import wait_for_queue
 from ms_kungfu.trained import inventory
@@ -408,7 +407,7 @@ def _by_rank(made: Callable[..., Any], kind: Any) -> Callable[..., Any]:
             return made(*arguments, **named)
         return _rank_by_rank(as_graph() if _step.graphs else made, kind, arguments, named)
 
-    gradient.kungfu_gradient = True  # type: ignore[attr-defined]
+    vars(gradient)[MARK] = True
     return gradient
 
 
@@ -428,7 +427,7 @@ def answer_for_jit(stock: Callable[..., Any]) -> Callable[..., Any]:
 
         @functools.wraps(compiled)
         def call(*arguments: Any, **named: Any) -> Any:
-            if not _step.divides or not _differentiates(function, *arguments):
+            if not _step.divides or not differentiates(function, *arguments):
                 return compiled(*arguments, **named)
             with _step.as_python():
                 return function(*arguments, **named)
@@ -443,7 +442,7 @@ def answer_for_cells(compile_and_run: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(compile_and_run)
     def run(self: Any, *arguments: Any, **named: Any) -> Any:
-        if _step.divides and _differentiates(self):
+        if _step.divides and differentiates(self):
             with _step.as_python():
                 return self.construct(*arguments, **named)
         reduces = isinstance(self, DistributedGradReducer)
@@ -489,80 +488,3 @@ def answer_for_train_cells(stock: Callable[..., Any]) -> Callable[..., Any]:
         return loss
 
     return __call__
-
-
-# By these names a function of a program asks for a gradient.
-_MAKERS = {id(maker) for maker in (GradOperation, _Grad, grad_func.grad, grad_func.value_and_grad)}
-_NAMES = {"value_and_grad", "GradOperation"}
-_known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-
-
-def _differentiates(function: Any, *arguments: Any) -> bool:
-    """Whether a function or cell uses a gradient function: by what it holds and names. Where it does by what isn't
-    seen here it is a graph, and invariant 3 holds."""
-    function = getattr(function, "__func__", function)
-    if function not in _known:
-        held = [each for each in arguments if not isinstance(each, (ms.Tensor, int, float, tuple, list, dict))]
-        _known[function] = any(map(_Search().reaches, [function, *held]))
-    return _known[function]
-
-
-class _Search:
-    """For gradient functions, in what a function or cell holds and names."""
-
-    _MOST = 100_000  # objects
-
-    def __init__(self) -> None:
-        self._seen: dict[int, Any] = {}  # held, so that no other object gets the number of one
-
-    def reaches(self, thing: Any) -> bool:
-        if id(thing) in _MAKERS or isinstance(thing, (GradOperation, _Grad)) or self._is_gradient(thing):
-            return True
-        if id(thing) in self._seen or len(self._seen) > self._MOST:
-            return False
-        self._seen[id(thing)] = thing
-        return any(map(self.reaches, self._held_by(thing)))
-
-    @staticmethod
-    def _is_gradient(thing: Any) -> bool:
-        return isinstance(thing, FunctionType) and "kungfu_gradient" in vars(thing)
-
-    def _held_by(self, thing: Any) -> list[Any]:
-        if isinstance(thing, (ms.Tensor, type, str, bytes, int, float, np.ndarray)) or inspect.ismodule(thing):
-            return []
-        if isinstance(thing, functools.partial):
-            return [thing.func, *thing.args, *thing.keywords.values()]
-        if isinstance(thing, MethodType):
-            return [thing.__func__, thing.__self__]
-        if isinstance(thing, FunctionType):
-            return self._named_by(thing)
-        if isinstance(thing, dict):
-            return list(thing.values())
-        if isinstance(thing, (tuple, list)):
-            return list(thing)
-        own = type(thing).__module__.partition(".")[0] not in ("mindspore", "ms_kungfu", "builtins")
-        if isinstance(thing, nn.Cell):
-            return [*vars(thing).values(), *thing.cells(), *([type(thing).construct] if own else [])]
-        return [*getattr(thing, "__dict__", {}).values(), *([type(thing).__call__] if own else [])]
-
-    @staticmethod
-    def _named_by(function: FunctionType) -> list[Any]:
-        function = inspect.unwrap(function)
-        if not isinstance(function, FunctionType) or function.__module__.partition(".")[0] == "mindspore":
-            return []
-        held = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-        for cell in function.__closure__ or ():
-            try:
-                held.append(cell.cell_contents)
-            except ValueError:  # nothing is in it yet
-                continue
-        names = set(_names(function.__code__))
-        held += [function.__globals__[name] for name in names if name in function.__globals__]
-        return [*held, *([GradOperation] if names & _NAMES else [])]
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _names(inner)

@@ -28,7 +28,9 @@ from typing import Any, NoReturn
 from ms_kungfu import env
 from ms_kungfu._flags import failed
 from ms_kungfu._processes import ended_by_signals
-from ms_kungfu.dataset import audit, conditions, ledger
+from ms_kungfu._words import counted
+from ms_kungfu.dataset import conditions, ledger
+from ms_kungfu.dataset.history import history
 from ms_kungfu.dataset.ledger import Claim, Record
 from ms_kungfu.dataset.replaying import Orders, Outcome, Recorded
 from ms_kungfu.errors import KungFuError
@@ -93,8 +95,7 @@ def plan(folder: Path, until: int | None = None, checkpoint: Path | None = None)
         raise KungFuError(f"{folder} has no ledger: there is no file *.jsonl")
     for problem in problems:
         print(f"{_PROGRAM}: {problem}", file=sys.stderr)
-    report = audit.Report(len(files), 0, [], [], [])
-    records = audit.history([record for records in files.values() for record in records], report)
+    records = history([record for records in files.values() for record in records]).records
     steps = [record for record in records if isinstance(record.claim, Claim)]
     if not any(record.claim.shards for record in steps if isinstance(record.claim, Claim)):
         raise KungFuError(
@@ -196,7 +197,7 @@ def _run(command: Sequence[str], orders: Orders, path: Path, cores: set[int], is
     own = {env.REPLAY.name: str(path), env.CORES_PER_WORKER.name: str(len(cores))}
     if isa in conditions.CAPS.values():
         own[_ISA] = str(isa)
-    count, on = len(orders.recorded), f"{len(cores)} core{'' if len(cores) == 1 else 's'}"
+    count, on = len(orders.recorded), counted(len(cores), "core")
     if _ISA in own:
         on += f" with {_ISA}={own[_ISA]}"
     until = orders.recorded[-1].step
@@ -209,7 +210,7 @@ def _run(command: Sequence[str], orders: Orders, path: Path, cores: set[int], is
 
 def _tell(orders: Orders, status: int, outcome: Outcome) -> int:
     """Says what has come of it, and returns the exit status."""
-    same = f"{outcome.same} fingerprint{'' if outcome.same == 1 else 's'}"
+    same = counted(outcome.same, "fingerprint")
     if outcome.wrong:
         return failed(_PROGRAM, outcome.wrong, 2)
     if outcome.difference:

@@ -17,8 +17,10 @@ pytest.importorskip("greenlet", reason="the simulator's threads are greenlets: p
 pytest.importorskip("mindspore", reason="MindSpore is not installed")
 
 from ms_kungfu import membership
-from ms_kungfu.dataset import elastic, sharding
-from ms_kungfu.dataset.elastic import ShardBatches
+from ms_kungfu.dataset import batches, sharding
+from ms_kungfu.dataset.batches import Batches, ShardBatches
+from ms_kungfu.dataset.dealing import Dealing
+from ms_kungfu.dataset.recording import Recording
 from ms_kungfu.dataset.shares import Shares
 from ms_kungfu.elastic.canary import Canary
 from ms_kungfu.elastic.pace import Pace
@@ -153,7 +155,7 @@ def test_a_slow_worker_is_dealt_fewer_and_after_a_resize_all_alike_until_they_ar
 
 def deal_by_weights_of_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that were agreed in an earlier cluster version."""
-    monkeypatch.setattr(Shares, "_weights_in", lambda self, dealt: list(self._weights))
+    monkeypatch.setattr(Dealing, "weights", lambda self, dealt: list(self._weights))
 
 
 def measure_on_over_versions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,36 +173,31 @@ def weigh_the_step_but_not_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pipelines go on with the shards that they were dealt before."""
 
     def weigh(self, weights):
-        deals = self._deals
+        changes = self.changes
         real(self, weights)
-        self._deals = deals
+        self.changes = changes
 
-    real = Shares.weigh
-    monkeypatch.setattr(Shares, "weigh", weigh)
+    real = Dealing.weigh
+    monkeypatch.setattr(Dealing, "weigh", weigh)
 
 
 def deal_to_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """The data doesn't hear of a death in a step."""
 
-    def commit(self, dealt):
-        real(self, dealt)
-        self._dealt = dealt
-
-    real = Shares._commit_sharded
-    monkeypatch.setattr(Shares, "_commit_sharded", commit)
+    monkeypatch.setattr(Dealing, "deal_to", lambda self, living: None)
 
 
 def begin_with_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A data set that begins in a cluster deals to all that this has begun with."""
 
     def present(self):
-        before, found = self._dealt, real(self)
-        if self._dealt is not before:
-            found = self._dealt = replace(found, members=tuple(range(found.size)))
+        before, found = self.dealt, real(self)
+        if self.dealt is not before:
+            found = self.dealt = replace(found, members=tuple(range(found.size)))
         return found
 
-    real = Shares._present
-    monkeypatch.setattr(Shares, "_present", present)
+    real = Dealing.present
+    monkeypatch.setattr(Dealing, "present", present)
 
 
 def give_a_dead_workers_shards_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +216,7 @@ def record_what_is_only_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     def batch(self, shard):
         found = real(self, shard)
         if shard in self._looked_at:
-            self._dataset._deliver(self._looked_at.pop(shard))
+            self._dataset._recording.deliver(self._looked_at.pop(shard))
         return found
 
     real = ShardBatches.batch
@@ -239,9 +236,9 @@ def record_what_was_dealt(monkeypatch: pytest.MonkeyPatch) -> None:
             return
         deliver_really(self, share)
 
-    real, deliver_really = ShardBatches.batch, Shares._deliver
+    real, deliver_really = ShardBatches.batch, Recording.deliver
     monkeypatch.setattr(ShardBatches, "batch", batch)
-    monkeypatch.setattr(Shares, "_deliver", deliver)
+    monkeypatch.setattr(Recording, "deliver", deliver)
 
 
 def compute_what_one_had_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,16 +292,15 @@ def draw_by_what_is_known_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def count_a_short_shard_as_a_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elastic.shards, "last_share", lambda length, unit: 1.0)
+    monkeypatch.setattr(batches.shards, "last_share", lambda length, unit: 1.0)
 
 
 def read_a_dead_workers_shard_from_the_epochs_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = elastic.ElasticDataset._samples
-    monkeypatch.setattr(
-        elastic.ElasticDataset,
-        "_samples",
-        lambda self, where: real(self, where if where.size > self._cursor.unit else where - where[0]),
-    )
+    def open_(self, where, size):
+        return real(self, where if where.size > self._dataset._cursor.unit else where - where[0], size)
+
+    real = Batches._open
+    monkeypatch.setattr(Batches, "_open", open_)
 
 
 def undo_a_step_of_shards(monkeypatch: pytest.MonkeyPatch) -> None:

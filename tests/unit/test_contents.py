@@ -21,7 +21,7 @@ def of(samples, of_all=False):
 
 def data(own, total):
     found = shares.Shares(total, batch_size=1)
-    found._contents = own
+    found.contents = own
     return found
 
 

@@ -16,6 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ms_kungfu.dataset import audit, ledger, sharding
+from ms_kungfu.dataset.history import in_order
 from ms_kungfu.dataset.sharding import EpochCursor, count
 from ms_kungfu.errors import KungFuError
 from tests.conftest import examples
@@ -372,7 +373,7 @@ def test_a_job_of_another_folder_of_checkpoints_goes_by_its_clock() -> None:
         return audit.Record(name, name, when, 0, *first, 0, (), claim, training=training)
 
     jobs = [job("b", 2.0, ("new", 1), (0, 0)), job("a", 1.0, ("old", 7), (0, 0)), job("c", 0.0, ("new", 2), (0, 1))]
-    assert audit.in_order(jobs) == ["a", "b", "c"]
+    assert in_order(jobs) == ["a", "b", "c"]
 
 
 def test_a_synced_ledger_is_on_the_disk_with_its_name(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ms_kungfu.dataset import shares
+from ms_kungfu.dataset import dealing, shares
 
 
 @pytest.fixture
@@ -20,11 +20,11 @@ def cluster(monkeypatch):
 
     core = SimpleNamespace(sharded_members=sharded_members)
     member = SimpleNamespace(core=core, outcomes=SimpleNamespace(owners=set()))
-    monkeypatch.setattr(shares.runtime, "cluster_version", lambda: 5)
-    monkeypatch.setattr(shares.runtime, "current_cluster_size", lambda: 3)
-    monkeypatch.setattr(shares.runtime, "current_rank", lambda: 1)
-    monkeypatch.setattr(shares.membership, "current", lambda: member)
-    monkeypatch.setattr(shares.membership, "is_deferred", lambda: found.deferred)
+    monkeypatch.setattr(dealing.runtime, "cluster_version", lambda: 5)
+    monkeypatch.setattr(dealing.runtime, "current_cluster_size", lambda: 3)
+    monkeypatch.setattr(dealing.runtime, "current_rank", lambda: 1)
+    monkeypatch.setattr(dealing.membership, "current", lambda: member)
+    monkeypatch.setattr(dealing.membership, "is_deferred", lambda: found.deferred)
     return found
 
 

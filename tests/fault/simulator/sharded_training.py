@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ms_kungfu import comm
-from ms_kungfu.dataset.elastic import ElasticDataset, ShardBatches
+from ms_kungfu.dataset.batches import ShardBatches
+from ms_kungfu.dataset.elastic import ElasticDataset
 from ms_kungfu.elastic import SchedulePolicy
 from ms_kungfu.elastic.shard_loop import ShardLoop
 from tests.fault.simulator.setting import Violation
@@ -27,7 +28,7 @@ class ShardedProgram(Program):
             lambda numbers: Pipeline(self, numbers), global_batch_size=setup.global_batch, total=setup.samples,
             seed=setup.seed, drop_remainder=setup.drop_remainder, shards=setup.shards,
         )  # fmt: skip
-        data._ledger = self._ledger()
+        data._recording.ledger = self._ledger()
         return data
 
     def _policy(self):

@@ -239,7 +239,7 @@ class Samples(Shares):
         """As the iterator of an `ElasticDataset` hands it out, but for MindSpore's pipelines; None: the epoch ends."""
         step = None if self.suspended else self._take()
         if step is not None:
-            self._deliver(step.share(rank))
+            self._recording.deliver(step.share(rank))
             self.driven.begins()
         elif not self.suspended:
             self._end_epoch()

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import mindspore.dataset as ds
 import numpy as np
 
-from ms_kungfu.dataset import ElasticDataset, ledger, shares
-from ms_kungfu.dataset import elastic as module
+from ms_kungfu.dataset import ElasticDataset, batches, dealing, elastic, ledger, shares
 
 
 class FakeRuntime:
@@ -69,9 +68,12 @@ class FakeRuntime:
 def play(monkeypatch):
     """The fixture `cluster`."""
     fake = FakeRuntime()
-    monkeypatch.setattr(module, "runtime", fake)
-    for name in ("runtime", "membership"):
-        monkeypatch.setattr(shares, name, fake)
+    monkeypatch.setattr(elastic, "runtime", fake)
+    monkeypatch.setattr(batches, "runtime", fake)
+    monkeypatch.setattr(batches.membership, "watch_reductions", fake.watch_reductions)
+    for module in (shares, dealing):
+        for name in ("runtime", "membership"):
+            monkeypatch.setattr(module, name, fake)
     monkeypatch.setattr(ledger, "runtime", fake)
     return fake
 

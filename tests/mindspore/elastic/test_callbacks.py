@@ -11,8 +11,14 @@ from mindspore import nn
 from mindspore.train import Callback, LambdaCallback, Model, RunContext
 
 from ms_kungfu import keep_waiting, membership, runtime
-from ms_kungfu.callbacks import BroadcastCallback, KungFuElasticCallback, others, sync_net_parameters
-from ms_kungfu.callbacks import elastic as elastic_module
+from ms_kungfu.callbacks import (
+    BroadcastCallback,
+    KungFuElasticCallback,
+    epoch_outputs,
+    evaluation,
+    others,
+    sync_net_parameters,
+)
 from ms_kungfu.callbacks.elastic import compile_step
 from ms_kungfu.callbacks.outputs import as_one
 from ms_kungfu.dataset import ElasticDataset
@@ -330,9 +336,9 @@ class Outputs(dict):
 def test_the_outputs_of_an_epoch_may_die_with_those_who_had_them(monkeypatch):
     """All that they had told is the loss; who joined after the epoch's last step lives, has the state, and goes on."""
     told = {0: {"has": True, "loss": 2.0, "rows": 4}, 1: {"has": False, "loss": None, "rows": 0}}
-    monkeypatch.setattr(others, "gather", lambda row: told)
+    monkeypatch.setattr(epoch_outputs, "gather", lambda row: told)
     params = Outputs()
-    others.agree_on_outputs(params, 0)  # the one that lives is the only one to answer the question who has them
+    epoch_outputs.agree_on_outputs(params, 0)  # the one that lives is the only one to answer who has them
     assert params.net_outputs is None
 
 
@@ -364,7 +370,7 @@ def test_to_have_the_others_wait_joins_nobody(busy, monkeypatch, state):
 
 def test_who_is_behind_the_others_has_them_wait_while_it_evaluates(busy, monkeypatch):
     """A joiner passes the calls that the others have made before, and each evaluation between them."""
-    monkeypatch.setattr(elastic_module, "is_behind", lambda: True)
+    monkeypatch.setattr(evaluation, "is_behind", lambda: True)
     during = []
 
     class Look(Callback):

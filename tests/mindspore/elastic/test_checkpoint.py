@@ -18,6 +18,7 @@ from mindspore import nn
 from mindspore.train import Callback, CheckpointConfig, EarlyStopping, History, Model, ModelCheckpoint
 
 from ms_kungfu.callbacks import KungFuElasticCallback
+from ms_kungfu.callbacks.epoch_outputs import EpochOutputs
 from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.elastic import ElasticTraining, program
 from ms_kungfu.elastic.checkpoint import CheckpointFolder, restore_tensors, take_snapshot
@@ -420,7 +421,7 @@ class Losses(Callback):
 def test_resume_at_the_end_of_an_epoch_ends_it_with_its_outputs(tmp_path, new_process, monkeypatch, calls, is_older):
     whole, losses, history = Losses(), Losses(), History()
     if is_older:  # a checkpoint without the outputs
-        monkeypatch.setattr(KungFuElasticCallback, "_keep_outputs", lambda *_: None)
+        monkeypatch.setattr(EpochOutputs, "keep", lambda *_: None)
     options = {"checkpoint_dir": tmp_path, "checkpoint_every": 5, "resume": True, "calls": calls}
     train(before=[whole], **options)
     assert len(whole.seen) == 4
@@ -497,8 +498,8 @@ def test_a_checkpoint_begins_after_ledgers_are_on_the_disk(tmp_path, new_process
     net = nn.Dense(1, 1)
     optimizer, folder = nn.Momentum(net.trainable_params(), 0.1, 0.9), Folder(tmp_path / "checkpoints")
     elastic = ElasticTraining(net, optimizer, dataset=data, checkpoint_dir=folder, checkpoint_every=2)
-    sync = data._ledger.sync
-    monkeypatch.setattr(data._ledger, "sync", lambda: (order.append("ledger"), sync()))
+    sync = data._recording.ledger.sync
+    monkeypatch.setattr(data._recording.ledger, "sync", lambda: (order.append("ledger"), sync()))
     for _ in elastic.epochs(1):
         for _ in data:
             elastic.step_end()

@@ -15,8 +15,7 @@ from mindspore import nn
 from mindspore.mindrecord import FileWriter
 from mindspore.train import Callback, Model
 
-from ms_kungfu.dataset import ElasticDataset, audit
-from ms_kungfu.dataset import elastic as module
+from ms_kungfu.dataset import ElasticDataset, audit, sharding
 from ms_kungfu.errors import KungFuError
 from tests.conftest import long
 from tests.mindspore.elastic.fake_cluster import Samples, by_function, generator, sample_numbers, train
@@ -162,13 +161,13 @@ def test_a_death_in_the_last_reduction_of_an_epoch_loses_nothing(cluster):
 
 def test_what_was_delivered_is_recorded_not_what_should_have_been(cluster, tmp_path, monkeypatch):
     """A deal that doesn't hand out the shares: the audit sees it."""
-    right = module.sharding.EpochCursor.deal
+    right = sharding.EpochCursor.deal
 
     def wrong(walk, *arguments):
         where, lengths = right(walk, *arguments)
         return np.roll(where, 1), lengths
 
-    monkeypatch.setattr(module.sharding.EpochCursor, "deal", wrong)
+    monkeypatch.setattr(sharding.EpochCursor, "deal", wrong)
     train(cluster, generator(30), epochs=1, global_batch_size=10, ledger=tmp_path)
     report = audit.audit(*audit.read(tmp_path))
     assert "rank 0 trained [29,30)+[0,9), its share is [0,10)" in report.problems[0]

@@ -24,21 +24,13 @@ ALLOWED = {
     "params.cur_epoch_num": "MindSpore sets it when the first epoch begins, and the callback then adds to it",
     "params.train_dataset_element": "the batch of the last step",
     "params.net_outputs": "the result of the last step",
-    "dataset._order": "the permutation of an epoch, a function of (seed, epoch), made when it is needed",
-    **{
-        f"{owner}.{name}": "what came of this process's reductions since somebody asked; of no step to come"
-        for owner, name in (
-            ("dataset._reductions", "_commits"),
-            ("dataset._reductions", "_first"),
-            ("dataset._reductions", "_last"),
-            ("membership.outcomes.of_nobody", "_commits"),
-        )
-    },
+    "dataset._order._known": "the permutation of an epoch, a function of (seed, epoch), made when it is needed",
+    "membership.outcomes.of_nobody._commits": "this process's reductions since somebody asked; of no step to come",
     "membership.training_step": "for the launcher's lines, noted anew at each step's end",
     "membership.ended_steps._times": "when the last steps ended, for kungfu-run status",
     "membership.ended_steps.last": "likewise, their number",
     "dataset.driven.reductions": "how many there were in the last step",
-    "elastic.training._steps_here": "counts from the change of the cluster, which sets it to 0 at all",
+    "elastic.training.changes.steps_here": "counts from the change of the cluster, which sets it to 0 at all",
     "model._current_epoch_num": "tells MindSpore's log where it is",
     "model._current_step_num": "likewise",
 }

@@ -139,9 +139,9 @@ def test_epochs_without_a_dataset_follow_changes_again_once_left():
     net = make_net()
     elastic = ElasticTraining(net, nn.Momentum(net.trainable_params(), 0.1, 0.9))
     for _ in elastic.epochs(3):
-        assert not elastic._may_change()
+        assert not elastic.changes.may_follow()
         break
-    assert elastic._may_change(), "a loop by begin() and step_end() may follow"
+    assert elastic.changes.may_follow(), "a loop by begin() and step_end() may follow"
 
 
 @pytest.mark.parametrize(
@@ -239,12 +239,14 @@ def test_the_batch_follows_a_size_once_and_when_it_comes_true(holds, sizes, expe
     if holds:
         data.set_batch_size(global_batch_size=8)
     elastic = ElasticTraining(net, nn.Momentum(net.trainable_params(), 0.1, 0.9), dataset=data, policy=Asks())
-    steering = elastic._policies
+    steering = elastic._measuring.policies
     for expected_size in (4, None, None):
         steering.hook("after_step", elastic)
         assert steering.take_size() == expected_size
         assert data.global_batch_size == 8
-    joiner = ElasticTraining(net, nn.Momentum(net.trainable_params(), 0.1, 0.9), dataset=data, policy=Asks())._policies
+    joiner = ElasticTraining(
+        net, nn.Momentum(net.trainable_params(), 0.1, 0.9), dataset=data, policy=Asks()
+    )._measuring.policies
     joiner.restore(steering.state())
     for each in (steering, joiner):
         data.set_batch_size(**({"global_batch_size": 8} if holds else {"batch_size": 8}))
@@ -259,7 +261,7 @@ def test_what_has_become_of_a_size_is_in_the_state_that_newcomers_get():
     net, data = make_net(), make_data(64, 8)
     data.set_batch_size(global_batch_size=8)
     optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
-    policies = ElasticTraining(net, optimizer, dataset=data, policy=Asks())._policies
+    policies = ElasticTraining(net, optimizer, dataset=data, policy=Asks())._measuring.policies
     policies._keeping, policies.pending_size = (4, 1), 4
     policies.on_resized(4, data)
     assert (policies.state()["keeping"], policies.state()["pending"]) == (None, None)
@@ -270,7 +272,7 @@ def test_a_size_that_has_not_come_true_is_asked_for_again_in_another_job(job, as
     net, data = make_net(), make_data(64, 8)
     data.set_batch_size(global_batch_size=8)
     optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
-    held, goes_on = (ElasticTraining(net, optimizer, dataset=data, policy=Asks())._policies for _ in range(2))
+    held, goes_on = (ElasticTraining(net, optimizer, dataset=data, policy=Asks())._measuring.policies for _ in range(2))
     monkeypatch.setenv("KUNGFU_JOB", "one")
     held._keeping, held.pending_size = (4, 1), 4
     state = json.loads(json.dumps(held.state()))
@@ -287,8 +289,8 @@ def test_a_size_that_has_not_come_true_is_asked_for_again_in_another_job(job, as
 def test_more_workers_are_dealt_more_shards_of_the_same_shape(old, new, expected):
     net, data = make_net(), make_data(64, global_batch_size=16, shards=4)
     elastic = ElasticTraining(net, nn.Momentum(net.trainable_params(), 0.1, 0.9), dataset=data, policy=Asks())
-    elastic._policies._keeping = (new, old)
-    elastic._policies.on_resized(new, data)
+    elastic._measuring.policies._keeping = (new, old)
+    elastic._measuring.policies.on_resized(new, data)
     assert (data.global_batch_size, data.shards) == expected
     assert data.shard_sizes() == [4]
 

@@ -20,7 +20,7 @@ from reporting import Loss, digest, end, layers, numbered, report
 import ms_kungfu as kf
 from ms_kungfu.callbacks import KungFuElasticCallback
 from ms_kungfu.dataset import ElasticDataset
-from ms_kungfu.dataset.elastic import ShardBatches
+from ms_kungfu.dataset.batches import ShardBatches
 from ms_kungfu.elastic import ElasticTraining, ShardedStep, pace, sharded_step
 from ms_kungfu.monitoring import Monitor
 from ms_kungfu.monitoring.noise_scale import unbiased_estimates

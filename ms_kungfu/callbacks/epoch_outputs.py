@@ -1,0 +1,78 @@
+"""`net_outputs` at the end of an epoch: the same at all workers, also at one that had no step of the epoch."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+
+from ms_kungfu.agreement import broadcast_json
+from ms_kungfu.callbacks.codec import pack, unpack
+from ms_kungfu.callbacks.evaluation import gather
+from ms_kungfu.callbacks.monitor import batch_rows
+from ms_kungfu.dataset.elastic import ElasticDataset
+from ms_kungfu.elastic import handover
+from ms_kungfu.elastic.training import ElasticTraining
+
+
+class EpochOutputs:
+    """Of one callback."""
+
+    def __init__(self) -> None:
+        self.kept: Any = None
+        """Packed: those of the epoch at whose end a checkpoint was written."""
+
+    def keep(self, training: ElasticTraining, params: Any) -> None:
+        """Collective, before a checkpoint: after an epoch's last step it keeps the outputs that the epoch ends with. A
+        worker that resumes there has no step of the epoch, and its callbacks get them all the same."""
+        self.kept, data = None, params.train_dataset
+        if training.asynchronous or not isinstance(data, ElasticDataset) or data.steps < data.get_dataset_size():
+            return
+        own = params.get("net_outputs")
+        agree_on_outputs(params, batch_rows(params))
+        agreed, params.net_outputs = params.get("net_outputs"), own  # the step isn't over for the other callbacks
+        with suppress(TypeError):  # such as a sparse tensor; then no epoch ends for a worker that resumes there
+            self.kept = pack(agreed)
+
+    def end_epoch(self, training: ElasticTraining | None, params: Any) -> None:
+        """Collective where a worker is in its training (None: it isn't) and steps together with the others."""
+        if training is not None and params.get("net_outputs") is None and self.kept is not None:
+            params.net_outputs = unpack(self.kept)  # resumed where the epoch's last step was done
+        self.kept = None
+        if training is not None and not training.asynchronous:
+            agree_on_outputs(params, batch_rows(params))
+        params.setdefault("net_outputs", None)
+
+
+def agree_on_outputs(params: Any, rows: int) -> None:
+    """Collective, after the last step of an epoch: `net_outputs` are the same at all workers.
+
+    A loss (the only, or the first, output, of one element) is the mean over the workers, weighted by the samples of
+    their last batches. Who had no step in this epoch, because it joined after the last one, gets all outputs of the
+    lowest rank that had one; None where all of these have died.
+    """
+    outputs = params.get("net_outputs")
+    first = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs
+    loss = None
+    if isinstance(first, ms.Tensor) and first.size == 1:
+        loss = float((first.astype(ms.float32) if first.dtype == ms.bfloat16 else first).asnumpy().ravel()[0])
+    told = gather({"has": outputs is not None, "loss": loss, "rows": rows})
+    if not all(row["has"] for row in told.values()) and any(row["has"] for row in told.values()):
+        try:
+            told_outputs = partial(broadcast_json, lambda: pack(outputs))
+            received = handover.from_lowest_rank(told_outputs, able=outputs is not None)
+        except handover.StateLostError:
+            return  # this worker has the state nevertheless, and goes on with no outputs of that step
+        if outputs is None:
+            outputs = params.net_outputs = unpack(received)
+            first = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs
+    having = [row for row in told.values() if row["has"]]
+    if not having or any(row["loss"] is None for row in having):
+        return
+    weights = [max(row["rows"], 1) for row in having]
+    mean = sum(row["loss"] * weight for row, weight in zip(having, weights)) / sum(weights)
+    agreed = ms.Tensor(np.full(first.shape, mean), dtype=first.dtype)
+    params.net_outputs = type(outputs)([agreed, *outputs[1:]]) if isinstance(outputs, (tuple, list)) else agreed

@@ -1,0 +1,228 @@
+"""The iterators of an `ElasticDataset`."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ms_kungfu import membership, runtime
+from ms_kungfu.dataset import pipelines, sharding, shards
+from ms_kungfu.dataset.shares import Shares
+from ms_kungfu.dataset.source import Source
+from ms_kungfu.errors import KungFuError
+from ms_kungfu.ops import wait_for_queue
+
+
+def _next(batches: Iterator[Any], expected: int, keeps_rows: bool) -> tuple[Any, int]:
+    """A pipeline's next batch, which has to have so many samples, and their number. What is mapped over whole batches
+    may give other rows; the samples are those that were asked for then, since the dataset's own sampler chose them."""
+    batch = next(batches, None)
+    given = 0 if batch is None else next(iter(batch.values() if isinstance(batch, dict) else batch)).shape[0]
+    if given and not keeps_rows:
+        return batch, expected
+    if given != expected:
+        raise ValueError(
+            f"a step takes {expected} samples from the source of this ElasticDataset, which gave {given}; a source "
+            "gives each sample that it is asked for, once"
+        )
+    return batch, given
+
+
+class Batches:
+    """Walks through the epochs of an ElasticDataset, on one stock pipeline while the deal stays the same.
+
+    Args:
+        kind: how the pipeline's own iterator is made, with these `options`.
+    """
+
+    def __init__(self, dataset: Shares, source: Source, kind: str, num_epochs: int, options: dict[str, Any]) -> None:
+        self._dataset, self._source, self._kind, self._options = dataset, source, kind, options
+        self._reductions = membership.watch_reductions()
+        self._epochs_left = num_epochs
+        self._inner: Iterator[Any] | None = None
+        self._coming: NDArray[np.int64] = np.empty(0, np.int64)  # positions of what `_inner` has still to deliver
+        self._dealt_for: tuple[int, ...] = ()  # what has to be the same for `_inner` to be valid
+        dataset._put_back()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        dataset, cursor = self._dataset, self._dataset._cursor
+        if self._epochs_left == 0 or dataset.suspended or runtime.detached():
+            self.stop()
+            raise StopIteration
+        goes_on = dataset.driven and dataset._dealing.dealt.version == runtime.cluster_version()
+        if cursor.taken and goes_on and dataset.shards is not None:
+            raise KungFuError(
+                "a step of shards ends with its batch: call step_end() behind each; to accumulate gradients over more "
+                "samples, deal more shards"
+            )
+        if cursor.taken and not goes_on:
+            dataset.commit(self._participants())
+        elif dataset.driven is None:
+            self._reductions.take_commits()  # of no step
+        wanted = (runtime.cluster_version(), cursor.epoch, dataset._dealing.changes)
+        if wanted != self._dealt_for:
+            self.stop()
+            where, lengths = dataset._deal()
+            if lengths.size > 0:
+                even = (lengths[:-1] == lengths[0]).all() and lengths[-1] <= lengths[0]
+                sizes = int(lengths[0]) if even else lambda info: int(lengths[info.get_batch_num()])
+                self._inner, self._coming = self._open(where, sizes), where
+            self._dealt_for = wanted
+        step = dataset._take()
+        if step is None and cursor.taken and dataset._passes_left:
+            raise KungFuError(
+                "gradients were accumulated over the end of a pass of repeat(), whose last batches count as trained "
+                "there; apply them before, or train more epochs instead of repeat()"
+            )
+        if step is None and cursor.taken:  # gradients accumulated to the end of the epoch, which have been applied
+            dataset.commit(self._participants())
+            return next(self)  # what a worker that died had taken is still to be trained
+        if step is None:
+            return self._end_epoch()
+        batch = self._first(step)
+        if dataset.driven is not None:
+            dataset.driven.begins()
+        return batch
+
+    def _open(self, where: NDArray[np.int64], size: pipelines.Sizes) -> Iterator[Any]:
+        """A stock iterator over the samples at these positions of the epoch, in batches."""
+        seed, epoch = self._dataset._seed, self._dataset._cursor.epoch
+        pipeline = self._source.batches(self._dataset._order.samples(where, seed, epoch), size, seed, epoch)
+        return getattr(pipeline, self._kind)(num_epochs=1, **self._options)
+
+    def _participants(self) -> list[int]:
+        """Who took part in the step that is over."""
+        wait_for_queue()  # what PyNative mode has queued belongs to it
+        if self._dataset.driven is not None:
+            return self._dataset.driven.take_participants()
+        _, partly = self._reductions.take_commits()
+        if partly:
+            raise KungFuError(
+                f"rank {', '.join(map(str, partly))} died between two gradient reductions of a step, so its samples "
+                "are in the first update and not in the last; ElasticTraining undoes such a step, a loop without it "
+                "can't go on"
+            )
+        return self._reductions.take_participants()
+
+    def _first(self, step: sharding.Step) -> Any:
+        """What is yielded for the step."""
+        return self._receive(max(sharding.count(step.share(self._dataset._dealing.dealt.rank)), 1))
+
+    def _receive(self, expected: int) -> Any:
+        """The pipeline's next batch, which has to have so many samples."""
+        assert self._inner is not None
+        batch, given = _next(self._inner, expected, self._source.keeps_rows)
+        # By what has come, not by what the step says: the audit compares the two.
+        if self._dataset.keeps_ledger:
+            self._dataset._recording.deliver(sharding.ranges(self._coming[:given]))
+            self._coming = self._coming[given:]
+        return batch
+
+    def _end_epoch(self) -> Any:
+        dataset, cursor = self._dataset, self._dataset._cursor
+        if cursor.steps == 0:
+            raise ValueError(
+                f"drop_remainder leaves nothing of {dataset._total} samples where a step takes "
+                f"{dataset.global_batch_size}; train smaller batches or fewer workers, or keep the remainder"
+            )
+        self.stop()
+        if dataset._end_epoch():
+            self._epochs_left -= 1
+            raise StopIteration
+        return next(self)
+
+    def stop(self) -> None:
+        """Let the pipeline and what it has prefetched go."""
+        inner, self._inner, self._dealt_for = self._inner, None, ()
+        if inner is not None:
+            inner.stop()  # type: ignore[attr-defined]
+
+
+class ShardBatches(Batches):
+    """The shards of each step, of which the iterator yields the first that this worker is dealt."""
+
+    check = "raise"
+    """What a shard whose gradients differ leads to: that, or "warn"."""
+    _yielded: weakref.WeakKeyDictionary[membership.Member, ShardBatches] = weakref.WeakKeyDictionary()
+
+    @classmethod
+    def current(cls) -> ShardBatches | None:
+        """Which of them has yielded last in this process."""
+        return cls._yielded.get(membership.current())
+
+    def _first(self, step: sharding.Step) -> Any:
+        dataset = self._dataset
+        self._step, self._unit = step, dataset._cursor.unit
+        self._length = sharding.count(step.batch)
+        self.count = shards.count(self._length, self._unit)
+        """Of this step."""
+        self.last_share = shards.last_share(self._length, self._unit)
+        """What the last of them counts, where the others count 1."""
+        self.own = dataset.shards_of(self.count)
+        self._coming_shards = list(self.own) or [self.count - 1]
+        self.first = self._coming_shards[0]
+        """Which of them is yielded."""
+        self._parts = 0
+        self._batches_by_shard: dict[int, Any] = {}
+        self._looked_at: dict[int, tuple[sharding.Range, ...]] = {}  # those of others, which aren't on record
+        self._yielded[membership.current()] = self
+        return self.batch(self.first)
+
+    @property
+    def weights(self) -> list[int]:
+        """By rank, of how much each was dealt of this step; none: all alike."""
+        return self._dataset._step_weights
+
+    @property
+    def next_weights(self) -> list[int]:
+        """The same of the next step, as far as it is agreed."""
+        return self._dataset._dealing.weights(self._dataset._dealing.dealt)
+
+    def next_key(self) -> tuple[int, int]:
+        """The seed and the number of the step, by which random numbers are keyed; another number for each ShardedStep
+        that is called with one batch."""
+        cursor = self._dataset._cursor
+        self._parts += 1
+        return self._dataset._seed, cursor.epoch << 40 | self._step.number << 8 | (self._parts - 1) & 255
+
+    def conditions(self) -> dict[str, Any]:
+        """As of the dataset."""
+        return self._dataset.conditions()
+
+    def check_deal(self, dealt: list[int]) -> None:
+        """KungFuError where the runtime deals other shards than the pipeline delivers. (A second ShardedStep on one
+        batch may begin after a death in the first.)"""
+        if self._parts == 1 and dealt != self.own:
+            raise KungFuError(f"shards {dealt} of a step are this worker's, and its data is of shards {self.own}")
+
+    def weigh(self, weights: list[int]) -> None:
+        """From the next step on ranks are dealt shards by these."""
+        self._dataset.weigh(weights)
+
+    def made(self) -> None:
+        """The sum over all shards of the step is there."""
+        self._dataset._sums += 1
+
+    def batch(self, shard: int) -> Any:
+        """The columns of a shard of this step, as the iterator yields them. Those that this worker was dealt come in
+        their order from the pipeline; one of a worker that died, from a pipeline of its own."""
+        unit = self._unit
+        while shard not in self._batches_by_shard and shard in self._coming_shards:
+            coming = self._coming_shards.pop(0)
+            self._batches_by_shard[coming] = self._receive(min(unit, self._length - coming * unit))
+        if shard not in self._batches_by_shard:
+            where = sharding.positions(self._step.batch)[shard * unit : (shard + 1) * unit]
+            batches = iter(self._open(where, unit))
+            self._batches_by_shard[shard], _ = _next(batches, len(where), self._source.keeps_rows)
+            self._looked_at[shard] = sharding.ranges(where)
+        missing = membership.current().core.missing_shards
+        if shard in self._looked_at and shard in missing():  # it is trained, now or later
+            self._dataset._recording.deliver(self._looked_at.pop(shard))
+        return self._batches_by_shard[shard]

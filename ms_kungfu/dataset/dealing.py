@@ -1,0 +1,122 @@
+"""To whom the steps of a data set are dealt, and how much to each. All workers make the same calls at one step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ms_kungfu import _core, membership, runtime
+from ms_kungfu._checks import at_least
+from ms_kungfu.dataset.sharding import EpochCursor
+
+MOST_SHARDS = 4096  # ops_src/shards/tree.h
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """Samples of a step: of each worker, or of all together, which may be cut into shards. ValueError for others."""
+
+    per_worker: int | None
+    of_all: int | None
+    shards: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.per_worker is None) == (self.of_all is None):
+            raise ValueError(
+                "an ElasticDataset has either batch_size (samples of a worker) or global_batch_size (of all workers), "
+                "or neither where its source has a batch() of its own; got "
+                f"batch_size={self.per_worker!r} and global_batch_size={self.of_all!r}"
+            )
+        if self.per_worker is not None:
+            at_least(1, self.per_worker, "batch_size")
+        if self.of_all is not None:
+            at_least(1, self.of_all, "global_batch_size")
+        if self.shards is None:
+            return
+        if at_least(1, self.shards, "shards") > MOST_SHARDS:
+            raise ValueError(f"a step has at most {MOST_SHARDS} shards, got shards={self.shards}")
+        if self.of_all is None or self.of_all % self.shards:
+            raise ValueError(
+                f"a step of {self.shards} shards takes a global_batch_size that they divide, so that all have the "
+                f"same shape, not {'a batch_size' if self.of_all is None else self.of_all}"
+            )
+
+    @property
+    def unit(self) -> int:
+        """Samples of a shard; 1 where there are none."""
+        return 1 if self.shards is None or self.of_all is None else self.of_all // self.shards
+
+    def of(self, workers: int) -> int:
+        """Of a full step of so many."""
+        return self.of_all if self.of_all is not None else (self.per_worker or 0) * workers
+
+    def named(self) -> dict[str, int | None]:
+        """By the argument that gives it."""
+        return {"batch_size": self.per_worker} if self.of_all is None else {"global_batch_size": self.of_all}
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """The cluster to which the steps are dealt at present."""
+
+    version: int
+    size: int
+    rank: int
+    members: tuple[int, ...]  # ranks that aren't known to have died
+
+
+class Dealing:
+    """Of one data set. `by_shards`: its steps are deals of shards."""
+
+    def __init__(self, cursor: EpochCursor, by_shards: bool) -> None:
+        self._cursor, self._by_shards = cursor, by_shards
+        self.dealt = Dealt(-1, 0, 0, ())  # until the first step
+        self.changes = 0
+        """How often what was dealt lost its validity, other than by a new cluster version or epoch."""
+        self._weights: tuple[int, ...] = ()  # of how much each rank is dealt,
+        self._weighed_in = -1  # in this cluster version: in another the ranks are others
+
+    def present(self) -> Dealt:
+        """The cluster that there is, to which is dealt from now on, unless a step is handed out: that is of those to
+        whom it was dealt."""
+        now = runtime.cluster_version(), runtime.current_cluster_size(), runtime.current_rank()
+        if now == (self.dealt.version, self.dealt.size, self.dealt.rank):
+            return self.dealt
+        members = tuple(range(now[1]))
+        if self._by_shards and not membership.is_deferred():  # to ask would be to join
+            members = members_of_a_step_of_shards()
+        present = Dealt(*now, members=members)
+        if not self._cursor.taken:
+            self.dealt = present
+        return present
+
+    def deal_to(self, living: Iterable[int]) -> None:
+        """To these of the members alone, since others have died."""
+        members = tuple(rank for rank in self.dealt.members if rank in living)
+        if members != self.dealt.members:
+            self.dealt = replace(self.dealt, members=members)
+            self.changes += 1
+
+    def shards_of(self, count: int) -> list[int]:
+        """This worker's shards of a step that has `count`."""
+        dealt = self.present()
+        by_rank = self.weights(dealt)
+        weights = [by_rank[r] for r in dealt.members] if by_rank else []
+        return list(_core.deal_shards(count, list(dealt.members), weights, dealt.rank))
+
+    def weights(self, dealt: Dealt) -> list[int]:
+        """By rank; none: all alike. Who has joined knows no others."""
+        return list(self._weights) if self._weighed_in == dealt.version else []
+
+    def weigh(self, weights: Sequence[int]) -> None:
+        """From the next step on each rank is dealt shards in proportion to its number."""
+        before = self.weights(self.present())
+        self._weights, self._weighed_in = tuple(weights), runtime.cluster_version()
+        if list(weights) != before:
+            self.changes += 1
+
+
+def members_of_a_step_of_shards() -> tuple[int, ...]:
+    """The ranks that the next one is dealt to. Some may be missing before a dataset's first step: who has died in a
+    step of another one."""
+    return tuple(membership.current().core.sharded_members())

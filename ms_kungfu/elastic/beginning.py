@@ -1,0 +1,102 @@
+"""How a worker comes into a call of training: at its begin with the others, or in its middle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable
+
+from ms_kungfu import membership, runtime
+from ms_kungfu.elastic import chronicle, handover, program
+from ms_kungfu.elastic.carried import Carried
+from ms_kungfu.elastic.changes import ClusterChanges
+from ms_kungfu.elastic.checkpoint import Checkpointing
+from ms_kungfu.elastic.measuring import Measuring
+from ms_kungfu.elastic.program import Training, is_behind
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """Of the calls of one training. `prepare`: compiles what the first step needs. `size_after`: the schedule."""
+
+    training: Training
+    prepare: Callable[[], None] | None
+    size_after: Callable[[int], int | None]
+    carried: Carried
+    measuring: Measuring
+    checkpoints: Checkpointing
+    changes: ClusterChanges
+
+    def run(self) -> bool:
+        """Collective: this worker has the state. False where it has left, or is in an earlier call than its state."""
+        training = self.training
+        call = self.carried.begin()
+        self.changes.begin()
+        training.epoch, training.first_step = 0, training.step
+        if not runtime.detached():
+            self._prepare()
+        if membership.is_joiner() and not runtime.detached():
+            membership.join()  # until here the others have trained on
+        if runtime.detached():
+            self.changes.suspend(True)
+            return False
+        joins = membership.is_joiner()  # until it has received the state
+        if not self._receive(call, joins):
+            return False
+        self.carried.scale_rates()
+        if not training.asynchronous:
+            self.changes.sameness = self.carried.sameness()
+        resume = program.current().resume
+        if resume is None or call > resume["call"]:
+            self._start_anew()
+        else:
+            self._go_on(resume, joins)
+        return True
+
+    def _prepare(self) -> None:
+        """Before the others have to wait for this worker: what takes long."""
+        data, shards = self.training.dataset, self.carried.deals_shards
+        if shards:
+            membership.fix_cores()  # kernels that are made for more cores keep other bits than those made for these
+        if self.prepare is not None and (membership.is_joiner() or shards):
+            self.prepare()  # with shards for anybody's shape, which may become its own
+        if data is not None:
+            data.read_contents()
+
+    def _receive(self, call: int, joins: bool) -> bool:
+        """Collective: the state, of the others or of a checkpoint. False where it is of a later call of training."""
+        training, mine = self.training, program.current()
+        self.changes.agree_on_trained(joins)
+        if joins:
+            handover.share_state(training.training_state)
+            if not is_behind():
+                chronicle.joined(training.step if mine.resume is None else mine.resume["step"])
+        resumed = self.checkpoints.begin(joins, mine.resume is not None and call <= mine.resume["call"])
+        if is_behind():
+            chronicle.passes(call, mine.call_of_state)
+            self.changes.suspend(True)
+            return False
+        if resumed and training.dataset is not None and runtime.current_cluster_size() > 1:
+            handover.compare_contents(training.dataset)
+        return True
+
+    def _start_anew(self) -> None:
+        """Collective: all begin this call."""
+        training, data = self.training, self.training.dataset
+        if runtime.current_cluster_size() > 1:
+            handover.begin_alike(training.training_state, None if data is None else data.same_at_all())
+            if data is not None:
+                handover.compare_contents(data)
+        self.changes.suspend(False)
+        self.measuring.begin()
+        self.measuring.ask("before_train")
+        self.changes.change_to(self.size_after(0) if training.step == 0 else None)
+
+    def _go_on(self, resume: dict[str, Any], joins: bool) -> None:
+        """In this call, which the others, or an earlier job, have begun before."""
+        training = self.training
+        training.step, training.first_step, training.epoch = resume["step"], resume["first_step"], resume["epoch"]
+        program.current().resuming = True
+        self.changes.suspend(is_behind())
+        if joins:
+            self.checkpoints.make_up(training.step)
+        self.measuring.begin()

@@ -1,0 +1,134 @@
+"""What the workers agree on behind a step (a change of the cluster, a stop, that they are the same), and what of it
+follows at each."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Callable
+
+import numpy as np
+
+from ms_kungfu import comm, membership, runtime
+from ms_kungfu.agreement import gather_json
+from ms_kungfu.dataset import replaying
+from ms_kungfu.elastic import chronicle, handover
+from ms_kungfu.elastic.beside import Beside
+from ms_kungfu.elastic.carried import Carried
+from ms_kungfu.elastic.checkpoint import Checkpointing
+from ms_kungfu.elastic.measuring import Measuring
+from ms_kungfu.elastic.program import Training, is_behind
+from ms_kungfu.elastic.sameness import Sameness, check
+from ms_kungfu.membership import Change
+
+
+@dataclass
+class ClusterChanges:
+    """Those that one training follows. `wait`: for a size of the schedule."""
+
+    training: Training
+    wait: bool
+    carried: Carried
+    measuring: Measuring
+    checkpoints: Checkpointing
+    beside: Beside
+
+    def __post_init__(self) -> None:
+        self.prepare: Callable[[], None] = lambda: None
+        """Before the workers agree on a change; for who drives the training."""
+        self.agree_on_trained: Callable[[bool], None] = lambda joins: None
+        """Collective where all begin, and after each change: what is trained that all workers have; likewise."""
+        self.may_follow: Callable[[], bool] = lambda: True
+        """Whether a change that is ready is followed behind this step; the same at all workers."""
+        self.sameness: Sameness | None = None
+        """Once training began."""
+        self.stop_asked = False
+        """At this worker."""
+        self._stopped = False  # all know of it
+        self.steps_here = 0
+        """Since the cluster changed, or the call began."""
+
+    def begin(self) -> None:
+        """A call of training begins."""
+        self.training.should_stop = self.stop_asked = self._stopped = False
+        self.steps_here = 0
+
+    def end(self) -> None:
+        """The call is over."""
+        if self._stopped:
+            self.suspend(False)
+        self.check_sameness()
+
+    def suspend(self, suspended: bool) -> None:
+        """Whether this worker's loop and dataset end."""
+        self.training.should_stop = suspended
+        if self.training.dataset is not None:
+            self.training.dataset.suspended = suspended
+
+    def agree_on_stop(self) -> None:
+        """Collective at the end of an epoch, but right after a change of the cluster: see `ElasticTraining`."""
+        if self.steps_here > 0:
+            asked = comm.all_reduce(np.array([self.stop_asked], np.int32), op="max", name="kungfu/stop")
+            self._stop(bool(asked[0]))
+
+    def _stop(self, stops: bool) -> bool:
+        if stops:
+            self._stopped = True
+            self.suspend(True)
+        return stops
+
+    def check_sameness(self) -> None:
+        """Collective: DivergenceError where something that has to be equal on all workers isn't."""
+        in_step = runtime.current_cluster_size() > 1 and not runtime.detached() and not is_behind()
+        if in_step and self.sameness is not None:
+            self.sameness.check_all(self.training.step)
+
+    def _settle(self, sameness: Sameness, same: bool) -> bool:
+        """In the step's agreement: whether training stops, and DivergenceError where the workers are not the same.
+
+        A change that is due as well is the next call's, whose `begin` follows it.
+        """
+        if same:
+            return self._stop(self.stop_asked) or not self.may_follow()
+        everyones = gather_json([self.stop_asked, sameness.words()], "kungfu/same")
+        check(self.training.step, {rank: told for rank, (_, told) in everyones.items()})
+        return self._stop(any(stop for stop, _ in everyones.values())) or not self.may_follow()
+
+    def change_to(self, scheduled: int | None = None, behind_a_step: bool = False) -> Change:
+        """Collective: follow what the policies, the schedule or the config server want. `behind_a_step` the workers
+        agree on a stop, too, and see whether they are the same."""
+        self.prepare()
+        began, step, sameness = time.monotonic(), self.training.step, self.sameness
+        if scheduled is not None:
+            chronicle.scheduled(step, scheduled, self.wait)
+        size = self.measuring.take_size()
+        wanted = scheduled if size is None or replaying.current() is not None else size
+        membership.note_step(step)
+        with chronicle.refusals():
+            if sameness is None or not behind_a_step:
+                change = membership.step(wanted, self.wait)
+            else:
+                word = sameness.word(step) if runtime.current_cluster_size() > 1 else 0
+                word ^= 1 << 63 if self.stop_asked else 0
+                change = membership.step(wanted, self.wait, word, partial(self._settle, sameness))
+        self.follow(change)
+        if change.changed and not change.detached:
+            self.measuring.took(time.monotonic() - began)
+        return change
+
+    def follow(self, change: Change) -> None:
+        """Collective: what a change brings with it."""
+        training = self.training
+        if change.detached:
+            chronicle.changed(training.step, change)
+            self.suspend(True)
+        elif change.changed:
+            self.beside.warn_of_changed()
+            self.steps_here = 0
+            self.measuring.on_resized(change.new_size)
+            self.agree_on_trained(False)
+            handover.share_state(training.training_state)
+            self.carried.scale_rates()
+            self.checkpoints.make_up(training.step)
+            chronicle.changed(training.step, change)

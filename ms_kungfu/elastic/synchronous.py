@@ -1,0 +1,83 @@
+"""What workers do that make each step together: commit it or undo it, measure it, and follow what is due behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Callable
+
+from ms_kungfu import runtime
+from ms_kungfu.elastic.carried import Carried
+from ms_kungfu.elastic.changes import ClusterChanges
+from ms_kungfu.elastic.checkpoint import Checkpointing
+from ms_kungfu.elastic.doubts import Doubts
+from ms_kungfu.elastic.fingerprints import fingerprint
+from ms_kungfu.elastic.measuring import Measuring
+from ms_kungfu.elastic.program import Training
+from ms_kungfu.elastic.undo import LastStep
+from ms_kungfu.membership import Change
+
+
+@dataclass
+class SynchronousSteps:
+    """Of one training at one worker. `size_after`: the schedule."""
+
+    training: Training
+    size_after: Callable[[int], int | None]
+    carried: Carried
+    measuring: Measuring
+    checkpoints: Checkpointing
+    changes: ClusterChanges
+
+    def __post_init__(self) -> None:
+        self.doubts = Doubts()
+        self.last = LastStep(lambda: self.training.training_state)
+        self._are_told = False  # by who knows when a step begins
+
+    def begin(self) -> None:
+        """The program begins the next step."""
+        self._are_told = True
+        if not self.training.should_stop:
+            self.last.begins()
+
+    def follow(self) -> None:
+        """The step before is over, and what was due behind it is done."""
+        if self.training.should_stop:
+            return
+        self.measuring.ask("before_step")
+        self.carried.scale_rates()  # a policy, or the program, may have changed the global batch
+        if not self._are_told and self.training.dataset is None:
+            self.last.begins()
+
+    def step_end(self, loss: Any, samples: int | None) -> Change:
+        """Collective: the step that `training` has counted is over."""
+        step, dataset = self.training.step, self.training.dataset
+        if not self.last.ended(step):
+            return self._do_again()
+        self.changes.steps_here += 1
+        if not self.carried.deals_shards:
+            self.doubts.step(self.last.reductions, runtime.current_cluster_size())
+        trained = None
+        if dataset is not None:
+            samples = dataset.weight if samples is None else samples
+            if dataset.wants_fingerprint(step):
+                dataset.keep_fingerprint(step, fingerprint(self.training.training_state))
+            dataset.training = self.checkpoints.training
+            trained = dataset.commit(self.last.take_participants())
+        self.measuring.step_end(loss, samples, trained)
+        self.measuring.ask("after_step")
+        # Before a change: it takes all workers, and those who join by the change know nothing of it.
+        if self.checkpoints.is_due(step):
+            self.checkpoints.write(step)
+        change = self.changes.change_to(self.size_after(step), behind_a_step=True)
+        self.follow()
+        return change
+
+    def _do_again(self) -> Change:
+        """The step is undone: nothing of it counts."""
+        self.training.step -= 1
+        participants = self.last.take_participants()
+        if self.training.dataset is not None:
+            self.training.dataset.take_back(participants)
+        change = self.changes.change_to(behind_a_step=True)
+        self.follow()
+        return replace(change, undone=True)
