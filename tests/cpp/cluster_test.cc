@@ -276,18 +276,18 @@ TEST(Cluster, AMeanCountsByWeights) {
       float out = 0;
       const kf_tensor tensor{&in, &out, 1};
       Operation mean{Kind::kAllReduce, "weighted", &tensor, 1, KF_FLOAT32, KF_MEAN};
-      mean.weighted = true;
-      mean.weight = rank == 0 ? 1 : rank == 1 ? 3 : 0;
+      mean.weighting.applies = true;
+      mean.weighting.own = rank == 0 ? 1 : rank == 1 ? 3 : 0;
       c.Run(mean);
       EXPECT_FLOAT_EQ(out, (1 * 1 + 3 * 2) / 4.F);
-      mean.weight = 0;  // nobody counts: all alike
+      mean.weighting.own = 0;  // nobody counts: all alike
       c.Run(mean);
       EXPECT_FLOAT_EQ(out, 103 / 3.F);
       // A whole host counts for nothing, and brings what would spoil every sum.
       const float counts_or_not = rank == 0 ? 7 : std::nanf("");
       const kf_tensor other{&counts_or_not, &out, 1};
       mean.tensors = &other;
-      mean.weight = rank == 0 ? 2 : 0;
+      mean.weighting.own = rank == 0 ? 2 : 0;
       c.Run(mean);
       EXPECT_FLOAT_EQ(out, 7);
     }

@@ -286,7 +286,7 @@ void Exchange::AwaitRoom(Flight& flight, uint32_t chunk) {
 shm::Mailbox& Exchange::FillMailbox(const Flight& flight) {
   shm::Mailbox& mailbox = self_.segment.mailbox(flight.channel, self_.rank, flight.sequence);
   mailbox.signature = flight.signature;
-  mailbox.count = flight.count | static_cast<uint64_t>(flight.operation.weight) << kWeightShift;
+  mailbox.count = flight.count | static_cast<uint64_t>(flight.operation.weighting.own) << kWeightShift;
   return mailbox;
 }
 
@@ -313,14 +313,14 @@ void Exchange::AwaitMailboxes(Flight& flight) {
     flight.differs = true;
     ReportMismatch(flight);
   }
-  if (!flight.operation.weighted) return;
+  if (!flight.operation.weighting.applies) return;
   std::vector<uint32_t> weights;
   for (const uint32_t r : flight.members) {
     const shm::Mailbox& mailbox = self_.segment.mailbox(flight.channel, r, flight.sequence);
     weights.push_back(flight.Brings(r) ? static_cast<uint32_t>(mailbox.count >> kWeightShift) : 0);
   }
-  if (flight.operation.total_weight != nullptr) {
-    *flight.operation.total_weight = std::accumulate(weights.begin(), weights.end(), uint64_t{0});
+  if (flight.operation.weighting.total != nullptr) {
+    *flight.operation.weighting.total = std::accumulate(weights.begin(), weights.end(), uint64_t{0});
   }
   if (IsToRoot(flight.operation.kind)) weights.pop_back();  // the root is the last, and brings nothing
   flight.reduce.Weigh(flight.operation, weights);

@@ -212,7 +212,7 @@ class Link::Renewal final : public Communicator::Renewable {
     tensor_ = {nullptr, scratch_.data, request_.count};
     operation_ = {Kind::kGatherTo, name_.name.c_str(), &tensor_, 1, request_.dtype, request_.op, link_.self_};
     operation_.planes = &local_;
-    operation_.signature = current->signature;
+    operation_.part.signature = current->signature;
     return &operation_;
   }
   uint32_t generation() const { return generation_; }
@@ -274,9 +274,9 @@ Link::Part Link::BringUp(const Name& name, const Request& request, uint64_t numb
   scratch.data = scratch.part.Get(Aligned(std::max<size_t>(bytes, 1)));
   const kf_tensor tensor{nullptr, scratch.data, request.count};
   Operation up{Kind::kBarrier, name.name.c_str(), nullptr, 0, request.dtype, request.op, self_};
-  up.track = name.track;
-  up.signature = request.signature;
-  up.patient = request.is_slice;
+  up.part.track = name.track;
+  up.part.signature = request.signature;
+  up.part.patient = request.is_slice;
   if (const auto giver = GiverOn(host_, request)) {
     up.kind = Kind::kBroadcast;
     up.root = places_.LocalOf(*giver);
@@ -284,14 +284,14 @@ Link::Part Link::BringUp(const Name& name, const Request& request, uint64_t numb
     up.kind = Kind::kGatherTo;
   } else if (Reduces(request.kind)) {
     up.kind = Kind::kReduceTo;
-    up.weighted = request.weighted;
-    up.total_weight = &part.weight;
+    up.weighting.applies = request.weighted;
+    up.weighting.total = &part.weight;
   }
   if (up.kind != Kind::kBarrier) {
     up.tensors = &tensor;
     up.num_tensors = 1;
   }
-  up.keeps = KeepsLane(request.kind, request.dtype, request.op);
+  up.part.keeps_lane = KeepsLane(request.kind, request.dtype, request.op);
   part.kept = local_->RunKept(up, missing);
   if (part.kept.lone() >= 0) scratch.data = part.kept.Of(static_cast<uint32_t>(part.kept.lone()));
   part.missing = part.kept.generation();
@@ -667,9 +667,9 @@ void Link::Give(const Name& name, const Request& request, const Verdict& verdict
   const auto give = [&](Stage stage, const void* data, size_t bytes) {
     const kf_tensor tensor{data, nullptr, bytes};
     Operation operation{Kind::kBroadcast, name.name.c_str(), &tensor, 1, KF_UINT8, KF_SUM, self_};
-    operation.stage = stage;
-    operation.track = name.track;
-    operation.signature = scratch.signature;
+    operation.part.stage = stage;
+    operation.part.track = name.track;
+    operation.part.signature = scratch.signature;
     local_->RunFrom(operation, 0);
   };
   VerdictAndResult word;
@@ -687,10 +687,10 @@ void Link::GiveResult(const Name& name, const Request& request, const Scratch& s
   if (request.kind == Kind::kBarrier || GiverOn(host_, request)) return;
   const kf_tensor tensor{scratch.out, nullptr, scratch.elements};
   Operation operation{Kind::kBroadcast, name.name.c_str(), &tensor, 1, request.dtype, KF_SUM, self_};
-  operation.stage = Stage::kResult;
-  operation.track = name.track;
-  operation.signature = scratch.signature;
-  operation.patient = request.is_slice;
+  operation.part.stage = Stage::kResult;
+  operation.part.track = name.track;
+  operation.part.signature = scratch.signature;
+  operation.part.patient = request.is_slice;
   local_->RunFrom(operation, 0);
 }
 
