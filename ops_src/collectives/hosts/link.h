@@ -121,18 +121,18 @@
 //
 // Algorithms between hosts
 //
-// 12. With AUTO the algorithm of an operation is a function (WayOf) of three things: the
+// 12. With AUTO the algorithm of an operation is a function (SelectAlgorithm) of three things: the
 // measurements in the headers of the last round, the operation's size, and whether it is a slice.
 // By 2 all links have the same headers, so they choose the same algorithm. A link reads its own
 // measurements once a round, when it makes its header; a later change counts for the next
 // operation. An operation that is done again, in a later generation or epoch, has new headers. Its
 // earlier result was given to no rank (8).
-// Test: Cluster.AllHostsTakeTheWayThatOneOfThemHasMeasured
+// Test: Cluster.AllHostsTakeTheAlgorithmThatOneOfThemHasMeasured
 // Test: HostsAuto.ChangesOverByWhatWasMeasuredAndByTheNumberOfHosts
 //
 // 13. With AUTO few bytes travel in the headers. When all parts fit G, each link adds up all of
 // them by itself, in the order of recursive doubling, and waits for no other host. To keep the
-// measurements fresh, the first of each kLongWayEvery operations of a name runs the chosen
+// measurements fresh, the first of each kMeasuredEvery operations of a name runs the selected
 // algorithm, and so do all operations as long as one host has no measurement. By 12 all links know
 // alike which operations these are.
 // Test: Cluster.FewBytesGoWithTheHostsWords
@@ -163,7 +163,7 @@
 #include "collectives/host/host_communicator.h"
 #include "collectives/hosts/meter.h"
 #include "collectives/hosts/protocol.h"
-#include "collectives/hosts/strategy.h"
+#include "collectives/hosts/selector.h"
 #include "transport/shm/board.h"
 #include "transport/tcp/mesh.h"
 

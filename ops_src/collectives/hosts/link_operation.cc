@@ -9,10 +9,12 @@
 #include "base/hash.h"
 #include "collectives/dtype.h"
 #include "collectives/host/transfer.h"
+#include "collectives/hosts/algorithm.h"
+#include "collectives/hosts/copies.h"
 #include "collectives/hosts/link.h"
 #include "collectives/hosts/link_state.h"
-#include "collectives/hosts/operations.h"
 #include "collectives/hosts/plane_split.h"
+#include "collectives/hosts/selector.h"
 #include "collectives/hosts/slices.h"
 #include "collectives/reduce.h"
 
@@ -20,7 +22,7 @@ namespace kungfu::hosts {
 namespace {
 
 constexpr auto kMoment = std::chrono::microseconds(50);
-constexpr uint64_t kLongWayEvery = 16;
+constexpr uint64_t kMeasuredEvery = 16;  // of the operations of a name with few bytes; see 13
 
 size_t SmallBytesOf(const Request& request) {
   return request.has_planes ? 0 : SmallBytes(request.kind, request.dtype, request.op, request.count);
@@ -476,11 +478,11 @@ void Link::Exchange(const Place& place, uint32_t generation, const Part& part, c
   const Group group(mesh_, place.epoch, members);
   if (!Reduces(request.kind)) return;
   scratch.out = part.kept.HasLane() ? part.kept.Of(self_) : scratch.result.Get(Aligned(std::max<size_t>(bytes, 1)));
-  const Way way = WayOf(strategy_, measured, bytes, request.is_slice ? kTracks : 1);
+  const auto algorithm = SelectAlgorithm(strategy_, measured, bytes, request.is_slice ? kTracks : 1);
   const bool all_have_measured =
       std::all_of(measured.begin(), measured.end(), [](const Figures& figures) { return figures.step_ns > 0; });
-  if (SmallBytesOf(request) > 0 && way.kind == Way::kDoubling && all_have_measured &&
-      place.number % kLongWayEvery != 1) {
+  const bool doubles = dynamic_cast<const Doubling*>(algorithm.get()) != nullptr;
+  if (SmallBytesOf(request) > 0 && doubles && all_have_measured && place.number % kMeasuredEvery != 1) {
     return ReduceSmall(place, generation, members, headers, scratch);
   }
   const bool mean = request.op == KF_MEAN;
@@ -490,7 +492,7 @@ void Link::Exchange(const Place& place, uint32_t generation, const Part& part, c
                 scratch.other.Get(Aligned(std::max<size_t>(bytes, 1))));
   }
   const auto reduce = [&] {
-    AllReduce(group, tag, way, request.dtype, mean ? KF_SUM : request.op, in, scratch.out, request.count);
+    algorithm->Run({group, tag, request.dtype, mean ? KF_SUM : request.op, in, scratch.out, request.count});
   };
   if (strategy_ != Strategy::kAuto || group.size() == 1) return reduce();
   meter_.Begin(Meter::Clock::now());
@@ -500,7 +502,7 @@ void Link::Exchange(const Place& place, uint32_t generation, const Part& part, c
     meter_.End(Meter::Clock::now(), nullptr);
     throw;
   }
-  const Cost cost = CostOf(way, group.size(), bytes);
+  const Cost cost = algorithm->CostOf(group.size(), bytes);
   meter_.End(Meter::Clock::now(), &cost);
 }
 
@@ -525,7 +527,7 @@ void Link::ExchangeCopy(const Place& place, const tcp::Tag& tag, uint32_t genera
     std::vector<Figures> measured;
     for (const uint32_t h : members) measured.push_back(headers[h].figures);
     const size_t bytes = place.request.count * SizeOf(place.request.dtype);
-    Broadcast(Group(mesh_, place.epoch, members), tag, BroadcastShapeOf(strategy_, measured, bytes),
+    Broadcast(Group(mesh_, place.epoch, members), tag, SelectBroadcastShape(strategy_, measured, bytes),
               static_cast<uint32_t>(root), scratch.data, bytes);
   }
 }
@@ -544,8 +546,8 @@ void Link::ReduceSmall(const Place& place, uint32_t generation, const Members& m
     }
     parts.push_back(part);
   }
-  ReduceAsByDoubling(request.dtype, request.op == KF_MEAN ? KF_SUM : request.op, std::move(parts), scratch.out,
-                     request.count);
+  Doubling::ReduceAlone(request.dtype, request.op == KF_MEAN ? KF_SUM : request.op, std::move(parts), scratch.out,
+                        request.count);
 }
 
 // What a host has brought to a mean, in `scaled` or where it was. It counts by what its ranks weigh; where nothing
