@@ -205,8 +205,9 @@ class Link {
   struct Ending;
   // A name, and what this host's ranks do under it. It is never forgotten: all hosts have to go on counting alike.
   struct Name {
-    std::string key, name;  // the former: KeyOf, of name and track
+    std::string name;
     uint8_t track = 0;
+    uint64_t hash = 0;            // of both (KeyOf), which is what hosts call it
     std::vector<uint64_t> asked;  // by rank: how many it has begun
     uint64_t begun = 0;           // the number of the one that runs, or ran last
     uint64_t given = 0;           // of the last whose outcome its ranks got, or are about to get
@@ -237,6 +238,8 @@ class Link {
     std::string text;  // of a failure
   };
   struct Talk;
+  // What hosts send each other for one operation. Each kind has tags of its own.
+  enum class Message : uint8_t { kData, kHeader, kAcknowledgement };
   // Where an operation is between hosts, for as long as one epoch lasts.
   struct Place {
     Name& name;
@@ -244,6 +247,8 @@ class Link {
     uint64_t number;
     uint64_t epoch;
     uint64_t attempt = 0;
+
+    tcp::Tag TagOf(Message message) const;
   };
 
   // ---- link.cc: requests, threads, the end
@@ -331,10 +336,10 @@ class Link {
   std::optional<Error> failed_;
   bool closing_ = false;
   bool begins_nothing_ = false;  // this host's end is said, or about to be
-  // Of the other hosts, what they have said of their end: by hash of the name's key, how many they had begun.
+  // Of the other hosts, what they have said of their end: by the name's hash, how many they had begun.
   std::vector<std::optional<std::unordered_map<uint64_t, uint64_t>>> ends_;
   std::vector<std::string> end_reasons_;
-  // Of the other hosts, in this epoch: by hash of the name's key, how many they have given; none: they haven't said
+  // Of the other hosts, in this epoch: by the name's hash, how many they have given; none: they haven't said
   // yet.
   std::vector<std::optional<std::unordered_map<uint64_t, uint64_t>>> given_;
 

@@ -303,9 +303,13 @@ Link::Part Link::BringUp(const Name& name, const Request& request, uint64_t numb
 
 // ---- what the hosts tell each other
 
+tcp::Tag Link::Place::TagOf(Message message) const {
+  return tcp::Tag::Of(Fnv1a(&message, sizeof message, name.hash), number);
+}
+
 // All hosts' headers of this round. In the place of a host that has none any more is what follows from that.
 std::vector<Link::Header> Link::Meet(Place& place, const Header& mine) {
-  const tcp::Tag tag = tcp::Tag::Of(place.name.key + "\x01h", place.number).Step(place.attempt++);
+  const tcp::Tag tag = place.TagOf(Message::kHeader).Step(place.attempt++);
   std::vector<Header> headers(places_.hosts());
   headers[host_] = mine;
   const auto be_absent = [&](uint32_t h, bool gave) {
@@ -387,7 +391,7 @@ void Link::AwaitHost(const tcp::Mesh::Ticket& heard, const tcp::Mesh::Ticket& sa
 
 // Returns when all hosts have what came of the operation; see 7.
 void Link::Acknowledge(const Place& place, uint64_t got) {
-  const tcp::Tag tag = tcp::Tag::Of(place.name.key + "\x01a", place.number);
+  const tcp::Tag tag = place.TagOf(Message::kAcknowledgement);
   std::vector<uint64_t> theirs(places_.hosts());
   Trade(place, tag, got, theirs, [](uint32_t, bool) {});
 }
@@ -461,7 +465,7 @@ void Link::Exchange(const Place& place, uint32_t generation, const Part& part, c
                     Scratch& scratch) {
   const Request& request = place.request;
   scratch.elements = request.count;
-  const tcp::Tag tag = tcp::Tag::Of(place.name.key, place.number);
+  const tcp::Tag tag = place.TagOf(Message::kData);
   if (request.has_planes) return ExchangePlanes(place, tag, generation, scratch);
   if (GoesInRows(request.kind, request.dtype, request.op)) return ExchangeRows(place, tag, generation, scratch);
   scratch.out = scratch.data;
