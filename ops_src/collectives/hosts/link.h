@@ -24,7 +24,7 @@
 // bytes comes with the verdict.
 //
 // Between up and verdict the links tell each other what they have (Header). Then they exchange it
-// (operations.h). The k-th operation of a name on one host meets the k-th on every other host. A
+// (algorithm.h). The k-th operation of a name on one host meets the k-th on every other host. A
 // large all-reduce is several operations, its slices. They run side by side on tracks, and each
 // track counts like a name of its own (slices.h).
 //
