@@ -4,8 +4,8 @@ what was measured on a few.
 Four numbers make a network. An operation takes `base_s`, whatever its size, for the ranks and their host's link to
 come together; `step_s` (alpha) for each message that waits for another host's; `byte_s` (beta) for each byte that goes
 through a host's cable; `work_s` for each byte that a host's memory and cores have, on its way to the link and back. The
-steps and bytes are those of two ways, chosen as the runtime does it between hosts of like cables that have measured
-these numbers (`ops_src/collectives/hosts/strategy.cc`; what goes in slices is taken for one):
+steps and bytes are those of two algorithms. They are selected as the runtime does it between hosts of like cables that
+have measured these numbers (`ops_src/collectives/hosts/selector.cc`; what goes in slices is taken for one):
 
 - recursive doubling: log2(n) steps, two more where n is no power of two, each with all the bytes, which are reduced
   before the next step;
@@ -32,7 +32,7 @@ import numpy as np
 
 from benchmarks import report
 
-UNHIDDEN_REDUCTION = 10  # kUnhiddenReduction of ops_src/collectives/hosts/strategy.cc
+UNHIDDEN_REDUCTION = 10  # kUnhiddenReduction of ops_src/collectives/hosts/selector.cc
 _MEASURED_SIZES = (4, 4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 _MEASURED_TIMES = 15
 _MOST_TURNS = 10

@@ -99,7 +99,7 @@ std::unique_ptr<Links> MakeLinks(int local_fd, int board_fd, uint32_t host, cons
   const auto local = std::make_shared<shm::Segment>(local_fd);
   const auto everybody = std::make_shared<shm::Segment>(board_fd);
   const hosts::Places places(host_of_rank);
-  const hosts::Strategy way = hosts::StrategyNamed(strategy);
+  const hosts::Strategy reduces_by = hosts::StrategyNamed(strategy);
   if (addresses.size() != host_of_rank.size() || names.size() != own.size() || names.size() != own_for_models.size()) {
     throw Error(KF_INVALID, Text(addresses.size(), " addresses of ", host_of_rank.size(), " ranks, connections to ",
                                  own.size(), " and ", own_for_models.size(), " hosts with ", names.size(), " names"));
@@ -110,7 +110,7 @@ std::unique_ptr<Links> MakeLinks(int local_fd, int board_fd, uint32_t host, cons
   auto finder = FinderOf(std::move(find));
   const py::gil_scoped_release release;
   auto links = std::make_unique<Links>();
-  links->link = std::make_unique<Link>(local, everybody, places, host, own.Take(tls), way);
+  links->link = std::make_unique<Link>(local, everybody, places, host, own.Take(tls), reduces_by);
   links->models = std::make_unique<ModelLink>(places, host, own_for_models.Take(tls), std::move(finder));
   return links;
 }
@@ -159,7 +159,7 @@ void RegisterLink(py::module_& m) {
            "ranks. By rank: its host, its address; by host: its name, connected sockets to it for the collectives, and "
            "for models (none for this one), which are taken over whatever happens. `find`: a descriptor of the model "
            "store of a rank of this host, which is closed here, or -1. `tls`: of those of the sockets that have it. "
-           "`strategy`: KungFu's name of the way on which hosts reduce, the same at all of them.")
+           "`strategy`: KungFu's name of how hosts reduce, the same at all of them.")
       .def("connect", &Links::Connect, py::arg("local_rank"),
            "Sockets to the link and for models, for the process that is this rank of the local segment; the caller "
            "passes them on and closes them.")

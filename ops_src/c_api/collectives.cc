@@ -41,8 +41,9 @@ kf_status kf_all_reduce_gradients(const kf_group* groups, size_t num_groups, kf_
       kungfu::DelayForTests();
       const kf_group& group = groups[i];
       layouts[i] = Peer::Get().WithClaim(group.layout);
-      operations.push_back({Kind::kAllReduce, group.name, group.tensors, group.num_tensors, group.dtype, op, 0,
-                            layouts[i].c_str(), /*weighted=*/true, weight});
+      operations.push_back({Kind::kAllReduce, group.name, group.tensors, group.num_tensors, group.dtype, op});
+      operations.back().layout = layouts[i].c_str();
+      operations.back().weighting = {/*applies=*/true, weight};
     }
     Peer::Get().Current()->RunAll(operations.data(), operations.size());
   });
@@ -75,8 +76,9 @@ kf_status kf_start_all_reduce(const char* name, const kf_tensor* tensors, size_t
     kungfu::shards::Step::Get().Refuse(name, /*gradients=*/true);
     *ticket = 0;
     const std::string claimed = Peer::Get().WithClaim(layout);
-    *ticket = Peer::Get().Start({Kind::kAllReduce, name, tensors, num_tensors, dtype, op, 0, claimed.c_str(),
-                                 /*weighted=*/true, Peer::Get().weight()});
+    Operation operation{Kind::kAllReduce, name, tensors, num_tensors, dtype, op, 0, claimed.c_str()};
+    operation.weighting = {/*applies=*/true, Peer::Get().weight()};
+    *ticket = Peer::Get().Start(operation);
   });
 }
 
@@ -92,14 +94,14 @@ kf_status kf_broadcast(const char* name, const kf_tensor* tensors, size_t num_te
 kf_status kf_all_gather(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,
                         const char* layout, uint32_t ranks) {
   Operation operation{Kind::kAllGather, name, tensors, num_tensors, dtype, KF_SUM, 0, layout};
-  operation.ranks = ranks;
+  operation.sized_for_ranks = ranks;
   return Run(operation);
 }
 
 kf_status kf_reduce_scatter(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype, kf_op op,
                             const char* layout, uint32_t ranks) {
   Operation operation{Kind::kReduceScatter, name, tensors, num_tensors, dtype, op, 0, layout};
-  operation.ranks = ranks;
+  operation.sized_for_ranks = ranks;
   return Run(operation);
 }
 

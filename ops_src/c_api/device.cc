@@ -157,14 +157,14 @@ kf_status kf_device_broadcast(const char* name, const kf_tensor* tensors, size_t
 kf_status kf_device_all_gather(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,
                                const char* layout, uint32_t ranks, kf_stream stream) {
   Operation operation{Kind::kAllGather, name, tensors, num_tensors, dtype, KF_SUM, 0, layout};
-  operation.ranks = ranks;
+  operation.sized_for_ranks = ranks;
   return Run(operation, stream);
 }
 
 kf_status kf_device_reduce_scatter(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,
                                    kf_op op, const char* layout, uint32_t ranks, kf_stream stream) {
   Operation operation{Kind::kReduceScatter, name, tensors, num_tensors, dtype, op, 0, layout};
-  operation.ranks = ranks;
+  operation.sized_for_ranks = ranks;
   return Run(operation, stream);
 }
 
@@ -176,10 +176,10 @@ kf_status kf_device_all_reduce_gradients(const kf_group* groups, size_t num_grou
       kungfu::DelayForTests();
       const kf_group& group = groups[i];
       const std::string layout = Peer::Get().WithClaim(group.layout);
-      tickets.push_back(device->Start(Peer::Get().Current(),
-                                      {Kind::kAllReduce, group.name, group.tensors, group.num_tensors, group.dtype, op,
-                                       0, layout.c_str(), /*weighted=*/true, Peer::Get().weight()},
-                                      stream));
+      Operation operation{Kind::kAllReduce, group.name, group.tensors, group.num_tensors, group.dtype, op};
+      operation.layout = layout.c_str();
+      operation.weighting = {/*applies=*/true, Peer::Get().weight()};
+      tickets.push_back(device->Start(Peer::Get().Current(), operation, stream));
     }
     device->Wait(tickets.data(), tickets.size());
   });

@@ -39,7 +39,7 @@ std::string KeyOf(std::string_view name, uint8_t track, Stage stage) {
 
 const Operation& AskedFor(const Operation& operation) {
   const Operation* asked = &operation;
-  while (asked->part_of != nullptr) asked = asked->part_of;
+  while (asked->part.of != nullptr) asked = asked->part.of;
   return *asked;
 }
 
@@ -49,7 +49,7 @@ std::string TitleOf(const Operation& operation) {
 }
 
 uint64_t SignatureOf(const Operation& operation) {
-  if (operation.signature != 0) return operation.signature;
+  if (operation.part.signature != 0) return operation.part.signature;
   uint64_t hash = operation.root;
   for (size_t i = 0; i < operation.num_tensors; i++) hash = Mix(hash, operation.tensors[i].count);
   if (operation.layout != nullptr) {
@@ -79,9 +79,9 @@ void Validate(const Operation& operation, uint32_t size) {
   if ((operation.kind == Kind::kBroadcast || IsToRoot(operation.kind)) && operation.root >= size) {
     throw Error(KF_INVALID, Text(who(), "root ", operation.root, " is not a rank of a cluster of ", size));
   }
-  if (operation.ranks != 0 && operation.ranks != size) {
-    throw Error(KF_STALE,
-                Text(who(), "its tensors are made for ", operation.ranks, " ranks, but there are ", size, " now"));
+  if (operation.sized_for_ranks != 0 && operation.sized_for_ranks != size) {
+    throw Error(KF_STALE, Text(who(), "its tensors are made for ", operation.sized_for_ranks, " ranks, but there are ",
+                               size, " now"));
   }
   for (size_t i = 0; operation.kind == Kind::kReduceScatter && i < operation.num_tensors; i++) {
     const uint64_t count = operation.tensors[i].count;

@@ -25,8 +25,30 @@ inline constexpr uint32_t kNumKinds = 7;
 // the result, or the text of a failure.
 enum class Stage : uint8_t { kBring, kVerdict, kResult, kText };
 
+struct Operation;
+
+// Of a mean of floats whose ranks count by their weights: sum(weight * x) / sum(weight).
+struct Weighting {
+  bool applies = false;
+  uint32_t own = 1;           // this rank's, below 2^kWeightBits
+  uint64_t* total = nullptr;  // gets what the ranks that took part weigh together
+};
+inline constexpr int kWeightBits = 24;
+
+// Of an operation that a communicator runs for a larger one, its whole: for a slice, or for a host's ranks alone.
+struct PartOfWhole {
+  const Operation* of = nullptr;  // the whole, which messages name
+  // Parts have the name of the whole. These tell them apart; `track`: see hosts/slices.h.
+  Stage stage = Stage::kBring;
+  uint8_t track = 0;
+  uint64_t signature = 0;   // not 0: the answer of SignatureOf, since the part's tensors may be cut otherwise
+  bool patient = false;     // a rank that waits in it sleeps at once, because others need the core
+  bool keeps_lane = false;  // its members may keep its lane after its end: see host/lanes.cc
+};
+
 // What a caller asks for; every rank has to bring an equal one under the same key.
 struct Operation {
+  // What the functions of the C ABI take. `op` is of reductions, `root` of broadcasts and of what goes to a root.
   Kind kind = Kind::kBarrier;
   const char* name = "";
   const kf_tensor* tensors = nullptr;
@@ -35,32 +57,19 @@ struct Operation {
   kf_op op = KF_SUM;
   uint32_t root = 0;
   const char* layout = nullptr;
-  // In a mean of floats the ranks count by their weights, if they differ: sum(weight * x) / sum(weight).
-  bool weighted = false;
-  uint32_t weight = 1;  // below 2^kWeightBits
-  // The number of ranks that the tensors were sized for (0: nobody says): where the cluster has changed between that
-  // and the call, an all-gather would write past the end of its outputs.
-  uint32_t ranks = 0;
-  // Of an all-reduce by which ranks bring more than their tensors, or nothing; null for all others.
+
+  // One feature each. An operation that doesn't use it leaves it as it is.
+  Weighting weighting = {};
+  // The number of ranks that the tensors are sized for; 0: any. An all-gather would write past the end of its outputs
+  // if the cluster has changed since they were made.
+  uint32_t sized_for_ranks = 0;
+  // An all-reduce to which ranks bring more than their tensors, or nothing.
   const Planes* planes = nullptr;
-  // Not 0: what SignatureOf has to answer, for a part of a larger operation, whose tensors may be cut otherwise.
-  uint64_t signature = 0;
-  // Parts of a larger operation have its name, and are told apart by these; `track`: see hosts/slices.h.
-  Stage stage = Stage::kBring;
-  uint8_t track = 0;
-  // The operation that it is a part of, which is the one that messages name.
-  const Operation* part_of = nullptr;
-  // Who waits in it sleeps at once: others need the core.
-  bool patient = false;
-  // Its lane may be kept by all when it is over: see host/lanes.cc.
-  bool keeps = false;
-  // Of a broadcast: the ranks that bring the same as its root, which is one of them, in ascending order; null: it
-  // alone. Over several hosts one that has such a rank takes from its own; on one host they make no difference.
+  // A broadcast whose data several ranks have, the root among them, in ascending order. Over several hosts a host with
+  // such a rank takes the data from it.
   const Members* givers = nullptr;
-  // Where it is set, and the operation is weighted, gets what those who took part weigh together.
-  uint64_t* total_weight = nullptr;
+  PartOfWhole part = {};
 };
-inline constexpr int kWeightBits = 24;
 
 // One that outlives its caller's: its name, its layout and its list of tensors are its own, their memory is not.
 struct KeptOperation {
@@ -74,7 +83,9 @@ struct KeptOperation {
 const char* NameOf(Kind kind);
 // What ranks match operations by: a name, and which part of an operation of that name it is.
 std::string KeyOf(std::string_view name, uint8_t track = 0, Stage stage = Stage::kBring);
-inline std::string KeyOf(const Operation& operation) { return KeyOf(operation.name, operation.track, operation.stage); }
+inline std::string KeyOf(const Operation& operation) {
+  return KeyOf(operation.name, operation.part.track, operation.part.stage);
+}
 // What the caller asked for: the operation itself, or that of which it is a part of a part.
 const Operation& AskedFor(const Operation& operation);
 // How messages about it begin: what the caller asked for, with a colon and a space.

@@ -23,14 +23,14 @@ class ReductionLog {
   void Note(const Operation& operation, uint32_t generation) {
     if (operation.kind != Kind::kAllReduce) return;
     last_generation_.store(generation, std::memory_order_relaxed);
-    std::atomic<uint32_t>& latest = operation.weighted ? gradient_ : any_;
+    std::atomic<uint32_t>& latest = operation.weighting.applies ? gradient_ : any_;
     uint32_t seen = latest.load(std::memory_order_relaxed);
     while (seen < generation + 1 && !latest.compare_exchange_weak(seen, generation + 1, std::memory_order_relaxed)) {
     }
   }
   // Operations of one mind have ended, `operation` among them.
   void NoteCommit(const Operation& operation, uint32_t generation) {
-    if (!operation.weighted) return;
+    if (!operation.weighting.applies) return;
     commits_.fetch_add(1, std::memory_order_relaxed);
     uint32_t none = 0;
     first_commit_.compare_exchange_strong(none, generation + 1, std::memory_order_relaxed);

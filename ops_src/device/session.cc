@@ -52,8 +52,8 @@ struct Complaint {
 };
 
 uint32_t WeightOf(const Operation& operation) {
-  const bool counts = operation.weighted && operation.op == KF_MEAN && IsFloat(operation.dtype);
-  return counts ? operation.weight : 0;
+  const bool counts = operation.weighting.applies && operation.op == KF_MEAN && IsFloat(operation.dtype);
+  return counts ? operation.weighting.own : 0;
 }
 
 std::string BootId() {

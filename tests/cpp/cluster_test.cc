@@ -102,9 +102,9 @@ TEST(Cluster, SlicesHaveTheValuesOfTheWhole) {
 // MarkLost sets a rank's state first, and says then whether the others go on without it.
 // 1e8 - 1e8 + 1, whose sum says in which order it was added: by doubling all of it in the hosts' order, around a ring
 // all but the first third from another host on, where the 1 is lost.
-TEST(Cluster, AllHostsTakeTheWayThatOneOfThemHasMeasured) {
+TEST(Cluster, AllHostsTakeTheAlgorithmThatOneOfThemHasMeasured) {
   Clusters cluster({0, 1, 2});
-  const auto ways = [&] {
+  const auto lone_ones = [&] {
     std::vector<size_t> kept(3);  // by rank: how many 1 were
     cluster.Run([&](uint32_t rank, Communicator& c) {
       const float own[] = {1e8f, -1e8f, 1};
@@ -113,7 +113,7 @@ TEST(Cluster, AllHostsTakeTheWayThatOneOfThemHasMeasured) {
     });
     return kept;
   };
-  EXPECT_EQ(ways(), std::vector<size_t>(3, 10'000));
+  EXPECT_EQ(lone_ones(), std::vector<size_t>(3, 10'000));
   const auto slow = [&](uint32_t host, std::chrono::milliseconds step) {
     hosts::Meter& meter = cluster.link(host).meter();
     const hosts::Cost one{1, 4};
@@ -125,10 +125,10 @@ TEST(Cluster, AllHostsTakeTheWayThatOneOfThemHasMeasured) {
   };
   slow(1, std::chrono::milliseconds(50));
   EXPECT_EQ(cluster.link(0).meter().figures().step_ns, 0U);
-  EXPECT_EQ(ways(), std::vector<size_t>(3, 30'000));
+  EXPECT_EQ(lone_ones(), std::vector<size_t>(3, 30'000));
   slow(1, std::chrono::milliseconds(1));
   slow(2, std::chrono::milliseconds(50));
-  EXPECT_EQ(ways(), std::vector<size_t>(3, 30'000));
+  EXPECT_EQ(lone_ones(), std::vector<size_t>(3, 30'000));
 }
 
 TEST(Cluster, ALossThatIsNotListedYetIsTakenForNoEnd) {
@@ -226,8 +226,8 @@ TEST(Cluster, FewBytesAreThoseOfHostsWithRanks) {
   reduce(1, 9);
 }
 
-// A strategy that is named is the way of few bytes, too.
-TEST(Cluster, FewBytesGoTheNamedWay) {
+// A strategy that is named holds for few bytes, too.
+TEST(Cluster, FewBytesGoByTheNamedStrategy) {
   fault_hook = [](const char* place) {
     if (std::strcmp(place, "between two pieces of the ring") == 0) steps++;
   };
@@ -276,18 +276,18 @@ TEST(Cluster, AMeanCountsByWeights) {
       float out = 0;
       const kf_tensor tensor{&in, &out, 1};
       Operation mean{Kind::kAllReduce, "weighted", &tensor, 1, KF_FLOAT32, KF_MEAN};
-      mean.weighted = true;
-      mean.weight = rank == 0 ? 1 : rank == 1 ? 3 : 0;
+      mean.weighting.applies = true;
+      mean.weighting.own = rank == 0 ? 1 : rank == 1 ? 3 : 0;
       c.Run(mean);
       EXPECT_FLOAT_EQ(out, (1 * 1 + 3 * 2) / 4.F);
-      mean.weight = 0;  // nobody counts: all alike
+      mean.weighting.own = 0;  // nobody counts: all alike
       c.Run(mean);
       EXPECT_FLOAT_EQ(out, 103 / 3.F);
       // A whole host counts for nothing, and brings what would spoil every sum.
       const float counts_or_not = rank == 0 ? 7 : std::nanf("");
       const kf_tensor other{&counts_or_not, &out, 1};
       mean.tensors = &other;
-      mean.weight = rank == 0 ? 2 : 0;
+      mean.weighting.own = rank == 0 ? 2 : 0;
       c.Run(mean);
       EXPECT_FLOAT_EQ(out, 7);
     }

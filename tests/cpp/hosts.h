@@ -20,7 +20,8 @@
 #include <vector>
 
 #include "collectives/dtype.h"
-#include "collectives/hosts/operations.h"
+#include "collectives/hosts/copies.h"
+#include "collectives/hosts/selector.h"
 #include "threads.h"
 #include "transport/tcp/mesh.h"
 
@@ -134,12 +135,12 @@ inline void ExpectLost(const Error& error, uint32_t host) {
   EXPECT_NE(std::string(error.what()).find(HostName(host)), std::string::npos) << error.what();
 }
 
-// By the way of that strategy between hosts that have measured nothing.
+// By the algorithm of that strategy between hosts that have measured nothing.
 inline void AllReduce(const hosts::Group& group, const tcp::Tag& tag, hosts::Strategy strategy, kf_dtype dtype,
                       kf_op op, const void* in, void* out, size_t count) {
   const size_t bytes = count * (IsDtype(dtype) ? SizeOf(dtype) : 1);
-  const hosts::Way way = hosts::WayOf(strategy, std::vector<hosts::Figures>(group.size()), bytes, 1);
-  hosts::AllReduce(group, tag, way, dtype, op, in, out, count);
+  const auto algorithm = hosts::SelectAlgorithm(strategy, std::vector<hosts::Figures>(group.size()), bytes, 1);
+  algorithm->Run({group, tag, dtype, op, in, out, count});
 }
 
 // Bytes that depend on what they belong to and where they are.

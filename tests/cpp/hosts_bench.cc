@@ -13,7 +13,6 @@
 #include <numeric>
 #include <vector>
 
-#include "collectives/hosts/operations.h"
 #include "hosts.h"
 
 namespace kungfu::testing {

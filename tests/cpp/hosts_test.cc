@@ -12,8 +12,10 @@
 #include <thread>
 
 #include "collectives/dtype.h"
+#include "collectives/hosts/algorithm.h"
+#include "collectives/hosts/copies.h"
 #include "collectives/hosts/meter.h"
-#include "collectives/hosts/operations.h"
+#include "collectives/hosts/selector.h"
 #include "deaths.h"
 #include "hosts.h"
 
@@ -65,12 +67,17 @@ std::vector<hosts::Figures> Measured(uint32_t hosts, uint32_t step_ns, uint32_t 
   return std::vector<hosts::Figures>(hosts, hosts::Figures{step_ns, byte_ps, 0, 0});
 }
 
+// The algorithm that AUTO selects.
+std::string Selected(const std::vector<hosts::Figures>& measured, uint64_t bytes, uint32_t beside = 1) {
+  return hosts::SelectAlgorithm(Strategy::kAuto, measured, bytes, beside)->name();
+}
+
 // The bytes from which on AUTO takes no doubling.
 size_t RingFrom(const std::vector<hosts::Figures>& measured, uint32_t beside = 1) {
   size_t below = 0, from = size_t{1} << 40;
   while (from - below > 1) {
     const size_t middle = (below + from) / 2;
-    const bool doubles = hosts::WayOf(Strategy::kAuto, measured, middle, beside).kind == hosts::Way::kDoubling;
+    const bool doubles = Selected(measured, middle, beside) == "doubling";
     (doubles ? below : from) = middle;
   }
   return from;
@@ -169,23 +176,23 @@ TEST(HostsAllReduce, AgreesByEveryStrategy) {
 }
 
 // Who sends to whom, and how much: in units of the whole, but for headers and what a small message costs.
-TEST(HostsAllReduce, GoesTheWayThatItsStrategySays) {
+TEST(HostsAllReduce, SendsWhatTheAlgorithmOfItsStrategySays) {
   constexpr size_t kCount = 1 << 18;
   constexpr double kWhole = kCount * sizeof(float);
   // Of 4 hosts: [from][to].
   using Sent = std::array<std::array<double, 4>, 4>;
-  const std::pair<Strategy, Sent> ways[] = {
+  const std::pair<Strategy, Sent> of_strategies[] = {
       {Strategy::kRing, {{{0, 1.5, 0, 0}, {0, 0, 1.5, 0}, {0, 0, 0, 1.5}, {1.5, 0, 0, 0}}}},
       {Strategy::kStar, {{{0, 1, 1, 1}, {1, 0, 0, 0}, {1, 0, 0, 0}, {1, 0, 0, 0}}}},
       {Strategy::kMultiStar, {{{0, .5, .5, .5}, {.5, 0, .5, .5}, {.5, .5, 0, .5}, {.5, .5, .5, 0}}}},
       {Strategy::kBinaryTree, {{{0, 1, 1, 0}, {1, 0, 0, 1}, {1, 0, 0, 0}, {0, 1, 0, 0}}}},
       // Tree r has the edges r to r+1, r to r+2, and r+1 to r+3.
       {Strategy::kMultiBinaryTree, {{{0, .25, 1, .25}, {.25, 0, .25, 1}, {1, .25, 0, .25}, {.25, 1, .25, 0}}}}};
-  for (const auto& [strategy, expected] : ways) {
+  for (const auto& [strategy, expected] : of_strategies) {
     Hosts hosts(4);
-    hosts.Run([&, way = strategy](uint32_t, Mesh& mesh) {
+    hosts.Run([&, by = strategy](uint32_t, Mesh& mesh) {
       std::vector<float> x(kCount, 1);
-      AllReduce(Everyone(mesh), Tag::Of("way", 0), way, KF_FLOAT32, KF_SUM, x.data(), x.data(), kCount);
+      AllReduce(Everyone(mesh), Tag::Of("by", 0), by, KF_FLOAT32, KF_SUM, x.data(), x.data(), kCount);
     });
     for (uint32_t from = 0; from < 4; from++) {
       for (uint32_t to = 0; to < 4; to++) {
@@ -236,8 +243,11 @@ TEST(HostsAuto, ChangesOverByWhatWasMeasuredAndByTheNumberOfHosts) {
   EXPECT_EQ(RingFrom(measured), edge(4, 10 * kStep, kByte));
   // Figures and sizes beyond all bounds.
   for (const uint32_t n : {2U, 1000U}) {
-    EXPECT_EQ(hosts::WayOf(Strategy::kAuto, Measured(n, UINT32_MAX, 1), 1 << 20, 1).kind, hosts::Way::kDoubling);
-    EXPECT_EQ(hosts::WayOf(Strategy::kAuto, Measured(n, 1, UINT32_MAX), uint64_t{1} << 44, 1).kind, hosts::Way::kRing);
+    EXPECT_EQ(Selected(Measured(n, UINT32_MAX, 1), 1 << 20), "doubling");
+    const uint64_t most = hosts::Ring().range().most_bytes;
+    EXPECT_EQ(most, uint64_t{1} << 40);
+    EXPECT_EQ(Selected(Measured(n, 1, UINT32_MAX), most), "ring");
+    EXPECT_EQ(Selected(Measured(n, 1, UINT32_MAX), most + 1), "doubling") << "a ring has no more tags";
   }
 }
 
@@ -250,33 +260,29 @@ TEST(HostsAuto, GoesAroundAHostWhoseCableIsSlow) {
     measured[slow].is_all = 1;
     return measured;
   };
-  const hosts::Way way = hosts::WayOf(Strategy::kAuto, at(4, 1, 12'500), kSlice, 4);
-  EXPECT_EQ(way, (hosts::Way{hosts::Way::kTrees, Shape::kBinary, false, {0, 2, 3, 1}}));
-  for (uint32_t n = 3; n <= 9; n++) {
-    for (uint32_t slow = 0; slow < n; slow++) {
-      const hosts::Way found = hosts::WayOf(Strategy::kAuto, at(n, slow, 12'500), kSlice, 4);
-      ASSERT_EQ(found.kind, hosts::Way::kTrees) << n;
-      EXPECT_EQ(found.order.back(), slow);
-    }
-  }
-  const auto kind = [&](const std::vector<hosts::Figures>& measured, uint64_t bytes, uint32_t beside) {
-    return hosts::WayOf(Strategy::kAuto, measured, bytes, beside).kind;
+  const auto order = [&](uint32_t n, uint32_t slow) {
+    const auto algorithm = hosts::SelectAlgorithm(Strategy::kAuto, at(n, slow, 12'500), kSlice, 4);
+    EXPECT_STREQ(algorithm->name(), "tree") << n;
+    return dynamic_cast<const hosts::Trees&>(*algorithm).order();
   };
-  EXPECT_EQ(kind(at(2, 1, 12'500), kSlice, 4), hosts::Way::kRing) << "of two hosts both have the same to send";
-  EXPECT_EQ(kind(at(4, 1, 100'000), kSlice, 4), hosts::Way::kRing)
-      << "at four fifths of it the others would have more to do";
+  EXPECT_EQ(order(4, 1), (Members{0, 2, 3, 1}));
+  for (uint32_t n = 3; n <= 9; n++) {
+    for (uint32_t slow = 0; slow < n; slow++) EXPECT_EQ(order(n, slow).back(), slow);
+  }
+  EXPECT_EQ(Selected(at(2, 1, 12'500), kSlice, 4), "ring") << "of two hosts both have the same to send";
+  EXPECT_EQ(Selected(at(4, 1, 100'000), kSlice, 4), "ring") << "at four fifths of it the others would have more to do";
   auto unknown = at(4, 1, 12'500);
   unknown[3].cable = 0;
-  EXPECT_EQ(kind(unknown, kSlice, 4), hosts::Way::kRing) << "one of them may be as slow";
+  EXPECT_EQ(Selected(unknown, kSlice, 4), "ring") << "one of them may be as slow";
   auto idle = at(4, 1, 12'500);
   idle[1].is_all = 0;
-  EXPECT_EQ(kind(idle, kSlice, 4), hosts::Way::kRing) << "it may carry more than it had to";
-  EXPECT_EQ(kind(at(4, 1, 12'500), 4, 1), hosts::Way::kDoubling);
+  EXPECT_EQ(Selected(idle, kSlice, 4), "ring") << "it may carry more than it had to";
+  EXPECT_EQ(Selected(at(4, 1, 12'500), 4, 1), "doubling");
 }
 
 TEST(HostsAuto, BroadcastsManyBytesAlongAChain) {
   const auto shape = [](uint32_t n, uint64_t bytes) {
-    return hosts::BroadcastShapeOf(Strategy::kAuto, Measured(n, 100'000, 8'000), bytes);
+    return hosts::SelectBroadcastShape(Strategy::kAuto, Measured(n, 100'000, 8'000), bytes);
   };
   EXPECT_EQ(shape(4, 4), Shape::kBinomial);
   EXPECT_EQ(shape(4, 64 << 20), Shape::kChain);
@@ -293,9 +299,8 @@ TEST(HostsAuto, TreesOfAnyOrderAgree) {
     for (const bool many : {false, true}) {
       for (const Members& order : {Members{3, 1, 0, 2}, Members{1, 2, 3, 0}}) {
         std::vector<int32_t> x(kCount, static_cast<int32_t>(1 << self));
-        hosts::AllReduce(Everyone(mesh), Tag::Of("order", sequence++),
-                         {hosts::Way::kTrees, Shape::kBinary, many, order}, KF_INT32, KF_SUM, x.data(), x.data(),
-                         kCount);
+        const hosts::Trees trees(Shape::kBinary, many, order);
+        trees.Run({Everyone(mesh), Tag::Of("order", sequence++), KF_INT32, KF_SUM, x.data(), x.data(), kCount});
         EXPECT_EQ(std::count(x.begin(), x.end(), 15), std::ptrdiff_t(kCount));
       }
     }
@@ -426,11 +431,11 @@ TEST(HostsAllReduce, OneThatHasAllPartsComesToTheBitsOfDoubling) {
           parts.push_back(part.data());
         }
         hosts.Run([&](uint32_t self, Mesh& mesh) {
-          hosts::AllReduceByDoubling(Everyone(mesh), Tag::Of("by all", round), dtype, KF_SUM, in[self].data(),
-                                     out[self].data(), count);
+          hosts::Doubling().Run(
+              {Everyone(mesh), Tag::Of("by all", round), dtype, KF_SUM, in[self].data(), out[self].data(), count});
         });
         std::vector<char> alone(bytes);
-        hosts::ReduceAsByDoubling(dtype, KF_SUM, parts, alone.data(), count);
+        hosts::Doubling::ReduceAlone(dtype, KF_SUM, parts, alone.data(), count);
         EXPECT_EQ(alone, out[n - 1]) << n << " hosts, dtype " << dtype << ", " << count;
         round++;
       }
@@ -449,6 +454,18 @@ TEST(HostsAllReduce, RefusesMeansAndWhoIsNotInTheGroup) {
   EXPECT_THROW(hosts::Group(hosts.at(0), kEpoch, {0, 2}), Error);
   EXPECT_THROW(hosts::Group(hosts.at(0), kEpoch, {1, 0}), Error);
   EXPECT_THROW(Broadcast(Everyone(hosts.at(0)), Tag::Of("x", 0), Shape::kBinomial, 2, &x, 4), Error);
+}
+
+TEST(HostsAllReduce, RefusesWhatIsOutOfItsAlgorithmsRange) {
+  Hosts lone(1), hosts(2);
+  float x = 1;
+  const hosts::Ring ring;
+  const hosts::Trees tree(Shape::kBinary, /*around_each=*/false);
+  for (const hosts::Algorithm* const each : std::vector<const hosts::Algorithm*>{&ring, &tree}) {
+    EXPECT_THROW(each->Run({Everyone(lone.at(0)), Tag::Of("x", 0), KF_FLOAT32, KF_SUM, &x, &x, 1}), Error);
+    const size_t too_many = each->range().most_bytes / sizeof x + 1;
+    EXPECT_THROW(each->Run({Everyone(hosts.at(0)), Tag::Of("x", 0), KF_FLOAT32, KF_SUM, &x, &x, too_many}), Error);
+  }
 }
 
 TEST(HostsBroadcast, CopiesFromEveryRoot) {

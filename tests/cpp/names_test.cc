@@ -183,7 +183,7 @@ TEST(Names, WhatWasSizedForAnotherClusterIsRefusedBeforeAnythingIsWritten) {
   std::vector<float> x(4, 1), all(8, -1);
   const std::vector<kf_tensor> tensors{{x.data(), all.data(), 4}};
   Operation gather = Op(Kind::kAllGather, "g", tensors, KF_FLOAT32);
-  gather.ranks = 2;
+  gather.sized_for_ranks = 2;
   try {
     ranks.at(0).Run(gather);
     FAIL() << "nothing was thrown";

@@ -121,7 +121,7 @@ void Step(Communicator& communicator, Background* background, Board::Rank& mine,
   for (size_t g = 0; g < 3; g++) tensors.push_back({x[g].data(), in_place ? x[g].data() : y[g].data(), counts[g]});
   std::vector<Operation> operations;
   for (size_t g = 0; g < 3; g++) {
-    operations.push_back({Kind::kAllReduce, names[g], &tensors[g], 1, KF_FLOAT32, KF_MEAN, 0, nullptr, true, 32});
+    operations.push_back({Kind::kAllReduce, names[g], &tensors[g], 1, KF_FLOAT32, KF_MEAN, 0, nullptr, {true, 32}});
   }
   if (background == nullptr) {
     communicator.RunAll(operations.data(), operations.size());

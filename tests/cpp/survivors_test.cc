@@ -496,7 +496,7 @@ void ExpectWeightedMeans(kf_dtype dtype, double tolerance) {
         // Who counts for nothing may bring anything.
         for (size_t i = 0; i < count; i++) x[i] = rank == 1 ? T(NAN) : ToStored<T>(float(rank + 1) * float(i % 13));
         const kf_tensor tensor{x.data(), y.data(), count};
-        const Operation operation{Kind::kAllReduce, "w", &tensor, 1, dtype, KF_MEAN, 0, nullptr, true, weights[rank]};
+        const Operation operation{Kind::kAllReduce, "w", &tensor, 1, dtype, KF_MEAN, 0, nullptr, {true, weights[rank]}};
         communicator.RunAll(&operation, 1);
         double scale = 0, total = 0;
         for (uint32_t r = 0; r < size; r++) {
@@ -520,7 +520,7 @@ TEST(Weights, EqualOnesGiveTheBitsOfTheMean) {
     std::vector<float> x(1000), weighted(1000), plain(1000);
     for (size_t i = 0; i < x.size(); i++) x[i] = 1.0f / float(rank + i + 1);
     const kf_tensor tensor{x.data(), weighted.data(), x.size()};
-    const Operation operation{Kind::kAllReduce, "w", &tensor, 1, KF_FLOAT32, KF_MEAN, 0, nullptr, true, 7};
+    const Operation operation{Kind::kAllReduce, "w", &tensor, 1, KF_FLOAT32, KF_MEAN, 0, nullptr, {true, 7}};
     communicator.RunAll(&operation, 1);
     communicator.Run(Op(Kind::kAllReduce, "p", {{x.data(), plain.data(), x.size()}}, KF_FLOAT32, KF_MEAN));
     ASSERT_EQ(weighted, plain);
@@ -532,8 +532,8 @@ TEST(Weights, OfTheDeadAreGone) {
   ExpectNoErrors(RunWithout(ranks, 2, [&](uint32_t rank, Communicator& communicator) {
     float x = rank == 0 ? 1 : 5, y = 0;
     const kf_tensor tensor{&x, &y, 1};
-    const Operation operation{Kind::kAllReduce, "w", &tensor, 1,    KF_FLOAT32,
-                              KF_MEAN,          0,   nullptr, true, rank == 0 ? 3u : 1u};
+    const Operation operation{Kind::kAllReduce,           "w", &tensor, 1, KF_FLOAT32, KF_MEAN, 0, nullptr,
+                              {true, rank == 0 ? 3u : 1u}};
     communicator.RunAll(&operation, 1);
     EXPECT_EQ(y, 2);
     EXPECT_EQ(TakeParticipants(communicator), (Members{0, 1}));

@@ -33,7 +33,7 @@ def test_it_counts_the_steps_and_bytes_of_what_the_runtime_does():
 
 # HostsAuto.ChangesOverByWhatWasMeasuredAndByTheNumberOfHosts has the runtime's.
 def test_it_changes_over_where_the_runtime_does():
-    source = Path(__file__).parents[2] / "ops_src/collectives/hosts/strategy.cc"
+    source = Path(__file__).parents[2] / "ops_src/collectives/hosts/selector.cc"
     found = re.search(r"kUnhiddenReduction = (\d+);", source.read_text())
     assert found is not None
     assert int(found[1]) == UNHIDDEN_REDUCTION

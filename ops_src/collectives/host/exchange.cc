@@ -1,15 +1,13 @@
 // The exchange between the ranks of a host. (The numbers are those of host_communicator.h.)
 //
 //  1. A rank takes the next sequence number k of the name's channel and posts: fills its mailbox k with signature,
-//  count
-//     and, where it fits, the payload. (Why post k may overwrite post k-2: see Mailbox.)
+//     count and, where it fits, the payload. (Why post k may overwrite post k-2: see Mailbox.)
 //  2. It waits for everybody's post k and compares. If two differ then each rank sees one that differs from its own,
 //     so all of them report and none goes on: a mismatch is an error everywhere and hangs nobody.
 //  3. The data, by size:
 //     - kInlineBytes: it is in the mailbox. One wait for the others.
 //     - one chunk: it is in the rank's buffer before it posts. One wait. With more ranks than cores a chunk may take
-//     all
-//       buffers.
+//       all buffers.
 //     - more, pipelined: a rank copies chunk c into its buffer c mod kBuffers once all others are done with chunk
 //       c-kBuffers, and raises `ready`; when everybody's chunk c is ready it reads them all straight from their buffers
 //       into its output, and raises `done`. It stages some chunks ahead, so that nobody is waited for as a rule.
@@ -286,7 +284,7 @@ void Exchange::AwaitRoom(Flight& flight, uint32_t chunk) {
 shm::Mailbox& Exchange::FillMailbox(const Flight& flight) {
   shm::Mailbox& mailbox = self_.segment.mailbox(flight.channel, self_.rank, flight.sequence);
   mailbox.signature = flight.signature;
-  mailbox.count = flight.count | static_cast<uint64_t>(flight.operation.weight) << kWeightShift;
+  mailbox.count = flight.count | static_cast<uint64_t>(flight.operation.weighting.own) << kWeightShift;
   return mailbox;
 }
 
@@ -313,14 +311,14 @@ void Exchange::AwaitMailboxes(Flight& flight) {
     flight.differs = true;
     ReportMismatch(flight);
   }
-  if (!flight.operation.weighted) return;
+  if (!flight.operation.weighting.applies) return;
   std::vector<uint32_t> weights;
   for (const uint32_t r : flight.members) {
     const shm::Mailbox& mailbox = self_.segment.mailbox(flight.channel, r, flight.sequence);
     weights.push_back(flight.Brings(r) ? static_cast<uint32_t>(mailbox.count >> kWeightShift) : 0);
   }
-  if (flight.operation.total_weight != nullptr) {
-    *flight.operation.total_weight = std::accumulate(weights.begin(), weights.end(), uint64_t{0});
+  if (flight.operation.weighting.total != nullptr) {
+    *flight.operation.weighting.total = std::accumulate(weights.begin(), weights.end(), uint64_t{0});
   }
   if (IsToRoot(flight.operation.kind)) weights.pop_back();  // the root is the last, and brings nothing
   flight.reduce.Weigh(flight.operation, weights);

@@ -5,7 +5,7 @@
 //     is taken, so that operations one after another stay in the same, cached, memory.
 // 10. Lanes of operations that failed, or whose member died before it left, stay bound: at most those in flight at a
 //     death, until the next cluster version brings a new segment. Who finds no lane waits for one.
-// 12. Kept lanes. Of some operations (Operation::keeps) all members keep the lane when they have ended it, until each
+// 12. Kept lanes. Of some operations (keeps_lane) all members keep the lane when they have ended it, until each
 //     lets go of it (Kept), which is when it leaves. As long as one hasn't, nobody writes to a buffer there but its
 //     owner: what was staged stays as it was, and a member may put something into its own buffers and tell the others
 //     of it, by an operation of another name, which they read before they let go. A member that dies without having
@@ -32,7 +32,7 @@ void Lanes::Bind(Flight& flight) const {
   KUNGFU_FAULT_POINT("after a lane is bound");
 }
 
-bool Lanes::Keeps(const Flight& flight) { return flight.operation.keeps && flight.FitsLane(); }
+bool Lanes::Keeps(const Flight& flight) { return flight.operation.part.keeps_lane && flight.FitsLane(); }
 
 // The lane of this operation; waits where all are in use, so that any number of operations may be in flight. That ends:
 // of those that have one each will be ended by all ranks, unless some rank brings them only after others that wait here

@@ -27,7 +27,7 @@ constexpr auto kVainTurn = std::chrono::nanoseconds(1500);
 
 // Whether the word was reached meanwhile.
 bool Waiting::Spin(const shm::Counter& counter, uint32_t target, const Flight& flight) const {
-  if (flight.operation.patient) return false;
+  if (flight.operation.part.patient) return false;
   if (!self_.oversubscribed) {
     for (int turn = 0; turn < kSpinTurns; turn++) {
       shm::Pause();

@@ -34,7 +34,7 @@ constexpr auto kAnswerLimit = std::chrono::seconds(1);
 constexpr size_t kMostOfName = hosts::Request::kMostBytes / 2;
 
 // Of a larger operation, of which other slices go on meanwhile: the host has much to copy, and its network, too.
-bool IsSlice(const Operation& operation) { return operation.part_of != nullptr; }
+bool IsSlice(const Operation& operation) { return operation.part.of != nullptr; }
 
 size_t BytesWithVerdictOf(const Operation& operation) {
   if (operation.planes != nullptr) return 0;
@@ -45,11 +45,7 @@ size_t BytesWithVerdictOf(const Operation& operation) {
 Operation FromLink(const Operation& operation, Stage stage, const kf_tensor* tensors, size_t num_tensors,
                    kf_dtype dtype, uint32_t link) {
   Operation part{Kind::kBroadcast, operation.name, tensors, num_tensors, dtype, KF_SUM, link};
-  part.stage = stage;
-  part.track = operation.track;
-  part.signature = SignatureOf(operation);
-  part.part_of = &operation;
-  part.patient = IsSlice(operation);
+  part.part = {&operation, stage, operation.part.track, SignatureOf(operation), /*patient=*/IsSlice(operation)};
   return part;
 }
 
@@ -79,12 +75,12 @@ std::optional<uint32_t> GiverOn(const hosts::Places& places, uint32_t host, cons
 // What a rank brings to its link.
 Operation UpOf(const Operation& operation, const hosts::Places& places, uint32_t host) {
   Operation up = operation;
-  up.part_of = &operation;
-  up.patient = IsSlice(operation);
-  up.signature = SignatureOf(operation);
+  up.part.of = &operation;
+  up.part.patient = IsSlice(operation);
+  up.part.signature = SignatureOf(operation);
   up.layout = nullptr;
-  up.keeps = operation.planes == nullptr && hosts::KeepsLane(operation.kind, operation.dtype, operation.op);
-  up.ranks = 0;
+  up.part.keeps_lane = operation.planes == nullptr && hosts::KeepsLane(operation.kind, operation.dtype, operation.op);
+  up.sized_for_ranks = 0;
   up.root = places.LinkOf(host);
   switch (operation.kind) {
     case Kind::kAllReduce:
@@ -451,11 +447,11 @@ void ClusterCommunicator::Tell(const Operation& operation, uint32_t generation, 
   request.renewal = renewal;
   request.more_follow = more_follow;
   request.is_slice = IsSlice(operation);
-  request.track = operation.track;
+  request.track = operation.part.track;
   request.kind = operation.kind;
   request.dtype = operation.dtype;
   request.op = operation.op;
-  request.weighted = operation.weighted;
+  request.weighted = operation.weighting.applies;
   request.root = operation.root;
   request.from_generation = generation;
   request.count = CountOf(operation);
@@ -487,9 +483,9 @@ std::string ClusterCommunicator::BehindTheLink(const Operation& part) {
   hosts::Request request;
   request.asks = true;
   request.count = ++questions_;
-  const Operation& whole = part.part_of == nullptr ? part : *part.part_of;
+  const Operation& whole = part.part.of == nullptr ? part : *part.part.of;
   request.name = whole.name;
-  request.track = whole.track;
+  request.track = whole.part.track;
   const std::vector<char> bytes = request.Packed();
   bool asked = send(requests_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) > 0;
   for (RunTime waited; asked && waited.Look() < kAnswerLimit;) {

@@ -1,7 +1,10 @@
-// Operations that only copy, so that their bits are the same everywhere.
-#include <cstring>
+#include "collectives/hosts/copies.h"
 
-#include "collectives/hosts/operations.h"
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "collectives/hosts/pieces.h"
 
 namespace kungfu::hosts {
 

@@ -18,7 +18,7 @@
 #include "base/fault_point.h"
 #include "base/memory.h"
 #include "collectives/dtype.h"
-#include "collectives/hosts/operations.h"
+#include "collectives/hosts/algorithm.h"
 #include "collectives/reduce.h"
 
 namespace kungfu::hosts {
@@ -27,23 +27,35 @@ namespace {
 // Messages of the operation; those of step k are kStep + k.
 enum : uint64_t { kGive = 0, kResult = 1, kStep = 2 };
 
+// How often 1 can be doubled up to that many hosts.
+uint32_t Doublings(uint32_t hosts) {
+  uint32_t doublings = 0;
+  while (hosts >> (doublings + 1) != 0) doublings++;
+  return doublings;
+}
+
 void Copy(void* out, const void* in, size_t bytes) {
   if (out != in && bytes > 0) std::memcpy(out, in, bytes);
 }
 
 }  // namespace
 
-void AllReduceByDoubling(const Group& group, const tcp::Tag& tag, kf_dtype dtype, kf_op op, const void* in, void* out,
-                         size_t count) {
-  const size_t bytes = count * SizeOf(dtype);
+Cost Doubling::CostOf(uint32_t hosts, uint64_t bytes) const {
+  const uint64_t steps = Doublings(hosts) + ((hosts & (hosts - 1)) == 0 ? 0 : 2);
+  return {steps, steps * bytes};
+}
+
+void Doubling::RunInRange(const AllReduceCall& call) const {
+  const Group& group = call.group;
+  const tcp::Tag& tag = call.tag;
+  const size_t bytes = call.count * SizeOf(call.dtype);
   const uint32_t place = group.place();
-  uint32_t power = 1, steps = 0;
-  for (; power * 2 <= group.size(); power *= 2) steps++;
+  const uint32_t steps = Doublings(group.size()), power = 1u << steps;
   const uint32_t pairs = group.size() - power;
   const bool in_pair = place < 2 * pairs;
   if (in_pair && place % 2 == 1) {
-    const auto result = group.Receive(place - 1, tag.Step(kResult), out, bytes);
-    const auto given = group.Send(place - 1, tag.Step(kGive), in, bytes);
+    const auto result = group.Receive(place - 1, tag.Step(kResult), call.out, bytes);
+    const auto given = group.Send(place - 1, tag.Step(kGive), call.in, bytes);
     group.Wait(given);
     group.Wait(result);
     return;
@@ -59,11 +71,11 @@ void AllReduceByDoubling(const Group& group, const tcp::Tag& tag, kf_dtype dtype
   for (uint32_t k = 0; k < steps; k++) {
     received.push_back(group.Receive(place_of(own ^ 1u << k), tag.Step(kStep + k), slots + k * room, bytes));
   }
-  const ReduceFn reduce = ReductionFor(dtype, op);
-  const void* sum = in;
+  const ReduceFn reduce = ReductionFor(call.dtype, call.op);
+  const void* sum = call.in;
   const auto add = [&](char* other, bool is_lower) {
     const void* const sources[] = {is_lower ? other : sum, is_lower ? sum : other};
-    reduce(other, sources, 2, count);
+    reduce(other, sources, 2, call.count);
     sum = other;
   };
   if (in_pair) {
@@ -80,10 +92,10 @@ void AllReduceByDoubling(const Group& group, const tcp::Tag& tag, kf_dtype dtype
   }
   if (in_pair) sent.push_back(group.Send(place + 1, tag.Step(kResult), sum, bytes));
   group.WaitAll(sent);
-  Copy(out, sum, bytes);
+  Copy(call.out, sum, bytes);
 }
 
-void ReduceAsByDoubling(kf_dtype dtype, kf_op op, std::vector<const void*> parts, void* out, size_t count) {
+void Doubling::ReduceAlone(kf_dtype dtype, kf_op op, std::vector<const void*> parts, void* out, size_t count) {
   const size_t bytes = count * SizeOf(dtype), n = parts.size();
   const ReduceFn reduce = ReductionFor(dtype, op);
   std::vector<char> sums(n * bytes);
@@ -92,8 +104,7 @@ void ReduceAsByDoubling(kf_dtype dtype, kf_op op, std::vector<const void*> parts
     reduce(sums.data() + into * bytes, sources, 2, count);
     parts[into] = sums.data() + into * bytes;
   };
-  size_t power = 1;
-  while (power * 2 <= n) power *= 2;
+  const size_t power = size_t{1} << Doublings(static_cast<uint32_t>(n));
   const size_t pairs = n - power;
   for (size_t p = 0; p < pairs; p++) add(p, 2 * p, 2 * p + 1);
   std::move(parts.begin() + static_cast<std::ptrdiff_t>(2 * pairs), parts.end(),

@@ -267,8 +267,8 @@ void Link::Say(std::vector<Talk>& talks, Ending ending, uint64_t epoch, uint64_t
   auto& [said, names] = *said_.insert(said_.end(), {ending, {}});  // kept: it may be under way for long
   {
     std::lock_guard<std::mutex> guard(mutex_);
-    for (const auto& [key, name] : names_) {
-      names.insert(names.end(), {Fnv1a(key.data(), key.size()), name->begun + name->waiting.size(), name->given});
+    for (const auto& [_, name] : names_) {
+      names.insert(names.end(), {name->hash, name->begun + name->waiting.size(), name->given});
     }
   }
   if (ending.what == Ending::kFailed) names.clear();
@@ -356,12 +356,13 @@ void Link::Answer(int fd, const Request& question) const {
 void Link::Begin(uint32_t local_rank, Request request) {
   std::lock_guard<std::mutex> guard(mutex_);
   if (begins_nothing_) return;  // of a rank that is dead to all others, and runs on
-  std::unique_ptr<Name>& entry = names_[KeyOf(request.name, request.track)];
+  const std::string key = KeyOf(request.name, request.track);
+  std::unique_ptr<Name>& entry = names_[key];
   if (entry == nullptr) {
     entry = std::make_unique<Name>();
-    entry->key = KeyOf(request.name, request.track);
     entry->name = request.name;
     entry->track = request.track;
+    entry->hash = Fnv1a(key.data(), key.size());
     entry->asked.resize(self_);
   }
   Name& name = *entry;
@@ -504,10 +505,8 @@ void Link::ThrowIfAbsent(uint32_t host, const Place& place) const {
   std::lock_guard<std::mutex> guard(mutex_);
   if (failed_) throw *failed_;
   if (lost_[host]) throw AbsentHost(/*has_given=*/false);
-  const std::string& key = place.name.key;
-  const uint64_t hash = Fnv1a(key.data(), key.size());
   const auto reaches = [&](const auto& numbers) {
-    const auto found = numbers->find(hash);
+    const auto found = numbers->find(place.name.hash);
     return found != numbers->end() && place.number <= found->second;
   };
   if (given_[host] && reaches(given_[host])) throw AbsentHost(/*has_given=*/true);

@@ -24,7 +24,7 @@
 // bytes comes with the verdict.
 //
 // Between up and verdict the links tell each other what they have (Header). Then they exchange it
-// (operations.h). The k-th operation of a name on one host meets the k-th on every other host. A
+// (algorithm.h). The k-th operation of a name on one host meets the k-th on every other host. A
 // large all-reduce is several operations, its slices. They run side by side on tracks, and each
 // track counts like a name of its own (slices.h).
 //
@@ -121,18 +121,18 @@
 //
 // Algorithms between hosts
 //
-// 12. With AUTO the algorithm of an operation is a function (WayOf) of three things: the
+// 12. With AUTO the algorithm of an operation is a function (SelectAlgorithm) of three things: the
 // measurements in the headers of the last round, the operation's size, and whether it is a slice.
 // By 2 all links have the same headers, so they choose the same algorithm. A link reads its own
 // measurements once a round, when it makes its header; a later change counts for the next
 // operation. An operation that is done again, in a later generation or epoch, has new headers. Its
 // earlier result was given to no rank (8).
-// Test: Cluster.AllHostsTakeTheWayThatOneOfThemHasMeasured
+// Test: Cluster.AllHostsTakeTheAlgorithmThatOneOfThemHasMeasured
 // Test: HostsAuto.ChangesOverByWhatWasMeasuredAndByTheNumberOfHosts
 //
 // 13. With AUTO few bytes travel in the headers. When all parts fit G, each link adds up all of
 // them by itself, in the order of recursive doubling, and waits for no other host. To keep the
-// measurements fresh, the first of each kLongWayEvery operations of a name runs the chosen
+// measurements fresh, the first of each kMeasuredEvery operations of a name runs the selected
 // algorithm, and so do all operations as long as one host has no measurement. By 12 all links know
 // alike which operations these are.
 // Test: Cluster.FewBytesGoWithTheHostsWords
@@ -163,7 +163,7 @@
 #include "collectives/host/host_communicator.h"
 #include "collectives/hosts/meter.h"
 #include "collectives/hosts/protocol.h"
-#include "collectives/hosts/strategy.h"
+#include "collectives/hosts/selector.h"
 #include "transport/shm/board.h"
 #include "transport/tcp/mesh.h"
 
@@ -205,8 +205,9 @@ class Link {
   struct Ending;
   // A name, and what this host's ranks do under it. It is never forgotten: all hosts have to go on counting alike.
   struct Name {
-    std::string key, name;  // the former: KeyOf, of name and track
+    std::string name;
     uint8_t track = 0;
+    uint64_t hash = 0;            // of both (KeyOf), which is what hosts call it
     std::vector<uint64_t> asked;  // by rank: how many it has begun
     uint64_t begun = 0;           // the number of the one that runs, or ran last
     uint64_t given = 0;           // of the last whose outcome its ranks got, or are about to get
@@ -237,6 +238,8 @@ class Link {
     std::string text;  // of a failure
   };
   struct Talk;
+  // What hosts send each other for one operation. Each kind has tags of its own.
+  enum class Message : uint8_t { kData, kHeader, kAcknowledgement };
   // Where an operation is between hosts, for as long as one epoch lasts.
   struct Place {
     Name& name;
@@ -244,6 +247,8 @@ class Link {
     uint64_t number;
     uint64_t epoch;
     uint64_t attempt = 0;
+
+    tcp::Tag TagOf(Message message) const;
   };
 
   // ---- link.cc: requests, threads, the end
@@ -331,10 +336,10 @@ class Link {
   std::optional<Error> failed_;
   bool closing_ = false;
   bool begins_nothing_ = false;  // this host's end is said, or about to be
-  // Of the other hosts, what they have said of their end: by hash of the name's key, how many they had begun.
+  // Of the other hosts, what they have said of their end: by the name's hash, how many they had begun.
   std::vector<std::optional<std::unordered_map<uint64_t, uint64_t>>> ends_;
   std::vector<std::string> end_reasons_;
-  // Of the other hosts, in this epoch: by hash of the name's key, how many they have given; none: they haven't said
+  // Of the other hosts, in this epoch: by the name's hash, how many they have given; none: they haven't said
   // yet.
   std::vector<std::optional<std::unordered_map<uint64_t, uint64_t>>> given_;
 

@@ -9,10 +9,12 @@
 #include "base/hash.h"
 #include "collectives/dtype.h"
 #include "collectives/host/transfer.h"
+#include "collectives/hosts/algorithm.h"
+#include "collectives/hosts/copies.h"
 #include "collectives/hosts/link.h"
 #include "collectives/hosts/link_state.h"
-#include "collectives/hosts/operations.h"
 #include "collectives/hosts/plane_split.h"
+#include "collectives/hosts/selector.h"
 #include "collectives/hosts/slices.h"
 #include "collectives/reduce.h"
 
@@ -20,7 +22,7 @@ namespace kungfu::hosts {
 namespace {
 
 constexpr auto kMoment = std::chrono::microseconds(50);
-constexpr uint64_t kLongWayEvery = 16;
+constexpr uint64_t kMeasuredEvery = 16;  // of the operations of a name with few bytes; see 13
 
 size_t SmallBytesOf(const Request& request) {
   return request.has_planes ? 0 : SmallBytes(request.kind, request.dtype, request.op, request.count);
@@ -212,7 +214,7 @@ class Link::Renewal final : public Communicator::Renewable {
     tensor_ = {nullptr, scratch_.data, request_.count};
     operation_ = {Kind::kGatherTo, name_.name.c_str(), &tensor_, 1, request_.dtype, request_.op, link_.self_};
     operation_.planes = &local_;
-    operation_.signature = current->signature;
+    operation_.part.signature = current->signature;
     return &operation_;
   }
   uint32_t generation() const { return generation_; }
@@ -274,9 +276,9 @@ Link::Part Link::BringUp(const Name& name, const Request& request, uint64_t numb
   scratch.data = scratch.part.Get(Aligned(std::max<size_t>(bytes, 1)));
   const kf_tensor tensor{nullptr, scratch.data, request.count};
   Operation up{Kind::kBarrier, name.name.c_str(), nullptr, 0, request.dtype, request.op, self_};
-  up.track = name.track;
-  up.signature = request.signature;
-  up.patient = request.is_slice;
+  up.part.track = name.track;
+  up.part.signature = request.signature;
+  up.part.patient = request.is_slice;
   if (const auto giver = GiverOn(host_, request)) {
     up.kind = Kind::kBroadcast;
     up.root = places_.LocalOf(*giver);
@@ -284,14 +286,14 @@ Link::Part Link::BringUp(const Name& name, const Request& request, uint64_t numb
     up.kind = Kind::kGatherTo;
   } else if (Reduces(request.kind)) {
     up.kind = Kind::kReduceTo;
-    up.weighted = request.weighted;
-    up.total_weight = &part.weight;
+    up.weighting.applies = request.weighted;
+    up.weighting.total = &part.weight;
   }
   if (up.kind != Kind::kBarrier) {
     up.tensors = &tensor;
     up.num_tensors = 1;
   }
-  up.keeps = KeepsLane(request.kind, request.dtype, request.op);
+  up.part.keeps_lane = KeepsLane(request.kind, request.dtype, request.op);
   part.kept = local_->RunKept(up, missing);
   if (part.kept.lone() >= 0) scratch.data = part.kept.Of(static_cast<uint32_t>(part.kept.lone()));
   part.missing = part.kept.generation();
@@ -301,9 +303,13 @@ Link::Part Link::BringUp(const Name& name, const Request& request, uint64_t numb
 
 // ---- what the hosts tell each other
 
+tcp::Tag Link::Place::TagOf(Message message) const {
+  return tcp::Tag::Of(Fnv1a(&message, sizeof message, name.hash), number);
+}
+
 // All hosts' headers of this round. In the place of a host that has none any more is what follows from that.
 std::vector<Link::Header> Link::Meet(Place& place, const Header& mine) {
-  const tcp::Tag tag = tcp::Tag::Of(place.name.key + "\x01h", place.number).Step(place.attempt++);
+  const tcp::Tag tag = place.TagOf(Message::kHeader).Step(place.attempt++);
   std::vector<Header> headers(places_.hosts());
   headers[host_] = mine;
   const auto be_absent = [&](uint32_t h, bool gave) {
@@ -385,7 +391,7 @@ void Link::AwaitHost(const tcp::Mesh::Ticket& heard, const tcp::Mesh::Ticket& sa
 
 // Returns when all hosts have what came of the operation; see 7.
 void Link::Acknowledge(const Place& place, uint64_t got) {
-  const tcp::Tag tag = tcp::Tag::Of(place.name.key + "\x01a", place.number);
+  const tcp::Tag tag = place.TagOf(Message::kAcknowledgement);
   std::vector<uint64_t> theirs(places_.hosts());
   Trade(place, tag, got, theirs, [](uint32_t, bool) {});
 }
@@ -459,7 +465,7 @@ void Link::Exchange(const Place& place, uint32_t generation, const Part& part, c
                     Scratch& scratch) {
   const Request& request = place.request;
   scratch.elements = request.count;
-  const tcp::Tag tag = tcp::Tag::Of(place.name.key, place.number);
+  const tcp::Tag tag = place.TagOf(Message::kData);
   if (request.has_planes) return ExchangePlanes(place, tag, generation, scratch);
   if (GoesInRows(request.kind, request.dtype, request.op)) return ExchangeRows(place, tag, generation, scratch);
   scratch.out = scratch.data;
@@ -476,11 +482,11 @@ void Link::Exchange(const Place& place, uint32_t generation, const Part& part, c
   const Group group(mesh_, place.epoch, members);
   if (!Reduces(request.kind)) return;
   scratch.out = part.kept.HasLane() ? part.kept.Of(self_) : scratch.result.Get(Aligned(std::max<size_t>(bytes, 1)));
-  const Way way = WayOf(strategy_, measured, bytes, request.is_slice ? kTracks : 1);
+  const auto algorithm = SelectAlgorithm(strategy_, measured, bytes, request.is_slice ? kTracks : 1);
   const bool all_have_measured =
       std::all_of(measured.begin(), measured.end(), [](const Figures& figures) { return figures.step_ns > 0; });
-  if (SmallBytesOf(request) > 0 && way.kind == Way::kDoubling && all_have_measured &&
-      place.number % kLongWayEvery != 1) {
+  const bool doubles = dynamic_cast<const Doubling*>(algorithm.get()) != nullptr;
+  if (SmallBytesOf(request) > 0 && doubles && all_have_measured && place.number % kMeasuredEvery != 1) {
     return ReduceSmall(place, generation, members, headers, scratch);
   }
   const bool mean = request.op == KF_MEAN;
@@ -490,7 +496,7 @@ void Link::Exchange(const Place& place, uint32_t generation, const Part& part, c
                 scratch.other.Get(Aligned(std::max<size_t>(bytes, 1))));
   }
   const auto reduce = [&] {
-    AllReduce(group, tag, way, request.dtype, mean ? KF_SUM : request.op, in, scratch.out, request.count);
+    algorithm->Run({group, tag, request.dtype, mean ? KF_SUM : request.op, in, scratch.out, request.count});
   };
   if (strategy_ != Strategy::kAuto || group.size() == 1) return reduce();
   meter_.Begin(Meter::Clock::now());
@@ -500,7 +506,7 @@ void Link::Exchange(const Place& place, uint32_t generation, const Part& part, c
     meter_.End(Meter::Clock::now(), nullptr);
     throw;
   }
-  const Cost cost = CostOf(way, group.size(), bytes);
+  const Cost cost = algorithm->CostOf(group.size(), bytes);
   meter_.End(Meter::Clock::now(), &cost);
 }
 
@@ -525,7 +531,7 @@ void Link::ExchangeCopy(const Place& place, const tcp::Tag& tag, uint32_t genera
     std::vector<Figures> measured;
     for (const uint32_t h : members) measured.push_back(headers[h].figures);
     const size_t bytes = place.request.count * SizeOf(place.request.dtype);
-    Broadcast(Group(mesh_, place.epoch, members), tag, BroadcastShapeOf(strategy_, measured, bytes),
+    Broadcast(Group(mesh_, place.epoch, members), tag, SelectBroadcastShape(strategy_, measured, bytes),
               static_cast<uint32_t>(root), scratch.data, bytes);
   }
 }
@@ -544,8 +550,8 @@ void Link::ReduceSmall(const Place& place, uint32_t generation, const Members& m
     }
     parts.push_back(part);
   }
-  ReduceAsByDoubling(request.dtype, request.op == KF_MEAN ? KF_SUM : request.op, std::move(parts), scratch.out,
-                     request.count);
+  Doubling::ReduceAlone(request.dtype, request.op == KF_MEAN ? KF_SUM : request.op, std::move(parts), scratch.out,
+                        request.count);
 }
 
 // What a host has brought to a mean, in `scaled` or where it was. It counts by what its ranks weigh; where nothing
@@ -667,9 +673,9 @@ void Link::Give(const Name& name, const Request& request, const Verdict& verdict
   const auto give = [&](Stage stage, const void* data, size_t bytes) {
     const kf_tensor tensor{data, nullptr, bytes};
     Operation operation{Kind::kBroadcast, name.name.c_str(), &tensor, 1, KF_UINT8, KF_SUM, self_};
-    operation.stage = stage;
-    operation.track = name.track;
-    operation.signature = scratch.signature;
+    operation.part.stage = stage;
+    operation.part.track = name.track;
+    operation.part.signature = scratch.signature;
     local_->RunFrom(operation, 0);
   };
   VerdictAndResult word;
@@ -687,10 +693,10 @@ void Link::GiveResult(const Name& name, const Request& request, const Scratch& s
   if (request.kind == Kind::kBarrier || GiverOn(host_, request)) return;
   const kf_tensor tensor{scratch.out, nullptr, scratch.elements};
   Operation operation{Kind::kBroadcast, name.name.c_str(), &tensor, 1, request.dtype, KF_SUM, self_};
-  operation.stage = Stage::kResult;
-  operation.track = name.track;
-  operation.signature = scratch.signature;
-  operation.patient = request.is_slice;
+  operation.part.stage = Stage::kResult;
+  operation.part.track = name.track;
+  operation.part.signature = scratch.signature;
+  operation.part.patient = request.is_slice;
   local_->RunFrom(operation, 0);
 }
 

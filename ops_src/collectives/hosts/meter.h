@@ -9,18 +9,19 @@
 #include <utility>
 #include <vector>
 
-#include "collectives/hosts/strategy.h"
+#include "collectives/hosts/selector.h"
 #include "transport/tcp/mesh.h"
 
 namespace kungfu::hosts {
 
-// Times the all-reduces between hosts that AUTO has chosen a way for, but for those that go with the hosts' words
-// (link.h, 13). They begin when all hosts have met, so no late rank is in what they take. A step's time is that of
-// small ones that were alone, a byte's that of all between a moment with nothing under way and the next one: those that
-// go side by side share the cable.
+// Times the all-reduces between hosts that AUTO has chosen an algorithm for, but for those that go with the hosts'
+// words (link.h, 13). They begin when all hosts have met, so no late rank is in what they take. A step's time is that
+// of small ones that were alone, a byte's that of all between a moment with nothing under way and the next one: those
+// that go side by side share the cable.
 //
-// A figure is the median of what was measured lately. What is told of it changes only when it is off by half: the way
-// of an operation, and with that its bits, shall not change with each disturbance, but when the network has changed.
+// A figure is the median of what was measured lately. What is told of it changes only when it is off by half: the
+// algorithm of an operation, and with that its bits, shall not change with each disturbance, but when the network has
+// changed.
 //
 // Thread-safe.
 class Meter {

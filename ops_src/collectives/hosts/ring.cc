@@ -14,11 +14,13 @@
 // this host, which hence has been added here or read and sent from here before the sum exists anywhere. The parts go to
 // a window of pieces, from which they are added to this host's own: the receive of piece k + window is posted when
 // piece k has been added.
-#include "collectives/hosts/operations.h"
+#include <algorithm>
+#include <vector>
 
 #include "base/fault_point.h"
 #include "base/memory.h"
 #include "collectives/dtype.h"
+#include "collectives/hosts/algorithm.h"
 #include "collectives/reduce.h"
 
 namespace kungfu::hosts {
@@ -30,9 +32,9 @@ struct Piece {
   bool last_step;
 };
 
-class Ring {
+class Segments {
  public:
-  Ring(uint32_t hosts, size_t count, size_t element_bytes)
+  Segments(uint32_t hosts, size_t count, size_t element_bytes)
       : hosts_(hosts), count_(count), piece_(kPieceBytes / element_bytes) {}
 
   // Adds the pieces of the segment with this number, which may be below 0: they go around.
@@ -55,23 +57,29 @@ class Ring {
 
 }  // namespace
 
-void AllReduceByRing(const Group& group, const tcp::Tag& tag, kf_dtype dtype, kf_op op, const void* in, void* out,
-                     size_t count) {
+Cost Ring::CostOf(uint32_t hosts, uint64_t bytes) const {
+  const uint64_t steps = 2 * (uint64_t{hosts} - 1);
+  return {steps, steps * bytes / hosts};
+}
+
+void Ring::RunInRange(const AllReduceCall& call) const {
+  const Group& group = call.group;
+  const tcp::Tag& tag = call.tag;
   const uint32_t n = group.size();
   const int64_t place = group.place();
   const uint32_t next = static_cast<uint32_t>((place + 1) % n), before = static_cast<uint32_t>((place + n - 1) % n);
-  const size_t element = SizeOf(dtype);
-  const auto* const input = static_cast<const char*>(in);
-  auto* const output = static_cast<char*>(out);
-  const Ring ring(n, count, element);
+  const size_t element = SizeOf(call.dtype);
+  const auto* const input = static_cast<const char*>(call.in);
+  auto* const output = static_cast<char*>(call.out);
+  const Segments segments(n, call.count, element);
   std::vector<Piece> own, parts, sums;
-  ring.Append(place, false, own);
+  segments.Append(place, false, own);
   for (int64_t t = 0; t < n - 1; t++) {
-    ring.Append(place - t - 1, t == n - 2, parts);
-    ring.Append(place - t, t == n - 2, sums);
+    segments.Append(place - t - 1, t == n - 2, parts);
+    segments.Append(place - t, t == n - 2, sums);
   }
   const auto part_tag = [&](const Piece& piece) { return tag.Step(piece.number); };
-  const auto sum_tag = [&](const Piece& piece) { return tag.Step(ring.Numbers() + piece.number); };
+  const auto sum_tag = [&](const Piece& piece) { return tag.Step(segments.Numbers() + piece.number); };
 
   thread_local Memory memory;  // kept: new pages would cost as much as the copies into them
   char* const window = memory.Get(kWindow * kPieceBytes);
@@ -91,7 +99,7 @@ void AllReduceByRing(const Group& group, const tcp::Tag& tag, kf_dtype dtype, kf
     sums_here.push_back(group.Receive(before, sum_tag(piece), output + piece.begin * element, piece.count * element));
   };
   for (size_t k = 0; k < std::min(kAhead, sums.size()); k++) receive_sum(k);
-  const ReduceFn reduce = ReductionFor(dtype, op);
+  const ReduceFn reduce = ReductionFor(call.dtype, call.op);
   for (size_t k = 0; k < parts.size(); k++) {
     const Piece& piece = parts[k];
     group.Wait(parts_here[k]);

@@ -43,12 +43,12 @@ Slices::Slices(const Operation& operation, size_t slice_bytes) : whole_(operatio
 
 Operation Slices::At(uint32_t k, uint8_t track) const {
   Operation slice = whole_;
-  slice.track = track;
+  slice.part.track = track;
   slice.tensors = tensors_[k].data();
   slice.num_tensors = tensors_[k].size();
   const uint64_t what[] = {SignatureOf(whole_), CountOf(whole_), k};
-  slice.signature = Fnv1a(what, sizeof what) | 1;  // not 0
-  slice.part_of = &whole_;
+  slice.part.signature = Fnv1a(what, sizeof what) | 1;  // not 0
+  slice.part.of = &whole_;
   return slice;
 }
 

@@ -17,11 +17,12 @@
 // from which it is added.
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "base/fault_point.h"
 #include "base/memory.h"
 #include "collectives/dtype.h"
-#include "collectives/hosts/operations.h"
+#include "collectives/hosts/algorithm.h"
 #include "collectives/reduce.h"
 
 namespace kungfu::hosts {
@@ -32,27 +33,34 @@ struct TreePiece {
   const Branch* branch;
 };
 
-// Of the host at this place, in the tree whose root is the `root`-th in the way's order.
-Branch BranchIn(const Way& way, uint32_t hosts, uint32_t root, uint32_t place) {
-  if (way.order.empty()) return BranchOf(way.shape, hosts, root, place);
-  const auto at = std::find(way.order.begin(), way.order.end(), place);
-  KUNGFU_CHECK(way.order.size() == hosts && at != way.order.end(), "host ", place, " has no place in a tree");
-  Branch branch = BranchOf(way.shape, hosts, root, static_cast<uint32_t>(at - way.order.begin()));
-  branch.parent = way.order[branch.parent];
-  for (uint32_t& child : branch.children) child = way.order[child];
+}  // namespace
+
+Cost Trees::CostOf(uint32_t hosts, uint64_t bytes) const {
+  uint64_t levels = 0;
+  while (uint64_t{hosts} >> (levels + 1) != 0) levels++;
+  return {2 * levels, bytes};
+}
+
+Branch Trees::BranchIn(uint32_t hosts, uint32_t root, uint32_t place) const {
+  if (order_.empty()) return BranchOf(shape_, hosts, root, place);
+  const auto at = std::find(order_.begin(), order_.end(), place);
+  KUNGFU_CHECK(order_.size() == hosts && at != order_.end(), "host ", place, " has no place in a tree");
+  Branch branch = BranchOf(shape_, hosts, root, static_cast<uint32_t>(at - order_.begin()));
+  branch.parent = order_[branch.parent];
+  for (uint32_t& child : branch.children) child = order_[child];
   return branch;
 }
 
-}  // namespace
-
-void AllReduceByTrees(const Group& group, const tcp::Tag& tag, const Way& way, kf_dtype dtype, kf_op op, const void* in,
-                      void* out, size_t count) {
-  const uint32_t n = group.size(), place = group.place(), trees = way.many ? n : 1;
-  const size_t element = SizeOf(dtype), room = kPieceBytes / element;
-  const auto* const input = static_cast<const char*>(in);
-  auto* const output = static_cast<char*>(out);
+void Trees::RunInRange(const AllReduceCall& call) const {
+  const Group& group = call.group;
+  const tcp::Tag& tag = call.tag;
+  const size_t count = call.count;
+  const uint32_t n = group.size(), place = group.place(), trees = around_each_ ? n : 1;
+  const size_t element = SizeOf(call.dtype), room = kPieceBytes / element;
+  const auto* const input = static_cast<const char*>(call.in);
+  auto* const output = static_cast<char*>(call.out);
   std::vector<Branch> branches;
-  for (uint32_t root = 0; root < trees; root++) branches.push_back(BranchIn(way, n, root, place));
+  for (uint32_t root = 0; root < trees; root++) branches.push_back(BranchIn(n, root, place));
   std::vector<TreePiece> pieces;
   size_t begin = 0;
   for (uint32_t t = 0; t < trees; t++) {
@@ -90,7 +98,7 @@ void AllReduceByTrees(const Group& group, const tcp::Tag& tag, const Way& way, k
                                    : group.Receive(pieces[k].branch->parent, down_tag(k), at(k), bytes_of(k)));
   };
   for (size_t k = 0; k < std::min(kAhead, pieces.size()); k++) receive_sum(k);
-  const ReduceFn reduce = ReductionFor(dtype, op);
+  const ReduceFn reduce = ReductionFor(call.dtype, call.op);
   for (size_t k = 0, p = 0; k < pieces.size(); k++) {
     const char* sum = input + pieces[k].begin * element;
     for (size_t c = 0; c < pieces[k].branch->children.size(); c++, p++) {

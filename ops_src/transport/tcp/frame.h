@@ -16,9 +16,8 @@ namespace kungfu::tcp {
 struct Tag {
   static constexpr int kStepBits = 24;
 
-  static Tag Of(std::string_view name, uint64_t sequence) {
-    return {Fnv1a(name.data(), name.size()), sequence << kStepBits};
-  }
+  static Tag Of(std::string_view name, uint64_t sequence) { return Of(Fnv1a(name.data(), name.size()), sequence); }
+  static Tag Of(uint64_t name, uint64_t sequence) { return {name, sequence << kStepBits}; }
   Tag Step(uint64_t step) const { return {name, number + step}; }
   bool operator==(const Tag& other) const { return name == other.name && number == other.number; }
 
@@ -40,7 +39,7 @@ enum class FrameKind : uint32_t {
 // All numbers are little-endian, as they lie in memory here.
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
 struct FrameHeader {
-  static constexpr uint32_t kMagic = 0x3154464b;  // "KFT1"; its last character is the version of the format
+  static constexpr uint32_t kMagic = 0x3254464b;  // "KFT2"; its last character is the version of the format
 
   uint32_t magic = kMagic;
   FrameKind kind = FrameKind::kTaken;

@@ -1,10 +1,10 @@
-#include "collectives/hosts/strategy.h"
+#include "collectives/hosts/selector.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "base/error.h"
+#include "collectives/hosts/pieces.h"
 
 namespace kungfu::hosts {
 
@@ -26,46 +26,11 @@ Strategy StrategyNamed(const std::string& name) {
   throw Error(KF_INVALID, Text("there is no strategy \"", name, "\" between hosts"));
 }
 
-// Places are counted from the root, which is 0.
-//
-// kBinomial: a host's parent is the place without its lowest bit, its children have one bit more below that. Who has
-// most below him is sent to first.
-Branch BranchOf(Shape shape, uint32_t hosts, uint32_t root, uint32_t host) {
-  const uint32_t own = (host + hosts - root) % hosts;
-  uint32_t parent = 0;
-  std::vector<uint32_t> children;
-  switch (shape) {
-    case Shape::kChain:
-      if (own > 0) parent = own - 1;
-      children = {own + 1};
-      break;
-    case Shape::kStar:
-      for (uint32_t other = 1; own == 0 && other < hosts; other++) children.push_back(other);
-      break;
-    case Shape::kBinary:
-      if (own > 0) parent = (own - 1) / 2;
-      children = {2 * own + 1, 2 * own + 2};
-      break;
-    case Shape::kBinomial: {
-      parent = own & (own - 1);
-      uint32_t bit = 1;
-      while (own == 0 ? bit < hosts : (own & bit) == 0) bit *= 2;
-      for (bit /= 2; bit > 0; bit /= 2) children.push_back(own + bit);
-      break;
-    }
-  }
-  Branch branch{(parent + root) % hosts, {}};
-  for (const uint32_t child : children) {
-    if (child < hosts) branch.children.push_back((child + root) % hosts);
-  }
-  return branch;
-}
-
 namespace {
 
 constexpr uint64_t kMostBytes = 1 << 30;  // more changes nothing, and might overflow
 constexpr uint32_t kMostFigure = 100'000'000;
-// Assumed until they are measured: 0.1 ms for a message's way through both kernels and the links' threads, 1 Gbit/s.
+// Assumed until they are measured: 0.1 ms for a message through both kernels and the links' threads, 1 Gbit/s.
 constexpr Figures kAssumed{100'000, 8'000};
 // What of a byte's time recursive doubling spends on reducing it while nothing is sent: measured, so that two hosts
 // change over at 128 KiB.
@@ -86,84 +51,75 @@ Figures WorstOf(const std::vector<Figures>& of_hosts) {
 // Picoseconds of a byte through that host's cable.
 uint64_t CableByte(const Figures& host) { return std::min<uint64_t>(1'000'000'000 / host.cable, kMostFigure); }
 
-// A tree with the slow hosts for its leaves, where that is worth a tenth of the ring's time.
-std::optional<Way> AroundSlowHosts(const std::vector<Figures>& of_hosts, uint64_t bytes, uint32_t beside) {
+using Selected = std::unique_ptr<const Algorithm>;
+
+// A tree with the slow hosts for its leaves, if that saves a tenth of the ring's time; else null.
+Selected AroundSlowHosts(const std::vector<Figures>& of_hosts, uint64_t bytes, uint32_t beside) {
   const auto n = static_cast<uint32_t>(of_hosts.size());
   uint64_t slowest = 0;
-  for (const Figures& host : of_hosts) {
-    if (host.cable == 0) return std::nullopt;
-    if (host.is_all != 0) slowest = std::max(slowest, CableByte(host));
+  Members order;
+  for (uint32_t h = 0; h < n; h++) {
+    if (of_hosts[h].cable == 0) return nullptr;
+    if (of_hosts[h].is_all != 0) slowest = std::max(slowest, CableByte(of_hosts[h]));
+    order.push_back(h);
   }
-  Way way{Way::kTrees, Shape::kBinary, false, {}};
-  for (uint32_t h = 0; h < n; h++) way.order.push_back(h);
-  std::stable_sort(way.order.begin(), way.order.end(),
+  std::stable_sort(order.begin(), order.end(),
                    [&](uint32_t a, uint32_t b) { return of_hosts[a].cable > of_hosts[b].cable; });
-  const uint64_t ring = CostOf(Way{Way::kRing}, n, bytes).bytes * slowest;
   uint64_t tree = 0;
   for (uint32_t place = 0; place < n; place++) {
-    const uint64_t children = BranchOf(way.shape, n, 0, place).children.size();
+    const uint64_t children = BranchOf(Shape::kBinary, n, 0, place).children.size();
     const uint64_t load = place == 0 ? std::max<uint64_t>(children, 1) : 1 + children;
-    tree = std::max(tree, load * bytes * CableByte(of_hosts[way.order[place]]));
+    tree = std::max(tree, load * bytes * CableByte(of_hosts[order[place]]));
   }
   // A slow host's first piece has to go up, and its sum down, with nothing else of the operation under way.
   tree += 2 * std::min<uint64_t>(bytes, kPieceBytes) * slowest / beside;
-  if (tree > ring / 10 * 9) return std::nullopt;
-  return way;
+  const uint64_t ring = Ring().CostOf(n, bytes).bytes * slowest;
+  if (tree > ring / 10 * 9) return nullptr;
+  return std::make_unique<const Trees>(Shape::kBinary, /*around_each=*/false, std::move(order));
 }
 
-Way AutoWay(const std::vector<Figures>& of_hosts, uint64_t bytes, uint32_t beside) {
+Selected Cheapest(const std::vector<Figures>& of_hosts, uint64_t bytes, uint32_t beside) {
   const auto n = static_cast<uint32_t>(of_hosts.size());
   const Figures worst = WorstOf(of_hosts);
   const auto picoseconds = [&](const Cost& cost) {
     return cost.steps * worst.step_ns * 1000 / beside + cost.bytes * worst.byte_ps;
   };
-  const Cost doubling = CostOf(Way{Way::kDoubling}, n, bytes), ring = CostOf(Way{Way::kRing}, n, bytes);
+  const Cost doubling = Doubling().CostOf(n, bytes), ring = Ring().CostOf(n, bytes);
   const uint64_t by_doubling = picoseconds(doubling) + doubling.bytes * worst.byte_ps / kUnhiddenReduction;
-  if (n == 1 || by_doubling < picoseconds(ring)) return {};
+  if (by_doubling < picoseconds(ring)) return std::make_unique<Doubling>();
   if (n > 2) {
-    if (const auto way = AroundSlowHosts(of_hosts, bytes, beside)) return *way;
+    if (auto trees = AroundSlowHosts(of_hosts, bytes, beside)) return trees;
   }
-  return Way{Way::kRing};
+  return std::make_unique<Ring>();
 }
 
-}  // namespace
-
-Way WayOf(Strategy strategy, const std::vector<Figures>& of_hosts, uint64_t bytes, uint32_t beside) {
-  if (of_hosts.size() == 1) return {};  // it makes a copy
+Selected OfStrategy(Strategy strategy, const std::vector<Figures>& of_hosts, uint64_t bytes, uint32_t beside) {
   switch (strategy) {
     case Strategy::kAuto:
-      return AutoWay(of_hosts, std::min(bytes, kMostBytes), beside);
+      return Cheapest(of_hosts, std::min(bytes, kMostBytes), beside);
     case Strategy::kRing:
-      return Way{Way::kRing};
+      return std::make_unique<Ring>();
     case Strategy::kStar:
-      return Way{Way::kTrees, Shape::kStar, false, {}};
+      return std::make_unique<Trees>(Shape::kStar, /*around_each=*/false);
     case Strategy::kMultiStar:
-      return Way{Way::kTrees, Shape::kStar, true, {}};
+      return std::make_unique<Trees>(Shape::kStar, /*around_each=*/true);
     case Strategy::kBinaryTree:
-      return Way{Way::kTrees, Shape::kBinary, false, {}};
+      return std::make_unique<Trees>(Shape::kBinary, /*around_each=*/false);
     case Strategy::kMultiBinaryTree:
-      return Way{Way::kTrees, Shape::kBinary, true, {}};
+      return std::make_unique<Trees>(Shape::kBinary, /*around_each=*/true);
   }
   KUNGFU_CHECK(false, "strategy ", static_cast<uint32_t>(strategy));
 }
 
-Cost CostOf(const Way& way, uint32_t hosts, uint64_t bytes) {
-  const uint64_t n = hosts;
-  uint64_t doublings = 0;
-  while (n >> (doublings + 1) != 0) doublings++;
-  switch (way.kind) {
-    case Way::kRing:
-      return {2 * (n - 1), 2 * (n - 1) * bytes / n};
-    case Way::kTrees:
-      return {2 * doublings, bytes};
-    case Way::kDoubling:
-      break;
-  }
-  const uint64_t steps = doublings + ((n & (n - 1)) == 0 ? 0 : 2);
-  return {steps, steps * bytes};
+}  // namespace
+
+Selected SelectAlgorithm(Strategy strategy, const std::vector<Figures>& of_hosts, uint64_t bytes, uint32_t beside) {
+  Selected selected = OfStrategy(strategy, of_hosts, bytes, beside);
+  if (selected->range().Has(static_cast<uint32_t>(of_hosts.size()), bytes)) return selected;
+  return std::make_unique<Doubling>();
 }
 
-Shape BroadcastShapeOf(Strategy strategy, const std::vector<Figures>& of_hosts, uint64_t bytes) {
+Shape SelectBroadcastShape(Strategy strategy, const std::vector<Figures>& of_hosts, uint64_t bytes) {
   switch (strategy) {
     case Strategy::kAuto: {
       // The root of a binomial tree sends everything to log2(n) hosts, and in a chain to one; but the last of a chain
