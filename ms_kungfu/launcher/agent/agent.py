@@ -197,7 +197,7 @@ class Agent:
         if self.own.head is not None:
             return await self.own.head.serve(channel, said)
         if isinstance(said, m.Head):
-            await self._answer_a_head(channel, said)
+            await self.succession.answer_a_head(channel, said, is_in_a_job=self._channel is not None)
         elif isinstance(said, m.Ask) or not self._may_take_the_seat_for(said):
             channel.send(m.Refused(f"{self._options.host.name} hasn't got the job; give the same flags on all hosts"))
             await channel.flushed()
@@ -207,17 +207,6 @@ class Agent:
         """The lease is this host's, which hasn't heard of it yet, or is between two of its controllers: the caller has
         read that from the store, and brings a report, or the job that it joins moves its controller."""
         return said.report is not None or (said.slots is not None and moves(self._options))
-
-    async def _answer_a_head(self, channel: AnyChannel, asking: m.Head) -> None:
-        """Another host has the job, as it thinks, and asks what this one does."""
-        own, is_in_a_job = self._options.hosts, self._channel is not None
-        channel.send(m.Calls(str(own), own.head.name, self.succession.calls_for_s(), in_a_job=is_in_a_job))
-        await channel.flushed()
-        if not is_in_a_job and asking.host != own.head.name:
-            self.succession.warn_once(
-                f"{PROGRAM} was told -H {asking.hosts} on {asking.host} and waits there for this host, which calls "
-                f"{own.head.name}; here it is {own}. Give the same -H, in the same order, on all hosts"
-            )
 
     # ---- obeying ----
 

@@ -28,6 +28,7 @@ from ms_kungfu.launcher.options import PROGRAM, Options
 from ms_kungfu.launcher.state.hosts import Host
 from ms_kungfu.launcher.state.seat import Record, Term, how_it_has_ended, moves
 from ms_kungfu.launcher.state.start_error import StartError
+from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
@@ -153,6 +154,17 @@ class Succession:
             channel = await within(self.lease_s / 2, calling)
         self.head_name = head
         return channel
+
+    async def answer_a_head(self, channel: AnyChannel, asking: m.Head, is_in_a_job: bool) -> None:
+        """Another host has the job, as it thinks, and asks what this one does."""
+        own = self.options.hosts
+        channel.send(m.Calls(str(own), own.head.name, self.calls_for_s(), in_a_job=is_in_a_job))
+        await channel.flushed()
+        if not is_in_a_job and asking.host != own.head.name:
+            self.warn_once(
+                f"{PROGRAM} was told -H {asking.hosts} on {asking.host} and waits there for this host, which calls "
+                f"{own.head.name}; here it is {own}. Give the same -H, in the same order, on all hosts"
+            )
 
     # ---- the next controller ----
 
