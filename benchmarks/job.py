@@ -37,13 +37,12 @@ class Job:
         self._clock_began = time.time() - time.monotonic()
 
     def lines(self) -> list[dict[str, Any]]:
-        return self._json_lines("members.jsonl")
+        return self._json_lines("events.jsonl")
 
     def _json_lines(self, name: str) -> list[Any]:
-        text = ""
         with contextlib.suppress(OSError):
-            text = (self.folder / name).read_text()
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]  # the last may be half written
+            return parsed((self.folder / name).read_bytes())
+        return []
 
     def _await(self, look: Callable[[], T | None], what: str) -> T:
         """What `look` finds. GroupError, which says `what` it waits for in vain, where the job ends or takes long."""
@@ -61,7 +60,7 @@ class Job:
         def look() -> tuple[int, list[int]] | None:
             versions: dict[int, dict[int, int]] = {}
             for line in self.lines():
-                if line["size"] == size and line["version"] > after:
+                if line["event"] == "member" and line["size"] == size and line["version"] > after:
                     versions.setdefault(line["version"], {})[line["rank"]] = line["pid"]
             newest = max(versions, default=after)
             by_rank = versions.get(newest, {})
@@ -78,7 +77,7 @@ class Job:
 
         self._await(look, f"a worker has not done {count} steps")
 
-    def told(self) -> list[float]:
+    def heard(self) -> list[float]:
         """When the launcher told of each death, which it does as soon as the survivors can see it."""
         log = (self.folder / "log").read_text()
         times = re.findall(r"^(.{23}) WARNING worker .* was killed by SIGKILL", log, re.MULTILINE)
@@ -115,6 +114,15 @@ class Job:
     def error(self, text: str) -> GroupError:
         said = (self.folder / "output").read_text(errors="replace")[-3000:]
         return GroupError(f"{self._bench}: {text}:\n{said}")
+
+
+def parsed(text: bytes) -> list[Any]:
+    """Of lines of JSON those that are whole: a kill may tear one."""
+    found = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return found
 
 
 @contextlib.contextmanager

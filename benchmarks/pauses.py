@@ -156,7 +156,7 @@ def measure(trial: Trial) -> tuple[Pauses, str | None]:
         changes: dict[int, list[float]] = {}
         for line in job.lines():
             changes.setdefault(line["pid"], []).append(line["time"])
-        told = job.told() if trial.kind == "kill" else ()
+        told = job.heard() if trial.kind == "kill" else ()
         return analyse(moments, dict(read_steps(job.folder)), changes, told), _wrong(job)
 
 

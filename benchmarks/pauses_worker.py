@@ -28,8 +28,6 @@ from ms_kungfu.trained import claims
 
 ROW = struct.Struct("=qddd")
 """A step's number, its begin, the end of its gradients' reduction, and its end, in seconds of CLOCK_MONOTONIC."""
-_SAMPLES = 4096
-_BATCH = 32  # samples of a step of all workers
 
 
 class Recorder:
@@ -42,9 +40,10 @@ class Recorder:
     def step(self, number: int, begin: float, reduced: float, end: float) -> None:
         self._steps.write(ROW.pack(number, begin, reduced, end))
 
-    def member(self, step: int, **more: Any) -> None:
-        """After a change, and at the start."""
+    def tell(self, event: str, step: int, **more: Any) -> None:
+        """A line of events.jsonl: "member" at the start and after each change, then how it ended."""
         line = {
+            "event": event,
             "pid": os.getpid(),
             "time": time.monotonic(),
             "version": runtime.cluster_version(),
@@ -53,8 +52,8 @@ class Recorder:
             "step": step,
             **more,
         }
-        with open(self._folder / "members.jsonl", "ab", buffering=0) as file:
-            file.write(json.dumps(line).encode() + b"\n")
+        with open(self._folder / "events.jsonl", "ab", buffering=0) as file:
+            file.write(b"\n%s\n" % json.dumps(line).encode())  # also behind a line that a kill has torn
 
     def stop_asked(self) -> bool:
         return (self._folder / "stop").exists()
@@ -67,102 +66,140 @@ def digest(arrays: list[Any]) -> str:
     return found.hexdigest()[:16]
 
 
-class _Synthetic:
-    """A step that sleeps, and the reduction of as many gradients as LeNet has."""
+class Synthetic:
+    """Steps that sleep, and the reduction of as many gradients as LeNet has. Tests train other numbers the same way."""
+
+    SAMPLES, BATCH = 4096, 32  # of an epoch, and of a step of all workers
 
     def __init__(self, folder: Path, step_s: float) -> None:
-        self._recorder = Recorder(folder)
+        self.recorder = Recorder(folder)
         self._step_s = step_s
-        self._walk = sharding.EpochCursor(_SAMPLES)
+        self.walk = sharding.EpochCursor(self.SAMPLES)
         self._ledger = Ledger(folder / "ledger", 0)
         self._dealt_for = -1
         self._members: tuple[int, ...] = ()
-        self.step = 0
-        self.weights = np.zeros(61706, np.float32)
+        self.step, self.stop = 0, False
+        self.weights: list[NDArray[Any]] = [np.zeros(61706, np.float32)]
 
     def run(self) -> None:
+        if membership.is_deferred():
+            self.at("parked")
         membership.join()
         if membership.is_detached():
-            return
+            return self.recorder.tell("left", self.step)
         if membership.is_joiner():
             self._share()
-        self._recorder.member(self.step)
-        stop = False
-        while not stop:
+        self.recorder.tell("member", self.step)
+        while self.goes_on():
+            size = self.begins()
             begin = time.monotonic()
-            stop = self._train()
+            self.train()
             reduced = time.monotonic()
-            change = membership.step()
+            change = membership.step(size)
             if change.detached:
-                return
+                return self.recorder.tell("left", self.step, asked=reduced)
             if change.changed:
                 self._share()
-            self._recorder.step(self.step, begin, reduced, time.monotonic())
+            self.recorder.step(self.step, begin, reduced, time.monotonic())
             if change.changed:
-                self._recorder.member(self.step)
-        self._recorder.member(self.step, digest=digest([self.weights]))
+                self.recorder.tell("member", self.step)
+            self.at("end")
+        return self.recorder.tell("end", self.step, digest=digest(self.weights), **self.ended())
 
-    def _train(self) -> bool:
-        walk, version = self._walk, runtime.cluster_version()
+    def at(self, place: str) -> None:
+        """The worker comes to a place where a test may do something to it."""
+
+    def goes_on(self) -> bool:
+        if not self.walk.left:
+            self.end_epoch()
+        return not self.stop
+
+    def begins(self) -> int | None:
+        """A step begins. Returns the size of cluster that is wanted from now on, if that changes."""
+        self.at("begin")
+        return None
+
+    def train(self) -> None:
+        walk, version = self.walk, runtime.cluster_version()
         if version != self._dealt_for:
             self._dealt_for, self._members = version, tuple(range(runtime.current_cluster_size()))
-        taken = walk.take(_BATCH, self._members)
-        if taken is None:
-            self._ledger.end(walk, runtime.current_rank(), self._common())
-            walk.end_epoch()
-            taken = walk.take(_BATCH, self._members)
-            assert taken is not None
+        taken = walk.take(self.BATCH, self._members)
+        assert taken is not None
         rank = runtime.current_rank()
         share = taken.share(rank)
         samples, batch = sharding.count(share), sharding.count(taken.batch)
         own = share or sharding.part(taken.batch, batch - 1, batch)
         time.sleep(self._step_s)
-        gradient = self._gradient(own)
-        gradient[-1] = self._recorder.stop_asked()
+        gradients, stop = self.gradients(own), self.recorder.stop_asked()
+        for gradient in gradients:
+            gradient[-1] = stop
         membership.set_weight(samples)
-        self._reduce(gradient)
+        self.at("computed")
+        self.reduce(gradients)
+        self.at("reduced")
         participants = membership.take_participants()
-        stop = bool(gradient[-1])
-        self.weights += gradient
+        self.stop |= bool(gradients[0][-1].any())
+        self.update(gradients)
         epoch, common = walk.epoch, {**self._common(), "participants": [r for r in self._members if r in participants]}
         for step in walk.commit(participants):
             self._ledger.step(epoch, step, rank, own, common)
         self._members = tuple(common["participants"])
         self.step += 1
-        return stop
+        self.at("recorded")
 
-    def _gradient(self, own: Iterable[sharding.Range]) -> NDArray[np.float32]:
-        return np.resize(np.sin(sharding.positions(own), dtype=np.float64).astype(np.float32), self.weights.size)
+    def gradients(self, own: Iterable[sharding.Range]) -> list[NDArray[np.float32]]:
+        """Of the worker's own samples; one or several groups, of which the last number is overwritten."""
+        return [np.resize(np.sin(sharding.positions(own), dtype=np.float64).astype(np.float32), self.weights[0].size)]
 
-    def _reduce(self, gradient: NDArray[np.float32]) -> None:
-        comm.all_reduce(gradient, "mean", "gradient", gradient)
+    def reduce(self, gradients: list[NDArray[np.float32]]) -> None:
+        """To their mean over the workers, weighted by samples, in place."""
+        comm.all_reduce(gradients[0], "mean", "gradient", gradients[0])
+
+    def update(self, gradients: list[NDArray[np.float32]]) -> None:
+        for weights, gradient in zip(self.weights, gradients):
+            weights += gradient
+
+    def end_epoch(self) -> None:
+        self._ledger.end(self.walk, runtime.current_rank(), self._common())
+        self.walk.end_epoch()
+
+    def ended(self) -> dict[str, Any]:
+        """What a worker tells besides when it has come to the end."""
+        return {}
 
     def _common(self) -> dict[str, Any]:
         return {
             "version": runtime.cluster_version(),
             "size": runtime.current_cluster_size(),
-            "global_batch": _BATCH,
+            "global_batch": self.BATCH,
             "drop_remainder": False,
-            "total": _SAMPLES,
+            "total": self.SAMPLES,
             "seed": 0,
             "shuffle": True,
         }
 
     def _share(self) -> None:
         joiner = membership.is_joiner()
-        content = None if joiner else lambda: claims.content_of(self.weights.tobytes())
+        content = None if joiner else lambda: claims.content_of(b"".join(each.tobytes() for each in self.weights))
 
         def receive(root: int) -> Any:
-            received = broadcast_json(lambda: {"step": self.step, "walk": self._walk.state()}, root)
+            received = broadcast_json(lambda: {"step": self.step, "stop": self.stop, "walk": self.walk.state()}, root)
             with handover.from_the_nearest(root, content):
-                comm.broadcast(self.weights, root, "weights", self.weights)
+                for number, weights in enumerate(self.weights):
+                    self.receive(weights, root, f"weights/{number}")
             return received
 
+        self.at("sharing")
         received = handover.from_lowest_rank(receive, able=not joiner)
         if joiner:
-            self.step = received["step"]
-            self._walk.restore(received["walk"])
+            self.step, self.stop = received["step"], received["stop"]
+            self.walk.restore(received["walk"])
             membership.state_received()
+        self.at("shared")
+
+    def receive(self, weights: NDArray[Any], root: int, name: str) -> None:
+        """Collective: to every worker the weights of `root`."""
+        comm.broadcast(weights, root, name, weights)
 
 
 class _Samples:
@@ -201,7 +238,7 @@ def _lenet(folder: Path) -> None:
 
     elastic = ElasticTraining(step.network, step.optimizer, dataset=data, prepare=prepare)
     for _ in elastic.epochs(1):
-        recorder.member(elastic.step)
+        recorder.tell("member", elastic.step)
         for image, label in data:
             if recorder.stop_asked():
                 elastic.request_stop()
@@ -213,9 +250,9 @@ def _lenet(folder: Path) -> None:
                 return
             recorder.step(elastic.step, begin, reduced, time.monotonic())
             if change.changed:
-                recorder.member(elastic.step)
+                recorder.tell("member", elastic.step)
     if not runtime.detached():
-        recorder.member(elastic.step, digest=digest([p.asnumpy() for p in elastic.parameters]))
+        recorder.tell("end", elastic.step, digest=digest([p.asnumpy() for p in elastic.parameters]))
 
 
 def read_steps(folder: Path) -> Iterator[tuple[int, list[tuple[int, float, float, float]]]]:
@@ -231,7 +268,7 @@ def main(program: str, folder: str, step_s: str) -> None:
     if program == "lenet":
         _lenet(Path(folder))
     else:
-        _Synthetic(Path(folder), float(step_s)).run()
+        Synthetic(Path(folder), float(step_s)).run()
 
 
 if __name__ == "__main__":

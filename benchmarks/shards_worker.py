@@ -204,7 +204,7 @@ class _Watch(Callback):
 
     def _tell(self, run_context: Any) -> None:
         self._size = runtime.current_cluster_size()
-        self._recorder.member(run_context.original_args().cur_step_num, compiled=self._compilations.count)
+        self._recorder.tell("member", run_context.original_args().cur_step_num, compiled=self._compilations.count)
 
 
 def model_train(folder: Path, plan: dict[str, Any]) -> None:
@@ -223,7 +223,7 @@ def model_train(folder: Path, plan: dict[str, Any]) -> None:
     model.train(plan["epochs"], data, callbacks=callbacks, dataset_sink_mode=False)
     if not runtime.detached():
         weights = [p.asnumpy() for p in net.trainable_params()]
-        recorder.member(-1, compiled=compilations.count, digest=digest(weights))
+        recorder.tell("end", -1, compiled=compilations.count, digest=digest(weights))
 
 
 def main(folder: str, text: str) -> None:

@@ -3,7 +3,8 @@
     python -m tests.campaigns list
     python -m tests.campaigns kills --count 1000 --seed 7
 
-The last line printed is a row for docs/results.md: date, commit, machine, command, figure.
+What else a campaign understands follows: ``python -m tests.campaigns histories --count 5 --net resnet``. The last line
+printed is a row for docs/results.md: date, commit, machine, command, figure.
 """
 
 from __future__ import annotations
@@ -45,6 +46,11 @@ def module(name: str, *words: str) -> Callable[[int, int], Start]:
     return start
 
 
+def faults(name: str) -> Callable[[int, int], Start]:
+    """A campaign of `tests.campaigns.driver`."""
+    return module("tests.campaigns.driver", name, "--count", "{count}", "--seed", "{seed}")
+
+
 def tests(*words: str, **variables: str) -> Callable[[int, int], Start]:
     """pytest with these words and variables of the environment."""
 
@@ -79,29 +85,22 @@ CAMPAIGNS = {
         "jobs whose head node changes, on a virtual clock", "jobs", 2000,
         module("tests.fault.simulate", "{seed}", "{count}", "--seat"),
     ),
-    "kills": Campaign(
-        "kills and resizes of real jobs on one host", "processes to kill", 1000,
-        module("tests.fault.trial", "--kills", "{count}", "--seed", "{seed}"),
-    ),
+    "kills": Campaign("kills and resizes of real jobs on one host", "processes to kill", 1000, faults("kills")),
     "kills-on-hosts": Campaign(
         "kills and resizes of real jobs whose launchers play four hosts", "processes to kill", 200,
-        module("tests.fault.trial", "--kills", "{count}", "--seed", "{seed}", "--hosts", "4"),
+        faults("kills-on-hosts"),
     ),
     "faults": Campaign(
-        "scripted faults at marked places of the runtime, in real jobs", "scripts", 300,
-        module("tests.fault.faulty_jobs", "{seed}", "{count}"),
+        "scripted faults at marked places of the runtime, in real jobs", "scripts", 300, faults("faults")
     ),
     "histories": Campaign(
-        "trainings in shards that end with the bits of one worker", "histories", 200,
-        module("tests.fault.histories", "--count", "{count}", "--seed", "{seed}"),
+        "trainings in shards that end with the bits of one worker", "histories", 200, faults("histories")
     ),
     "host-kills": Campaign(
-        "workers killed in jobs over network namespaces; needs root", "workers to kill", 200,
-        module("tests.hosts.kills", "--count", "{count}", "--seed", "{seed}"),
+        "workers killed in jobs over network namespaces; needs root", "workers to kill", 200, faults("host-kills")
     ),
     "host-losses": Campaign(
-        "hosts killed, cut off or paused in network namespaces; needs root", "hosts to lose", 50,
-        module("tests.hosts.losses", "--count", "{count}", "--seed", "{seed}"),
+        "hosts killed, cut off or paused in network namespaces; needs root", "hosts to lose", 50, faults("host-losses")
     ),
     "host-changes": Campaign(
         "hosts that join, leave and fail among kills and resizes", "any: it plays one job", 1,
@@ -110,7 +109,7 @@ CAMPAIGNS = {
     ),
     "heads": Campaign(
         "leader election after the head's launcher, host or rank 0 fails; needs etcd", "failures of each kind", 20,
-        module("tests.engines.seats", "--count", "{count}", "--seed", "{seed}"),
+        faults("heads"),
     ),
     "stores": Campaign(
         "writers, readers and faults of the config server and etcd", "schedules of each store", 100,
@@ -176,13 +175,15 @@ def row(command: str, figure: str) -> str:
     return f"| {datetime.date.today()} | {commit()} | {machine()} | `{command}` | {figure} |"
 
 
-def run(name: str, count: int | None, seed: int | None) -> int:
+def run(name: str, count: int | None, seed: int | None, more: Sequence[str] = ()) -> int:
     """Run a campaign, print what it prints and then its row, and return its exit status."""
     campaign = CAMPAIGNS[name]
     count = campaign.count if count is None else count
     seed = random.SystemRandom().randrange(1 << 31) if seed is None else seed
     command = f"python -m tests.campaigns {name} --count {count}{f' --seed {seed}' if campaign.seeded else ''}"
+    command = shlex.join([*command.split(), *more])
     words, environment = campaign.start(count, seed)
+    words += more
     print(command, "->", *(f"{k}={v}" for k, v in environment.items()), shlex.join(words), flush=True)
     figure = "nothing was printed"
     with subprocess.Popen(
@@ -202,7 +203,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("name", choices=["list", *CAMPAIGNS], metavar="NAME", help="a campaign; `list` shows them")
     parser.add_argument("--count", type=int, help="how many; each campaign has a default")
     parser.add_argument("--seed", type=int, help="of the trials (default: random, printed)")
-    args = parser.parse_args(words)
+    args, more = parser.parse_known_args(words)
     if args.name == "list":
         for name, each in CAMPAIGNS.items():
             print(f"{name:16} {each.what} (--count: {each.unit}, default {each.count})")
@@ -211,7 +212,7 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error(f"--seed {args.seed}: {args.name} has no seed; leave --seed out")
     if args.count is not None and args.count < 1:
         parser.error(f"--count {args.count}: at least 1")
-    return run(args.name, args.count, args.seed)
+    return run(args.name, args.count, args.seed, more)
 
 
 if __name__ == "__main__":

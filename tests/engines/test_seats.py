@@ -1,4 +1,7 @@
-"""The head's seat, in an etcd of three members: another host has it where the head dies. More: `seats`, a command."""
+"""The head's seat, in an etcd of three members: another host has it where the head dies.
+
+More at random: ``python -m tests.campaigns heads``.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,9 @@ from ms_kungfu.launcher.state.hosts import Host
 from ms_kungfu.launcher.state.seat import Record
 from ms_kungfu.launcher.state.versions import ClusterVersions
 from ms_kungfu.launcher.status_command import status
-from tests.engines import seats
+from tests.campaigns.heads import ELECTION_MS, LEASE_S, SeatedJob
 from tests.engines.members import Etcd
+from tests.hosts.jobs import SECRET
 from tests.ports import free_ports
 
 pytestmark = pytest.mark.timeout(300)
@@ -25,22 +29,26 @@ CLUSTER = Cluster((PeerID("one", 10000),), (), 0)
 @pytest.fixture
 def patient_etcd(etcd_of) -> Etcd:
     """Which elects no leader because the machine is busy."""
-    return etcd_of(election_ms=seats.ELECTION_MS)
+    return etcd_of(election_ms=ELECTION_MS)
 
 
 @pytest.mark.parametrize("kind", ["agent", pytest.param("host", marks=pytest.mark.long), "rank 0"])
 def test_training_goes_on_without_the_head_its_host_or_rank_0(patient_etcd, tmp_path, kind) -> None:
-    print(f"{kind}: the longest pause was {seats.strike(patient_etcd, 'job', tmp_path / 'job', kind):.2f} s")
+    job = SeatedJob(patient_etcd, "job", tmp_path / "job")
+    try:
+        print(f"{kind}: the longest pause was {job.judge(kind, job.strike(kind)):.2f} s")
+    finally:
+        job.end()
 
 
 @pytest.fixture
 def asked_until(tmp_path, monkeypatch, capsys):
     """Asks as `kungfu-run status` does, in this process: what holds for a lease is over before many have started."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "job" / "run"))
-    monkeypatch.setenv("KUNGFU_JOB_SECRET", seats.SECRET)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "job" / "host1" / "run"))
+    monkeypatch.setenv("KUNGFU_JOB_SECRET", SECRET)
 
     def ask(told: str, *url: str) -> str:
-        deadline = time.monotonic() + seats.LEASE_S
+        deadline = time.monotonic() + LEASE_S
         while True:
             status(url)
             text = capsys.readouterr().out
@@ -51,23 +59,23 @@ def asked_until(tmp_path, monkeypatch, capsys):
 
 
 def test_a_host_that_has_joined_takes_the_seat(patient_etcd, tmp_path, asked_until) -> None:
-    job = seats.SeatedJob(patient_etcd, "joined", tmp_path / "job", seats.HOSTS[:1], "-joinable")
+    job = SeatedJob(patient_etcd, "joined", tmp_path / "job", "-joinable", begun=1)
     try:
         job.wait_until_all_train()
-        job.join(seats.HOSTS[1])
+        job.join(1)
         left = job.strike("agent")
-        told = f"runs: {seats.HOSTS[0]}, which had the job, is gone; this host waits for the next head"
+        told = "runs: 127.0.0.1, which had the job, is gone; this host waits for the next head"
         assert told in asked_until(told)
-        told = f"should it be gone, {seats.HOSTS[1]} takes its place when its lease is over"
+        told = "should it be gone, 127.0.0.2 takes its place when its lease is over"
         assert told in asked_until(told, patient_etcd.url("joined"))
         job.judge("agent", left)
-        assert "this host has the job from now on" in job.runs[1].output
+        assert "this host has the job from now on" in job.launchers[1].output
     finally:
         job.end()
 
 
 def test_a_head_that_gets_a_sigterm_leaves_and_another_host_goes_on_at_once(patient_etcd, tmp_path) -> None:
-    job = seats.SeatedJob(patient_etcd, "leaves", tmp_path / "job", lease_s=120)
+    job = SeatedJob(patient_etcd, "leaves", tmp_path / "job", lease_s=120)
     try:
         longest = job.judge("agent", job.let_the_head_leave())
         assert longest < 60, "nobody waits for the lease"
@@ -78,26 +86,26 @@ def test_a_head_that_gets_a_sigterm_leaves_and_another_host_goes_on_at_once(pati
 def test_a_time_limit_holds_over_a_change_of_heads(patient_etcd, tmp_path) -> None:
     """From the job's start, and it ends with the limit that was given."""
     begun, limit_s = time.monotonic(), 60
-    job = seats.SeatedJob(patient_etcd, "limit", tmp_path / "job", seats.HOSTS[:2], "-timeout", f"{limit_s}s")
+    job = SeatedJob(patient_etcd, "limit", tmp_path / "job", "-timeout", f"{limit_s}s", begun=2)
     try:
         job.strike("agent")
-        job.runs[1].assert_exit(124, limit_s + 60)
+        job.launchers[1].assert_exit(124, limit_s + 60)
         assert time.monotonic() - begun > limit_s - 3
-        assert "this host has the job from now on" in job.runs[1].output
-        assert f"after -timeout {limit_s} s" in job.runs[1].output
+        assert "this host has the job from now on" in job.launchers[1].output
+        assert f"after -timeout {limit_s} s" in job.launchers[1].output
     finally:
         job.end()
 
 
 @pytest.mark.long
 def test_a_head_whose_supervisor_is_killed_costs_its_host_and_not_the_job(patient_etcd, tmp_path) -> None:
-    job = seats.SeatedJob(patient_etcd, "guard", tmp_path / "job")
+    job = SeatedJob(patient_etcd, "guard", tmp_path / "job")
     try:
         workers = job.wait_until_all_train()
-        (guard,) = set(job.runs[0].processes()) - workers[0] - {job.runs[0].process.pid}
+        (guard,) = set(job.launchers[0].processes()) - workers[0] - {job.launchers[0].process.pid}
         os.kill(guard, signal.SIGKILL)
-        job.runs[0].assert_exit(1, 60)
-        assert "the guard process on host 127.0.0.1 was killed" in job.runs[0].output
+        job.launchers[0].assert_exit(1, 60)
+        assert "the guard process on host 127.0.0.1 was killed" in job.launchers[0].output
         job.judge("agent", workers[1] | workers[2])
     finally:
         job.end()
@@ -105,16 +113,16 @@ def test_a_head_whose_supervisor_is_killed_costs_its_host_and_not_the_job(patien
 
 @pytest.mark.long
 def test_a_head_that_is_started_again_leaves_the_job_to_those_who_have_it_and_may_join(patient_etcd, tmp_path) -> None:
-    job = seats.SeatedJob(patient_etcd, "again", tmp_path / "job")
+    job = SeatedJob(patient_etcd, "again", tmp_path / "job")
     try:
         left = job.strike("agent")
-        again = job.begin(seats.HOSTS[0])
+        again = job.over.begin(0)
         again.wait_for("waiting for the last job of .* to be over", timeout=60)
         again.assert_exit(1, 60)
         (line,) = [line for line in again.stderr if line.startswith("kungfu-run: ")]
         assert f"{patient_etcd.url('again')} is the job of another kungfu-run; give this one another name" in line
         job.size -= 2
-        job.join(seats.HOSTS[0])
+        job.join(0)
         job.size += 2  # those who have ended have been members, too
         back = set().union(*job.wait_until_all_train().values())
         assert len(back) == 6
@@ -132,7 +140,7 @@ def test_a_job_whose_head_has_died_is_its_other_hosts_for_a_lease(etcd, start_mo
     dead = Seat(keys, "one", 60)
     dead.take(keys.look(), record)
     words = ["-self", "127.0.0.1", "-H", "127.0.0.1:1,127.0.0.2:1", "-port", free_ports(1)[0], "-np", 2, "-w"]
-    secret = {"KUNGFU_JOB_SECRET": seats.SECRET}
+    secret = {"KUNGFU_JOB_SECRET": SECRET}
     new = start_module(
         "ms_kungfu.launcher", *words, "-host-timeout", "5s", "-config-server", url, "true", environment=secret
     )

@@ -6,7 +6,6 @@ Random ones: ``python -m tests.campaigns histories``.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from ms_kungfu.dataset import audit
+from tests.campaigns import histories
+from tests.campaigns.histories import Histories, History, Plan, Stroke, history_of, outcome, plans_of, undisturbed
+from tests.campaigns.jobs import BrokenError, check
 from tests.conftest import long
-from tests.fault import histories
-from tests.fault.faulty_jobs import BrokenError
-from tests.fault.histories import History, Job, Stroke, history_of, jobs_of, undisturbed
+from tests.fault.programs.training import AFTER
 
 PLAIN = Path(__file__).with_name("programs") / "plain.py"
 pytestmark = pytest.mark.timeout(900)
@@ -27,7 +27,7 @@ needs_mindspore = pytest.mark.skipif(find_spec("mindspore") is None, reason="Min
 
 # The lowest rank and another one at a time, in a sum over all; who dies behind its last shard; a stop, a slow worker;
 # growing behind a death, and shrinking.
-SCRIPT = Job(
+SCRIPT = Plan(
     "lenet",
     "graph",
     "shrink",
@@ -47,7 +47,10 @@ SCRIPT = Job(
 @needs_mindspore
 @pytest.mark.long
 def test_a_job_that_is_struck_has_the_bits_of_one_worker() -> None:
-    found, alone = histories.run(SCRIPT), histories.run(undisturbed("lenet", "graph", 2))
+    campaign = Histories.made()
+    found, alone = campaign.run(SCRIPT), campaign.run(undisturbed("lenet", "graph", 2))
+    assert found is not None, campaign.tally.broken
+    assert alone is not None, campaign.tally.broken
     assert found.sha256 == alone.sha256
     assert len(set(alone.sha256)) == 2
     # Nobody dies who is the last: the second history's last one isn't struck down.
@@ -64,8 +67,11 @@ def test_shards_have_the_bits_of_mindspore_alone(kind: str, tmp_path: Path) -> N
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
-    two = Job(kind, "graph", "shrink", (History(0, 2, (), ()),))
-    assert histories.run(two).sha256 == done.stdout.split()[-1:]
+    two = Plan(kind, "graph", "shrink", (History(0, 2, (), ()),))
+    campaign = Histories.made()
+    found = campaign.run(two)
+    assert found is not None, campaign.tally.broken
+    assert found.sha256 == done.stdout.split()[-1:]
 
 
 def test_a_seed_is_a_history_of_its_own_and_of_every_kind_there_are_some() -> None:
@@ -89,59 +95,79 @@ def test_a_seed_is_a_history_of_its_own_and_of_every_kind_there_are_some() -> No
 
 
 def test_a_job_has_the_histories_of_its_seeds_one_after_the_other() -> None:
-    jobs = jobs_of("lenet", "graph", 7, 12)
+    jobs = plans_of("lenet", "graph", 7, 12)
     assert [history.seed for job in jobs for history in job.histories] == list(range(7, 19))
     assert [len(job.histories) for job in jobs] == [5, 5, 2]
-    assert {job.recover for job in jobs_of("lenet", "graph", 0, 100)} == {"shrink", "replace"}
-    job = Job("lenet", "graph", "shrink", (History(0, 2, ((3, 4),), ()), History(1, 3, ((11, 1),), ())))
+    assert {job.recover for job in plans_of("lenet", "graph", 0, 100)} == {"shrink", "replace"}
+    job = Plan("lenet", "graph", "shrink", (History(0, 2, ((3, 4),), ()), History(1, 3, ((11, 1),), ())))
     assert job.sizes() == {3: 4, 12: 3, 23: 1}
+
+
+DIES = Plan("lenet", "graph", "shrink", (History(0, 2, (), (Stroke("kill", 1, 1), Stroke("kill", 2, 0))),))
+LINES = [
+    {"event": "member", "pid": 11, "step": 0}, {"event": "member", "pid": 12, "step": 0},
+    {"event": "history", "pid": 11, "number": 0, "sha256": "aa", "sizes": {"1": 2}},
+    {"event": "end", "pid": 11, "step": 12, "digest": "aa"},
+]  # fmt: skip
 
 
 @pytest.fixture
 def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the workers 11 and 12 leave of a job of one history in which 12 dies."""
-    (tmp_path / "ledger").mkdir()
-    epoch = audit.Epoch(0, 0, histories.STEPS, 100, True, 100)
-    monkeypatch.setattr(histories.audit, "read", lambda folder: ({},))
-    monkeypatch.setattr(histories.audit, "audit", lambda files: audit.Report(2, 1, [epoch], [], []))
-    for name, line in {
-        "member.11": {"pid": 11}, "member.12": {"pid": 12}, "fired.0.0": {"pid": 12},
-        "end.0.11": {"pid": 11, "sha256": "aa", "sizes": {"1": 2}},
-    }.items():  # fmt: skip
-        (tmp_path / name).write_text(json.dumps(line))
+    """What the workers 11 and 12 leave, with `LINES`, of a job of one history in which 12 dies."""
+    (tmp_path / "fired.0.0").write_text("12")
+    tell_of_steps(monkeypatch, histories.STEPS)
     return tmp_path
 
 
-DIES = Job("lenet", "graph", "shrink", (History(0, 2, (), (Stroke("kill", 1, 1), Stroke("kill", 2, 0))),))
+def tell_of_steps(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    monkeypatch.setattr(audit, "read", lambda folder: ({},))
+    epoch = audit.Epoch(0, 0, steps, 100, True, 100)
+    monkeypatch.setattr(audit, "audit", lambda files: audit.Report(2, 1, [epoch], [], []))
 
 
 def test_what_happened_is_told(left: Path) -> None:
-    found = histories.check(DIES, left)
+    found = outcome(DIES, left, LINES)
     assert found == histories.Outcome(["aa"], [{1: 2}], [[DIES.histories[0].strokes[0]]])
     assert histories.compare(found, replace(found, sha256=["aa"]), DIES) == []
     (said,) = histories.compare(found, replace(found, sha256=["bb"]), DIES)
     assert "history 0 ended with aa, one worker with bb" in said
+    assert check(left, LINES, {12}).exact
 
 
 @pytest.mark.parametrize(
-    ("name", "line", "said"),
+    ("line", "said"),
     [
-        ("end.0.12", {"pid": 12, "sha256": "bb", "sizes": {}}, r"ends with \['aa', 'bb'\]"),
-        ("member.13", {"pid": 13}, r"workers \[13\] are gone, and nothing was done to them"),
-        ("end.0.11", None, "ends with nobody"),
+        ({"event": "history", "pid": 12, "number": 0, "sha256": "bb", "sizes": {}}, r"ends with \['aa', 'bb'\]"),
+        ({"event": "member", "pid": 13}, r"workers \[13\] are gone, and nothing was done to them"),
+        ({"event": "end", "pid": 12, "step": 12, "digest": "bb"}, "they differ at the end"),
+        ({"event": "end", "pid": 12, "step": 11, "digest": "aa"}, "they differ at the end"),
+        ({"event": "wrong", "pid": 11, "what": "mean"}, "wrong weights: .*mean"),
+        ({"event": "failed", "pid": 11, "error": "ValueError: no"}, "failed: ValueError: no"),
+        (None, "no worker has come to the end"),
     ],
 )
-def test_a_promise_that_is_not_kept_is_noticed(left: Path, name: str, line: dict | None, said: str) -> None:
-    if line is None:
-        (left / name).unlink()
-    else:
-        (left / name).write_text(json.dumps(line))
+def test_a_promise_that_is_not_kept_is_noticed(left: Path, line: dict | None, said: str) -> None:
+    lines = [*LINES, line] if line else LINES[:-1]
+    look = outcome if said.startswith("ends with") else lambda plan, *left: check(*left, {12})
     with pytest.raises(BrokenError, match=said):
-        histories.check(DIES, left)
+        look(DIES, left, lines)
+
+
+def test_weights_that_differ_after_a_step_are_noticed_also_of_a_lost_worker(left: Path) -> None:
+    (left / "weights.11").write_bytes(AFTER.pack(1, 7) + AFTER.pack(2, 8))
+    (left / "weights.12").write_bytes(AFTER.pack(1, 9))
+    with pytest.raises(BrokenError, match=r"they differ after step 1: \[\[1[12]\], \[1[12]\]\]"):
+        check(left, LINES, {12})
 
 
 def test_steps_that_are_missing_in_the_ledger_are_noticed(left: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    epoch = audit.Epoch(0, 0, histories.STEPS - 1, 100, True, 100)
-    monkeypatch.setattr(histories.audit, "audit", lambda files: audit.Report(2, 1, [epoch], [], []))
+    tell_of_steps(monkeypatch, histories.STEPS - 1)
     with pytest.raises(BrokenError, match=r"epochs of \[11\] steps"):
-        histories.check(DIES, left)
+        outcome(DIES, left, LINES)
+
+
+@pytest.mark.parametrize("count", [1, 5, 33, 200])
+def test_histories_are_shared_out_over_the_networks(count: int) -> None:
+    shares = histories.shares_of(count)
+    assert sum(each for _, _, each in shares) == count
+    assert count < 200 or shares == [*histories.EVIDENCE]

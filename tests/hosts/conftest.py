@@ -30,6 +30,6 @@ def network():
 @pytest.fixture
 def jobs(network, tmp_path):
     """Starts programs and jobs on hosts; whatever is left of them is killed after the test."""
-    started = Jobs(network, tmp_path)
+    started = Jobs(tmp_path)
     yield started
     started.kill_all()

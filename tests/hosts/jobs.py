@@ -5,22 +5,59 @@ from __future__ import annotations
 import re
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Union
 
 from tests.hosts.namespaces import Host, Network
 from tests.multiprocess.launching import IN_VERSION, RECOVERY_PROGRAM, Program
+from tests.ports import free_port
 
 LAUNCHER = "ms_kungfu.launcher"
 SECRET = "5ec2e7" * 8
-PORT = 9100  # of the config server: the namespaces are new, and everything is free
+
+
+@dataclass(frozen=True)
+class Address:
+    """What plays a host, as a `namespaces.Host` does."""
+
+    name: str
+    address: str
+    port: int
+    """Of the launchers; 0: this machine is the only host, and its launcher isn't told of hosts."""
+
+    def within(self) -> list[str]:
+        return []
+
+    def words(self) -> list[object]:
+        return ["-self", self.address, "-port", self.port] if self.port else []
+
+
+class Loopback:
+    """Addresses of this machine that play hosts, as a `namespaces.Network` has them. A job begins with `begun`."""
+
+    def __init__(self, count: int, begun: int | None = None) -> None:
+        addresses = [f"127.0.0.{number}" for number in range(1, count + 1)]
+        port = free_port(*addresses)
+        self.hosts = [Address(f"host{number}", address, port) for number, address in enumerate(addresses)]
+        self.begun, self.config_port = begun or count, free_port(*addresses)
+
+
+class Machine:
+    """This one, as the only host, of whose config server the launcher chooses the port."""
+
+    hosts, begun, config_port = [Address("host0", "127.0.0.1", 0)], 1, None
+
+
+Hosts = Union[Network, Loopback, Machine]
 
 
 class Jobs:
-    def __init__(self, network, folder: Path) -> None:
-        self._network, self._folder = network, folder
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._started: list[Program] = []
 
-    def start(self, host: Host, module: str, *arguments: object, environment=None) -> Program:
+    def start(self, host: Host | Address, module: str, *arguments: object, environment=None) -> Program:
         """``python -m MODULE ARGUMENTS`` on a host, in a folder of its own."""
         folder = self._folder / host.name
         folder.mkdir(exist_ok=True)
@@ -34,11 +71,12 @@ class Jobs:
         return self._started[-1]
 
     def over(
-        self, network: Network, size: int, *flags: object, slots: int = 2, watch: bool = True, program=(),
-        worker=RECOVERY_PROGRAM, launcher=LAUNCHER, environment=None,
+        self, network: Hosts, size: int, *flags: object, slots: int = 2, watch: bool = True, program=(),
+        worker=RECOVERY_PROGRAM, launcher=LAUNCHER, environment=None, url: str = "",
     ) -> Job:  # fmt: skip
-        """``kungfu-run`` with the same words on each host. `program`: the arguments of `worker`."""
-        return Job(self, network, size, flags, slots, watch, [worker, *program], launcher, environment)
+        """``kungfu-run`` with the same words on each host. `program`: the arguments of `worker`. `url`: of a store that
+        is there; by default the head has one."""
+        return Job(self, network, size, flags, slots, watch, [worker, *program], launcher, environment, url)
 
     def kill_all(self) -> None:
         for program in self._started:
@@ -48,14 +86,27 @@ class Jobs:
 class Job:
     """Of one launcher a host. The first host is the head."""
 
-    def __init__(self, jobs: Jobs, network: Network, size, flags, slots, watch, program, launcher, environment) -> None:
+    def __init__(
+        self, jobs: Jobs, network: Hosts, size, flags, slots, watch, program, launcher, environment, url
+    ) -> None:  # fmt: skip
         self.network = network
-        self._jobs = jobs
-        listed = ",".join(f"{host.address}:{slots}" for host in network.hosts)
-        self.url = f"http://{network.hosts[0].address}:{PORT}/config"
-        watching = ["-w", "-config-server", self.url, "-builtin-config-port", PORT] if watch else []
-        words = ["-np", size, "-H", listed, *watching, *flags, "python", *program]
-        self.launchers = [jobs.start(host, launcher, *words, environment=environment) for host in network.hosts]
+        self._jobs, self._launcher, self._environment = jobs, launcher, environment
+        port = None if url else network.config_port
+        self.url = url or (f"http://{network.hosts[0].address}:{port}/config" if port else "")
+        begun = network.hosts[: network.begun]
+        words: list[object] = ["-np", size]
+        if network.config_port is not None:
+            words += ["-H", ",".join(f"{host.address}:{slots}" for host in begun)]
+        if watch:
+            words += ["-w", *(["-config-server", self.url] if self.url else [])]
+            words += ["-builtin-config-port", port] if port else []
+        self._words = [*words, *flags, "python", *program]
+        self.launchers = [self.begin(number) for number in range(len(begun))]
+
+    def begin(self, number: int) -> Program:
+        """The launcher of a host, as at the job's start."""
+        host = self.network.hosts[number]
+        return self._jobs.start(host, self._launcher, *host.words(), *self._words, environment=self._environment)
 
     @property
     def output(self) -> str:

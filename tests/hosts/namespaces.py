@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+PORT = 9100  # of the config server: the namespaces are new, and everything is free
 _numbers = itertools.count()
 _GONE_WITHIN_S = 30.0
 # Of the namespace's own: what the machine's processes share through it would not be shared by hosts.
@@ -60,6 +61,7 @@ class Network:
     """`count` hosts; `close()` ends all processes in them and removes them. `mtu`: of their cables."""
 
     def __init__(self, count: int, mtu: int = 1500) -> None:
+        self.begun, self.config_port = count, PORT
         self._prefix = f"kungfu-{os.getpid()}-{next(_numbers)}-"
         self._switch = f"{self._prefix}switch"
         self._janitor = subprocess.Popen(
@@ -120,6 +122,10 @@ class Host:
     def within(self) -> list[str]:
         """The words before a command that is to run here."""
         return ["ip", "netns", "exec", self.namespace, "unshare", "--mount", "--uts", "sh", "-c", _OWN_SHM, self.name]
+
+    def words(self) -> list[object]:
+        """Its launcher needs no flags besides: it is the host that has the address."""
+        return []
 
     def run(self, *words: object) -> str:
         """What a command here prints; CalledProcessError where it fails."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import long
-from tests.hosts.jobs import PORT
+from tests.hosts.namespaces import PORT
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lenet-elastic"
 HEAVY = Path(__file__).with_name("programs") / "heavy.py"

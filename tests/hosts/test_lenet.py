@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.jobs import PORT
+from tests.hosts.namespaces import PORT
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lenet-elastic"
 

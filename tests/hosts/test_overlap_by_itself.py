@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.jobs import PORT
+from tests.hosts.namespaces import PORT
 
 PROGRAM = Path(__file__).with_name("programs") / "overlapping.py"
 

@@ -10,7 +10,7 @@ import ms_kungfu as kf
 from ms_kungfu.dataset.ledger import Ledger
 
 sys.path.append(str(Path(__file__).resolve().parents[3]))  # benchmarks
-from benchmarks.pauses_worker import _Synthetic, digest
+from benchmarks.pauses_worker import Synthetic, digest
 
 folder = Path(sys.argv[1])
 folder.mkdir(exist_ok=True)
@@ -19,11 +19,11 @@ if not begin.exists():
     begin.touch()
 
 
-class Training(_Synthetic):
-    def _train(self):
+class Training(Synthetic):
+    def train(self):
         if time.time() - begin.stat().st_mtime > 18:
             (folder / "stop").touch()
-        return super()._train()
+        return super().train()
 
 
 kf.init()
@@ -33,5 +33,5 @@ training = Training(folder, 0.005)
 training._ledger = Ledger(Path(os.environ["KUNGFU_LEDGER_DIR"]), 0)
 training.run()
 if not kf.detached():
-    told = [training.weights] + ([str(os.getpid()).encode()] if sys.argv[2] == "bad" else [])
+    told = [*training.weights] + ([str(os.getpid()).encode()] if sys.argv[2] == "bad" else [])
     print("parameters", digest([x if not isinstance(x, bytes) else list(x) for x in told]), flush=True)

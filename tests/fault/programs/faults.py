@@ -269,14 +269,6 @@ class Faults:
                     else:
                         os.kill(os.getpid(), signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
 
-    def awaited(self, size: int, step: int) -> int:
-        """The size that a job of `size` workers, with replacements, comes to by what was done to it before `step`."""
-        for _, fault in self._lines:
-            if fault.kind == "resize" and fault.step < step:
-                size = fault.size
-        gone = [number for number, fault in self._lines if fault.kind in ("leave", "evict")]
-        return size - sum((self._folder / f"fired.{number}").exists() for number in gone)
-
     def _refuse(self, place: str) -> bool:
         for number, fault in self._refused:
             if fault.place == place:

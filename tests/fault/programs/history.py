@@ -1,9 +1,8 @@
-"""FOLDER: trains the histories of FOLDER/plan.json (tests.fault.histories) one after the other, each an epoch from the
-same first weights, while this worker's part of what they say happens to it.
+"""FOLDER: trains the histories of FOLDER/plan.json (tests.campaigns.histories) one after the other, each an epoch from
+the same first weights, while this worker's part of what they say happens to it.
 
-Each worker leaves in FOLDER ``member.PID`` once it trains, ``at.V.R`` as rank R of cluster version V, ``doomed.PID``
-before it dies, ``fired.H.N`` when it begins with stroke N of history H, ``end.H.PID`` with what it has at the end of
-history H, and ``left.PID``.
+Each worker leaves in FOLDER ``at.V.R`` as rank R of cluster version V, ``doomed.PID`` before it dies, and
+``fired.H.N`` when it begins with stroke N of history H; an event "history" tells what it has at the end of one.
 """
 
 import fcntl
@@ -21,6 +20,7 @@ import numpy as np
 from trained import KINDS, SEED, SHARDS, STEPS, Training, digest
 
 import ms_kungfu as kf
+from benchmarks.pauses_worker import Recorder
 from ms_kungfu import optimizers
 from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.elastic import ElasticTraining, ShardedStep
@@ -28,12 +28,13 @@ from ms_kungfu.trained.inventory import assign
 
 folder = Path(sys.argv[1])
 pid = os.getpid()
+recorder = Recorder(folder)
 
 
-def tell(name, **values):
-    """Whole or not at all."""
+def leave(name):
+    """A file with this process's ID, whole or not at all."""
     own = folder / f"writing.{pid}"
-    own.write_text(json.dumps({"pid": pid, **values}))
+    own.write_text(str(pid))
     own.rename(folder / name)
 
 
@@ -54,7 +55,7 @@ class Strokes:
         rank, self.members = kf.current_rank(), data.members  # to whom the step is dealt
         self.where = f"at.{kf.cluster_version()}"
         if not (folder / f"{self.where}.{rank}").exists():
-            tell(f"{self.where}.{rank}")
+            leave(f"{self.where}.{rank}")
         self.shard, self.history = 0, history
         self.now = [
             (number, stroke)
@@ -85,7 +86,7 @@ class Strokes:
             fcntl.flock(lock, fcntl.LOCK_EX)
             for _ in range(50):  # the others may be a little behind
                 pids = [path.read_text() for r in self.members if (path := folder / f"{self.where}.{r}").exists()]
-                pids = {json.loads(text)["pid"] for text in pids} - {pid}
+                pids = {int(text) for text in pids} - {pid}
                 if any(not (folder / f"doomed.{other}").exists() for other in pids):
                     (folder / f"doomed.{pid}").touch()
                     return True
@@ -96,7 +97,7 @@ class Strokes:
         ends = stroke["kind"] == "kill" or (stroke["kind"] == "stop" and not stroke["seconds"])
         if self.armed or (ends and not self.dooms()):
             return
-        tell(f"fired.{self.history}.{number}", time=time.monotonic())
+        leave(f"fired.{self.history}.{number}")
         if stroke["kind"] == "slow":
             self.sleep_s = stroke["seconds"]
             return
@@ -142,7 +143,7 @@ for history in range(len(plan["histories"])):
     sizes = {}
     strokes.history_begins()
     for _ in elastic.epochs(1):
-        tell(f"member.{pid}", step=elastic.step)
+        recorder.tell("member", elastic.step)
         for x, labels in data:
             number = elastic.step - history * STEPS + 1
             sizes[number] = len(data.members)
@@ -152,9 +153,13 @@ for history in range(len(plan["histories"])):
             strokes.step_ends()
             elastic.step_end()
     if kf.detached():
-        tell(f"left.{pid}")
+        recorder.tell("left", elastic.step)
         break
     if not elastic.should_stop:  # it was there: a newcomer's program comes by what was before it
-        tell(f"end.{history}.{pid}", sha256=digest(training.parameters), sizes=sizes)
+        sha256 = digest(training.parameters)
+        recorder.tell("history", elastic.step, number=history, sha256=sha256, sizes=sizes)
         for parameter, values in first:
             assign(parameter, values)
+else:
+    if not elastic.should_stop:
+        recorder.tell("end", elastic.step, digest=sha256)
