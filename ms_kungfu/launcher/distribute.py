@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, Callable
 from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, duration, failed
 from ms_kungfu._run_loop import run
-from ms_kungfu.launcher.secret import SecretError, read_secret_file
+from ms_kungfu.launcher.secret import SecretError, given_secret
 from ms_kungfu.launcher.state.hosts import Host, parse_hosts, read_hostfile
 from ms_kungfu.launcher.state.policy import EXIT_TIMEOUT
 
@@ -125,15 +125,7 @@ def _secret_for(command: Sequence[str], file: str | None) -> str:
         if file is not None:
             raise UsageError("-secret-file is given, and the command has a secret of its own; leave one of them out")
         return ""
-    try:
-        given = env.JOB_SECRET.get()
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    if file is not None:
-        if given is not None:
-            raise UsageError("-secret-file and KUNGFU_JOB_SECRET both give the job's secret; leave one of them out")
-        return read_secret_file(file)
-    return given or secrets.token_hex(32)
+    return given_secret(file) or secrets.token_hex(32)
 
 
 def script_for(command: Sequence[str], folder: str, hosts: Sequence[Host] = ()) -> str:

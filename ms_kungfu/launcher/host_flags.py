@@ -19,7 +19,7 @@ from ms_kungfu.cluster_store import open_store
 from ms_kungfu.devices.rank_table import RankTableError
 from ms_kungfu.launcher import devices, network, slurm
 from ms_kungfu.launcher.affinity import allowed_cores
-from ms_kungfu.launcher.secret import MAKE_ONE, SLURM_MAKES_ONE, SecretError, read_secret_file
+from ms_kungfu.launcher.secret import MAKE_ONE, SLURM_MAKES_ONE, SecretError, given_secret
 from ms_kungfu.launcher.state.hosts import Host, HostError, Hosts, identify, of_interface, parse_hosts, read_hostfile
 
 _SECRET_DIGITS = 32  # 128 bits: not to be guessed over a network
@@ -249,12 +249,8 @@ def _hosts_of(listed: tuple[Host, ...] | None, own: str | None, interface: str |
 def secret_of(flags: Namespace, is_several: bool) -> str | None:
     """The user's, where hosts have to prove themselves to each other."""
     try:
-        given = env.JOB_SECRET.get()
-        if flags.secret_file is not None:
-            if given is not None:
-                raise UsageError("-secret-file and KUNGFU_JOB_SECRET both give the job's secret; leave one of them out")
-            given = read_secret_file(flags.secret_file)
-    except (SecretError, ValueError) as error:
+        given = given_secret(flags.secret_file)
+    except SecretError as error:
         raise UsageError(str(error)) from None
     if flags.no_secret:
         if given is not None:

@@ -53,11 +53,20 @@ def read_secret_file(path: str) -> str:
     return text.decode().strip()
 
 
+def given_secret(file: str | None) -> str | None:
+    """The user's, from `file` or the environment."""
+    try:
+        given = env.JOB_SECRET.get()
+    except ValueError as error:
+        raise SecretError(str(error)) from None
+    if file is None:
+        return given
+    if given is not None:
+        raise SecretError("-secret-file and KUNGFU_JOB_SECRET both give the job's secret; leave one of them out")
+    return read_secret_file(file)
+
+
 def secret_for(environment: Mapping[str, str], file: str | None, url: str) -> str | None:
     """That of the job whose config server is at `url`: from `file`, else the environment's, else what the server has
     left for this user."""
-    if file is None:
-        return secret_from(environment, url)
-    if environment.get(env.JOB_SECRET.name):
-        raise SecretError("-secret-file and KUNGFU_JOB_SECRET both give the job's secret; leave one of them out")
-    return read_secret_file(file)
+    return secret_from(environment, url) if file is None else given_secret(file)

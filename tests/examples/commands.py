@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from ms_kungfu.config_server import cli as config_server
-from ms_kungfu.launcher import cli, distribute, host_flags, options, status_command
+from ms_kungfu.launcher import cli, distribute, host_flags, options, secret, status_command
 from ms_kungfu.launcher import commands as changes
 from tests.examples.documented import ROOT
 
@@ -75,9 +75,9 @@ def check_command(words, folder=ROOT):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(distribute.shutil, "which", lambda program: program)
             _, command = distribute._parse(rest)
-            secret = distribute._secret_for(command, None)
-            if secret:
-                patch.setenv("KUNGFU_JOB_SECRET", secret)
+            made = distribute._secret_for(command, None)
+            if made:
+                patch.setenv("KUNGFU_JOB_SECRET", made)
             check_command(command, folder)
     elif program == "kungfu-config-server":
         with pytest.MonkeyPatch.context() as patch:
@@ -110,7 +110,7 @@ def _check_kungfu_run(rest, folder):
         # This machine is the first host of a page's, whose secret is the page's too.
         patch.setattr(options, "check_program", lambda command: None)
         patch.setattr(host_flags, "identify", lambda hosts, own, interface: hosts[0].name)
-        patch.setattr(host_flags, "read_secret_file", lambda file: "5ec7e7" * 8)
+        patch.setattr(secret, "read_secret_file", lambda file: "5ec7e7" * 8)
         if rest[:1] and rest[0] in cli._COMMANDS:
             for module in (changes, status_command):
                 patch.setattr(module, "secret_for", lambda environment, file, url: "5ec7e7" * 8)

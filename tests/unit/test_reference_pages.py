@@ -22,7 +22,7 @@ from ms_kungfu import cluster, env, errors
 from ms_kungfu._flags import UsageError
 from ms_kungfu._version import VERSION
 from ms_kungfu.elastic.policy import Metrics
-from ms_kungfu.launcher import distribute, host_flags, options
+from ms_kungfu.launcher import distribute, host_flags, options, secret
 from ms_kungfu.monitoring import endpoint
 from ms_kungfu.monitoring.record import StepRecord
 
@@ -182,7 +182,7 @@ def test_the_defaults_that_the_page_tells_are_those_of_kungfu_run(monkeypatch):
     """With the flag and that value a job is what it is without."""
     monkeypatch.setattr(options, "check_program", lambda command: None)
     monkeypatch.setattr(host_flags, "identify", lambda hosts, own, interface: hosts[0].name)
-    monkeypatch.setattr(host_flags, "read_secret_file", lambda file: "5ec7e7" * 8)
+    monkeypatch.setattr(secret, "read_secret_file", lambda file: "5ec7e7" * 8)
     compared, wrong = set(), []
     for flag, told in told_defaults("kungfu-run").items():
         text = re.sub(r"^KUNGFU_\w+, else ", "", told.replace("`", ""))
