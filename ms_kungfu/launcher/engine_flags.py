@@ -43,7 +43,7 @@ def amount(text: str) -> float:
     return value
 
 
-_FLAGS: dict[str, dict[str, Any]] = {
+ENGINE_FLAGS: dict[str, dict[str, Any]] = {
     "engine": {
         "help": "who places the job: ray has one kungfu-run on each node of a Ray cluster, which follows nodes as they "
         "come and go; ms_kungfu[ray] has what it needs",
@@ -85,14 +85,9 @@ class EngineRequest:
     flags: tuple[str, ...]
 
 
-def add_engine_flags(parser: FlagParser) -> None:
-    for name, what in _FLAGS.items():
-        parser.flag(name, **what)
-
-
 def settle_no_engine(flags: Namespace, given: Collection[str]) -> None:
     """Without an engine its flags have no meaning."""
-    for name in _FLAGS:
+    for name in ENGINE_FLAGS:
         if name in given:
             raise UsageError(f"-{name} needs -engine: it says how an engine places the job")
         delattr(flags, name.replace("-", "_"))
@@ -118,7 +113,7 @@ def engine_request(flags: Namespace, parser: FlagParser, command: Sequence[str])
     needs = {resource: count for resource, count in needs.items() if count}
     if not needs:
         raise UsageError("-cpus-per-worker 0: a worker takes something of a node, else there is room for any number")
-    passed = [word for word in parser.spelled if word[1:].partition("=")[0] not in {*_SETTLED, *_FLAGS}]
+    passed = [word for word in parser.spelled if word[1:].partition("=")[0] not in {*_SETTLED, *ENGINE_FLAGS}]
     if "min-np" in parser.given:
         passed.append(f"-min-np={least}")
     if "affinity" not in parser.given and "cores-per-worker" not in parser.given:

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ms_kungfu import env
-from ms_kungfu._flags import FlagParser, UsageError, integer, switch
+from ms_kungfu._flags import UsageError, integer, switch
 from ms_kungfu._tls import from_environment
 from ms_kungfu._words import counted
 from ms_kungfu.cluster import EVEN, FILL, PLACEMENTS
@@ -27,7 +27,7 @@ _SECRET_DIGITS = 32  # 128 bits: not to be guessed over a network
 _HOW_HOSTS_MEET = "hosts meet by -H, the same on each, and -port; a job that may change by -config-server URL as well"
 NO_TORCHRUN_FLAGS = {
     **{f"rdzv{dash}{what}": _HOW_HOSTS_MEET for what in ("backend", "endpoint", "id", "conf") for dash in "-_"},
-    **{f"master{dash}{what}": _HOW_HOSTS_MEET for what in ("addr", "port") for dash in "-_"},
+    **{f"master-{what}": _HOW_HOSTS_MEET for what in ("addr", "port")},  # with "_" they are msrun's, too
     **{f"node{dash}rank": "hosts are in the order of -H; -self or -nic says which one this is" for dash in "-_"},
 }
 _NO_RESTARTS = (
@@ -68,7 +68,7 @@ def _no_restarts(text: str) -> int:
 
 
 # Of Options there is none for each: `settle_hosts` makes a few of them.
-_FLAGS: dict[str, dict[str, Any]] = {
+HOST_FLAGS: dict[str, dict[str, Any]] = {
     "hostfile": {
         "help": "the hosts from a file instead of -H, one a line: ADDRESS slots=N [public_addr=ADDRESS]",
         "type": read_hostfile,
@@ -122,11 +122,6 @@ _FLAGS: dict[str, dict[str, Any]] = {
 }
 
 
-def add_host_flags(parser: FlagParser) -> None:
-    for name, what in _FLAGS.items():
-        parser.flag(name, **what)
-
-
 def settle_hosts(flags: Namespace, given: Collection[str]) -> None:
     """From what the flags say of hosts, secret and config server to what they mean together. `given`: the names of
     those that were there. SpareTaskError in a task of Slurm's beside its node's kungfu-run."""
@@ -156,7 +151,7 @@ def settle_hosts(flags: Namespace, given: Collection[str]) -> None:
         raise UsageError("-placement says how workers are dealt to several hosts (-H), and this job has one")
     if flags.hosts.is_several and flags.strategy == "SHM":
         raise UsageError("-strategy SHM is shared memory, which several hosts don't have; leave it out")
-    for name in _FLAGS:
+    for name in HOST_FLAGS:
         if name not in ("nproc-per-node", "max_restarts"):  # the same as others with another stroke
             delattr(flags, name.replace("-", "_"))
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ms_kungfu._flags import FlagParser, UsageError, integer, switch
+from ms_kungfu._flags import UsageError, integer, switch
 from ms_kungfu.launcher import network
 from ms_kungfu.launcher.state.hosts import Hosts
 
 _MSRUN = "msrun's, with --msrun: "
 _HOSTS = "name the hosts by -H, the same on each; -self or -nic says which one this is"
-_FLAGS: dict[str, dict[str, Any]] = {
+MSRUN_FLAGS: dict[str, dict[str, Any]] = {
     "worker_num": {"help": _MSRUN + "-np", "type": integer(1), "metavar": "N"},
     "local_worker_num": {
         "help": _MSRUN + "how many of one host, so as many as -np",
@@ -54,14 +54,9 @@ NO_MPIRUN_FLAGS = {
 }
 
 
-def add_msrun_flags(parser: FlagParser) -> None:
-    for name, what in _FLAGS.items():
-        parser.flag(name, **what)
-
-
 def settle_words(flags: Namespace) -> None:
     """msrun's words into ours, before the hosts are settled."""
-    given = [name for name in _FLAGS if getattr(flags, name) is not None]
+    given = [name for name in MSRUN_FLAGS if getattr(flags, name) is not None]
     if given and not flags.msrun:
         refusal = _HOSTS if given[0].startswith("master") else "write --msrun before it, or -np and -logdir"
         raise UsageError(f"--{given[0]} is an option of msrun; {refusal}")
@@ -110,6 +105,6 @@ def settle_world(flags: Namespace) -> None:
                 f"-np {flags.size} is more than the {flags.msrun_size} ranks of -msrun-size, which is the largest size"
             )
         flags.hosts = replace(hosts, most=flags.msrun_size, ports=flags.ports)
-    for name in _FLAGS:
+    for name in MSRUN_FLAGS:
         delattr(flags, name)
     del flags.msrun

@@ -17,9 +17,9 @@ from ms_kungfu._tls import from_environment
 from ms_kungfu._words import counted
 from ms_kungfu.cluster import WORKER_PORTS
 from ms_kungfu.launcher.affinity import allowed_cores
-from ms_kungfu.launcher.engine_flags import EngineRequest, add_engine_flags, engine_request, settle_no_engine
-from ms_kungfu.launcher.host_flags import NO_TORCHRUN_FLAGS, add_host_flags, check_url, secret_of, settle_hosts
-from ms_kungfu.launcher.msrun_flags import NO_MPIRUN_FLAGS, NO_MSRUN_FLAGS, add_msrun_flags, settle_words, settle_world
+from ms_kungfu.launcher.engine_flags import ENGINE_FLAGS, EngineRequest, engine_request, settle_no_engine
+from ms_kungfu.launcher.host_flags import HOST_FLAGS, NO_TORCHRUN_FLAGS, check_url, secret_of, settle_hosts
+from ms_kungfu.launcher.msrun_flags import MSRUN_FLAGS, NO_MPIRUN_FLAGS, NO_MSRUN_FLAGS, settle_words, settle_world
 from ms_kungfu.launcher.state.hosts import Host, HostError, Hosts, parse_hosts, parse_ports
 from ms_kungfu.launcher.state.policy import Recover
 
@@ -29,7 +29,7 @@ _MAX_RESTARTS = 10
 _NO_FLAGS = {
     "P": "workers are named by -np, -H and -port-range: the first ports of the range on each host",
     "u": "kungfu-run logs in nowhere and is typed on each host; kungfu-distribute -u USER starts it on all of them",
-    **{name: why for name, why in NO_TORCHRUN_FLAGS.items() if name not in ("master_addr", "master_port")},
+    **NO_TORCHRUN_FLAGS,
     **NO_MSRUN_FLAGS,
     **NO_MPIRUN_FLAGS,
     "debug-port": "there is no debug server: -logfile has what the launcher does, a Monitor in the program serves "
@@ -268,14 +268,6 @@ class JoinRequest:
     own_flags: dict[str, Any]
 
 
-def parse_options(arguments: Sequence[str]) -> Options:
-    """Of a job that is started. UsageError says what is wrong."""
-    options = parse_command_line(arguments)
-    if not isinstance(options, Options):
-        raise UsageError("-join is of a job that runs, and -engine has another program start it")
-    return options
-
-
 def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest | EngineRequest:
     """UsageError says what is wrong."""
     parser = FlagParser(
@@ -291,8 +283,8 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest | Engi
         if each.metadata:
             parser.flag(**each.metadata, dest=each.name, default=each.default)
     parser.set_defaults(size=None, in_slurm=False)
-    add_host_flags(parser)
-    add_engine_flags(parser)
+    for name, what in {**HOST_FLAGS, **ENGINE_FLAGS, **MSRUN_FLAGS}.items():
+        parser.flag(name, **what)
     parser.flag(
         "msrun",
         "the program is one for MindSpore's msrun: mindspore.communication answers it with -msrun-size ranks, "
@@ -300,7 +292,6 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest | Engi
         type=switch,
         default=False,
     )
-    add_msrun_flags(parser)
     flags, command = parser.parse(arguments)
     if flags.engine is not None:
         if command:

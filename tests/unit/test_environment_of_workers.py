@@ -8,7 +8,7 @@ import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.controller.environment import environment_of
-from ms_kungfu.launcher.options import parse_options
+from ms_kungfu.launcher.options import parse_command_line
 
 BEGAN = Cluster((PeerID("10.0.0.1", 10000), PeerID("10.0.0.1", 10001), PeerID("10.0.0.2", 10000)), version=0)
 ALONE = Cluster((PeerID("10.0.0.1", 10000),), version=4)
@@ -17,7 +17,7 @@ ALONE = Cluster((PeerID("10.0.0.1", 10000),), version=4)
 @pytest.mark.parametrize("cluster", [BEGAN, ALONE], ids=["one that it begins with", "one that has shrunk"])
 @pytest.mark.parametrize("joins_later", [False, True])
 def test_everybody_is_told_how_the_job_began(cluster, joins_later):
-    options = parse_options(["-np", "3", "sh"])
+    options = parse_command_line(["-np", "3", "sh"])
     process = SimpleNamespace(
         peer=cluster.workers[0], standby=None, incarnation=cluster.version, host="10.0.0.1", rank=0,
         size=cluster.size, device=None,

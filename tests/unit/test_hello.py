@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from ms_kungfu._decoding import ProtocolError
 from ms_kungfu.launcher.devices import GPU, Device, Devices
 from ms_kungfu.launcher.hello import devices_of, flags_of, hello_of, objection, other_command
-from ms_kungfu.launcher.options import parse_options
+from ms_kungfu.launcher.options import parse_command_line
 from ms_kungfu.launcher.wire.codec import Reads
 from ms_kungfu.launcher.wire.messages import Hello, Launch
 
@@ -18,7 +18,7 @@ OTHER = Hello("b", "1.0", "2.10.0", {"-np": "2", "-H": "a:1,b:1"}, [4], "GPU", G
 
 def test_hello_of_host_names_its_devices_and_folder(tmp_path):
     for logdir, devices in ((tmp_path / "l\udcff", GPUS), (None, Devices())):
-        options = parse_options([*([] if logdir is None else ["-logdir", str(logdir)]), "true"])
+        options = parse_command_line([*([] if logdir is None else ["-logdir", str(logdir)]), "true"])
         hello = Reads(Hello)(msgspec.json.encode(hello_of(options, devices, [0, 1], {"-np": "2"})))
         assert devices_of(hello) == devices
         assert hello.logdir == (b"" if logdir is None else bytes(tmp_path) + b"/l\xff")
@@ -65,11 +65,11 @@ def test_flags_that_only_a_host_has_may_differ(monkeypatch, tmp_path):
     monkeypatch.setenv("KUNGFU_JOB_SECRET", "00" * 16)
     hosts = ["-H", "127.0.0.1:1,127.0.0.2:1", "-builtin-config-port", "9100", "-w"]
     head, other = (
-        flags_of(parse_options([*hosts, "-self", host, *flags, "true"]))
+        flags_of(parse_command_line([*hosts, "-self", host, *flags, "true"]))
         for host, flags in (("127.0.0.1", []), ("127.0.0.2", ["-q", "-logdir", str(tmp_path), "-v=false"]))
     )
     assert head == other
-    assert head != flags_of(parse_options([*hosts, "-self", "127.0.0.1", "-recover", "replace", "true"]))
+    assert head != flags_of(parse_command_line([*hosts, "-self", "127.0.0.1", "-recover", "replace", "true"]))
 
 
 LAUNCH = Launch(3, "b.10000", 1, False, {"RANK_ID": "1", "KUNGFU_STANDBY": None}, (0, 1), 2, True)

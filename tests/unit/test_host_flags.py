@@ -9,7 +9,7 @@ import pytest
 from ms_kungfu._flags import UsageError
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.launcher import host_flags, network
-from ms_kungfu.launcher.options import parse_options, what_is_done_instead
+from ms_kungfu.launcher.options import parse_command_line, what_is_done_instead
 from ms_kungfu.launcher.state.hosts import Host
 
 SECRET = "5ec2" * 16
@@ -50,7 +50,7 @@ def options(*arguments, secret=SECRET):
     with pytest.MonkeyPatch.context() as patch:
         if secret:
             patch.setenv("KUNGFU_JOB_SECRET", secret)
-        return parse_options([*arguments, "sh"])
+        return parse_command_line([*arguments, "sh"])
 
 
 def refusal(*arguments, secret=SECRET):

@@ -22,7 +22,7 @@ from ms_kungfu.errors import ConfigServerError, KungFuError
 from ms_kungfu.launcher import status_socket
 from ms_kungfu.launcher.controller.remote_site import RemoteSite
 from ms_kungfu.launcher.joining import options_from, terms_of
-from ms_kungfu.launcher.options import JoinRequest, parse_options
+from ms_kungfu.launcher.options import JoinRequest, parse_command_line
 from ms_kungfu.launcher.state.hosts import Host, Hosts, parse_hosts
 from ms_kungfu.launcher.state.seat import Record
 from ms_kungfu.launcher.state.versions import ClusterVersions
@@ -47,7 +47,9 @@ RECORD = Record(
     end=(1, "failed"),
     told=Past(5.0, []),
 )
-TERMS = terms_of(parse_options(["-port", "4000", "sh"]), Hosts(parse_hosts("127.0.0.1:2,127.0.0.2:2"), "127.0.0.1"))
+TERMS = terms_of(
+    parse_command_line(["-port", "4000", "sh"]), Hosts(parse_hosts("127.0.0.1:2,127.0.0.2:2"), "127.0.0.1")
+)
 REQUEST = m.PlaceRequest(str(B), 3, 2, 3, 7)
 
 

@@ -20,7 +20,7 @@ from ms_kungfu.launcher import joining
 from ms_kungfu.launcher.agent import agent
 from ms_kungfu.launcher.control import RefusedError
 from ms_kungfu.launcher.joining import joining_host, options_from, terms_of
-from ms_kungfu.launcher.options import JoinRequest, parse_command_line, parse_options
+from ms_kungfu.launcher.options import JoinRequest, parse_command_line
 from ms_kungfu.launcher.state.hosts import Host, HostError, Hosts, parse_hosts
 from ms_kungfu.launcher.state.policy import Action, hosts_leave
 from ms_kungfu.launcher.state.seat import Record
@@ -85,7 +85,7 @@ def test_no_host_has_such_a_name_or_so_many_slots(name, slots):
 
 
 def test_a_host_is_told_what_the_job_is_and_of_those_who_are_there():
-    options = parse_options(["-port", "4000", "-cores-per-worker", "1", "sh", "-c", "true"])
+    options = parse_command_line(["-port", "4000", "-cores-per-worker", "1", "sh", "-c", "true"])
     hosts = Hosts(parse_hosts("a:1,b:2,c:3"), "a").without("b").joined_by(joining_host("d", 4))
     terms = terms_of(options, hosts)
     assert (terms.command, terms.head) == ([b"sh", b"-c", b"true"], "a")
@@ -103,7 +103,7 @@ def test_a_host_that_joins_goes_by_the_flags_that_the_others_have():
     }
     own = {"host", "hosts", "secret", "in_slurm", "joins", "delay_s", "timeout_s"}
     own |= {"config_server"}  # which it was told, and may reach by another name
-    given = parse_options(
+    given = parse_command_line(
         ["-np", "3", "-port", "4000", "-cores-per-worker", "2", "-allow-nvlink", "-leave-grace", "7s", "-w",
          "-config-server", URL, "-host-timeout", "3s", "-strategy", "ring", "-recover", "replace", "-min-np", "2",
          "-port-range", "4001-4100", "-peer-timeout", "5s", "-max-restarts", "7", "sh"]

@@ -7,7 +7,7 @@ import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.controller.revisions import StoreWatcher
-from ms_kungfu.launcher.options import parse_options
+from ms_kungfu.launcher.options import parse_command_line
 from ms_kungfu.launcher.state.coordinator import Coordinator
 from ms_kungfu.launcher.state.policy import Action, Headcount, Standing, WorkerExited
 
@@ -19,7 +19,7 @@ def cluster(version, *workers):
 
 
 def coordinator(*workers, flags=("-recover", "replace")):
-    options = parse_options(["-w", "-port-range", "10000-10009", *flags, "sh"])
+    options = parse_command_line(["-w", "-port-range", "10000-10009", *flags, "sh"])
     return Coordinator(options, cluster(0, *workers))
 
 
@@ -149,7 +149,7 @@ def test_a_cluster_that_somebody_has_deleted_is_put_back_but_into_an_etcd(puts_b
 def over_hosts(*workers, flags=("-recover", "replace")):
     words = ["-w", "-port-range", "10000-10009", "-H", "127.0.0.1:2,127.0.0.2:2", "-self", "127.0.0.1", "-no-secret"]
     words += ["-config-server", "http://127.0.0.1:9100/config", "-builtin-config-port", "9100"]
-    return Coordinator(parse_options([*words, *flags, "sh"]), cluster(0, *workers))
+    return Coordinator(parse_command_line([*words, *flags, "sh"]), cluster(0, *workers))
 
 
 AWAY = tuple(PeerID("127.0.0.2", 10000 + i) for i in range(2))

@@ -10,7 +10,7 @@ import pytest
 
 from ms_kungfu.launcher import devices
 from ms_kungfu.launcher.devices import ASCEND, GPU, DeviceListError, Devices
-from ms_kungfu.launcher.options import parse_options
+from ms_kungfu.launcher.options import parse_command_line
 
 
 def found(
@@ -166,9 +166,9 @@ def test_devices_are_counted_by_their_files() -> None:
 
 
 def test_the_flag_is_a_switch_that_is_off_by_default() -> None:
-    options = parse_options(["-allow-nvlink", "sh"])
+    options = parse_command_line(["-allow-nvlink", "sh"])
     assert options is not None
     assert options.allow_nvlink
-    options = parse_options(["sh"])
+    options = parse_command_line(["sh"])
     assert options is not None
     assert not options.allow_nvlink

@@ -4,14 +4,14 @@ import sys
 import pytest
 
 from ms_kungfu._flags import UsageError, duration
-from ms_kungfu.launcher.options import parse_options
+from ms_kungfu.launcher.options import parse_command_line
 from ms_kungfu.launcher.state.hosts import parse_ports
 from ms_kungfu.launcher.state.policy import Recover
 
 
 def refusal(*arguments):
     with pytest.raises(UsageError) as caught:
-        parse_options(arguments)
+        parse_command_line(arguments)
     sentence = str(caught.value)
     assert "\n" not in sentence
     return sentence
@@ -19,24 +19,24 @@ def refusal(*arguments):
 
 @pytest.mark.parametrize("spelling", [["-np", "3"], ["--np", "3"], ["-np=3"], ["--np=3"]])
 def test_flags_take_one_dash_or_two_and_a_blank_or_an_equals_sign(spelling):
-    options = parse_options([*spelling, "sh"])
+    options = parse_command_line([*spelling, "sh"])
     assert options.size == 3
     assert options.command == ("sh",)
 
 
 def test_flags_end_at_the_program_whose_own_flags_are_left_alone():
-    options = parse_options(["-q", "sh", "-np", "7", "--", "-w"])
+    options = parse_command_line(["-q", "sh", "-np", "7", "--", "-w"])
     assert options.size == 1
     assert options.quiet
     assert not options.watch
     assert options.command == ("sh", "-np", "7", "--", "-w")
-    assert parse_options(["-np", "2", "--", "sh", "-c", "true"]).command == ("sh", "-c", "true")
+    assert parse_command_line(["-np", "2", "--", "sh", "-c", "true"]).command == ("sh", "-c", "true")
 
 
 def test_switches_take_a_value_only_after_an_equals_sign():
-    options = parse_options(["-q", "-v=false", "-w=true", "sh"])
+    options = parse_command_line(["-q", "-v=false", "-w=true", "sh"])
     assert (options.quiet, options.show_workers, options.watch) == (True, False, True)
-    assert parse_options(["-q=false", "sh"]).quiet is False
+    assert parse_command_line(["-q=false", "sh"]).quiet is False
     assert "neither true nor false" in refusal("-q=perhaps", "sh")
 
 
@@ -46,7 +46,7 @@ def test_every_flag_of_kungfu_run_is_known(tmp_path):
         "-port-range 20000-20010 -port 40000 -strategy AUTO -timeout 1m30s -delay 10ms -init-version 3 "
         f"-logdir {tmp_path} -logfile launcher.log sh"
     )
-    options = parse_options(words.split())
+    options = parse_command_line(words.split())
     assert (options.size, options.watch, options.builtin_port) == (2, True, 9100)
     assert (options.host.name, options.host.slots, options.hosts.limit) == ("127.0.0.1", 4, "127.0.0.1:4")
     assert (options.ports, options.control_port, options.init_version) == (range(20000, 20011), 40000, 3)
@@ -57,7 +57,7 @@ def test_every_flag_of_kungfu_run_is_known(tmp_path):
 @pytest.mark.parametrize("help_flag", ["-h", "-help", "--help"])
 def test_help_needs_no_program(help_flag):
     with pytest.raises(SystemExit, match="^0$"):
-        parse_options([help_flag])
+        parse_command_line([help_flag])
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_script_without_python_is_told_what_is_missing(tmp_path, monkeypatch):
         "train.py is a script of Python's; write kungfu-run ... python train.py --epochs 3"
     )
     (tmp_path / "train.py").chmod(0o755)
-    assert parse_options(["./train.py"]).command == ("./train.py",)
+    assert parse_command_line(["./train.py"]).command == ("./train.py",)
 
 
 @pytest.mark.parametrize("options", [[], ["-u"], ["-W", "ignore"], ["-Xdev"], ["--"]])
@@ -126,18 +126,18 @@ def test_a_script_that_is_not_there_is_told_before_anything_starts(options, tmp_
     monkeypatch.chdir(tmp_path)
     assert refusal(sys.executable, *options, "train.py", "-np", "3").startswith("there is no script 'train.py' here")
     (tmp_path / "train.py").write_text("")
-    assert parse_options([sys.executable, *options, "train.py"]).size == 1
+    assert parse_command_line([sys.executable, *options, "train.py"]).size == 1
 
 
 @pytest.mark.parametrize("options", [["-m", "train"], ["-c", "pass"], ["-um", "train"], ["-"], ["-V"], []])
 def test_what_is_no_script_is_pythons_to_find(options):
-    assert parse_options([sys.executable, *options]).size == 1
+    assert parse_command_line([sys.executable, *options]).size == 1
 
 
 def test_watching_nothing_gets_a_config_server_on_a_free_port():
-    assert parse_options(["-w", "sh"]).builtin_port == 0
-    assert parse_options(["-w", "-config-server", "http://127.0.0.1:9100/config", "sh"]).builtin_port is None
-    assert parse_options(["sh"]).builtin_port is None
+    assert parse_command_line(["-w", "sh"]).builtin_port == 0
+    assert parse_command_line(["-w", "-config-server", "http://127.0.0.1:9100/config", "sh"]).builtin_port is None
+    assert parse_command_line(["sh"]).builtin_port is None
 
 
 @pytest.mark.parametrize(
@@ -161,10 +161,10 @@ def test_port_range_includes_both_ends():
 
 
 def test_deaths_are_survived_in_watch_mode_and_only_there():
-    assert parse_options(["sh"]).recover is Recover.FAIL
-    assert parse_options(["-w", "sh"]).recover is Recover.SHRINK
-    assert parse_options(["-recover", "fail", "sh"]).recover is Recover.FAIL
-    assert parse_options(["-w", "-recover", "replace", "sh"]).recover is Recover.REPLACE
+    assert parse_command_line(["sh"]).recover is Recover.FAIL
+    assert parse_command_line(["-w", "sh"]).recover is Recover.SHRINK
+    assert parse_command_line(["-recover", "fail", "sh"]).recover is Recover.FAIL
+    assert parse_command_line(["-w", "-recover", "replace", "sh"]).recover is Recover.REPLACE
     assert refusal("-recover", "replace", "sh").startswith("-recover replace needs -w")
     assert refusal("-min-np", "1", "sh").startswith("-min-np needs -w")
     assert refusal("-standby", "1", "sh").startswith("-standby needs -w")
@@ -173,7 +173,7 @@ def test_deaths_are_survived_in_watch_mode_and_only_there():
 
 def test_limits_of_recovery_are_checked():
     words = "-w -np 4 -min-np 3 -recover replace -max-restarts 2 -standby 1 sh"
-    options = parse_options(words.split())
+    options = parse_command_line(words.split())
     assert (options.min_size, options.max_restarts, options.standbys) == (3, 2, 1)
     assert refusal("-w", "-np", "2", "-min-np", "3", "sh") == "-np 2 is less than -min-np 3"
     assert refusal("-w", "-max-restarts", "2", "sh").startswith("-max-restarts needs -recover replace or -standby")
@@ -181,11 +181,11 @@ def test_limits_of_recovery_are_checked():
 
 
 def test_the_time_after_which_a_worker_hangs(monkeypatch):
-    assert parse_options(["sh"]).peer_timeout_s == 30.0
+    assert parse_command_line(["sh"]).peer_timeout_s == 30.0
     monkeypatch.setenv("KUNGFU_PEER_TIMEOUT", "5")
-    assert parse_options(["sh"]).peer_timeout_s == 5.0
-    assert parse_options(["-peer-timeout", "500ms", "sh"]).peer_timeout_s == 0.5
-    assert parse_options(["-peer-timeout", "0", "sh"]).peer_timeout_s is None
+    assert parse_command_line(["sh"]).peer_timeout_s == 5.0
+    assert parse_command_line(["-peer-timeout", "500ms", "sh"]).peer_timeout_s == 0.5
+    assert parse_command_line(["-peer-timeout", "0", "sh"]).peer_timeout_s is None
     monkeypatch.setenv("KUNGFU_PEER_TIMEOUT", "soon")
     assert refusal("sh") == "KUNGFU_PEER_TIMEOUT must be a number of seconds up to 2e6, 0 for never, got 'soon'"
 
@@ -197,8 +197,8 @@ def test_what_each_worker_would_have_against_a_variable_is_said_before_the_start
 
 def test_a_fixed_number_of_cores(monkeypatch):
     monkeypatch.setattr("ms_kungfu.launcher.options.allowed_cores", lambda: [0, 1, 2])
-    assert parse_options(["sh"]).cores_per_worker is None
-    assert parse_options(["-cores-per-worker", "3", "sh"]).cores_per_worker == 3
+    assert parse_command_line(["sh"]).cores_per_worker is None
+    assert parse_command_line(["-cores-per-worker", "3", "sh"]).cores_per_worker == 3
     assert "4 is more than the 3 cores" in refusal("-cores-per-worker", "4", "sh")
     assert "at least 1" in refusal("-cores-per-worker", "0", "sh")
     assert "-affinity none" in refusal("-cores-per-worker", "1", "-affinity", "none", "sh")

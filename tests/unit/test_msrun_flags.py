@@ -9,7 +9,7 @@ from ms_kungfu.cluster import PeerID
 from ms_kungfu.launcher import commands
 from ms_kungfu.launcher.controller.environment import place_of
 from ms_kungfu.launcher.controller.processes import Process
-from ms_kungfu.launcher.options import parse_options
+from ms_kungfu.launcher.options import parse_command_line
 from ms_kungfu.launcher.state.hosts import HostError
 
 PROGRAM = ["python", "-c", "pass"]
@@ -18,7 +18,7 @@ SEVERAL = ["-H", "127.0.0.1:2,127.0.0.2:3", "-self", "127.0.0.1", "-no-secret"]
 
 def test_the_usual_command_line_of_msrun_means_the_same():
     words = "--msrun --worker_num=4 --local_worker_num=4 --master_addr=127.0.0.1 --master_port=8118 --log_dir=logs"
-    options = parse_options([*words.split(), "--join=True", *PROGRAM])
+    options = parse_command_line([*words.split(), "--join=True", *PROGRAM])
     assert (options.size, options.msrun_size, str(options.logdir)) == (4, 4, "logs")
 
 
@@ -32,7 +32,7 @@ def test_the_usual_command_line_of_msrun_means_the_same():
     ],
 )
 def test_the_world_is_as_large_as_the_job_may_become(words, size, largest):
-    options = parse_options(["--msrun", *words.split(), *PROGRAM])
+    options = parse_command_line(["--msrun", *words.split(), *PROGRAM])
     assert (options.size, options.msrun_size) == (size, largest)
     assert options.hosts.has_room(largest)
     assert not options.hosts.has_room(largest + 1)
@@ -63,11 +63,11 @@ def test_the_world_is_as_large_as_the_job_may_become(words, size, largest):
 )
 def test_what_is_not_meant_is_refused_by_name(words, sentence):
     with pytest.raises(UsageError, match=sentence):
-        parse_options([*words.split(), *PROGRAM])
+        parse_command_line([*words.split(), *PROGRAM])
 
 
 def test_ranks_are_places_on_the_hosts_in_their_order():
-    options = parse_options(["--msrun", *SEVERAL, *PROGRAM])
+    options = parse_command_line(["--msrun", *SEVERAL, *PROGRAM])
     first = options.ports[0]
     places = [PeerID("127.0.0.1", first), PeerID("127.0.0.1", first + 1), PeerID("127.0.0.2", first + 2)]
     processes = [Process(key, "", peer.host, peer) for key, peer in enumerate(places)]
@@ -75,7 +75,7 @@ def test_ranks_are_places_on_the_hosts_in_their_order():
 
 
 def test_a_cluster_larger_than_the_world_is_refused():
-    options = parse_options(["--msrun", "-np", "2", "-msrun-size", "3", *PROGRAM])
+    options = parse_command_line(["--msrun", "-np", "2", "-msrun-size", "3", *PROGRAM])
     first = options.hosts.first_cluster(2, options.ports, options.control_port, 0)
     options.hosts.check(first.resized(3, options.ports), first.workers)
     with pytest.raises(HostError, match="4 workers are more than the 3 that -msrun-size tells the program of"):
@@ -83,17 +83,17 @@ def test_a_cluster_larger_than_the_world_is_refused():
 
 
 def test_a_port_that_is_no_place_is_refused_before_anybody_starts():
-    options = parse_options(["--msrun", "-np", "3", "-msrun-size", "4", "-port-range", "20000-20002", *PROGRAM])
+    options = parse_command_line(["--msrun", "-np", "3", "-msrun-size", "4", "-port-range", "20000-20002", *PROGRAM])
     cluster = options.hosts.first_cluster(3, options.ports, options.control_port, 0)
     without = cluster.without([cluster.workers[0]])
     with pytest.raises(HostError, match="20003 is outside of -port-range 20000-20002, by which --msrun knows ranks"):
         options.hosts.check(commands._resized(without, 3, None), without.workers)
     options.hosts.check(commands._resized(without, 3, options.ports), without.workers)
-    assert parse_options(["-np", "3", "-port-range", "20000-20002", *PROGRAM]).hosts.ports is None
+    assert parse_command_line(["-np", "3", "-port-range", "20000-20002", *PROGRAM]).hosts.ports is None
 
 
 def test_who_comes_after_the_first_one_died_has_its_place():
-    options = parse_options(["--msrun", "-np", "3", *PROGRAM])
+    options = parse_command_line(["--msrun", "-np", "3", *PROGRAM])
     cluster = options.hosts.first_cluster(3, options.ports, options.control_port, 0)
     without = cluster.without([cluster.workers[0]])
     grown = commands._resized(without, 3, None)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ms_kungfu._flags import UsageError
 from ms_kungfu.launcher.engine_flags import EngineRequest
-from ms_kungfu.launcher.options import parse_command_line, parse_options
+from ms_kungfu.launcher.options import parse_command_line
 from ms_kungfu.ray.placing import Names, Node, deal, too_small
 
 CPU = {"CPU": 1.0}
@@ -163,7 +163,7 @@ def test_what_an_engine_cannot_honour_is_refused(words, told):
 def test_the_engines_flags_need_one():
     for words in (["-max-np", "4"], ["-address", "auto"], ["-wait", "1s"], ["-gpus-per-worker", "1"]):
         with pytest.raises(UsageError, match=f"{words[0]} needs -engine"):
-            parse_options([*words, "sh"])
+            parse_command_line([*words, "sh"])
     with pytest.raises(UsageError, match="there is no engine 'spark', but ray"):
         parse_command_line(["-engine", "spark", "sh"])
     with pytest.raises(UsageError, match="no program to run"):

@@ -9,7 +9,7 @@ import pytest
 from ms_kungfu._flags import UsageError
 from ms_kungfu.launcher import network, slurm
 from ms_kungfu.launcher.node_lists import counts_of, nodes_of
-from ms_kungfu.launcher.options import parse_options
+from ms_kungfu.launcher.options import parse_command_line
 from ms_kungfu.launcher.slurm import SpareTaskError, take_cores
 from ms_kungfu.launcher.state.hosts import Host
 
@@ -105,7 +105,7 @@ def options(*arguments, secret=SECRET, **changes):
         for name, value in {**STEP, "KUNGFU_JOB_SECRET": secret, **changes}.items():
             if value:
                 patch.setenv(name, value)
-        return parse_options([*arguments, "sh"])
+        return parse_command_line([*arguments, "sh"])
 
 
 def test_the_nodes_of_a_step_are_the_hosts_and_its_tasks_the_workers():
