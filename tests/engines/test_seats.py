@@ -64,7 +64,7 @@ def test_a_host_that_has_joined_takes_the_seat(patient_etcd, tmp_path, asked_unt
         job.wait_until_all_train()
         job.join(1)
         left = job.strike("agent")
-        told = "runs: 127.0.0.1, which had the job, is gone; this host waits for the next head"
+        told = "running: 127.0.0.1, which had the job, is gone; this host waits for the next head"
         assert told in asked_until(told)
         told = "should it be gone, 127.0.0.2 takes its place when its lease is over"
         assert told in asked_until(told, patient_etcd.url("joined"))

@@ -168,7 +168,7 @@ class Owner:
         self.options = SimpleNamespace(peer_timeout_s=5)
         self.workers = SimpleNamespace(done=lambda: True, result=lambda: self)
         self.resumes = False
-        self.reports = self
+        self.reports = self.hanging = self.reachability = self
         self.machine = SimpleNamespace(start_thread=lambda name, function: function())
         self.broker = SimpleNamespace(serve=lambda asker, asked: None)
         self.name, self.heard = "127.0.0.1", []

@@ -19,6 +19,7 @@ from ms_kungfu.cluster_store import Sitting
 from ms_kungfu.config_server import secret_file
 from ms_kungfu.launcher import status_command
 from ms_kungfu.launcher.agent.job_status import JobStatusAnswer
+from ms_kungfu.launcher.agent.leading import OwnController
 from ms_kungfu.launcher.cli import main
 from ms_kungfu.launcher.controller.history import History
 from ms_kungfu.launcher.controller.status import describe
@@ -412,7 +413,7 @@ def test_what_a_job_of_several_hosts_has_left_is_not_the_affair_of_one_on_a_sing
 def test_a_host_without_a_head_tells_whether_it_has_had_one(seated, state, why):
     hosts = Hosts((Host("a", 2), Host("b", 2)), "b")
     options = SimpleNamespace(hosts=hosts, host=hosts.own, command=["train"], watch=True)
-    own, succession = SimpleNamespace(head=None), SimpleNamespace(head_name="a", since=seated)
+    own, succession = OwnController(None, None), SimpleNamespace(head_name="a", since=seated)
     answer = JobStatusAnswer(options, 0.0, own, succession, lambda message: None, lambda: False)
     told = asyncio.run(answer.ask())
     assert (told["state"], told["why"]) == (state, why)

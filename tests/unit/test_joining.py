@@ -17,7 +17,7 @@ from ms_kungfu._flags import UsageError
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import Sitting, StoreUnreachableError
 from ms_kungfu.launcher import joining
-from ms_kungfu.launcher.agent import agent
+from ms_kungfu.launcher.agent import agent, departure, job_status, succession
 from ms_kungfu.launcher.control import RefusedError
 from ms_kungfu.launcher.joining import joining_host, options_from, terms_of
 from ms_kungfu.launcher.options import JoinRequest, parse_command_line
@@ -95,11 +95,12 @@ def test_a_host_is_told_what_the_job_is_and_of_those_who_are_there():
 
 def test_a_host_that_joins_goes_by_the_flags_that_the_others_have():
     """Each that its launcher looks at is from the head, or a host's own affair, or a job's that it can join."""
-    tree = ast.parse(inspect.getsource(agent))
+    trees = [ast.parse(inspect.getsource(module)) for module in (agent, departure, job_status, succession)]
     used = {
         node.attr
+        for tree in trees
         for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("options", "self._options")
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("options", "self._options", "self.options")
     }
     own = {"host", "hosts", "secret", "in_slurm", "joins", "delay_s", "timeout_s"}
     own |= {"config_server"}  # which it was told, and may reach by another name

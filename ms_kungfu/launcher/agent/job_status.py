@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from dataclasses import dataclass
 from typing import Any, Callable
 
@@ -36,6 +37,8 @@ class JobStatusAnswer:
     async def ask(self) -> dict[str, Any]:
         if self.own.head is not None:
             return self.own.head.status()
+        if self.own.has_ended:
+            return {"error": f"the job of process {os.getpid()} is just ending"}
         head = self.succession.head_name
         if not self.is_connected():
             if self.succession.since is None:

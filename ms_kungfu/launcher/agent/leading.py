@@ -24,6 +24,7 @@ class OwnController:
     end: Callable[[int, str], None]
     fail: Callable[[BaseException], None]
     head: Head | None = None
+    has_ended: bool = False  # and didn't leave the job to another host
     _leading: asyncio.Future[int] | None = None
 
     @property
@@ -71,6 +72,7 @@ class OwnController:
             _log.info("this host has left the job")
             self.end(0, "")
         elif not head.moves:
+            self.has_ended = True
             self.end(leading.result(), head.last_words or "")
         elif not head.is_deposed:  # which has told so, but perhaps not here
             asyncio.get_running_loop().call_later(_END_S, self.end, leading.result(), head.last_words or "")
