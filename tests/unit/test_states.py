@@ -78,3 +78,11 @@ def test_job_ends_once_and_finishes_after_it_has_begun() -> None:
     assert not course.settle(Verdict(Action.FAIL, "first", 3))
     assert not course.settle(Verdict(Action.FAIL, "second", 4))
     assert (course.verdict.exit_code if course.verdict else None, ends) == (3, [1])
+
+
+def test_job_that_ends_before_its_first_version_stays_ended() -> None:
+    """The first version may be committed in the loop's turn in which the job is interrupted."""
+    course = JobCourse(lambda reason: None, lambda: None)
+    course.interrupted(2)
+    course.begins()
+    assert course.state is JobState.ENDING

@@ -20,12 +20,11 @@ from ms_kungfu._decoding import ProtocolError
 from ms_kungfu._words import printable
 from ms_kungfu.launcher import signals
 from ms_kungfu.launcher.agent.departure import Departure
-from ms_kungfu.launcher.agent.host import OBEYED, HostOfJob
+from ms_kungfu.launcher.agent.host import HostOfJob
 from ms_kungfu.launcher.agent.job_status import JobStatusAnswer
 from ms_kungfu.launcher.agent.leading import OwnController
 from ms_kungfu.launcher.agent.links import LinkMaker
 from ms_kungfu.launcher.agent.output import Output
-from ms_kungfu.launcher.agent.segments import OF_A_VERSION
 from ms_kungfu.launcher.agent.starter import find_devices, serve_status
 from ms_kungfu.launcher.agent.succession import Succession
 from ms_kungfu.launcher.agent.supervisor import Supervisor
@@ -329,7 +328,7 @@ class Agent:
         self._end(said.code, said.words or "")
 
     def _look_for_the_head(self, channel: AnyChannel, leases: Leases) -> None:
-        """Tell the controller that this host is there, and look whether it is. A host that it has given up must not go
+        """Tell the controller that this host is there, and look whether it is. A host that has failed to it must not go
         on for long."""
         if channel is not self._channel:
             return
@@ -353,4 +352,3 @@ HEARD: dict[type, Callable[[Agent, Any], None]] = {
     m.JobStatus: lambda agent, said: agent._status.hear(said),
     m.End: Agent._hear_the_end,
 }
-UNDERSTOOD = {*HEARD, *OBEYED, *OF_A_VERSION}

@@ -178,10 +178,18 @@ class Succession:
             try:
                 found = await self.machine.in_thread(keys.look)
                 refused = ""
-                if why := self._is_over(found, host):
+                if found.record is None:
+                    self.end(1, f"{PROGRAM}: {SeatGoneError()}; the workers here are ended")
+                    return None
+                try:
+                    record = Record.from_json(found.record)
+                except ProtocolError as error:
+                    self.end(1, f"{PROGRAM}: who has the job can't be told: {error}; the workers here are ended")
+                    return None
+                if why := self._is_over_for(record, host):
                     self.end(*why)
                     return None
-                if (channel := await self._follow(keys, found, host)) is not None:
+                if (channel := await self._follow(keys, found, record, host)) is not None:
                     return channel
             except (StoreFullError, StoreUnreachableError) as error:  # a full one takes no new lease: while that lasts
                 deadline = loop.time() + patience_s
@@ -202,9 +210,9 @@ class Succession:
         self.end(self.departure.exit_code, words)
         return None
 
-    async def _follow(self, keys: SeatKeys, found: Sitting, host: HostOfJob) -> AnyChannel | None:
+    async def _follow(self, keys: SeatKeys, found: Sitting, record: Record, host: HostOfJob) -> AnyChannel | None:
         """Call the holder of a lease that is new, or try to take a free one."""
-        own, record = self.options.host.name, Record.from_json(found.record)
+        own = self.options.host.name
         is_new = found.since != self.since
         if found.holder and is_new and (found.holder != own or self.leads()):
             self.is_known = own in [each.name for each in record.hosts]
@@ -214,14 +222,8 @@ class Succession:
             await self._take(keys, found, record, host)
         return None
 
-    def _is_over(self, found: Sitting, host: HostOfJob) -> tuple[int, str] | None:
+    def _is_over_for(self, record: Record, host: HostOfJob) -> tuple[int, str] | None:
         """Return exit code and last words of this host if the job has nothing more for it."""
-        if found.record is None:
-            return 1, f"{PROGRAM}: {SeatGoneError()}; the workers here are ended"
-        try:
-            record = Record.from_json(found.record)
-        except ProtocolError as error:
-            return 1, f"{PROGRAM}: who has the job can't be told: {error}; the workers here are ended"
         own, codes = self.options.host.name, host.workers.exit_codes()
         has_begun = record.versions.chosen is not None or record.end is not None
         if record.job != host.job or not has_begun:

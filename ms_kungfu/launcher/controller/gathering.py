@@ -116,7 +116,7 @@ class HostGathering:
         left_s = max(0.0, self._deadline - self._loop.time())
         return f"; {', '.join(self.missing())} may still come, for {left_s:.0f} s more (KUNGFU_JOIN_TIMEOUT)"
 
-    # Each host takes itself for the head where -H is in another order on each: then nobody calls. And one that calls
+    # Each host takes itself for the head where -H is in another order on each: then no host calls. And one that calls
     # may be stopped by a firewall here that lets this host's own connections pass. So a head asks, and says who it is.
 
     async def _ask_who_is_missing(self) -> None:

@@ -149,7 +149,7 @@ class HangingWorkers:
         return env.COLLECTIVE_TIMEOUT.name, env.COLLECTIVE_TIMEOUT.get(self.machine.environ)
 
     def _note_unstuck(self, process: Process) -> None:
-        """It has come to the collective, or the others have given up."""
+        """It has come to the collective, or the others' wait has ended."""
         if process.state is WorkerState.STUCK:  # and not failing, or removed meanwhile
             process.to(WorkerState.RUNNING)
         _log.info("stuck worker: no rank waits for %s any more", process.who)

@@ -44,7 +44,6 @@ from ms_kungfu.launcher.state.course import JobCourse
 from ms_kungfu.launcher.state.outline import outline
 from ms_kungfu.launcher.state.policy import Action, Verdict
 from ms_kungfu.launcher.state.seat import Record, Term
-from ms_kungfu.launcher.state.states import JobState
 from ms_kungfu.launcher.status_socket import never_raises
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
@@ -201,7 +200,7 @@ class Job:
 
     async def _note_first(self) -> bool:
         """The first version is committed. Return False if another host decides by now."""
-        self.course.to(JobState.RUNNING)
+        self.course.begins()
         return await self._record.note()
 
     def _watch(self, manager: WorkerManager) -> None:

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 # hosts want to leave, each revision looks whether enough members stay, and the job ends if not. A size that is under
 # way is revised, and one that comes is rejected if it needs the host. If members complete the program no worker leaves
 # any more: the host ends with the job, or after its grace. It may come back by -join. Nothing of its former part
-# stands in the way of that: processes, versions and connections are told apart (`joining`).
+# stands in the way of that: `joining` distinguishes its processes, versions and connections.
 
 
 @dataclass(eq=False)

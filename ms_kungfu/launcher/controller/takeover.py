@@ -22,7 +22,6 @@ from ms_kungfu.launcher.controller.workers import WorkerManager
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.state.hosts import HostError
 from ms_kungfu.launcher.state.seat import Record, Term
-from ms_kungfu.launcher.state.states import JobState
 
 _log = logging.getLogger(__name__)
 _GATHER_S = 10.0  # for the hosts of a job that runs to come to its new controller, if -host-timeout doesn't say
@@ -62,7 +61,7 @@ async def take_over(
         await leadership.stand_up()
         return None
     manager = job.manager = new_manager()
-    job.course.to(JobState.RUNNING)
+    job.course.begins()
     notes.resume(record.told, current)
     is_behind = False
     if wanted is not None and wanted.version > current.version:

@@ -293,6 +293,7 @@ class WorkerManager:
         for process in self.processes:
             if process.host == host:
                 self.processes.remove(process)
+                process.to(WorkerState.EXITED)
 
     def has_processes_on(self, host: str) -> bool:
         """Whether processes may exit there yet."""

@@ -62,6 +62,11 @@ class JobCourse:
     def interrupted(self, number: int, where: str = "") -> None:
         self.settle(policy.interrupted(number, where))
 
+    def begins(self) -> None:
+        """The first version is committed, or another controller has committed one."""
+        if not self.is_over:
+            self.to(JobState.RUNNING)
+
     def resized(self, is_newest: bool) -> None:
         """A version is committed. `is_newest`: no newer one is desired."""
         if self.state in (JobState.RUNNING, JobState.RESIZING):

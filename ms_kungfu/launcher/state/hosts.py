@@ -116,7 +116,7 @@ class Hosts:
     @property
     def staying(self) -> tuple[Host, ...]:
         """Those that may have new workers."""
-        return tuple(host for host in self.each if host.name not in self.lost | self.leaving)
+        return tuple(host for host in self.each if self.state_of(host.name) is NodeState.ACTIVE)
 
     @property
     def limit(self) -> str | None:
