@@ -295,7 +295,7 @@ _PYTHON = [
     # ---- hosts, leases, the seat
     Mutant(
         "lost-host-gets-workers", f"{_LAUNCHER}/state/hosts.py",
-        "if host.name not in self.lost | self.leaving)", "if host.name not in self.leaving)",
+        "if self.state_of(host.name) is NodeState.ACTIVE)", "if self.state_of(host.name) is not NodeState.DRAINING)",
         ("tests/unit/test_launcher_hosts.py", "tests/unit/test_launcher_coordinator.py"),
     ),
     Mutant(
