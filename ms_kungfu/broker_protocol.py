@@ -32,7 +32,7 @@ from ms_kungfu.launcher.wire import PROTOCOL
 T = TypeVar("T")
 MAX_MESSAGE_BYTES = 64 * 1024
 _NONCE_BYTES = 16
-_MAX_FDS = 4
+MAX_FDS = 4
 _CROWDED_S = 60.0  # six times what a stranger may be silent at the broker
 
 
@@ -331,16 +331,6 @@ class Connection:
         """A new deadline, counted from now; None is none."""
         self._deadline = None if timeout is None else run_time() + timeout
 
-    def peer_credentials(self) -> tuple[int, int]:
-        """Process and user ID of the other end, as the kernel knows them."""
-        pid, uid, _ = struct.unpack("3i", self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        return pid, uid
-
-    def check_same_user(self) -> None:
-        _, uid = self.peer_credentials()
-        if uid != os.geteuid():
-            raise ProtocolError(f"the other end belongs to user {uid}, not to {os.geteuid()}")
-
     def send_bytes(self, body: bytes, fds: tuple[int, ...] = ()) -> None:
         """A message."""
         if len(body) > MAX_MESSAGE_BYTES:
@@ -386,10 +376,18 @@ class Connection:
                 return call(*arguments)
 
 
+def check_same_user(connection: socket.socket) -> int:
+    """The process at the other end of a Unix socket, as the kernel knows it. ProtocolError unless it is this user's."""
+    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if uid != os.geteuid():
+        raise ProtocolError(f"the other end belongs to user {uid}, not to {os.geteuid()}")
+    return int(pid)
+
+
 def receive_fds(connection: socket.socket, max_bytes: int, flags: int = 0) -> tuple[bytes, list[int]]:
     """Data and the descriptors that came with it, closed on exec; socket.recv_fds forgets its flags in Python 3.11."""
     fds = array.array("i")
-    room = socket.CMSG_LEN(_MAX_FDS * fds.itemsize)
+    room = socket.CMSG_LEN(MAX_FDS * fds.itemsize)
     data, ancillary, _, _ = connection.recvmsg(max_bytes, room, flags | socket.MSG_CMSG_CLOEXEC)
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -406,20 +404,22 @@ def new_nonce() -> str:
     return secrets.token_hex(_NONCE_BYTES)
 
 
-def proof_of(secret: bytes, role: str, broker_nonce: str, worker_nonce: str) -> str:
+def proof_of(secret: bytes, role: str, called_nonce: str, callers_nonce: str) -> str:
     """Hex of HMAC-SHA256 over role and nonces. The role keeps a proof from being sent back as the other end's."""
-    return hmac.new(secret, (role + broker_nonce + worker_nonce).encode(), "sha256").hexdigest()
+    return hmac.new(secret, (role + called_nonce + callers_nonce).encode(), "sha256").hexdigest()
 
 
-def is_proof(proof: object, secret: bytes, role: str, broker_nonce: str, worker_nonce: str) -> bool:
-    expected = proof_of(secret, role, broker_nonce, worker_nonce)
+def is_proof(proof: object, secret: bytes, role: str, called_nonce: str, callers_nonce: str) -> bool:
+    expected = proof_of(secret, role, called_nonce, callers_nonce)
     return isinstance(proof, str) and hmac.compare_digest(proof.encode(), expected.encode())
 
 
 def prove(connection: Connection, secret: bytes) -> None:
-    """The worker's end of the handshake. ProtocolError where the other end isn't the job's broker."""
-    connection.check_same_user()
+    """The worker's end of the handshake (`launcher.handshake` has the other). ProtocolError if the other end isn't the
+    job's broker."""
+    check_same_user(connection.socket)
     nonce = new_nonce()
+    send(connection, {"type": "nonce", "nonce": nonce, "protocol": PROTOCOL})
     challenge = _heard(connection, "nonce")
     if challenge.get("protocol") != PROTOCOL:
         raise ProtocolError(
@@ -427,7 +427,7 @@ def prove(connection: Connection, secret: bytes) -> None:
             " ms_kungfu for the whole job"
         )
     theirs = str(challenge.get("nonce"))
-    send(connection, {"type": "worker_proof", "nonce": nonce, "proof": proof_of(secret, "worker", theirs, nonce)})
+    send(connection, {"type": "proof", "proof": proof_of(secret, "worker", theirs, nonce)})
     if not is_proof(_heard(connection, "proof").get("proof"), secret, "broker", theirs, nonce):
         raise ProtocolError("the broker does not know the job's secret (KUNGFU_JOB_SECRET)")
 

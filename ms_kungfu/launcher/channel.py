@@ -1,4 +1,4 @@
-"""A connection between launchers, and one within a launcher: messages, one after the other.
+"""Connections of messages: between launchers, within a launcher, and between an agent and its workers.
 
 A message is a 4-byte big-endian length and that many bytes of JSON (`wire.messages`). With TLS (``KUNGFU_TLS_CERT`` and
 its like) all of it goes through that. TLS is OpenSSL's, by way of the runtime (`_core.TlsEnd`), because a connection
@@ -18,15 +18,17 @@ import asyncio
 import collections
 import contextlib
 import logging
+import os
 import socket
 import struct
-import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar, Union
 
 import msgspec
 
 from ms_kungfu._decoding import ProtocolError
 from ms_kungfu._words import printable
+from ms_kungfu.broker_protocol import MAX_FDS, check_same_user, close_all, receive_fds
 from ms_kungfu.launcher.pacing import go_on_by_distance
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.wire.codec import Reads, encode
@@ -49,61 +51,39 @@ _TLS, _CLEAR = 22, 0  # what the first byte says
 _SET_IT = "set KUNGFU_TLS_CERT, KUNGFU_TLS_KEY and KUNGFU_TLS_CA on all hosts, or on none"
 
 
-class Channel:
-    """One end of a connection. It owns the socket. All methods but `send` belong to the event loop."""
+class Stream:
+    """One end of a connection of messages over a socket, which it owns. All methods belong to the event loop."""
 
-    def __init__(self, connection: socket.socket, tls: TlsEnd | None = None, called: bool = False) -> None:
-        """`called`: by the other end."""
+    def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
-        _notice_the_end(connection, _SILENT_S)
         self._socket = connection
         self._loop = asyncio.get_running_loop()
         self.heard = self._loop.time()  # when something came last
-        self._thread = threading.get_ident()
-        self._lock = threading.Lock()
-        self.tls = tls
-        self._called = called
-        self._has_heard = False
-        self._going = memoryview(b"")  # what the socket is given
-        # Guarded by _lock:
-        self._queue: collections.deque[memoryview] = collections.deque()
+        self._going = memoryview(b"")  # what the socket is given, and the descriptors that go with its first byte
+        self._going_fds: Sequence[int] = ()
+        self._queue: collections.deque[tuple[memoryview, Sequence[int]]] = collections.deque()
         self._queued = 0
         self._ended = False
-        if tls is not None and not called:
-            tls.read(1)  # which begins, for nothing can have come
-            self._flush()
-
-    @property
-    def address(self) -> str:
-        """This end's, as the other one sees it."""
-        return str(self._socket.getsockname()[0])
-
-    def set_silence(self, seconds: float | None) -> None:
-        """How long the other end's system may give no answer; None: for as long as it is usual."""
-        if self._socket.fileno() >= 0:
-            _notice_the_end(self._socket, seconds)
 
     def send(self, message: msgspec.Struct) -> None:
-        """From any thread, and never waits. What is sent arrives in the order of these calls, or the connection ends:
-        also where the other end doesn't read for too long."""
-        body = encode(message)
-        with self._lock:
-            if self._ended:
-                return
-            self._queue.append(memoryview(struct.pack(">I", len(body)) + body))
-            self._queued += 4 + len(body)
-        if threading.get_ident() == self._thread:
-            self._flush()
-        else:
-            with contextlib.suppress(RuntimeError):  # the loop is closed already
-                self._loop.call_soon_threadsafe(self._flush)
+        """Never waits. Messages arrive in the order of these calls, or the connection ends: also if the other end
+        doesn't read for too long."""
+        self._enqueue(encode(message))
+
+    def _enqueue(self, body: bytes, fds: Sequence[int] = ()) -> None:
+        if self._ended:
+            close_all(fds)
+            return
+        self._queue.append((memoryview(struct.pack(">I", len(body)) + body), fds))
+        self._queued += 4 + len(body)
+        self._flush()
 
     def _flush(self) -> None:
         if self._socket.fileno() < 0:
             return
         try:
             while self._has_more_to_send():
-                self._going = self._going[self._socket.send(self._going) :]
+                self._going = self._going[self._send_some() :]
             self._loop.remove_writer(self._socket)
         except BlockingIOError:
             self._loop.add_writer(self._socket, self._flush)
@@ -116,30 +96,26 @@ class Channel:
             self.end()
 
     def _has_more_to_send(self) -> bool:
-        if not self._going and self.tls is not None:
-            with self._lock:
-                if self._queue and self.tls.is_established:
-                    piece = self._queue.popleft()
-                    self._queued -= len(piece)
-                    self.tls.write(bytes(piece))
-            self._going = memoryview(self.tls.take())
-        elif not self._going:
-            with self._lock:
-                if self._queue:
-                    self._going = self._queue.popleft()
-                    self._queued -= len(self._going)
+        if not self._going and self._queue:
+            self._going, self._going_fds = self._queue.popleft()
+            self._queued -= len(self._going)
         return len(self._going) > 0
+
+    def _send_some(self) -> int:
+        return self._socket.send(self._going)
+
+    def _is_idle(self) -> bool:
+        """Whether nothing is left that can be sent."""
+        return not self._going and not self._queue
 
     async def flushed(self) -> None:
         """All has been handed to the kernel, or nothing will be any more."""
-        while (self._going or self._queue) and self._socket.fileno() >= 0:
-            if not self._going and self.tls is not None and not self.tls.is_established:
-                return  # and won't be, for nobody receives
+        while not self._is_idle() and self._socket.fileno() >= 0:
             await asyncio.sleep(0.005)
 
     async def hear_out(self) -> None:
-        """Before the end of a connection that was refused: the kernel of an end that closes with bytes unread takes
-        back what that has said last, which is why."""
+        """Call it before the end of a connection that was rejected. If one end closes with bytes unread, the kernel
+        discards what it has sent last, which is the reason."""
         await self.flushed()
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             self._socket.shutdown(socket.SHUT_WR)
@@ -159,15 +135,84 @@ class Channel:
     async def _exactly(self, count: int) -> bytes:
         data = bytearray()
         while len(data) < count:
-            most = min(count - len(data), _PIECE_BYTES)
-            data += await (self._received(most) if self.tls is None else self._decrypted(self.tls, most))
+            data += await self._piece(min(count - len(data), _PIECE_BYTES))
         return bytes(data)
 
-    async def _received(self, most: int) -> bytes:
-        piece = await self._loop.sock_recv(self._socket, most)
+    async def _piece(self, most: int) -> bytes:
+        """At most so many bytes, at least one. ConnectionError if there are none any more."""
+        piece = await self._received(most)
         if not piece:
             raise ConnectionError("the connection was closed")
         self.heard = self._loop.time()
+        return piece
+
+    async def _received(self, most: int) -> bytes:
+        return await self._loop.sock_recv(self._socket, most)
+
+    def end(self) -> None:
+        """Each receiver, here or there, sees the end."""
+        self._ended = True
+        for _, fds in self._queue:
+            close_all(fds)
+        close_all(self._going_fds)
+        self._queue.clear()
+        self._queued = 0
+        self._going, self._going_fds = memoryview(b""), ()
+        if self._socket.fileno() >= 0:
+            self._loop.remove_writer(self._socket)
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """No task may be receiving."""
+        self.end()
+        self._socket.close()
+
+
+class Channel(Stream):
+    """Between launchers, over TCP, with TLS if `tls` is given."""
+
+    def __init__(self, connection: socket.socket, tls: TlsEnd | None = None, called: bool = False) -> None:
+        """`called`: by the other end."""
+        super().__init__(connection)
+        _notice_the_end(connection, _SILENT_S)
+        self.tls = tls
+        self._called = called
+        self._has_heard = False
+        if tls is not None and not called:
+            tls.read(1)  # which begins, for nothing can have come
+            self._flush()
+
+    @property
+    def address(self) -> str:
+        """This end's, as the other one sees it."""
+        return str(self._socket.getsockname()[0])
+
+    def set_silence(self, seconds: float | None) -> None:
+        """How long the other end's system may give no answer; None: for as long as it is usual."""
+        if self._socket.fileno() >= 0:
+            _notice_the_end(self._socket, seconds)
+
+    def _has_more_to_send(self) -> bool:
+        if self._going or self.tls is None:
+            return super()._has_more_to_send()
+        if self._queue and self.tls.is_established:
+            piece, _ = self._queue.popleft()
+            self._queued -= len(piece)
+            self.tls.write(bytes(piece))
+        self._going = memoryview(self.tls.take())
+        return len(self._going) > 0
+
+    def _is_idle(self) -> bool:
+        # Before TLS is established nothing more goes out, and it won't be if no task receives.
+        stuck = self.tls is not None and not self.tls.is_established
+        return not self._going and (stuck or not self._queue)
+
+    async def _piece(self, most: int) -> bytes:
+        return await (self._in_the_clear(most) if self.tls is None else self._decrypted(self.tls, most))
+
+    async def _in_the_clear(self, most: int) -> bytes:
+        piece = await super()._piece(most)
         if not self._has_heard:
             self._has_heard = True
             await self._check_first(piece)
@@ -183,7 +228,7 @@ class Channel:
                 self._flush()  # also why not
             if piece:
                 return piece
-            tls.put(await self._received(_PIECE_BYTES))
+            tls.put(await self._in_the_clear(_PIECE_BYTES))
 
     async def _check_first(self, piece: bytes) -> None:
         if self.tls is None and piece[0] == _TLS:
@@ -196,40 +241,93 @@ class Channel:
         if self.tls is not None and not self._called and piece[0] == _CLEAR:
             said = bytearray(piece)
             while len(said) < 4 or len(said) < 4 + int.from_bytes(said[:4], "big") <= 4 + MAX_STRANGERS_BYTES:
-                said += await self._received(MAX_STRANGERS_BYTES)
+                said += await super()._piece(MAX_STRANGERS_BYTES)
             why = f"it speaks no TLS, and this host does; {_SET_IT}"
             with contextlib.suppress(ProtocolError):
                 told = m.PROOF(bytes(said[4:]))
                 why = printable(told.error) if isinstance(told, m.Error) else why
             raise ProtocolError(why)
 
-    def end(self) -> None:
-        """Whoever receives, here or there, sees the end."""
-        with self._lock:
-            self._ended = True
-            self._queue.clear()
-            self._queued = 0
-            self._going = memoryview(b"")
-        if self._socket.fileno() >= 0:
-            self._loop.remove_writer(self._socket)
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Nobody may be receiving."""
-        self.end()
-        self._socket.close()
-
     def detach(self, silent_s: float | None) -> int:
-        """The descriptor, which is the caller's from now on, as is `tls`. Nobody may be receiving, nor anything be left
-        to send.
+        """The descriptor, which is the caller's from now on, as is `tls`. No task may be receiving, nor anything be
+        left to send.
 
-        A link's thread reads all that comes: whoever lets data wait for `silent_s` stands still or can't be reached.
+        A link's thread reads all that comes: if data waits for `silent_s`, the other end is stopped or unreachable.
         """
         self._loop.remove_writer(self._socket)
         _notice_the_end(self._socket, silent_s)
         go_on_by_distance(self._socket)
         return self._socket.detach()
+
+
+class WorkerChannel(Stream):
+    """Between a host's agent and one of its workers, over a Unix socket: messages come and go with descriptors.
+
+    ProtocolError if the other end isn't a process of this user. `pid`: that process.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.pid = check_same_user(connection)
+        super().__init__(connection)
+        self._fds: list[int] = []  # came with what was received last
+
+    def send(self, message: msgspec.Struct, fds: Sequence[int] = ()) -> None:
+        """`fds` stay the caller's."""
+        self._enqueue(encode(message), [os.dup(fd) for fd in fds])
+
+    def remind(self, message: msgspec.Struct) -> None:
+        """Send it, unless the other end hasn't read what was sent before."""
+        if self._is_idle():
+            self.send(message)
+
+    def _send_some(self) -> int:
+        fds = self._going_fds
+        if not fds:
+            return self._socket.send(self._going)
+        sent = socket.send_fds(self._socket, [self._going], list(fds))
+        self._going_fds = ()
+        close_all(fds)
+        return sent
+
+    async def receive_with_fds(self, reads: Reads[T], limit: int) -> tuple[T, list[int]]:
+        """The next message and the descriptors that came with it, which the caller owns."""
+        try:
+            message = await self.receive(reads, limit)
+        except BaseException:
+            close_all(self._fds)
+            self._fds = []
+            raise
+        fds, self._fds = self._fds, []
+        return message, fds
+
+    async def _received(self, most: int) -> bytes:
+        while True:
+            with contextlib.suppress(BlockingIOError, InterruptedError):
+                data, fds = receive_fds(self._socket, most)
+                self._fds += fds
+                if len(self._fds) > MAX_FDS:
+                    raise ProtocolError(f"more than {MAX_FDS} descriptors came with a message")
+                return data
+            await self._readable()
+
+    async def _readable(self) -> None:
+        readable = self._loop.create_future()
+        self._loop.add_reader(self._socket, _resolve, readable)
+        try:
+            await readable
+        finally:
+            if self._socket.fileno() >= 0:
+                self._loop.remove_reader(self._socket)
+
+    def close(self) -> None:
+        close_all(self._fds)
+        self._fds = []
+        super().close()
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class LocalChannel:
@@ -238,7 +336,6 @@ class LocalChannel:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
         self.heard = self._loop.time()
         self._other: LocalChannel = self
         self._waiting: asyncio.Future[None] | None = None  # who receives
@@ -255,15 +352,10 @@ class LocalChannel:
         """Of a process that hears itself."""
 
     def send(self, message: msgspec.Struct) -> None:
-        """From any thread, and never waits. What is sent arrives in the order of these calls, until the end."""
-        if self._ended:
-            return
-        self._other._inbox.append(encode(message))
-        if threading.get_ident() == self._thread:
+        """Never waits. Messages arrive in the order of these calls, until the end."""
+        if not self._ended:
+            self._other._inbox.append(encode(message))
             self._other._wake()
-        else:
-            with contextlib.suppress(RuntimeError):  # the loop is closed already
-                self._loop.call_soon_threadsafe(self._other._wake)
 
     def _wake(self) -> None:
         if self._waiting is not None and not self._waiting.done():

@@ -1,18 +1,13 @@
-"""Connections between the launchers of a job's hosts: the proof of the secret, who is let in.
+"""Connections between the launchers of a job's hosts: how one calls another, and serves its calls.
 
-Before anything else both ends prove that they know the job's secret, by the challenge of `broker_protocol`. Until
-then a message may have few bytes, takes little time, and there is room for so many connections only. Where there is
-no secret (-no-secret) its place is taken by an empty one, which everybody knows. In the clear, what comes after the
-proof is neither signed nor hidden: who can change what others send on the network can change that.
-
-With TLS the proof goes through it, too: both ends show a certificate that the CA has signed, and that of who is called
-has to be for the name or address that was called.
+Before anything else both ends prove that they know the job's secret (`handshake`). With TLS the proof goes through it,
+too: both ends show a certificate that the CA has signed, and that of the called end has to be for the name or address
+that was called.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import os
 import socket
@@ -20,12 +15,11 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 from ms_kungfu._decoding import ProtocolError
-from ms_kungfu._words import printable
-from ms_kungfu.broker_protocol import new_nonce, proof_of
-from ms_kungfu.launcher.channel import MAX_STRANGERS_BYTES, AnyChannel, Channel, LocalChannel
+from ms_kungfu.launcher.channel import AnyChannel, Channel, LocalChannel
+from ms_kungfu.launcher.handshake import BETWEEN_HOSTS, prove
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM
-from ms_kungfu.launcher.wire import messages as m
+from ms_kungfu.launcher.server import HANDSHAKE_S, Server
 from ms_kungfu.launcher.within import within
 
 if TYPE_CHECKING:
@@ -33,10 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_HANDSHAKE_S = 10.0
-_MAX_UNPROVED = 128
 _MAX_TOLD = 256  # of the sources of strangers
-_ACCEPT_RETRY_S = 0.2
 _CALL_RETRY_S = 0.2
 # A packet that is thrown away on its way is never answered, and the caller has to say so; the kernel sends it three
 # times within this.
@@ -142,11 +133,11 @@ async def call_once(machine: Machine, own: str, host: str, port: int, secret: by
         # A link's address may have the interface behind it.
         channel = Channel(connection, _tls_end(machine.tls, False, host.partition("%")[0]))
         try:
-            await within(_HANDSHAKE_S, _prove(channel, secret))
+            await within(HANDSHAKE_S, prove(channel, secret))
             return channel
         except asyncio.TimeoutError:
             channel.close()
-            raise OSError(f"{_SOMEBODY} says nothing for {_HANDSHAKE_S:g} s") from None
+            raise OSError(f"{_SOMEBODY} says nothing for {HANDSHAKE_S:g} s") from None
         except ConnectionError:
             channel.close()
             raise OSError(f"{_SOMEBODY} hangs up") from None
@@ -177,45 +168,9 @@ def _tls_end(context: TlsContext | None, called: bool, name: str) -> TlsEnd | No
     return _core.TlsEnd(context, called, name)
 
 
-async def _prove(channel: Channel, secret: bytes) -> None:
-    """The caller's end of the handshake."""
-    nonce = new_nonce()
-    channel.send(m.Nonce(nonce, m.PROTOCOL))
-    challenge = await _nonce_on(channel)
-    channel.send(m.Proof(proof_of(secret, "caller", challenge, nonce)))
-    answer = await channel.receive(m.PROOF, MAX_STRANGERS_BYTES)
-    if isinstance(answer, m.Error):
-        raise ProtocolError(printable(answer.error))
-    if not hmac.compare_digest(answer.proof, proof_of(secret, "called", challenge, nonce)):
-        raise ProtocolError("who answers there doesn't know the job's secret (KUNGFU_JOB_SECRET, -secret-file)")
-
-
-async def _challenge(channel: Channel, secret: bytes) -> None:
-    """The other end's."""
-    nonce, challenge = await _nonce_on(channel), new_nonce()
-    channel.send(m.Nonce(challenge, m.PROTOCOL))
-    proof = await channel.receive(m.PROOF, MAX_STRANGERS_BYTES)
-    if isinstance(proof, m.Error) or not hmac.compare_digest(proof.proof, proof_of(secret, "caller", challenge, nonce)):
-        channel.send(m.Error("the launcher there has another secret (KUNGFU_JOB_SECRET, -secret-file, -no-secret)"))
-        raise ProtocolError("it doesn't know the job's secret")
-    channel.send(m.Proof(proof_of(secret, "called", challenge, nonce)))
-
-
-async def _nonce_on(channel: Channel) -> str:
-    """The other end's, or why it wants nothing of this one."""
-    first = await channel.receive(m.NONCE, MAX_STRANGERS_BYTES)
-    if isinstance(first, m.Error):
-        raise ProtocolError(printable(first.error))
-    if first.protocol != m.PROTOCOL:
-        why = f"it speaks protocol {first.protocol}, this host {m.PROTOCOL}; install the same ms_kungfu on all hosts"
-        channel.send(m.Error(why))
-        raise ProtocolError(why)
-    return first.nonce
-
-
-class ControlServer:
+class ControlServer(Server[AnyChannel]):
     """Listens on this host's address from `start` to `close`; `serve` gets each connection that has proved itself, and
-    those within this process. It returns whether that is somebody else's now; otherwise it is closed then."""
+    those within this process. It returns whether the connection belongs to another owner now."""
 
     def __init__(
         self,
@@ -224,96 +179,45 @@ class ControlServer:
         serve: Callable[[AnyChannel], Awaitable[bool]],
         then: Callable[[], str] = str,
     ) -> None:
-        """`then`: what is done after a stranger was refused, for the line that tells of it."""
-        self._then = then
-        self._machine = machine
+        """`then`: what is done after a connection was rejected, for the line that reports it."""
+        super().__init__(secret, BETWEEN_HOSTS)
+        self._machine, self._serve_one, self._then = machine, serve, then
         self._tls: TlsContext | None = None
-        self._secret = secret
-        self._serve = serve
-        self._loop = asyncio.get_running_loop()
-        self._listener: socket.socket | None = None
-        self._unproved: dict[asyncio.Task[None], Channel] = {}  # oldest first
-        self._proved: set[asyncio.Task[None]] = set()
-        self._told: set[str] = set()  # sources of strangers
-        self._trouble = ""
+        self._told: set[str] = set()  # sources of rejected connections
 
     async def start(self, host: str, port: int) -> None:
-        """OSError where that can't be bound, ValueError where TLS can't be had."""
+        """OSError if that can't be bound, ValueError if TLS can't be had."""
         self._tls = self._machine.tls
         family, address = (await addresses_of(self._machine, host, port))[0]
-        listener = self._machine.make_socket(family)
+        listening = self._machine.make_socket(family)
         try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(_MAX_UNPROVED)
-            listener.setblocking(False)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            listening.listen(self.most_unproved)
         except BaseException:
-            listener.close()
+            listening.close()
             raise
-        self._listener = listener
-        self._loop.add_reader(listener, self._accept)
-
-    async def close(self) -> None:
-        """Ends what is served."""
-        if self._listener is not None:
-            self._loop.remove_reader(self._listener)
-            self._listener.close()
-            self._listener = None
-        for task in (*self._unproved, *self._proved):
-            task.cancel()
-        await asyncio.gather(*self._unproved, *self._proved, return_exceptions=True)
+        self.listen(listening)
 
     def call_itself(self) -> LocalChannel:
         """A connection within this process, by no address of its system, which may lose that."""
         ours, theirs = LocalChannel.pair()
-        task = asyncio.ensure_future(self._serve_proved(theirs, "this host"))
-        self._proved.add(task)
-        task.add_done_callback(self._forget)
+        self.serve_within(theirs, "this host")
         return ours
 
-    def _accept(self) -> None:
-        assert self._listener is not None
-        try:
-            accepted, source = self._listener.accept()
-        except (BlockingIOError, ConnectionError):
-            return
-        except OSError as error:  # no descriptors, most likely: whoever calls waits in the backlog
-            if str(error) != self._trouble:
-                self._trouble = str(error)
-                _log.warning("the other hosts can't be heard for now: %s", error)
-            self._send_the_oldest_away()
-            self._loop.remove_reader(self._listener)
-            self._loop.call_later(_ACCEPT_RETRY_S, self._listen_again)
-            return
-        self._trouble = ""
-        if len(self._unproved) >= _MAX_UNPROVED:
-            self._send_the_oldest_away()
-        try:
-            channel = Channel(accepted, _tls_end(self._tls, True, ""), called=True)
-        except Exception as error:  # it has gone already, or there is no memory
-            accepted.close()
-            self._refuse(str(source[0]), error)
-            return
-        task = asyncio.ensure_future(self._meet(channel, str(source[0])))
-        self._unproved[task] = channel
-        task.add_done_callback(self._forget)
+    def _open(self, connection: socket.socket) -> AnyChannel:
+        return Channel(connection, _tls_end(self._tls, True, ""), called=True)
 
-    def _listen_again(self) -> None:
-        if self._listener is not None:
-            self._loop.add_reader(self._listener, self._accept)
+    async def _serve(self, channel: AnyChannel) -> bool:
+        return await self._serve_one(channel)
 
-    def _send_the_oldest_away(self) -> None:
-        if self._unproved:
-            task, channel = next(iter(self._unproved.items()))
-            del self._unproved[task]
-            self._proved.add(task)  # until it is over
-            channel.end()
+    def _troubled(self, error: OSError) -> None:
+        _log.warning("the other hosts can't be heard for now: %s", error)
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._unproved.pop(task, None)
-        self._proved.discard(task)
+    def _ended(self, source: str, error: Exception) -> None:
+        _log.warning("a connection from %s has ended: %s", source, error)
 
-    def _refuse(self, source: str, error: Exception) -> None:
+    def _rejected(self, source: str, error: Exception) -> None:
         """Log why, once a source."""
         if source in self._told or len(self._told) >= _MAX_TOLD:
             return
@@ -323,43 +227,6 @@ class ControlServer:
             why = str(error)
         elif isinstance(error, (OSError, asyncio.TimeoutError)):
             why = "it didn't say who it is"
-        else:
-            _log.error("internal error: connection from %s: %r; the launcher closes it", source, error, exc_info=error)
         _log.warning(
             "a connection from %s has been refused: %s; others from there are, too%s", source, why, self._then()
         )
-
-    async def _meet(self, channel: Channel, source: str) -> None:
-        """Serve one connection. No exception leaves it (the loop's exception handler ends the job):
-
-        1. Before the proof, all of them are a refusal.
-        2. After it, the connection ends. What `serve` has begun for this host it ends itself (`RemoteSite.listen`).
-        """
-        has_proved = False
-        try:
-            await within(_HANDSHAKE_S, _challenge(channel, self._secret))
-            has_proved = True
-        except Exception as error:
-            self._refuse(source, error)
-            await channel.hear_out()
-            return
-        finally:
-            if not has_proved:
-                channel.close()
-        task = asyncio.current_task()
-        assert task is not None
-        self._unproved.pop(task, None)
-        self._proved.add(task)
-        await self._serve_proved(channel, source)
-
-    async def _serve_proved(self, channel: AnyChannel, source: str) -> None:
-        given_away = False
-        try:
-            given_away = await self._serve(channel)
-        except (OSError, ProtocolError, asyncio.TimeoutError) as error:
-            _log.warning("a connection from %s has ended: %s", source, error)
-        except Exception as error:
-            _log.error("internal error: connection from %s: %r; the launcher closes it", source, error, exc_info=error)
-        finally:
-            if not given_away:
-                channel.close()

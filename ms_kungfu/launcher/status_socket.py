@@ -1,8 +1,8 @@
 """How `kungfu-run status` finds the jobs of its user on this machine: each launcher listens on a Unix socket in the
 folder in which this user's secrets lie (`config_server.secret_file`), which nobody else can enter.
 
-Who connects is answered with one JSON document and hung up on. Nothing is read of him, and nothing waits for him: a
-few are answered at a time, each for a few seconds at most, and a failure in it is his answer and nothing more.
+A client is answered with one JSON document, and its connection ends. Nothing is read from it: a few are answered at a
+time, each for a few seconds at most, and a failure ends that client's connection alone.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any, Callable
 
 from ms_kungfu._decoding import MalformedError, ProtocolError, decode
-from ms_kungfu.broker_protocol import Connection
+from ms_kungfu.broker_protocol import check_same_user
 from ms_kungfu.config_server.secret_file import SecretFileError, made, opened, own_directories
+from ms_kungfu.launcher.server import Listener
 from ms_kungfu.launcher.within import within
 
 Answer = Callable[[], Awaitable[dict[str, Any]]]
@@ -32,7 +33,6 @@ _MAX_CLIENTS = 16
 _BACKLOG = 128
 _FULL_RETRY_S = 0.02
 _SEND_S = 5.0
-_ACCEPT_RETRY_S = 1.0
 _MAX_ANSWER_BYTES = 16 * 1024 * 1024
 
 
@@ -43,34 +43,16 @@ class StatusServer:
         self._answer = answer
         self._loop = asyncio.get_running_loop()
         self._clients: set[asyncio.Task[None]] = set()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self.path, self.inode = self._bind()
+            self.path, self.inode = _bind(listening)
         except BaseException:
-            self._listener.close()
+            listening.close()
             raise
-        self._listener.setblocking(False)
-        self._loop.add_reader(self._listener, self._accept)
-
-    def _bind(self) -> tuple[Path, int]:
-        trouble: Exception = OSError("there is no folder for it")
-        for directory in own_directories():
-            try:
-                with made(directory) as folder:
-                    name = f"{os.getpid()}.{secrets.token_hex(4)}{_SUFFIX}"
-                    # By its folder's descriptor: a path may have 107 bytes only. Under its name when it listens:
-                    # whoever finds one that doesn't takes it for a dead launcher's.
-                    self._listener.bind(f"/proc/self/fd/{folder}/.{name}")
-                    self._listener.listen(_BACKLOG)
-                    os.rename(f".{name}", name, src_dir_fd=folder, dst_dir_fd=folder)
-                    return directory / name, os.stat(name, dir_fd=folder, follow_symlinks=False).st_ino
-            except (OSError, SecretFileError) as error:
-                trouble = error
-        raise trouble
+        self._listener = Listener(listening, self._on_accepted)
 
     def close(self) -> None:
-        """Whoever is being answered sees the end."""
-        self._loop.remove_reader(self._listener)
+        """Clients that are being answered see the end."""
         self._listener.close()
         for client in self._clients:
             client.cancel()
@@ -78,40 +60,46 @@ class StatusServer:
             if os.lstat(self.path).st_ino == self.inode:
                 os.unlink(self.path)
 
-    def _accept(self) -> None:
-        try:
-            client, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionError):
-            return
-        except OSError:  # no descriptors: who asks waits in the backlog
-            self._loop.remove_reader(self._listener)
-            self._loop.call_later(_ACCEPT_RETRY_S, self._listen_again)
-            return
+    def _on_accepted(self, client: socket.socket, source: Any) -> None:
         task = asyncio.ensure_future(self._serve(client))
         self._clients.add(task)
         task.add_done_callback(self._over)
         if len(self._clients) >= _MAX_CLIENTS:  # the next ones wait in the backlog
-            self._loop.remove_reader(self._listener)
+            self._listener.rest()
 
     def _over(self, task: asyncio.Task[None]) -> None:
         self._clients.discard(task)
-        self._listen_again()
-
-    def _listen_again(self) -> None:
-        if self._listener.fileno() >= 0:
-            self._loop.add_reader(self._listener, self._accept)
+        self._listener.resume()
 
     async def _serve(self, client: socket.socket) -> None:
         with contextlib.closing(client), contextlib.suppress(OSError, ProtocolError, asyncio.TimeoutError):
             try:
                 client.setblocking(False)
-                Connection(client, None).check_same_user()
+                check_same_user(client)
                 text = json.dumps(await within(_SEND_S, self._answer()))
                 await within(_SEND_S, self._loop.sock_sendall(client, text.encode()))
             except (OSError, ProtocolError, asyncio.TimeoutError):
                 raise
             except Exception as error:  # ends this connection, never the job
                 _log.error("internal error: the job's status isn't told: %r", error, exc_info=error)
+
+
+def _bind(listening: socket.socket) -> tuple[Path, int]:
+    """Have it listen in this user's folder: where, and the inode there."""
+    trouble: Exception = OSError("there is no folder for it")
+    for directory in own_directories():
+        try:
+            with made(directory) as folder:
+                name = f"{os.getpid()}.{secrets.token_hex(4)}{_SUFFIX}"
+                # By its folder's descriptor: a path may have 107 bytes only. Under its name when it listens: one that
+                # doesn't is taken for a dead launcher's.
+                listening.bind(f"/proc/self/fd/{folder}/.{name}")
+                listening.listen(_BACKLOG)
+                os.rename(f".{name}", name, src_dir_fd=folder, dst_dir_fd=folder)
+                return directory / name, os.stat(name, dir_fd=folder, follow_symlinks=False).st_ino
+        except (OSError, SecretFileError) as error:
+            trouble = error
+    raise trouble
 
 
 def never_raises(describe: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
@@ -152,7 +140,7 @@ def _ask(folder: int, name: str, timeout_s: float) -> dict[str, Any] | None:
         server.settimeout(timeout_s)
         try:
             _connect(server, f"/proc/self/fd/{folder}/{name}", deadline)
-            Connection(server, None).check_same_user()
+            check_same_user(server)
             server.settimeout(timeout_s)
             while len(text) <= _MAX_ANSWER_BYTES and (piece := server.recv(1 << 16)):
                 text += piece

@@ -383,8 +383,8 @@ _PYTHON = [
         ("tests/multiprocess/test_broker.py",),
     ),
     Mutant(
-        "broker-trusts-any-worker", f"{_LAUNCHER}/agent/broker_server.py",
-        'if not is_proof(reply.proof, self._secret, "worker", challenge, reply.nonce):', "if False:",
+        "broker-trusts-any-worker", f"{_LAUNCHER}/handshake.py",
+        "not is_proof(proof.proof, secret, roles.caller, challenge, nonce):", "False:",
         ("tests/multiprocess/test_broker.py",),
     ),
     Mutant(
@@ -535,7 +535,7 @@ _REVIEWED = [
     ),
     Mutant(
         "noted-choice-isn't-checked-again", f"{_LAUNCHER}/controller/broker.py",
-        "            if not self._versions.may_be_chosen(version):\n", "            if False:\n",
+        "        if not self._versions.may_be_chosen(version):\n", "        if False:\n",
         ("tests/multiprocess/test_broker.py",),
     ),
     Mutant(

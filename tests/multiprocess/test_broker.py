@@ -1,8 +1,11 @@
 """The broker, what passes on to it on a host, and the worker's end of their protocol, over real sockets; the segment is
 plain anonymous memory here."""
 
+import asyncio
 import contextlib
 import errno
+import functools
+import inspect
 import json
 import os
 import re
@@ -18,7 +21,7 @@ from ms_kungfu._version import VERSION
 from ms_kungfu.broker_protocol import BrokerClient, Connection, Detached, Granted, Stay
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.errors import CollectiveTimeoutError, KungFuError, PeerLostError, ResizeError
-from ms_kungfu.launcher.agent import broker_server, relay
+from ms_kungfu.launcher.agent import relay
 from ms_kungfu.launcher.agent.broker_server import BrokerServer
 from ms_kungfu.launcher.controller.broker import Broker
 from ms_kungfu.launcher.state.segment import NotMadeYet
@@ -91,16 +94,12 @@ class Asker:
 
     def __init__(self, passes_on, number):
         self._relay, self._number = passes_on, number
-        self.hung_up = False
 
-    def send(self, message):
+    def send(self, message, fds=()):
         self._relay.answer(self._number, message)
 
-    def is_closed(self):
-        return self.hung_up
-
-    def extend(self, timeout):
-        pass
+    def end(self):
+        self._relay.answer(self._number, None)
 
 
 class End(Connection):
@@ -115,10 +114,34 @@ class End(Connection):
         return reads(body)
 
 
-class Host:
+class Loop:
+    """A launcher's event loop, in a thread of its own."""
+
+    def __init__(self):
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+
+    def call(self, function, *arguments, **keywords):
+        """In the loop."""
+
+        async def called():
+            result = function(*arguments, **keywords)
+            return await result if inspect.isawaitable(result) else result
+
+        return asyncio.run_coroutine_threadsafe(called(), self.loop).result(20)
+
+    def stop(self):
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        while self.loop.is_running():
+            time.sleep(0.001)
+        self.loop.close()
+
+
+class Host(Loop):
     """A broker and a host that passes on to it, and what they have asked for."""
 
     def __init__(self, *clusters, is_alive=relay.is_alive, **options):
+        super().__init__()
         self.leaving = []
         self.trouble = []
         self.ready = []
@@ -126,8 +149,9 @@ class Host:
         self.unknown = []
         self.chosen = []
         self.asking = {}
-        self.relay = relay.Relay(self.pass_on, is_alive=is_alive)
-        self.broker = Broker(
+        self._relay = self.call(relay.Relay, self.pass_on, is_alive=is_alive)
+        self._broker = self.call(
+            Broker,
             **options,
             on_leave=self.leaving.append,
             on_trouble=self.trouble.append,
@@ -136,7 +160,10 @@ class Host:
             on_unknown_version=self.on_unknown_version,
             on_chosen=lambda *chosen: self.chosen.append(chosen),
         )
-        self.server = BrokerServer(self.relay, SECRET)
+        self._server = self.call(BrokerServer, self._relay, SECRET)
+        self.relay, self.broker, self.server = (
+            InLoop(self, each) for each in (self._relay, self._broker, self._server)
+        )
         self.to_admit = {}
         for cluster in clusters:
             self.broker.admit(cluster)
@@ -147,7 +174,7 @@ class Host:
 
     def made(self, cluster, segment):
         self.segments.append(segment)
-        self.relay.add(cluster.version, HostsPart(segment))
+        self._relay.add(cluster.version, HostsPart(segment))
         return segment
 
     def make_slowly(self, slow):
@@ -155,7 +182,7 @@ class Host:
 
         def make(cluster, recovers):
             slow.append(SlowSegment(cluster, recovers))
-            self.relay.add(cluster.version, HostsPart(slow[-1]))
+            self._relay.add(cluster.version, HostsPart(slow[-1]))
             return slow[-1]
 
         self.broker._segments.make = make
@@ -163,20 +190,15 @@ class Host:
     def pass_on(self, said):
         """What the host tells the head."""
         if isinstance(said, m.HungUp):
-            self.asking[said.number].hung_up = True
+            self._broker.requests.withdraw(self.asking[said.number])
             return
-        asker = self.asking[said.number] = Asker(self.relay, said.number)
-
-        def serve():
-            if not self.broker.serve(asker, said.message):
-                self.relay.answer(said.number, None)
-
-        threading.Thread(target=serve, daemon=True).start()
+        self.asking[said.number] = Asker(self._relay, said.number)
+        self._broker.serve(self.asking[said.number], said.message)
 
     def on_unknown_version(self, version):
         self.unknown.append(version)
         if version in self.to_admit:
-            self.broker.admit(self.to_admit[version])
+            self._broker.admit(self.to_admit[version])
 
     def client(self, secret=SECRET):
         return BrokerClient(self.server.address, secret)
@@ -190,9 +212,12 @@ class Host:
             return client.request_identity(standby)
 
     def close(self):
+        if self.loop.is_closed():
+            return
         self.server.close()
         self.broker.close()
         self.relay.close()
+        self.stop()
 
     def ask(self, peer, incarnation=0, member_of=None, version=None, timeout=20, secret=SECRET):
         answer = self.grant(peer, incarnation, member_of, version, timeout, secret=secret)
@@ -215,8 +240,19 @@ class Host:
             time.sleep(0.001)
 
     def wait_for_connections(self, count):
-        while len(self.server._connections) != count:
+        while len(self._server._proved) + len(self._server._unproved) != count:
             time.sleep(0.001)
+
+
+class InLoop:
+    """An object whose methods are called in the event loop that it belongs to."""
+
+    def __init__(self, host, owner):
+        self._host, self._owner = host, owner
+
+    def __getattr__(self, name):
+        found = getattr(self._owner, name)
+        return functools.partial(self._host.call, found) if inspect.ismethod(found) else found
 
 
 class Later(threading.Thread):
@@ -289,7 +325,7 @@ def test_newcomer_waits_for_the_members_choice_and_leaver_is_detached(host):
     assert one.ask(A, 0, 0, 1) == (1, 0, "2 1")
     assert leaver.result() == Detached()
     assert newcomer.result() == (1, 1, "2 1")
-    assert one.chosen == [(cluster(1, A, C), None)]
+    one.wait_until(lambda: one.chosen == [(cluster(1, A, C), None)])
     assert one.ready == [(C, 1)]  # by incarnation: an earlier process of that peer ID may be on its way out
 
 
@@ -469,7 +505,8 @@ def test_a_moment_without_descriptors_does_not_make_the_broker_deaf(host, monkey
         def __getattr__(self, name):
             return getattr(self._listener, name)
 
-    one.server._listener = Listener(one.server._listener)
+    listener = one.server._listener
+    listener._socket = Listener(listener._socket)
     for _ in range(4):  # the first is still heard by the socket itself
         with contextlib.suppress(PeerLostError, CollectiveTimeoutError):
             one.ask(A, timeout=5)
@@ -479,7 +516,7 @@ def test_a_moment_without_descriptors_does_not_make_the_broker_deaf(host, monkey
 
 def test_strangers_of_this_user_make_way_for_workers(host, monkeypatch):
     """Those who say nothing are sent away, and not whoever comes last; a kept connection stays."""
-    monkeypatch.setattr(broker_server, "_MAX_UNPROVED", 20)
+    monkeypatch.setattr(BrokerServer, "most_unproved", 20)
     one = host(cluster(0, A, B))
     client = one.client()
     granted = client.request_segment(A, 0, None, None, 20)
@@ -499,14 +536,14 @@ def test_a_worker_that_is_taken_for_a_stranger_comes_again(host, monkeypatch):
     one = host(cluster(0, A))
     turned_away = []
 
-    def take(connection):
+    def accepted(connection, source):
         if len(turned_away) < 3:
             turned_away.append(connection)
-            return False
-        return real(connection)
+            connection.close()
+        else:
+            one._server._on_accepted(connection, source)
 
-    real = one.server._take
-    monkeypatch.setattr(one.server, "_take", take)
+    monkeypatch.setattr(one.server._listener, "_accepted", accepted)
     assert one.ask(A)[1] == 0
     assert len(turned_away) == 3
 
@@ -522,14 +559,12 @@ def test_who_is_reaped_later_is_told_later(host):
     assert one.segments[-1].reaped == {1}  # one that was made afterwards
 
 
-def test_other_users_cost_no_thread(host, monkeypatch):
+def test_other_users_get_nothing(host, monkeypatch):
     one = host(cluster(0, A))
-    before = threading.active_count()
     monkeypatch.setattr(broker_protocol.os, "geteuid", lambda: 12345678)
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect("\0" + one.server.address)
         assert stranger.recv(1) == b""
-    assert threading.active_count() == before
 
 
 def test_wrong_secret_gets_nothing(host):
@@ -538,8 +573,9 @@ def test_wrong_secret_gets_nothing(host):
         one.ask(A, secret=b"x" * 32)
     connection = End(socket.socket(socket.AF_UNIX), 10)
     connection.socket.connect("\0" + one.server.address)
+    connection.send(m.Nonce("1" * 32, m.PROTOCOL))
     connection.receive(m.NONCE)
-    connection.send(m.WorkerProof("1" * 32, "0" * 64))
+    connection.send(m.Proof("0" * 64))
     assert isinstance(connection.receive(m.PROOF), m.Error)  # not even the broker's own proof
     with pytest.raises(ConnectionError):
         connection.receive(m.PROOF)
@@ -554,9 +590,8 @@ def test_worker_does_not_trust_a_broker_without_the_secret():
 
     def pretend():
         connection = End(listener.accept()[0], 10)
-        connection.send(m.Nonce("0" * 32, m.PROTOCOL))
-        reply = connection.receive(m.WORKER_PROOF)
-        connection.send(m.Proof(reply.proof))  # sends back what it has heard
+        connection.send(connection.receive(m.NONCE))  # sends back what it has heard
+        connection.send(connection.receive(m.PROOF))
         connection.close()
 
     threading.Thread(target=pretend, daemon=True).start()
@@ -599,8 +634,9 @@ def test_waiting_worker_learns_that_the_launcher_is_gone(host):
 def _proven(one):
     connection = End(socket.socket(socket.AF_UNIX), 10)
     connection.socket.connect("\0" + one.server.address)
+    connection.send(m.Nonce("1" * 32, m.PROTOCOL))
     nonce = connection.receive(m.NONCE).nonce
-    connection.send(m.WorkerProof("1" * 32, broker_protocol.proof_of(SECRET, "worker", nonce, "1" * 32)))
+    connection.send(m.Proof(broker_protocol.proof_of(SECRET, "worker", nonce, "1" * 32)))
     connection.receive(m.PROOF)
     return connection
 
@@ -669,11 +705,11 @@ def test_who_is_in_is_not_asked_for_versions_again(host, monkeypatch):
         struct.pack(">I", 60_000) + b"[" * 60_000,
         struct.pack(">I", 2) + json.dumps({}).encode(),
         *(
-            struct.pack(">I", 110) + json.dumps({"type": "worker_proof", **said}).encode().ljust(110)
+            struct.pack(">I", 110) + json.dumps(said).encode().ljust(110)
             for said in (
-                {"nonce": 1, "proof": "x"},
-                {"nonce": "\ud800", "proof": "x"},
-                {"nonce": "0" * 32, "proof": "\ud800"},
+                {"type": "nonce", "nonce": 1, "protocol": m.PROTOCOL},
+                {"type": "nonce", "nonce": "\ud800", "protocol": m.PROTOCOL},
+                {"type": "proof", "proof": "\ud800"},
             )
         ),
     ],
@@ -783,22 +819,22 @@ def test_a_standby_becomes_who_is_needed(host):
     one = host(cluster(0, A))
     one.ask(A)
     spare = one.later(lambda: one.identity(7))
-    one.wait_until(lambda: one.broker.ready_standbys() == {7})
+    one.wait_until(lambda: one.broker.requests.ready_standbys == {7})
     one.broker.admit(cluster(3, A, B))
-    one.broker.assign(7, B, 3)
+    one.call(one.broker.requests.assign, 7, B, 3)
     one.wait_until(lambda: one.segments[0].told == [0, 3])
     one.ask(A, 0, 0, 3)
     granted = spare.result()
     os.close(granted.fd)
     assert (granted.peer, granted.incarnation, granted.rank, granted.cluster) == (B, 3, 1, cluster(3, A, B))
-    one.wait_until(lambda: one.broker.ready_standbys() == set())
+    one.wait_until(lambda: one.broker.requests.ready_standbys == set())
     assert one.ask(B, 3, timeout=5)[1] == 1  # it has a name now; the same process may ask again
 
 
 def test_a_standby_whose_version_is_overtaken_is_detached(host):
     one = host(cluster(0, A), cluster(1, A, B), cluster(2, A))
     spare = one.later(lambda: one.identity(1))
-    one.broker.assign(1, B, 1)
+    one.call(one.broker.requests.assign, 1, B, 1)
     one.ask(A, 0, 0, 2)
     assert spare.result() == Detached()
 
@@ -806,7 +842,7 @@ def test_a_standby_whose_version_is_overtaken_is_detached(host):
 def test_who_wants_to_leave_is_heard_unless_it_is_the_last(host):
     one = host(cluster(0, A, B))
     one.client().request_leave(A, 20)
-    assert one.leaving == [A]
+    one.wait_until(lambda: one.leaving == [A])
     one.client().request_leave(C, 20)  # is not in it any more
     assert one.leaving == [A]
     one.broker.mark_lost(B, "exited with code 1", 0)
@@ -824,39 +860,39 @@ def test_fewer_than_the_smallest_size_are_never_left(host):
     with pytest.raises(ResizeError, match=r"10001 can't leave: 1 worker would be left, -min-np is 2$"):
         one.client().request_leave(B, 20)
     assert one.leaving == [C]
-    one.broker.stays(C)  # its wish was dropped
+    one.call(one.broker.leaves.stays, C)  # its wish was dropped
     one.client().request_leave(B, 20)
-    assert one.leaving == [C, B]
+    one.wait_until(lambda: one.leaving == [C, B])
 
 
 def test_heartbeats_are_a_processs_own(host):
     one = host(cluster(0, A, B))
-    assert one.broker.heartbeat(A, 0) == ()
+    assert one.broker.facts.heartbeat(A, 0) == ()
     one.ask(A)
-    assert one.broker.heartbeat(A, 0) == (0,)  # it has a place now, and is expected to count
+    assert one.broker.facts.heartbeat(A, 0) == (0,)  # it has a place now, and is expected to count
     one.segments[0].beats = {0: 5, 1: 6}
-    assert one.broker.heartbeat(A, 0) == (5,)
-    assert one.broker.heartbeat(B, 0) == (6,)
+    assert one.broker.facts.heartbeat(A, 0) == (5,)
+    assert one.broker.facts.heartbeat(B, 0) == (6,)
     one.broker.admit(cluster(1, A, B))
     one.ask(A, 0, 0, 1)
-    assert one.broker.heartbeat(A, 0) == (5, 0)
-    assert one.broker.heartbeat(B, 1) == ()
+    assert one.broker.facts.heartbeat(A, 0) == (5, 0)
+    assert one.broker.facts.heartbeat(B, 1) == ()
     one.segments[0].beats.clear()
-    assert one.broker.heartbeat(A, 0) == ()  # it has left
+    assert one.broker.facts.heartbeat(A, 0) == ()  # it has left
 
 
 def test_the_progress_of_a_process_is_what_it_told_in_the_newest_version(host):
     one = host(cluster(0, A, B))
     one.ask(A)
-    assert one.broker.progress(A, 0) is None
+    assert one.broker.facts.progress(A, 0) is None
     one.segments[0].steps = {0: (5, 0.1, 2.0)}
-    assert one.broker.progress(A, 0) == (5, 0.1, 2.0)
+    assert one.broker.facts.progress(A, 0) == (5, 0.1, 2.0)
     one.broker.admit(cluster(1, B, A))
     one.ask(A, 0, 0, 1)
-    assert one.broker.progress(A, 0) == (5, 0.1, 2.0)  # it has told nothing there yet
+    assert one.broker.facts.progress(A, 0) == (5, 0.1, 2.0)  # it has told nothing there yet
     one.segments[1].steps = {1: (6, 0.1, 0.5)}
-    assert one.broker.progress(A, 0) == (6, 0.1, 0.5)
-    assert one.broker.progress(B, 0) is None
+    assert one.broker.facts.progress(A, 0) == (6, 0.1, 0.5)
+    assert one.broker.facts.progress(B, 0) is None
 
 
 def about_stores(host, request, fd=None, secret=SECRET):
@@ -910,11 +946,11 @@ def test_a_store_is_handed_on_until_its_process_has_ended(host):
 
 def test_no_limit_of_a_worker_runs_while_deadlines_are_held(monkeypatch):
     """The launcher waits for the job's store, and the answer comes after the worker's limit."""
-    monkeypatch.setattr(relay, "_LOOK_S", 0.05)
-    limit_s, asked, got = 2.0, [], {}
-    passes_on = relay.Relay(asked.append)
-    passes_on.hold_deadlines(True)
-    server = BrokerServer(passes_on, SECRET)
+    monkeypatch.setattr(relay, "_REMIND_S", 0.05)
+    limit_s, asked, got, loop = 2.0, [], {}, Loop()
+    passes_on = loop.call(relay.Relay, asked.append)
+    loop.call(passes_on.hold_deadlines, True)
+    server = loop.call(BrokerServer, passes_on, SECRET)
 
     def ask(what, request):
         try:
@@ -935,8 +971,9 @@ def test_no_limit_of_a_worker_runs_while_deadlines_are_held(monkeypatch):
     threading.Event().wait(1.5 * limit_s)
     for message in asked:
         is_place = isinstance(message.message, m.PlaceRequest)
-        passes_on.answer(message.number, m.Stay() if is_place else m.CoresFixed(3))
+        loop.call(passes_on.answer, message.number, m.Stay() if is_place else m.CoresFixed(3))
     for thread in asking:
         thread.join()
-    server.close()
+    loop.call(server.close)
+    loop.stop()
     assert got == {"place": Stay(), "cores": 3}

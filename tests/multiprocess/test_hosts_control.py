@@ -17,7 +17,7 @@ from ms_kungfu._decoding import ProtocolError
 from ms_kungfu.broker_protocol import new_nonce, proof_of
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher import channel as channels
-from ms_kungfu.launcher import control, network
+from ms_kungfu.launcher import control, network, server
 from ms_kungfu.launcher.agent import links
 from ms_kungfu.launcher.agent.links import LinkedSegment, LinkMaker
 from ms_kungfu.launcher.agent.plain_segment import PlainSegment
@@ -397,7 +397,7 @@ async def whole_of(connection):
      struct.pack(">I", 16) + b'{"nonce": "abc"}', b""],
 )  # fmt: skip
 def test_who_proves_nothing_is_sent_away_in_time(words, monkeypatch):
-    monkeypatch.setattr(control, "_HANDSHAKE_S", 0.3)
+    monkeypatch.setattr(server, "HANDSHAKE_S", 0.3)
 
     async def test():
         async with serving() as (port, served):
@@ -438,7 +438,7 @@ def test_silent_strangers_make_room_for_who_comes_after_them():
     async def test():
         async with serving() as (port, served):
             strangers = []
-            for _ in range(3 * control._MAX_UNPROVED):
+            for _ in range(3 * control.ControlServer.most_unproved):
                 strangers.append(socket.create_connection((A, port)))
                 await asyncio.sleep(0)
             channel = await call(Machine(), B, A, port, SECRET, 20)

@@ -200,8 +200,9 @@ def test_process_state_is_shown_with_what_it_waits_for(standing, more, ready, st
             return [each for each in self if standing is wanted]
 
     broker = SimpleNamespace(
-        current=lambda: cluster(0, 2), is_ready=lambda peer, incarnation: ready, ready_standbys=lambda: {1},
-        progress=lambda peer, incarnation: (12, 0.25, 3.0),
+        current=lambda: cluster(0, 2), is_ready=lambda peer, incarnation: ready,
+        requests=SimpleNamespace(ready_standbys={1}),
+        facts=SimpleNamespace(progress=lambda peer, incarnation: (12, 0.25, 3.0)),
     )  # fmt: skip
     begun, sites = (
         SimpleNamespace(writer=JOB, url=None),

@@ -18,8 +18,6 @@ MOST_CLASS_LINES, MOST_FILE_LINES, MOST_EXCEPTIONS = 300, 500, 5
 
 # Longer classes (`file:class`) and files, below ms_kungfu/, with the reason why each stays as it is.
 LONGER: dict[str, str] = {
-    "launcher/controller/broker.py": "see its class",
-    "launcher/controller/broker.py:Broker": "one lock guards all of it; shorter once it runs in the event loop",
     "launcher/state/versions.py:ClusterVersions": "the protocol's decisions beside their argument, 90 lines of prose",
     "launcher/wire/messages.py": "all messages in one file",
     "ray/driver.py:Driver": "one job from room on the cluster to its exit code; Ray's calls block",

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any, Callable
+from typing import Any
 
 import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.channel import LocalChannel
-from ms_kungfu.launcher.controller import remote_site
 from ms_kungfu.launcher.controller.remote_site import RemoteSite
 from ms_kungfu.launcher.controller.spread_segment import SpreadSegment
 from ms_kungfu.launcher.state.stuck import StuckWatch, stuck_among, stuck_sure_s, told_each_s
@@ -84,27 +83,23 @@ def test_one_report_confirms_nobody() -> None:
     assert found == [0]
 
 
-def test_request_is_answered_once_there_is_a_thread_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_site, "_THREAD_S", 0.001)
-    tried: list[str] = []
-
-    def start_thread(name: str, function: Callable[[], None]) -> None:
-        tried.append(name)
-        if len(tried) < 3:
-            raise RuntimeError("can't start new thread")
-        function()
-
+def test_request_without_an_answer_is_answered_by_none() -> None:
     async def run() -> None:
-        owner: Any = SimpleNamespace(
-            options=SimpleNamespace(peer_timeout_s=None), machine=SimpleNamespace(start_thread=start_thread)
-        )
-        broker = SimpleNamespace(serve=lambda asker, asked: asker.send(m.CoresFixed(asked.each)))
-        workers: Any = SimpleNamespace(broker=broker)
+        def serve(asker: Any, asked: m.FixCores) -> None:
+            if asked.each == 1:
+                raise RuntimeError("a bug")
+            asker.send(m.CoresFixed(asked.each))
+            asker.end()
+
+        owner: Any = SimpleNamespace(options=SimpleNamespace(peer_timeout_s=None))
+        workers: Any = SimpleNamespace(broker=SimpleNamespace(serve=serve))
         channel, host = LocalChannel.pair()
         site = RemoteSite(owner, channel, m.Hello(HERE, "1", "2", {}, [0], None, ()), None)
-        site.hear(workers, m.Asks(5, m.FixCores(3)))
-        assert await asyncio.wait_for(host.receive(m.FROM_HEAD), 60) == m.Answer(5, m.CoresFixed(3))
-        assert len(tried) == 3
+        for number, each in ((5, 1), (6, 3)):
+            site.hear(workers, m.Asks(number, m.FixCores(each)))
+        assert await host.receive(m.FROM_HEAD) == m.Answer(5, None)
+        assert await host.receive(m.FROM_HEAD) == m.Answer(6, m.CoresFixed(3))
+        assert site._asking == {}
 
     asyncio.run(run())
 

@@ -10,10 +10,11 @@ import pytest
 
 from ms_kungfu import env
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.launcher.controller.broker import Broker
 from ms_kungfu.launcher.controller.hanging import HangingWorkers
+from ms_kungfu.launcher.controller.process_facts import ProcessFacts
 from ms_kungfu.launcher.controller.processes import Process
 from ms_kungfu.launcher.controller.remote import RemoteHosts
+from ms_kungfu.launcher.controller.segments import Segments
 from ms_kungfu.launcher.state.hangs import HangWatch
 from ms_kungfu.launcher.state.stuck import (
     StuckWatch,
@@ -23,6 +24,7 @@ from ms_kungfu.launcher.state.stuck import (
     told_each_s,
     waits_between_hosts,
 )
+from ms_kungfu.launcher.state.versions import ClusterVersions
 from ms_kungfu.launcher.wire.messages import Welcome
 
 
@@ -93,20 +95,20 @@ def test_waits_between_hosts_grow_linearly() -> None:
 WORKERS = tuple(PeerID("a", 10000 + i) for i in range(3))
 
 
-def broker(waits: list[tuple[int, int, bool]]) -> Broker:
+def facts(waits: list[tuple[int, int, bool]]) -> ProcessFacts:
     """Of one version, in which the ranks tell these."""
     unused: Any = None
-    found = Broker(unused, unused, unused, unused, unused, None)
-    found._versions.admit(Cluster(WORKERS, (), 0))
-    found._versions.choose(0)
-    segment: Any = SimpleNamespace(awaited=lambda: waits)
-    found._segments.open[0] = segment
-    return found
+    versions = ClusterVersions()
+    versions.admit(Cluster(WORKERS, (), 0))
+    versions.choose(0)
+    segments = Segments(versions, False, unused)
+    segments.open[0] = SimpleNamespace(awaited=lambda: waits)  # type: ignore[assignment]
+    return ProcessFacts(versions, segments, unused)
 
 
 def test_broker_names_stuck_process_and_the_ranks_that_wait() -> None:
     alive = [(worker, 0) for worker in WORKERS]
-    assert broker([(0, 1, True), (2, 1, True)]).stuck(alive) == {(WORKERS[1], 0): [0, 2]}
+    assert facts([(0, 1, True), (2, 1, True)]).stuck(alive) == {(WORKERS[1], 0): [0, 2]}
 
 
 def test_broker_looks_at_no_process_while_no_wait_is_overdue() -> None:
@@ -117,7 +119,7 @@ def test_broker_looks_at_no_process_while_no_wait_is_overdue() -> None:
             looked.append(1)
             return super().__iter__()
 
-    assert broker([(0, 1, False), (2, 1, False)]).stuck(Alive((worker, 0) for worker in WORKERS)) == {}
+    assert facts([(0, 1, False), (2, 1, False)]).stuck(Alive((worker, 0) for worker in WORKERS)) == {}
     assert looked == []
 
 

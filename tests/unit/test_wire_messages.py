@@ -167,5 +167,5 @@ def test_every_message_is_expected_somewhere_and_has_a_handler():
     assert {*remote_site._AT_ANY_TIME, *remote_site._OF_WORKERS, *remote_site._OF_A_VERSION} == set(
         get_args(m.FromHost)
     )
-    assert {*broker._ANSWERS, m.PlaceRequest, m.StandbyRequest} == set(get_args(m.ToHeadsBroker))
+    assert set(broker._SERVED) == set(get_args(m.ToHeadsBroker))
     assert set(get_args(m.FromHead)) == {*agent.HEARD, *host.OBEYED, *segments.OF_A_VERSION}

@@ -49,7 +49,7 @@ class HostOfJob:
         self.segments.close()
         # Before what they stand on: a worker whose link is gone fails with an error of its program's.
         self.workers.close()
-        self._server.close()
+        self._server.end()
         self.relay.close()
 
     def obey(self, said: Any) -> None:

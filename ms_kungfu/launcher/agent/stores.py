@@ -1,5 +1,5 @@
-"""The workers' model stores, which the broker keeps for whoever asks on this host, and for the host's link, by which
-other hosts ask: descriptors that can only read."""
+"""The model stores of this host's workers: read-only descriptors, for workers of this host and for the host's link, by
+which other hosts ask."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Stores:
 
     def serve(
         self,
-        connection: Asker,
+        asker: Asker,
         request: m.PutStore | m.GetStore,
         fds: Sequence[int],
         is_out: Callable[[PeerID, int], bool],
@@ -36,19 +36,19 @@ class Stores:
             close_all(fds)
             found = [fd for fd in (self.find(peer),) if fd >= 0]
             try:
-                connection.send(m.Store(bool(found)), tuple(found))
+                asker.send(m.Store(bool(found)), tuple(found))
             finally:
                 close_all(found)
         elif len(fds) != 1 or is_out(peer, request.incarnation):
             close_all(fds)
             why = f"{peer} is no member any more" if len(fds) == 1 else f"a store is one descriptor, got {len(fds)}"
-            connection.send(m.Error(why))
+            asker.send(m.Error(why))
         else:
             with self._lock:
                 before = self._fds.pop((peer, request.incarnation), None)
                 self._fds[peer, request.incarnation] = fds[0]
             close_all(() if before is None else (before,))
-            connection.send(m.Store(True))
+            asker.send(m.Store(True))
 
     def find(self, peer: PeerID) -> int:
         """A copy of the descriptor, which is the caller's; -1 where there is none."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Callable
@@ -48,18 +47,17 @@ class WorkerCores:
     def joined(self, site: Site) -> None:
         site.shares.each = next(iter(self.sites.values())).shares.each  # all hosts have the same
 
-    def fix(self, each: int, answer: concurrent.futures.Future[int]) -> None:
+    async def fix(self, each: int) -> int:
         """A worker needs as many cores as all others have, and `each` is enough.
 
-        `answer`: how many each has, now and at every size; 0: workers aren't pinned. The worker trains once it has it.
+        Returns: How many each has, now and at every size; 0: workers aren't pinned. The worker trains once it has it.
         """
-        shares = [site.shares for site in self.sites.values()]  # all with the same `each`
-        if self.pins:
-            for share in shares:
-                share.each = share.each or each
-            if any(process.pid is None for process in self.processes):  # the one that asks, perhaps
-                asyncio.get_running_loop().call_later(_RETRY_S, self.fix, each, answer)
-                return
-            if not all(process.has_its_cores for process in self.processes):
-                self.move(self.cluster())
-        answer.set_result(shares[0].each or 0)
+        while self.pins:
+            for site in self.sites.values():  # all with the same `each`
+                site.shares.each = site.shares.each or each
+            if all(process.pid is not None for process in self.processes):  # the one that asks among them
+                if not all(process.has_its_cores for process in self.processes):
+                    self.move(self.cluster())
+                break
+            await asyncio.sleep(_RETRY_S)
+        return next(iter(self.sites.values())).shares.each or 0

@@ -86,7 +86,7 @@ class EndOfWorkers:
 
     def tell_again(self, peers: Collection[PeerID]) -> None:
         """End members that got a SIGTERM and were allowed to leave, and can't because of later failures."""
-        told = self.broker.told_to_end()
+        told = self.broker.leaves.told_to_end
         for process in self.processes.of_standing(Standing.MEMBER):
             if process.peer in peers and process.peer in told and not process.told_again:
                 process.told_again = True

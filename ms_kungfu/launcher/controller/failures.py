@@ -165,7 +165,7 @@ class WorkerFailures:
                     job.revisions.write()
                 else:
                     workers.ending.tell_again({peer})
-                    workers.broker.stays(peer)
+                    workers.broker.leaves.stays(peer)
                 return
 
     # ---- cluster versions ----

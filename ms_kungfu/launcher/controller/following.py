@@ -73,7 +73,7 @@ class FollowWatch:
     def _steps_of_members(self) -> list[int]:
         """Return the last steps of those members that count any."""
         members = [p for p in self.processes.of_standing(Standing.MEMBER) if p.peer is not None]
-        told = [self.broker.progress(p.peer, p.incarnation) for p in members if p.peer is not None]
+        told = [self.broker.facts.progress(p.peer, p.incarnation) for p in members if p.peer is not None]
         return [progress[0] for progress in told if progress is not None]
 
     def _members_yet_to_join(self) -> list[Process]:

@@ -70,14 +70,14 @@ class HangingWorkers:
         return process.key in self._stopped.get(process.host, ())
 
     def _heartbeat(self, process: Process) -> tuple[int, ...]:
-        return () if process.peer is None else self.broker.heartbeat(process.peer, process.incarnation)
+        return () if process.peer is None else self.broker.facts.heartbeat(process.peer, process.incarnation)
 
     def _look_whether_it_fails(self, process: Process) -> None:
         """A worker that has failed alone in a collective or a join (Ctrl-C, no memory) takes part in nothing more,
         whatever its program does: the others wait for its exit (docs/recovery.md)."""
         if process.state not in (WorkerState.RUNNING, WorkerState.STUCK) or process.peer is None:
             return
-        reason = self.broker.gave_up(process.peer, process.incarnation)
+        reason = self.broker.facts.gave_up(process.peer, process.incarnation)
         if reason:
             process.to(WorkerState.FAILING)
             _log.warning("%s can't go on: %s; the others wait for its end", process.who, reason)
@@ -123,13 +123,13 @@ class HangingWorkers:
             ",".join(f"rank {rank}" for rank in awaited_by), variable, f"{limit_s:g}", "end it" if ends else "none",
         )  # fmt: skip
         if ends:
-            self.broker.set_ending(peer, process.incarnation, True)
+            self.broker.facts.set_ending(peer, process.incarnation, True)
             self._loop.call_later(_STACK_S, self._end_stuck, process, peer)
 
     def _stuck(self) -> dict[tuple[PeerID, int], list[int]]:
         unkillable = WorkerState.UNKILLABLE
         alive = [(p.peer, p.incarnation) for p in self.processes if p.peer is not None and p.state is not unkillable]
-        return self.broker.stuck(alive)
+        return self.broker.facts.stuck(alive)
 
     def _end_stuck(self, process: Process, peer: PeerID) -> None:
         """Its stack has been written. One that has come meanwhile continues."""
@@ -139,7 +139,7 @@ class HangingWorkers:
         if waiting:
             self.ending.kill(process, stuck_reason(waiting, *self._limit_of_waits_for(process)))
         else:
-            self.broker.set_ending(peer, process.incarnation, False)
+            self.broker.facts.set_ending(peer, process.incarnation, False)
             self._note_unstuck(process)
 
     def _limit_of_waits_for(self, process: Process) -> tuple[str, float]:

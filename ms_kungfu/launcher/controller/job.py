@@ -30,7 +30,7 @@ from ms_kungfu.launcher.controller.nodes import JobNodes
 from ms_kungfu.launcher.controller.record import JobRecord
 from ms_kungfu.launcher.controller.remote import RemoteHosts
 from ms_kungfu.launcher.controller.resizes import Resizes
-from ms_kungfu.launcher.controller.revisions import Revisions, StoreWatcher
+from ms_kungfu.launcher.controller.revisions import Revisions, StoreWatcher, in_loop
 from ms_kungfu.launcher.controller.startup import MayWrite, Start, prepare
 from ms_kungfu.launcher.controller.status import describe
 from ms_kungfu.launcher.controller.takeover import start_of, take_over
@@ -156,7 +156,7 @@ class Job:
         self._closers.callback(self._copies.begin(manager.broker, lambda: job.coordinator.newest.size).cancel)
         self._machine.tell_of_the_beginning()
         self._resizes.begun()
-        self._watch(manager)
+        self._watch()
 
     async def _take_over(self, record: Record) -> None:
         """Continue where the controller before has stopped."""
@@ -171,7 +171,7 @@ class Job:
             job, record, self._nodes, self._record, remote, lambda: self._new_manager(remote, record)
         )
         if manager is not None:
-            self._watch(manager)
+            self._watch()
             self._nodes.resumed()
 
     def _expect_hosts(self, start: Start, current: Cluster, resumes: bool = False) -> RemoteHosts:
@@ -203,13 +203,13 @@ class Job:
         self.course.begins()
         return await self._record.note()
 
-    def _watch(self, manager: WorkerManager) -> None:
+    def _watch(self) -> None:
         job = self.context
         if self._options.watch and job.begun.store is not None:
             watcher = self._failures.watcher = StoreWatcher(
                 job.begun.store,
                 lambda: replace(job.coordinator.newest, version=job.coordinator.last_version),
-                lambda cluster: manager.from_thread(self._resizes.on_cluster, cluster),
+                in_loop(self._resizes.on_cluster),
                 self._machine,
                 puts_back=not job.leadership.moves,
             )

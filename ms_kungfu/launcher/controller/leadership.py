@@ -80,7 +80,7 @@ class Leadership(Protocol):
         ...
 
     def may_say(self, version: int) -> bool:
-        """From any thread: whether the members may hear of this version."""
+        """Whether the members may hear of this version."""
         ...
 
     async def until_it_may_be_said(self, version: int, is_over: Callable[[], bool]) -> bool:

@@ -114,7 +114,7 @@ class ProcessTable:
     def headcount(self) -> Headcount:
         waited_for = [p for p in self if p.state not in _NOT_AWAITED]
         # First: a choice meanwhile makes members leaving, and forgets that they were told to.
-        told = self._broker.told_to_end() if waited_for else ()
+        told = self._broker.leaves.told_to_end if waited_for else ()
         standings = [self.standing(p) for p in waited_for]
         return Headcount(
             members=standings.count(Standing.MEMBER),
@@ -128,13 +128,13 @@ class ProcessTable:
 
     def standbys(self) -> list[Process]:
         """Those that may be needed yet, whoever has come farthest first."""
-        ready = self._broker.ready_standbys()
+        ready = self._broker.requests.ready_standbys
         spare = [p for p in self if p.peer is None and not p.is_ending]
         return sorted(spare, key=lambda p: (p.standby not in ready, p.key))
 
     def standby_for(self, rank: int, host: str) -> Process | None:
         """One of those on `host` that have come farthest; of these one that has prepared for this rank."""
-        ready = self._broker.ready_standbys()
+        ready = self._broker.requests.ready_standbys
         there = (p for p in self.standbys() if p.host == host)
         return min(there, key=lambda p: (p.standby not in ready, p.rank != rank), default=None)
 

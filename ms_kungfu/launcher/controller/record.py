@@ -78,11 +78,10 @@ class JobRecord:
     # ---- cluster versions ----
 
     def may_announce(self, version: int) -> bool:
-        """From any thread."""
         job = self.job
         if job.leadership.may_say(version):
             return True
-        job.workers.from_thread(lambda it: job.in_background(self._announce_once_it_may(it)), version)
+        job.in_background(self._announce_once_it_may(version))
         return False
 
     async def _announce_once_it_may(self, version: int) -> None:
@@ -91,10 +90,8 @@ class JobRecord:
             job.workers.broker.announce()
 
     def on_choice(self, version: int) -> None:
-        """From the broker's threads."""
-        job = self.job
-        act = job.leadership.act
-        job.workers.from_thread(lambda it: job.in_background(act(lambda: self._choose(it))), version)
+        """`version` is to be chosen: write it first."""
+        self.job.in_background(self.job.leadership.act(lambda: self._choose(version)))
 
     async def _choose(self, version: int) -> None:
         if not await self.write(choice=version):

@@ -9,7 +9,6 @@ other reasons). `gathering` knows which hosts are missing.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
@@ -42,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 class RemoteHosts:
     """All hosts of the job, the controller's own among them: its launcher passes on who calls. Belongs to the event
-    loop, but for `make_segment`. `hello`: of the controller's own host. `resumes`: hosts report to a new controller.
+    loop. `hello`: of the controller's own host. `resumes`: hosts report to a new controller.
     """
 
     def __init__(
@@ -111,10 +110,6 @@ class RemoteHosts:
         """Without a word: another head has the job."""
         for site in self.sites.values():
             site.drop()
-
-    def in_loop(self, function: Callable[[], object]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed already
-            self._loop.call_soon_threadsafe(function)
 
     def was_made(self) -> None:
         if self.workers.done():

@@ -7,11 +7,11 @@ its host before.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Protocol
 
@@ -35,7 +35,6 @@ from ms_kungfu.launcher.wire import messages as m
 
 _log = logging.getLogger(__name__)
 _MAX_ASKING = 4096  # requests of a host's workers that wait for an answer
-_THREAD_S = 0.1  # until another thread is tried
 PARTING_S = 0.5  # a host that has been told to end takes some hundredths
 
 
@@ -133,13 +132,11 @@ class RemoteSite:
         self._channel = channel
         self._logdir = Path(os.fsdecode(hello.logdir)) if hello.logdir else None
         self._asking: dict[int, _RemoteAsker] = {}
-        self._lacks_threads = False  # which is told once
         self._watch = HangWatch(owner.options.peer_timeout_s or math.inf)
 
     # ---- what it is asked for ----
 
     def send(self, message: m.FromHead) -> None:
-        """From any thread."""
         self._channel.send(message)
 
     def start(self, launch: m.Launch) -> None:
@@ -171,8 +168,9 @@ class RemoteSite:
         if self.lost:
             return
         self.lost = why
-        for asker in list(self._asking.values()):
-            asker.hung_up = True
+        asking, self._asking = self._asking, {}
+        for asker in asking.values():
+            self._owner.workers.result().broker.requests.withdraw(asker)
         for segment in list(self.segments.values()):
             segment.was_made(self.name, why, is_lost=True)
         goes_on = self._owner.workers.done() and self._owner.options.recover is not Recover.FAIL
@@ -263,8 +261,9 @@ class RemoteSite:
                 self.segments[version].words.update(words)
 
     def _hear_hung_up(self, workers: Workers, said: m.HungUp) -> None:
-        if said.number in self._asking:
-            self._asking[said.number].hung_up = True
+        asker = self._asking.pop(said.number, None)
+        if asker is not None:
+            workers.broker.requests.withdraw(asker)
 
     def _hear_guardless(self, workers: Workers, said: m.Guardless) -> None:
         self._owner.lose(self, f"the guard process on host {self.name} was killed, and the workers there with it")
@@ -289,55 +288,30 @@ class RemoteSite:
             self.send(m.Answer(number, m.Error("too many workers ask at once")))
             return
         asker = self._asking[number] = _RemoteAsker(self, number)
-
-        def serve() -> None:
-            try:
-                with contextlib.suppress(OSError, ProtocolError):
-                    broker.serve(asker, message)
-            except Exception as error:  # the worker gets no answer; the host and the job go on
-                _log.error("internal error: a worker of host %s isn't answered", self.name, exc_info=error)
-            finally:
-                asker.finish()
-                self._asking.pop(number, None)
-
-        self._start_thread(asker, serve)
-
-    def _start_thread(self, asker: _RemoteAsker, serve: Callable[[], None]) -> None:
-        """Now, or as soon as there can be one: the worker has a limit of its own."""
-        if asker.hung_up:
-            del self._asking[asker.number]
-            return
         try:
-            self._owner.machine.start_thread("kungfu-broker", serve)
-        except RuntimeError as error:
-            if not self._lacks_threads:
-                _log.warning("a worker of host %s waits: %s (a limit on memory or threads?)", self.name, error)
-            self._lacks_threads = True
-            asyncio.get_running_loop().call_later(_THREAD_S, self._start_thread, asker, serve)
+            broker.serve(asker, message)
+        except Exception as error:  # the worker gets no answer; the host and the job go on
+            _log.error("internal error: a worker of host %s isn't answered", self.name, exc_info=error)
+            asker.end()
+
+    def answer(self, number: int, message: m.FromHeadsBroker | None) -> None:
+        """To a request of a worker there. None: there is no answer."""
+        if self._asking.pop(number, None) is not None:
+            self.send(m.Answer(number, message))
 
 
+@dataclass(eq=False)
 class _RemoteAsker:
-    """A worker of another host that has asked something: stands for its connection, for one answer."""
+    """A worker of a host that has asked something."""
 
-    def __init__(self, site: RemoteSite, number: int) -> None:
-        self._site = site
-        self.number = number
-        self._answered = False
-        self.hung_up = False
+    site: RemoteSite
+    number: int
 
-    def send(self, message: Any, fds: tuple[int, ...] = ()) -> None:
-        self._answered = True
-        self._site.send(m.Answer(self.number, message))
+    def send(self, message: Any, fds: Sequence[int] = ()) -> None:
+        self.site.answer(self.number, message)
 
-    def finish(self) -> None:
-        if not self._answered:
-            self._site.send(m.Answer(self.number, None))
-
-    def is_closed(self) -> bool:
-        return self.hung_up
-
-    def extend(self, timeout: float | None) -> None:
-        """Sending never waits."""
+    def end(self) -> None:
+        self.site.answer(self.number, None)
 
 
 # What a host says, and what hears it.

@@ -119,7 +119,7 @@ class Resizes:
         workers.warn_of_crowd(cluster)
         living, joining = workers.processes.living_members(), workers.processes.of_standing(Standing.JOINING)
         if cluster.writer == WRITER_WHO_EVICTS:
-            broker.note_evicted(set(coordinator.newest.workers) - set(cluster.workers))
+            broker.leaves.note_evicted(set(coordinator.newest.workers) - set(cluster.workers))
         job.course.resizes()
         broker.admit(cluster)
         ended = broker.ended_in(cluster)

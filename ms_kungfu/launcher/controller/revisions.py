@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass, replace
 from typing import Callable, Protocol
@@ -85,6 +86,17 @@ def raise_bugs(task: asyncio.Future[None]) -> None:
     """They reach the loop's exception handler."""
     if not task.cancelled():
         task.result()
+
+
+def in_loop(function: Callable[[Cluster], None]) -> Callable[[Cluster], None]:
+    """Returns what has `function` called in the running event loop, from any thread."""
+    loop = asyncio.get_running_loop()
+
+    def call(cluster: Cluster) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed already
+            loop.call_soon_threadsafe(function, cluster)
+
+    return call
 
 
 @dataclass

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.state.segment import MakeSegment, NotMadeYet, Segment
 from ms_kungfu.launcher.state.versions import ClusterVersions
+from ms_kungfu.launcher.wire import messages as m
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class _Loss:
 
 
 class Segments:
-    """Those of the `versions` that are known. Used by one thread at a time."""
+    """Those of the `versions` that are known."""
 
     def __init__(self, versions: ClusterVersions, recovers: bool, make: MakeSegment) -> None:
         self._versions = versions
@@ -55,6 +56,27 @@ class Segments:
             for loss in self._losses:
                 self._tell(segment, cluster, loss)
         return segment
+
+    def resume(self, there: Mapping[int, Segment], losses: Mapping[int, Sequence[m.Loss]]) -> None:
+        """What hosts have of the versions that are known, and the `losses` that some host has been told of, in order:
+        now all are."""
+        self.open.update(there)
+        for version, told in losses.items():
+            for loss in told:
+                there[version].mark_lost(*loss)
+        for host, last in self._versions.lost_hosts.items():
+            for version, segment in there.items():
+                if version <= last and host in self._versions.clusters[version].hosts:
+                    self._resume_without(host, version, segment)
+
+    def _resume_without(self, host: str, version: int, segment: Segment) -> None:
+        """The controller before had it on record that this host is lost, and may not have told all others."""
+        for rank, worker in enumerate(self._versions.clusters[version].workers):
+            if worker.host == host:
+                segment.mark_lost(rank, f"was on host {host}, which was lost", True, True)
+                if version == self._versions.chosen:
+                    self._versions.record_end(worker, self._versions.meant_by(worker, version))
+        segment.lose_host(host)
 
     def mark_lost(self, peer: PeerID, incarnation: int, reason: str, recover: bool, reaped: bool) -> None:
         """Tells all members whose version means this process, also in segments that are made later."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Mapping
-from typing import Callable, Protocol
+from typing import Protocol
 
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.cluster_store import Seat
@@ -23,8 +22,7 @@ class Member(Protocol):
     segments: dict[int, SpreadSegment]  # those that it has, or is making
     apart: dict[tuple[int, str], str]  # version, host that it can't reach any more -> why
 
-    def send(self, message: m.FromHead) -> None:
-        """From any thread."""
+    def send(self, message: m.FromHead) -> None: ...
 
 
 class Owner(Protocol):
@@ -37,16 +35,13 @@ class Owner(Protocol):
     @property
     def sites(self) -> Mapping[str, Member]: ...
 
-    def in_loop(self, function: Callable[[], object]) -> None:
-        """Has it called there, from any thread."""
-
     def was_made(self) -> None:
         """A segment was, or can't be."""
 
 
 class SpreadSegment:
-    """The shared memory of a version: what is done to it is done on all of its hosts, in one order (the broker's, under
-    whose lock it is called), and before anything else that they hear later.
+    """The shared memory of a version: what is done to it is done on all of its hosts, in one order, and before anything
+    else that they hear later.
 
     It is made in the background. Its hosts meet only in what `links` says; each has to say that it has its part.
     """
@@ -63,8 +58,6 @@ class SpreadSegment:
         # Hosts as they are now: one that is lost and comes back is another one, of which this knows nothing.
         self._sites = [owner.sites[host] for host in cluster.hosts if host in owner.sites]
         self._missing: dict[str, asyncio.Future[None]] = {}  # hosts that haven't said yet that they have their part
-        self._lock = threading.Lock()
-        # Guarded by _lock:
         self._is_made = is_made
         self._trouble: Exception | None = None
         self._is_closed = False
@@ -74,14 +67,7 @@ class SpreadSegment:
             for site in self._sites:
                 site.segments[cluster.version] = self
         else:
-            owner.in_loop(self._begin)
-
-    # ---- in the event loop ----
-
-    def _begin(self) -> None:
-        with self._lock:
-            if not self._is_closed:
-                self._task = asyncio.ensure_future(self._make())
+            self._task = asyncio.ensure_future(self._make())
 
     async def _make(self) -> None:
         trouble: Exception | None = None
@@ -105,11 +91,10 @@ class SpreadSegment:
             trouble = OSError("given up")
         except Exception as error:
             trouble = error
-        with self._lock:
-            self._task = None
-            self._trouble, self._is_made = trouble, trouble is None
-            if not self._is_made or self._is_closed:
-                self._undo()
+        self._task = None
+        self._trouble, self._is_made = trouble, trouble is None
+        if not self._is_made or self._is_closed:
+            self._undo()
         self._owner.was_made()
 
     def was_made(self, host: str, error: str, is_lost: bool = False) -> None:
@@ -133,23 +118,21 @@ class SpreadSegment:
 
     def pass_on_sync_points(self, number: int) -> None:
         """What the workers of one host have asked for, those of all others hear of."""
-        with self._lock:
-            if self._is_closed or number <= self._sync_points:
-                return
-            self._sync_points = number
+        if self._is_closed or number <= self._sync_points:
+            return
+        self._sync_points = number
         self._tell(m.Sync(self.cluster.version, number))
 
     def has(self, site: Member) -> bool:
         return site in self._sites
 
-    # ---- as a segment, from any thread ----
+    # ---- as a segment ----
 
     def check_made(self) -> None:
-        with self._lock:
-            if self._trouble is not None:
-                raise self._trouble
-            if not self._is_made:
-                raise NotMadeYet
+        if self._trouble is not None:
+            raise self._trouble
+        if not self._is_made:
+            raise NotMadeYet
 
     def hand_over(self, asker: Asker, message: m.Place, rank: int) -> None:
         asker.send(message)  # its host adds what belongs to it
@@ -203,15 +186,13 @@ class SpreadSegment:
         return step, each_s, ago_s + self._owner.machine.monotonic() - told
 
     def close(self) -> None:
-        with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            if self._is_made:
-                self._owner.in_loop(self._forget)
-                self._tell(m.Close(self.cluster.version))
-            elif self._task is not None:
-                self._owner.in_loop(self._task.cancel)
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._is_made:
+            self._undo()
+        elif self._task is not None:
+            self._task.cancel()
 
     def _forget(self) -> None:
         for site in self._sites:

@@ -81,7 +81,7 @@ class StandbyKeeper:
             return
         newest = self.coordinator.newest
         expected = self._expected if self._expected.version == newest.version else Expected()
-        ready = self.broker.ready_standbys()
+        ready = self.broker.requests.ready_standbys
         are_ready = [process.standby in ready for process in self.processes.standbys()]
         present = Present(ready=sum(are_ready), starting=len(are_ready) - sum(are_ready))
         start = to_start(self._kept, expected, present, self._room(newest))

@@ -78,7 +78,7 @@ class StartOfWorkers:
             process.rank, process.size = rank, cluster.size
             if process.standby is not None:
                 self.sites[process.host].release(process.log_name)
-                self.broker.assign(process.standby, peer, cluster.version)
+                self.broker.requests.assign(process.standby, peer, cluster.version)
             else:
                 self._launch(process, cluster, joins_later, shares[peer], len(shares[peer]))
             if joins_later:

@@ -60,7 +60,7 @@ def _joining(manager: WorkerManager) -> list[Process]:
 
 def _process(process: Process, manager: WorkerManager, coordinator: Coordinator) -> dict[str, Any]:
     standing = manager.processes.standing(process)
-    told = None if process.peer is None else manager.broker.progress(process.peer, process.incarnation)
+    told = None if process.peer is None else manager.broker.facts.progress(process.peer, process.incarnation)
     step, each_s, ago_s = (None, None, None) if told is None else told
     return {
         "rank": process.rank if standing in (Standing.MEMBER, Standing.JOINING) else None,
@@ -91,7 +91,8 @@ def _why(process: Process, standing: Standing, manager: WorkerManager, coordinat
     if process.state is WorkerState.FAILING:
         return "can't go on, expected to exit"
     if standing is Standing.STANDBY:
-        return "standby, ready" if process.standby in manager.broker.ready_standbys() else "standby, not ready yet"
+        ready = process.standby in manager.broker.requests.ready_standbys
+        return "standby, ready" if ready else "standby, not ready yet"
     assert process.peer is not None
     ready = manager.broker.is_ready(process.peer, process.incarnation)
     if standing is Standing.JOINING:

@@ -265,7 +265,7 @@ class Tenure:
         return False
 
     def may_say(self, version: int) -> bool:
-        """From any thread. Who has heard of a version waits for it at the next step, and that it is chosen has to be on
+        """Who has heard of a version waits for it at the next step, and that it is chosen has to be on
         record: while the store is away nobody hears of another one."""
         return self._on_record >= version
 

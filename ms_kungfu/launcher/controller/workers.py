@@ -5,19 +5,17 @@ shared memory of each version made by its hosts. What a report leads to, and whi
 coordinator to say. Parts of a `WorkerManager` are in files of their own: `starting`, `ending`, `hanging`, `cores`,
 `following`, `standbys`.
 
-Everything here runs in the controller's event loop; calls of the broker's threads are handed over to it.
+Everything here runs in the controller's event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import contextlib
 import logging
 import signal
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Callable, Protocol, TypeVar
+from typing import Callable, Protocol
 
 from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID
@@ -43,10 +41,8 @@ from ms_kungfu.launcher.state.start_error import StartError
 from ms_kungfu.launcher.state.states import WorkerState
 from ms_kungfu.launcher.state.versions import ClusterVersions
 
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.2
-_FIX_CORES_S = 8.0  # for moving all threads of all workers; a worker waits longer
 
 
 class Reports(Protocol):
@@ -140,19 +136,19 @@ class WorkerManager:
         )  # fmt: skip
 
     def _new_broker(self) -> Broker:
-        reports, from_thread = self.reports, self.from_thread
+        reports = self.reports
         return self.make_broker(
             make_segment=self.remote.make_segment,
             recovers=self.options.recover is not Recover.FAIL,
             min_size=self.options.min_size,
-            on_unknown_version=lambda version: from_thread(reports.version_unknown, version),
-            on_chosen=lambda cluster, step: from_thread(self._on_chosen, (cluster, step)),
-            on_ready=lambda who: from_thread(self._on_ready, who),
-            on_trouble=lambda trouble: from_thread(self._on_trouble, trouble),
-            on_announced=lambda version: from_thread(self._on_announced, version),
-            on_cores=self._on_cores,
-            on_expected=lambda expected: from_thread(self.standbys.expect, expected),
-            on_leave=(lambda peer: from_thread(reports.worker_leaves, peer)) if self.options.watch else None,
+            on_unknown_version=lambda version: reports.version_unknown(version),
+            on_chosen=self._on_chosen,
+            on_ready=self._on_ready,
+            on_trouble=self._on_trouble,
+            on_announced=self._on_announced,
+            on_cores=lambda each: self.cores.fix(each),
+            on_expected=lambda expected: self.standbys.expect(expected),
+            on_leave=(lambda peer: reports.worker_leaves(peer)) if self.options.watch else None,
             on_choice=self.on_choice,
             may_announce=self.may_announce,
             begun=self.versions,
@@ -225,11 +221,6 @@ class WorkerManager:
 
     # ---- what happens ----
 
-    def from_thread(self, function: Callable[[T], None], argument: T) -> None:
-        """Has it called in the event loop."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed already
-            self._loop.call_soon_threadsafe(function, argument)
-
     def on_event(self, host: str, event: Started | Exited) -> None:
         """A host reports on a process of its own."""
         process = self.processes.get(event.key)
@@ -262,7 +253,7 @@ class WorkerManager:
 
     def _has_ended(self, process: Process, standing: Standing, code: int, error: str) -> None:
         if process.peer is not None:
-            reason = self.broker.gave_up(process.peer, process.incarnation) if code == 0 and not error else ""
+            reason = self.broker.facts.gave_up(process.peer, process.incarnation) if code == 0 and not error else ""
             if reason and self.options.recover is not Recover.FAIL:
                 # It hasn't finished, whatever it says: the others wait in what it was interrupted in.
                 code, error = 1, f"could not go on ({reason}) and {how_it_ended(code)}"
@@ -311,9 +302,8 @@ class WorkerManager:
         if self.coordinator.leaving.issuperset(living):
             self.ending.tell_again(living)
 
-    def _on_chosen(self, chosen: tuple[Cluster, int | None]) -> None:
-        """The members have agreed on a version and are going over to it, after a step where they have told of any."""
-        cluster, step = chosen
+    def _on_chosen(self, cluster: Cluster, step: int | None) -> None:
+        """The members have agreed on a version and are going over to it, after a step if they have told of any."""
         self._follow_watch.committed()
         after = "" if step is None else f", after step {step}"
         size = counted(cluster.size, "worker")
@@ -332,12 +322,6 @@ class WorkerManager:
         self.cores.move(cluster)
         self._loop.call_later(self.machine.standby_delay_s, self.standbys.keep)
         self.reports.version_followed()
-
-    def _on_cores(self, each: int) -> int:
-        """In a thread of the broker's; see `WorkerCores.fix`."""
-        answer: concurrent.futures.Future[int] = concurrent.futures.Future()
-        self.from_thread(lambda each: self.cores.fix(each, answer), each)
-        return answer.result(_FIX_CORES_S)
 
     def _on_ready(self, who: tuple[PeerID, int] | int) -> None:
         """A newcomer (peer ID and incarnation), or standby number `who`, would join at once."""

@@ -17,11 +17,13 @@ class NotMadeYet(Exception):
 
 
 class Asker(Protocol):
-    """The broker's end of a connection (`broker_protocol.Connection`), or what stands for one on another host."""
+    """A worker's request, which waits for its answer."""
 
-    def send(self, message: m.FromBroker, fds: tuple[int, ...] = ()) -> None: ...
-    def is_closed(self) -> bool: ...
-    def extend(self, timeout: float | None) -> None: ...
+    def send(self, message: m.FromBroker, fds: Sequence[int] = ()) -> None:
+        """The answer. `fds` stay the caller's."""
+
+    def end(self) -> None:
+        """There is no answer."""
 
 
 class Segment(Protocol):

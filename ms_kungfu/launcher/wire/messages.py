@@ -155,13 +155,6 @@ class Error(Message):
     error: Sentence
 
 
-class WorkerProof(Message):
-    """A worker's nonce and proof, to its host's broker."""
-
-    nonce: Nonce16
-    proof: Proof32
-
-
 # ---- a worker asks its host's broker ----
 
 
@@ -618,7 +611,6 @@ FromHost = Union[
 
 NONCE: Reads[Union[Nonce, Error]] = Reads(Union[Nonce, Error])
 PROOF: Reads[Union[Proof, Error]] = Reads(Union[Proof, Error])
-WORKER_PROOF: Reads[WorkerProof] = Reads(WorkerProof)
 TO_BROKER: Reads[ToBroker] = Reads(ToBroker)
 FROM_BROKER: Reads[FromBroker] = Reads(FromBroker)
 FIRST_WORDS: Reads[FirstWords] = Reads(FirstWords)

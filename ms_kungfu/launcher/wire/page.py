@@ -22,7 +22,7 @@ _SECTIONS: tuple[tuple[str, str, tuple[Reads[Any], ...]], ...] = (
     (
         "Handshake",
         "Each end sends a nonce, and proves that it knows the job's secret.",
-        (m.NONCE, m.PROOF, m.WORKER_PROOF),
+        (m.NONCE, m.PROOF),
     ),
     ("From a worker to its host's broker", "", (m.TO_BROKER,)),
     ("From the broker to a worker", "", (m.FROM_BROKER,)),

@@ -1,4 +1,4 @@
-"""The broker: the real one, without its socket. A request is a thread of the launcher, and messages take a while."""
+"""The broker: the real one, without its socket. Messages take a while."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.fault.simulator.setting import Violation
 
 
 class Broker(broker.Broker):
-    """The real one; a request is a thread of the launcher."""
+    """The real one, watched."""
 
     def __init__(self, world, *args, **options):
         self._world = world
         self._chosen_before = None
-        super().__init__(*args, condition=lambda: Condition(world), **options)
+        super().__init__(*args, **options)
 
     def _after_choice(self):
         """Who is let in anew is not known to be dead: its place would count as filled, and a step miss its samples."""
@@ -39,12 +39,12 @@ class Broker(broker.Broker):
                     )
         super()._after_choice()
 
-    def _grant(self, connection, request, grant):
+    def grant(self, asker, request, grant):
         """Whoever comes to the version with the state may die on the way, and takes it along: nobody can help that."""
         for process in self._world.everybody:
             if process.alive and process.member.received and process.granted == (request.peer, request.incarnation):
                 self._world.holders.setdefault(grant.cluster.version, []).append(process)
-        super()._grant(connection, request, grant)
+        super().grant(asker, request, grant)
 
     def refuse(self, version, reason):
         # Told in the launcher's log: an external config server takes wishes that can't come true.
@@ -52,31 +52,37 @@ class Broker(broker.Broker):
         super().refuse(version, reason)
 
 
-class Connection:
-    """A connection to the broker, at the broker's end, for one request."""
+class Request:
+    """A worker's, at its host's agent."""
 
-    def __init__(self, world, process):
-        self._process = process
+    def __init__(self, world, process, host, relay, asked):
+        self._process, self._host, self._relay, self._asked = process, host, relay, asked
+        self.pid = process.pid
         self.news = Condition(world)
-        self.sent, self.fds = None, ()
+        self.answer, self.fds = None, ()
         self.counts_from = world.loop.now
         self.ended = False
+        process.requests.append(self)
 
-    def is_closed(self):
-        return not self._process.alive
-
-    def extend(self, timeout):
-        pass
+    def arrive(self):
+        if self in self._process.requests:
+            self._relay.serve(self, self._asked)
 
     def send(self, message, fds=()):
-        if isinstance(message, m.Waiting):
-            self.counts_from = self._process.world.loop.now
-            return
-        self.sent, self.fds = message, self._process.world.received(fds, self._process)
+        self.answer, self.fds = message, self._process.world.received(fds, self._process)
+        self.end()
 
-    def close(self):
+    def end(self):
         self.ended = True
         self.news.notify_all()
+
+    def note_waiting(self):
+        self.counts_from = self._process.world.loop.now
+
+    def withdraw(self):
+        """The agent sees the end of the connection."""
+        self._process.requests.remove(self)
+        self._host.loop.call_later(self._process.world.short(self._process.world.random), self._relay.withdraw, self)
 
 
 class BrokerClient(broker_protocol.BrokerClient):
@@ -100,26 +106,21 @@ class BrokerClient(broker_protocol.BrokerClient):
     def _exchange(self, request, timeout):
         """The answer, and the descriptors."""
         world, process = self._world, self._world.current.process
-        connection = Connection(world, process)
         world.place("asks", takes_time=True)
-        launcher, broker = world.broker_of(process)
-
-        def serve():
-            try:
-                broker.serve(connection, m.TO_BROKER.convert(request), process.pid)
-            finally:
-                connection.close()
-
-        launcher.start("broker", serve, world.short(world.current.random))
-        while not connection.ended:
-            left_s = None if timeout is None else connection.counts_from + timeout - world.loop.now
+        host, relay = world.agent_of(process)
+        asking = Request(world, process, host, relay, m.TO_BROKER.convert(request))
+        host.loop.call_later(world.short(world.current.random), asking.arrive)
+        while not asking.ended:
+            left_s = None if timeout is None else asking.counts_from + timeout - world.loop.now
             if left_s is not None and left_s <= 0.0:
+                asking.withdraw()
                 raise CollectiveTimeoutError("no answer from the launcher")
-            connection.news.wait(left_s)
+            asking.news.wait(left_s)
+        process.requests.remove(asking)
         world.place("is answered")
-        if connection.sent is None:
+        if asking.answer is None:
             raise PeerLostError("the launcher is gone")
-        return connection.sent, connection.fds
+        return asking.answer, asking.fds
 
     def _ask(self, request, who, about, timeout):
         answer, fds = self._exchange(request, timeout)

@@ -200,6 +200,7 @@ class Events:
             process.fatal = code
         elif process.alive:
             process.alive, process.killed = False, self.verdict is None
+            process.hang_up()
             self.deaths += 1
             self.say("do", f"{process.name} dies")
             self.loop.at(self.short(self.random), self.guard_tells, process, code)

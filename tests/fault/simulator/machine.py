@@ -12,7 +12,6 @@ from ms_kungfu.launcher.agent.relay import Relay
 from ms_kungfu.launcher.devices import Devices
 from ms_kungfu.launcher.state.events import Exited, Started
 from tests.fault.simulator.broker import Broker
-from tests.fault.simulator.clock import Condition
 from tests.fault.simulator.cluster_store import SeatKeys, Store
 from tests.fault.simulator.links import Link, Memory
 from tests.fault.simulator.network import Socket
@@ -87,7 +86,7 @@ class Machine(machine.Machine):
         return self._host.made_broker
 
     def make_relay(self, send):
-        return Relay(send, condition=lambda: Condition(self._world), is_alive=self._world.is_alive)
+        return Relay(send, is_alive=self._world.is_alive)
 
     def serve_broker(self, broker, secret):
         self._host.server = BrokerServer(self._host, broker)
@@ -134,9 +133,12 @@ class BrokerServer:
     def connections(self):
         return 0
 
-    def close(self):
+    def end(self):
         if self._host.server is self:
             self._host.server = None
+            for process in self._host.workers():
+                for request in process.requests:
+                    request.end()
 
 
 class Guard:

@@ -26,6 +26,7 @@ class Process:
         self.frozen = False  # it doesn't run, and SIGKILL has to wait until it does
         self.fatal = None  # the signal that waits
         self.held = []  # threads that would run if it was not stopped
+        self.requests = []  # of its host's agent, that wait for an answer
         self.slow = 1.0
         self.terminated = False  # told to end, from outside
         self.core = world.make_core(self)
@@ -49,6 +50,11 @@ class Process:
         self.program = None  # of a worker, once it has begun
         self.granted = None  # peer ID and incarnation
         self.key = self.pid = None  # of a worker
+
+    def hang_up(self):
+        """It has ended."""
+        for request in list(self.requests):
+            request.withdraw()
 
     def start(self, name, function, delay=0.0):
         thread = Thread(self.world, self, name, function)

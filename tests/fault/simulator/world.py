@@ -152,12 +152,12 @@ class World(Events, Promises):
     def is_alive(self, pid):
         return any(p.pid == pid and p.alive for p in self.processes.values())
 
-    def broker_of(self, process):
-        """Who answers a worker: its host's launcher, and what passes on to the broker."""
+    def agent_of(self, process):
+        """What answers a worker: its host, and what passes on to the broker there."""
         host = process.host
         if host.server is None or host.is_over:
             raise PeerLostError("the launcher is gone")
-        return host.launcher, host.server.broker
+        return host, host.server.broker
 
     def received(self, fds, process):
         """Descriptors, as `process` has them."""
@@ -308,4 +308,5 @@ class World(Events, Promises):
             if not self.job.is_over and not self._is_excused(process, error):
                 self.trouble.append((process, error))
         process.alive = False
+        process.hang_up()
         self.loop.at(self.short(self.current.random), self.guard_tells, process, code)

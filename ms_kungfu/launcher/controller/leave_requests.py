@@ -1,0 +1,58 @@
+"""Which workers may leave the newest version by their own request, or by a SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Callable
+
+from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher.state.policy import would_be_left
+from ms_kungfu.launcher.state.versions import ClusterVersions
+
+
+class LeaveRequests:
+    """Of the broker. `on_leave`: see there."""
+
+    def __init__(self, versions: ClusterVersions, min_size: int, on_leave: Callable[[PeerID], None] | None) -> None:
+        self._versions, self._min_size, self._on_leave = versions, min_size, on_leave
+        self._loop = asyncio.get_running_loop()
+        self.job_ends = False
+        self.leaving: set[PeerID] = set()  # those of the newest version that may leave it, and haven't yet
+        self.evicted: set[PeerID] = set()  # left out of the newest cluster by name
+        self.told_to_end: set[PeerID] = set()  # members that have been granted to leave because they got a SIGTERM
+
+    def objection(self, peer: PeerID, terminated: bool) -> str:
+        """Grant it and pass it on; the reason if it can't be granted. Of several requests at once the first are."""
+        newest = self._versions.newest
+        if self.job_ends or newest is None:
+            return "the job is ending"
+        if peer not in newest.workers:  # it is leaving already
+            if terminated and self._on_leave is not None:
+                self.told_to_end.add(peer)
+                self._loop.call_soon(self._on_leave, peer)  # it may have been taken back in meanwhile
+            return ""
+        left = self._versions.staying_without(peer, self.leaving)
+        if left == 0:
+            return f"{peer} is the last worker"
+        if left < self._min_size:
+            return f"{peer} can't leave: {would_be_left(left, self._min_size)}"
+        if self._on_leave is None:
+            return "this launcher does not follow changes of the cluster (-w)"
+        self.leaving.add(peer)
+        (self.told_to_end if terminated else self.evicted).add(peer)
+        self._loop.call_soon(self._on_leave, peer)
+        return ""
+
+    def follow(self, newest: Cluster) -> None:
+        self.leaving &= set(newest.workers)
+        self.evicted -= set(newest.workers)
+
+    def note_evicted(self, peers: Iterable[PeerID]) -> None:
+        """A resize request names these, instead of a size."""
+        self.evicted.update(peers)
+
+    def stays(self, peer: PeerID) -> None:
+        """A worker that was granted to leave stays after all: too few would be left by now."""
+        for peers in (self.leaving, self.evicted, self.told_to_end):
+            peers.discard(peer)

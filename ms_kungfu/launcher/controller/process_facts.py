@@ -1,0 +1,68 @@
+"""What the shared memory of the cluster versions tells of each process."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Callable
+
+from ms_kungfu.cluster import PeerID
+from ms_kungfu.launcher.controller.segments import Segments
+from ms_kungfu.launcher.state.segment import Progress
+from ms_kungfu.launcher.state.stuck import stuck_among
+from ms_kungfu.launcher.state.versions import ClusterVersions
+
+
+class ProcessFacts:
+    """Of the broker. `has_slot`: whether a process (peer ID and incarnation) has got a slot and isn't out."""
+
+    def __init__(
+        self, versions: ClusterVersions, segments: Segments, has_slot: Callable[[tuple[PeerID, int]], bool]
+    ) -> None:
+        self._versions, self._segments, self._has_slot = versions, segments, has_slot
+        self._counting: set[tuple[PeerID, int]] = set()  # processes of which a heartbeat has been seen
+
+    def heartbeat(self, peer: PeerID, incarnation: int) -> tuple[int, ...]:
+        """Counts that move for as long as the process runs; none before it has a slot, or once it has left."""
+        beats = tuple(segment.heartbeat(rank) for segment, rank in self._segments.places_of(peer, incarnation))
+        process = (peer, incarnation)
+        if any(beats):
+            self._counting.add(process)
+        elif process in self._counting or not self._has_slot(process):
+            return ()  # it has left, or has no slot yet
+        return beats
+
+    def progress(self, peer: PeerID, incarnation: int) -> Progress | None:
+        """Where the process's training is, as it has told in the newest version in which it has."""
+        places = list(self._segments.places_of(peer, incarnation))
+        return next(filter(None, (segment.progress(rank) for segment, rank in reversed(places))), None)
+
+    def gave_up(self, peer: PeerID, incarnation: int) -> str:
+        """Why a process that lives can't go on, and its end is what the other members wait for; "" if it can."""
+        places = self._segments.places_of(peer, incarnation)
+        return next(filter(None, (segment.gave_up(rank) for segment, rank in places)), "")
+
+    def stuck(self, alive: Collection[tuple[PeerID, int]]) -> dict[tuple[PeerID, int], list[int]]:
+        """Of the processes that live those that keep others waiting for longer than these can (`stuck`), with the ranks
+        of these."""
+        awaited = {version: segment.awaited() for version, segment in self._segments.open.items()}
+        if not any(is_overdue for told in awaited.values() for *_, is_overdue in told):
+            return {}  # as long as a job is healthy
+        rank_of: dict[tuple[PeerID, int], int] = {}
+        waits: list[tuple[Any, Any, bool]] = []
+        for version, told in awaited.items():
+            cluster = self._versions.clusters[version]
+            known: dict[int, tuple[PeerID, int]] = {}
+            for process in alive:
+                rank = cluster.rank_of(process[0])
+                if rank is not None and self._versions.belongs(*process, version):
+                    known[rank], rank_of[process] = process, rank
+            for *ends, is_overdue in told:
+                sleeper, other = (known.get(end, end) if isinstance(end, int) else (version, end) for end in ends)
+                waits.append((sleeper, other, bool(is_overdue)))
+        found = stuck_among(set(alive), waits)
+        return {process: sorted(rank_of[each] for each in by) for process, by in found.items()}
+
+    def set_ending(self, peer: PeerID, incarnation: int, ending: bool) -> None:
+        """The process is about to be ended, or isn't after all."""
+        for segment, rank in self._segments.places_of(peer, incarnation):
+            segment.set_ending(rank, ending)

@@ -1,0 +1,68 @@
+"""Both ends of a connection prove that they know the job's secret, before anything else.
+
+Each end sends a nonce, and then HMAC-SHA256 of the secret over a word for its role and both nonces. Roles between
+hosts differ from those of an agent and its workers: no proof is of use at the other end, in another connection, or at a
+server of the other kind. Until the proof a message has at most `MAX_STRANGERS_BYTES`. Without a secret (-no-secret)
+both ends use an empty one, which is public. In the clear, what follows the proof is neither signed nor hidden.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ms_kungfu._decoding import ProtocolError
+from ms_kungfu._words import printable
+from ms_kungfu.broker_protocol import is_proof, new_nonce, proof_of
+from ms_kungfu.launcher.channel import MAX_STRANGERS_BYTES, Stream
+from ms_kungfu.launcher.wire import messages as m
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Of the two ends. `rejection`: what a caller with another secret is told."""
+
+    caller: str
+    called: str
+    rejection: str
+
+
+BETWEEN_HOSTS = Roles(
+    "caller", "called", "the launcher there has another secret (KUNGFU_JOB_SECRET, -secret-file, -no-secret)"
+)
+OF_A_WORKER = Roles("worker", "broker", "the job's broker has another secret (KUNGFU_JOB_SECRET)")
+
+
+async def prove(channel: Stream, secret: bytes) -> None:
+    """The end that calls another host. `broker_protocol.prove` is the end of a worker."""
+    roles, nonce = BETWEEN_HOSTS, new_nonce()
+    channel.send(m.Nonce(nonce, m.PROTOCOL))
+    challenge = await _nonce_on(channel)
+    channel.send(m.Proof(proof_of(secret, roles.caller, challenge, nonce)))
+    answer = await channel.receive(m.PROOF, MAX_STRANGERS_BYTES)
+    if isinstance(answer, m.Error):
+        raise ProtocolError(printable(answer.error))
+    if not is_proof(answer.proof, secret, roles.called, challenge, nonce):
+        raise ProtocolError("who answers there doesn't know the job's secret (KUNGFU_JOB_SECRET, -secret-file)")
+
+
+async def challenge(channel: Stream, secret: bytes, roles: Roles) -> None:
+    """The end that is called."""
+    nonce, challenge = await _nonce_on(channel), new_nonce()
+    channel.send(m.Nonce(challenge, m.PROTOCOL))
+    proof = await channel.receive(m.PROOF, MAX_STRANGERS_BYTES)
+    if isinstance(proof, m.Error) or not is_proof(proof.proof, secret, roles.caller, challenge, nonce):
+        channel.send(m.Error(roles.rejection))
+        raise ProtocolError("it doesn't know the job's secret")
+    channel.send(m.Proof(proof_of(secret, roles.called, challenge, nonce)))
+
+
+async def _nonce_on(channel: Stream) -> str:
+    """The other end's, or why it wants nothing of this one."""
+    first = await channel.receive(m.NONCE, MAX_STRANGERS_BYTES)
+    if isinstance(first, m.Error):
+        raise ProtocolError(printable(first.error))
+    if first.protocol != m.PROTOCOL:
+        why = f"it speaks protocol {first.protocol}, this end {m.PROTOCOL}; install the same ms_kungfu on all hosts"
+        channel.send(m.Error(why))
+        raise ProtocolError(why)
+    return first.nonce

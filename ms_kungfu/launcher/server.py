@@ -1,0 +1,200 @@
+"""The launcher's servers: how connections are accepted, and which are served.
+
+1. An unauthenticated client costs a bounded amount: it has `HANDSHAKE_S` to prove that it knows the job's secret, sends
+   small messages until then, and at most `most_unproved` such connections exist. One more ends the oldest.
+2. Without descriptors or memory a listener rests for a moment; clients wait in its backlog.
+3. No exception leaves a connection: the loop's handler of exceptions ends the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import socket
+from typing import Any, Callable, Generic, TypeVar, Union
+
+from ms_kungfu._decoding import ProtocolError
+from ms_kungfu.launcher.channel import LocalChannel, Stream
+from ms_kungfu.launcher.handshake import Roles, challenge
+from ms_kungfu.launcher.within import within
+
+C = TypeVar("C", bound=Union[Stream, LocalChannel])
+_log = logging.getLogger(__name__)
+HANDSHAKE_S = 10.0
+_RETRY_S = 0.2
+
+
+class Listener:
+    """Calls `accepted` with each connection and its source, in the event loop, from construction to `close`.
+
+    `socket` listens, and belongs to this. `troubled` is called if none can be accepted.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        accepted: Callable[[socket.socket, Any], None],
+        troubled: Callable[[OSError], None] = lambda error: None,
+    ) -> None:
+        self._socket, self._accepted, self._troubled = listening, accepted, troubled
+        self._loop = asyncio.get_running_loop()
+        listening.setblocking(False)
+        self.resume()
+
+    def rest(self) -> None:
+        """Clients wait in the backlog until `resume`."""
+        self._loop.remove_reader(self._socket)
+
+    def resume(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.add_reader(self._socket, self._accept)
+
+    def close(self) -> None:
+        if self._socket.fileno() >= 0:
+            self.rest()
+            self._socket.close()
+
+    def _accept(self) -> None:
+        try:
+            connection, source = self._socket.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError as error:
+            self._troubled(error)
+            self.rest()
+            self._loop.call_later(_RETRY_S, self.resume)
+            return
+        self._accepted(connection, source)
+
+
+class Server(Generic[C]):
+    """Serves connections once they have proved themselves. In the event loop."""
+
+    most_unproved = 128
+    most_proved = math.inf
+    silent_s = HANDSHAKE_S  # if there is no room, a client that has been silent for so long makes room
+
+    def __init__(self, secret: bytes, roles: Roles) -> None:
+        self._secret, self._roles = secret, roles
+        self._loop = asyncio.get_running_loop()
+        self._listener: Listener | None = None
+        self._unproved: dict[asyncio.Task[None], tuple[Stream, float]] = {}  # oldest first: since when
+        self._proved: set[asyncio.Task[None]] = set()
+        self._trouble = ""
+
+    # ---- what a kind of server adds ----
+
+    def _open(self, connection: socket.socket) -> C:
+        """Raises what is against it; the caller closes the connection then."""
+        raise NotImplementedError
+
+    async def _serve(self, channel: C) -> bool:
+        """Serve a connection that has proved itself. Return whether it belongs to another owner now."""
+        raise NotImplementedError
+
+    def _rejected(self, source: str, error: Exception) -> None:
+        """It hasn't proved itself."""
+
+    def _ended(self, source: str, error: Exception) -> None:
+        """It had, and has failed in a way that a peer can bring about."""
+
+    def _troubled(self, error: OSError) -> None:
+        """No connection can be accepted for now. Called once for each reason."""
+
+    # ---- the same for all ----
+
+    def listen(self, listening: socket.socket) -> None:
+        self._listener = Listener(listening, self._on_accepted, self._on_trouble)
+
+    def end(self) -> None:
+        """Ends all connections, soon."""
+        if self._listener is not None:
+            self._listener.close()
+        for task in (*self._unproved, *self._proved):
+            task.cancel()
+
+    async def close(self) -> None:
+        """Ends all connections. They have ended when this returns."""
+        self.end()
+        await asyncio.gather(*self._unproved, *self._proved, return_exceptions=True)
+
+    def serve_within(self, channel: C, source: str) -> None:
+        """Serve a connection that needs no proof."""
+        task = asyncio.ensure_future(self._serve_proved(channel, source))
+        self._proved.add(task)
+        task.add_done_callback(self._forget)
+
+    def _on_trouble(self, error: OSError) -> None:
+        if str(error) != self._trouble:
+            self._trouble = str(error)
+            self._troubled(error)
+        self._make_room()
+
+    def _on_accepted(self, connection: socket.socket, source: Any) -> None:
+        self._trouble = ""
+        if len(self._unproved) >= self.most_unproved:
+            self._make_room()
+        name = str(source[0]) if source else "this host"
+        try:
+            if len(self._proved) >= self.most_proved:
+                raise ProtocolError(f"there are {len(self._proved)} connections")
+            channel = self._open(connection)
+        except Exception as error:  # it has gone already, or there is no memory
+            connection.close()
+            self._reject(name, error)
+            return
+        task = asyncio.ensure_future(self._meet(channel, name))
+        self._unproved[task] = channel, self._loop.time()  # type: ignore[assignment]
+        task.add_done_callback(self._forget)
+
+    def _make_room(self) -> None:
+        """End the oldest of the connections that have proved nothing, and those that have for long."""
+        now = self._loop.time()
+        for place, (task, (channel, since)) in enumerate(list(self._unproved.items())):
+            if place == 0 or now - since > self.silent_s:
+                del self._unproved[task]
+                self._proved.add(task)  # until it is over
+                channel.end()
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._unproved.pop(task, None)
+        self._proved.discard(task)
+
+    def _reject(self, source: str, error: Exception) -> None:
+        if not isinstance(error, (OSError, ProtocolError, asyncio.TimeoutError)):
+            _log.error("internal error: connection from %s: %r; the launcher closes it", source, error, exc_info=error)
+        self._rejected(source, error)
+
+    async def _meet(self, channel: C, source: str) -> None:
+        """All exceptions before the proof are a rejection. After it the connection ends; what `_serve` has begun, that
+        ends itself."""
+        assert isinstance(channel, Stream)
+        has_proved = False
+        try:
+            await within(HANDSHAKE_S, challenge(channel, self._secret, self._roles))
+            has_proved = True
+        except Exception as error:
+            self._reject(source, error)
+            await channel.hear_out()
+            return
+        finally:
+            if not has_proved:
+                channel.close()
+        task = asyncio.current_task()
+        assert task is not None
+        self._unproved.pop(task, None)
+        self._proved.add(task)
+        await self._serve_proved(channel, source)
+
+    async def _serve_proved(self, channel: C, source: str) -> None:
+        given_away = False
+        try:
+            given_away = await self._serve(channel)
+        except (OSError, ProtocolError, asyncio.TimeoutError) as error:
+            self._ended(source, error)
+        except Exception as error:
+            _log.error("internal error: connection from %s: %r; the launcher closes it", source, error, exc_info=error)
+        finally:
+            if not given_away:
+                channel.close()
