@@ -1,10 +1,12 @@
-"""Elastic data-parallel training for stock MindSpore.
+"""Train with elastic data parallelism on stock MindSpore.
+
+::
 
     import ms_kungfu as kf
     optimizer = kf.optimizers.KungFuMomentum(net.trainable_params(), 0.01, 0.9)
     model.train(epochs, dataset, callbacks=[kf.callbacks.KungFuElasticCallback("100:2,200:4")])
 
-Importing this package joins nothing and imports no MindSpore; submodules load when they are first used.
+Importing this package joins nothing and imports no MindSpore. Submodules load on first use.
 """
 
 from __future__ import annotations

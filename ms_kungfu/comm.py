@@ -1,23 +1,27 @@
 """Collectives over NumPy arrays, on the same runtime as the MindSpore primitives.
 
-Every rank calls the same operation under the same `name` with an array of the same shape and dtype; a difference
-raises :class:`~ms_kungfu.errors.CollectiveMismatchError` at every rank. Different names may be in flight at once from
-different threads. Nothing is copied but into and out of shared memory; the GIL is released.
+Every rank calls the same operation under the same `name` with an array of the same shape and dtype.
+A difference raises :class:`~ms_kungfu.errors.CollectiveMismatchError` at every rank. Different
+threads may have operations of different names in flight at once. Data is copied only into and out
+of shared memory, and the GIL is released.
 
-What is brought is whatever ``np.asarray`` takes: arrays of any layout, numbers, lists, tensors of MindSpore. A masked
-array is refused, as its mask would be lost. `out` is a C-contiguous array, the input itself or apart from it.
+The input is whatever ``np.asarray`` takes: arrays of any layout, numbers, lists, tensors of
+MindSpore. A masked array is rejected, as its mask would be lost. `out` is a C-contiguous array: the
+input itself, or one that doesn't overlap it.
 
-dtypes of reductions: int8 to int64, uint8 to uint64, float16, float32, float64, and bfloat16 as ``ml_dtypes`` defines
-it; of what only moves (broadcast, all_gather, save) besides these every one without objects. Results have the same bits
-on every rank and in every run; 16-bit floats accumulate in float32. Sums and products of integers are of the input's
-dtype and wrap in it, as ``a + b`` of NumPy's arrays does: uint8 200 + 100 is 44. (``np.sum`` takes a wider dtype
-by itself; do so before the call.) A mean of integers doesn't overflow; it truncates towards zero, where ``np.mean``
-gives a float.
+Reductions take int8 to int64, uint8 to uint64, float16, float32, float64, and bfloat16 as
+``ml_dtypes`` defines it. Operations that only move data (broadcast, all_gather, save) take every
+dtype without objects.
 
-Ctrl-C, or another signal whose handler raises, ends a collective that waits, if it is called on Python's main thread:
-the exception is raised within 20 ms. This process has finished with its cluster then: later calls raise
-CollectiveAbortedError. So do the other workers' (or, with ``-recover``, they go on without this one as soon as it has
-ended).
+Results have the same bits on every rank and in every run. 16-bit floats accumulate in float32. Sums
+and products of integers have the input's dtype and wrap in it, as ``a + b`` of NumPy's arrays does:
+uint8 200 + 100 is 44. (``np.sum`` takes a wider dtype by itself; convert before the call.) A mean
+of integers doesn't overflow. It truncates towards zero, unlike ``np.mean``, which gives a float.
+
+Ctrl-C, or another signal whose handler raises, ends a waiting collective on Python's main thread:
+the exception is raised within 20 ms. This process has finished with its cluster then, and later
+calls raise CollectiveAbortedError. So do the other workers' calls; with ``-recover`` those go on
+without this process as soon as it has ended.
 """
 
 from __future__ import annotations
@@ -55,15 +59,19 @@ def _op(op: str) -> int:
 
 
 def _begin(name: str) -> None:
-    """Before a collective. KungFuError at a joining worker whose collective the other workers don't come to; those of
-    ms_kungfu itself bring it to them."""
+    """Prepare a collective.
+
+    Raises:
+        KungFuError: at a joining worker, for a collective that the other workers don't come to. The
+            collectives of ms_kungfu itself bring it to them.
+    """
     runtime.init()
     if current().catching_up and not name.startswith("kungfu/"):
         check_caught_up(f'collective "{name}"')
 
 
 def _input(value: ArrayLike) -> Array:
-    """What was brought as a C-contiguous array in the machine's byte order."""
+    """Return the input as a C-contiguous array in the machine's byte order."""
     if type(value) is not np.ndarray:
         if isinstance(value, np.ma.MaskedArray):
             raise TypeError("the mask of a masked array would be lost; bring array.filled(...), or data and mask apart")
@@ -76,7 +84,10 @@ def _input(value: ArrayLike) -> Array:
 
 
 def _reducible(array: Array) -> tuple[Array, int]:
-    """The array as the buffer protocol can show it, and its dtype's number in the C ABI (-1: told by the buffer)."""
+    """Return the array as the buffer protocol can show it, and its dtype's number in the C ABI.
+
+    The number is -1 if the buffer itself shows the dtype.
+    """
     if array.dtype.char in _NUMBERS:
         return array, -1
     if array.dtype.name == "bfloat16":
@@ -87,7 +98,10 @@ def _reducible(array: Array) -> tuple[Array, int]:
 
 
 def _movable(array: Array) -> tuple[Array, int, str]:
-    """The same for what only moves; what isn't a number to the runtime goes as bytes under its dtype's name."""
+    """Return the same for operations that only move data, and a name of the layout.
+
+    A dtype that the runtime has no number for travels as bytes under its name.
+    """
     if array.dtype.char in _NUMBERS or array.dtype.name == "bfloat16":
         return (*_reducible(array), "")
     if array.dtype.hasobject:
@@ -108,17 +122,25 @@ def _output(array: Array, out: Array | None) -> Array:
 
 
 def all_reduce(array: ArrayLike, op: str = "sum", name: str = "unnamed", out: Array | None = None) -> Array:
-    """Element-wise `op` (sum, mean, min, max, prod) over all ranks; same shape at every rank.
+    """Reduce an array element by element over all ranks.
 
-    What a rank brings that dies meanwhile is in the result of all survivors or of none, and a mean is that of those
-    whose part is in it (docs/recovery.md).
+    If a rank fails meanwhile, its input is in the result of all survivors or of none. A mean is that of
+    the ranks whose input is in it (docs/recovery.md).
 
     Args:
-        out: where to put the result; `array` itself for in place. A new array by default.
+        array: this rank's input, of the same shape and dtype at every rank.
+        op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
+        name: matches the call with those of the other ranks.
+        out: the array for the result; `array` itself for in place. A new array by default.
+
+    Returns:
+        The result, of the shape and dtype of `array`, with the same bits at every rank.
 
     Raises:
-        ValueError, TypeError: for an op, dtype or `out` that doesn't fit, or an `out` that overlaps `array` in part.
-        KungFuError: see :mod:`ms_kungfu.errors`. PeerLostError where a rank dies and nobody goes on (``-recover``).
+        ValueError: for an unknown `op`, or an `out` that doesn't fit or overlaps `array` in part.
+        TypeError: for a dtype or an `out` that doesn't fit.
+        KungFuError: see :mod:`ms_kungfu.errors`. It is PeerLostError if a rank fails and the job
+            doesn't go on (``-recover``).
     """
     _begin(name)
     array = _input(array)
@@ -129,7 +151,13 @@ def all_reduce(array: ArrayLike, op: str = "sum", name: str = "unnamed", out: Ar
 
 
 class Handle:
-    """An all-reduce that goes on in the background: what `all_reduce_async` returns."""
+    """A running all-reduce in the background, as `all_reduce_async` returns it.
+
+    Args:
+        name: of the operation.
+        ticket: the runtime's number of the operation; good for one wait.
+        output: the array that the result is written to.
+    """
 
     def __init__(self, name: str, ticket: int, output: Array) -> None:
         self._name, self._ticket, self._output = name, ticket, output
@@ -137,8 +165,14 @@ class Handle:
         self._failure: BaseException | None = None
 
     def wait(self) -> Array:
-        """The result, once it is there; the same one at a second call. Raises what :func:`all_reduce` does, at a second
-        call again."""
+        """Wait for the result.
+
+        Returns:
+            The result. A second call returns the same array.
+
+        Raises:
+            KungFuError: as :func:`all_reduce` does. A second call raises it again.
+        """
         if not self._is_over:
             self._is_over = True  # its ticket is good for one wait
             output, dtype = _reducible(self._output)
@@ -156,15 +190,25 @@ _started: weakref.WeakValueDictionary[str, Handle] = weakref.WeakValueDictionary
 
 
 def all_reduce_async(array: ArrayLike, op: str = "sum", name: str | None = None) -> Handle:
-    """As :func:`all_reduce`, in the background: returns at once, and ``.wait()`` of what it returns has the result.
+    """Start an all-reduce in the background.
 
-    `array` is copied, so it may change meanwhile. Operations begin in the order of these calls, which is the same at
-    all ranks; one thread runs them, beside collectives of the caller's. Each is waited for at every rank, before the
-    cluster changes (a `step_end`, a `resize`). Ctrl-C is looked at when a wait is over. Without a name it has the first
-    of a list that is free, so as many as one likes may be under way, started and waited for in one order at all ranks.
+    The call returns at once. Operations begin in the order of these calls, which is the same at all
+    ranks. One thread runs them, beside collectives of the caller's. Each is waited for at every rank,
+    before the cluster changes (a `step_end`, a `resize`). Ctrl-C takes effect when a wait is over.
+
+    Args:
+        array: this rank's input, of the same shape and dtype at every rank. It is copied, so it may
+            change meanwhile.
+        op: as in :func:`all_reduce`.
+        name: matches the call with those of the other ranks. By default the first unused of a list of
+            names. So any number of operations may be under way, if all ranks start and wait for them in
+            one order.
+
+    Returns:
+        A handle, whose ``wait()`` returns the result.
 
     Raises:
-        ValueError: while another one of that name hasn't been waited for, or for an op that doesn't fit.
+        ValueError: for an unknown `op`, or while another operation of that name hasn't been waited for.
         TypeError: for a dtype that doesn't fit.
     """
     _begin(name or "unnamed")
@@ -181,12 +225,24 @@ def all_reduce_async(array: ArrayLike, op: str = "sum", name: str | None = None)
 
 
 def broadcast(array: ArrayLike, root: int = 0, name: str = "unnamed", out: Array | None = None) -> Array:
-    """`array` of rank `root` at every rank; elsewhere only shape and dtype of `array` count.
+    """Copy the array of rank `root` to every rank.
+
+    Args:
+        array: the data at the root. At other ranks only its shape and dtype count, which are the same
+            at every rank.
+        root: the rank whose data is sent.
+        name: matches the call with those of the other ranks.
+        out: the array for the result; `array` itself for in place. A new array by default.
+
+    Returns:
+        The root's data, of the shape and dtype of `array`.
 
     Raises:
-        ValueError, TypeError: for a root that is no rank, or a dtype or `out` that doesn't fit.
-        PeerLostError: at every survivor, where the root dies before all of its data is there. An `out` then holds what
-            has come of it; the next collective works. `ms_kungfu.agreement.told_by_one` asks another root.
+        ValueError: for a root that is no rank, or an `out` that doesn't fit.
+        TypeError: for a dtype or an `out` that doesn't fit.
+        PeerLostError: at every survivor, if the root fails before all of its data has arrived. An `out`
+            then holds the part that did, and the next collective works.
+            `ms_kungfu.agreement.told_by_one` asks another root.
     """
     _begin(name)
     if root < 0:
@@ -199,10 +255,22 @@ def broadcast(array: ArrayLike, root: int = 0, name: str = "unnamed", out: Array
 
 
 def all_gather(array: ArrayLike, name: str = "unnamed") -> Array:
-    """The arrays of all ranks, in their order, stacked along a new first axis: shape ``(size, *array.shape)``.
+    """Collect the arrays of all ranks, in their order.
 
-    In the place of a rank that has died, and counts until the next cluster version, are zeros: the same at every
-    survivor, and not to be told from zeros that were brought. `ms_kungfu.agreement.gather_living` tells who took part.
+    A failed rank counts until the next cluster version. Its entry is zeros, the same at every survivor,
+    and not to be distinguished from zeros that a rank brought. `ms_kungfu.agreement.gather_living`
+    returns which ranks took part.
+
+    Args:
+        array: this rank's input, of the same shape and dtype at every rank.
+        name: matches the call with those of the other ranks.
+
+    Returns:
+        The arrays, stacked along a new first axis: shape ``(size, *array.shape)``.
+
+    Raises:
+        TypeError: for a dtype that doesn't fit.
+        KungFuError: see :func:`all_reduce`.
     """
     _begin(name)
     array = _input(array)
@@ -213,14 +281,23 @@ def all_gather(array: ArrayLike, name: str = "unnamed") -> Array:
 
 
 def reduce_scatter(array: ArrayLike, op: str = "sum", name: str = "unnamed") -> Array:
-    """This rank's part of the reduction: shape ``(array.shape[0] / size, *array.shape[1:])``.
+    """Reduce an array over all ranks, and return this rank's part of the result.
 
-    The first axis must be divisible by the number of ranks; rank r gets the r-th part. A rank that has died brings
-    nothing to any part, a mean is that of those who took part, and the dead rank's own part is nobody's: the survivors'
-    parts don't make up the whole then.
+    A failed rank contributes to no part, and a mean is that of the ranks that took part. No rank gets
+    the failed rank's own part, so the survivors' parts don't make up the whole then.
+
+    Args:
+        array: this rank's input, of the same shape and dtype at every rank. Its first axis must be
+            divisible by the number of ranks.
+        op: as in :func:`all_reduce`.
+        name: matches the call with those of the other ranks.
+
+    Returns:
+        Part r of the result at rank r: shape ``(array.shape[0] / size, *array.shape[1:])``.
 
     Raises:
-        ValueError, TypeError: for an op or dtype that doesn't fit, or a first axis that can't be scattered evenly.
+        ValueError: for an unknown `op`, or a first axis that can't be scattered evenly.
+        TypeError: for a dtype that doesn't fit.
         KungFuError: see :func:`all_reduce`.
     """
     _begin(name)
@@ -234,26 +311,39 @@ def reduce_scatter(array: ArrayLike, op: str = "sum", name: str = "unnamed") -> 
 
 
 def barrier() -> None:
-    """Wait until every rank that lives is here. A joining worker passes, as in `ms_kungfu.run_barrier`."""
+    """Wait until every living rank is here.
+
+    A joining worker passes, as in `ms_kungfu.run_barrier`.
+    """
     runtime.run_barrier()
 
 
 class Saved(NamedTuple):
-    """What a rank has saved under a name."""
+    """A copy of what a rank has saved under a name."""
 
     value: Array
+    """The array, of the shape and dtype that were saved."""
     version: int
-    """How many times it has saved under this name, from 1."""
+    """How many times the rank has saved under this name, from 1."""
 
 
 def save(name: str, array: ArrayLike) -> int:
-    """Keep a copy of `array` for the other workers to :func:`request`; returns its version, from 1.
+    """Keep a copy of an array for the other workers to :func:`request`.
 
-    Not collective, and nobody is waited for. The latest version of each name is kept for as long as this process lives,
-    in shared memory, twice as large as the array. Up to 256 names a process.
+    Not collective, and it waits for no other worker. The latest version of each name is kept for as
+    long as this process lives, in shared memory, in twice the size of the array. A process may save up
+    to 256 names.
+
+    Args:
+        name: at most 127 bytes.
+        array: what to keep; each name keeps its shape and dtype.
+
+    Returns:
+        The version: how many times this process has saved under the name, from 1.
 
     Raises:
-        ValueError: where `name` had another shape or dtype before, or is longer than 127 bytes.
+        ValueError: if `name` had another shape or dtype before, or is longer than 127 bytes.
+        TypeError: for a dtype with objects.
     """
     runtime.init()
     array = _input(array)
@@ -261,17 +351,26 @@ def save(name: str, array: ArrayLike) -> int:
 
 
 def request(rank: int, name: str) -> Saved | None:
-    """A copy of what rank `rank` has saved latest under `name`; None where it has saved nothing yet, or has ended.
+    """Return a copy of what a rank has saved latest under a name.
 
-    Not collective: the other worker isn't stopped, nor asked. The copy is whole, whatever that worker does meanwhile,
-    and so it is if that worker dies meanwhile. Versions that are requested of a worker never go back. Of a worker on
-    another host it comes over the network; where that host is lost meanwhile, the worker has ended.
+    Not collective: the other worker is neither stopped nor asked. The copy is whole, whatever that
+    worker does meanwhile, its failure included. The versions that are requested of a worker never go
+    back. From a worker on another host the copy comes over the network. If that host is lost meanwhile,
+    the worker has ended.
+
+    Args:
+        rank: whose array.
+        name: under which it was saved.
+
+    Returns:
+        The copy and its version, or None if the rank has saved nothing yet or has ended.
 
     Raises:
-        ValueError: where there is no such rank, or an optimizer has saved its model under that name.
-        CollectiveTimeoutError: where the owner saves again and again before a copy is made, or its host doesn't answer
-            within KUNGFU_COLLECTIVE_TIMEOUT and isn't lost either.
-        StaleClusterError: where the rank is on another host, and the cluster changes before the copy is here.
+        ValueError: if there is no such rank, or an optimizer has saved its model under that name.
+        CollectiveTimeoutError: if the owner saves again and again before a copy is made. Also if its
+            host doesn't answer within KUNGFU_COLLECTIVE_TIMEOUT and isn't lost either.
+        StaleClusterError: if the rank is on another host, and the cluster changes before the copy is
+            here.
     """
     runtime.init()
     if rank < 0:

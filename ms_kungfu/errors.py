@@ -1,61 +1,86 @@
 """The exceptions of ms_kungfu.
 
-Three kinds, never mixed: *invalid use* raises ``ValueError`` or ``TypeError`` before anything is sent; *recoverable*
-trouble raises a :class:`KungFuError`; a *broken invariant* raises :class:`InternalError` and is a bug of ours.
+There are three kinds, never mixed:
+
+- *Invalid use* raises ``ValueError`` or ``TypeError`` before anything is sent.
+- *Recoverable* trouble raises a :class:`KungFuError`.
+- A *broken invariant* raises :class:`InternalError` and is a bug of ms_kungfu.
 """
 
 from __future__ import annotations
 
 
 class KungFuError(Exception):
-    """Base of everything that can go wrong between peers."""
+    """Base of every error between peers."""
 
 
 class CollectiveMismatchError(KungFuError, ValueError):
-    """The ranks did not bring the same operation under one name; raised at every rank, naming who brought what.
+    """The ranks did not bring the same operation under one name.
 
-    The communicator stays usable: the next operation under that name starts afresh.
+    Every rank raises it, with a message that names what each rank brought. The communicator stays
+    usable: the next operation under that name starts afresh.
     """
 
 
 class PeerLostError(KungFuError):
     """A peer that the operation needs has failed or left.
 
-    The communicator is finished, unless the operation is a broadcast whose root failed: every other rank raises this
-    error then, and later operations go on.
+    The communicator is finished, with one exception. If the root of a broadcast failed, every other
+    rank raises this error, and later operations work.
     """
 
 
 class CollectiveTimeoutError(KungFuError, TimeoutError):
-    """A rank did not arrive within the deadline. The communicator is finished."""
+    """A rank did not arrive within the deadline.
+
+    The communicator is finished.
+    """
 
 
 class CollectiveAbortedError(KungFuError):
-    """Another rank or thread gave the communicator up; the message says who and why."""
+    """Another rank or thread aborted the communicator.
+
+    The message names the rank or thread, and the reason.
+    """
 
 
 class StaleClusterError(KungFuError):
-    """The operation belongs to a cluster version that is over, or this process has left the cluster."""
+    """The operation belongs to a past cluster version, or this process has left the cluster."""
 
 
 class ResizeError(KungFuError):
-    """A change of membership was refused or failed; the cluster is as it was before."""
+    """A change of membership was rejected or failed.
+
+    The cluster is as it was before.
+    """
 
 
 class DivergenceError(KungFuError):
-    """Something that has to be equal on all workers isn't; raised at every rank, naming it and who has what."""
+    """A value that has to be equal on all workers isn't.
+
+    Every rank raises it, with a message that names the value and what each rank has.
+    """
 
 
 class ConfigServerError(KungFuError):
-    """The config server can't be reached or refused the request; the message carries its answer."""
+    """The config server can't be reached, or it rejected the request.
+
+    The message carries the server's answer.
+    """
 
 
 class DeviceError(KungFuError):
-    """A GPU or Ascend device, or its library, refused or failed; the message carries the vendor's own name of it."""
+    """A GPU or Ascend device, or its library, rejected a call or failed.
+
+    The message carries the vendor's own name of the error.
+    """
 
 
 class InternalError(KungFuError):
-    """A broken invariant. Please report it with its message."""
+    """A broken invariant of ms_kungfu.
+
+    Please report it with its message.
+    """
 
 
 def _subclasses(cls: type[Exception]) -> list[type[Exception]]:
@@ -63,7 +88,14 @@ def _subclasses(cls: type[Exception]) -> list[type[Exception]]:
 
 
 def from_message(text: str) -> Exception:
-    """The typed exception for a message of the runtime, which begins with the exception's name.
+    """Return the typed exception for a message of the runtime.
+
+    Args:
+        text: the message, which begins with the exception's name.
+
+    Returns:
+        An exception of the named type with the rest of the text, or an `InternalError` with all of it
+        if the name is unknown.
 
     >>> from_message("PeerLostError: rank 2 died")
     PeerLostError('rank 2 died')

@@ -1,8 +1,8 @@
 """This process as a member of a cluster.
 
-``kungfu-run`` starts a process with what it needs in its environment; without that the process is a cluster of one, in
-which everything works and nothing is sent. The runtime joins its cluster at :func:`init`, or at the first call that
-needs it, and leaves with the process or at :func:`finalize`.
+``kungfu-run`` starts a process with what it needs in its environment. Without that the process is a
+cluster of one, in which everything works and nothing is sent. The runtime joins its cluster at
+:func:`init`, or at the first call that needs it. It leaves with the process or at :func:`finalize`.
 """
 
 from __future__ import annotations
@@ -21,19 +21,22 @@ _alone = 0  # blocks of keep_waiting that this process is in
 
 
 def init(device: str | None = None) -> None:
-    """Joins the cluster that ``kungfu-run`` has started this process for. Idempotent; collective at the first call.
+    """Join the cluster that ``kungfu-run`` has started this process for.
 
-    A process that is started for a job that is running already does not wait here: it joins when it begins to train
-    (``ElasticTraining``, ``KungFuElasticCallback``), or at its first collective, so that the others train on while it
-    imports and compiles. Until then rank and size are provisional: those it was started for.
+    Idempotent; the first call is collective.
+
+    A process that is started for a running job does not wait here. It joins when it begins to train
+    (``ElasticTraining``, ``KungFuElasticCallback``), or at its first collective. So the other workers
+    train on while it imports and compiles. Until then its rank and size are provisional: those it was
+    started for.
 
     Args:
-        device: MindSpore's name of the device, ``"CPU"``, ``"GPU"`` or ``"Ascend"``; for the last two the vendor's
-            libraries are opened now instead of with the first primitive.
+        device: MindSpore's name of the device: ``"CPU"``, ``"GPU"`` or ``"Ascend"``. For the last two
+            the vendor's libraries are opened now instead of with the first primitive.
 
     Raises:
-        ValueError: for another device, or an environment variable with wrong text.
-        ImportError: where a library that the device needs is missing; before anything is joined.
+        ValueError: for another device, or for an invalid value of an environment variable.
+        ImportError: if a library that the device needs is missing; before anything is joined.
         CollectiveTimeoutError: if the other members don't come within ``KUNGFU_JOIN_TIMEOUT``.
     """
     target = "CPU" if device is None else _device.check_target(device)
@@ -61,7 +64,13 @@ def init(device: str | None = None) -> None:
 
 
 def finalize(device: str | None = None) -> None:
-    """Leaves the cluster; idempotent. Peers that still wait for this process learn it at once (``PeerLostError``)."""
+    """Leave the cluster.
+
+    Idempotent. Peers that still wait for this process raise ``PeerLostError`` at once.
+
+    Args:
+        device: ignored; older programs pass it.
+    """
     del device  # older programs pass it
     member = membership.current()
     with member.joining:
@@ -76,10 +85,14 @@ def finalize(device: str | None = None) -> None:
 
 
 class KungFuContext:
-    """``with KungFuContext(device="CPU"):`` joins the cluster and leaves it at the end.
+    """Join the cluster for a ``with`` block, and leave it at the end.
 
-    Where an exception ends the block it doesn't leave: the process is about to fail, the launcher says how, and the
-    others go on without it where they would (``-recover``). To those who wait for it, that it has left is an error.
+    ``with KungFuContext(device="CPU"):``. If an exception ends the block, the process does not leave:
+    it is about to fail, and the launcher logs how. The other workers go on without it if they would
+    otherwise (``-recover``). For workers that wait for it, its leaving would be an error.
+
+    Args:
+        device: as in :func:`init`.
     """
 
     def __init__(self, device: str = "CPU") -> None:
@@ -97,61 +110,80 @@ class KungFuContext:
 
 
 def using_kungfu() -> bool:
-    """Whether ``kungfu-run`` has started this process."""
+    """Return whether ``kungfu-run`` has started this process."""
     return membership.current().get(env.BROKER) is not None
 
 
 def current_rank() -> int:
-    """This process's rank, from 0. Changes only inside a resize."""
+    """Return this process's rank, from 0.
+
+    It changes only inside a resize.
+    """
     init()
     return membership.rank()
 
 
 def current_cluster_size() -> int:
-    """The number of ranks. Changes only inside a resize."""
+    """Return the number of ranks.
+
+    It changes only inside a resize.
+    """
     init()
     return membership.size()
 
 
 def current_local_rank() -> int:
-    """The rank among the workers of this host."""
+    """Return the rank among the workers of this host, from 0."""
     init()
     return membership.local_rank()
 
 
 def current_local_size() -> int:
-    """The number of workers on this host."""
+    """Return the number of workers on this host."""
     init()
     return membership.local_size()
 
 
 def cluster_version() -> int:
-    """The version of the present membership; grows with every change."""
+    """Return the version of the present membership.
+
+    It grows with every change of membership.
+    """
     init()
     return membership.cluster_version()
 
 
 def uid() -> int:
-    """A number that no other process of this job has, nor had: ``start version << 48 | host << 16 | port``.
+    """Return a number that no other process of this job has or had.
 
-    The host is its IPv4 address, or 32 bits of its name's checksum. That of a standby changes when it joins.
+    It is ``start version << 48 | host << 16 | port``. The host is its IPv4 address, or 32 bits of the
+    checksum of its name. The number of a standby changes when it joins.
     """
     return membership.uid()
 
 
 def detached() -> bool:
-    """Whether a change of membership has left this process out; it should finish and exit 0."""
+    """Return whether a change of membership has removed this process.
+
+    A detached process should finish and exit with 0.
+    """
     return membership.is_detached()
 
 
 @contextlib.contextmanager
 def keep_waiting() -> Iterator[None]:
-    """``with keep_waiting(): evaluate()``: what this worker does alone may take long, and the others wait for it.
+    """Have the other workers wait during a ``with`` block, however long it takes.
 
-    They come to the next collective before it, and would give up after ``KUNGFU_COLLECTIVE_TIMEOUT``; their time counts
-    from the end of the block then, of the outermost where there is one in another. No collective in the block. Not
-    collective; without effect in a process alone, at one that has left, and at one that has not joined yet, for which
-    nobody waits. If this worker dies meanwhile, they go on as ever; if it hangs, they wait.
+    ``with keep_waiting(): evaluate()`` is for work that this worker does alone. The other workers come
+    to the next collective before it, and would give up after ``KUNGFU_COLLECTIVE_TIMEOUT``. Their time
+    counts from the end of the block instead; of nested blocks, from the end of the outermost.
+
+    Not collective, and the block must not call a collective. It has no effect in a cluster of one, and
+    in a process that has left or not joined yet. If this worker fails meanwhile, the others go on as
+    they do otherwise; if it hangs, they wait.
+
+    Yields:
+        Nothing.
     """
     global _alone
     init()
@@ -172,12 +204,14 @@ def keep_waiting() -> Iterator[None]:
 
 
 def run_barrier() -> None:
-    """Wait until every rank that lives is here.
+    """Wait until every living rank is here.
 
-    A worker that is started for a job that is running already passes: the members have this barrier of a program's
-    preparation behind them ("rank 0 downloads, the others wait"). From the moment it joins, when it begins to train or
-    at its first collective that moves data, it waits like any other; if the members are in a later call of training,
-    from the moment at which it comes to that call.
+    A worker that is started for a running job passes at once. The members are past this barrier of the
+    program's preparation ("rank 0 downloads, the others wait").
+
+    The worker waits like any other from the moment it joins: when it begins to train, or at its first
+    collective that moves data. If the members are in a later call of training, it waits from the moment
+    at which it comes to that call.
     """
     init()
     if not membership.is_deferred() and not membership.is_catching_up():
@@ -185,16 +219,22 @@ def run_barrier() -> None:
 
 
 def resize(size: int) -> tuple[bool, bool]:
-    """Collective: changes the cluster to `size` ranks; every rank has to ask for the same.
+    """Change the cluster to `size` ranks.
+
+    Collective: every rank has to ask for the same size.
+
+    Args:
+        size: the number of ranks, at least 1.
 
     Returns:
-        ``(changed, detached)``: whether the membership is another one now, and whether this process is no longer part
-        of it. The present size gives ``(False, False)`` and needs no config server.
+        ``(changed, detached)``. The first says whether the membership is another one now, the second
+        whether this process is no longer part of it. The present size gives ``(False, False)`` and
+        needs no config server.
 
     Raises:
         ValueError: for a size below 1.
         CollectiveMismatchError: if the ranks ask for different sizes.
-        CollectiveTimeoutError: where not all ranks call it; the others, who train on, wait as well.
+        CollectiveTimeoutError: if not all ranks call it; the others, which train on, wait as well.
         ResizeError: if the change isn't possible; the cluster is as before.
     """
     init()
@@ -203,13 +243,18 @@ def resize(size: int) -> tuple[bool, bool]:
 
 
 def propose_new_size(size: int) -> None:
-    """Has the cluster become one of `size` workers as soon as it can; training goes on meanwhile and follows at one of
-    its next steps, as after ``kungfu-run resize``. Not collective: any worker may ask, and who asks last counts.
+    """Request an asynchronous resize to `size` workers.
+
+    Training continues; the cluster follows at one of the next steps, as after ``kungfu-run resize``.
+    Not collective: any worker may ask, and the last request counts.
+
+    Args:
+        size: the number of workers, at least 1.
 
     Raises:
         ValueError: for a size below 1.
-        ResizeError: where the job can't change, or not to that size.
-        ConfigServerError: where the config server can't be reached.
+        ResizeError: if the job can't change, or not to that size.
+        ConfigServerError: if the config server can't be reached.
     """
     init()
     membership.join()
@@ -217,10 +262,13 @@ def propose_new_size(size: int) -> None:
 
 
 def last_error() -> Exception | None:
-    """The last failure of the runtime in this process as a typed exception, ``None`` if there was none.
+    """Return the last failure of the runtime in this process.
 
-    MindSpore turns whatever a kernel raises into a RuntimeError, whose text begins with the error's name; this is the
-    error itself.
+    MindSpore turns whatever a kernel raises into a RuntimeError, whose text begins with the error's
+    name. This function returns the error itself.
+
+    Returns:
+        The typed exception, or ``None`` if there was no failure.
     """
     text = membership.current().core.last_error()
     return errors.from_message(text) if text else None

@@ -29,7 +29,7 @@ _leaving = False
 
 
 def begin() -> None:
-    """Joins the cluster that this process was started for, or, where the job is running already, gets ready to.
+    """Join the cluster that this process was started for, or get ready to if the job runs already.
 
     Called once, by :func:`ms_kungfu.runtime.init`.
     """
@@ -46,11 +46,10 @@ def begin() -> None:
 
 
 def join() -> None:
-    """Where this process's join is deferred: says that it is ready, and waits for its place, however long the members
-    train on.
+    """Carry out a deferred join: report that this process is ready, and wait for its slot.
 
-    The first collective does so itself. Afterwards :func:`is_detached` tells whether it is needed no more. Idempotent;
-    thread-safe.
+    It waits however long the members train on. The first collective calls this function itself.
+    Afterwards :func:`is_detached` says whether the process is still needed. Idempotent; thread-safe.
     """
     member = current()
     with member.joining:
@@ -72,7 +71,7 @@ def join() -> None:
 
 
 def forget() -> None:
-    """Back to a process without a cluster."""
+    """Return to a process without a cluster."""
     member = current()
     member.core.set_join_handler(None)
     member.reset()
@@ -81,12 +80,16 @@ def forget() -> None:
 def request_segment(
     member: Member, member_of: int | None, version: int | None, timeout: float | None
 ) -> Granted | Detached | Stay:
+    """Request the segment of a version from the broker."""
     peer, incarnation = identity()
     return member.broker().request_segment(peer, incarnation, member_of, version, timeout, member.training_step)
 
 
 def enter(member: Member, granted: Granted, has_state: bool) -> None:
-    """Joins the segment, together with the others of its version. A new version has had no sync points."""
+    """Join the segment, together with the others of its version.
+
+    A new version has had no sync points.
+    """
     fds, cluster = (granted.fd, *granted.link), granted.cluster
     try:
         timeouts = member.get(env.COLLECTIVE_TIMEOUT), member.get(env.JOIN_TIMEOUT)
@@ -105,6 +108,7 @@ def enter(member: Member, granted: Granted, has_state: bool) -> None:
 
 
 def enter_first(member: Member, granted: Granted | Detached | Stay) -> None:
+    """Join the first cluster of this process, or detach if the broker has no slot for it any more."""
     if not isinstance(granted, Granted):
         # The cluster shrank again before this process was ready.
         detach(member, None, evicted=isinstance(granted, Detached) and granted.evicted)
@@ -118,7 +122,10 @@ def enter_first(member: Member, granted: Granted | Detached | Stay) -> None:
 
 
 def detach(member: Member, version: int | None, evicted: bool = False) -> None:
-    """This process is not in the cluster any more, from `version` on. `evicted`: somebody has named it."""
+    """Remove this process from the cluster, from `version` on.
+
+    `evicted`: a worker or a user has named it.
+    """
     member.detached, member.evicted = True, evicted
     member.hang_up()
     if member.ports.owns_process:
@@ -129,13 +136,16 @@ def detach(member: Member, version: int | None, evicted: bool = False) -> None:
 
 
 def _step_back() -> None:
-    """Lets those who train go first on the cores that this process shares with them: it has nothing to do but end."""
+    """Let the training workers go first on the cores that this process shares with them.
+
+    This process has nothing left to do but end.
+    """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), _NICE_OF_THE_DETACHED))
 
 
 def _tell_who_works_on(member: Member) -> None:
-    """Tells a program that goes on for long after this worker has left that it could have asked."""
+    """Warn a program that goes on long after this worker has left, and that could have checked."""
     ports = member.ports
     left = ports.monotonic()
 
@@ -152,7 +162,10 @@ def _tell_who_works_on(member: Member) -> None:
 
 
 def _leave_on_sigterm(member: Member) -> None:
-    """A worker that is told to end by SIGTERM, its machine being needed perhaps, leaves the cluster after its step."""
+    """Have SIGTERM make this worker leave the cluster after its step.
+
+    SIGTERM may mean that its machine is needed.
+    """
     global _handles_sigterm
     if (
         not _handles_sigterm
@@ -193,15 +206,19 @@ def _ask_to_leave(member: Member) -> None:
 
 
 def evict(rank: int) -> None:
-    """Asks that `rank` of the present cluster leave it; the others go on without it from one of the next steps on.
+    """Ask that a rank leave the present cluster.
 
-    Any worker may call it, at any time and from any thread; it is not a collective. If several ask for the same rank,
-    it leaves once. The worker that leaves finds `ms_kungfu.detached()` true after its step and should exit with 0.
+    The other workers go on without it from one of the next steps on. Any worker may call it, at any
+    time and from any thread; it is not a collective. If several ask for the same rank, it leaves once.
+    The evicted worker finds `ms_kungfu.detached()` true after its step and should exit with 0.
+
+    Args:
+        rank: of the worker that shall leave.
 
     Raises:
-        ValueError: where there is no such rank.
-        ResizeError: if it can't leave: it is the last one, fewer than ``-min-np`` would be left, or the launcher does
-            not follow changes (``-w``). The job goes on as it is.
+        ValueError: if there is no such rank.
+        ResizeError: if it can't leave: it is the last worker, fewer than ``-min-np`` would be left, or
+            the launcher does not follow changes (``-w``). The job goes on as it is.
     """
     join()
     member = current()

@@ -25,12 +25,15 @@ _DTYPES = (
 
 
 def element(dtype: Any) -> Any:
-    """The dtype of the elements of a tensor's type."""
+    """Return the dtype of the elements of a tensor's type."""
     return dtype.element_type() if isinstance(dtype, mstype.TensorType) else dtype
 
 
 def check_root(root: int) -> int:
-    """`root` where it can be a rank; whether it is one is known at the time of the call."""
+    """Check that `root` can be a rank, and return it.
+
+    Whether it is one of the cluster's is known at the time of the call.
+    """
     if isinstance(root, bool) or not isinstance(root, int):
         raise TypeError(f"root must be a rank, not {root!r}")
     if not 0 <= root < 2**32:
@@ -64,18 +67,28 @@ class Primitive(PrimitiveWithInfer):
         self.add_prim_attr("side_effect_io", True)
 
     def set_prim_instance_name(self, instance_name: str) -> Any:
-        """Called by MindSpore when the primitive becomes an attribute of a cell."""
+        """Set the name of this primitive as an attribute of a cell; MindSpore calls it.
+
+        Args:
+            instance_name: the attribute's name.
+
+        Returns:
+            What MindSpore's own method returns.
+        """
         _reparse.mend_owner(sys._getframe(1))
         return super().set_prim_instance_name(instance_name)
 
     def __infer__(self, *inputs: dict[str, Any]) -> dict[str, Any]:
-        """Called by MindSpore with the shape and the dtype of each input."""
+        """Infer what comes out; MindSpore calls it with the shape and the dtype of each input."""
         _reparse.refuse()
         shape, dtype = self._outputs(*inputs)
         return {"shape": shape, "dtype": dtype, "value": None}
 
     def _outputs(self, *inputs: dict[str, Any]) -> tuple[Any, Any]:
-        """The shapes and the dtypes that come out; TypeError or ValueError for what can't go in."""
+        """Return the shapes and the dtypes that come out.
+
+        It raises TypeError or ValueError for inputs that don't fit.
+        """
         raise NotImplementedError
 
 
@@ -86,6 +99,7 @@ class Collective(Primitive):
     """
 
     copies = False
+    """Whether the primitive only moves data, and so takes every dtype."""
     _made = False
     """Whether this process has made any that computes."""
 
@@ -100,7 +114,14 @@ class Collective(Primitive):
         self.add_prim_attr("side_effect_backprop", True)
 
     def output_shape(self, shape: list[int]) -> list[int]:
-        """The shape that a tensor of `shape` comes out with."""
+        """Return the shape of the output for one input tensor.
+
+        Args:
+            shape: the input's shape.
+
+        Returns:
+            The output's shape.
+        """
         return shape
 
     def _check_dtype(self, dtype: Any) -> None:

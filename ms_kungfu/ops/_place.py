@@ -13,8 +13,11 @@ _INT64 = mstype.TensorType(mstype.int64)
 
 
 class KungFuPlace(Primitive):
-    """This worker's rank and the number of workers, two 0-d tensors of int64, as they are when it runs: in a compiled
-    graph, too, after a resize. Sends nothing. A worker that has died counts until the next cluster version."""
+    """This worker's rank and the number of workers when the step runs.
+
+    Returns two 0-d tensors of int64, which are right in a compiled graph after a resize, too. It sends
+    nothing. A failed worker counts until the next cluster version.
+    """
 
     def __init__(self) -> None:
         super().__init__("KungFuPlace", [], ["rank", "size"])
@@ -24,8 +27,11 @@ class KungFuPlace(Primitive):
 
 
 class KungFuBarrier(Primitive):
-    """Waits until every worker that lives is here; returns their number, a 0-d tensor of int64. A collective: in a
-    graph it runs in the order of the program among the others."""
+    """Wait until every living worker is here.
+
+    Returns their number, a 0-d tensor of int64. A collective: in a graph it runs among the others in
+    the order of the program.
+    """
 
     def __init__(self) -> None:
         super().__init__("KungFuBarrier", [], ["size"])
@@ -36,17 +42,33 @@ class KungFuBarrier(Primitive):
 
 # Made where they are called: by the parser once for each call in a graph, and not before the process may join.
 def rank():  # type: ignore[no-untyped-def]  # these are read by MindSpore's parser
-    """This worker's rank, a 0-d tensor of int64, as it is when the step runs: right in a compiled graph after a resize,
-    too. Sends nothing."""
+    """Return this worker's rank when the step runs.
+
+    It sends nothing.
+
+    Returns:
+        A 0-d tensor of int64, which is right in a compiled graph after a resize, too.
+    """
     return KungFuPlace()()[0]
 
 
 def cluster_size():  # type: ignore[no-untyped-def]
-    """The number of workers, likewise. One that has died counts until the next cluster version."""
+    """Return the number of workers when the step runs.
+
+    It sends nothing. A failed worker counts until the next cluster version.
+
+    Returns:
+        A 0-d tensor of int64, which is right in a compiled graph after a resize, too.
+    """
     return KungFuPlace()()[1]
 
 
 def barrier():  # type: ignore[no-untyped-def]
-    """Waits until every worker that lives is here; returns their number. In a graph it is one of the collectives, which
-    run in the order of the program."""
+    """Wait until every living worker is here.
+
+    In a graph it is one of the collectives, which run in the order of the program.
+
+    Returns:
+        The number of these workers, a 0-d tensor of int64.
+    """
     return KungFuBarrier()()

@@ -24,7 +24,14 @@ class _OfTuple(Primitive):
 class SaveModel(_OfTuple):
     """Keep a copy of a tuple of tensors for the other workers, under `record`.
 
-    Returns its version, int64 of shape (1,). A record keeps its shapes and dtypes.
+    A call takes the tuple and returns its version, int64 of shape (1,). A record keeps its shapes and
+    dtypes.
+
+    Args:
+        record: the name that :class:`RequestModel` asks for.
+
+    Raises:
+        TypeError: if the input is no tuple of tensors.
     """
 
     def __init__(self, record: str) -> None:
@@ -39,12 +46,22 @@ class SaveModel(_OfTuple):
 
 
 class RequestModel(_OfTuple):
-    """The latest tensors that a neighbour has saved under `record`, for a tuple of as many of one's own.
+    """Request the latest tensors that a neighbour has saved under `record`.
 
-    Returns them and, last, int64 of shape (2,): the neighbour's rank and the version, (-1, 0) and one's own tensors
-    where nobody has any. `neighbour` is "random" (each of the others that live and have one is as likely as any other,
-    by `seed`) or "round-robin". With `prefetch` the neighbour's are those from when this process last saved its own,
-    copied in the background since.
+    A call takes a tuple of as many tensors of this worker's own. It returns the neighbour's and, last,
+    int64 of shape (2,): the neighbour's rank and the version. If no neighbour has saved any, it returns
+    this worker's own tensors and (-1, 0).
+
+    Args:
+        record: the name that :class:`SaveModel` saves under.
+        neighbour: ``"random"`` or ``"round-robin"``. Random: each of the other living workers that have
+            saved one is as likely as any other.
+        seed: of the random choice.
+        prefetch: whether to return the neighbour's tensors from when this process last saved its own,
+            copied in the background since.
+
+    Raises:
+        TypeError: if the input is no tuple of tensors.
     """
 
     def __init__(self, record: str, neighbour: str, seed: int, prefetch: bool) -> None:

@@ -28,9 +28,13 @@ _elsewhere = functools.lru_cache(maxsize=64)(KungFuBroadcast)
 
 
 def wait_for_queue() -> None:
-    """Wait until MindSpore has run what PyNative mode has queued, and raise what failed in it.
+    """Wait until MindSpore has run what PyNative mode has queued.
 
-    A membership that changes while collectives are still in the queue would meet them at some ranks and not at others.
+    A change of membership while collectives are still in the queue would meet them at some ranks and
+    not at others.
+
+    Raises:
+        Exception: the error of an operation in the queue that failed.
     """
     _pynative_executor.sync()
 

@@ -6,12 +6,19 @@ from ms_kungfu.ops._base import Collective, check_root
 
 
 class KungFuBroadcast(Collective):
-    """Every rank gets rank `root`'s value.
+    """Copy the tensors of rank `root` to every rank.
 
-    Takes a tensor or a tuple of tensors and returns as many, like :class:`KungFuAllReduce`, of every dtype that a
-    Parameter can have, bool and complex too; the shapes must be the same at all ranks. A new tensor comes out, the
-    input is left as it is. The gradient is passed on as it is, as MindSpore's Broadcast does. A `root` that is outside
-    the cluster is a RuntimeError at every rank.
+    A call takes a tensor or a tuple of tensors and returns as many new ones; the input is left as it
+    is. It takes every dtype that a Parameter can have, bool and complex too. The shapes must be the
+    same at all ranks. The gradient is passed on as it is, as MindSpore's Broadcast does.
+
+    Args:
+        root: the rank whose tensors are sent.
+        name: matches the call with those of the other ranks; calls without one are matched by their
+            order.
+
+    Raises:
+        RuntimeError: at every rank, for a `root` that is outside the cluster when it is called.
     """
 
     copies = True

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 
 class ReduceOp:
-    """MindSpore's names of the operations, and ``MEAN``: the sum divided by the number of ranks that took part.
+    """The operations of a reduction: MindSpore's names, and ``MEAN``.
 
-    A mean of integers truncates towards zero, and never overflows; their sums and products wrap in their own dtype.
+    ``MEAN`` is the sum divided by the number of ranks that took part. A mean of integers truncates
+    towards zero and never overflows. Sums and products of integers wrap in their own dtype.
     """
 
     SUM = "sum"
@@ -21,13 +22,14 @@ class ReduceOp:
     """The product over the ranks."""
 
     ALL = (SUM, MEAN, MIN, MAX, PROD)
-    """All of these."""
+    """All operations above."""
 
 
 def check_reduce_op(op: str) -> str:
-    """The operation's canonical name; ValueError or TypeError with what is allowed.
+    """Return the operation's canonical name.
 
-    MindSpore's ``"avg"`` is taken for ``"mean"``.
+    MindSpore's ``"avg"`` is taken for ``"mean"``. For another value it raises ValueError or TypeError
+    with the allowed ones.
     """
     if not isinstance(op, str):
         raise TypeError(f"op must be one of {', '.join(ReduceOp.ALL)}, not {op!r} ({type(op).__name__})")

@@ -10,20 +10,40 @@ from ms_kungfu.ops.reduce_op import ReduceOp, check_reduce_op
 
 
 class KungFuReduceScatter(SizedCollective):
-    """Reduce over all ranks; rank r gets the r-th part of the result along the first dimension.
+    """Reduce tensors over all ranks; rank r gets part r of the result along the first dimension.
 
-    A tensor of shape (size * n, ...) comes out as (n, ...); ValueError where the first dimension can't be divided by
-    the number of ranks. Takes a tensor or a tuple of tensors; the shapes must be the same at all ranks. The gradient is
-    an all-gather, of a sum only, as in MindSpore.
+    A tensor of shape (size * n, ...) comes out as (n, ...). A call takes a tensor or a tuple of
+    tensors; the shapes must be the same at all ranks. The gradient is an all-gather, of a sum only, as
+    in MindSpore.
 
-    A tuple is divided into operations as with :class:`KungFuAllGather`, by ``comm_fusion``'s "reducescatter".
-    As with :class:`KungFuAllGather` a compiled graph holds for one size of the cluster.
+    A tuple is divided into operations as by :class:`KungFuAllGather`, with ``comm_fusion``'s
+    "reducescatter". As with :class:`KungFuAllGather`, a compiled graph holds for one size of the
+    cluster.
+
+    Args:
+        op: one of :class:`ReduceOp`.
+        name: matches the call with those of the other ranks; calls without one are matched by their
+            order.
+
+    Raises:
+        ValueError: if the first dimension can't be divided by the number of ranks.
     """
 
     def __init__(self, op: str = ReduceOp.SUM, name: str | None = None) -> None:
         super().__init__("KungFuReduceScatter", name, "reducescatter", op=check_reduce_op(op))
 
     def output_shape(self, shape: list[Any]) -> list[Any]:
+        """Return the shape of the output for one input tensor.
+
+        Args:
+            shape: the input's shape.
+
+        Returns:
+            The output's shape, whose first dimension is divided by the number of ranks.
+
+        Raises:
+            ValueError: if the first dimension can't be divided by the number of ranks.
+        """
         size = runtime.current_cluster_size()
         if not shape or shape[0] % size:
             raise ValueError(

@@ -10,11 +10,15 @@ from ms_kungfu.ops._base import Primitive, element
 
 
 class KungFuResize(Primitive):
-    """Ask for a cluster of another size; every rank asks for the same one.
+    """Request a cluster of another size; every rank asks for the same one.
 
-    Takes the size, a 0-d tensor of uint32, and returns two 0-d tensors of bool: whether the membership is another one
-    now, and whether this process is no longer part of it. The present size gives (False, False) and needs no config
-    server. A refusal is a RuntimeError (``ResizeError: ...``) at every rank, and the cluster is as it was.
+    A call takes the size, a 0-d tensor of uint32. It returns two 0-d tensors of bool: whether the
+    membership is another one now, and whether this process is no longer part of it. The present size
+    gives (False, False) and needs no config server.
+
+    Raises:
+        RuntimeError: at every rank, if the request is rejected (``ResizeError: ...``). The cluster is
+            as it was.
     """
 
     def __init__(self) -> None:
