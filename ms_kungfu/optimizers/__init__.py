@@ -1,4 +1,7 @@
-"""MindSpore's optimizers for data-parallel training: drop-in, with the gradients reduced in fusion groups."""
+"""MindSpore's optimizers for data-parallel training, with the gradients reduced in fusion groups.
+
+They are drop-in replacements.
+"""
 
 from __future__ import annotations
 
@@ -31,23 +34,42 @@ __all__ = [
 
 
 class KungFuMomentum(Reducing, nn.Momentum):
-    """``nn.Momentum``, with all its arguments, on gradients that are averaged over all ranks.
+    """``nn.Momentum`` on gradients that are averaged over all ranks.
 
-    ``gradients_mean=False`` sums them instead.
+    One worker trains as with MindSpore's own optimizer, bit for bit.
+
+    Args:
+        args: the arguments of MindSpore's optimizer, in its order.
+        gradients_mean: whether the gradients are averaged (True) or summed.
+        fusion: see :class:`KungFuGradReducer`.
+        overlap: see :class:`KungFuGradReducer`.
+        kwargs: the arguments of MindSpore's optimizer, by name.
     """
 
 
 class KungFuSGD(Reducing, nn.SGD):
-    """``nn.SGD``, likewise."""
+    """``nn.SGD`` on gradients that are averaged over all ranks.
+
+    The arguments are those of :class:`KungFuMomentum`.
+    """
 
 
 class KungFuAdam(Reducing, nn.Adam):
-    """``nn.Adam``, likewise."""
+    """``nn.Adam`` on gradients that are averaged over all ranks.
+
+    The arguments are those of :class:`KungFuMomentum`.
+    """
 
 
 class KungFuAdamWeightDecay(Reducing, nn.AdamWeightDecay):
-    """``nn.AdamWeightDecay``, likewise."""
+    """``nn.AdamWeightDecay`` on gradients that are averaged over all ranks.
+
+    The arguments are those of :class:`KungFuMomentum`.
+    """
 
 
 class KungFuRMSProp(Reducing, nn.RMSProp):
-    """``nn.RMSProp``, likewise."""
+    """``nn.RMSProp`` on gradients that are averaged over all ranks.
+
+    The arguments are those of :class:`KungFuMomentum`.
+    """

@@ -1,5 +1,8 @@
-"""What the optimizers that contain another one have in common; those of them that synchronise the workers; and those
-whose workers' models differ: what that means for a change of membership, and how they become one."""
+"""What the optimizers that contain another one have in common.
+
+Some of them synchronise the workers. Of others the workers' models differ: what that means for a
+change of membership, and how the models become one.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,10 @@ def _move_toward(share, parameter, goal):  # type: ignore[no-untyped-def]  # rea
 
 
 class Delegating(nn.Optimizer):
-    """An optimizer around `optimizer`. Whatever isn't found here is that one's: its learning rate, its ``get_lr``, its
-    global step."""
+    """An optimizer around `optimizer`.
+
+    Whatever isn't found here is that one's: its learning rate, its ``get_lr``, its global step.
+    """
 
     _takes_groups = False
     """Whether `optimizer` may be one with ``param_groups``, which is no ``nn.Optimizer``."""
@@ -62,7 +67,14 @@ class Delegating(nn.Optimizer):
 
 
 class Synchronising(Mended, Delegating):
-    """An optimizer of MindSpore with something done before or after its own update."""
+    """An optimizer of MindSpore with something done before or after its own update.
+
+    Args:
+        optimizer: a plain optimizer of MindSpore.
+
+    Raises:
+        TypeError: if `optimizer` is no optimizer of MindSpore, or synchronises the workers itself.
+    """
 
     def __init__(self, optimizer: nn.Optimizer) -> None:
         if isinstance(optimizer, (Synchronising, Reducing)):
@@ -102,6 +114,7 @@ class Merge(nn.Cell):
 
     @ms.jit(backend="ms_backend")
     def construct(self):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        """Assign the means and the greatest values."""
         return (
             self.map(_replace, self.averaged, self.mean(self.averaged)),
             self.map(_replace, self.agreed, self.greatest(self.agreed)),
@@ -109,7 +122,12 @@ class Merge(nn.Cell):
 
 
 class Replicas:
-    """Mix-in before `Synchronising`: each worker has a model of its own, and keeps it when others join."""
+    """Mix-in before `Synchronising`: each worker has a model of its own, and keeps it when others join.
+
+    Args:
+        args: of the next class.
+        kwargs: of the next class.
+    """
 
     optimizer: nn.Optimizer
 
@@ -123,10 +141,11 @@ class Replicas:
         return True
 
     def merge(self) -> None:
-        """Collective, between steps: the mean of all workers' models, and of the optimizer's moments, into every one.
+        """Replace every worker's model, and the optimizer's moments, by the mean over all workers.
 
-        Single numbers of the optimizer's, such as the global step, become the greatest of all workers'. Works in GRAPH
-        and in PyNative mode; compiled graphs stay valid and see the new values.
+        Collective, between steps. Single numbers of the optimizer's, such as the global step, become the
+        greatest of all workers'. It works in GRAPH and in PyNative mode. Compiled graphs stay valid and see
+        the new values.
         """
         runtime.init()
         wait_for_queue()

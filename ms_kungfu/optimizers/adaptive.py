@@ -26,36 +26,40 @@ _NEVER = -1
 
 
 class AdaptiveSGDOptimizer(Pairing, Synchronising):
-    """Model averaging first, synchronous SGD later; or whatever a policy switches to while training runs.
+    """Model averaging first, synchronous SGD later; or whatever a policy switches to in training.
 
-    The first `change_step` steps are those of :class:`SynchronousAveragingOptimizer`, the later ones those of
-    :class:`SynchronousSGDOptimizer`. :meth:`switch_to` changes between these two and
-    :class:`PairAveragingOptimizer` at any time; a switch compiles nothing anew.
+    The first `change_step` steps are those of :class:`SynchronousAveragingOptimizer` (SMA). The later
+    ones are those of :class:`SynchronousSGDOptimizer` (S-SGD). :meth:`switch_to` changes between these
+    two and :class:`PairAveragingOptimizer` at any time; a switch compiles nothing anew. One worker
+    trains as with `optimizer` alone, bit for bit, whatever the algorithm.
 
-    *Matched state*: a switch to S-SGD needs equal models. All workers then take the mean of their models and of the
-    inner optimizer's moments, and the greatest of what is single numbers (global step, learning rate, powers of Adam's
-    betas), so that they agree bit for bit from then on. The others begin with what is there.
+    *Matched state*: a switch to S-SGD needs equal models. All workers then take the mean of their
+    models and of the inner optimizer's moments. They take the greatest of single numbers (global step,
+    learning rate, powers of Adam's betas). So they agree bit for bit from then on. The other algorithms
+    begin with the present models.
 
-    *When*: noisy averaging explores in the beginning and S-SGD converges to the end, or the other way round where
-    stragglers come and go: that is for a policy to find out.
+    *When*: noisy averaging explores in the beginning, and S-SGD converges to the end. The reverse order
+    suits stragglers that come and go. A policy can find out which is better.
 
-    *Cost*: of the algorithm that is on; a switch to S-SGD costs one all-reduce of model and moments.
+    *Cost*: that of the present algorithm. A switch to S-SGD costs one all-reduce of model and moments.
+
+    Source: Mai et al., KungFu: Making Training in Distributed Machine Learning Adaptive, OSDI 2020. The
+    algorithms' own sources are with their classes.
 
     Args:
         optimizer: any optimizer of MindSpore.
-        change_step: how many steps of SMA come before S-SGD, counted in this optimizer's own updates over all workers'
-            lives (a joiner takes on the count); None: no change by itself. Of no effect once `switch_to` has chosen
-            something else than SMA by then.
+        change_step: how many steps of SMA come before S-SGD, counted in this optimizer's own updates
+            over all workers' lives. A joining worker takes on the count. None: no change by itself. It
+            has no effect if `switch_to` has chosen another algorithm than SMA by then.
         alpha: of SMA.
-        algorithm: what the training begins with, "sma", "ssgd" or "pair".
+        algorithm: what training begins with: ``"sma"``, ``"ssgd"`` or ``"pair"``.
         neighbour, prefetch, seed: of pair averaging.
         gradients_mean, fusion, overlap: of S-SGD.
-        name: the prefix of what the exchanges are called among the workers.
+        name: the prefix of the names of the exchanges among the workers.
 
-    One worker trains as with `optimizer` alone, bit for bit, whatever the algorithm.
-
-    Source: Mai et al., KungFu: Making Training in Distributed Machine Learning Adaptive, OSDI 2020; the algorithms' own
-    sources are with their classes.
+    Raises:
+        TypeError: for an argument of another type.
+        ValueError: for a value outside of its range.
     """
 
     def __init__(
@@ -94,21 +98,27 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
 
     @property
     def algorithm(self) -> str:
-        """What the next step will be: "ssgd", "sma" or "pair"."""
+        """The algorithm of the next step: ``"ssgd"``, ``"sma"`` or ``"pair"``."""
         if self._number() == _SMA and int(self.updates.asnumpy()) == self.change_at:
             return ALGORITHMS[_SSGD]
         return ALGORITHMS[self._number()]
 
     @property
     def replicas_differ(self) -> bool:
+        """Whether the workers' models differ by now: unless the algorithm is S-SGD."""
         return self._number() != _SSGD
 
     def switch_to(self, algorithm: str) -> None:
-        """Collective, between steps: the next step and later ones are of `algorithm`, "ssgd", "sma" or "pair".
+        """Switch to another algorithm from the next step on.
+
+        Collective, between steps.
+
+        Args:
+            algorithm: ``"ssgd"``, ``"sma"`` or ``"pair"``, the same at every rank.
 
         Raises:
             ValueError: for another word.
-            CollectiveMismatchError: at every rank, where they don't bring the same; nothing has changed then.
+            CollectiveMismatchError: at every rank, if they don't bring the same; nothing has changed then.
         """
         wanted = _number_of(algorithm)
         runtime.init()
@@ -131,12 +141,16 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
         wait_for_queue()
 
     def merge(self) -> None:
+        """Make the workers' models one; see `Replicas.merge`.
+
+        In pair averaging each worker saves the merged model for the others at once.
+        """
         super().merge()
         if self._number() == _PAIR:
             self._publish()
 
     def fusion_plan(self) -> Plan:
-        """Of S-SGD: which gradients are reduced together. docs/fusion.md"""
+        """Return which gradients S-SGD reduces together; see docs/fusion.md."""
         return self.grad_reducer.fusion_plan()
 
     def _number(self) -> int:
@@ -144,6 +158,14 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
 
     @ms.jit(backend="ms_backend")
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        """Synchronise the workers by the present algorithm, and update the parameters.
+
+        Args:
+            gradients: a tuple of tensors, this worker's gradients in the parameters' order.
+
+        Returns:
+            What the optimizer returns.
+        """
         if ops.logical_and(ops.equal(self.updates, self.change_at), ops.equal(self.mode, _SMA)):
             matched = self.match()
             ops.assign(self.mode, ops.depend(Tensor(_SSGD, ms.int32), matched))

@@ -32,7 +32,7 @@ def check_count(brought, planned):  # type: ignore[no-untyped-def]  # these are 
 
 # By slices: a graph of ResNet-50's 161 gradients, taken one by one, took seconds longer to compile.
 def take(tensors, stretches):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-    """The stretches [start, stop) of a tuple, one after another."""
+    """Return the stretches [start, stop) of a tuple, one after another."""
     taken = ()
     for start, stop in stretches:
         taken = taken + tensors[start:stop]
@@ -40,7 +40,10 @@ def take(tensors, stretches):  # type: ignore[no-untyped-def]  # read by MindSpo
 
 
 def over_a_network() -> bool:
-    """Whether reductions are hidden behind the backward pass where nobody has said whether. The same at all workers."""
+    """Return whether reductions overlap the backward pass by default.
+
+    The answer is the same at all workers.
+    """
     graph, cpu = ms.get_context("mode") == ms.GRAPH_MODE, ms.get_context("device_target") == "CPU"
     return graph and cpu and env.START_HOSTS.get() > 1
 
@@ -64,6 +67,7 @@ class BackgroundReduction(nn.Cell):
         self.places = tuple((begins[g] + start, begins[g] + stop) for g, start, stop in plan.pieces())
 
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        """Reduce a tuple of gradients."""
         results = ()
         brought = ()
         tickets = ()
@@ -79,31 +83,40 @@ class BackgroundReduction(nn.Cell):
 class KungFuGradReducer(nn.Cell):
     """Reduce a tuple of gradients over all ranks, as ``nn.DistributedGradReducer`` does.
 
-    Takes a tuple of tensors (gradients of any shapes and float dtypes) and returns the same with each one's mean over
-    the ranks that took part, or its sum with ``mean=False``, with the same bits at every rank.
-
-    Use it in a training cell with a plain optimizer of MindSpore, where more is to be done than an optimizer of
-    ms_kungfu does: clipping after the reduction, accumulation over micro-batches, loss scaling of one's own::
+    Use it in a training cell with a plain optimizer of MindSpore, if the cell does more than an
+    optimizer of ms_kungfu. Examples are clipping after the reduction, accumulation over micro-batches,
+    and loss scaling of its own::
 
         loss, grads = self.value_and_grad(*batch)
         grads = ops.clip_by_global_norm(self.reducer(grads))
         self.optimizer(grads)
 
-    Not both: an optimizer of ms_kungfu would reduce again. Every rank brings the same gradients in the same order,
-    under the same `name`.
+    Don't use both: an optimizer of ms_kungfu would reduce again. Every rank brings the same gradients
+    in the same order, under the same `name`.
 
-    `parameters` are those of the gradients, in their order. Their ``comm_fusion`` ids and MindSpore's configuration say
-    which gradients are reduced together (docs/fusion.md); `fusion` overrides the configuration with ``"none"``,
-    ``"auto"`` or ``{"mode": ..., "config": ...}``. Both are read when the reducer is first compiled or called, and hold
-    from then on. Without `parameters` any gradients are taken, as one operation. With them the first reduction is an
-    error at every rank where the ranks begin with different parameters and nothing has made them the same.
+    The ``comm_fusion`` ids of `parameters` and MindSpore's configuration say which gradients are
+    reduced together (docs/fusion.md). Both are read when the reducer is first compiled or called, and
+    hold from then on.
 
-    `overlap` says whether the groups are reduced in the background while the backward pass goes on; it has to be the
-    same at all ranks. None, the default: where there are several groups and the job began on several hosts, in GRAPH
-    mode on CPUs (docs/overlap.md).
+    Args:
+        parameters: those of the gradients, in their order. Without them any gradients are taken, as one
+            operation. With them the first reduction is an error at every rank if the ranks begin with
+            different parameters and nothing has made them the same.
+        mean: whether the result is the mean over the ranks that took part (True), or the sum.
+        name: of the operations among the workers.
+        fusion: overrides MindSpore's configuration: ``"none"``, ``"auto"`` or ``{"mode": ..., "config":
+            ...}``.
+        overlap: whether the groups are reduced in the background while the backward pass goes on, the
+            same at all ranks. None: in GRAPH mode on CPUs, if there are several groups and the job
+            began on several hosts (docs/overlap.md).
+
+    Raises:
+        TypeError: for an argument of another type.
+        ValueError: for `fusion` or `overlap` without `parameters`.
     """
 
     reduces_gradients = True  # ms_kungfu.elastic.undo counts those that do
+    """That this cell reduces gradients; ms_kungfu.elastic.undo counts the cells that do."""
 
     def __init__(
         self,
@@ -138,9 +151,14 @@ class KungFuGradReducer(nn.Cell):
         self.begins_alike = True  # where the parameters differ between the ranks at first, the first reduction fails
 
     def leave_to_shards(self, mean: bool = True) -> None:
-        """The gradients come from a `ShardedStep`, and have been reduced, to their mean or sum over the shards.
+        """Leave the reduction to a `ShardedStep`, which reduces the gradients over the shards.
 
-        ValueError with ``overlap=True``, and where a sum over the workers was asked for and the step makes a mean.
+        Args:
+            mean: whether the step makes the mean over the shards (True), or the sum.
+
+        Raises:
+            ValueError: with ``overlap=True``. Also if the reducer was made for the sum over the workers,
+                and the step makes a mean.
         """
         if self._overlap:
             raise ValueError(
@@ -156,9 +174,10 @@ class KungFuGradReducer(nn.Cell):
         self.left_to_shards = True
 
     def fusion_plan(self) -> Plan:
-        """Which gradient is in which group, in what order: the plan in use, or what it would be by now.
+        """Return which gradient is in which group, in what order; ``print`` it.
 
-        ``print`` it.
+        Returns:
+            The plan in use, or what it would be by now.
         """
         return self.__dict__.get("plan") or self._make_plan()
 
@@ -167,36 +186,53 @@ class KungFuGradReducer(nn.Cell):
         return plan_of(self.planned_parameters, self._fusion, self._name, overlaps)
 
     def _may_overlap(self) -> bool:
-        """Where there is something to overlap, unless somebody has said so."""
+        """Return whether groups overlap the backward pass, by the argument or by default."""
         return over_a_network() if self._overlap is None else self._overlap
 
     # Cached, and so evaluated by Python when MindSpore's parser first meets them; a property would be compiled instead.
     # By then a program has set its ids, which it may do after it made the optimizer (MindSpore's tutorial does).
     @cached_property
     def plan(self) -> Plan:
+        """Which gradient is in which group; read from the configuration at first use."""
         if self.begins_alike:
             claims.claim(self.planned_parameters)
         return self._make_plan()
 
     @cached_property
     def count(self) -> int:
+        """The number of gradients that the plan has."""
         return len(self.plan.gradients)
 
     @cached_property
     def grouped_reduction(self) -> AllReduceGradients:
+        """The reduction in the plan's groups."""
         return AllReduceGradients(self._op, [group.name for group in self.plan.groups], self.plan.group_of())
 
     @cached_property
     def overlapped(self) -> bool:
+        """Whether the groups are reduced in the background."""
         return self._may_overlap() and (self._overlap is not None or len(self.plan.groups) > 1)
 
     @cached_property
     def background(self) -> BackgroundReduction:
+        """The reduction in the background."""
         return BackgroundReduction(self.plan, self._op, self._name)
 
     # Jitted, so that PyNative mode knows the same operations as GRAPH mode.
     @ms.jit(backend="ms_backend")
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        """Reduce the gradients of a step.
+
+        Args:
+            gradients: a tuple of tensors of any shapes and float dtypes.
+
+        Returns:
+            A tuple of the same shapes and dtypes: each gradient's mean over the ranks that took part, or
+            its sum. The bits are the same at every rank.
+
+        Raises:
+            ValueError: if there are more or fewer gradients than parameters.
+        """
         if self.left_to_shards:
             return gradients
         if not self.grouped:
@@ -223,11 +259,22 @@ class Reducing(Mended):
         self.grad_reducer = KungFuGradReducer(self.parameters, gradients_mean, fusion=fusion, overlap=overlap)
 
     def fusion_plan(self) -> Plan:
-        """Which gradients are reduced together, how large they are and in what order; ``print`` it. docs/fusion.md"""
+        """Return which gradients are reduced together, how large and in what order; ``print`` it.
+
+        docs/fusion.md explains the plan.
+        """
         return self.grad_reducer.fusion_plan()
 
     # Jitted, because in PyNative mode a plain override of a jitted method runs twice: see ms_kungfu/ops/_reparse.py.
     @ms.jit(backend="ms_backend")
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        """Reduce the gradients over all ranks, and update the parameters.
+
+        Args:
+            gradients: a tuple of tensors, this worker's gradients in the parameters' order.
+
+        Returns:
+            What MindSpore's optimizer returns.
+        """
         # To the parser a bare super() is that of the object's class, which leads here again.
         return super(Reducing, self).construct(self.grad_reducer(gradients))  # type: ignore[misc]  # noqa: UP008

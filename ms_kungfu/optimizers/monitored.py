@@ -9,18 +9,7 @@ from ms_kungfu.optimizers._synchronising import Delegating
 
 
 class _Monitored(Delegating):
-    """The optimizer itself, with a `monitor`.
-
-    `MonitorCallback`, `KungFuElasticCallback` and `ElasticTraining` take the monitor of such an optimizer; in another
-    loop call ``optimizer.monitor.begin()`` before the first step and ``optimizer.monitor.step_end(samples=...)`` after
-    each.
-
-    Args:
-        optimizer: one that averages or sums the gradients over the workers, as ``KungFuMomentum`` does.
-        device_batch_size: samples of a worker in a step, where neither data nor loop tell.
-        monitor_interval: steps between two measurements.
-        options: of `Monitor`.
-    """
+    """The optimizer itself, with a `monitor`."""
 
     def __init__(
         self, optimizer: Any, device_batch_size: int | None = None, monitor_interval: int = 1, **options: Any
@@ -30,20 +19,59 @@ class _Monitored(Delegating):
         self.monitor = Monitor(interval=monitor_interval, **options)
 
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        """Update the parameters by the optimizer.
+
+        Args:
+            gradients: a tuple of tensors, this worker's gradients in the parameters' order.
+
+        Returns:
+            What the optimizer returns.
+        """
         return self.optimizer(gradients)
 
 
 class MonitorGradientNoiseScaleOptimizer(_Monitored):
-    __doc__ = _Monitored.__doc__
+    """An optimizer with a `monitor`, which measures the gradient noise scale.
+
+    `MonitorCallback`, `KungFuElasticCallback` and `ElasticTraining` take the monitor of such an
+    optimizer. In another loop call ``optimizer.monitor.begin()`` before the first step and
+    ``optimizer.monitor.step_end(samples=...)`` after each.
+
+    Args:
+        optimizer: one that averages or sums the gradients over the workers, as ``KungFuMomentum`` does.
+        device_batch_size: samples of a worker in a step, if neither data nor loop give them.
+        monitor_interval: steps between two measurements.
+        options: of `Monitor`.
+    """
 
     def gradient_noise_scale(self) -> float | None:
-        """In samples; see `ms_kungfu.monitoring.noise_scale`."""
+        """Return the gradient noise scale; see `ms_kungfu.monitoring.noise_scale`.
+
+        Returns:
+            A number of samples, or None before the first measurement.
+        """
         return self.monitor.noise_scale.noise_scale
 
 
 class MonitorGradientVarianceOptimizer(_Monitored):
-    __doc__ = _Monitored.__doc__
+    """An optimizer with a `monitor`, which measures the variance of the gradients.
+
+    `MonitorCallback`, `KungFuElasticCallback` and `ElasticTraining` take the monitor of such an
+    optimizer. In another loop call ``optimizer.monitor.begin()`` before the first step and
+    ``optimizer.monitor.step_end(samples=...)`` after each.
+
+    Args:
+        optimizer: one that averages or sums the gradients over the workers, as ``KungFuMomentum`` does.
+        device_batch_size: samples of a worker in a step, if neither data nor loop give them.
+        monitor_interval: steps between two measurements.
+        options: of `Monitor`.
+    """
 
     def gradient_variance(self) -> float | None:
-        """Mean squared distance of a worker's gradient from the mean over the workers, in the last measured step."""
+        """Return the variance of the gradients in the last measured step.
+
+        Returns:
+            The mean squared distance of a worker's gradient from the mean over the workers, or None before
+            the first measurement.
+        """
         return None if self.monitor.last is None else self.monitor.last.gradient_variance

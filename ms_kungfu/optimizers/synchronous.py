@@ -19,29 +19,35 @@ from ms_kungfu.trained.inventory import is_grouped
 class SynchronousSGDOptimizer(Synchronising):
     """Synchronous SGD (S-SGD): average the gradients over all workers, then let `optimizer` update.
 
-    Every worker makes the same update, so their models stay equal, bit for bit: n workers with a local batch of b train
-    as one does with a batch of n * b.
+    Every worker makes the same update, so their models stay equal, bit for bit. n workers with a local
+    batch of b train as one does with a batch of n * b.
 
-    *When*: the default. Its weakness is the large batch that many workers with a fixed local batch make together: the
-    learning rate has to be scaled and warmed up for it, and beyond some size the accuracy falls all the same; then
-    average models instead (:class:`SynchronousAveragingOptimizer`). Every step waits for the slowest worker.
+    *When*: the default. Its weakness is the large batch that many workers with a fixed local batch make
+    together. The learning rate has to be scaled and warmed up for it, and beyond some size the accuracy
+    falls all the same. Then average models instead (:class:`SynchronousAveragingOptimizer`). Every step
+    waits for the slowest worker.
 
-    *Cost*: each worker hands in and takes out as many bytes a step as the gradients have, whatever the number of
-    workers; they travel in fusion groups (docs/fusion.md), hidden behind the backward pass with `overlap`, over several
-    hosts by itself.
+    *Cost*: each worker sends and receives as many bytes a step as the gradients have, whatever the
+    number of workers. The gradients travel in fusion groups (docs/fusion.md). `overlap` hides them
+    behind the backward pass; over several hosts it is on by default.
 
-    ``KungFuMomentum`` and its like are the same for MindSpore's own optimizers, by inheritance. `gradients_mean`,
-    `fusion` and `overlap` are theirs, too. ``fusion_plan()`` shows the groups.
-
-    `optimizer` may also be one of ``mindspore.experimental.optim`` or ``mindspore.mint.optim``. Its schedulers are made
-    for `optimizer` itself: ``StepLR(optimizer, ...)``.
+    ``KungFuMomentum`` and its like are the same for MindSpore's own optimizers, by inheritance.
 
     Source: Goyal et al., Accurate, Large Minibatch SGD, 2017 (arXiv:1706.02677).
+
+    Args:
+        optimizer: an optimizer of ``mindspore.nn``, ``mindspore.experimental.optim`` or
+            ``mindspore.mint.optim``. Schedulers of the last two are made for `optimizer` itself:
+            ``StepLR(optimizer, ...)``.
+        gradients_mean: whether the gradients are averaged (True) or summed.
+        fusion: see :class:`KungFuGradReducer`.
+        overlap: see :class:`KungFuGradReducer`.
     """
 
     _takes_groups = True
 
     def __new__(cls, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Make the class for optimizers with ``param_groups`` if `optimizer` is one."""
         grouped = cls is SynchronousSGDOptimizer and is_grouped(optimizer)
         return super().__new__(_OfGroups if grouped else cls)
 
@@ -52,11 +58,22 @@ class SynchronousSGDOptimizer(Synchronising):
         self.grad_reducer = KungFuGradReducer(self.parameters, gradients_mean, fusion=fusion, overlap=overlap)
 
     def fusion_plan(self) -> Plan:
-        """Which gradients are reduced together, how large they are and in what order; ``print`` it. docs/fusion.md"""
+        """Return which gradients are reduced together, how large and in what order; ``print`` it.
+
+        docs/fusion.md explains the plan.
+        """
         return self.grad_reducer.fusion_plan()
 
     @ms.jit(backend="ms_backend")
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        """Reduce the gradients over all ranks, and update the parameters.
+
+        Args:
+            gradients: a tuple of tensors, this worker's gradients in the parameters' order.
+
+        Returns:
+            What the optimizer returns.
+        """
         return self.optimizer(self.grad_reducer(gradients))
 
 
@@ -73,7 +90,7 @@ _speed = composite.MultitypeFuncGraph("speed")
 
 @_lead.register("Number", "Tensor", "Tensor", "Tensor")
 def _lead_by(momentum, steady, velocity, mean):  # type: ignore[no-untyped-def]
-    """The central model of one tensor: the mean, carried on by its velocity."""
+    """Return the central model of one tensor: the mean, carried on by its velocity."""
     # Selected rather than multiplied: what an older cluster left may be infinite.
     return ops.select(steady, mean + momentum * velocity, mean)
 
@@ -105,6 +122,7 @@ class CentralModel(nn.Cell):
             self.map = composite.HyperMap()
 
     def construct(self, parameters):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        """Return the central model."""
         mean = self.all_reduce(parameters)
         if self.momentum == 0.0:
             return mean
@@ -117,7 +135,7 @@ class CentralModel(nn.Cell):
 
 
 class SynchronousAveragingOptimizer(Replicas, Synchronising):
-    """Synchronous model averaging (SMA): each worker trains a model of its own, drawn to the mean of all of them.
+    """Synchronous model averaging (SMA): each worker's own model is drawn to the mean of all.
 
     Each step, with w this worker's model and g the gradient of its own batch at w::
 
@@ -125,31 +143,36 @@ class SynchronousAveragingOptimizer(Replicas, Synchronising):
         w = w - alpha * (w - z)
         w = optimizer's update of w by g
 
-    With `momentum` the central model z is carried on by its own movement, as the paper has it:
-    ``z = mean + momentum * (z - z_before)``. (The paper's central model moves by the sum of the corrections
-    ``alpha * (w - z)``; it is the mean where alpha is one over the number of workers, which is also what makes the rule
-    independent of that number here.) The first step after a change of membership does without the momentum.
+    With `momentum` the central model z is carried on by its own movement, as in the paper: ``z = mean +
+    momentum * (z - z_before)``. The paper's central model moves by the sum of the corrections ``alpha *
+    (w - z)``. It is the mean if alpha is one over the number of workers, which also makes the rule here
+    independent of that number. The first step after a change of membership does without the momentum.
 
-    *When*: many workers with small local batches. The learning rate is that of one worker's batch, and each worker's
-    noise is kept, which is what the large batch of S-SGD loses; KungFu's README reports S-SGD ahead with 8 GPUs and SMA
-    ahead with 16. With few workers S-SGD converges faster. Every step waits for the slowest worker.
+    *When*: many workers with small local batches. The learning rate is that of one worker's batch. Each
+    worker's noise is kept, which the large batch of S-SGD loses. KungFu's README reports S-SGD ahead
+    with 8 GPUs and SMA ahead with 16. With few workers S-SGD converges faster. Every step waits for the
+    slowest worker.
 
-    *Cost*: each worker hands in and takes out as many bytes a step as the model has, whatever the number of workers.
-    With `momentum` two more copies of the model are kept.
+    *Cost*: each worker sends and receives as many bytes a step as the model has, whatever the number of
+    workers. With `momentum` two more copies of the model are kept.
 
-    The workers' models differ. `merge` makes them one, the mean; call it before the model is evaluated or saved, or
-    do that with any worker's model, which is slightly worse. A worker that joins begins with the model and the moments
-    of the lowest rank that stayed; those that stay keep theirs.
+    The workers' models differ. `merge` makes them one, the mean. Call it before the model is evaluated
+    or saved, or use any worker's model, which is slightly worse. A joining worker begins with the model
+    and the moments of the lowest rank that stayed; those that stay keep theirs. One worker trains as
+    with `optimizer` alone, bit for bit.
+
+    Source: Koliousis et al., CROSSBOW: Scaling Deep Learning with Small Batch Sizes on Multi-GPU
+    Servers, VLDB 2019.
 
     Args:
         optimizer: any optimizer of MindSpore; its moments stay this worker's own.
         alpha: above 0, at most 1 (each step begins with the mean itself).
         momentum: of the central model, at least 0 and below 1.
-        name: what the exchange is called among the workers.
+        name: of the exchange among the workers.
 
-    One worker trains as with `optimizer` alone, bit for bit.
-
-    Source: Koliousis et al., CROSSBOW: Scaling Deep Learning with Small Batch Sizes on Multi-GPU Servers, VLDB 2019.
+    Raises:
+        TypeError: if `alpha` or `momentum` isn't a number.
+        ValueError: for a value outside of its range.
     """
 
     def __init__(
@@ -163,13 +186,24 @@ class SynchronousAveragingOptimizer(Replicas, Synchronising):
 
     @ms.jit(backend="ms_backend")
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        """Draw the model to the mean of all workers', and update it.
+
+        Args:
+            gradients: a tuple of tensors, this worker's gradients in the parameters' order.
+
+        Returns:
+            What the optimizer returns.
+        """
         moved = self.map(ops.partial(move_toward, self.alpha), self.parameters, self.center(self.parameters))
         return self.optimizer(ops.depend(gradients, moved))
 
 
 def fraction(name: str, value: Any, *, zero: bool) -> float:
-    """`value` as a float; TypeError or ValueError unless it lies between 0 and 1, or is 0 (with `zero`), or 1
-    (without)."""
+    """Return `value` as a float.
+
+    It raises TypeError or ValueError unless the value lies between 0 and 1, or is 0 (with `zero`), or 1
+    (without).
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, not {value!r}")
     if not (0 <= value < 1 if zero else 0 < value <= 1):
