@@ -1,4 +1,4 @@
-"""Everyone starts from one worker's parameters."""
+"""All workers start from one worker's parameters."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ from ms_kungfu.trained.inventory import collect_parameters
 
 
 def sync_net_parameters(net: Any, root: int = 0) -> None:
-    """Collective: the root's Parameters into everyone's, in place. `net` is a cell, an optimizer or a list of
-    Parameters.
+    """Copy the root's Parameters into every worker's, in place.
 
-    Idempotent. At a worker that joins a job whose others use `KungFuElasticCallback` or `ElasticTraining` it returns at
-    once: the whole state is about to reach it.
+    Collective and idempotent. At a worker that joins a job whose others use `KungFuElasticCallback` or
+    `ElasticTraining` it returns at once: the whole state is about to reach that worker.
+
+    Args:
+        net: a cell, an optimizer or a list of Parameters.
+        root: the rank whose Parameters are sent.
+
+    Raises:
+        ValueError: if `root` is no rank of the cluster.
     """
     root = _checked(root)
     if not is_behind():
@@ -26,10 +32,16 @@ def sync_net_parameters(net: Any, root: int = 0) -> None:
 
 
 class BroadcastCallback(Callback):
-    """Training starts everywhere from the weights and optimizer state of `root`.
+    """Start training at every worker from the weights and optimizer state of `root`.
 
-    For clusters that stay as they are. With `KungFuElasticCallback` it does the same for those who are there at the
-    start; joiners receive the state anyway.
+    It is for clusters that stay as they are. With `KungFuElasticCallback` it does the same for the
+    workers that are there at the start; joining workers receive the state anyway.
+
+    Args:
+        root: the rank whose state is sent.
+
+    Raises:
+        ValueError: if `root` is no rank of the cluster.
     """
 
     def __init__(self, root: int = 0) -> None:
@@ -37,6 +49,11 @@ class BroadcastCallback(Callback):
         self._root = _checked(root)
 
     def on_train_begin(self, run_context: Any) -> None:
+        """Copy the root's weights and optimizer state to every worker.
+
+        Args:
+            run_context: of MindSpore.
+        """
         params = run_context.original_args()
         # Who joins a running job does so in the elastic callback, ready to train, and gets the whole state there.
         joins_later = membership.is_deferred() and any(

@@ -41,48 +41,26 @@ _log = logging.getLogger(__name__)
 
 
 class KungFuElasticCallback(Callback):
-    """Resizes the cluster by a schedule, or as the config server says, while ``Model.train`` goes on.
+    """Resize the cluster by a schedule, or as the config server says, during ``Model.train``.
+
+    The docstring of `ms_kungfu.callbacks` says what it guarantees to joining and leaving workers, other
+    callbacks and evaluations. Give it an `ElasticDataset`; sink mode is rejected.
 
     Args:
-        schedule: ``{step: size}``, the text ``"10:2,20:4,40:1"`` (2 workers once 10 steps are done, ...), or a function
-            of the step that returns a size or None. None follows the config server only (``kungfu-run resize``). A
-            size is asked for at its step, and the cluster changes once the new workers are ready; a later entry takes
-            the place of one that has not come true by then. Of a dict or text the workers of the next entry are started
-            before, so that an entry that comes late enough costs no start (docs/resizing.md).
-        wait: stop at a step of the schedule until its size is there, as KungFu does, instead of training meanwhile.
-        components: state of the program's own that joiners need, see `ms_kungfu.elastic.state`.
-        lr_rule, averaged, checkpoint_dir, checkpoint_every, keep_checkpoints, resume: see `ElasticTraining`.
-        global_batch_size: samples that all workers together train in a step, held constant: sets that of the
-            `ElasticDataset` that is trained, whatever it was made with.
-        policy: one `Policy` or several that decide on size, batch, learning rate and more: docs/policies.md.
+        schedule, wait, components, lr_rule, averaged: see `ElasticTraining`.
+        checkpoint_dir, checkpoint_every, keep_checkpoints, resume: see `ElasticTraining`.
+        global_batch_size: samples that all workers together train in a step, held constant. It sets
+            that of the trained `ElasticDataset`, whatever that was made with.
+        policy: one `Policy` or several that decide on size, batch, learning rate and more:
+            docs/policies.md.
         monitor: a `Monitor` that measures the steps: docs/monitoring.md.
-        evict: what sends workers away where a policy wants it; by default the launcher does.
-        asynchronous: whether the workers make their steps without meeting, see `ElasticTraining`; None: where the
-            optimizer does.
+        evict: called to send workers away if a policy wants it; by default the launcher does.
+        asynchronous: whether the workers make their steps without meeting, see `ElasticTraining`. None:
+            if the optimizer does.
 
-    A worker that joins receives everything that decides the next step before its own first one, and goes on with the
-    others' `cur_step_num` and, in callbacks that come after this one, `cur_epoch_num`; it stops after the same step as
-    they do. A worker that leaves has `request_stop` called: its ``Model.train`` returns after that step as it always
-    does, and ``ms_kungfu.detached()`` is true from then on, so that a program can leave out what it does at the end.
-    `batch_num` is the steps of the present epoch, as far as they are known, and ``(cur_step_num - 1) % batch_num + 1``,
-    by which MindSpore's callbacks name files and steps, is the step in the epoch, whatever the epochs before had.
-    In GRAPH mode a worker that joins compiles the training step for its first batch before the others wait for it.
-
-    Give it an `ElasticDataset`: an ordinary dataset is not dealt out anew, and each worker keeps the share that it
-    began with. Its epochs have as many steps at each worker as at the lowest rank when training began: a shorter share
-    begins again, a longer one is cut. Sink mode hides the steps from callbacks and is refused.
-
-    *The other callbacks* of the list, wherever in it they stand: what MindSpore's own write, the lowest living rank
-    writes alone (`ModelCheckpoint`, `SummaryCollector`, `BackupAndRestore`, `OnRequestExit`,
-    `FlopsUtilizationCollector`), and the next one goes on where it dies. All others run at every worker. After an epoch
-    the loss in `net_outputs` is the mean over the workers, so `EarlyStopping` and `ReduceLROnPlateau` decide alike at
-    each. A joiner receives the state of MindSpore's own; of the program's own, what they return from
-    ``state_dict()`` and take in ``load_state_dict(state)``.
-
-    *Evaluation*: that of ``Model.fit``, and of ``Model.eval(..., callbacks=[KungFuElasticCallback()])``, which all
-    workers then call, is one of all workers together, each with a part of the batches, and the numbers are the same at
-    each: `ms_kungfu.callbacks.evaluation`. It begins with the mean of the moving statistics over the workers, as does
-    what follows a call of training.
+    Raises:
+        ValueError: for arguments that don't fit, or don't fit together; before anything is sent.
+        TypeError: for an argument of another type.
     """
 
     _writes: Callable[[], bool] | None = None  # see `Others`
@@ -156,6 +134,16 @@ class KungFuElasticCallback(Callback):
             self._others.unhook()
 
     def on_train_begin(self, run_context: Any) -> None:
+        """Join the job, receive the state at a joining worker, and start training; MindSpore calls it.
+
+        Args:
+            run_context: of MindSpore.
+
+        Raises:
+            ValueError: for sink mode, and for options that only an `ElasticDataset` can follow.
+            RuntimeError: at a worker that joins during a later call of ``Model.train`` without an
+                `ElasticDataset`.
+        """
         params = run_context.original_args()
         if params.get("dataset_sink_mode") or _sink_mode_asked_for():
             raise ValueError(
@@ -220,7 +208,7 @@ class KungFuElasticCallback(Callback):
         self._agree_on_stops(run_context)
 
     def _prepare(self, params: Any) -> Callable[[], None]:
-        """What compiles the first step."""
+        """Return what compiles the first step."""
         data = params.train_dataset
         if not isinstance(data, ElasticDataset) or data.shards is None:
             return partial(compile_step, params.train_network, data)
@@ -229,6 +217,7 @@ class KungFuElasticCallback(Callback):
         return partial(self._sharded.step.compile, data)
 
     def on_train_epoch_begin(self, run_context: Any) -> None:
+        """Tell the policies that an epoch begins; `run_context` is MindSpore's."""
         params = run_context.original_args()
         params.cur_epoch_num += self._epochs_before
         _tell_steps_of_epoch(params, self._steps)
@@ -238,10 +227,19 @@ class KungFuElasticCallback(Callback):
             self.training.epoch_begin()
 
     def on_train_step_begin(self, run_context: Any) -> None:
+        """Begin a step of an ordinary dataset; `run_context` is MindSpore's."""
         if self.training is not None and not _trains_elastic_data(run_context):
             self.training.step_begin()
 
     def on_train_step_end(self, run_context: Any) -> None:
+        """Count the step, and follow a change of the cluster that is due.
+
+        Args:
+            run_context: of MindSpore.
+
+        Raises:
+            KungFuError, ValueError: as `ElasticTraining.step_end` does.
+        """
         training = self.training
         assert training is not None
         params = run_context.original_args()
@@ -265,6 +263,7 @@ class KungFuElasticCallback(Callback):
             RunContext.request_stop(run_context)
 
     def on_train_epoch_end(self, run_context: Any) -> None:
+        """Count the epoch, and stop after the last; `run_context` is MindSpore's."""
         training = self.training
         assert training is not None
         training.epoch_end()
@@ -275,6 +274,7 @@ class KungFuElasticCallback(Callback):
             RunContext.request_stop(run_context)
 
     def on_train_end(self, run_context: Any) -> None:
+        """End the call of training, and average moving statistics; `run_context` is MindSpore's."""
         self._end_sharded()
         if self.training is not None:
             self.training.end()
@@ -284,7 +284,10 @@ class KungFuElasticCallback(Callback):
                 self.training.average_statistics()
 
     def _exec_preprocess(self, model: Any, is_train: bool, dataset: Any, *arguments: Any, **options: Any) -> Any:
-        """Iterators of the training data. An ordinary dataset's epochs become as long as the others'."""
+        """Return iterators of the training data.
+
+        An ordinary dataset's epochs become as long as the others'.
+        """
         helper, network = Model._exec_preprocess(model, is_train, dataset, *arguments, **options)
         if is_train and not isinstance(dataset, ElasticDataset):
             return _AgreedSteps(helper, dataset, self._steps_left), network
@@ -358,9 +361,12 @@ def _tell_steps_of_epoch(params: Any, steps: int) -> None:
 
 
 class _StepsOfEpoch(int):
-    """`batch_num` where epochs have different numbers of steps. MindSpore takes ``(cur_step_num - 1) % batch_num + 1``
-    for the step in the epoch, which would count those of the epochs before as if they had been as long as this one; a
-    `ModelCheckpoint` would write over its files of this epoch."""
+    """`batch_num` for epochs with different numbers of steps.
+
+    MindSpore takes ``(cur_step_num - 1) % batch_num + 1`` for the step in the epoch. That would count
+    the steps of the epochs before as if they had been as long as this one: a `ModelCheckpoint` would
+    write over its files of this epoch.
+    """
 
     _before: int
 
@@ -400,8 +406,10 @@ class _AgreedSteps:
 
 
 def compile_step(network: Any, dataset: Any) -> None:
-    """Compile `network` for the first batch of `dataset` without running it. Does nothing in PyNative mode, which has
-    no graph of the whole step."""
+    """Compile `network` for the first batch of `dataset` without running it.
+
+    It does nothing in PyNative mode, which has no graph of the whole step.
+    """
     if ms.get_context("mode") != ms.GRAPH_MODE:
         return
     columns = zip(dataset.output_shapes(), dataset.output_types())
@@ -409,7 +417,7 @@ def compile_step(network: Any, dataset: Any) -> None:
 
 
 def _agreed(steps: int) -> int:
-    """Collective, of those that begin together: the lowest rank's number."""
+    """Return the lowest rank's number; collective for the workers that begin together."""
     runtime.init()
     if membership.is_joiner() or runtime.current_cluster_size() == 1:
         return steps  # a joiner hears of it with the rest of the state
@@ -417,7 +425,7 @@ def _agreed(steps: int) -> int:
 
 
 def _calling() -> tuple[Any, str]:
-    """The Model that enters its callbacks, and by which of its methods."""
+    """Return the Model that enters its callbacks, and by which of its methods."""
     for frame, _ in walk_stack(sys._getframe()):
         if frame.f_globals.get("__name__") == Model.__module__ and isinstance(frame.f_locals.get("self"), Model):
             return frame.f_locals["self"], frame.f_code.co_name
@@ -425,10 +433,10 @@ def _calling() -> tuple[Any, str]:
 
 
 def _sink_mode_asked_for() -> bool:
-    """Whether ``Model.train`` was called with sink mode on.
+    """Return whether ``Model.train`` was called with sink mode on.
 
-    MindSpore on CPU drops the wish and tells callbacks that sink mode is off; a program should hear of it here and not
-    when it moves to a device.
+    MindSpore on CPU ignores the request and reports to callbacks that sink mode is off. A program
+    should see the error here and not when it moves to a device.
     """
     for frame, _ in walk_stack(sys._getframe()):
         if frame.f_code.co_name == "_train" and frame.f_globals.get("__name__", "").startswith("mindspore."):

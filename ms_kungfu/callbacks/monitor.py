@@ -12,10 +12,18 @@ from ms_kungfu.trained.inventory import collect_optimizers
 
 
 class MonitorCallback(Callback):
-    """Measures each step: docs/monitoring.md. ``MonitorCallback(jsonl="training.jsonl")``, or with a `Monitor`.
+    """Measure each step of ``Model.train``: docs/monitoring.md.
 
-    By default it takes the monitor of the optimizer (`MonitorGradientNoiseScaleOptimizer`), else a new one. Give the
-    monitor to `KungFuElasticCallback` instead where there is one.
+    ``MonitorCallback(jsonl="training.jsonl")``, or with a `Monitor`. With `KungFuElasticCallback`, give
+    the monitor to that callback instead.
+
+    Args:
+        monitor: what measures. By default the monitor of the optimizer
+            (`MonitorGradientNoiseScaleOptimizer`), else a new one.
+        options: of a new `Monitor`.
+
+    Raises:
+        ValueError: for both a monitor and options.
     """
 
     def __init__(self, monitor: Monitor | None = None, **options: Any) -> None:
@@ -26,6 +34,11 @@ class MonitorCallback(Callback):
         self.monitor = Monitor(**options) if options and monitor is None else monitor
 
     def on_train_begin(self, run_context: Any) -> None:
+        """Begin to measure.
+
+        Args:
+            run_context: of MindSpore.
+        """
         params = run_context.original_args()
         if self.monitor is None:
             self.monitor = getattr(params.optimizer, "monitor", None) or Monitor()
@@ -34,6 +47,11 @@ class MonitorCallback(Callback):
         self.monitor.begin([p for optimizer in self._optimizers for p in optimizer.parameters])
 
     def on_train_step_end(self, run_context: Any) -> None:
+        """Measure the step.
+
+        Args:
+            run_context: of MindSpore.
+        """
         params, monitor = run_context.original_args(), self.monitor
         assert monitor is not None
         optimizers = self._optimizers
@@ -43,12 +61,17 @@ class MonitorCallback(Callback):
         monitor.step_end(batch_rows(params), params.net_outputs, rate, shards=shards)
 
     def on_train_end(self, run_context: Any) -> None:
+        """Close the monitor's files.
+
+        Args:
+            run_context: of MindSpore.
+        """
         if self.monitor is not None:
             self.monitor.end()
 
 
 def batch_rows(params: Any) -> int:
-    """Samples of the batch that was just trained."""
+    """Return the samples of the batch that was just trained."""
     element = params.get("train_dataset_element")
     if isinstance(element, dict):
         element = list(element.values())
@@ -58,7 +81,7 @@ def batch_rows(params: Any) -> int:
 
 
 def connect_summary(monitor: Monitor, params: Any) -> None:
-    """Records go to the SummaryRecord that a SummaryCollector has open."""
+    """Have records go to the SummaryRecord that a SummaryCollector has open."""
     if monitor.summary is None:
         collectors = (c for c in params.get("list_callback") or () if type(c).__name__ == "SummaryCollector")
         monitor.summary = getattr(next(collectors, None), "_record", None)

@@ -1,4 +1,7 @@
-"""Data that follows the cluster: :class:`ElasticDataset`. Loaded on first use, since it needs MindSpore."""
+"""Data that follows the cluster: :class:`ElasticDataset`.
+
+It loads on first use, since it needs MindSpore.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A MindSpore dataset whose samples are dealt to the workers anew whenever the cluster changes."""
+"""A MindSpore dataset whose samples are partitioned again whenever the cluster changes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ _log = logging.getLogger(__name__)
 
 
 def _global_batch(pipeline: pipelines.Pipeline, shuffle: bool) -> int:
-    """What a step trains by the pipeline's own batch, which is a worker's. Where it is wrong at one that joins, it is
-    told with the rest of the state."""
+    """Return what a step trains by the pipeline's own batch, which is a worker's.
+
+    If it is wrong at a joining worker, that worker receives the number with the rest of the state.
+    """
     assert pipeline.batch_size is not None
     workers = env.START_SIZE.get() or runtime.current_cluster_size()
     if pipeline.num_shards not in (None, 1, env.RANK_SIZE.get()):  # a number of the program's own, not the size
@@ -44,56 +46,74 @@ def _global_batch(pipeline: pipelines.Pipeline, shuffle: bool) -> int:
 
 
 class ElasticDataset(Shares, ds.Dataset):
-    """This worker's share of a global order of samples, for ``Model.train`` and for loops of one's own.
+    """This worker's share of a global order of samples, for ``Model.train`` and for loops of your own.
+
+    Every sample is trained once an epoch, whatever happens in between. After a resize or a failure the
+    rest of the epoch is partitioned again from the end of the *trained* steps. So batches that
+    MindSpore had prefetched come from the new partition. A failed worker's samples of a step that was
+    committed without it are trained later in the epoch, which may have a step more then.
+
+    Epochs end at the same step on all workers. `ms_kungfu.dataset.sharding` says how an epoch is cut
+    and partitioned, the tail included. Shares may differ in size (3 workers, a global batch of 32). A
+    worker's gradients count by the number of its samples, so the mean over the workers is that over the
+    samples.
+
+    A batch counts as trained at ``ElasticTraining.step_end``, or, without one, when the loop asks for
+    the next batch. It also counts when its epoch ends, so apply gradients that are accumulated over
+    several batches before that. A program that calls ``ms_kungfu.resize`` itself does so between a
+    batch's update and the next batch. On a worker that has left the cluster an iterator ends at once.
 
     Args:
-        source: the samples: a MindSpore pipeline over a dataset with a sampler (``MnistDataset``, ``Cifar10Dataset``,
-            ``MindDataset``, ``GeneratorDataset`` over something indexable, ... with any ``map``), as it was written for
-            one process or for a fixed number of them: a final ``batch``, ``padded_batch`` or ``repeat``, ``shuffle``
-            and ``num_shards`` are taken off it and their meaning is kept (docs/data.md). Or a function of a list of
-            sample numbers that returns an unbatched pipeline yielding these samples in this order.
-        batch_size: samples a worker trains in a step; the global batch grows and shrinks with the cluster.
-        global_batch_size: samples that all workers together train in a step, held constant instead: training takes the
-            same steps over the same samples at any size. One of the two is given, or neither where `source` has a
-            ``batch(b)``: then it is b for each worker that the job began with, or of the `num_shards` of `source`.
-        total: number of samples; needed where `source` is a function.
-        shuffle: a new permutation of all samples each epoch, a function of (`seed`, epoch); else their own order.
-        drop_remainder: leave out what doesn't fill a global batch at the end of an epoch. By default it is trained, but
-            for a `source` with a ``batch(..., drop_remainder=True)``.
-        ledger: a folder in which each worker records what it trained, for ``python -m ms_kungfu.dataset.audit``; by
-            default that of ``KUNGFU_LEDGER_DIR``, else nothing is recorded.
-        ledger_errors: what a ledger that can't be written (a full disk) does: ``"raise"`` ends training with an
-            OSError, ``"warn"`` goes on without a record, which the audit says.
-        shards: a step is a deal of so many shards of one shape, which divide `global_batch_size`, and the bits of
-            training don't depend on the cluster: docs/shards.md. An iterator then yields the first shard of each step
-            that this worker is dealt, which Model.train, or `ms_kungfu.elastic.ShardedStep`, takes for the whole.
-        ledger_fingerprints: with `shards`, the steps between two that go on record with a checksum of each tensor that
-            training changes, by which ``python -m ms_kungfu.replay`` finds the first one that another run has
-            otherwise; by default 50, 0 for none. `ElasticTraining` and `KungFuElasticCallback` take them.
-        shards_check: what becomes of it where a shard that is computed a second time has other gradients, and the bits
-            depend on more than the seed, or where workers have other versions, instruction sets or cores: ``"raise"``
-            ends training with a DivergenceError, ``"warn"`` goes on.
-        key_column: the source's own dataset gets a last column of this name, which its maps may take: uint32 of shape
-            ``(4,)``, a function of (`seed`, epoch, sample) alone and another one for each. What a map draws from
-            ``np.random.default_rng(key)`` is then the same whoever makes the sample, and however often. A column that
-            no map takes comes out with the others. docs/data.md
-        contents_check: which samples the workers compare by their content as training begins, and a worker that joins
-            or resumes with those that training began with: ``"some"`` (eight), ``"all"`` or ``"none"``; by default that
-            of ``KUNGFU_CONTENTS_CHECK``, else ``"some"``. What differs is refused, and named by its numbers. Compared
-            is what the source's own dataset yields, below its maps. If that differs from one read to the next it is
-            left out, and with ``"all"`` it is a ValueError.
+        source: the samples, as a pipeline or a function. A pipeline of MindSpore goes over a dataset
+            with a sampler (``MnistDataset``, ``Cifar10Dataset``, ``MindDataset``, ``GeneratorDataset``
+            over an indexable, ...), with any ``map``. It is written for one process or for a fixed
+            number of them. A final ``batch``, ``padded_batch`` or ``repeat``, ``shuffle`` and
+            ``num_shards`` are taken off it, and their meaning is kept (docs/data.md). A function takes
+            a list of sample numbers, and returns an unbatched pipeline that yields these samples in
+            this order.
+        batch_size: samples a worker trains in a step; the global batch grows and shrinks with the
+            cluster.
+        global_batch_size: samples that all workers together train in a step, held constant instead.
+            Training takes the same steps over the same samples at any size. Give one of the two, or
+            neither if `source` has a ``batch(b)``. Then it is b for each worker that the job began
+            with, or for each of the `num_shards` of `source`.
+        total: number of samples; needed if `source` is a function.
+        shuffle: a new permutation of all samples each epoch, a function of (`seed`, epoch); else their
+            own order.
+        seed: of the permutations, and of `key_column`.
+        drop_remainder: leave out what doesn't fill a global batch at the end of an epoch. By default it
+            is trained, except with a `source` that has a ``batch(..., drop_remainder=True)``.
+        ledger: a folder in which each worker records what it trained, for ``python -m
+            ms_kungfu.dataset.audit``. By default that of ``KUNGFU_LEDGER_DIR``; without one nothing is
+            recorded.
+        ledger_errors: what a ledger that can't be written (a full disk) does. ``"raise"`` ends training
+            with an OSError; ``"warn"`` goes on without a record, and the audit says so.
+        shards: partition each step into so many shards of one shape, which divide `global_batch_size`.
+            The bits of training don't depend on the cluster then: docs/shards.md. An iterator yields
+            the first shard of each step that this worker is assigned. Model.train, or
+            `ms_kungfu.elastic.ShardedStep`, takes it for the whole.
+        shards_check: what happens if a shard that is computed a second time has other gradients, and
+            the bits depend on more than the seed. Also if workers have other versions, instruction sets
+            or cores. ``"raise"`` ends training with a DivergenceError; ``"warn"`` goes on.
+        key_column: the name of a last column of the source's own dataset, which its maps may take. It
+            is uint32 of shape ``(4,)``, a function of (`seed`, epoch, sample) alone, and different for
+            each. What a map draws from ``np.random.default_rng(key)`` is the same at any worker,
+            however often it is made. A column that no map takes comes out with the others. See
+            docs/data.md.
+        ledger_fingerprints: with `shards`, the steps between two that are recorded with a checksum of
+            each tensor that training changes. ``python -m ms_kungfu.replay`` finds the first step that
+            differs in another run by them. By default 50, 0 for none. `ElasticTraining` and
+            `KungFuElasticCallback` make them.
+        contents_check: which samples the workers compare by their content as training begins:
+            ``"some"`` (eight), ``"all"`` or ``"none"``. A worker that joins or resumes compares with
+            those that training began with. By default that of ``KUNGFU_CONTENTS_CHECK``, else
+            ``"some"``. A difference is rejected, with the samples' numbers. The workers compare what
+            the source's own dataset yields, below its maps. If that differs from one read to the next
+            it is left out, and with ``"all"`` it is a ValueError.
 
-    Every sample is trained once an epoch, whatever happens in between: after a resize or a death the rest of the epoch
-    is dealt out anew from where the *trained* steps end, so batches that MindSpore had prefetched come from the new
-    deal. What a worker took in a step that was committed without it, because it died, is trained later in the epoch,
-    which may so have a step more. Epochs end at the same step on all workers. How an epoch is cut and dealt, the tail
-    included, is said in `ms_kungfu.dataset.sharding`. Shares may differ in size (3 workers, a global batch of 32): a
-    worker's gradients count by the number of its samples, so the mean over the workers is that over the samples.
-
-    A batch counts as trained at ``ElasticTraining.step_end``, or, without one, when the next batch is asked for; and
-    when its epoch ends: gradients accumulated over several batches are applied before that. A program that calls
-    ``ms_kungfu.resize`` itself does so between a batch's update and the next batch.
-    On a worker that has left the cluster an iterator ends at once.
+    Raises:
+        TypeError: if `source` is no pipeline and no function.
+        ValueError: for arguments that don't fit, or don't fit together.
     """
 
     _made = 0  # a joiner runs the program from its start, so it counts its datasets as the others do
@@ -173,16 +193,24 @@ class ElasticDataset(Shares, ds.Dataset):
         ElasticDataset._made += 1
 
     def conditions(self) -> dict[str, Any]:
-        """What the bits of training depend on besides its program: versions of MindSpore, NumPy and ms_kungfu,
-        processor and instruction set, cores a worker, shards, global batch and seed; JSON. Without shards nothing,
-        since they depend on the cluster, too."""
+        """Return what the bits of training depend on besides its program, as JSON.
+
+        Returns:
+            Versions of MindSpore, NumPy and ms_kungfu, processor and instruction set, cores a worker,
+            shards, global batch and seed. Without shards it is empty, since the bits depend on the cluster,
+            too.
+        """
         if self.shards is None:
             return {}
         own = {"shards": self.shards, "global_batch": self._batch.of_all, "seed": self._seed}
         return {**of_machine(membership.fixed_core_count()), **own}
 
     def read_contents(self) -> None:
-        """Read the samples that the workers compare, once."""
+        """Read the samples that the workers compare, once.
+
+        Raises:
+            ValueError: with ``contents_check="all"``, if samples differ from one read to the next.
+        """
         if self._contents_are_read or self._contents_check == "none":
             return
         self._contents_are_read = True
@@ -197,7 +225,10 @@ class ElasticDataset(Shares, ds.Dataset):
     # -- what MindSpore calls -----------------------------------------------------------------------------------------
 
     def get_dataset_size(self) -> int:
-        """Steps of the present epoch, those already trained included; with batch_size it depends on the size."""
+        """Return the steps of the present epoch, those already trained included.
+
+        With `batch_size` it depends on the size of the cluster.
+        """
         cursor, batch = self._cursor, self.global_batch_size
         if self.suspended or runtime.detached():
             return max(self.steps, 1)  # Model.train refuses 0
@@ -206,7 +237,7 @@ class ElasticDataset(Shares, ds.Dataset):
         return max(self.steps + coming, 1)
 
     def get_batch_size(self) -> int:
-        """Samples of this worker's full batch."""
+        """Return the samples of this worker's full batch."""
         if self.shards is not None:
             return self._cursor.unit
         members = self.members
@@ -214,7 +245,10 @@ class ElasticDataset(Shares, ds.Dataset):
         return max(sharding.count(step.share(runtime.current_rank())), 1)
 
     def shard_sizes(self) -> list[int]:
-        """How many samples the shards of an epoch have: all alike, but for its last one. With `shards` only."""
+        """Return how many samples the shards of an epoch have.
+
+        All have the same, except for the epoch's last one. With `shards` only.
+        """
         unit = self._cursor.unit
         rest = 0 if self._cursor.drop_remainder else self._total % unit
         return [unit, rest] if rest else [unit]
@@ -222,14 +256,33 @@ class ElasticDataset(Shares, ds.Dataset):
     def create_tuple_iterator(
         self, columns: Any = None, num_epochs: int = -1, output_numpy: bool = False, do_copy: bool = False
     ) -> Iterator[Any]:
-        """Yields this worker's batches as lists of columns, `num_epochs` epochs of them (-1: no end)."""
+        """Yield this worker's batches as lists of columns.
+
+        Args:
+            columns: the names of the columns; by default all.
+            num_epochs: how many epochs; -1: no end.
+            output_numpy: NumPy arrays instead of tensors.
+            do_copy: as in MindSpore.
+
+        Returns:
+            The iterator.
+        """
         options = {"columns": columns, "output_numpy": output_numpy, "do_copy": do_copy}
         return self._batches("create_tuple_iterator", num_epochs, options)
 
     def create_dict_iterator(
         self, num_epochs: int = -1, output_numpy: bool = False, do_copy: bool = False
     ) -> Iterator[Any]:
-        """Yields this worker's batches as dictionaries, `num_epochs` epochs of them (-1: no end)."""
+        """Yield this worker's batches as dictionaries.
+
+        Args:
+            num_epochs: how many epochs; -1: no end.
+            output_numpy: NumPy arrays instead of tensors.
+            do_copy: as in MindSpore.
+
+        Returns:
+            The iterator.
+        """
         options = {"output_numpy": output_numpy, "do_copy": do_copy}
         return self._batches("create_dict_iterator", num_epochs, options)
 
@@ -241,35 +294,47 @@ class ElasticDataset(Shares, ds.Dataset):
         return batches
 
     def get_col_names(self) -> list[str]:
+        """Return the names of the columns."""
         return self._full_batch().get_col_names()
 
     def output_shapes(self, estimate: bool = False) -> list[Any]:
+        """Return the shapes of the columns of this worker's full batch.
+
+        Args:
+            estimate: as in MindSpore.
+        """
         return self._full_batch().output_shapes(estimate)
 
     def output_types(self) -> list[Any]:
+        """Return the dtypes of the columns."""
         return self._full_batch().output_types()
 
     def _full_batch(self) -> ds.Dataset:
-        """A pipeline over one: what is mapped over batches may not take any other."""
+        """Return a pipeline over one full batch: what is mapped over batches may not take any other."""
         batch = self.get_batch_size()
         return self._source.batches([0] * batch, batch, self._seed, self._cursor.epoch)
 
     def get_repeat_count(self) -> int:
-        """Passes over the samples in an epoch."""
+        """Return the passes over the samples in an epoch."""
         return self._passes
 
     def num_classes(self) -> int | None:
-        """Of the source, where that knows; None."""
+        """Return the number of classes of the source, or None if that doesn't know it."""
         return self._source.num_classes()
 
     def reset(self) -> None:
-        """Nothing to do: an iterator knows where it is. ``Model.train`` calls this after each epoch."""
+        """Do nothing: an iterator knows its position. ``Model.train`` calls this after each epoch."""
 
     def to_json(self, filename: str = "") -> Any:
-        """The pipeline that batches come from, for whoever draws it (``SummaryCollector``)."""
+        """Return the pipeline of the batches, which `SummaryCollector` draws; also write it to `filename`."""
         return self._source.batches([0], self._batch.of(1), self._seed, self._cursor.epoch).to_json(filename)
 
     def parse(self, children: Any = None) -> Any:
+        """Reject `children`: an ElasticDataset is the last part of a pipeline.
+
+        Raises:
+            TypeError: always.
+        """
         raise TypeError(
             "an ElasticDataset is the last part of a pipeline; put map, filter and the like into its source, and give "
             "the size of a batch to the ElasticDataset"

@@ -1,6 +1,10 @@
-"""A worker's shares of a global order of samples: which it is handed out, which count as trained, and what goes back.
+"""A worker's shares of a global order of samples.
 
-What `ElasticDataset` is made of, without MindSpore. All workers make the same calls at the same steps.
+Which samples it receives, which count as trained, and which go back. `ElasticDataset` is made of
+it, without MindSpore. All workers make the same calls at the same steps.
+
+The arguments of `Shares` are those of `ElasticDataset`, and `passes`: over all samples an epoch.
+The ledger counts each pass as an epoch of its own, in which each sample is trained once.
 """
 
 from __future__ import annotations
@@ -22,36 +26,26 @@ from ms_kungfu.errors import KungFuError
 
 
 class Driver(Protocol):
-    """Who counts the steps that are trained of an `ElasticDataset`, and may undo one: `ElasticTraining`."""
+    """What counts the trained steps of an `ElasticDataset`, and may undo one: `ElasticTraining`."""
 
     def begins(self) -> None:
-        """A step begins, if it hasn't already."""
+        """Begin a step, unless one has begun."""
 
     def take_participants(self) -> list[int]:
-        """The ranks whose samples are in the step that is over."""
+        """Return the ranks whose samples are in the step that is over."""
 
 
 class Shares:
-    """The samples of a data set, dealt to the workers anew whenever the cluster changes.
-
-    Args:
-        total: how many samples there are.
-        batch_size: samples a worker trains in a step; or `global_batch_size`: samples that all train together.
-        shuffle, seed: the order, a function of (`seed`, epoch).
-        drop_remainder: leave out what doesn't fill a global batch at the end of an epoch.
-        ledger: keeps record of what was trained.
-        shards: a step is a deal of so many (`ms_kungfu.dataset.shards`); None: each worker trains its part in one.
-        passes: over all samples an epoch. On record each is an epoch of its own, in which each sample is trained once.
-    """
+    """The samples of a data set, partitioned again whenever the cluster changes."""
 
     weight = 0
-    """Samples of this worker's own in the batches handed out since the last step: what its gradients count. 0 for a
-    batch that repeats a sample because the step has fewer samples than there are workers."""
+    """Samples of this worker in the batches since the last step: what its gradients count. 0 for a batch
+    that repeats a sample because the step has fewer samples than there are workers."""
     step_shards: tuple[int, ...] = ()
-    """Samples of each shard of the step that was handed out last; nothing where steps aren't deals of shards."""
+    """Samples of each shard of the step that was handed out last; empty without shards."""
     contents: Contents | None = None
-    """Hashes of samples by their numbers, which the workers compare; None before `read_contents`, and if each process
-    may have other ones."""
+    """Hashes of samples by their numbers, which the workers compare. None before `read_contents`, and
+    if each process may have other ones."""
 
     def __init__(
         self,
@@ -107,17 +101,17 @@ class Shares:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The ranks that the next step is dealt to: those of the cluster without those that are known to have died."""
+        """The ranks that get the next step: those of the cluster that aren't known to have failed."""
         return self._dealing.present().members
 
     @property
     def global_batch_size(self) -> int:
-        """Samples of a full step at the present size of the cluster."""
+        """Samples of a full step at the present size of the cluster; an assigned value is held constant."""
         return self._batch.of(len(self.members))
 
     @global_batch_size.setter
     def global_batch_size(self, samples: int) -> None:
-        """Hold it constant from now on, whatever the dataset was made with. At all workers at the same step."""
+        """Hold it constant from now on, whatever it was made with. At all workers at the same step."""
         self.set_batch_size(global_batch_size=samples)
 
     @property
@@ -132,7 +126,7 @@ class Shares:
 
     @property
     def shards(self) -> int | None:
-        """Into how many a full step is dealt; None: a step is one part for each worker."""
+        """How many shards a full step has; None: a step is one part for each worker."""
         return self._batch.shards
 
     @property
@@ -141,41 +135,47 @@ class Shares:
         return self._recording.ledger is not None
 
     def sync_ledger(self) -> None:
-        """What is on record outlives the machine from now on."""
+        """Write the ledger to disk: what is recorded outlives the machine from now on."""
         self._recording.sync()
 
     def off_record(self) -> AbstractContextManager[None]:
-        """What is handed out meanwhile isn't trained but evaluated."""
+        """Return a context in which what is handed out isn't trained but evaluated."""
         return self._recording.off()
 
     def conditions(self) -> dict[str, Any]:
-        """What the bits of training depend on besides its program; nothing where that is the cluster, too."""
+        """Return what the bits of training depend on besides its program; empty if on the cluster, too."""
         return {}
 
     def read_contents(self) -> None:
-        """Read the samples that the workers compare, once. Nothing to do without a source."""
+        """Read the samples that the workers compare, once. Does nothing without a source."""
 
     def leave_out_contents(self) -> None:
-        """Another worker has none to compare. At all workers alike."""
+        """Compare no contents: another worker has none. At all workers alike."""
         self.contents = None
 
     def wants_fingerprint(self, step: int) -> bool:
-        """Whether the step that is over, the `step`-th since training began, goes on record with a fingerprint."""
+        """Return whether the step just ended, the `step`-th of training, gets a fingerprint."""
         return self.shards is not None and self._recording.wants_fingerprint(self._cursor, step)
 
     def keep_fingerprint(self, step: int, tensors: Mapping[str, str]) -> None:
-        """It goes on record with the next `commit`: checksums of what decides the next step, by name."""
+        """Record checksums of `tensors` by name, after `step`, with the next `commit`."""
         self._recording.keep_fingerprint(step, tensors)
 
     def set_batch_size(
         self, batch_size: int | None = None, global_batch_size: int | None = None, shards: int | None = None
     ) -> None:
-        """Other batches from the next one on: of a worker, or of all together; one of the two. At all workers at the
-        same step. The rest of the epoch is dealt out anew.
+        """Change the batches from the next one on, at all workers at the same step.
 
-        `shards`: where steps are deals of shards, into how many; by default as many as before, of another shape, for
-        which all workers compile. In proportion to `global_batch_size` they keep their shape. ValueError, and nothing
-        changes, where they don't divide it.
+        The rest of the epoch is partitioned again. Nothing changes if it raises.
+
+        Args:
+            batch_size: samples of a worker in a step; or the next.
+            global_batch_size: samples of all workers together, held constant.
+            shards: how many shards a step has; by default as many as before, of another shape, for which
+                all workers compile. In proportion to `global_batch_size` they keep their shape.
+
+        Raises:
+            ValueError: for both sizes or none, or shards that don't divide the global batch.
         """
         if shards is not None and self.shards is None:
             raise ValueError("this ElasticDataset deals no shards; give shards= when it is made")
@@ -183,14 +183,19 @@ class Shares:
         self._dealing.changes += 1
 
     def _hold(self, batch: BatchSize) -> None:
-        """Constant from now on."""
+        """Hold it constant from now on."""
         self._batch, self._cursor.unit = batch, batch.unit
 
     def commit(self, participants: Sequence[int] | None = None) -> int:
-        """Count what was handed out as trained by these ranks (None: by all). What the others took goes back.
+        """Count what was handed out as trained by these ranks; what the others took goes back.
 
-        Returns how many samples all of them have trained. Called at all workers with the same ranks, once the step's
-        outcome is known and before the membership changes.
+        Called at all workers alike, once the step's outcome is known and before the membership changes.
+
+        Args:
+            participants: the ranks whose samples are in the step, the same at all workers; None: all.
+
+        Returns:
+            How many samples all of them have trained.
         """
         if not self._cursor.taken:
             return 0
@@ -213,7 +218,7 @@ class Shares:
         return left - self._cursor.left
 
     def _living_of_shards(self, dealt: Dealt) -> tuple[int, ...]:
-        """All of the step is trained, whoever lives: its shards were computed by others where their owner died."""
+        """Return the members of a step of shards. All of it is trained, whichever workers live."""
         if not self._sums:
             raise KungFuError(
                 "this ElasticDataset deals shards, and nothing summed those of the step: train with Model.train and "
@@ -222,21 +227,21 @@ class Shares:
         return members_of_a_step_of_shards() if dealt.version == runtime.cluster_version() else dealt.members
 
     def _end_step(self) -> None:
-        """What is said of the step at hand is over, for reductions, too, that have nothing to do with this dataset."""
+        """Forget the step at hand, for reductions, too, that have nothing to do with this dataset."""
         self.weight, self._sums, self._as_dealt = 0, 0, {}
         if self.shards is None:
             membership.set_weight(1)
 
     def shards_of(self, count: int) -> list[int]:
-        """This worker's shards of a step that has `count`."""
+        """Return this worker's shards of a step that has `count`."""
         return self._dealing.shards_of(count)
 
     def weigh(self, weights: Sequence[int]) -> None:
-        """From the next step on each rank is dealt shards in proportion to its number. At all workers alike."""
+        """Assign shards by these `weights`, one a rank, from the next step on. At all workers alike."""
         self._dealing.weigh(weights)
 
     def take_back(self, participants: Sequence[int]) -> None:
-        """Hand out again what was handed out, to these ranks alone: the step has been undone.
+        """Hand out again what was handed out, to the ranks in `participants`: the step was undone.
 
         Called at all workers with the same ranks, before the membership changes.
         """
@@ -246,7 +251,7 @@ class Shares:
         self._dealing.changes += 1
 
     def _put_back(self) -> None:
-        """What was handed out and doesn't count is handed out again."""
+        """Hand out again what was handed out and doesn't count."""
         self._cursor.put_back()
         self._recording.forget()
         self._sums = 0
@@ -263,7 +268,7 @@ class Shares:
         }  # fmt: skip
 
     def _end_epoch(self) -> bool:
-        """All of this pass is trained, or left out: the next one begins. Whether that was the last of the epoch."""
+        """Begin the next pass: all of this one is trained, or left out. Return whether the epoch is over."""
         if self._recording.ledger is not None:
             dealt = self._dealing.present()
             self._recording.ledger.end(self._cursor, dealt.rank, self._ledger_common(dealt))
@@ -272,21 +277,21 @@ class Shares:
         return self._cursor.epoch % self._passes == 0
 
     def leave_out_the_rest(self) -> None:
-        """Of this epoch, which nobody trains: the next one begins. At all workers at the same step."""
+        """Begin the next epoch, and train no more of this one. At all workers at the same step."""
         self._put_back()
         while not self._end_epoch():
             pass
         self._dealing.changes += 1
 
     def same_at_all(self) -> dict[str, Any]:
-        """What has to be the same at all workers that begin together, by the name that a user knows; JSON."""
+        """Return what has to be equal at all workers that begin together, by the user's names, as JSON."""
         return {
             "samples": self._total, **self._batch.named(), "seed": self._seed, "shuffle": self._order.shuffle,
             "drop_remainder": self._cursor.drop_remainder, "passes": self._passes,
         }  # fmt: skip
 
     def state(self) -> dict[str, Any]:
-        """What another worker needs to go on from here; JSON."""
+        """Return what another worker needs to go on from here, as JSON."""
         batch = [self._batch.per_worker, self._batch.of_all]
         more: dict[str, Any] = {"steps_before": self._steps_before} if self._passes > 1 else {}
         if self.contents is not None:
@@ -294,7 +299,7 @@ class Shares:
         return {**self._cursor.state(), "seed": self._seed, "batch": batch, "shards": self.shards, **more}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from another worker's `state`. ValueError where that worker has other data."""
+        """Go on from another worker's `state`; ValueError if that worker has other data."""
         self._cursor.restore(state)
         self.contents = contents.the_same(self.contents, state.get("contents"), self._total)
         self._recording.forget()
@@ -306,7 +311,7 @@ class Shares:
         self._dealing.changes += 1
 
     def _take(self) -> sharding.Step | None:
-        """Hands out a step, and tells the runtime what this worker's gradients count from now on."""
+        """Hand out a step, and tell the runtime what this worker's gradients count from now on."""
         cursor, dealt = self._cursor, self._dealing.present()
         step = cursor.take(self.global_batch_size, dealt.members)
         if step is not None and self.shards is not None:
@@ -323,8 +328,7 @@ class Shares:
         return step
 
     def _deal(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """What this worker is handed out if nothing changes until the end of the epoch: the positions of all its
-        batches, or shards, one after the other, and the length of each."""
+        """Return positions and lengths of this worker's batches or shards, if nothing changes this epoch."""
         cursor, dealt = self._cursor, self._dealing.present()
         if self.shards is None:
             return cursor.deal(self.global_batch_size, dealt.members, dealt.rank)

@@ -1,7 +1,9 @@
-"""Which gradients are reduced together: fusion groups in MindSpore's meaning of `comm_fusion`; see docs/fusion.md.
+"""Which gradients are reduced together: fusion groups in MindSpore's meaning of `comm_fusion`.
 
-print(optimizer.fusion_plan())
-python -m ms_kungfu.fusion train.py
+See docs/fusion.md. Both of these print the groups::
+
+    print(optimizer.fusion_plan())
+    python -m ms_kungfu.fusion train.py
 """
 
 from ms_kungfu.fusion.mode import Mode, configured, parse

@@ -10,11 +10,17 @@ AUTO_MB = 64
 
 
 class Mode(NamedTuple):
-    """How gradients whose id is 1, the default, are grouped. Made by :func:`parse` and :func:`configured`."""
+    """How gradients whose ``comm_fusion`` id is 1, the default, are grouped.
 
-    name: str  # "none", "auto", "size" or "index"
-    limit_mb: int = 0  # the most that a group holds: auto, size
-    split_points: tuple[int, ...] = ()  # the last gradient of each group but the last: index
+    :func:`parse` and :func:`configured` make it.
+    """
+
+    name: str
+    """``"none"``, ``"auto"``, ``"size"`` or ``"index"``."""
+    limit_mb: int = 0
+    """With auto and size: the largest size of a group, in MB."""
+    split_points: tuple[int, ...] = ()
+    """With index: the last gradient of each group but the last."""
 
     def __str__(self) -> str:
         if self.name == "index":
@@ -27,19 +33,30 @@ AUTO = Mode("auto", AUTO_MB)
 
 
 def for_overlap(mode: Mode, nbytes: int) -> Mode:
-    """`mode`, for gradients of `nbytes` in all of which each group is to be reduced while the next ones are made.
+    """Return `mode` for gradients of `nbytes` in all, whose groups are reduced while others are made.
 
-    Where it is "auto", eight groups of 2 to 16 MB: as many as give the backward pass something to hide, and each so
-    large that a network carries it nearly at its full speed (docs/performance.md).
+    For "auto" it is eight groups of 2 to 16 MB. These give the backward pass something to hide, and
+    each is so large that a network carries it nearly at full speed (docs/performance.md).
     """
     return Mode("auto", min(max(-(-nbytes // (8 * MB)), 2), 16)) if mode.name == "auto" else mode
 
 
 def parse(fusion: Any, allowed: tuple[str, ...] = ("auto", "size", "index")) -> Mode:
-    """The mode of ``"none"``, ``"auto"``, or MindSpore's ``{"mode": ..., "config": ...}``.
+    """Return the mode for a value of `fusion`, checked as MindSpore checks its ``comm_fusion``.
 
-    Raises what ``ms.set_auto_parallel_context(comm_fusion=...)`` raises: KeyError for a mode that isn't there or isn't
-    known, TypeError and ValueError for a config that doesn't fit it.
+    It raises what ``ms.set_auto_parallel_context(comm_fusion=...)`` raises.
+
+    Args:
+        fusion: ``"none"``, ``"auto"``, or MindSpore's ``{"mode": ..., "config": ...}``.
+        allowed: the modes that a mapping may name.
+
+    Returns:
+        The mode.
+
+    Raises:
+        KeyError: for a mode that is missing or unknown.
+        TypeError: for a config of a type that doesn't fit the mode.
+        ValueError: for a config whose value doesn't fit the mode.
     """
     if isinstance(fusion, str) and fusion in ("none", "auto"):
         return NONE if fusion == "none" else AUTO
@@ -57,9 +74,17 @@ def parse(fusion: Any, allowed: tuple[str, ...] = ("auto", "size", "index")) -> 
 
 
 def configured(comm_fusion: Mapping[str, Any], kind: str = "allreduce") -> Mode:
-    """The mode of a whole configuration, as ``ms.get_auto_parallel_context("comm_fusion")`` gives it.
+    """Return the mode that MindSpore's whole configuration has for one kind of collective.
 
-    `kind` is "allreduce", "allgather" or "reducescatter".
+    Args:
+        comm_fusion: what ``ms.get_auto_parallel_context("comm_fusion")`` returns.
+        kind: ``"allreduce"``, ``"allgather"`` or ``"reducescatter"``.
+
+    Returns:
+        The mode.
+
+    Raises:
+        KeyError, TypeError, ValueError: as :func:`parse` does.
     """
     if not comm_fusion.get("openstate", True):
         return NONE

@@ -14,43 +14,64 @@ _log = logging.getLogger(__name__)
 
 
 class Gradient(NamedTuple):
-    """What the plan needs to know of a gradient; it has the name and the size of its parameter."""
+    """What the plan needs to know of a gradient, which has the name and the size of its parameter."""
 
     name: str
+    """The parameter's name."""
     nbytes: int
+    """The size, in bytes."""
     dtype: str
+    """The dtype's name."""
     comm_fusion: int = 1
+    """The parameter's id of MindSpore's fusion."""
 
 
 class Group(NamedTuple):
     """Gradients of one dtype that are reduced in one operation."""
 
-    name: str  # of the operation
-    members: tuple[int, ...]  # positions in the list of gradients, ascending
+    name: str
+    """The operation's name."""
+    members: tuple[int, ...]
+    """Positions in the list of gradients, ascending."""
     nbytes: int
+    """The size of all members, in bytes."""
     dtype: str
+    """The dtype's name."""
     comm_fusion: int
+    """The members' id of MindSpore's fusion."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Each gradient is in one group. The groups are reduced in their order, which is that of their first gradients."""
+    """The partition of the gradients into groups; each gradient is in one group.
+
+    The groups are reduced in their order, which is that of their first gradients.
+
+    Args:
+        gradients: all of them, in the order of the optimizer's parameters.
+        groups: in the order of their reduction.
+        mode: the mode that made the groups.
+    """
 
     gradients: tuple[Gradient, ...]
     groups: tuple[Group, ...]
     mode: Mode
 
     def group_of(self) -> tuple[int, ...]:
-        """The number of each gradient's group."""
+        """Return the number of each gradient's group."""
         of = {i: number for number, group in enumerate(self.groups) for i in group.members}
         return tuple(of[i] for i in range(len(self.gradients)))
 
     def runs(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """For each group the stretches [start, stop) of the list of gradients that make it up."""
+        """Return for each group the stretches [start, stop) of the list of gradients that make it up."""
         return tuple(tuple(_runs(group.members)) for group in self.groups)
 
     def pieces(self) -> tuple[tuple[int, int, int], ...]:
-        """The way back: the stretches (group, start, stop) of the groups that make up the list of gradients."""
+        """Return the reverse: the stretches of the groups that make up the list of gradients.
+
+        Returns:
+            Tuples ``(group, start, stop)``, in the order of the gradients.
+        """
         taken = [0] * len(self.groups)
         pieces = []
         for start, stop, g in sorted((*run, g) for g, runs in enumerate(self.runs()) for run in runs):
@@ -76,14 +97,22 @@ class Plan:
 
 
 def make_plan(gradients: Sequence[Gradient], mode: Mode, name: str = "gradients") -> Plan:
-    """The groups of `gradients`, which come in the order of the optimizer's parameters.
+    """Partition gradients into the groups that are reduced together.
 
-    Id 0: each alone. Id 1: `mode` decides. Any other id: one group. A group has one dtype, as in MindSpore. With mode
-    "none" nothing is fused, whatever the ids are.
+    A gradient's id decides: 0 is reduced alone, 1 goes by `mode`, and any other id is one group. A
+    group has one dtype, as in MindSpore. With mode "none" no gradients are fused, whatever the ids are.
 
-    A group is called by its number, not by its contents: whatever two ranks' plans differ in, the first group that
-    differs then has the same name and another layout at them, which the collective refuses at once. By another name it
-    would wait for a rank that never comes.
+    A group is named by its number, not by its contents. So if two ranks' plans differ, the first group
+    that differs has the same name and another layout, which the collective rejects at once. By another
+    name it would wait for a rank that never comes.
+
+    Args:
+        gradients: in the order of the optimizer's parameters.
+        mode: how gradients with the id 1 are grouped.
+        name: the prefix of the groups' names.
+
+    Returns:
+        The plan, the same at every rank that brings the same arguments.
     """
     chosen = [i for i, gradient in enumerate(gradients) if gradient.comm_fusion == 1]
     parts = dict(zip(chosen, _parts([gradients[i] for i in chosen], mode)))
@@ -106,7 +135,10 @@ def make_plan(gradients: Sequence[Gradient], mode: Mode, name: str = "gradients"
 
 
 def _parts(gradients: Sequence[Gradient], mode: Mode) -> list[int]:
-    """The number of the part that each gradient falls into; those of one part and one dtype make a group."""
+    """Return the number of the part that each gradient falls into.
+
+    The gradients of one part and one dtype make a group.
+    """
     if mode.name == "index":
         for point in mode.split_points:
             if point >= len(gradients):

@@ -1,7 +1,11 @@
-"""What a training does, measured while it runs: docs/monitoring.md. Nothing here imports MindSpore when it is loaded.
+"""What a training does, measured while it runs: docs/monitoring.md.
 
-monitor = Monitor(jsonl="training.jsonl")
-model.train(..., callbacks=[KungFuElasticCallback(monitor=monitor)])    # or MonitorCallback(monitor)
+::
+
+    monitor = Monitor(jsonl="training.jsonl")
+    model.train(..., callbacks=[KungFuElasticCallback(monitor=monitor)])    # or MonitorCallback(monitor)
+
+Importing this package imports no MindSpore.
 """
 
 from __future__ import annotations

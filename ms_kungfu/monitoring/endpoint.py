@@ -40,10 +40,20 @@ _BY_RANK: tuple[tuple[str, str, Callable[[StepRecord], tuple[float, ...]]], ...]
 
 
 class MetricsEndpoint:
-    """``http://127.0.0.1:PORT/metrics``, answered by a thread of prometheus_client, which sleeps until somebody asks.
+    """``http://127.0.0.1:PORT/metrics``, with the last record for Prometheus.
 
-    Each worker of a host has its own port: the first worker `port`, and so on in the order of their places; 0 takes any
-    free one. Only this machine can ask, unless `address` says otherwise: nobody is asked for a secret here.
+    A thread of prometheus_client answers, and sleeps between requests. Each worker of a host has its
+    own port: the first worker `port`, and so on in the order of their slots. Only this machine can ask,
+    unless `address` says otherwise; no secret is needed.
+
+    Args:
+        last: returns the last record, or None before the first.
+        port: of the first worker; 0 takes any free one.
+        address: that the server listens at.
+
+    Raises:
+        ImportError: if prometheus_client is missing.
+        OSError: if the port can't be used.
     """
 
     def __init__(self, last: Callable[[], StepRecord | None], port: int, address: str = "127.0.0.1") -> None:
@@ -63,7 +73,7 @@ class MetricsEndpoint:
         _log.info("metrics: %s", self.url)
 
     def collect(self) -> Iterator[Any]:
-        """What prometheus_client asks for."""
+        """Yield the metrics of the last record; prometheus_client calls it."""
         from prometheus_client.core import GaugeMetricFamily
 
         record = self._last()
@@ -81,13 +91,16 @@ class MetricsEndpoint:
         yield GaugeMetricFamily("kungfu_rank", "Rank of this worker.", value=runtime.current_rank())
 
     def stop(self) -> None:
-        """Answer nobody any more."""
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
 def _place() -> int:
-    """This worker's place on its host: by its port, which no other worker there has, now or later in its life."""
+    """Return this worker's slot on its host.
+
+    It comes from the worker's port, which no other worker there has, now or later in its life.
+    """
     own, ports = env.SELF.get(), env.PORT_RANGE.get()
     return int(own.rpartition(":")[2]) - (ports[0] if ports else 10000) if own else 0

@@ -44,26 +44,28 @@ _SUMMARY = (
 
 
 class Monitor:
-    """Measures training; give it to `MonitorCallback`, `KungFuElasticCallback` or `ElasticTraining`.
+    """Measure training, the same at all workers; docs/monitoring.md.
+
+    Give it to `MonitorCallback`, `KungFuElasticCallback` or `ElasticTraining`. In another loop call
+    `begin`, then `step_end` after each step, at all workers alike. It is collective at measured steps.
+
+    It measures the gradients that pass the reduction. If the loss is scaled, norms are those of the
+    scaled gradients, unless `gradient_scale` says by how much. The noise scale is the same in any case.
 
     Args:
-        jsonl: a file to which rank 0 writes each record as a line of JSON; or a FIFO that another process reads. A step
-            waits while that process falls behind.
-        interval: measure each so many steps; times and bytes are then the mean of these.
-        half_life: measured steps after which one counts half in the moving averages of the gradient noise scale.
-        update_ratio_interval: steps between two measurements of the update-to-weight ratio, which copy the weights; 0
-            for none.
-        log_interval: records between two lines in the log (logger ``ms_kungfu.monitoring``, level INFO, at rank 0).
+        jsonl: a file to which rank 0 writes each record as a line of JSON. Or a FIFO that another
+            process reads; a step waits while that process falls behind.
+        interval: steps between two measurements; times and bytes are then the mean of these steps.
+        half_life: measured steps after which one counts half in the moving averages of the noise scale.
+        update_ratio_interval: steps between two measurements of the update-to-weight ratio, which copy
+            the weights; 0 for none.
+        log_interval: records between two lines in the log (logger ``ms_kungfu.monitoring``, INFO, rank
+            0).
         summary: an open ``SummaryRecord`` of MindSpore.
-        metrics_port: serve the last record to Prometheus, see `MetricsEndpoint`; by default ``KUNGFU_METRICS_PORT``.
+        metrics_port: serve the last record to Prometheus, see `MetricsEndpoint`; by default
+            ``KUNGFU_METRICS_PORT``.
         sinks: functions that are called with each record, at every worker.
-        gradients: what the all-reduces have between the slashes of their names whose tensors are the gradients.
-
-    In a loop without any of those: `begin`, then `step_end` after each step, at all workers alike (it is collective at
-    the steps that are measured).
-
-    What it measures of gradients is what passes the reduction: where the loss is scaled, norms are those of the scaled
-    gradients unless `gradient_scale` says by how much. The noise scale is the same in any case.
+        gradients: selects the all-reduces of gradients: the part between the slashes of their names.
     """
 
     def __init__(
@@ -113,8 +115,12 @@ class Monitor:
     # -- what drives it -----------------------------------------------------------------------------------------------
 
     def begin(self, weights: Sequence[Any] = (), step: int | None = None) -> None:
-        """Training begins, at `step` steps done, or after a change of the cluster goes on. `weights` are Parameters
-        whose updates are measured."""
+        """Begin to measure, at the start of training or after a change of the cluster.
+
+        Args:
+            weights: the Parameters whose updates are measured.
+            step: steps done since training started; None keeps the count.
+        """
         runtime.init()
         if step is not None:
             self.step = step
@@ -123,7 +129,7 @@ class Monitor:
         self._go_on()
 
     def resized(self, seconds: float) -> None:
-        """The cluster has changed, which took so long; not part of any step's time."""
+        """Count a change of the cluster, which took `seconds` and is part of no step's time."""
         self._resize_seconds = seconds
         self._go_on()
 
@@ -136,16 +142,21 @@ class Monitor:
         shards: Sequence[int] = (),
         trained: int | None = None,
     ) -> StepRecord | None:
-        """A step is done. The new record, or None between two of them. Collective at each `interval`-th step.
+        """Count a step, and measure it if it is due. Collective at each `interval`-th step.
 
         Args:
             samples: of this worker, in this step; without them there is no noise scale.
             loss: this worker's, a number or a tensor of one.
+            learning_rate: of this step.
             step: the number of the step just done, from 1; by default counted.
-            shards: the samples of each shard where the step was a deal of shards (`ElasticDataset.step_shards`). What
-                is measured of gradients is then the shards' and the same for every deal; `samples` isn't looked at.
-            trained: the samples of all workers in this step, where that is known (`ElasticDataset.commit`). Else they
-                tell each other theirs, which leaves out those of a worker that dies between the two.
+            shards: the samples of each shard, in a step of shards (`ElasticDataset.step_shards`). The
+                gradients' figures are then the shards', the same for every partition, and `samples` is
+                ignored.
+            trained: the samples of all workers in this step, if known (`ElasticDataset.commit`). Else the
+                workers exchange theirs, without those of a worker that fails between the two.
+
+        Returns:
+            The new record, or None between two of them.
         """
         # What MindSpore has queued belongs to this step; a program of NumPy has loaded none of it.
         ops = sys.modules.get("ms_kungfu.ops")
@@ -168,11 +179,11 @@ class Monitor:
         return record
 
     def communicated(self, seconds: float) -> None:
-        """Count time that the program has spent in communication of its own, which the runtime doesn't see."""
+        """Count `seconds` of the program's own communication, which the runtime doesn't see."""
         self._own_communication += seconds
 
     def end(self) -> None:
-        """Training is over: files are closed. `begin` starts anew."""
+        """Close the files when training is over; `begin` starts anew."""
         _core.watch_gradients("")
         self._before = None
         if self._file is not None:
@@ -183,7 +194,7 @@ class Monitor:
             self._endpoint = None
 
     def state(self) -> dict[str, Any]:
-        """What a joiner needs to see the same as the others; JSON."""
+        """Return what a joining worker needs to continue with the same figures, as JSON."""
         return {
             "step": self.step,
             "trained_samples": self.trained_samples,
@@ -335,7 +346,7 @@ class Monitor:
 
 
 def _write_summary(summary: Any, record: StepRecord) -> None:
-    """Adds a record's scalars as ``kungfu/...`` to an open SummaryRecord."""
+    """Add a record's scalars as ``kungfu/...`` to an open SummaryRecord."""
     import mindspore as ms
 
     for name in _SUMMARY:
@@ -346,7 +357,7 @@ def _write_summary(summary: Any, record: StepRecord) -> None:
 
 
 def describe(record: StepRecord) -> str:
-    """A line for the log."""
+    """Describe a record in a line for the log."""
     parts = [f"step {record.step}"]
     if record.loss is not None:
         parts.append(f"loss {record.loss:.4g}")

@@ -18,14 +18,19 @@ from typing import Any
 def unbiased_estimates(
     mean_local_squared: float, reduced_squared: float, batches: Sequence[float]
 ) -> tuple[float, float] | None:
-    """``(|G|^2, tr(Sigma))`` of one step, each unbiased and each very noisy; |G|^2 may well come out negative.
+    """Estimate ``(|G|^2, tr(Sigma))`` of one step.
+
+    Each is unbiased and very noisy; ``|G|^2`` may well come out negative.
 
     Args:
         mean_local_squared: mean over the workers of the squared norm of each one's gradient.
         reduced_squared: squared norm of the gradients' mean over all samples.
-        batches: samples of each worker's gradient. They may differ: what counts is the mean of their inverses.
+        batches: samples of each worker's gradient. They may differ: what counts is the mean of their
+            inverses.
 
-    None where nothing can be said: one worker, a batch of 0, or norms that aren't finite (a step that overflowed).
+    Returns:
+        The two estimates, or None if the step has no information. That is the case with one worker, a
+        batch of 0, or norms that aren't finite (a step that overflowed).
     """
     if len(batches) < 2 or min(batches) <= 0:
         return None
@@ -38,11 +43,20 @@ def unbiased_estimates(
 
 
 class NoiseScaleEstimator:
-    """Moving averages of ``|G|^2`` and tr(Sigma), separately, as the ratio of two noisy numbers is biased.
+    """Average ``|G|^2`` and tr(Sigma) over the steps, each on its own.
 
-    `half_life` is in steps: how many make the weight of a step half as large. The averages are corrected for their
-    start, so that the first steps aren't drawn to zero. Neither number depends on the cluster's size, so the averages
-    go on across resizes.
+    The ratio of two noisy numbers is biased. The averages are corrected for their start, so that the
+    first steps aren't drawn to zero. Neither number depends on the cluster's size, so the averages
+    continue across resizes.
+
+    Source: McCandlish, Kaplan, Amodei and the OpenAI Dota Team, An Empirical Model of Large-Batch
+    Training, 2018, appendix A.1.
+
+    Args:
+        half_life: how many steps make the weight of a step half as large.
+
+    Raises:
+        ValueError: if `half_life` isn't positive.
     """
 
     def __init__(self, half_life: float = 20.0) -> None:
@@ -56,7 +70,16 @@ class NoiseScaleEstimator:
         """Steps that were averaged."""
 
     def update(self, mean_local_squared: float, reduced_squared: float, batches: Sequence[float]) -> bool:
-        """Take in a step, see `unbiased_estimates`; False where it says nothing."""
+        """Add a step to the averages; see `unbiased_estimates`.
+
+        Args:
+            mean_local_squared: mean over the workers of the squared norm of each one's gradient.
+            reduced_squared: squared norm of the gradients' mean over all samples.
+            batches: samples of each worker's gradient.
+
+        Returns:
+            Whether the step had information.
+        """
         estimates = unbiased_estimates(mean_local_squared, reduced_squared, batches)
         if estimates is None:
             return False
@@ -74,12 +97,15 @@ class NoiseScaleEstimator:
 
     @property
     def covariance_trace(self) -> float | None:
-        """tr(Sigma): the variance of one sample's gradient, summed over its elements; None before the first step."""
+        """tr(Sigma): one sample's gradient variance, summed over its elements; None before the first step."""
         return self._covariance / self._weight if self._weight else None
 
     @property
     def noise_scale(self) -> float | None:
-        """``tr(Sigma) / |G|^2`` in samples; infinite where noise hides the gradient; None before the first step."""
+        """``tr(Sigma) / |G|^2`` in samples; infinite if noise hides the gradient.
+
+        None before the first step.
+        """
         if not self._weight:
             return None
         if self._covariance <= 0:
@@ -87,9 +113,13 @@ class NoiseScaleEstimator:
         return self._covariance / self._squared_norm if self._squared_norm > 0 else math.inf
 
     def state(self) -> dict[str, Any]:
-        """What another worker needs to go on; JSON."""
+        """Return what another worker needs to continue, as JSON."""
         return {k: v for k, v in vars(self).items() if k != "_keep"}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take another worker's `state`."""
+        """Take another worker's `state`.
+
+        Args:
+            state: what that worker's `state` has returned.
+        """
         vars(self).update(state)

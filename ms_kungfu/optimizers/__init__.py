@@ -36,8 +36,6 @@ __all__ = [
 class KungFuMomentum(Reducing, nn.Momentum):
     """``nn.Momentum`` on gradients that are averaged over all ranks.
 
-    One worker trains as with MindSpore's own optimizer, bit for bit.
-
     Args:
         args: the arguments of MindSpore's optimizer, in its order.
         gradients_mean: whether the gradients are averaged (True) or summed.
