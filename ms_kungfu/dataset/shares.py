@@ -237,7 +237,7 @@ class Shares:
         return self._dealing.shards_of(count)
 
     def weigh(self, weights: Sequence[int]) -> None:
-        """Assign shards by these `weights`, one a rank, from the next step on. At all workers alike."""
+        """Assign shards in proportion to `weights`, one a rank, from the next step on. At all workers alike."""
         self._dealing.weigh(weights)
 
     def take_back(self, participants: Sequence[int]) -> None:

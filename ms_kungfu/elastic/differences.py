@@ -1,4 +1,4 @@
-"""Whether all workers have the same bits, and which of them have others where they don't."""
+"""Whether all workers have the same bits, and which of them have others."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ Value = TypeVar("Value")
 
 
 def checksum(values: Array) -> str:
-    """CRC-32 of the bits: it differs wherever up to 32 bits in a row do, and in all but one of 2**32 cases otherwise.
-    (1.5 GB/s on one core, and a cryptographic hash 0.3 to 0.5.)"""
+    """Return the CRC-32 of the bits.
+
+    It differs if up to 32 bits in a row do, and in all but one of 2**32 cases otherwise. (1.5 GB/s on
+    one core; a cryptographic hash has 0.3 to 0.5.)
+    """
     return f"{zlib.crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data):08x}"
 
 
 def differing(everyones: Mapping[int, Mapping[str, Value]]) -> dict[str, dict[Value | None, list[int]]]:
-    """What the ranks have not alike, by its name in the lowest one's order: which of them have which value, None where
-    they have none. Pure."""
+    """Return what the ranks have not alike, by its name in the lowest one's order. Pure.
+
+    The value of a name says which ranks have which value, None if they have none.
+    """
     names = {name: None for values in everyones.values() for name in values}
     groups: dict[str, dict[Value | None, list[int]]] = {}
     for name in names:
@@ -38,7 +43,7 @@ def differing(everyones: Mapping[int, Mapping[str, Value]]) -> dict[str, dict[Va
 
 @dataclass(frozen=True)
 class Consensus:
-    """What `consensus` has found; true where all workers have the same."""
+    """What `consensus` has found; true if all workers have the same."""
 
     differing: Mapping[str, Mapping[str | None, list[int]]]
     """Of each tensor that isn't the same: its checksums, and which ranks have them."""
@@ -56,13 +61,17 @@ class Consensus:
 
 
 def consensus(*tensors: Any) -> Consensus:
-    """Collective: whether all workers that live have the same bits, and which of them have others where they don't.
+    """Compare the bits of tensors over all living workers.
+
+    Collective. It sends a few bytes for each tensor, whatever its size. ``if not consensus(net): ...``
 
     Args:
-        tensors: what to compare, the same at every worker: cells with all their parameters (a network, an optimizer),
-            parameters, tensors, NumPy arrays or numbers, and lists of these.
+        tensors: what to compare, the same at every worker. Cells with all their parameters (a network,
+            an optimizer), parameters, tensors, NumPy arrays or numbers, and lists of these.
 
-    A few bytes for each tensor are sent, whatever its size. ``if not consensus(net): ...``
+    Returns:
+        An object that is true if all have the same bits. Its `differing` has the checksums of each
+        tensor that isn't the same, and which ranks have them.
     """
     from ms_kungfu.ops import wait_for_queue  # loads MindSpore, which importing this module doesn't
 

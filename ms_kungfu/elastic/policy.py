@@ -1,7 +1,8 @@
-"""Policies: from what is seen of a training to what is changed about it. Pure: no clock, no cluster, no MindSpore.
+"""Policies: from what is seen of a training to what is changed about it.
 
-A policy gets the `Metrics` of the moment and returns a `Decision`, which always has a reason, or None. What carries
-decisions out is `ms_kungfu.elastic.policy_runner`. docs/policies.md
+Pure: no clock, no cluster, no MindSpore. A policy gets the `Metrics` of the moment. It returns a
+`Decision`, which always has a reason, or None. `ms_kungfu.elastic.policy_runner` carries decisions
+out. See docs/policies.md.
 """
 
 from __future__ import annotations
@@ -14,44 +15,48 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Metrics:
-    """What a policy knows. Times are in seconds; None stands for what isn't known (yet)."""
+    """What a policy knows.
+
+    Times are in seconds. None stands for what isn't known (yet).
+    """
 
     step: int = 0
     """Steps done since training started."""
     epoch: int = 0
     """Epochs done in the present call of training."""
     cluster_size: int = 1
-    """Workers."""
+    """The number of workers."""
     batch_size: int = 0
     """Samples of a step, of all workers together."""
     holds_global_batch: bool = False
     """Whether the batch stays the same when the cluster changes; else it grows and shrinks with it."""
     trained_samples: int = 0
-    """Of all workers."""
+    """Samples trained since training started, of all workers."""
     total_samples: int | None = None
-    """That will have been trained when training ends."""
+    """Samples that will have been trained when training ends."""
     steps_at_size: int = 0
     """Steps done since the cluster last changed. The first ones are slow: new shapes are compiled."""
     step_time: float | None = None
-    """Of the last measured step."""
+    """Duration of the last measured step."""
     compute_times: tuple[float, ...] = ()
-    """Of each worker, the part of it outside of communication."""
+    """Of each worker, the part of the step outside of communication."""
     communication_time: float | None = None
-    """The part of a step that communication takes though nobody is late for it, as far as it isn't hidden."""
+    """The part of a step that communication takes without any late worker, as far as it isn't hidden."""
     gradient_noise_scale: float | None = None
-    """In samples; infinite where noise hides the gradient."""
+    """In samples; infinite if noise hides the gradient."""
     noise_scale_steps: int = 0
-    """Measurements that it is made of."""
+    """How many measurements the noise scale is made of."""
     loss: float | None = None
-    """Mean over the workers, weighted by their samples; where the program gives it."""
+    """Mean over the workers, weighted by their samples, if the program gives it."""
     learning_rate: float | None = None
     """The optimizer's, at the last measured step."""
     training_time: float = 0.0
-    """Since training started, resizes included."""
+    """Time since training started, resizes included."""
     resize_time: float | None = None
     """For how long the last change of the cluster held up training."""
     shards: int | None = None
-    """Into how many a full step is dealt (docs/shards.md); None: each worker trains its part of the batch in one."""
+    """How many shards a full step has (docs/shards.md). None: each worker trains its part of the batch in
+    one."""
 
     @property
     def local_batch_size(self) -> float:
@@ -61,14 +66,25 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Decision:
-    """What is to change, and why. None, or nothing in `evict`: it stays as it is."""
+    """What to change, and why.
+
+    A value of None, or an empty `evict`, changes nothing.
+
+    Args:
+        reason: a text that isn't empty.
+        size, keeps_local_batch, global_batch_size, local_batch_size: see below.
+        learning_rate, strategy, optimizer, evict, shards: see below.
+
+    Raises:
+        ValueError: for an empty reason, a value outside of its range, or values that don't go together.
+    """
 
     reason: str
     size: int | None = None
-    """Number of workers. They come when they are ready; until then policies are asked as before."""
+    """Number of workers. They come when they are ready; until then policies are called as before."""
     keeps_local_batch: bool | None = None
-    """With `size`: a dataset that holds its global batch changes it in proportion, when the new size comes true; one
-    that deals shards deals more or fewer of them, of the same shape."""
+    """With `size`: a dataset that holds its global batch changes it in proportion, when the new size comes
+    true. With shards it has more or fewer of them, of the same shape."""
     global_batch_size: int | None = None
     """Samples of a step, of all workers together: the dataset holds them at any size of the cluster."""
     local_batch_size: int | None = None
@@ -76,13 +92,14 @@ class Decision:
     learning_rate: float | None = None
     """Instead of the present one, or of the rest of the optimizer's list of rates."""
     strategy: str | None = None
-    """Of the collectives, in KungFu's names."""
+    """Of the collectives, by KungFu's name."""
     optimizer: str | None = None
     """What ``optimizer.switch_to`` takes."""
     evict: tuple[int, ...] = ()
     """Ranks that shall leave."""
     shards: int | None = None
-    """With `global_batch_size`: into how many a full step is dealt, from the next one on; else as many as before."""
+    """With `global_batch_size`: how many shards a full step has, from the next one on; else as many as
+    before."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.reason, str) or not self.reason:
@@ -110,42 +127,48 @@ class Decision:
         return {name: value for name, value in found.items() if value not in (None, ())}
 
     def to_json(self) -> dict[str, Any]:
-        """The reason, and what changes."""
+        """Return the reason and the changes as JSON."""
         return {"reason": self.reason, **self.changes}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Decision:
-        """What `to_json` has made a document of."""
+        """Make a decision of what `to_json` has returned, the `document`."""
         return cls(**{**document, "evict": tuple(document.get("evict", ()))})
 
 
 class Policy:
-    """Override what you need; each hook returns a Decision or None.
+    """Base of policies: override the hooks you need; each returns a Decision or None.
 
-    The hooks are called at every worker, with the same quantities but for nothing: what the lowest rank decides is done
-    by all. A policy that remembers something gives it to a worker that joins by `state` and `restore`.
+    The hooks are called at every worker, with the same metrics, and all workers do what the lowest rank
+    decides. A policy that remembers something gives it to a joining worker by `state` and `restore`.
     """
 
     def before_train(self, q: Metrics) -> Decision | None:
-        """A call of training begins."""
+        """Decide as a call of training begins, by the metrics `q`."""
 
     def before_epoch(self, q: Metrics) -> Decision | None:
-        """An epoch begins. The first one does after `before_train`."""
+        """Decide as an epoch begins, by the metrics `q`. The first epoch begins after `before_train`."""
 
     def before_step(self, q: Metrics) -> Decision | None:
-        """The next step is about to begin, in the cluster that will train it. Can't change the cluster any more."""
+        """Decide before the next step, in the cluster that will train it, by the metrics `q`.
+
+        It can't change the cluster any more.
+        """
 
     def after_step(self, q: Metrics) -> Decision | None:
-        """A step is done. What is decided here counts from one of the next ones on."""
+        """Decide after a step, by the metrics `q`.
+
+        The decision counts from one of the next steps on.
+        """
 
     def after_epoch(self, q: Metrics) -> Decision | None:
-        """An epoch has ended, after the `after_step` of its last step."""
+        """Decide after an epoch, and after the `after_step` of its last step, by the metrics `q`."""
 
     def after_train(self, q: Metrics) -> None:
-        """The call of training has ended at this worker."""
+        """Clean up after a call of training has ended at this worker, by the metrics `q`."""
 
     def state(self) -> Any:
-        """What a worker that joins needs to decide alike; JSON."""
+        """Return what a joining worker needs to decide alike, as JSON."""
         return None
 
     def restore(self, state: Any) -> None:
@@ -157,13 +180,24 @@ HOOKS = ("before_train", "before_epoch", "before_step", "after_step", "after_epo
 
 @dataclass
 class Policies(Policy):
-    """Several policies as one. Where two want different things at once, the one that comes first has its way; what the
-    other wants beside that is done, too."""
+    """Several policies as one.
+
+    If two want different things at once, the first in the list decides. What the other one wants
+    besides is done, too.
+
+    Args:
+        parts: the policies, in their order.
+    """
 
     parts: Sequence[Policy] = field(default_factory=tuple)
 
     def decide(self, hook: str, q: Metrics) -> Decision | None:
-        """Call one of `HOOKS` of each part."""
+        """Call a hook of each part, and combine the decisions.
+
+        Args:
+            hook: its name.
+            q: the metrics of the moment.
+        """
         made = []
         for part in self.parts:
             decision = getattr(part, hook)(q)
@@ -172,27 +206,35 @@ class Policies(Policy):
         return combine(made)
 
     def before_train(self, q: Metrics) -> Decision | None:
+        """Combine the parts' decisions by the metrics `q`."""
         return self.decide("before_train", q)
 
     def before_epoch(self, q: Metrics) -> Decision | None:
+        """Combine the parts' decisions by the metrics `q`."""
         return self.decide("before_epoch", q)
 
     def before_step(self, q: Metrics) -> Decision | None:
+        """Combine the parts' decisions by the metrics `q`."""
         return self.decide("before_step", q)
 
     def after_step(self, q: Metrics) -> Decision | None:
+        """Combine the parts' decisions by the metrics `q`."""
         return self.decide("after_step", q)
 
     def after_epoch(self, q: Metrics) -> Decision | None:
+        """Combine the parts' decisions by the metrics `q`."""
         return self.decide("after_epoch", q)
 
     def after_train(self, q: Metrics) -> None:
+        """Call the parts' hook with the metrics `q`."""
         self.decide("after_train", q)
 
     def state(self) -> Any:
+        """Return the states of the parts, as JSON."""
         return [part.state() for part in self.parts]
 
     def restore(self, state: Any) -> None:
+        """Restore each part from another worker's `state`."""
         for part, kept in zip(self.parts, state):
             part.restore(kept)
 

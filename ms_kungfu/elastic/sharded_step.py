@@ -25,7 +25,7 @@ Gradients = tuple[Any, ...]
 
 
 class ShardedStep:
-    """Trains one step of an `ElasticDataset` that deals shards, in loops of one's own.
+    """Train one step of an `ElasticDataset` with shards, in loops of your own.
 
     ::
 
@@ -36,34 +36,36 @@ class ShardedStep:
             loss = step(image, label)
             elastic.step_end()
 
-    Each worker calls ``forward_backward`` once for each shard that it is dealt, and ``update`` once, with the gradients
-    of the whole global batch: their mean over its samples, where a shard's are the mean over the shard's. Clipping,
-    a check for overflow and the optimizer belong in `update`.
+    Each worker calls ``forward_backward`` once for each shard that it is assigned. It calls ``update``
+    once, with the gradients of the whole global batch: their mean over its samples, if a shard's are
+    the mean over the shard's. Clipping, a check for overflow and the optimizer belong in `update`.
+
+    A call takes the columns as the dataset's iterator has yielded them. It returns the loss, the mean
+    over the global batch, with the same bits at every worker. Two steps on one batch (the two networks
+    of a GAN) are two ShardedSteps, called one after the other at all workers.
+
+    Moving statistics of normalization begin each shard with their values at the start of the step. They
+    end the step with the mean of their values after each shard.
 
     Args:
-        forward_backward: a function or cell of a shard's columns (tensors of shapes ``(samples, ...)``) that returns
-            ``(loss, gradients)``: a scalar and a tuple of tensors, of float dtypes.
-        update: a function, cell or optimizer of these gradients. An optimizer of ms_kungfu doesn't reduce them again.
-        trained: cells and optimizers, in lists too, that the two arguments use where these are functions: of cells the
-            step keeps the moving statistics alike, of optimizers it knows that they needn't reduce. Statistics of
-            which no step is told end training in its first step, with their name.
+        forward_backward: a function or cell of a shard's columns (tensors of shapes ``(samples,
+            ...)``). It returns ``(loss, gradients)``: a scalar and a tuple of tensors, of float dtypes.
+        update: a function, cell or optimizer of these gradients. An optimizer of ms_kungfu doesn't
+            reduce them again.
+        trained: cells and optimizers, in lists too, that the two arguments use if these are functions.
+            The step keeps the moving statistics of the cells alike, and has the optimizers not reduce.
+            Statistics that no step knows end training in its first step, with their name.
         gradients_mean: False: `update` gets the sum over the shards instead of the mean.
 
-    A call takes the columns as the dataset's iterator has yielded them, and returns the loss, the mean over the global
-    batch, with the same bits at every worker. Two steps on one batch (the two networks of a GAN) are two ShardedSteps,
-    called one after the other at all workers.
-
-    Moving statistics of normalization begin each shard with their values as the step began, and end the step with the
-    mean of their values after each shard.
-
     Raises:
-        ValueError: where optimizers don't fit (they average models instead of gradients, overlap their reduction, or
-            sum over the workers), or columns aren't the iterator's.
+        ValueError: if optimizers don't fit (they average models instead of gradients, overlap their
+            reduction, or sum over the workers), or columns aren't the iterator's. Also on another
+            device than a CPU.
         KungFuError: without a step of an `ElasticDataset` with shards.
-        DivergenceError: at all workers, in the first step with somebody new: where workers have other versions,
-            instruction sets or cores; where a shard that is computed twice, or at two workers, has other gradients,
-            with the parameter's name. A dataset with ``shards_check="warn"`` only
-            has it logged.
+        DivergenceError: at all workers, in the first step with a new worker. Either workers have other
+            versions, instruction sets or cores; or a shard that is computed twice, or at two workers,
+            has other gradients, with the parameter's name. A dataset with ``shards_check="warn"`` only
+            logs it.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class ShardedStep:
         self._is_first = True
 
     def __call__(self, *columns: Any) -> Any:
+        """Train a step; the class describes columns and result."""
         batches = ShardBatches.current()
         if batches is None:
             raise KungFuError("a ShardedStep takes what an ElasticDataset with shards has yielded")
@@ -114,9 +117,14 @@ class ShardedStep:
         return loss
 
     def compile(self, dataset: ElasticDataset) -> None:
-        """Compile it for the shapes of all shards of an epoch without running it, where it takes all columns of
-        `dataset` in their order: what ``ElasticTraining(..., prepare=lambda: step.compile(data))`` has a worker do
-        before it joins. Nothing in PyNative mode."""
+        """Compile the step for the shapes of all shards of an epoch without running it.
+
+        The step has to take all columns of `dataset` in their order. ``ElasticTraining(..., prepare=lambda:
+        step.compile(data))`` has a worker do so before it joins. It does nothing in PyNative mode.
+
+        Args:
+            dataset: the `ElasticDataset` that will be trained.
+        """
         if not compiled.graph_mode():
             return
         types = dataset.output_types()
@@ -149,7 +157,7 @@ class _Statistics:
         return self._arrays
 
     def of_others(self) -> list[tuple[Any, Array]]:
-        """What other steps keep alike, and what it is now."""
+        """Return what other steps keep alike, and what it is now."""
         own = {id(parameter) for parameter in self._parameters}
         others = [parameter for key, parameter in inventory.statistics_of_shards.items() if key not in own]
         if others:
@@ -200,7 +208,7 @@ class Shard:
         self._queues_flush = False  # denormals, for good
 
     def __call__(self, *columns: Any) -> tuple[Any, bool]:
-        """The loss, a scalar tensor, and whether the step is over."""
+        """Compute a shard. Return the loss, a scalar tensor, and whether the step is over."""
         core = membership.current().core
         # As the threads of MindSpore's pool do. It runs a graph on these the first time, and later on the caller's, so
         # who has joined would make zeros of what the others keep: moments that no gradient feeds come to that. In
@@ -264,6 +272,7 @@ class Shard:
         return len(self._straight.compile_cache) + len(self._branching.compile_cache)
 
     def set_train(self) -> None:
+        """Set the graphs to training."""
         self._branching.set_train()
         self._straight.set_train()
 

@@ -34,10 +34,18 @@ from ms_kungfu.trained import inventory
 
 @dataclass(frozen=True)
 class Component:
-    """One named piece of state on the host: `capture` returns JSON, `restore` takes it at another worker.
+    """One named piece of state on the host.
 
-    `own` says that it differs between workers by nature: a checkpoint keeps every worker's. A joiner gets that of the
-    worker it gets its state from.
+    A checkpoint keeps the pieces that are each worker's own of every worker. A joining worker gets that
+    of the worker it gets its state from.
+
+    Args:
+        name: of the piece, unique in the program.
+        capture: returns the state as JSON.
+        restore: takes it at another worker.
+        own: whether it differs between workers by nature.
+        derive: called with another worker's state once it is restored here, to derive this worker's own
+            from it.
     """
 
     name: str
@@ -51,8 +59,11 @@ class Component:
 
 @dataclass(frozen=True)
 class TrainingState:
-    """All pieces. `buffers` are tensors by name; `averaged` are those of the parameters and buffers that differ between
-    workers by nature and are averaged over them at a change and before a checkpoint."""
+    """All pieces of the training state.
+
+    `buffers` are tensors by name. `averaged` are those of the parameters and buffers that differ
+    between workers by nature, and are averaged over them at a change and before a checkpoint.
+    """
 
     parameters: Sequence[Any]
     components: Sequence[Component]
@@ -65,7 +76,7 @@ class TrainingState:
 
 
 def attributes_component(name: str, owner: Any) -> Component:
-    """The plain numbers among an object's attributes, as in a host-side loss scale manager."""
+    """Return the plain numbers among an object's attributes, as in a host-side loss scale manager."""
 
     def capture() -> Any:
         return {k: v for k, v in vars(owner).items() if isinstance(v, (bool, int, float))}
@@ -74,8 +85,11 @@ def attributes_component(name: str, owner: Any) -> Component:
 
 
 def groups_component(optimizers: Sequence[Any], schedulers: Sequence[Any]) -> Component:
-    """Of optimizers with ``param_groups`` and their schedulers. MindSpore's schedulers count in Parameters, and what
-    they have in numbers is what the program has given them."""
+    """Return the numbers of optimizers with ``param_groups`` and their schedulers.
+
+    MindSpore's schedulers count in Parameters, and what they have in numbers is what the program has
+    given them.
+    """
     own = [s for s in schedulers if not type(s).__module__.startswith("mindspore.")]
 
     def capture() -> Any:
@@ -110,9 +124,11 @@ def _restore(component: Component, state: Any, of_another: bool) -> None:
 
 
 def resume_components(components: Sequence[Component], kept: Mapping[str, Any], of_another: bool = False) -> list[str]:
-    """Restore from a checkpoint what it and the program both have: a program may watch its training in another way than
-    the one that wrote the checkpoint. Returns the names that only one of them has. `of_another`: the checkpoint has
-    nothing of this worker's own, and `kept` is another one's."""
+    """Restore from a checkpoint what it and the program both have; return the names only one has.
+
+    A program may watch its training in another way than the one that wrote the checkpoint.
+    `of_another`: the checkpoint has nothing of this worker's own, and `kept` is another one's.
+    """
     for component in components:
         if component.name in kept:
             _restore(component, kept[component.name], of_another)

@@ -1,4 +1,4 @@
-"""Training that goes on while the cluster changes: what `KungFuElasticCallback` drives, and loops of one's own use."""
+"""Training that continues while the cluster changes, in loops and in `KungFuElasticCallback`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class ElasticTraining:
-    """Keeps the workers' training state the same while they come and go.
+    """Keep the workers' training state the same while they come and go.
 
     ::
 
@@ -45,56 +45,42 @@ class ElasticTraining:
                 loss = train_step(image, label)
                 elastic.step_end()
 
+    The docstring of `ms_kungfu.elastic` says what it guarantees to joining and leaving workers, and how
+    asynchronous workers meet.
+
     Args:
-        trained: cells, optimizers, lists of Parameters, or objects that hold Parameters (a ``DynamicLossScaler``):
-            all that training changes. Schedulers of ``mindspore.experimental.optim`` are found by their optimizer;
-            give those of your own.
-        schedule: ``{step: size}``, ``"10:2,20:4"`` or a function of the step; None follows the config server only. A
-            size is asked for at its step, and the cluster changes once the new workers are ready; a later entry takes
-            the place of one that has not come true by then. Of a dict or text the workers of the next entry are started
-            before, so that an entry that comes late enough costs no start (docs/resizing.md).
-        wait: stop at a step of the schedule until its size is there, as KungFu does, instead of training meanwhile.
-        dataset: the `ElasticDataset` the loop reads. It goes on from the same position at a joiner, and its iterators
-            end when training is over for this worker.
+        trained: all that training changes: cells, optimizers, lists of Parameters, or objects that hold
+            Parameters (a ``DynamicLossScaler``). Schedulers of ``mindspore.experimental.optim`` are
+            found by their optimizer; give those of your own.
+        schedule: ``{step: size}``, ``"10:2,20:4"`` (2 workers once 10 steps are done, ...) or a
+            function of the step that returns a size or None. None follows the config server only
+            (``kungfu-run resize``).
+        wait: stop at a step of the schedule until its size is there, as KungFu does, instead of
+            training meanwhile.
+        dataset: the `ElasticDataset` the loop reads. It goes on from the same position at a joining
+            worker, and its iterators end when training is over for this worker.
         loss_scale_manager: a host-side loss scale manager whose numbers are part of the state.
         components: more state of the program's own, see `ms_kungfu.elastic.state`.
-        lr_rule: how the learning rates of all optimizers of ``mindspore.nn`` among `trained` follow the size of the
-            cluster: ``"linear"`` multiplies them by size / size at the start, ``"sqrt"`` by its root, a function
-            ``(size, start_size) -> factor`` by what it returns. The start is the first `begin` with the optimizer. With
-            a dataset that deals shards the sizes are those of the global batch, which the cluster doesn't change.
-        averaged: the Parameters and buffers that differ between workers by nature and are averaged over them at each
-            change and before a checkpoint; None: the moving means and variances of MindSpore's normalization cells.
-            ``()``: none are averaged; when somebody joins all go on with those of the lowest rank.
-        checkpoint_dir: folder of the checkpoints (`ms_kungfu.elastic.checkpoint`), which all workers have to give.
+        lr_rule: how the learning rates follow the cluster's size: ``"none"``, ``"linear"``, ``"sqrt"``,
+            or a function ``(size, start_size) -> factor``. The docstring of `ms_kungfu.elastic` says
+            more.
+        averaged: the Parameters and buffers that differ between workers by nature: averaged at each
+            change and before a checkpoint. None: the moving means and variances of MindSpore's
+            normalization cells. ``()``: none; when a worker joins all go on with the lowest rank's.
+        checkpoint_dir: folder of the checkpoints (`ms_kungfu.elastic.checkpoint`), at all workers.
         checkpoint_every: steps between them; None writes none.
         keep_checkpoints: how many are kept.
-        resume: start from the newest checkpoint in `checkpoint_dir`, on any number of workers; from the beginning where
-            there is none. Without it a folder that has checkpoints is refused, lest they be overwritten.
-        prepare: called at a worker that joins before it does so, to compile what its first step needs.
-        policy: one `Policy` or several, see docs/policies.md. Where they and the schedule want a size, theirs counts.
-        monitor: a `Monitor` that measures the steps (docs/monitoring.md); policies have one in any case.
-        evict: what sends workers away where a policy wants it: a function of their ranks, called by one worker.
-        total_samples: that will have been trained when training ends, for policies; `epochs` knows it by itself.
-        asynchronous: whether the workers make their steps without meeting but for a reason, see below; None: where all
-            optimizers among `trained` are asynchronous (`PairAveragingOptimizer`).
+        resume: start from the newest checkpoint in `checkpoint_dir`, on any number of workers; from the
+            beginning without one. Else a folder with checkpoints is rejected: they would be lost.
+        prepare: called at a joining worker before it joins, to compile what its first step needs.
+        policy: one `Policy` or several: docs/policies.md. Their size counts before the schedule's.
+        monitor: measures the steps (docs/monitoring.md); policies have one in any case.
+        evict: sends workers away if a policy wants it: a function of their ranks, called by one worker.
+        total_samples: that will have been trained when training ends, for policies; `epochs` knows it.
+        asynchronous: whether the workers make their steps without meeting. None: by the optimizers.
 
     Raises:
-        ValueError, TypeError: for arguments that don't fit, or don't fit together; at each worker, before anything is
-            sent.
-
-    All workers make the same calls in the same order. A worker that joins runs the program from its start: its first
-    `begin` returns with the state of the others, and the loop goes on in the epoch, and at the sample, where they are.
-    Until then its program must not call collectives other than `sync_net_parameters`.
-    A worker that has left finds `should_stop` true, its dataset ended and `step_end` without effect: its loop and its
-    program end by themselves, with exit status 0.
-
-    *Asynchronous*: each worker makes its steps at its own speed. They meet, each after its present step, for a change
-    of the cluster, an entry of the schedule (which counts once one worker has come to it), a checkpoint, and the end of
-    a call; `ms_kungfu.membership.sync_points` has the argument. There all take on the step, the epoch and the
-    position in the data of the worker that is furthest. The first to come to its end ends the call for all, so call
-    `end` where `epochs` isn't used; the others find `should_stop` true. No two workers that live train the same sample
-    in an epoch; what the slower ones hadn't come to is left out. So a ledger, and what takes all workers at every step
-    (`policy`, `monitor`, `wait`), is refused: ``asynchronous=False`` has them meet at every step.
+        ValueError, TypeError: at each worker, for wrong arguments; before anything is sent.
     """
 
     dataset: ElasticDataset | None = None
@@ -133,9 +119,9 @@ class ElasticTraining:
         self.epoch = 0
         """Epochs done in the present call of training."""
         self.should_stop = False
-        """This worker has no part in the training any more, or not yet (`begin`), or somebody has asked for a stop."""
+        """That this worker has left the training or isn't in it yet (`begin`), or a worker asked for a stop."""
         self.before_checkpoint: Callable[[], None] = lambda: None
-        """Collective; for who drives the training and has something to agree on that a checkpoint keeps."""
+        """Collective; for a driver of the training that agrees on something that a checkpoint keeps."""
         self.carries_more = bool(components)
         """Whether the program has named state of its own, so that it needs no warning of what isn't carried."""
         self.optimizers = inventory.collect_optimizers(trained)
@@ -158,7 +144,7 @@ class ElasticTraining:
 
     @property
     def wanted_size(self) -> int:
-        """The size that a policy has asked for where it hasn't come true yet, else the present one."""
+        """The size that a policy has requested and that hasn't come true yet, else the present one."""
         return self._measuring.wanted_size
 
     @property
@@ -182,18 +168,20 @@ class ElasticTraining:
         return self.carried.averaged
 
     def average_statistics(self) -> None:
-        """What differs between the workers by nature becomes its mean, so that an evaluation has the same result at
-        each. Collective, between steps. Where each worker trains a model of its own, the statistics are that model's:
-        call it once the optimizer's `merge` has made the models one."""
+        """Replace what differs between the workers by nature by its mean.
+
+        An evaluation has the same result at each worker then. Collective, between steps. If each worker
+        trains a model of its own, the statistics are that model's: call it after the optimizer's `merge`.
+        """
         if not runtime.detached() and not is_behind():
             handover.average(self.averaged)
 
     def begin(self) -> None:
-        """Start a call of training; a joiner receives the state here. Collective.
+        """Start a call of training; a joining worker receives the state here. Collective.
 
-        Where the others are already in a later call (``for ...: model.train(1, ...)``), a joiner has `should_stop` set
-        and its dataset suspended until it arrives there. It receives the state in that call's objects; the others wait
-        meanwhile.
+        The others may be in a later call already (``for ...: model.train(1, ...)``). Then a joining worker
+        has `should_stop` set and its dataset suspended until it arrives there. It receives the state in
+        that call's objects; the others wait meanwhile.
         """
         runtime.init()
         self._synchronous.doubts.look(self.carried.trained)
@@ -205,19 +193,24 @@ class ElasticTraining:
             self._synchronous.follow()
 
     def step_end(self, loss: Any = None, samples: int | None = None) -> Change:
-        """Count a step, and follow a change of the cluster that is due. Collective, once a step at every worker.
+        """Count a step, and follow a change of the cluster that is due. Collective, once a step.
 
-        `loss` (this worker's, a number or a tensor) and `samples` (that this worker has trained in the step; the
-        dataset knows it otherwise) are for the monitor and the policies.
+        On return from a change the workers that joined have the state, and this one's dataset goes on with
+        its new share. The arguments are for the monitor and the policies. Errors are raised at every
+        worker.
 
-        Returns what changed, and whether the step was undone (docs/recovery.md). On return from a change the workers
-        that joined have the state, and this one's dataset goes on with its new share.
+        Args:
+            loss: this worker's, a number or a tensor.
+            samples: that this worker has trained in the step; the dataset knows it otherwise.
 
-        Raises, at every worker:
-            ResizeError: where a size that was asked for isn't possible; the cluster is as before.
-            DivergenceError: where something that has to be equal on all workers isn't.
+        Returns:
+            What changed, and whether the step was undone (docs/recovery.md).
+
+        Raises:
+            ResizeError: if a requested size isn't possible; the cluster is as before.
+            DivergenceError: if something that has to be equal on all workers isn't.
             ValueError: for a decision of a policy that can't be carried out here.
-            KungFuError: where nobody lives who has the training state, or a step can't be undone (docs/recovery.md).
+            KungFuError: if no living worker has the training state, or a step can't be undone.
         """
         if self.should_stop:
             return membership.no_change()
@@ -236,25 +229,27 @@ class ElasticTraining:
         return self._asynchronous.step_end() if self.asynchronous else self._synchronous.step_end(loss, samples)
 
     def step_begin(self) -> None:
-        """What the program has set between the steps (a rate, weights that it clips) belongs to what was before the
-        next one, in case that is undone. With an `ElasticDataset` a step begins when it hands out the first batch;
-        without one where the `step_end` before returns, unless the loop calls this."""
+        """Begin a step: what the program has set before belongs to what an undone step restores.
+
+        Examples: a rate, clipped weights. With an `ElasticDataset` a step begins with its first batch.
+        Without one it begins when the `step_end` before returns, unless the loop calls this.
+        """
         self._synchronous.begin()
 
     def request_stop(self) -> None:
-        """Have training end at all workers after the same step. Any worker may ask, alone; `should_stop` is true once
-        all know of it, which they do in a `step_end`: asked for before it, training ends with that step; behind it, one
-        step later, be that the first of the next epoch.
+        """Have training end at all workers after the same step. Any worker may ask, alone.
 
-        Where the workers are asynchronous, end the loop instead: `end` ends it for all.
+        `should_stop` is true once all have agreed on it in a `step_end`. Asked for before it, training ends
+        with that step; behind it, one step later, be that the first of the next epoch. Asynchronous workers
+        end the loop instead: `end` ends it for all.
         """
         self.changes.stop_asked = True
 
     def agree_on_stop(self) -> bool:
-        """Collective at the end of an epoch: whether to stop here because some worker has asked for it.
+        """Return whether to stop at this end of an epoch because a worker has asked. Collective.
 
-        Right after a change of the cluster the next step's end tells instead: those who have joined in it may not have
-        come to this epoch's end with the others.
+        Right after a change of the cluster the next step's end says so instead: workers that joined in it
+        may not have come to this epoch's end with the others.
         """
         if not self.asynchronous and not self.should_stop:
             self.changes.agree_on_stop()
@@ -267,9 +262,10 @@ class ElasticTraining:
             self._measuring.ask("before_epoch")
 
     def checkpoint(self) -> None:
-        """Have the state as it is written to `checkpoint_dir`, in the background. Collective, between steps.
+        """Write the state to `checkpoint_dir`, in the background. Collective, between steps.
 
-        ValueError where workers don't step together: there `checkpoint_every` alone writes them.
+        Raises:
+            ValueError: if workers don't step together: there `checkpoint_every` alone writes them.
         """
         if self.asynchronous:
             raise ValueError("asynchronous workers are not between steps together; give checkpoint_every instead")
@@ -283,11 +279,14 @@ class ElasticTraining:
             self._measuring.ask("after_epoch")
 
     def end(self) -> None:
-        """The call of training is over: tell the policies, close the monitor's files, look whether the last checkpoint
-        was lost with its writer; where the workers are asynchronous, end it for all. Collective. `epochs` does so
-        itself.
+        """End the call of training, for all if the workers are asynchronous. `epochs` does so itself.
 
-        Raises DivergenceError, at every worker, where something that has to be equal on all of them isn't."""
+        It tells the policies, closes the monitor's files, and writes the last checkpoint if its writer was
+        lost with it. Collective.
+
+        Raises:
+            DivergenceError: at every worker, if something that has to be equal on all of them isn't.
+        """
         if self.asynchronous:
             self._asynchronous.end()
         elif not runtime.detached() and not is_behind():
@@ -296,19 +295,22 @@ class ElasticTraining:
         self.changes.end()
 
     def check_sameness(self) -> None:
-        """Collective, between steps: DivergenceError, at every worker, where something that has to be equal on all of
-        them isn't. `end` does so itself; in between each piece is looked at once in a hundred steps."""
+        """Raise DivergenceError at every worker if something isn't equal on all that has to be.
+
+        Collective, between steps. `end` does so itself; in between each piece is checked once in a hundred
+        steps.
+        """
         self.changes.check_sameness()
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs of a call of training that are still to do, of `count`: `begin`, then ``range(count)``, at a
-        joiner from the epoch in which the others are.
+        """Yield the epochs of a call of training that are still to do, of `count`.
 
-        An epoch whose steps are all trained, and whose end isn't told yet, is one of them: a worker that joins or is
-        resumed there gets no batch of it, and does with the others what the program does after an epoch.
+        It calls `begin`, then yields ``range(count)``, at a joining worker from the others' epoch. An epoch
+        that is trained but for its end is one of them. A worker that joins or resumes there gets no batch,
+        and does with the others what the program does after an epoch.
 
-        Without a dataset the cluster changes between epochs, and not in the last one: which steps of an epoch a joining
-        worker would have to leave out, only the program knows.
+        Without a dataset the cluster changes between epochs, and not in the last one: only the program
+        knows which steps of an epoch a joining worker would have to leave out.
         """
         between = self.dataset is None and not self.asynchronous
         self._measuring.expect_epochs(count)

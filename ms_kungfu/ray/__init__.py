@@ -1,4 +1,7 @@
-"""Jobs on a Ray cluster: ``kungfu-run -engine ray``, and the same from Python. Needs ``ms_kungfu[ray]``."""
+"""Jobs on a Ray cluster: ``kungfu-run -engine ray``, and the same from Python.
+
+It needs ``ms_kungfu[ray]``.
+"""
 
 from __future__ import annotations
 
@@ -34,26 +37,42 @@ def run(
     flags: Sequence[str] = (),
     runtime_env: Mapping[str, Any] | None = None,
 ) -> list[Any]:
-    """Trains on a Ray cluster, and returns when the job has ended and Ray has back what it took.
+    """Train on a Ray cluster, and return when the job has ended and Ray has its resources back.
 
-    `command_or_function`: what each worker runs, the words of a command (``["python", "train.py"]``) or a function
-    without arguments, which is pickled by cloudpickle; it runs in a process of its own, as the program would. Modules
-    beside this program's script, or in ``sys.path[0]`` of this process, are found there where the folder is on the
-    worker's node.
-    `num_workers`: how many there are, or (least, most): the job begins with what there is room for and follows nodes
-    that come and go. `wait_s`: how long to wait for room for the least. `flags`: further ones of kungfu-run's,
-    ``["-recover=replace"]``. `address` and `runtime_env` are those of ``ray.init``, where nobody has called it yet;
-    without an address it is the cluster of ``RAY_ADDRESS``, or one that runs here, or one for this call (``"local"``).
+    What workers print comes to this process's output. Ctrl-C ends the job. It is ``KeyboardInterrupt``
+    then, in the main thread.
 
-    Returns what the function has returned (whatever cloudpickle takes) at the workers that came to its end in the last
-    cluster, in the order of their ranks; of a command an empty list. What workers print comes to this process's output.
+    Args:
+        command_or_function: what each worker runs. Either the words of a command (``["python",
+            "train.py"]``), or a function without arguments, which cloudpickle pickles. The function
+            runs in a process of its own, as the program would. Modules beside this program's script, or
+            in ``sys.path[0]`` of this process, are found there if the folder is on the worker's node.
+        num_workers: how many there are, or ``(least, most)``. With two numbers the job begins with what
+            there is room for, and follows nodes that come and go.
+        address: as for ``ray.init``, if the program hasn't called that yet. Without one it is the
+            cluster of ``RAY_ADDRESS``, or one that runs here, or one for this call (``"local"``).
+        cpus_per_worker: Ray's CPUs that each worker takes.
+        gpus_per_worker: Ray's GPUs that each worker takes.
+        npus_per_worker: Ray's NPUs that each worker takes.
+        wait_s: how long to wait for room for the least number of workers, in seconds.
+        flags: further ones of kungfu-run, ``["-recover=replace"]``.
+        runtime_env: as for ``ray.init``, if the program hasn't called that yet.
 
-    Raises :class:`FunctionError` where a job of a function fails, with the rank and the exception of the worker that
-    failed first (a worker that just dies, and that the others go on without, is no failure), and of a command
-    ``subprocess.CalledProcessError``, which is its base; of both, `returncode` is kungfu-run's exit status, after a
-    SIGTERM 143. Ctrl-C ends the job, and is ``KeyboardInterrupt`` then, in the main thread. ``RuntimeError`` where the
-    job can't start or Ray fails; ``ValueError`` and ``TypeError``, before anything starts, for what makes no sense;
-    ``TypeError`` at the end where what a worker has returned can't be pickled.
+    Returns:
+        What the function has returned (whatever cloudpickle takes) at the workers that came to its end
+        in the last cluster, by their ranks. Of a command an empty list.
+
+    Raises:
+        FunctionError: if a job of a function fails, with the rank and the exception of the worker that
+            failed first. (A worker that just dies, and that the others go on without, is no failure.)
+            `returncode` is kungfu-run's exit status, after a SIGTERM 143.
+        subprocess.CalledProcessError: if a job of a command fails, with the same `returncode`; the base
+            of FunctionError.
+        KeyboardInterrupt: in the main thread, after Ctrl-C.
+        RuntimeError: if the job can't start or Ray fails.
+        ValueError: for an argument that makes no sense; before anything starts.
+        TypeError: for an argument of another type, before anything starts. At the end, if what a worker
+            has returned can't be pickled.
     """
     least, most = arguments.least_and_most(num_workers)
     words = ["-engine=ray", f"-np={least}", f"-min-np={least}", f"-max-np={most}"]

@@ -12,12 +12,18 @@ RETURNED, UNSENT, RAISED = "returned", "unsent", "raised"
 
 
 class FunctionError(subprocess.CalledProcessError):
-    """Training by a function has failed. Its cause (``__cause__``) is the worker's exception, where that could be
-    sent.
+    """Training by a function has failed.
 
-    `rank`: of the worker that failed first, None where it wasn't the function that failed (a signal, no memory);
-    `error`: that exception's type and text, ``"ValueError: no such file"``; `traceback`: with the worker's lines.
-    `returncode` is kungfu-run's exit status, `cmd` the function's name.
+    Its cause (``__cause__``) is the worker's exception, if that could be sent. `cmd` is the function's
+    name.
+
+    Args:
+        returncode: kungfu-run's exit status.
+        function: the function's name.
+        rank: of the worker that failed first. None if it wasn't the function that failed (a signal, no
+            memory).
+        error: that exception's type and text, ``"ValueError: no such file"``.
+        traceback: the same with the worker's lines.
     """
 
     def __init__(
@@ -33,8 +39,11 @@ class FunctionError(subprocess.CalledProcessError):
 
 
 class End(NamedTuple):
-    """Of one worker. `at`: seconds since 1970. `data`: what was returned or raised, pickled; empty where it can't be.
-    `text`: of an exception, what is raised; of what can't be sent, what that is."""
+    """How the function has ended at one worker.
+
+    `at`: seconds since 1970. `data`: what was returned or raised, pickled; empty if it can't be.
+    `text`: of an exception, what is raised; of what can't be sent, what that is.
+    """
 
     kind: str
     version: int
@@ -46,6 +55,7 @@ class End(NamedTuple):
 
 
 def end_by_value(value: object, version: int, rank: int, at: float, dumps: Callable[[Any], bytes]) -> End:
+    """Return the end by a returned value."""
     try:
         return End(RETURNED, version, rank, at, dumps(value))
     except Exception as error:  # whatever its `__reduce__` raises
@@ -54,6 +64,7 @@ def end_by_value(value: object, version: int, rank: int, at: float, dumps: Calla
 
 
 def end_by_error(error: BaseException, version: int, rank: int, at: float, dumps: Callable[[Any], bytes]) -> End:
+    """Return the end by an exception."""
     try:
         data = dumps(error)
     except Exception:  # its text has to do
@@ -63,7 +74,10 @@ def end_by_error(error: BaseException, version: int, rank: int, at: float, dumps
 
 
 def values(function: str, ends: Sequence[End]) -> list[Any]:
-    """What the last cluster's workers have returned, by their ranks. TypeError where one of it can't be had."""
+    """Return what the last cluster's workers have returned, by their ranks.
+
+    It raises TypeError if one of the values can't be read.
+    """
     came = [end for end in ends if end.kind != RAISED]
     last = max((end.version for end in came), default=0)
     found = {}

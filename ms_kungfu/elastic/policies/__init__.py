@@ -1,4 +1,7 @@
-"""The policies that come with ms_kungfu. Pure, like their base in `ms_kungfu.elastic.policy`; docs/policies.md"""
+"""The policies of ms_kungfu: docs/policies.md.
+
+They are pure, like their base in `ms_kungfu.elastic.policy`.
+"""
 
 from ms_kungfu.elastic.policies.noise_scale import NoiseScaleLearningRate, NoiseScalePolicy
 from ms_kungfu.elastic.policies.schedule import SchedulePolicy

@@ -11,35 +11,44 @@ from ms_kungfu.elastic.policy import Decision, Metrics, Policy
 
 
 class NoiseScalePolicy(Policy):
-    """Grows the cluster while the gradient noise scale says that the larger batch pays, and shrinks it when it doesn't.
+    """Grow the cluster while the gradient noise scale says that the larger batch pays, else shrink it.
 
-    A worker's batch stays the same, so `n` workers train ``B = n * b`` samples a step. By McCandlish et al., 2018, with
-    a learning rate that fits the batch, a step makes ``1 / (1 + noise_scale / B)`` of the progress that it would make
-    without noise, and it takes ``t(n)`` seconds: computation plus communication, as measured at the sizes that training
-    has been at and extrapolated to others. To come as far as it would in H seconds at its present size `m`, training
-    at `n` needs ``H * progress rate(m) / progress rate(n)`` plus what the resize itself costs. The size with the
-    smallest ``time * n ** price`` is wanted, and taken where that is `improvement` better than staying, and the same
-    size has been wanted `patience` times in a row.
+    A worker's batch stays the same, so `n` workers train ``B = n * b`` samples a step. With a learning
+    rate that fits the batch, a step makes ``1 / (1 + noise_scale / B)`` of the progress that it would
+    make without noise. It takes ``t(n)`` seconds: computation plus communication, as measured at the
+    sizes of this training so far and extrapolated to others.
+
+    The policy compares sizes by the time to make the progress of H seconds at the present size `m`.
+    Training at `n` needs ``H * progress rate(m) / progress rate(n)`` plus the cost of the resize
+    itself. The best size has the smallest ``time * n ** price``. The policy asks for it if it is
+    `improvement` better than staying, and was the best one `patience` times in a row.
+
+    An `ElasticDataset` that holds its global batch changes it in proportion, when the new size comes
+    true. With shards it has so many more or fewer, of the same shape.
+
+    Source: McCandlish et al., An Empirical Model of Large-Batch Training, 2018.
 
     Args:
         max_size, min_size, sizes: see `ThroughputPolicy`.
-        price: of a worker against time. 0: the fastest training, whatever it takes. 0.5, the default, weighs time and
-            worker-seconds alike (``time * worker-seconds`` is least). 1: the fewest worker-seconds.
-        improvement: the least part of the cost that a change has to save. To go back to the size before the last change
-            it has to be twice as much: the noise scale is a moving average, and lags.
-        patience: how often in a row a size has to be wanted.
-        interval: steps between two looks.
+        price: of a worker against time. 0: the fastest training, whatever it takes. 0.5, the default,
+            weighs time and worker-seconds alike (``time * worker-seconds`` is least). 1: the fewest
+            worker-seconds.
+        improvement: the least part of the cost that a change has to save. Returning to the size before
+            the last change has to save twice as much: the noise scale is a moving average, and lags.
+        patience: how often in a row a size has to be the best.
+        interval: steps between two comparisons.
         min_measurements: of the noise scale, since training started, before the first change.
         resize_time: seconds that a change costs, until one has been measured.
-        horizon: H in seconds; by default the time that the samples left take (``total_samples``), or where that isn't
-            known as long as training has been going on.
-        max_step: by what factor the cluster grows or shrinks at a time at most; an extrapolation further than that is
-            not to be trusted.
-        probe: steps that a single worker trains before a second one is asked for, to measure the noise anew: one
-            worker alone can't, but where its steps are deals of shards.
+        horizon: H in seconds. By default the time that the samples left take (``total_samples``); if
+            that isn't known, as long as training has been going on.
+        max_step: the largest factor by which the cluster grows or shrinks at a time; don't trust an
+            extrapolation further than that.
+        probe: steps that a single worker trains before a second one is requested, to measure the noise
+            again. One worker alone can't measure it, unless it trains shards.
+        warmup: steps after a change that are not measured, as they compile.
 
-    An `ElasticDataset` that holds its global batch changes it in proportion, when the new size comes true; one that
-    deals shards deals so many more or fewer, of the same shape.
+    Raises:
+        ValueError: for a value outside of its range.
     """
 
     def __init__(
@@ -80,7 +89,7 @@ class NoiseScalePolicy(Policy):
     # -- what is known ------------------------------------------------------------------------------------------------
 
     def step_time(self, size: int) -> float:
-        """Seconds of a step at `size`: measured, or extrapolated from what was measured. At least one size has been."""
+        """Return the seconds of a step at `size`, measured or extrapolated. At least one size is measured."""
         if size in self._times:
             return self._times[size][0]
         nearest = min(self._times, key=lambda known: abs(math.log(known / size)))
@@ -94,7 +103,14 @@ class NoiseScalePolicy(Policy):
         return max(seconds + slope * (size - nearest), seconds - communication, 1e-9)
 
     def cost(self, size: int, q: Metrics, noise_scale: float, horizon: float) -> float:
-        """``time * size ** price`` of coming as far as the present size comes in `horizon` seconds."""
+        """Return ``time * size ** price`` for the progress of the present size in `horizon` seconds.
+
+        Args:
+            size: the number of workers.
+            q: the metrics of the moment.
+            noise_scale: in samples.
+            horizon: seconds at the present size.
+        """
 
         def seconds_of_progress(n: int) -> float:
             return self.step_time(n) * (1 + noise_scale / (n * q.local_batch_size))
@@ -106,11 +122,11 @@ class NoiseScalePolicy(Policy):
 
     @property
     def resize_time(self) -> float:
-        """What a change is expected to cost: the mean of the last ones."""
+        """The expected cost of a change, in seconds: the mean of the last ones."""
         return sum(self._resizes[-3:]) / len(self._resizes[-3:]) if self._resizes else self._resize_time
 
     def horizon(self, q: Metrics) -> float:
-        """For how many seconds training would go on at the present size."""
+        """Return for how many seconds training would continue at the present size, by the metrics `q`."""
         if self._horizon is not None:
             return self._horizon
         if q.total_samples is not None and q.batch_size:
@@ -121,6 +137,7 @@ class NoiseScalePolicy(Policy):
     # -- what is done -------------------------------------------------------------------------------------------------
 
     def after_step(self, q: Metrics) -> Decision | None:
+        """Request another size if it costs enough less by the metrics `q`."""
         self._observe(q)
         if q.steps_at_size <= self._warmup or q.cluster_size not in self._times or not q.batch_size:
             return None
@@ -184,6 +201,7 @@ class NoiseScalePolicy(Policy):
         )
 
     def state(self) -> Any:
+        """Return what a joining worker needs to decide alike, as JSON."""
         return {
             "times": [[size, *times] for size, times in sorted(self._times.items())],
             "wanted": [self._wanted, self._wanted_for],
@@ -193,19 +211,30 @@ class NoiseScalePolicy(Policy):
         }
 
     def restore(self, state: Any) -> None:
+        """Take another worker's `state`."""
         self._times = {size: (seconds, communication) for size, seconds, communication in state["times"]}
         self._wanted, self._wanted_for = state["wanted"]
         self._resizes, self._size, self._came_from = list(state["resizes"]), state["size"], state["came_from"]
 
 
 class NoiseScaleLearningRate(Policy):
-    """The learning rate that fits the batch: ``max_learning_rate / (1 + noise_scale / batch_size)``.
+    """Set the learning rate that fits the batch.
 
-    McCandlish et al., 2018, equation 2.9, with the simple noise scale for the one that knows the curvature.
-    `max_learning_rate` is what one would use without noise, at an endless batch. For plain SGD; for Adam the paper
-    finds a power between 0.5 and 1, to be given as `exponent`.
+    It is ``max_learning_rate / (1 + noise_scale / batch_size)``, with the simple noise scale instead of
+    the one that knows the curvature.
 
-    Changes smaller than `tolerance` aren't made. Before `min_measurements` of the noise scale nothing is.
+    Source: McCandlish et al., An Empirical Model of Large-Batch Training, 2018, equation 2.9.
+
+    Args:
+        max_learning_rate: the rate without noise, at an endless batch.
+        exponent: of the denominator. 1 is for plain SGD; for Adam the paper finds a power between 0.5
+            and 1.
+        tolerance: changes by a smaller part aren't made.
+        interval: steps between two looks.
+        min_measurements: of the noise scale, before the first change.
+
+    Raises:
+        ValueError: for a value outside of its range.
     """
 
     def __init__(
@@ -225,6 +254,7 @@ class NoiseScaleLearningRate(Policy):
         self._last: float | None = None
 
     def after_step(self, q: Metrics) -> Decision | None:
+        """Set another learning rate if the metrics `q` ask for one."""
         noise = q.gradient_noise_scale
         if noise is None or q.noise_scale_steps < self._min_measurements or not q.batch_size:
             return None
@@ -237,7 +267,9 @@ class NoiseScaleLearningRate(Policy):
         return Decision(f"noise scale {noise:.3g} at a batch of {q.batch_size}", learning_rate=rate)
 
     def state(self) -> Any:
+        """Return what a joining worker needs to decide alike, as JSON."""
         return self._last
 
     def restore(self, state: Any) -> None:
+        """Take another worker's `state`."""
         self._last = state

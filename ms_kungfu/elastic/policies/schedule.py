@@ -11,14 +11,18 @@ from ms_kungfu.elastic.schedule import Schedule, parse_schedule
 
 
 class SchedulePolicy(Policy):
-    """What to change once how many steps are done.
+    """Make changes at steps that are known beforehand.
 
     Args:
-        size: a schedule of sizes, as `KungFuElasticCallback` takes it: ``"10:2,20:4"``, ``{10: 2}`` or a function.
-        global_batch_size, shards, local_batch_size, learning_rate, strategy, optimizer: ``{step: value}``. An entry of
+        size: a schedule of sizes, as `KungFuElasticCallback` takes it: ``"10:2,20:4"``, ``{10: 2}`` or
+            a function.
+        changes: ``{step: value}`` for any of `global_batch_size`, `shards`, `local_batch_size`,
+            `learning_rate`, `strategy` and `optimizer`. Step 0 is before the first step. An entry of
             `shards` goes with one of `global_batch_size` at the same step.
 
-    Step 0 is before the first step.
+    Raises:
+        TypeError: for another name.
+        ValueError: for a value that a `Decision` rejects, or a negative step.
     """
 
     def __init__(self, size: Schedule | None = None, **changes: Mapping[int, Any]) -> None:
@@ -34,9 +38,11 @@ class SchedulePolicy(Policy):
             _ = Decision("a check", **self._changes_at(step))
 
     def before_train(self, q: Metrics) -> Decision | None:
+        """Return the entry for step 0, if `q` is before the first step."""
         return self._at(0) if q.step == 0 else None
 
     def after_step(self, q: Metrics) -> Decision | None:
+        """Return the entry for the step of `q`."""
         return self._at(q.step)
 
     def _at(self, step: int) -> Decision | None:

@@ -9,12 +9,21 @@ from ms_kungfu.elastic.policy import Decision, Metrics, Policy
 
 
 class StragglerPolicy(Policy):
-    """Evicts a worker whose computation takes `slowdown` times as long as the median worker's, for `patience` steps.
+    """Evict a worker that computes much longer than the median worker.
 
-    Looks at what a worker computes, not at how long its steps take: in synchronous training all steps take as long as
-    the slowest worker's. With two workers the other one is the median. One eviction at a time, and none below
-    `min_size` workers. Where the eviction would lose more than it wins (the others' step, without the straggler,
-    times the workers left, against now) it is left alone.
+    It looks at what a worker computes, not at how long its steps take: in synchronous training all
+    steps take as long as the slowest worker's. With two workers the other one is the median. It evicts
+    one worker at a time. It evicts none if that would lose more than it wins: the others' step, without
+    the straggler, times the workers left, against now.
+
+    Args:
+        slowdown: the factor between a straggler's computation and the median, above 1.
+        patience: for how many steps in a row.
+        min_size: the fewest workers that an eviction leaves.
+        warmup: steps after a change that are ignored.
+
+    Raises:
+        ValueError: for a value outside of its range.
     """
 
     def __init__(self, slowdown: float = 2.0, patience: int = 20, min_size: int = 1, warmup: int = 3) -> None:
@@ -26,6 +35,7 @@ class StragglerPolicy(Policy):
         self._slow_for: dict[int, int] = {}  # rank -> steps in a row
 
     def after_step(self, q: Metrics) -> Decision | None:
+        """Evict a worker if the metrics `q` show a straggler for long enough."""
         times = q.compute_times
         if q.steps_at_size <= self._warmup or len(times) < 2 or len(times) != q.cluster_size:
             self._slow_for = {}
@@ -48,7 +58,9 @@ class StragglerPolicy(Policy):
         )
 
     def state(self) -> Any:
+        """Return what a joining worker needs to decide alike, as JSON."""
         return sorted(self._slow_for.items())
 
     def restore(self, state: Any) -> None:
+        """Take another worker's `state`."""
         self._slow_for = dict(state)

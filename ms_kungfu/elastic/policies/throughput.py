@@ -25,17 +25,23 @@ def candidates(min_size: int, max_size: int, sizes: Sequence[int] | None) -> tup
 
 
 class ThroughputPolicy(Policy):
-    """Climbs from size to size while throughput (samples a second) grows by enough, and stays at the last that did.
+    """Climb from size to size while throughput (samples a second) grows by enough.
+
+    It stays at the last size that did.
 
     Args:
         max_size: workers at most.
+        min_size: workers at least.
         sizes: those to try, ascending; by default doubled from `min_size` to `max_size`.
-        efficiency: how much of the ideal gain a larger size has to bring: from 2 to 4 workers ideally doubles the
-            throughput, so 0.5 asks for 1.5 times as much.
+        efficiency: how much of the ideal gain a larger size has to bring. From 2 to 4 workers ideally
+            doubles the throughput, so 0.5 asks for 1.5 times as much.
         window: steps that are measured at a size, of which the median counts.
-        warmup: steps after a change that are not, as they compile.
-        drop: search anew, from the smallest size on, when throughput at the size found has fallen by this part (a
-            neighbour on the machine) or risen by it; None: never.
+        warmup: steps after a change that are not measured, as they compile.
+        drop: search again, from the smallest size on, if throughput at the found size has fallen by
+            this part (another job on the machine) or risen by it. None: never.
+
+    Raises:
+        ValueError: for a value outside of its range.
     """
 
     def __init__(
@@ -62,6 +68,7 @@ class ThroughputPolicy(Policy):
         self._settled: float | None = None  # throughput at the size that was found
 
     def after_step(self, q: Metrics) -> Decision | None:
+        """Request the next size to try, or the best one, by the metrics `q`."""
         if q.cluster_size != self._size:
             self._size, self._samples = q.cluster_size, []
         if q.steps_at_size <= self._warmup or not q.step_time or not q.batch_size:
@@ -103,8 +110,10 @@ class ThroughputPolicy(Policy):
         return self._found[large] >= self._asked(small, large) * self._found[small]
 
     def state(self) -> Any:
+        """Return what a joining worker needs to decide alike, as JSON."""
         return [self._samples, self._size, sorted(self._found.items()), self._settled]
 
     def restore(self, state: Any) -> None:
+        """Take another worker's `state`."""
         self._samples, self._size, found, self._settled = state
         self._found = dict(found)
