@@ -371,6 +371,7 @@ def request(rank: int, name: str) -> Saved | None:
             host doesn't answer within KUNGFU_COLLECTIVE_TIMEOUT and isn't lost either.
         StaleClusterError: if the rank is on another host, and the cluster changes before the copy is
             here.
+        InternalError: if the copy doesn't fit the shape and dtype that it was saved with.
     """
     runtime.init()
     if rank < 0:

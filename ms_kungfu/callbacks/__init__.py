@@ -1,6 +1,7 @@
-"""Callbacks for ``Model.train``. They load on first use, since they need MindSpore.
+"""Callbacks for ``Model.train``.
 
-The rest of this text is about `KungFuElasticCallback`.
+They load on first use, since they need MindSpore. The rest of this text is about
+`KungFuElasticCallback`.
 
 *Joining and leaving*: a joining worker receives everything that decides the next step before its
 own first one. It goes on with the others' `cur_step_num` and, in callbacks that come after this
@@ -15,16 +16,16 @@ training step for its first batch before the others wait for it.
 
 *Data*: give it an `ElasticDataset`. An ordinary dataset is not partitioned again, and each worker
 keeps the share that it began with. Its epochs have as many steps at each worker as at the lowest
-rank when training began: a shorter share begins again, a longer one is cut. Sink mode hides the
+rank when training began. A shorter share begins again, a longer one is cut. Sink mode hides the
 steps from callbacks and is rejected.
 
-*Other callbacks*, wherever they stand in the list: only the lowest living rank writes the files of
-MindSpore's own callbacks, and the next one goes on if it fails. These are `ModelCheckpoint`,
-`SummaryCollector`, `BackupAndRestore`, `OnRequestExit` and `FlopsUtilizationCollector`. All others
-run at every worker. After an epoch the loss in `net_outputs` is the mean over the workers, so
-`EarlyStopping` and `ReduceLROnPlateau` decide alike at each. A joining worker receives the state of
-MindSpore's own callbacks. Of the program's own it receives what they return from ``state_dict()``
-and take in ``load_state_dict(state)``.
+*Other callbacks*, wherever they stand in the list: the lowest living rank alone writes the files of
+MindSpore's own. The next one goes on if it fails. These are `ModelCheckpoint`, `SummaryCollector`,
+`BackupAndRestore`, `OnRequestExit` and `FlopsUtilizationCollector`. All others run at every worker.
+After an epoch the loss in `net_outputs` is the mean over the workers, so `EarlyStopping` and
+`ReduceLROnPlateau` decide alike at each. A joining worker receives the state of MindSpore's own
+callbacks. Of the program's own it receives what they return from ``state_dict()`` and take in
+``load_state_dict(state)``.
 
 *Evaluation*: the evaluation of ``Model.fit`` is one of all workers together, each with a part of
 the batches, and the numbers are the same at each. So is that of ``Model.eval(...,

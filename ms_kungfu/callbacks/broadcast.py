@@ -17,7 +17,7 @@ def sync_net_parameters(net: Any, root: int = 0) -> None:
     """Copy the root's Parameters into every worker's, in place.
 
     Collective and idempotent. At a worker that joins a job whose others use `KungFuElasticCallback` or
-    `ElasticTraining` it returns at once: the whole state is about to reach that worker.
+    `ElasticTraining` it returns at once. The whole state is about to reach that worker.
 
     Args:
         net: a cell, an optimizer or a list of Parameters.

@@ -330,7 +330,7 @@ class ElasticDataset(Shares, ds.Dataset):
         return self._source.batches([0], self._batch.of(1), self._seed, self._cursor.epoch).to_json(filename)
 
     def parse(self, children: Any = None) -> Any:
-        """Reject `children`: an ElasticDataset is the last part of a pipeline.
+        """Reject `children`, and never return: an ElasticDataset is the last part of a pipeline.
 
         Raises:
             TypeError: always.

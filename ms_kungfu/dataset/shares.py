@@ -39,8 +39,8 @@ class Shares:
     """The samples of a data set, partitioned again whenever the cluster changes."""
 
     weight = 0
-    """Samples of this worker in the batches since the last step: what its gradients count. 0 for a batch
-    that repeats a sample because the step has fewer samples than there are workers."""
+    """Samples of this worker in the batches since the last step: what its gradients count. It is 0 for a
+    batch that repeats a sample, in a step of fewer samples than workers."""
     step_shards: tuple[int, ...] = ()
     """Samples of each shard of the step that was handed out last; empty without shards."""
     contents: Contents | None = None
@@ -150,7 +150,7 @@ class Shares:
         """Read the samples that the workers compare, once. Does nothing without a source."""
 
     def leave_out_contents(self) -> None:
-        """Compare no contents: another worker has none. At all workers alike."""
+        """Compare no contents, at all workers alike: another worker has none."""
         self.contents = None
 
     def wants_fingerprint(self, step: int) -> bool:
@@ -190,6 +190,7 @@ class Shares:
         """Count what was handed out as trained by these ranks; what the others took goes back.
 
         Called at all workers alike, once the step's outcome is known and before the membership changes.
+        KungFuError if this rank took no part in the step.
 
         Args:
             participants: the ranks whose samples are in the step, the same at all workers; None: all.
@@ -237,7 +238,7 @@ class Shares:
         return self._dealing.shards_of(count)
 
     def weigh(self, weights: Sequence[int]) -> None:
-        """Assign shards in proportion to `weights`, one a rank, from the next step on. At all workers alike."""
+        """Assign shards in proportion to `weights`, one a rank, from the next step, at all workers alike."""
         self._dealing.weigh(weights)
 
     def take_back(self, participants: Sequence[int]) -> None:
@@ -277,7 +278,7 @@ class Shares:
         return self._cursor.epoch % self._passes == 0
 
     def leave_out_the_rest(self) -> None:
-        """Begin the next epoch, and train no more of this one. At all workers at the same step."""
+        """Begin the next epoch without the rest of this one, at all workers at the same step."""
         self._put_back()
         while not self._end_epoch():
             pass

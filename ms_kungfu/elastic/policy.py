@@ -72,8 +72,6 @@ class Decision:
 
     Args:
         reason: a text that isn't empty.
-        size, keeps_local_batch, global_batch_size, local_batch_size: see below.
-        learning_rate, strategy, optimizer, evict, shards: see below.
 
     Raises:
         ValueError: for an empty reason, a value outside of its range, or values that don't go together.
@@ -81,7 +79,7 @@ class Decision:
 
     reason: str
     size: int | None = None
-    """Number of workers. They come when they are ready; until then policies are called as before."""
+    """The number of workers, which come when they are ready; until then policies are called as before."""
     keeps_local_batch: bool | None = None
     """With `size`: a dataset that holds its global batch changes it in proportion, when the new size comes
     true. With shards it has more or fewer of them, of the same shape."""
@@ -144,25 +142,31 @@ class Policy:
     """
 
     def before_train(self, q: Metrics) -> Decision | None:
-        """Decide as a call of training begins, by the metrics `q`."""
+        """Return what to change as a call of training begins, by the metrics `q`."""
 
     def before_epoch(self, q: Metrics) -> Decision | None:
-        """Decide as an epoch begins, by the metrics `q`. The first epoch begins after `before_train`."""
+        """Return what to change as an epoch begins, by the metrics `q`.
+
+        The first epoch begins after `before_train`.
+        """
 
     def before_step(self, q: Metrics) -> Decision | None:
-        """Decide before the next step, in the cluster that will train it, by the metrics `q`.
+        """Return what to change before the next step, by the metrics `q`.
 
-        It can't change the cluster any more.
+        The hook is called in the cluster that will train the step, and can't change it any more.
         """
 
     def after_step(self, q: Metrics) -> Decision | None:
-        """Decide after a step, by the metrics `q`.
+        """Return what to change after a step, by the metrics `q`.
 
         The decision counts from one of the next steps on.
         """
 
     def after_epoch(self, q: Metrics) -> Decision | None:
-        """Decide after an epoch, and after the `after_step` of its last step, by the metrics `q`."""
+        """Return what to change after an epoch, by the metrics `q`.
+
+        The `after_step` of its last step comes before.
+        """
 
     def after_train(self, q: Metrics) -> None:
         """Clean up after a call of training has ended at this worker, by the metrics `q`."""
@@ -192,7 +196,7 @@ class Policies(Policy):
     parts: Sequence[Policy] = field(default_factory=tuple)
 
     def decide(self, hook: str, q: Metrics) -> Decision | None:
-        """Call a hook of each part, and combine the decisions.
+        """Call a hook of each part, and return the combined decision.
 
         Args:
             hook: its name.
@@ -206,23 +210,23 @@ class Policies(Policy):
         return combine(made)
 
     def before_train(self, q: Metrics) -> Decision | None:
-        """Combine the parts' decisions by the metrics `q`."""
+        """Return the parts' combined decision by the metrics `q`."""
         return self.decide("before_train", q)
 
     def before_epoch(self, q: Metrics) -> Decision | None:
-        """Combine the parts' decisions by the metrics `q`."""
+        """Return the parts' combined decision by the metrics `q`."""
         return self.decide("before_epoch", q)
 
     def before_step(self, q: Metrics) -> Decision | None:
-        """Combine the parts' decisions by the metrics `q`."""
+        """Return the parts' combined decision by the metrics `q`."""
         return self.decide("before_step", q)
 
     def after_step(self, q: Metrics) -> Decision | None:
-        """Combine the parts' decisions by the metrics `q`."""
+        """Return the parts' combined decision by the metrics `q`."""
         return self.decide("after_step", q)
 
     def after_epoch(self, q: Metrics) -> Decision | None:
-        """Combine the parts' decisions by the metrics `q`."""
+        """Return the parts' combined decision by the metrics `q`."""
         return self.decide("after_epoch", q)
 
     def after_train(self, q: Metrics) -> None:

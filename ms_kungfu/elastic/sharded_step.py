@@ -37,8 +37,8 @@ class ShardedStep:
             elastic.step_end()
 
     Each worker calls ``forward_backward`` once for each shard that it is assigned. It calls ``update``
-    once, with the gradients of the whole global batch: their mean over its samples, if a shard's are
-    the mean over the shard's. Clipping, a check for overflow and the optimizer belong in `update`.
+    once, with the gradients of the whole global batch. They are the mean over its samples, if a shard's
+    are the mean over the shard's. Clipping, a check for overflow and the optimizer belong in `update`.
 
     A call takes the columns as the dataset's iterator has yielded them. It returns the loss, the mean
     over the global batch, with the same bits at every worker. Two steps on one batch (the two networks
@@ -62,10 +62,10 @@ class ShardedStep:
             reduction, or sum over the workers), or columns aren't the iterator's. Also on another
             device than a CPU.
         KungFuError: without a step of an `ElasticDataset` with shards.
-        DivergenceError: at all workers, in the first step with a new worker. Either workers have other
-            versions, instruction sets or cores; or a shard that is computed twice, or at two workers,
-            has other gradients, with the parameter's name. A dataset with ``shards_check="warn"`` only
-            logs it.
+        DivergenceError: at all workers, in the first step with a new worker. One cause is workers of
+            other versions, instruction sets or cores. The other is a shard with other gradients when it
+            is computed twice, or at two workers; the message names the parameter. A dataset with
+            ``shards_check="warn"`` only logs it.
     """
 
     def __init__(

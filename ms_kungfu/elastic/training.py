@@ -55,8 +55,7 @@ class ElasticTraining:
         schedule: ``{step: size}``, ``"10:2,20:4"`` (2 workers once 10 steps are done, ...) or a
             function of the step that returns a size or None. None follows the config server only
             (``kungfu-run resize``).
-        wait: stop at a step of the schedule until its size is there, as KungFu does, instead of
-            training meanwhile.
+        wait: stop at a step of the schedule until its size is there, as KungFu does; else train on.
         dataset: the `ElasticDataset` the loop reads. It goes on from the same position at a joining
             worker, and its iterators end when training is over for this worker.
         loss_scale_manager: a host-side loss scale manager whose numbers are part of the state.
@@ -84,6 +83,7 @@ class ElasticTraining:
     """
 
     dataset: ElasticDataset | None = None
+    """The `ElasticDataset` that the loop reads, or None."""
 
     def __init__(
         self,
@@ -177,11 +177,11 @@ class ElasticTraining:
             handover.average(self.averaged)
 
     def begin(self) -> None:
-        """Start a call of training; a joining worker receives the state here. Collective.
+        """Start a call of training; a joining worker receives the state here.
 
-        The others may be in a later call already (``for ...: model.train(1, ...)``). Then a joining worker
-        has `should_stop` set and its dataset suspended until it arrives there. It receives the state in
-        that call's objects; the others wait meanwhile.
+        Collective. The others may be in a later call already (``for ...: model.train(1, ...)``). Then a
+        joining worker has `should_stop` set and its dataset suspended until it arrives there. It receives
+        the state in that call's objects; the others wait meanwhile.
         """
         runtime.init()
         self._synchronous.doubts.look(self.carried.trained)
@@ -193,11 +193,11 @@ class ElasticTraining:
             self._synchronous.follow()
 
     def step_end(self, loss: Any = None, samples: int | None = None) -> Change:
-        """Count a step, and follow a change of the cluster that is due. Collective, once a step.
+        """Count a step, and follow a change of the cluster that is due.
 
-        On return from a change the workers that joined have the state, and this one's dataset goes on with
-        its new share. The arguments are for the monitor and the policies. Errors are raised at every
-        worker.
+        Collective, once a step. On return from a change the workers that joined have the state, and this
+        one's dataset goes on with its new share. The arguments are for the monitor and the policies. Errors
+        are raised at every worker.
 
         Args:
             loss: this worker's, a number or a tensor.
@@ -237,19 +237,19 @@ class ElasticTraining:
         self._synchronous.begin()
 
     def request_stop(self) -> None:
-        """Have training end at all workers after the same step. Any worker may ask, alone.
+        """Have training end at all workers after the same step.
 
-        `should_stop` is true once all have agreed on it in a `step_end`. Asked for before it, training ends
-        with that step; behind it, one step later, be that the first of the next epoch. Asynchronous workers
-        end the loop instead: `end` ends it for all.
+        Any worker may ask, alone. `should_stop` is true once all have agreed on it in a `step_end`. Asked
+        for before it, training ends with that step; behind it, one step later, be that the first of the
+        next epoch. Asynchronous workers end the loop instead: `end` ends it for all.
         """
         self.changes.stop_asked = True
 
     def agree_on_stop(self) -> bool:
-        """Return whether to stop at this end of an epoch because a worker has asked. Collective.
+        """Return whether to stop at this end of an epoch because a worker has asked.
 
-        Right after a change of the cluster the next step's end says so instead: workers that joined in it
-        may not have come to this epoch's end with the others.
+        Collective. Right after a change of the cluster the next step's end says so instead. Workers that
+        joined in it may not have come to this epoch's end with the others.
         """
         if not self.asynchronous and not self.should_stop:
             self.changes.agree_on_stop()
@@ -262,7 +262,7 @@ class ElasticTraining:
             self._measuring.ask("before_epoch")
 
     def checkpoint(self) -> None:
-        """Write the state to `checkpoint_dir`, in the background. Collective, between steps.
+        """Write the state to `checkpoint_dir`, in the background, between steps; collective.
 
         Raises:
             ValueError: if workers don't step together: there `checkpoint_every` alone writes them.
@@ -279,10 +279,10 @@ class ElasticTraining:
             self._measuring.ask("after_epoch")
 
     def end(self) -> None:
-        """End the call of training, for all if the workers are asynchronous. `epochs` does so itself.
+        """End the call of training, for all if the workers are asynchronous.
 
-        It tells the policies, closes the monitor's files, and writes the last checkpoint if its writer was
-        lost with it. Collective.
+        Collective; `epochs` does so itself. It tells the policies, closes the monitor's files, and writes
+        the last checkpoint again if its writer was lost with it.
 
         Raises:
             DivergenceError: at every worker, if something that has to be equal on all of them isn't.
@@ -309,7 +309,7 @@ class ElasticTraining:
         that is trained but for its end is one of them. A worker that joins or resumes there gets no batch,
         and does with the others what the program does after an epoch.
 
-        Without a dataset the cluster changes between epochs, and not in the last one: only the program
+        Without a dataset the cluster changes between epochs, and not in the last one. Only the program
         knows which steps of an epoch a joining worker would have to leave out.
         """
         between = self.dataset is None and not self.asynchronous

@@ -3,7 +3,8 @@
 ::
 
     monitor = Monitor(jsonl="training.jsonl")
-    model.train(..., callbacks=[KungFuElasticCallback(monitor=monitor)])    # or MonitorCallback(monitor)
+    callback = KungFuElasticCallback(monitor=monitor)  # or MonitorCallback(monitor)
+    model.train(..., callbacks=[callback])
 
 Importing this package imports no MindSpore.
 """

@@ -142,7 +142,7 @@ class Monitor:
         shards: Sequence[int] = (),
         trained: int | None = None,
     ) -> StepRecord | None:
-        """Count a step, and measure it if it is due. Collective at each `interval`-th step.
+        """Count a step, and measure it if it is due; collective at each `interval`-th step.
 
         Args:
             samples: of this worker, in this step; without them there is no noise scale.

@@ -22,6 +22,7 @@ from ms_kungfu.trained.inventory import is_grouped
 from ms_kungfu.trained.rates import hold_last_rate
 
 move_toward = composite.MultitypeFuncGraph("move_toward")
+"""Move a parameter by a share of the way to its goal, in place; for ``HyperMap``."""
 
 
 # In this form, and not as (1 - share) * parameter + share * goal: where both are the same the parameter keeps its bits,

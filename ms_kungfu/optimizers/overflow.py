@@ -23,7 +23,7 @@ class OverflowAgreement(nn.Cell):
         self.scaler.update(overflow)
 
     It costs an exchange of 4 bytes a step. It isn't needed if the gradients are reduced before the
-    check (by a `KungFuGradReducer`): an infinity or NaN of one rank is in every rank's sum or mean.
+    check (by a `KungFuGradReducer`). An infinity or NaN of one rank is in every rank's sum or mean.
 
     Args:
         name: of the exchange among the workers.

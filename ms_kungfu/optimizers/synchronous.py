@@ -19,8 +19,8 @@ from ms_kungfu.trained.inventory import is_grouped
 class SynchronousSGDOptimizer(Synchronising):
     """Synchronous SGD (S-SGD): average the gradients over all workers, then let `optimizer` update.
 
-    Every worker makes the same update, so their models stay equal, bit for bit. n workers with a local
-    batch of b train as one does with a batch of n * b.
+    Every worker makes the same update, so their models stay equal, bit for bit. So n workers with a
+    local batch of b train as one does with a batch of n * b.
 
     *When*: the default. Its weakness is the large batch that many workers with a fixed local batch make
     together. The learning rate has to be scaled and warmed up for it, and beyond some size the accuracy

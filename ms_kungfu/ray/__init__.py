@@ -48,13 +48,13 @@ def run(
             runs in a process of its own, as the program would. Modules beside this program's script, or
             in ``sys.path[0]`` of this process, are found there if the folder is on the worker's node.
         num_workers: how many there are, or ``(least, most)``. With two numbers the job begins with what
-            there is room for, and follows nodes that come and go.
+            the cluster has resources for, and follows nodes that come and go.
         address: as for ``ray.init``, if the program hasn't called that yet. Without one it is the
             cluster of ``RAY_ADDRESS``, or one that runs here, or one for this call (``"local"``).
         cpus_per_worker: Ray's CPUs that each worker takes.
         gpus_per_worker: Ray's GPUs that each worker takes.
         npus_per_worker: Ray's NPUs that each worker takes.
-        wait_s: how long to wait for room for the least number of workers, in seconds.
+        wait_s: how long to wait for the resources of the least number of workers, in seconds.
         flags: further ones of kungfu-run, ``["-recover=replace"]``.
         runtime_env: as for ``ray.init``, if the program hasn't called that yet.
 

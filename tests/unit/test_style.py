@@ -1,9 +1,19 @@
-"""The pages follow docs/style.md: sentences, line width, page length and the words of its glossary."""
+"""The pages and the docstrings of the public surface follow docs/style.md.
+
+Of pages: sentences, line width, page length and the words of its glossary. Of docstrings the same, and that they name
+all arguments and exceptions. ruff checks their format (pyproject.toml).
+"""
 
 from __future__ import annotations
 
+import ast
+import doctest
+import functools
+import importlib
+import inspect
 import math
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -136,3 +146,205 @@ def test_correct_text_passes(text):
 def test_glossary_is_read():
     assert BANNED.search("the outpost waits")
     assert not BANNED.search("the agent waits")
+
+
+# ---- docstrings ------------------------------------------------------------------------------------------------------
+
+SURFACE = (ROOT / "tests" / "unit" / "public_surface.txt").read_text().splitlines()
+SECTIONS = ("Args:", "Returns:", "Yields:", "Raises:")
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A public name, or a module: its node in the file that defines it, and its docstring ("" without one)."""
+
+    module: str
+    path: str
+    node: ast.AST
+    doc: str
+
+
+@functools.cache
+def parsed(module):
+    path = ROOT.joinpath(*module.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def is_module(name):
+    path = ROOT.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def defined(body, name):
+    """The definition of a name among these statements, and its docstring: of an attribute, the text behind it."""
+    for statement, behind in zip(body, [*body[1:], None]):
+        if isinstance(statement, (ast.FunctionDef, ast.ClassDef)) and statement.name == name:
+            return statement, ast.get_docstring(statement) or ""
+        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            is_text = isinstance(behind, ast.Expr) and isinstance(behind.value, ast.Constant)
+            return statement, inspect.cleandoc(behind.value.value) if is_text else ""
+    return None
+
+
+def look_up(module, name):
+    """(module, node, docstring) of a name, by way of the imports; None of what isn't ours."""
+    _, tree = parsed(module)
+    if found := defined(tree.body, name):
+        return (module, *found)
+    is_package = not ROOT.joinpath(*module.split(".")).with_suffix(".py").is_file()
+    for imported in ast.walk(tree):
+        if isinstance(imported, ast.ImportFrom) and any(alias.name in (name, "*") for alias in imported.names):
+            above = module.split(".")
+            above = above[: len(above) - imported.level + is_package] if imported.level else []
+            source = ".".join([*above, *filter(None, [imported.module])])
+            if source.startswith("ms_kungfu") and is_module(source) and (found := look_up(source, name)):
+                return found
+    return None
+
+
+def member(module, cls, name):
+    """The same of a class's member: its own, or a base's where that alone has a docstring."""
+    own = defined(cls.body, name)
+    if own and own[1]:
+        return (module, *own)
+    for base in cls.bases:
+        if isinstance(base, ast.Name) and (above := look_up(module, base.id)) and isinstance(above[1], ast.ClassDef):
+            if found := member(above[0], above[1], name):
+                return found
+    return own and (module, *own)
+
+
+def public_definitions():
+    """{name: Definition}"""
+    found = {}
+    for line in SURFACE:
+        name = line.partition("(")[0]
+        parts = name.split(".")
+        depth = 2 if len(parts) > 2 and is_module(".".join(parts[:2])) else 1
+        module = ".".join(parts[:depth])
+        for page in filter(is_module, (module, name)):
+            path, tree = parsed(page)
+            found[page] = Definition(page, path, tree, ast.get_docstring(tree) or "")
+        if not is_module(name):
+            at = look_up(module, parts[depth])
+            if at and parts[depth + 1 :]:
+                at = member(at[0], at[1], parts[-1])
+            assert at, f"{name} isn't found"
+            found[name] = Definition(module, parsed(at[0])[0], at[1], at[2])
+    return found
+
+
+PUBLIC = public_definitions()
+
+
+def prose(doc):
+    """The sentences of a docstring as a page would have them: no code, and each entry of a section is a list's item."""
+    lines, section, code = [], "", False
+    for line in doc.replace("``", "`").splitlines():
+        if code and (not line.strip() or line.startswith("    ")):
+            continue
+        code = line.rstrip().endswith("::") or line.startswith(">>>")
+        if line in SECTIONS:
+            section, line = line, ""
+        elif line and not line.startswith(" "):
+            section = ""
+        elif section and re.match(r"    \S", line):
+            entry = line.strip() if section in ("Returns:", "Yields:") else line.partition(": ")[2]
+            line = f"- {entry}" if section in ("Args:", "Raises:") else entry
+        lines.append("" if line.startswith(">>>") else line)
+    return "\n".join(lines)
+
+
+def arguments(node):
+    """What a function takes, or a class by its own constructor."""
+    if isinstance(node, ast.ClassDef):
+        node = next((f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"), None)
+    if not isinstance(node, ast.FunctionDef):
+        return []
+    given = node.args
+    every = [*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg]
+    return [arg.arg for arg in every if arg and arg.arg not in ("self", "cls") and not arg.arg.startswith("_")]
+
+
+def own_raises(node):
+    """The exceptions that the function itself raises, or the class's constructor."""
+    found = set()
+    for raised in ast.walk(node) if isinstance(node, ast.FunctionDef) else ():
+        if isinstance(raised, ast.Raise) and isinstance(raised.exc, ast.Call) and isinstance(raised.exc.func, ast.Name):
+            found.add(raised.exc.func.id)
+    return found
+
+
+def docstring_findings(node, doc):
+    """{rule: what breaks it}"""
+    if not doc:
+        return {"missing": ["docstring"]}
+    found = findings(prose(doc))
+    if wide := [line for line in doc.splitlines() if len(line) > MAX_COLUMNS]:
+        found["columns"] = wide
+    is_attribute = isinstance(node, (ast.Assign, ast.AnnAssign))
+    if not is_attribute and len(list(sentences(doc.partition("\n")[0]))) > 1:
+        found["first line"] = [doc.partition("\n")[0]]
+    named = {name for names in re.findall(r"^    ([\w, ]+): ", doc, re.MULTILINE) for name in names.split(", ")}
+    lacking = [arg for arg in arguments(node) if arg not in named and f"`{arg}`" not in doc]
+    if lacking and "arguments are those of" not in doc:
+        found["arguments"] = lacking
+    if lacking := sorted(name for name in own_raises(node) if name not in doc and name != "NotImplementedError"):
+        found["raises"] = lacking
+    returns = getattr(node, "returns", None)
+    if isinstance(node, ast.FunctionDef) and returns and ast.unparse(returns) != "None":
+        attribute = any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
+        if not attribute and not re.search(r"return|yield", doc, re.IGNORECASE):
+            found["returns"] = [doc.partition("\n")[0]]
+    return found
+
+
+@pytest.mark.parametrize("module", sorted({each.module for each in PUBLIC.values()}))
+def test_docstrings_of_the_public_surface_follow_it(module):
+    found = {name: docstring_findings(each.node, each.doc) for name, each in PUBLIC.items() if each.module == module}
+    assert {name: broken for name, broken in found.items() if broken} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "rule"),
+    [
+        ("def f(size): pass", "missing"),
+        ('def f(size):\n    """Change the size."""', "arguments"),
+        ('def f(size):\n    """Change the size.\n\n    Args:\n        sizes: the number.\n    """', "arguments"),
+        ('class A:\n    """Keep a size."""\n    def __init__(self, size): pass', "arguments"),
+        ('def f():\n    """Change the size."""\n    raise ValueError("no")', "raises"),
+        ('def f() -> int:\n    """Change the size."""', "returns"),
+        ('def f():\n    """Change the size. Wait for it."""', "first line"),
+        ('def f():\n    """Change the size, which nobody waits for."""', "glossary"),
+        (f'def f(size):\n    """Change it.\n\n    Args:\n        size: {LONG}\n    """', "sentences"),
+        (f'def f():\n    """Change it.\n\n    {"x" * 101}\n    """', "columns"),
+    ],
+)
+def test_broken_rule_of_docstrings_is_found(source, rule):
+    (node,) = ast.parse(source).body
+    found = docstring_findings(node, ast.get_docstring(node) or "")
+    assert rule in found
+    assert found.keys() <= {rule, "columns"}
+
+
+def test_correct_docstring_passes():
+    (node,) = ast.parse(
+        'def f(size, name) -> int:\n    """Change the size of `name`.\n\n    ::\n\n        nobody(waits)\n\n'
+        '    Args:\n        size: the number.\n\n    Returns:\n        The version.\n    """'
+    ).body
+    assert docstring_findings(node, ast.get_docstring(node)) == {}
+
+
+def test_linter_reads_the_files_of_the_public_surface():
+    """One pattern of pyproject.toml has all files that define a public name, and no others."""
+    pattern = re.search(r'^"!ms_kungfu/\{(.*)\}\.py" = \["D"\]$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    linted = {path for each in pattern[1].split(",") for path in ROOT.glob(f"ms_kungfu/{each}.py")}
+    assert {path.relative_to(ROOT).as_posix() for path in linted} == {each.path for each in PUBLIC.values()}
+
+
+def test_examples_in_docstrings_run():
+    modules = {d.path[: -len(".py")].replace("/", ".") for d in PUBLIC.values() if ">>>" in d.doc}
+    assert modules
+    assert [doctest.testmod(importlib.import_module(module)).failed for module in modules] == [0] * len(modules)

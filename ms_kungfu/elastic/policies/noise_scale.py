@@ -15,8 +15,8 @@ class NoiseScalePolicy(Policy):
 
     A worker's batch stays the same, so `n` workers train ``B = n * b`` samples a step. With a learning
     rate that fits the batch, a step makes ``1 / (1 + noise_scale / B)`` of the progress that it would
-    make without noise. It takes ``t(n)`` seconds: computation plus communication, as measured at the
-    sizes of this training so far and extrapolated to others.
+    make without noise. It takes ``t(n)`` seconds: computation plus communication. These are measured at
+    the sizes of this training so far, and extrapolated to others.
 
     The policy compares sizes by the time to make the progress of H seconds at the present size `m`.
     Training at `n` needs ``H * progress rate(m) / progress rate(n)`` plus the cost of the resize
@@ -30,9 +30,9 @@ class NoiseScalePolicy(Policy):
 
     Args:
         max_size, min_size, sizes: see `ThroughputPolicy`.
-        price: of a worker against time. 0: the fastest training, whatever it takes. 0.5, the default,
-            weighs time and worker-seconds alike (``time * worker-seconds`` is least). 1: the fewest
-            worker-seconds.
+        price: of a worker against time. With 0 training is the fastest, whatever it takes. The default
+            of 0.5 weighs time and worker-seconds alike: ``time * worker-seconds`` is least. With 1 it
+            takes the fewest worker-seconds.
         improvement: the least part of the cost that a change has to save. Returning to the size before
             the last change has to save twice as much: the noise scale is a moving average, and lags.
         patience: how often in a row a size has to be the best.
@@ -89,7 +89,7 @@ class NoiseScalePolicy(Policy):
     # -- what is known ------------------------------------------------------------------------------------------------
 
     def step_time(self, size: int) -> float:
-        """Return the seconds of a step at `size`, measured or extrapolated. At least one size is measured."""
+        """Return the seconds of a step at `size`, measured or extrapolated from a measured size."""
         if size in self._times:
             return self._times[size][0]
         nearest = min(self._times, key=lambda known: abs(math.log(known / size)))
@@ -137,7 +137,7 @@ class NoiseScalePolicy(Policy):
     # -- what is done -------------------------------------------------------------------------------------------------
 
     def after_step(self, q: Metrics) -> Decision | None:
-        """Request another size if it costs enough less by the metrics `q`."""
+        """Return a request for another size if it costs enough less by the metrics `q`."""
         self._observe(q)
         if q.steps_at_size <= self._warmup or q.cluster_size not in self._times or not q.batch_size:
             return None
@@ -254,7 +254,7 @@ class NoiseScaleLearningRate(Policy):
         self._last: float | None = None
 
     def after_step(self, q: Metrics) -> Decision | None:
-        """Set another learning rate if the metrics `q` ask for one."""
+        """Return another learning rate if the metrics `q` ask for one."""
         noise = q.gradient_noise_scale
         if noise is None or q.noise_scale_steps < self._min_measurements or not q.batch_size:
             return None

@@ -11,7 +11,7 @@ from ms_kungfu.elastic.policy import Decision, Metrics, Policy
 class StragglerPolicy(Policy):
     """Evict a worker that computes much longer than the median worker.
 
-    It looks at what a worker computes, not at how long its steps take: in synchronous training all
+    It looks at what a worker computes, not at how long its steps take. In synchronous training all
     steps take as long as the slowest worker's. With two workers the other one is the median. It evicts
     one worker at a time. It evicts none if that would lose more than it wins: the others' step, without
     the straggler, times the workers left, against now.
@@ -35,7 +35,7 @@ class StragglerPolicy(Policy):
         self._slow_for: dict[int, int] = {}  # rank -> steps in a row
 
     def after_step(self, q: Metrics) -> Decision | None:
-        """Evict a worker if the metrics `q` show a straggler for long enough."""
+        """Return an eviction if the metrics `q` have shown a straggler for long enough."""
         times = q.compute_times
         if q.steps_at_size <= self._warmup or len(times) < 2 or len(times) != q.cluster_size:
             self._slow_for = {}

@@ -37,8 +37,8 @@ class ThroughputPolicy(Policy):
             doubles the throughput, so 0.5 asks for 1.5 times as much.
         window: steps that are measured at a size, of which the median counts.
         warmup: steps after a change that are not measured, as they compile.
-        drop: search again, from the smallest size on, if throughput at the found size has fallen by
-            this part (another job on the machine) or risen by it. None: never.
+        drop: search again if throughput at the found size has fallen by this part (another job on the
+            machine) or risen by it. The search begins at the smallest size. None: never.
 
     Raises:
         ValueError: for a value outside of its range.
@@ -68,7 +68,7 @@ class ThroughputPolicy(Policy):
         self._settled: float | None = None  # throughput at the size that was found
 
     def after_step(self, q: Metrics) -> Decision | None:
-        """Request the next size to try, or the best one, by the metrics `q`."""
+        """Return a request for the next size to try, or the best one, by the metrics `q`."""
         if q.cluster_size != self._size:
             self._size, self._samples = q.cluster_size, []
         if q.steps_at_size <= self._warmup or not q.step_time or not q.batch_size:
