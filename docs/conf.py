@@ -42,7 +42,8 @@ myst_heading_anchors = 4
 default_role = "code"
 autodoc_default_options = {"member-order": "bysource"}
 autodoc_inherit_docstrings = False  # what MindSpore says of its own methods is on its pages
-autodoc_typehints = "none"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 

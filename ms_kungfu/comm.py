@@ -266,7 +266,7 @@ def all_gather(array: ArrayLike, name: str = "unnamed") -> Array:
         name: matches the call with those of the other ranks.
 
     Returns:
-        The arrays, stacked along a new first axis: shape ``(size, *array.shape)``.
+        The arrays, stacked along a new first axis, of shape ``(size, *array.shape)``.
 
     Raises:
         TypeError: for a dtype that doesn't fit.
@@ -293,7 +293,7 @@ def reduce_scatter(array: ArrayLike, op: str = "sum", name: str = "unnamed") -> 
         name: matches the call with those of the other ranks.
 
     Returns:
-        Part r of the result at rank r: shape ``(array.shape[0] / size, *array.shape[1:])``.
+        At rank r, part r of the result, of shape ``(array.shape[0] / size, *array.shape[1:])``.
 
     Raises:
         ValueError: for an unknown `op`, or a first axis that can't be scattered evenly.
@@ -339,7 +339,7 @@ def save(name: str, array: ArrayLike) -> int:
         array: what to keep; each name keeps its shape and dtype.
 
     Returns:
-        The version: how many times this process has saved under the name, from 1.
+        The version, which is how many times this process has saved under the name, from 1.
 
     Raises:
         ValueError: if `name` had another shape or dtype before, or is longer than 127 bytes.

@@ -181,9 +181,6 @@ def keep_waiting() -> Iterator[None]:
     Not collective, and the block must not call a collective. It has no effect in a cluster of one, and
     in a process that has left or not joined yet. If this worker fails meanwhile, the others go on as
     they do otherwise; if it hangs, they wait.
-
-    Yields:
-        Nothing.
     """
     global _alone
     init()

@@ -1,6 +1,6 @@
 """Training that continues while workers come and go.
 
-What users touch loads on first use: the launcher needs neither MindSpore nor NumPy.
+What users touch loads on first use, since the launcher needs none of it.
 
 The rest of this text is about `ElasticTraining`. All workers make the same calls in the same order.
 

@@ -18,7 +18,7 @@ def save_variable(variable: Tensor, name: str | None = None) -> int:
         name: under which; by default the parameter's own name.
 
     Returns:
-        The version: how many times this process has saved under the name, from 1.
+        The version, which is how many times this process has saved under the name, from 1.
 
     Raises:
         ValueError: for a tensor without a name, and as in `ms_kungfu.comm.save`.

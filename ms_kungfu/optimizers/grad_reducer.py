@@ -227,7 +227,7 @@ class KungFuGradReducer(nn.Cell):
             gradients: a tuple of tensors of any shapes and float dtypes.
 
         Returns:
-            A tuple of the same shapes and dtypes: each gradient's mean over the ranks that took part, or
+            A tuple of the same shapes and dtypes, each gradient's mean over the ranks that took part, or
             its sum. The bits are the same at every rank.
 
         Raises:

@@ -294,10 +294,13 @@ def docstring_findings(node, doc):
     if lacking := sorted(name for name in own_raises(node) if name not in doc and name != "NotImplementedError"):
         found["raises"] = lacking
     returns = getattr(node, "returns", None)
-    if isinstance(node, ast.FunctionDef) and returns and ast.unparse(returns) != "None":
+    if isinstance(node, ast.FunctionDef) and returns and ast.unparse(returns) not in ("None", "Iterator[None]"):
         attribute = any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
         if not attribute and not re.search(r"return|yield", doc, re.IGNORECASE):
             found["returns"] = [doc.partition("\n")[0]]
+    # Sphinx takes what stands before a colon for the type.
+    if returned := re.search(r"^Returns:\n(.*: .*|.*:)$", doc, re.MULTILINE):
+        found["returns"] = [returned[1]]
     return found
 
 
@@ -316,6 +319,7 @@ def test_docstrings_of_the_public_surface_follow_it(module):
         ('class A:\n    """Keep a size."""\n    def __init__(self, size): pass', "arguments"),
         ('def f():\n    """Change the size."""\n    raise ValueError("no")', "raises"),
         ('def f() -> int:\n    """Change the size."""', "returns"),
+        ('def f() -> int:\n    """Change.\n\n    Returns:\n        A version: a number.\n    """', "returns"),
         ('def f():\n    """Change the size. Wait for it."""', "first line"),
         ('def f():\n    """Change the size, which nobody waits for."""', "glossary"),
         (f'def f(size):\n    """Change it.\n\n    Args:\n        size: {LONG}\n    """', "sentences"),
