@@ -27,8 +27,8 @@ After an epoch the loss in `net_outputs` is the mean over the workers, so `Early
 callbacks. Of the program's own it receives what they return from ``state_dict()`` and take in
 ``load_state_dict(state)``.
 
-*Evaluation*: the evaluation of ``Model.fit`` is one of all workers together, each with a part of
-the batches, and the numbers are the same at each. So is that of ``Model.eval(...,
+*Evaluation*: all workers evaluate together in ``Model.fit``, each with a part of the batches. The
+numbers are the same at each. So they do in ``Model.eval(...,
 callbacks=[KungFuElasticCallback()])``, which all workers then call. See
 `ms_kungfu.callbacks.evaluation`. It begins with the mean of the moving statistics over the workers,
 as does what follows a call of training.

@@ -183,7 +183,7 @@ class Monitor:
         self._own_communication += seconds
 
     def end(self) -> None:
-        """Close the files when training is over; `begin` starts anew."""
+        """Close the files when training is over; `begin` opens them again."""
         _core.watch_gradients("")
         self._before = None
         if self._file is not None:

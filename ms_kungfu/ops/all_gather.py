@@ -20,7 +20,7 @@ class KungFuAllGather(SizedCollective):
 
     The output's shape depends on the size of the cluster. A call outside a graph follows a resize by
     itself. A graph that was compiled before it raises RuntimeError (``StaleClusterError: ...``) and has
-    to be built anew.
+    to be built again.
 
     Args:
         name: matches the call with those of the other ranks; calls without one are matched by their

@@ -30,7 +30,7 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
 
     The first `change_step` steps are those of :class:`SynchronousAveragingOptimizer` (SMA). The later
     ones are those of :class:`SynchronousSGDOptimizer` (S-SGD). :meth:`switch_to` changes between these
-    two and :class:`PairAveragingOptimizer` at any time; a switch compiles nothing anew. One worker
+    two and :class:`PairAveragingOptimizer` at any time; a switch compiles nothing again. One worker
     trains as with `optimizer` alone, bit for bit, whatever the algorithm.
 
     *Matched state*: a switch to S-SGD needs equal models. All workers then take the mean of their

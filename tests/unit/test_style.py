@@ -244,6 +244,7 @@ def prose(doc):
     lines, section, code = [], "", False
     for line in doc.replace("``", "`").splitlines():
         if code and (not line.strip() or line.startswith("    ")):
+            lines.append("")
             continue
         code = line.rstrip().endswith("::") or line.startswith(">>>")
         if line in SECTIONS:
@@ -281,7 +282,9 @@ def docstring_findings(node, doc):
     """{rule: what breaks it}"""
     if not doc:
         return {"missing": ["docstring"]}
-    found = findings(prose(doc))
+    found = findings(text := prose(doc))
+    if long := [sentence for sentence in sentences(text) if len(sentence.split()) > MAX_SENTENCE]:
+        found["sentences"] = long
     if wide := [line for line in doc.splitlines() if len(line) > MAX_COLUMNS]:
         found["columns"] = wide
     is_attribute = isinstance(node, (ast.Assign, ast.AnnAssign))
