@@ -23,7 +23,7 @@ from ms_kungfu import comm, membership, runtime
 from ms_kungfu.agreement import broadcast_json
 from ms_kungfu.dataset import sharding
 from ms_kungfu.dataset.ledger import Ledger
-from ms_kungfu.elastic import handover
+from ms_kungfu.elastic import state_transfer
 from ms_kungfu.trained import claims
 
 ROW = struct.Struct("=qddd")
@@ -87,7 +87,7 @@ class Synthetic:
         membership.join()
         if membership.is_detached():
             return self.recorder.tell("left", self.step)
-        if membership.is_joiner():
+        if membership.is_joining():
             self._share()
         self.recorder.tell("member", self.step)
         while self.goes_on():
@@ -179,18 +179,18 @@ class Synthetic:
         }
 
     def _share(self) -> None:
-        joiner = membership.is_joiner()
+        joiner = membership.is_joining()
         content = None if joiner else lambda: claims.content_of(b"".join(each.tobytes() for each in self.weights))
 
         def receive(root: int) -> Any:
             received = broadcast_json(lambda: {"step": self.step, "stop": self.stop, "walk": self.walk.state()}, root)
-            with handover.from_the_nearest(root, content):
+            with state_transfer.from_the_nearest(root, content):
                 for number, weights in enumerate(self.weights):
                     self.receive(weights, root, f"weights/{number}")
             return received
 
         self.at("sharing")
-        received = handover.from_lowest_rank(receive, able=not joiner)
+        received = state_transfer.from_lowest_rank(receive, able=not joiner)
         if joiner:
             self.step, self.stop = received["step"], received["stop"]
             self.walk.restore(received["walk"])

@@ -66,7 +66,7 @@ def main(text: str) -> None:
     plan = json.loads(text)
     runtime.init()
     training = _Training(plan["bytes"], plan["step_s"])
-    if membership.is_joiner():
+    if membership.is_joining():
         training.sync()
         training.step()
         training.difference()

@@ -105,7 +105,7 @@ class BrokerClient:
         """
         wanted = "a cluster that contains it" if version is None else f"cluster version {version}"
         request = {
-            "type": "place_request", "peer": str(peer), "incarnation": incarnation, "member_of": member_of,
+            "type": "slot_request", "peer": str(peer), "incarnation": incarnation, "member_of": member_of,
             "version": version, "step": step, "software": _software() if member_of is None else None,
         }  # fmt: skip
         answer = self._ask(request, str(peer), wanted, timeout)
@@ -141,13 +141,13 @@ class BrokerClient:
         """
         return int(self._tell({"type": "fix_cores", "each": each}, "its cores", timeout)["each"])
 
-    def expect(self, version: int, newcomers: int, size: int, timeout: float) -> None:
+    def expect(self, version: int, joining: int, size: int, timeout: float) -> None:
         """Tells the launcher whom the members of cluster `version` expect next: a cluster of `size` workers, of whom
-        `newcomers` are new.
+        `joining` are new.
 
         Raises KungFuError, CollectiveTimeoutError and PeerLostError as :meth:`request_segment`.
         """
-        request = {"type": "expect", "version": version, "newcomers": newcomers, "size": size}
+        request = {"type": "expect", "version": version, "joining": joining, "size": size}
         self._tell(request, "the next cluster", timeout)
 
     def _tell(self, request: dict[str, Any], about: str, timeout: float) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def _meant(
 ) -> Granted | Detached | Stay | str:
     """What the broker answers to a request for a place or to leave; a text: an error's."""
     kind = answer["type"]
-    if kind != "place":
+    if kind != "slot":
         if kind in ("detached", "leaving"):
             return Detached(answer.get("evicted") is True)
         return Stay() if kind == "stay" else str(answer.get("error", f"the broker answered {kind}"))

@@ -110,13 +110,13 @@ class Cluster:
                 raise ValueError(f"{size} workers are more than the {room} of the job's hosts")
             host = next_host(present, hosts, slots, self.placement)
             free = (PeerID(host, port) for port in ports if PeerID(host, port) not in taken)
-            newcomer = next(free, None)
-            if newcomer is None:
+            joining = next(free, None)
+            if joining is None:
                 raise ValueError(
                     f"the port range is too small for {counted(size, 'worker')}; give a larger -port-range"
                 )
-            workers.append(newcomer)
-            taken.add(newcomer)
+            workers.append(joining)
+            taken.add(joining)
             present[host] += 1
         return self.following(workers)
 

@@ -8,8 +8,8 @@ from mindspore.train import Callback
 
 from ms_kungfu import membership, runtime
 from ms_kungfu.callbacks.elastic import KungFuElasticCallback
-from ms_kungfu.elastic.handover import share_parameters
 from ms_kungfu.elastic.program import is_behind, is_resuming
+from ms_kungfu.elastic.state_transfer import share_parameters
 from ms_kungfu.trained.inventory import collect_parameters
 
 

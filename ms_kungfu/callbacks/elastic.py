@@ -25,7 +25,7 @@ from ms_kungfu.callbacks.monitor import batch_rows, connect_summary
 from ms_kungfu.callbacks.others import Others, replace_attribute
 from ms_kungfu.callbacks.sharded import ShardedTraining
 from ms_kungfu.dataset.elastic import ElasticDataset
-from ms_kungfu.elastic import handover
+from ms_kungfu.elastic import state_transfer
 from ms_kungfu.elastic.eviction import Evict
 from ms_kungfu.elastic.lr_rule import LRRule
 from ms_kungfu.elastic.options import Options
@@ -280,7 +280,7 @@ class KungFuElasticCallback(Callback):
             self.training.end()
             # Where each worker has a model of its own, the statistics are of that one until the models are merged.
             network = run_context.original_args().train_network
-            if not self.training.asynchronous and not handover.models_differ([network]):
+            if not self.training.asynchronous and not state_transfer.models_differ([network]):
                 self.training.average_statistics()
 
     def _exec_preprocess(self, model: Any, is_train: bool, dataset: Any, *arguments: Any, **options: Any) -> Any:
@@ -337,7 +337,7 @@ class KungFuElasticCallback(Callback):
             self._last_step = captured
             return
         self._last_step, self._steps = captured["last_step"], captured["steps"]
-        Others.received, Others.resumed = captured["callbacks"], not membership.is_joiner()
+        Others.received, Others.resumed = captured["callbacks"], not membership.is_joining()
         # A joiner gets them at the epoch's end, from those that had the step.
         self._outputs.kept = captured.get("outputs") if Others.resumed else None
 
@@ -419,9 +419,9 @@ def compile_step(network: Any, dataset: Any) -> None:
 def _agreed(steps: int) -> int:
     """Return the lowest rank's number; collective for the workers that begin together."""
     runtime.init()
-    if membership.is_joiner() or runtime.current_cluster_size() == 1:
+    if membership.is_joining() or runtime.current_cluster_size() == 1:
         return steps  # a joiner hears of it with the rest of the state
-    return int(handover.from_lowest_rank(partial(broadcast_json, lambda: steps)))
+    return int(state_transfer.from_lowest_rank(partial(broadcast_json, lambda: steps)))
 
 
 def _calling() -> tuple[Any, str]:

@@ -14,7 +14,7 @@ from ms_kungfu.callbacks.codec import pack, unpack
 from ms_kungfu.callbacks.evaluation import gather
 from ms_kungfu.callbacks.monitor import batch_rows
 from ms_kungfu.dataset.elastic import ElasticDataset
-from ms_kungfu.elastic import handover
+from ms_kungfu.elastic import state_transfer
 from ms_kungfu.elastic.training import ElasticTraining
 
 
@@ -63,8 +63,8 @@ def agree_on_outputs(params: Any, rows: int) -> None:
     if not all(row["has"] for row in told.values()) and any(row["has"] for row in told.values()):
         try:
             told_outputs = partial(broadcast_json, lambda: pack(outputs))
-            received = handover.from_lowest_rank(told_outputs, able=outputs is not None)
-        except handover.StateLostError:
+            received = state_transfer.from_lowest_rank(told_outputs, able=outputs is not None)
+        except state_transfer.StateLostError:
             return  # this worker has the state nevertheless, and goes on with no outputs of that step
         if outputs is None:
             outputs = params.net_outputs = unpack(received)

@@ -38,7 +38,7 @@ from ms_kungfu.agreement import gather_json
 from ms_kungfu.callbacks.codec import pack, unpack
 from ms_kungfu.callbacks.outputs import as_one
 from ms_kungfu.dataset.elastic import ElasticDataset
-from ms_kungfu.elastic import handover
+from ms_kungfu.elastic import state_transfer
 from ms_kungfu.elastic.program import is_behind
 from ms_kungfu.elastic.training import ElasticTraining
 from ms_kungfu.errors import KungFuError
@@ -59,7 +59,7 @@ def together(
     """An evaluation of ``Model.fit``, and of a ``Model.eval`` that has an elastic callback, which drives `training`."""
     runtime.init()
     # One worker does it so, too: MindSpore's `eval_loss` is that of the last batch, and no mean.
-    is_alone = runtime.detached() or membership.is_joiner() or is_behind()
+    is_alone = runtime.detached() or membership.is_joining() or is_behind()
     if is_alone or (training is not None and training.asynchronous):
         # Also where the others are further on: they wait for this worker at their next step or sync point.
         return alone(model, dataset, callbacks, params, add_eval_loss)
@@ -85,12 +85,12 @@ class Evaluation:
         self._model, self._dataset, self._callbacks, self._params = model, dataset, callbacks, params
         self._context = RunContext(params)
         self._loss = get_metric_fn("loss") if loss_too else None
-        self._differ = handover.models_differ([model._network])
+        self._differ = state_transfer.models_differ([model._network])
 
     def run(self, averaged: Any) -> Any:
         """The metrics. `averaged`: what becomes its mean over the workers before, where their models don't differ."""
         if not self._differ:
-            handover.average(averaged)
+            state_transfer.average(averaged)
         model, params, callbacks, context = self._model, self._params, self._callbacks, self._context
         params.dataset_sink_mode = False
         callbacks.on_eval_begin(context)

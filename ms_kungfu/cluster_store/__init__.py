@@ -5,12 +5,19 @@ Everybody gets a store from :func:`open_store`, which alone knows what kinds the
 
 from __future__ import annotations
 
-from ms_kungfu.cluster_store.seat import Seat, SeatGoneError, SeatKeys, SeatLostError, Sitting
+from ms_kungfu.cluster_store.leadership_lease import (
+    LeadershipGoneError,
+    LeadershipKeys,
+    LeadershipLease,
+    LeadershipLostError,
+    LeadershipState,
+)
 from ms_kungfu.cluster_store.store import ClusterStore, StaleVersionError, StoreFullError, StoreUnreachableError
 
 __all__ = [
-    "ClusterStore", "Seat", "SeatGoneError", "SeatKeys", "SeatLostError", "Sitting", "StaleVersionError",
-    "StoreFullError", "StoreUnreachableError", "has_seat", "open_seat", "open_store",
+    "ClusterStore", "LeadershipGoneError", "LeadershipKeys", "LeadershipLease", "LeadershipLostError",
+    "LeadershipState", "StaleVersionError", "StoreFullError", "StoreUnreachableError", "has_leadership",
+    "open_leadership", "open_store",
 ]  # fmt: skip
 
 
@@ -23,7 +30,7 @@ def open_store(url: str, secret: str | None = None, writer: str = "", *, timeout
         timeout_s: the limit of each call as a whole; of `watch`, beyond the time that it is to wait.
     """
     # Clients of HTTP take as long to import as all that a worker without a store needs but NumPy.
-    if has_seat(url):
+    if has_leadership(url):
         from ms_kungfu.cluster_store.etcd import EtcdClusterStore
 
         return EtcdClusterStore(url, secret, writer, timeout_s)
@@ -32,13 +39,13 @@ def open_store(url: str, secret: str | None = None, writer: str = "", *, timeout
     return HttpClusterStore(url, secret, writer, timeout_s)  # it reports any other URL as not like its own
 
 
-def has_seat(url: str) -> bool:
+def has_leadership(url: str) -> bool:
     """Whether the store at `url` keeps the seat of a job's head: it lives on when a host dies."""
     return url.partition(":")[0] in ("etcd", "etcds")
 
 
-def open_seat(url: str, *, timeout_s: float = 10.0) -> SeatKeys:
+def open_leadership(url: str, *, timeout_s: float = 10.0) -> LeadershipKeys:
     """The keys of that seat."""
-    from ms_kungfu.cluster_store.etcd_seat import EtcdSeatKeys
+    from ms_kungfu.cluster_store.etcd_leadership import EtcdLeadershipKeys
 
-    return EtcdSeatKeys(url, timeout_s)
+    return EtcdLeadershipKeys(url, timeout_s)

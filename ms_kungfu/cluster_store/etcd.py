@@ -30,10 +30,10 @@ from typing import Any, Callable
 from ms_kungfu._decoding import decode_object
 from ms_kungfu._run_time import run_time
 from ms_kungfu.cluster import Cluster
+from ms_kungfu.cluster_store.etcd_leadership import HOLDER
 from ms_kungfu.cluster_store.etcd_members import EtcdMembers, encoded, number
-from ms_kungfu.cluster_store.etcd_seat import HOLDER
 from ms_kungfu.cluster_store.exchange import FAILURES, MAX_ANSWER_BYTES, begin
-from ms_kungfu.cluster_store.seat import SeatLostError
+from ms_kungfu.cluster_store.leadership_lease import LeadershipLostError
 from ms_kungfu.cluster_store.store import StaleVersionError, StoreUnreachableError, next_cluster
 from ms_kungfu.errors import ConfigServerError
 
@@ -52,8 +52,8 @@ class _Held:
 
 
 class EtcdClusterStore(EtcdMembers):
-    """See :class:`ClusterStore`. `seated`, of a head's: the revision at which it took its seat, without which nothing
-    is written."""
+    """See :class:`ClusterStore`. `led_since`, of a head's: the revision at which it took its seat, without which
+    nothing is written."""
 
     needs_secret = False
 
@@ -62,7 +62,7 @@ class EtcdClusterStore(EtcdMembers):
         super().__init__(url, timeout_s)
         self._key = self._folder + "cluster"
         self._writer = writer
-        self.seated: Callable[[], int] | None = None
+        self.led_since: Callable[[], int] | None = None
 
     # ---- what a store does ----
 
@@ -139,8 +139,8 @@ class EtcdClusterStore(EtcdMembers):
             "Cluster": None if cluster is None else cluster.to_json(),
         }
         compare = [{"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": str(held.revision)}]
-        if self.seated is not None:
-            since, holder = str(self.seated()), encoded(self._folder + HOLDER)
+        if self.led_since is not None:
+            since, holder = str(self.led_since()), encoded(self._folder + HOLDER)
             compare.append({"key": holder, "target": "CREATE", "result": "EQUAL", "create_revision": since})
         answer = self._ask(
             "/v3/kv/txn",
@@ -160,7 +160,7 @@ class EtcdClusterStore(EtcdMembers):
         if kept.mark == mark:
             return None
         if kept.revision == held.revision:
-            raise SeatLostError(f"{self.url}: another host decides for the job")
+            raise LeadershipLostError(f"{self.url}: another host decides for the job")
         if self._turn != turn:  # the member before may have written it, and somebody else over it
             raise StoreUnreachableError(f"config server {self.url}: what became of a write isn't known")
         return kept

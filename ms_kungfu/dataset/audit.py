@@ -278,7 +278,7 @@ def _trained(name: str, claim: Claim, records: Sequence[Record], report: Report)
     dealt = {
         rank: _core.deal_shards(count, list(claim.members), list(claim.shards.weights), rank) for rank in claim.members
     }
-    dead = set(claim.members) - set(claim.participants)
+    failed = set(claim.members) - set(claim.participants)
     times, idle = Counter[int](), Counter[int]()
     recorded = {record.rank: record for record in records if record.claim == claim}
     for rank, record in recorded.items():
@@ -293,7 +293,7 @@ def _trained(name: str, claim: Claim, records: Sequence[Record], report: Report)
             )
         for shard in given:
             (times if dealt[rank] or shard < count - 1 else idle)[shard] += 1
-    lost = {shard for rank in dead for shard in dealt[rank]}
+    lost = {shard for rank in failed for shard in dealt[rank]}
     unwritten = [rank for rank in claim.participants if rank not in recorded]
     for shard in range(count):
         # The last one is computed for nothing by who is dealt none, and counts if its owner has died.
@@ -301,7 +301,7 @@ def _trained(name: str, claim: Claim, records: Sequence[Record], report: Report)
         if times[shard] == 0 and shard in others:
             times[shard] = 1
         # A second sum in a step is dealt to those who live, so what is delivered may have been another's for the first.
-        if claim.shards.sums > 1 and dead:
+        if claim.shards.sums > 1 and failed:
             times[shard] = min(times[shard], 1)
         if times[shard] != 1:
             owner = next(rank for rank in claim.members if shard in dealt[rank])

@@ -15,7 +15,7 @@ from ms_kungfu import membership, runtime
 from ms_kungfu.agreement import broadcast_json, told_by_one
 from ms_kungfu.comm import Array
 from ms_kungfu.dataset.shares import Shares
-from ms_kungfu.elastic import chronicle
+from ms_kungfu.elastic import event_log
 from ms_kungfu.elastic.changes import ClusterChanges
 from ms_kungfu.elastic.checkpoint import Checkpointing
 from ms_kungfu.elastic.options import Options
@@ -59,7 +59,7 @@ class AsynchronousSteps:
         wanted, checkpoint, ended = self._go_to_the_furthest(wanted, checkpoint, ended)
         step = self.training.step
         if wanted is not None:
-            chronicle.scheduled(step, wanted, wait=False)
+            event_log.scheduled(step, wanted, wait=False)
         if checkpoint:
             self.checkpoints.write(step)
         if ended:
@@ -67,7 +67,7 @@ class AsynchronousSteps:
             self.changes.suspend(True)
             return membership.no_change()
         membership.note_step(step)
-        with chronicle.refusals():
+        with event_log.refusals():
             change = membership.follow_sync_point(wanted)
         self.changes.follow(change)
         return change

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from ms_kungfu import membership, runtime
-from ms_kungfu.elastic import chronicle, handover, program
+from ms_kungfu.elastic import event_log, program, state_transfer
 from ms_kungfu.elastic.carried import Carried
 from ms_kungfu.elastic.changes import ClusterChanges
 from ms_kungfu.elastic.checkpoint import Checkpointing
@@ -34,17 +34,17 @@ class Beginning:
         training.epoch, training.first_step = 0, training.step
         if not runtime.detached():
             self._prepare()
-        if membership.is_joiner() and not runtime.detached():
+        if membership.is_joining() and not runtime.detached():
             membership.join()  # until here the others have trained on
         if runtime.detached():
             self.changes.suspend(True)
             return False
-        joins = membership.is_joiner()  # until it has received the state
+        joins = membership.is_joining()  # until it has received the state
         if not self._receive(call, joins):
             return False
         self.carried.scale_rates()
         if not training.asynchronous:
-            self.changes.sameness = self.carried.sameness()
+            self.changes.consistency = self.carried.consistency()
         resume = program.current().resume
         if resume is None or call > resume["call"]:
             self._start_anew()
@@ -57,7 +57,7 @@ class Beginning:
         data, shards = self.training.dataset, self.carried.deals_shards
         if shards:
             membership.fix_cores()  # kernels that are made for more cores keep other bits than those made for these
-        if self.prepare is not None and (membership.is_joiner() or shards):
+        if self.prepare is not None and (membership.is_joining() or shards):
             self.prepare()  # with shards for anybody's shape, which may become its own
         if data is not None:
             data.read_contents()
@@ -67,25 +67,25 @@ class Beginning:
         training, mine = self.training, program.current()
         self.changes.agree_on_trained(joins)
         if joins:
-            handover.share_state(training.training_state)
+            state_transfer.share_state(training.training_state)
             if not is_behind():
-                chronicle.joined(training.step if mine.resume is None else mine.resume["step"])
+                event_log.joined(training.step if mine.resume is None else mine.resume["step"])
         resumed = self.checkpoints.begin(joins, mine.resume is not None and call <= mine.resume["call"])
         if is_behind():
-            chronicle.passes(call, mine.call_of_state)
+            event_log.passes(call, mine.call_of_state)
             self.changes.suspend(True)
             return False
         if resumed and training.dataset is not None and runtime.current_cluster_size() > 1:
-            handover.compare_contents(training.dataset)
+            state_transfer.compare_contents(training.dataset)
         return True
 
     def _start_anew(self) -> None:
         """Collective: all begin this call."""
         training, data = self.training, self.training.dataset
         if runtime.current_cluster_size() > 1:
-            handover.begin_alike(training.training_state, None if data is None else data.same_at_all())
+            state_transfer.begin_alike(training.training_state, None if data is None else data.same_at_all())
             if data is not None:
-                handover.compare_contents(data)
+                state_transfer.compare_contents(data)
         self.changes.suspend(False)
         self.measuring.begin()
         self.measuring.ask("before_train")

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from ms_kungfu import runtime
 from ms_kungfu.elastic import program, randomness, state
+from ms_kungfu.elastic.consistency import ConsistencyCheck, pieces_of
 from ms_kungfu.elastic.lr_rule import parse_lr_rule
 from ms_kungfu.elastic.measuring import Measuring
 from ms_kungfu.elastic.options import Options
 from ms_kungfu.elastic.program import Training
-from ms_kungfu.elastic.sameness import Sameness, pieces_of
 from ms_kungfu.elastic.state import Component, TrainingState
 from ms_kungfu.trained import inventory
 
@@ -124,11 +124,13 @@ class Carried:
             return dataset.global_batch_size
         return runtime.current_cluster_size()
 
-    def sameness(self) -> Sameness:
+    def consistency(self) -> ConsistencyCheck:
         """What of the state has to be equal on all workers."""
         now = self._training.training_state
         different = [*now.averaged, *now.statistics]
         if self.deals_shards:  # each Parameter follows from the shards, or bits would depend on who computes which
             different = list(self._options.averaged or ())
         trained = (*self.trained, *self._schedulers)
-        return Sameness(pieces_of(trained, self._loss_scale_manager, set(map(id, different)), self.deals_shards))
+        return ConsistencyCheck(
+            pieces_of(trained, self._loss_scale_manager, set(map(id, different)), self.deals_shards)
+        )

@@ -13,13 +13,13 @@ import numpy as np
 from ms_kungfu import comm, membership, runtime
 from ms_kungfu.agreement import gather_json
 from ms_kungfu.dataset import replaying
-from ms_kungfu.elastic import chronicle, handover
+from ms_kungfu.elastic import event_log, state_transfer
 from ms_kungfu.elastic.beside import Beside
 from ms_kungfu.elastic.carried import Carried
 from ms_kungfu.elastic.checkpoint import Checkpointing
+from ms_kungfu.elastic.consistency import ConsistencyCheck, check
 from ms_kungfu.elastic.measuring import Measuring
 from ms_kungfu.elastic.program import Training, is_behind
-from ms_kungfu.elastic.sameness import Sameness, check
 from ms_kungfu.membership import Change
 
 
@@ -41,7 +41,7 @@ class ClusterChanges:
         """Collective where all begin, and after each change: what is trained that all workers have; likewise."""
         self.may_follow: Callable[[], bool] = lambda: True
         """Whether a change that is ready is followed behind this step; the same at all workers."""
-        self.sameness: Sameness | None = None
+        self.consistency: ConsistencyCheck | None = None
         """Once training began."""
         self.stop_asked = False
         """At this worker."""
@@ -81,17 +81,17 @@ class ClusterChanges:
     def check_sameness(self) -> None:
         """Collective: DivergenceError where something that has to be equal on all workers isn't."""
         in_step = runtime.current_cluster_size() > 1 and not runtime.detached() and not is_behind()
-        if in_step and self.sameness is not None:
-            self.sameness.check_all(self.training.step)
+        if in_step and self.consistency is not None:
+            self.consistency.check_all(self.training.step)
 
-    def _settle(self, sameness: Sameness, same: bool) -> bool:
+    def _settle(self, consistency: ConsistencyCheck, same: bool) -> bool:
         """In the step's agreement: whether training stops, and DivergenceError where the workers are not the same.
 
         A change that is due as well is the next call's, whose `begin` follows it.
         """
         if same:
             return self._stop(self.stop_asked) or not self.may_follow()
-        everyones = gather_json([self.stop_asked, sameness.words()], "kungfu/same")
+        everyones = gather_json([self.stop_asked, consistency.words()], "kungfu/same")
         check(self.training.step, {rank: told for rank, (_, told) in everyones.items()})
         return self._stop(any(stop for stop, _ in everyones.values())) or not self.may_follow()
 
@@ -99,19 +99,19 @@ class ClusterChanges:
         """Collective: follow what the policies, the schedule or the config server want. `behind_a_step` the workers
         agree on a stop, too, and see whether they are the same."""
         self.prepare()
-        began, step, sameness = time.monotonic(), self.training.step, self.sameness
+        began, step, consistency = time.monotonic(), self.training.step, self.consistency
         if scheduled is not None:
-            chronicle.scheduled(step, scheduled, self.wait)
+            event_log.scheduled(step, scheduled, self.wait)
         size = self.measuring.take_size()
         wanted = scheduled if size is None or replaying.current() is not None else size
         membership.note_step(step)
-        with chronicle.refusals():
-            if sameness is None or not behind_a_step:
+        with event_log.refusals():
+            if consistency is None or not behind_a_step:
                 change = membership.step(wanted, self.wait)
             else:
-                word = sameness.word(step) if runtime.current_cluster_size() > 1 else 0
+                word = consistency.word(step) if runtime.current_cluster_size() > 1 else 0
                 word ^= 1 << 63 if self.stop_asked else 0
-                change = membership.step(wanted, self.wait, word, partial(self._settle, sameness))
+                change = membership.step(wanted, self.wait, word, partial(self._settle, consistency))
         self.follow(change)
         if change.changed and not change.detached:
             self.measuring.took(time.monotonic() - began)
@@ -121,14 +121,14 @@ class ClusterChanges:
         """Collective: what a change brings with it."""
         training = self.training
         if change.detached:
-            chronicle.changed(training.step, change)
+            event_log.changed(training.step, change)
             self.suspend(True)
         elif change.changed:
             self.beside.warn_of_changed()
             self.steps_here = 0
             self.measuring.on_resized(change.new_size)
             self.agree_on_trained(False)
-            handover.share_state(training.training_state)
+            state_transfer.share_state(training.training_state)
             self.carried.scale_rates()
             self.checkpoints.make_up(training.step)
-            chronicle.changed(training.step, change)
+            event_log.changed(training.step, change)

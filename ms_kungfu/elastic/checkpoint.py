@@ -44,7 +44,7 @@ from ms_kungfu.agreement import broadcast_json, gather_json
 from ms_kungfu.comm import Array
 from ms_kungfu.dataset import replaying
 from ms_kungfu.dataset.conditions import differences
-from ms_kungfu.elastic import handover, program
+from ms_kungfu.elastic import program, state_transfer
 from ms_kungfu.elastic.options import Options
 from ms_kungfu.elastic.state import TrainingState, resume_components
 from ms_kungfu.errors import KungFuError
@@ -344,7 +344,7 @@ class Checkpointing:
             raise ValueError("there is nowhere to write a checkpoint to; give checkpoint_dir")
         self._prepare()
         now, mine = self._training.training_state, program.current()
-        handover.average(now.averaged)
+        state_transfer.average(now.averaged)
         if self._training.dataset is not None:
             self._training.dataset.sync_ledger()  # at all, before any of them gathers and one begins to write
         own = gather_json({c.name: c.capture() for c in now.components if c.own}, "kungfu/checkpoint")
@@ -371,7 +371,7 @@ class Checkpointing:
             return "writing" if mine.writes_checkpoint else "there" if folder.has(last) else "lost"
 
         folder.job = mine.job
-        found = handover.from_lowest_rank(partial(broadcast_json, look))
+        found = state_transfer.from_lowest_rank(partial(broadcast_json, look))
         if found != "writing":
             mine.checkpoint = None
         if found == "lost":
@@ -414,10 +414,10 @@ class Checkpointing:
             newest = gather_json(folder.newest(), "kungfu/newest") if self._resume else {}
             answer = broadcast_json(lambda: self._open(folder, now, newest), root)
             if answer.get("host") is not None:
-                handover.broadcast_tensors(now, root)
+                state_transfer.broadcast_tensors(now, root)
             return answer
 
-        answer = handover.from_lowest_rank(receive)
+        answer = state_transfer.from_lowest_rank(receive)
         if answer["error"]:
             raise KungFuError(answer["error"])
         mine.call_of_state = answer.get("call", 0)

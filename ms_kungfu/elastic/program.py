@@ -36,10 +36,10 @@ class Entry:
 
 @dataclass
 class Told:
-    """What `chronicle` has told."""
+    """What `event_log` has told."""
 
     pending: Entry | None = None  # hasn't come true yet
-    told_dead: tuple[int, dict[int, str]] = (-1, {})  # cluster version, rank -> peer
+    reported_failed: tuple[int, dict[int, str]] = (-1, {})  # cluster version, rank -> peer
     at_exit: bool = False
     told_passing: bool = False
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ms_kungfu import membership, runtime
 from ms_kungfu.comm import Array
-from ms_kungfu.elastic.canary import LOSS, Canary
-from ms_kungfu.elastic.pace import Pace
+from ms_kungfu.elastic.determinism_probe import LOSS, DeterminismProbe
+from ms_kungfu.elastic.straggler_weights import StragglerWeights
 from ms_kungfu.trained import claims
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class ShardLoop:
     ) -> None:  # fmt: skip
         self._parameters, self._mean, self._dtypes, self._shapes = parameters, mean, dtypes, shapes
         self._claimed = False
-        self._canary, self._pace = Canary(), Pace()
+        self._determinism_probe, self._pace = DeterminismProbe(), StragglerWeights()
 
     def step(
         self,
@@ -64,7 +64,9 @@ class ShardLoop:
         )
         try:
             batches.check_deal(core.missing_shards())
-            self._canary.look(runtime.cluster_version(), batches.check, compute, self._names, batches.conditions)
+            self._determinism_probe.look(
+                runtime.cluster_version(), batches.check, compute, self._names, batches.conditions
+            )
             with claims.claiming(f"{_ON_CORES.format(membership.core_count())}, "):
                 loss = self._make(core, batches.first, compute)
         finally:

@@ -129,7 +129,7 @@ class ShardedStep:
             return
         types = dataset.output_types()
         assert dataset.shards is not None
-        several = membership.is_joiner() or dataset.shards > runtime.current_cluster_size()
+        several = membership.is_joining() or dataset.shards > runtime.current_cluster_size()
         for samples in dataset.shard_sizes():
             shapes = [[samples, *shape[1:]] for shape in dataset.output_shapes()]
             columns = (ms.Tensor(np.zeros(shape, dtype)) for shape, dtype in zip(shapes, types))

@@ -9,9 +9,9 @@ from ms_kungfu import runtime
 from ms_kungfu.elastic.carried import Carried
 from ms_kungfu.elastic.changes import ClusterChanges
 from ms_kungfu.elastic.checkpoint import Checkpointing
-from ms_kungfu.elastic.doubts import Doubts
 from ms_kungfu.elastic.fingerprints import fingerprint
 from ms_kungfu.elastic.measuring import Measuring
+from ms_kungfu.elastic.misuse_warnings import MisuseWarnings
 from ms_kungfu.elastic.program import Training
 from ms_kungfu.elastic.undo import LastStep
 from ms_kungfu.membership import Change
@@ -29,7 +29,7 @@ class SynchronousSteps:
     changes: ClusterChanges
 
     def __post_init__(self) -> None:
-        self.doubts = Doubts()
+        self.misuse_warnings = MisuseWarnings()
         self.last = LastStep(lambda: self.training.training_state)
         self._are_told = False  # by who knows when a step begins
 
@@ -55,7 +55,7 @@ class SynchronousSteps:
             return self._do_again()
         self.changes.steps_here += 1
         if not self.carried.deals_shards:
-            self.doubts.step(self.last.reductions, runtime.current_cluster_size())
+            self.misuse_warnings.step(self.last.reductions, runtime.current_cluster_size())
         trained = None
         if dataset is not None:
             samples = dataset.weight if samples is None else samples

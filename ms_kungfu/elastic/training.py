@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
 from ms_kungfu import membership, runtime
-from ms_kungfu.elastic import chronicle, handover, program, state
+from ms_kungfu.elastic import event_log, program, state, state_transfer
 from ms_kungfu.elastic.ahead import Ahead
 from ms_kungfu.elastic.asynchronous import AsynchronousSteps, is_asynchronous
 from ms_kungfu.elastic.beginning import Beginning
@@ -14,10 +14,10 @@ from ms_kungfu.elastic.beside import Beside
 from ms_kungfu.elastic.carried import Carried
 from ms_kungfu.elastic.changes import ClusterChanges
 from ms_kungfu.elastic.checkpoint import Checkpointing
-from ms_kungfu.elastic.doubts import warn_of_one_epoch
 from ms_kungfu.elastic.eviction import Evict
 from ms_kungfu.elastic.lr_rule import LRRule
 from ms_kungfu.elastic.measuring import Measuring
+from ms_kungfu.elastic.misuse_warnings import warn_of_one_epoch
 from ms_kungfu.elastic.options import Options
 from ms_kungfu.elastic.policy import Policy
 from ms_kungfu.elastic.program import is_behind
@@ -174,7 +174,7 @@ class ElasticTraining:
         trains a model of its own, the statistics are that model's: call it after the optimizer's `merge`.
         """
         if not runtime.detached() and not is_behind():
-            handover.average(self.averaged)
+            state_transfer.average(self.averaged)
 
     def begin(self) -> None:
         """Start a call of training; a joining worker receives the state here.
@@ -184,7 +184,7 @@ class ElasticTraining:
         the state in that call's objects; the others wait meanwhile.
         """
         runtime.init()
-        self._synchronous.doubts.look(self.carried.trained)
+        self._synchronous.misuse_warnings.look(self.carried.trained)
         if self._beginning.run():
             if not self.asynchronous:
                 self._synchronous.last.watch(self.carried.trained)
@@ -222,7 +222,7 @@ class ElasticTraining:
         wait_for_queue()
         self.step += 1
         membership.step_ended(self.step)
-        chronicle.deaths(self.step)
+        event_log.deaths(self.step)
         self.carried.check_covered()
         self._ahead.look(self.step)
         self._beside.step_end()
@@ -314,7 +314,7 @@ class ElasticTraining:
         """
         between = self.dataset is None and not self.asynchronous
         self._measuring.expect_epochs(count)
-        joins = membership.is_joiner()
+        joins = membership.is_joining()
         if between:
             self.changes.may_follow = lambda: False  # behind a step
         try:

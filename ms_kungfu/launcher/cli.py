@@ -72,7 +72,7 @@ def _run(options: Options) -> int:
     supervisor = Supervisor.fork(options.command)
     try:
         from ms_kungfu.launcher.agent.agent import Agent
-        from ms_kungfu.launcher.controller.job import Job
+        from ms_kungfu.launcher.controller.controller import Controller
         from ms_kungfu.launcher.state.start_error import StartError
 
         set_process_name(PROGRAM)
@@ -84,7 +84,7 @@ def _run(options: Options) -> int:
         try:
 
             async def main() -> int:
-                return await Agent(options, supervisor, output, Job).run()
+                return await Agent(options, supervisor, output, Controller).run()
 
             return run(main())
         except StartError as error:

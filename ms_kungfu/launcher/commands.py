@@ -179,9 +179,9 @@ def _write(store: ClusterStore, next_cluster: Callable[[Cluster], Cluster | str]
         except StaleVersionError:
             continue  # the job, or somebody else, was faster
         change = f"{cluster.size} -> {counted(written.size, 'worker')}"
-        newcomers = [str(worker) for worker in written.workers if worker not in cluster.workers]
+        joining = [str(worker) for worker in written.workers if worker not in cluster.workers]
         leavers = [str(worker) for worker in cluster.workers if worker not in written.workers]
-        follows = "as soon as the new workers are ready" if newcomers else "at its next step"
-        who = f" without {', '.join(leavers)}" if leavers and not newcomers else ""
+        follows = "as soon as the new workers are ready" if joining else "at its next step"
+        who = f" without {', '.join(leavers)}" if leavers and not joining else ""
         return f"cluster version {written.version}: {change}{who}; the job follows {follows}"
     raise ValueError(f"{store.url} changed {_MAX_TRIES} times while it was asked; try again")

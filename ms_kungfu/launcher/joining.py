@@ -32,28 +32,28 @@ from ms_kungfu._flags import UsageError
 from ms_kungfu._run_loop import run
 from ms_kungfu._version import VERSION, mindspore_version
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.cluster_store import ClusterStore, StoreUnreachableError, has_seat, open_seat, open_store
+from ms_kungfu.cluster_store import ClusterStore, StoreUnreachableError, has_leadership, open_leadership, open_store
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher import network
 from ms_kungfu.launcher.control import RefusedError, call
-from ms_kungfu.launcher.hello import OF_THE_JOB
 from ms_kungfu.launcher.host_flags import check_tls
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import JoinRequest, Options, check_program, known_strategy
+from ms_kungfu.launcher.registration import OF_THE_JOB
 from ms_kungfu.launcher.state.hosts import Host, HostError, Hosts, identify, of_interface, parse_hosts
+from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot, how_it_has_ended, may_go_on
 from ms_kungfu.launcher.state.policy import Recover
-from ms_kungfu.launcher.state.seat import Record, how_it_has_ended, may_go_on
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 
 _ANSWER_S = 10.0  # the job runs: nothing has to be waited for
 # Where the head moves: some leases, until there is another one; each call, and between two looks at the seat.
-_SEAT_S = 30.0
+_LEADER_S = 30.0
 _CALL_S = 2.0
 _LOOK_S = 1.0
 # Of the job's flags: what every host has its own way, or a job that runs has settled.
-_NOT_FROM_THE_HEAD = {"config_server", "watch", "timeout_s", "init_version"}
-_FROM_THE_HEAD = [name for name in OF_THE_JOB if name not in _NOT_FROM_THE_HEAD]
+_NOT_FROM_THE_CONTROLLER = {"config_server", "watch", "timeout_s", "init_version"}
+_FROM_THE_CONTROLLER = [name for name in OF_THE_JOB if name not in _NOT_FROM_THE_CONTROLLER]
 # Those that are no numbers: how they are told, and understood.
 _SPELT: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "ports": (lambda ports: f"{ports.start}-{ports.stop}", lambda told: range(*map(int, told.split("-")))),
@@ -70,7 +70,7 @@ def terms_of(options: Options, hosts: Hosts, left_s: float | None = None) -> m.T
     there; `left_s`: of -timeout."""
     flags = {
         name: _SPELT[name][0](getattr(options, name)) if name in _SPELT else getattr(options, name)
-        for name in _FROM_THE_HEAD
+        for name in _FROM_THE_CONTROLLER
     }
     placement: Any = hosts.placement
     return m.Terms(
@@ -132,55 +132,55 @@ class _SilentError(RefusedError):
 async def _terms(request: JoinRequest, store: ClusterStore, cluster: Cluster) -> tuple[PeerID, Host, m.Terms]:
     """Of the head: who that is, this host as it is called, and what the job is.
 
-    Where the head moves (`seat`) it may have died just now, and the next one sits down when its lease is over: the seat
-    is looked at again, until somebody answers who has it. While nobody does the rule says who is asked: a job that
+    Where the head moves (`lease`) it may have died just now, and the next one sits down when its lease is over: the
+    seat is looked at again, until somebody answers who has it. While nobody does the rule says who is asked: a job that
     doesn't move its head leaves no record, and what is there is of one before.
     """
     loop = asyncio.get_running_loop()
-    deadline, before = loop.time() + _SEAT_S, ""
+    deadline, before = loop.time() + _LEADER_S, ""
     while True:
-        holder, gone = _seated(store.url, cluster) if has_seat(store.url) else ("", "")
-        moves = bool(holder or gone)
+        holder, vacant = _leader_of(store.url, cluster) if has_leadership(store.url) else ("", "")
+        moves = bool(holder or vacant)
         try:
             head = PeerID(holder, cluster.runners[0].port) if holder else _head_of(store, cluster)
-            own, answer = await _ask_head(request, cluster, head, _CALL_S if moves else _ANSWER_S)
+            own, answer = await _ask_controller(request, cluster, head, _CALL_S if moves else _ANSWER_S)
             if isinstance(answer, m.Terms):
                 return head, own, answer
-            raise RefusedError(answer.refused)
+            raise RefusedError(answer.reason)
         except RefusedError as error:
             # Who has just sat down may not know it yet, and says that he hasn't got the job.
-            is_certain = not isinstance(error, _SilentError) and not gone and before in ("", holder)
+            is_certain = not isinstance(error, _SilentError) and not vacant and before in ("", holder)
             if not moves or is_certain:
                 raise
             if loop.time() >= deadline:
-                raise RefusedError(gone or str(error)) from None
+                raise RefusedError(vacant or str(error)) from None
         before = holder or "nobody"
         await asyncio.sleep(_LOOK_S)
 
 
-def _seated(url: str, cluster: Cluster) -> tuple[str, str]:
+def _leader_of(url: str, cluster: Cluster) -> tuple[str, str]:
     """Who has the seat, "" where nobody has; and then, where another host may take it, a sentence about that.
     RefusedError where the job has ended."""
     try:
-        found = open_seat(url).look()
-        record = None if found.record is None else Record.from_json(found.record)
+        found = open_leadership(url).look()
+        snapshot = None if found.snapshot is None else LeaderSnapshot.from_json(found.snapshot)
     except StoreUnreachableError as error:  # its leader may have died with the head
         return "", f"who has the job of {url} can't be told: {error}"
     except (ConfigServerError, ProtocolError) as error:
         raise RefusedError(f"who has the job of {url} can't be told: {error}") from None
-    if record is not None and record.end is not None and record.has(cluster):
-        raise RefusedError(f"the job of {url} has ended ({how_it_has_ended(record.end)})")
-    if found.holder or record is None or not may_go_on(found, record.head):
+    if snapshot is not None and snapshot.end is not None and snapshot.has(cluster):
+        raise RefusedError(f"the job of {url} has ended ({how_it_has_ended(snapshot.end)})")
+    if found.holder or snapshot is None or not may_go_on(found, snapshot.head):
         return found.holder, ""
     return "", (
-        f"nobody has the job of {url} at the moment: {record.head}, which had it, is gone, and no other host has taken "
-        f"its place within {_SEAT_S:g} s"
+        f"nobody has the job of {url} at the moment: {snapshot.head}, which had it, is gone, and no other host has "
+        f"taken its place within {_LEADER_S:g} s"
     )
 
 
-async def _ask_head(
+async def _ask_controller(
     request: JoinRequest, cluster: Cluster, head: PeerID, limit_s: float
-) -> tuple[Host, m.Terms | m.Refused]:
+) -> tuple[Host, m.Terms | m.RegistrationRejected]:
     machine, own = Machine(), _own_host(request, head)
     others = [Host(runner.host) for runner in cluster.runners if runner.host != own.name]
     try:
@@ -244,7 +244,7 @@ def _address_towards(host: str, port: int) -> str:
 def options_from(terms: m.Terms, request: JoinRequest, own: Host) -> Options:
     """ValueError, TypeError, KeyError or ProtocolError where `terms` are none."""
     listed = [joining_host(name, slots, least=0) for name, slots in terms.hosts if name != own.name]
-    flags: dict[str, Any] = {name: terms.flags[name] for name in _FROM_THE_HEAD}
+    flags: dict[str, Any] = {name: terms.flags[name] for name in _FROM_THE_CONTROLLER}
     if any(isinstance(value, str) for name, value in flags.items() if name not in _SPELT):
         raise ValueError("flags are numbers")
     for name, (_, understood) in _SPELT.items():

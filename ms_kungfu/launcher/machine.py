@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Callable, TypeVar
 from ms_kungfu import env
 from ms_kungfu._processes import ask_for_stack, is_above
 from ms_kungfu._tls import from_environment
-from ms_kungfu.cluster_store import open_seat, open_store
+from ms_kungfu.cluster_store import open_leadership, open_store
 from ms_kungfu.config_server.secret_file import read_secret, write_secret
 from ms_kungfu.launcher import affinity, devices, memory, signals
 from ms_kungfu.launcher.agent.broker_server import BrokerServer
@@ -137,7 +137,7 @@ class Machine:
     serve_broker = staticmethod(BrokerServer)
     serve_status = staticmethod(StatusServer)
     open_store = staticmethod(open_store)
-    open_seat = staticmethod(open_seat)
+    open_leadership = staticmethod(open_leadership)
     secret_of = staticmethod(read_secret)
     leave_secret = staticmethod(write_secret)
 

@@ -14,13 +14,13 @@ from ms_kungfu._flags import FlagParser, UsageError, failed, switch
 from ms_kungfu._processes import printing
 from ms_kungfu._words import counted, printable
 from ms_kungfu.cluster import Cluster
-from ms_kungfu.cluster_store import Sitting, StoreUnreachableError, has_seat, open_seat, open_store
+from ms_kungfu.cluster_store import LeadershipState, StoreUnreachableError, has_leadership, open_leadership, open_store
 from ms_kungfu.config_server.secret_file import is_same_server
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.options import PROGRAM
 from ms_kungfu.launcher.secret import SecretError, secret_for
+from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot, how_it_has_ended
 from ms_kungfu.launcher.state.policy import Standing
-from ms_kungfu.launcher.state.seat import Record, how_it_has_ended
 from ms_kungfu.launcher.state.states import NodeState
 from ms_kungfu.launcher.status_socket import jobs_of_this_user
 from ms_kungfu.launcher.wire.documents import STATUS
@@ -113,8 +113,12 @@ def _job_at(url: str, secret_file: str | None) -> _Document:
     if cluster is None:
         raise ConfigServerError(f"{url} holds no cluster; is the job running?")
     # One that was started on a single host writes no record, and what is there is of a job before.
-    seat = open_seat(url, timeout_s=_ANSWER_S).look() if has_seat(url) and cluster.slots is not None else Sitting()
-    return _held(url, cluster, seat)
+    leadership = (
+        open_leadership(url, timeout_s=_ANSWER_S).look()
+        if has_leadership(url) and cluster.slots is not None
+        else LeadershipState()
+    )
+    return _held(url, cluster, leadership)
 
 
 def _told(document: _Document) -> _Document:
@@ -130,7 +134,7 @@ def _trouble_with(document: _Document) -> str | None:
     return None
 
 
-def _held(url: str, cluster: Cluster, seat: Sitting) -> _Document:
+def _held(url: str, cluster: Cluster, leadership: LeadershipState) -> _Document:
     """A store without a launcher knows no more than this, and who has the job where the head moves."""
     document: _Document = {
         "state": "unknown",
@@ -143,30 +147,30 @@ def _held(url: str, cluster: Cluster, seat: Sitting) -> _Document:
             for rank, worker in enumerate(cluster.workers)
         ],
     }
-    if seat.record is None:
+    if leadership.snapshot is None:
         return document
     try:
-        record = Record.from_json(seat.record)
+        snapshot = LeaderSnapshot.from_json(leadership.snapshot)
     except ProtocolError as error:
         raise ConfigServerError(f"{url}: {error}") from None
-    lost = record.lost
+    lost = snapshot.lost
     document["hosts"] = [
         {"name": host.name, "lost": host.name in lost, "state": "removed" if host.name in lost else "active"}
-        for host in record.hosts
+        for host in snapshot.hosts
     ]
-    if record.end is not None:
-        why = how_it_has_ended(record.end)
-        document.update(state="ended", why=why, exit_code=record.end[0], wanted=None, processes=[])
+    if snapshot.end is not None:
+        why = how_it_has_ended(snapshot.end)
+        document.update(state="ended", why=why, exit_code=snapshot.end[0], wanted=None, processes=[])
     else:
-        document["why"] = _who_has_it(seat.holder, record)
+        document["why"] = _who_has_it(leadership.holder, snapshot)
     return document
 
 
-def _who_has_it(holder: str, record: Record) -> str:
+def _who_has_it(holder: str, snapshot: LeaderSnapshot) -> str:
     """Of a job that has no end."""
-    head = holder or record.head
-    others = [name for name in record.present if name != head]
-    if record.versions.chosen is None:
+    head = holder or snapshot.head
+    others = [name for name in snapshot.present if name != head]
+    if snapshot.versions.committed is None:
         others = []
     next_one = f"{' or '.join(others)} takes its place"
     if holder:

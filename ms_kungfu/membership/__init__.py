@@ -31,7 +31,7 @@ from ms_kungfu.membership.identity import (
     is_deferred,
     is_detached,
     is_first_cluster,
-    is_joiner,
+    is_joining,
     local_rank,
     local_size,
     lost_ranks,

@@ -53,7 +53,7 @@ def is_deferred() -> bool:
     return current().deferred
 
 
-def is_joiner() -> bool:
+def is_joining() -> bool:
     """Whether this process joined a running job and has not received the training state yet."""
     return not current().received
 

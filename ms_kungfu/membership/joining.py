@@ -104,7 +104,7 @@ def enter(member: Member, granted: Granted, has_state: bool) -> None:
     if member.ended_steps.last is not None:  # whoever looks sees it in the new version, too
         member.core.note_step(member.ended_steps.last, member.ended_steps.each_s)
     member.cluster = granted.cluster
-    member.given_up = member.sync_points = 0
+    member.superseded = member.sync_points = 0
 
 
 def enter_first(member: Member, granted: Granted | Detached | Stay) -> None:

@@ -139,7 +139,7 @@ class Member:
         self.requested_size: int | None = None  # which all ranks want and nobody has written to the store yet
         self.pending: tuple[int, int] | None = None  # the last requested size that was written, and its version
         self.request: Any = None  # requested_size.SizeRequest at the rank that writes it
-        self.given_up = 0  # the newest version that was announced and that nobody goes over to any more
+        self.superseded = 0  # the newest version that was announced and that nobody goes over to any more
         self.sync_points = 0  # of this cluster version, that this process has come to
         self.training_step: int | None = None  # for the launcher's lines
         self.ended_steps = EndedSteps()

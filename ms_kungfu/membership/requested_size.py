@@ -39,7 +39,7 @@ def unpack(packed: int) -> tuple[int, int, int]:
 class SizeRequest:
     """Writes a cluster of a size to the store, in a thread of its own, until it is there, refused or cancelled."""
 
-    def __init__(self, member: Member, cluster: Cluster, size: int, dead: list[PeerID]) -> None:
+    def __init__(self, member: Member, cluster: Cluster, size: int, failed: list[PeerID]) -> None:
         self.size = size
         self.version: int | None = None  # under which it was written
         self.refusal = ""
@@ -48,13 +48,13 @@ class SizeRequest:
         self.cancelled = False
         self._member = member
         self._cluster = cluster
-        self._dead = dead
+        self._failed = failed
         member.ports.start_thread("kungfu-propose", self._run)
 
     def _run(self) -> None:
         while not self.cancelled:
             try:
-                self.version = _write(self._member, self._cluster, self.size, self._dead)
+                self.version = _write(self._member, self._cluster, self.size, self._failed)
             except StoreUnreachableError as error:
                 if not self.trouble:
                     self.trouble = str(error)
@@ -70,7 +70,7 @@ class SizeRequest:
             return
 
 
-def _write(member: Member, cluster: Cluster, size: int, dead: list[PeerID]) -> int:
+def _write(member: Member, cluster: Cluster, size: int, failed: list[PeerID]) -> int:
     """Writes a cluster of `size` workers to the store and returns its version."""
     url, secret = member.get(env.CONFIG_SERVER), member.get(env.JOB_SECRET)
     if url is None:
@@ -98,7 +98,7 @@ def _write(member: Member, cluster: Cluster, size: int, dead: list[PeerID]) -> i
             given = ",".join(f"{host}:{count}" for host, count in slots.items())
             raise ResizeError(f"{size} workers were asked for, -H {given} has {sum(slots.values())} slots")
         try:
-            return store.put(newest.resized(size, ports, dead, slots)).version
+            return store.put(newest.resized(size, ports, failed, slots)).version
         except StaleVersionError:
             continue  # somebody else wrote in between, so there was progress
 
@@ -113,10 +113,10 @@ def propose(size: int) -> int:
     if cluster is None:
         raise ResizeError(f"this process is a cluster of one; for {size} workers start it with kungfu-run -w")
     living = set(member.core.living())
-    dead = [worker for i, worker in enumerate(cluster.workers) if i not in living]
-    if size == cluster.size and not dead and not is_changing():
+    failed = [worker for i, worker in enumerate(cluster.workers) if i not in living]
+    if size == cluster.size and not failed and not is_changing():
         return int(cluster.version)
-    return _write(member, cluster, size, dead)
+    return _write(member, cluster, size, failed)
 
 
 def want(member: Member, size: int) -> None:
@@ -141,8 +141,8 @@ def pursue(member: Member, wait: bool, must: bool) -> int:
     if request is None or request.size != member.requested_size:
         drop(member)
         living = set(member.core.living())
-        dead = [worker for i, worker in enumerate(member.cluster.workers) if i not in living]
-        request = member.request = SizeRequest(member, member.cluster, member.requested_size, dead)
+        failed = [worker for i, worker in enumerate(member.cluster.workers) if i not in living]
+        request = member.request = SizeRequest(member, member.cluster, member.requested_size, failed)
     if wait:
         request.settled.wait()
     if request.version is not None:
@@ -154,8 +154,8 @@ def pursue(member: Member, wait: bool, must: bool) -> int:
     return pack(LATER if request.trouble else NOTHING, request.size, 0)
 
 
-def expect(newcomers: int, size: int) -> None:
-    """Tells the launcher that the ranks are going to want `size` next, and `newcomers` for it: it starts them before
+def expect(joining: int, size: int) -> None:
+    """Tells the launcher that the ranks are going to want `size` next, and `joining` for it: it starts them before
     (`ms_kungfu.launcher.state.ahead`). In the background; where it can't be told, they are started when they are
     wanted.
     """
@@ -164,7 +164,7 @@ def expect(newcomers: int, size: int) -> None:
 
     def tell() -> None:
         try:
-            member.broker().expect(version, newcomers, size, _HINT_S)
+            member.broker().expect(version, joining, size, _HINT_S)
         except KungFuError as error:
             _log.debug("the launcher doesn't hear that %d workers will be wanted: %s", size, error)
 

@@ -146,7 +146,7 @@ def follow(member: Member, wait: bool, must: bool = False, word: int = 0, settle
             if size == requested:
                 member.requested_size = None
         pending = member.pending[1] if member.pending is not None else None
-        if announced > max(version, member.given_up) and (not wait or pending is None or announced >= pending):
+        if announced > max(version, member.superseded) and (not wait or pending is None or announced >= pending):
             change = _adopt(member, announced)
             if change is not None:
                 return change
@@ -154,7 +154,7 @@ def follow(member: Member, wait: bool, must: bool = False, word: int = 0, settle
             member.pending = None
             raise ResizeError(f"cluster version {pending} did not become ready within {_patience_s(member):g} s")
         if wait and pending is not None:
-            ready = _await_announcement(member, max(pending, member.given_up + 1))
+            ready = _await_prepared(member, max(pending, member.superseded + 1))
         elif not wait or kind == LATER or member.requested_size is None:
             return stays
 
@@ -163,7 +163,7 @@ def _patience_s(member: Member) -> float:
     return member.get(env.JOIN_TIMEOUT) + _GIVE_UP_MARGIN_S
 
 
-def _await_announcement(member: Member, version: int) -> bool:
+def _await_prepared(member: Member, version: int) -> bool:
     looked = member.ports.monotonic()
     deadline = looked + _patience_s(member)
     while int(member.core.announced_version()) < version:
@@ -183,7 +183,7 @@ def _adopt(member: Member, version: int) -> Change | None:
     before, old_size, old_version = member.cluster, int(member.core.size()), int(member.core.cluster_version())
     granted = request_segment(member, old_version, version, member.get(env.JOIN_TIMEOUT))
     if isinstance(granted, Stay):
-        member.given_up = version
+        member.superseded = version
         return None
     lost = tuple(lost_ranks())
     drop(member)

@@ -53,7 +53,7 @@ def sync_point_is_due(size: int | None = None, call: bool = False) -> bool:
     core = member.core
     if call:
         core.request_sync_point(member.sync_points + 1)
-    known = max(int(core.cluster_version()), member.given_up)
+    known = max(int(core.cluster_version()), member.superseded)
     return call or int(core.sync_points()) > member.sync_points or int(core.announced_version()) > known
 
 

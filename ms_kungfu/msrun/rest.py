@@ -24,7 +24,7 @@ from mindspore import nn
 from ms_kungfu import membership
 from ms_kungfu.agreement import broadcast_json, gather_json
 from ms_kungfu.callbacks.codec import pack, unpack
-from ms_kungfu.elastic import handover
+from ms_kungfu.elastic import state_transfer
 from ms_kungfu.errors import KungFuError
 from ms_kungfu.trained import inventory
 
@@ -79,9 +79,9 @@ class Rest:
         optimizers = [c for c in inventory.collect_cells(self._cells.values()).values() if isinstance(c, nn.Optimizer)]
         trained = _ids(optimizers) - kept
         own = [p for name in self._apart if name in self._cells for p in self._cells[name].get_parameters()]
-        told = gather_json(handover.described(p for p in own if id(p) in trained), "kungfu/msrun/trained")
+        told = gather_json(state_transfer.described(p for p in own if id(p) in trained), "kungfu/msrun/trained")
         if any(told.values()):
-            raise KungFuError(handover.first_difference(told))
+            raise KungFuError(state_transfer.first_difference(told))
 
     def _tell(self) -> None:
         if self._told or not membership.speaks_for_all():
@@ -132,8 +132,8 @@ class Rest:
             return self._copies[name]
 
         try:
-            return handover.from_lowest_rank(partial(broadcast_json, values), able=able, preferred=preferred)
-        except handover.StateLostError:
+            return state_transfer.from_lowest_rank(partial(broadcast_json, values), able=able, preferred=preferred)
+        except state_transfer.StateLostError:
             return None
 
 

@@ -29,12 +29,12 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ms_kungfu import env
 from ms_kungfu._run_time import run_time
 from ms_kungfu._tls import from_environment
-from ms_kungfu.cluster_store import has_seat, open_seat, open_store
+from ms_kungfu.cluster_store import has_leadership, open_leadership, open_store
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.commands import write_size
 from ms_kungfu.launcher.engine_flags import EngineRequest
 from ms_kungfu.launcher.options import PROGRAM
-from ms_kungfu.launcher.state.seat import Record, may_go_on
+from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot, may_go_on
 from ms_kungfu.ray import cluster
 from ms_kungfu.ray.placing import FLAGS, Names, Node, Words, deal, too_small
 
@@ -49,7 +49,7 @@ _TRIED_PORTS = 64
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ASKS_BEFORE_A_KILL = 3
 _ADDRESS = "RAY_ADDRESS"  # Ray's own, for whoever gives none
-_OF_A_JOINER = ("q", "v", "logdir", "logfile")
+_OF_A_JOINING_HOST = ("q", "v", "logdir", "logfile")
 
 
 class JobError(Exception):
@@ -262,7 +262,7 @@ class Driver:
 
     def _pass_on(self, number: int) -> None:
         """To the head, which ends the job on all hosts, or to one that tells the head."""
-        if number == signal.SIGTERM and has_seat(self._url):
+        if number == signal.SIGTERM and has_leadership(self._url):
             number = signal.SIGINT  # by the other the head's host would leave, and the job go on
         told = self._head or next(iter(self._hosts.values()))
         told.agent.signal.remote(number)
@@ -309,12 +309,15 @@ class Driver:
         others go on; where it doesn't answer they do without any but the head, and the last one."""
         if self._head is not None and self._head is not host:
             return False
-        if not has_seat(self._url) or self._signals or len(self._hosts) == 1:
+        if not has_leadership(self._url) or self._signals or len(self._hosts) == 1:
             return True
         try:
-            found = open_seat(self._url, timeout_s=_SILENT_S).look()
+            found = open_leadership(self._url, timeout_s=_SILENT_S).look()
             # A record may be an earlier job's, of the same name; the port is this one's.
-            return not may_go_on(found, host.name) or Record.from_json(found.record).first.runners[0].port != self._port
+            return (
+                not may_go_on(found, host.name)
+                or LeaderSnapshot.from_json(found.snapshot).first.runners[0].port != self._port
+            )
         except (ConfigServerError, ValueError):
             return host is self._head
 
@@ -348,7 +351,7 @@ class Driver:
             self._say_once(f"a node at {node.address} is left out: it can have no name of its own among the hosts")
             return
         host = self._add(node, name, slots)
-        flags = [word for word in self._request.flags if word[1:].partition("=")[0] in _OF_A_JOINER]
+        flags = [word for word in self._request.flags if word[1:].partition("=")[0] in _OF_A_JOINING_HOST]
         try:
             done, _ = ray.wait([host.agent.free_ports.remote(_address(name), [])], timeout=_LOOK_S * 15)
             if not done:

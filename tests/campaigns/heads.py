@@ -26,7 +26,7 @@ KINDS = ("agent", "host", "rank 0")
 STEP_S = 0.05
 
 
-class SeatedJob(Job):
+class ElectedJob(Job):
     """Two workers on each host, of which the first has the seat; `begun`: hosts that begin. `flags`: more of them."""
 
     def __init__(
@@ -98,8 +98,8 @@ class SeatedJob(Job):
         assert [each["nth"] for each in history] == list(range(1, len(history) + 1))
         assert [each["Version"] for each in history] == list(range(len(history))), history
         heads = self.etcd.history(self.name, "head")
-        chosen = [each["versions"]["chosen"] for each in heads if each["versions"]["chosen"] is not None]
-        assert chosen == sorted(chosen), chosen
+        committed = [each["versions"]["chosen"] for each in heads if each["versions"]["chosen"] is not None]
+        assert committed == sorted(committed), committed
         assert len({each["job"] for each in heads}) == 1
         assert heads[-1]["end"][0] == 0
 
@@ -121,7 +121,7 @@ class Heads(Campaign):
         rng = rng_of(seed, number)
         for kind in KINDS:
             with folder() as at:
-                job = SeatedJob(self._etcd, f"{kind.replace(' ', '')}{number}", at)
+                job = ElectedJob(self._etcd, f"{kind.replace(' ', '')}{number}", at)
                 with self.tally.judging(job, kind):
                     job.wait_until_all_train()
                     time.sleep(rng.random())

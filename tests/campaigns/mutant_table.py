@@ -259,7 +259,7 @@ _PYTHON = [
     ),
     Mutant(
         "place-is-filled-twice", f"{_LAUNCHER}/state/coordinator.py",
-        "        del self.vacant[: sum(peer in living for peer in newcomers)]\n", "",
+        "        del self.vacant[: sum(peer in living for peer in joining)]\n", "",
         ("tests/unit/test_launcher_coordinator.py",),
     ),
     Mutant(
@@ -284,7 +284,7 @@ _PYTHON = [
     ),
     Mutant(
         "version-without-the-state-comes-true", f"{_LAUNCHER}/state/versions.py",
-        "return self.chosen is None or any(self._is_member(peer) for peer in cluster.workers)", "return True",
+        "return self.committed is None or any(self._is_member(peer) for peer in cluster.workers)", "return True",
         ("tests/unit/test_cluster_versions.py",),
     ),
     Mutant(
@@ -313,30 +313,31 @@ _PYTHON = [
         ("tests/unit/test_lost_hosts.py",),
     ),
     Mutant(
-        "deep-pause-doesn't-renew-the-lease", f"{_LAUNCHER}/controller/tenure.py",
-        "await asyncio.sleep(min(left_s, _LOOK_S))", "await asyncio.sleep(left_s)", ("tests/unit/test_tenure.py",),
+        "deep-pause-doesn't-renew-the-lease", f"{_LAUNCHER}/controller/etcd_lease.py",
+        "await asyncio.sleep(min(left_s, _LOOK_S))", "await asyncio.sleep(left_s)", ("tests/unit/test_etcd_lease.py",),
     ),
     Mutant(
-        "version-is-told-before-it-is-on-record", f"{_LAUNCHER}/controller/tenure.py",
+        "version-is-told-before-it-is-on-record", f"{_LAUNCHER}/controller/etcd_lease.py",
         "return self._on_record >= version", "return True",
-        ("tests/unit/test_tenure.py",),
+        ("tests/unit/test_etcd_lease.py",),
     ),
     Mutant(
-        "host-with-another-mindspore-joins", f"{_LAUNCHER}/hello.py",
-        "    if mindspore != own.mindspore:\n", "    if False:\n", ("tests/unit/test_hello.py",),
+        "host-with-another-mindspore-joins", f"{_LAUNCHER}/registration.py",
+        "    if mindspore != own.mindspore:\n", "    if False:\n", ("tests/unit/test_registration.py",),
     ),
     Mutant(
-        "seat-is-taken-from-its-holder", "ms_kungfu/cluster_store/seat.py",
-        '        elif seen.holder:\n            raise SeatLostError(f"{seen.holder} has the seat")\n', "",
-        ("tests/unit/test_seat.py",),
+        "seat-is-taken-from-its-holder", "ms_kungfu/cluster_store/leadership_lease.py",
+        '        elif seen.holder:\n            raise LeadershipLostError(f"{seen.holder} has the seat")\n', "",
+        ("tests/unit/test_leadership_lease.py",),
     ),
     Mutant(
-        "seat-is-known-by-its-mark-alone", "ms_kungfu/cluster_store/seat.py",
-        "(found.revision == self._held.revision or mark in self._tried)", "bool(mark)", ("tests/unit/test_seat.py",),
+        "seat-is-known-by-its-mark-alone", "ms_kungfu/cluster_store/leadership_lease.py",
+        "(found.revision == self._held.revision or mark in self._tried)", "bool(mark)",
+        ("tests/unit/test_leadership_lease.py",),
     ),
     Mutant(
         "cluster-is-written-without-the-seat", "ms_kungfu/cluster_store/etcd.py",
-        "        if self.seated is not None:\n", "        if False:\n", ("tests/unit/test_etcd_store.py",),
+        "        if self.led_since is not None:\n", "        if False:\n", ("tests/unit/test_etcd_store.py",),
     ),
     Mutant(
         "own-write-isn't-known-again", "ms_kungfu/cluster_store/etcd.py",
@@ -455,22 +456,22 @@ _PYTHON = [
         ("tests/mindspore/elastic/test_checkpoint.py::test_what_a_job_writes_that_was_given_up_does_not_count",),
     ),
     Mutant(
-        "state-comes-from-the-highest-rank", "ms_kungfu/elastic/handover.py",
+        "state-comes-from-the-highest-rank", "ms_kungfu/elastic/state_transfer.py",
         "return preferred if preferred in roots else roots[0]", "return preferred if preferred in roots else roots[-1]",
         ("tests/mindspore/elastic/test_state.py",),
     ),
     Mutant(
-        "joiner-is-asked-for-the-state", "ms_kungfu/elastic/handover.py",
+        "joiner-is-asked-for-the-state", "ms_kungfu/elastic/state_transfer.py",
         "roots = [rank for rank, answer in answers.items() if answer]", "roots = list(answers)",
         ("tests/mindspore/elastic/test_state.py",),
     ),
     Mutant(
-        "mean-counts-joiners", "ms_kungfu/elastic/handover.py",
+        "mean-counts-joiners", "ms_kungfu/elastic/state_transfer.py",
         "np.split(total[:-1] / total[-1],", "np.split(total[:-1] / runtime.current_cluster_size(),",
         ("tests/mindspore/elastic/test_state.py",),
     ),
     Mutant(
-        "broken-transfer-leaves-a-mixture", "ms_kungfu/elastic/handover.py",
+        "broken-transfer-leaves-a-mixture", "ms_kungfu/elastic/state_transfer.py",
         "        for tensor, values in zip(tensors, before):\n            assign(tensor, values)\n        raise\n",
         "        raise\n", ("tests/mindspore/elastic/test_state.py",),
     ),
@@ -535,7 +536,7 @@ _REVIEWED = [
     ),
     Mutant(
         "noted-choice-isn't-checked-again", f"{_LAUNCHER}/controller/broker.py",
-        "        if not self._versions.may_be_chosen(version):\n", "        if False:\n",
+        "        if not self._versions.may_be_committed(version):\n", "        if False:\n",
         ("tests/multiprocess/test_broker.py",),
     ),
     Mutant(

@@ -248,24 +248,26 @@ def schedule_of_hosts(seed: int) -> Schedule:
     return Schedule(seed, setup, tuple(happenings))
 
 
-_KINDS_OF_SEATS = {
+_KINDS_OF_LEADERSHIP = {
     "kill head": 8, "pause head": 3, "head leaves": 3, "lose store": 2, "fill store": 2, "server away": 2,
 }  # fmt: skip
 
 
-def schedule_of_seats(seed: int) -> Schedule:
+def schedule_of_leadership(seed: int) -> Schedule:
     """The same in a job whose head's seat is in the store, and mostly to its head."""
     rng = random.Random(f"schedule of seats {seed}")
     schedule = schedule_of_hosts(seed)
     happenings = [h for h in schedule.happenings if rng.random() < 0.5]
     when = 0.3 + rng.random()
-    for kind in rng.choices(list(_KINDS_OF_SEATS), list(_KINDS_OF_SEATS.values()), k=rng.choice((1, 1, 1, 2, 3))):
+    for kind in rng.choices(
+        list(_KINDS_OF_LEADERSHIP), list(_KINDS_OF_LEADERSHIP.values()), k=rng.choice((1, 1, 1, 2, 3))
+    ):
         when += rng.choice((0.0, 0.01, 0.1, 0.5, 3.0)) * rng.random()
         more = 0.0 if kind in ("kill head", "head leaves") else HOST_TIMEOUT_S * rng.choice((0.1, 0.5, 1.0, 1.5, 3.0))
         happenings.append(Happening(round(when, 4), kind, rng.randrange(12), round(more, 4)))
     setup = replace(schedule.setup, moves=True)
     happenings.sort(key=lambda happening: happening.at)
-    return Schedule(seed, setup, (*happenings, *_behind_the_seat(seed), *_long_outage(seed)))
+    return Schedule(seed, setup, (*happenings, *_after_the_lease(seed), *_long_outage(seed)))
 
 
 def _long_outage(seed: int) -> Iterator[Happening]:
@@ -282,7 +284,7 @@ def _long_outage(seed: int) -> Iterator[Happening]:
         yield Happening(later, kind, rng.randint(1, 6), more)
 
 
-def _behind_the_seat(seed: int) -> Iterator[Happening]:
+def _after_the_lease(seed: int) -> Iterator[Happening]:
     """To who has just sat down, and whom the others look for."""
     rng = random.Random(f"behind the seat {seed}")
     if rng.random() < 0.2:  # to who tells the next head what it has
@@ -290,11 +292,11 @@ def _behind_the_seat(seed: int) -> Iterator[Happening]:
         yield Happening(0.0, kind, rng.randrange(6), round(0.1 * rng.random() ** 2, 4))
     if rng.random() < 0.2:  # while nobody has the seat, or somebody has just taken it
         kind = rng.choice(("host leaves", "interrupt", "kill launcher", "kill member", "resize"))
-        yield Happening(round(rng.random(), 4), kind, rng.randrange(1, 6), seat=rng.choice((1, 2)))
+        yield Happening(round(rng.random(), 4), kind, rng.randrange(1, 6), term=rng.choice((1, 2)))
     if rng.random() < 0.4:
         kind = rng.choice(("kill head", "pause head", "pause head", "pause all", "server away", "fill store"))
         more = 0.0 if kind == "kill head" else HOST_TIMEOUT_S * rng.choice((0.5, 0.95, 1.1, 1.5, 3.0))
-        yield Happening(round(0.3 * rng.random(), 4), kind, 0, more, seat=2)
+        yield Happening(round(0.3 * rng.random(), 4), kind, 0, more, term=2)
 
 
 def broken_in(batch: int, batches: int, seeds: range, schedule_of_seed: Callable[[int], Schedule]) -> str | None:

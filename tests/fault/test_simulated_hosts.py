@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("greenlet", reason="the simulator's threads are greenlets: pip install ms-kungfu[test]")
 pytest.importorskip("mindspore", reason="MindSpore is not installed")
 
-from ms_kungfu.elastic import handover
+from ms_kungfu.elastic import state_transfer
 from ms_kungfu.launcher import control
 from ms_kungfu.launcher.agent import agent, links
 from ms_kungfu.launcher.agent import workers as host_workers
@@ -73,11 +73,11 @@ def try_the_first_version_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def choose_first(self, cluster):
         try:
-            await self.choose(cluster)
+            await self.commit_version(cluster)
         except OSError as error:
             raise StartError(str(error)) from error
 
-    monkeypatch.setattr(workers.WorkerManager, "_choose_first", choose_first)
+    monkeypatch.setattr(workers.WorkerManager, "_commit_first", choose_first)
 
 
 def leave_what_is_superseded_while_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def never_give_up_who_is_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def obey_a_head_that_isnt_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that is cut off goes on for ever, and so do its connections."""
-    monkeypatch.setattr(agent.Agent, "_look_for_the_head", lambda self, channel, leases: None)
+    monkeypatch.setattr(agent.Agent, "_watch_controller", lambda self, channel, leases: None)
     monkeypatch.setattr(control.Channel, "set_silence", lambda self, seconds: None)
 
 
@@ -146,8 +146,8 @@ def take_the_links_from_workers_that_run(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def give_without_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """A joiner gives what it has, to itself and the others of its host."""
-    real = handover.from_the_nearest
-    monkeypatch.setattr(handover, "from_the_nearest", lambda root, content: real(root, lambda: 0))
+    real = state_transfer.from_the_nearest
+    monkeypatch.setattr(state_transfer, "from_the_nearest", lambda root, content: real(root, lambda: 0))
 
 
 THREE = HostsSetup(size=6, recover=Recover.REPLACE)

@@ -18,7 +18,7 @@ pytest.importorskip("mindspore", reason="MindSpore is not installed")
 
 from ms_kungfu import membership
 from ms_kungfu.dataset import sharding
-from ms_kungfu.elastic import handover
+from ms_kungfu.elastic import state_transfer
 from ms_kungfu.elastic.asynchronous import AsynchronousSteps
 from ms_kungfu.elastic.checkpoint import Checkpointing
 from ms_kungfu.launcher.controller import broker, ending
@@ -79,9 +79,11 @@ def test_who_is_new_by_a_schedule_is_ready_before() -> None:
         run(Schedule(seed, AHEAD, ()), told)
         story = "\n".join(told)
         for version in (1, 2):
-            wanted, chosen = (story.index(f"cluster version {version} {what}") for what in ("is wanted", "has been"))
-            assert " started" not in story[wanted:chosen], story
-            assert story[:wanted].count("is ready") == story[:chosen].count("becomes worker") == 2 * version - 1, story
+            wanted, committed = (story.index(f"cluster version {version} {what}") for what in ("is wanted", "has been"))
+            assert " started" not in story[wanted:committed], story
+            assert story[:wanted].count("is ready") == story[:committed].count("becomes worker") == 2 * version - 1, (
+                story
+            )
         assert story.count("becomes worker") == 3
 
 
@@ -349,10 +351,10 @@ def let_newcomers_begin_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def go_over_to_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any member makes the version that was agreed on the chosen one, whoever is left in it."""
 
-    def would_choose(self, request):
-        return self.clusters.get(request.version) if request.member_of == self.chosen else None
+    def would_commit(self, request):
+        return self.clusters.get(request.version) if request.member_of == self.committed else None
 
-    monkeypatch.setattr(versions.ClusterVersions, "would_choose", would_choose)
+    monkeypatch.setattr(versions.ClusterVersions, "would_commit", would_commit)
     monkeypatch.setattr(versions.ClusterVersions, "_keeps_the_state", lambda self, cluster: True)
     monkeypatch.setattr(versions.ClusterVersions, "_supersede", lambda self: None)
 
@@ -361,12 +363,12 @@ def choose_first_and_make_the_segment_then(monkeypatch: pytest.MonkeyPatch) -> N
     """Members hear of a version before it has shared memory."""
 
     def announce(self):
-        version, chosen = self._versions.announceable(), self._versions.chosen
-        if version is not None and chosen is not None and version > max(chosen, self._announced):
-            self._announced = version
-            self._segments.open[chosen].announce(version)
+        version, committed = self._versions.preparable(), self._versions.committed
+        if version is not None and committed is not None and version > max(committed, self._prepared):
+            self._prepared = version
+            self._segments.open[committed].announce(version)
 
-    monkeypatch.setattr(broker.Broker, "_announce", announce)
+    monkeypatch.setattr(broker.Broker, "_prepare", announce)
 
 
 def wait_for_who_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,9 +389,11 @@ def count_sync_points_over_versions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hand_over_what_a_joiner_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = handover.from_lowest_rank
+    real = state_transfer.from_lowest_rank
     monkeypatch.setattr(
-        handover, "from_lowest_rank", lambda receive, able=True: real(receive, True, preferred=membership.size() - 1)
+        state_transfer,
+        "from_lowest_rank",
+        lambda receive, able=True: real(receive, True, preferred=membership.size() - 1),
     )
 
 

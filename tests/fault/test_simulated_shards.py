@@ -22,9 +22,9 @@ from ms_kungfu.dataset.batches import Batches, ShardBatches
 from ms_kungfu.dataset.dealing import Dealing
 from ms_kungfu.dataset.recording import Recording
 from ms_kungfu.dataset.shares import Shares
-from ms_kungfu.elastic.canary import Canary
-from ms_kungfu.elastic.pace import Pace
+from ms_kungfu.elastic.determinism_probe import DeterminismProbe
 from ms_kungfu.elastic.shard_loop import ShardLoop
+from ms_kungfu.elastic.straggler_weights import StragglerWeights
 from ms_kungfu.elastic.undo import LastStep
 from ms_kungfu.launcher.state.policy import Recover
 from tests.fault.schedules import PLACES_IN_A_STEP, Schedule, first_violation, schedule_of, story
@@ -165,8 +165,8 @@ def measure_on_over_versions(monkeypatch: pytest.MonkeyPatch) -> None:
         self._version = version
         return real(self, version, size, shards, weights, counts)
 
-    real = Pace.step_end
-    monkeypatch.setattr(Pace, "step_end", step_end)
+    real = StragglerWeights.step_end
+    monkeypatch.setattr(StragglerWeights, "step_end", step_end)
 
 
 def weigh_the_step_but_not_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +276,7 @@ def bring_what_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
             compute(0)
         return [0, 0, 0]
 
-    monkeypatch.setattr(Canary, "_hashes", staticmethod(hashes))
+    monkeypatch.setattr(DeterminismProbe, "_hashes", staticmethod(hashes))
 
 
 def draw_by_what_is_known_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """What happens to who has just taken the seat of a job's head, and whom the others look for: on a virtual clock.
 
-An outsider has found that these went wrong; random courses (`test_simulated_seats.py`) come to such moments rarely.
+An outsider has found that these went wrong; random courses (`test_simulated_leadership.py`) come to such moments
+rarely.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ pytest.importorskip("mindspore", reason="MindSpore is not installed")
 
 from ms_kungfu.cluster_store import StoreUnreachableError
 from ms_kungfu.launcher.controller import startup
+from ms_kungfu.launcher.state.leader_snapshot import TimeToAsk
 from ms_kungfu.launcher.state.policy import Recover, Standing
-from ms_kungfu.launcher.state.seat import TimeToAsk
 from tests.conftest import long
 from tests.fault.schedules import Schedule, story, variations, violation_of
 from tests.fault.simulator import cluster_store
@@ -45,7 +46,7 @@ def longest_gap(world: HostsWorld) -> float:
 @pytest.mark.parametrize("seconds", [long(0.95), 1.02, long(1.1), long(1.3)])  # host-timeouts
 def test_a_new_head_that_stands_still_gives_up_nobody_for_it(seconds: float) -> None:
     """Its hosts have called it meanwhile, and wait."""
-    pause = Happening(0.0, "pause head", 0, seconds * HOST_TIMEOUT_S, seat=2)
+    pause = Happening(0.0, "pause head", 0, seconds * HOST_TIMEOUT_S, term=2)
     for schedule in variations(JOB, (KILL, pause), 5, 0.15):
         world = run(schedule)
         assert len(world.lost_at) <= 2, story(schedule)  # the first head, and this one where another took its seat
@@ -54,14 +55,14 @@ def test_a_new_head_that_stands_still_gives_up_nobody_for_it(seconds: float) -> 
 def test_a_new_head_that_stands_still_once_hosts_are_there_leaves_them_to_another() -> None:
     """They have left it, and come to another one only. It stands still for so nearly the timeout that some stay."""
     ends = (Happening(2.25, "head leaves", 1), Happening(2.45, "head leaves", 10))
-    pause = Happening(0.16, "pause head", 0, 0.95 * HOST_TIMEOUT_S, seat=2)
+    pause = Happening(0.16, "pause head", 0, 0.95 * HOST_TIMEOUT_S, term=2)
     job = replace(JOB, recover=Recover.REPLACE, samples=48)
     for schedule in list(variations(job, (*ends, pause), 12, 0.05))[9:]:  # the last of them gave a healthy host up
         assert len(run(schedule).lost_at) <= 2, story(schedule)
 
 
 def test_nobody_is_given_up_where_all_stand_still_while_one_takes_the_seat() -> None:
-    pause = Happening(0.0, "pause all", 0, 1.5 * HOST_TIMEOUT_S, seat=2)
+    pause = Happening(0.0, "pause all", 0, 1.5 * HOST_TIMEOUT_S, term=2)
     for schedule in variations(JOB, (KILL, pause), 5, 0.3):
         assert {host.name for host in run(schedule).lost_at} <= {"10.0.0.1"}, story(schedule)
 
@@ -69,7 +70,7 @@ def test_nobody_is_given_up_where_all_stand_still_while_one_takes_the_seat() -> 
 @pytest.mark.parametrize("seconds", [0.0, 3 * HOST_TIMEOUT_S])
 def test_a_second_head_that_is_lost_takes_nobody_with_it(seconds: float) -> None:
     """Who has called it doesn't wait for it longer than the third one waits for him."""
-    second = Happening(0.0, "pause head" if seconds else "kill head", 0, seconds, seat=2)
+    second = Happening(0.0, "pause head" if seconds else "kill head", 0, seconds, term=2)
     for schedule in variations(JOB, (KILL, second), 5, 0.3):
         world = run(schedule)
         assert len(world.lost_at) == 2, story(schedule)
@@ -88,16 +89,16 @@ def test_a_dead_host_is_given_up_while_the_store_comes_and_goes(every_s: float, 
 def test_a_seat_whose_taking_went_unanswered_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The head before it isn't waited for any longer then, nor is this host taken for it."""
 
-    def swap(self, seen, record, holder="", lease=0):
-        done = real(self, seen, record, holder, lease)
+    def swap(self, seen, snapshot, holder="", lease=0):
+        done = real(self, seen, snapshot, holder, lease)
         if lease and done[0] and len(unanswered) < 2:  # the first head's goes well
             unanswered.append(holder)
             if len(unanswered) == 2:
                 raise StoreUnreachableError("the answer is lost")
         return done
 
-    real = cluster_store.SeatKeys.swap
-    monkeypatch.setattr(cluster_store.SeatKeys, "swap", swap)
+    real = cluster_store.LeadershipKeys.swap
+    monkeypatch.setattr(cluster_store.LeadershipKeys, "swap", swap)
     for schedule in variations(JOB, (KILL,), 6, 0.2):
         unanswered: list[str] = []
         world = run(schedule)
@@ -109,7 +110,7 @@ def test_the_seat_is_kept_while_a_choice_waits_for_room_in_the_store() -> None:
     full = Happening(1.0, "fill store", 0, 3 * HOST_TIMEOUT_S)
     setup = HostsSetup(size=6, hosts=3, recover=Recover.SHRINK, moves=True, samples=200)
     for schedule in variations(setup, (Happening(0.97, "resize", 4), full), 6, 0.05):
-        assert run(schedule).seats == 1, story(schedule)
+        assert run(schedule).terms == 1, story(schedule)
 
 
 def test_workers_go_on_while_a_version_waits_for_a_store_that_is_away() -> None:
@@ -153,7 +154,7 @@ def test_a_host_that_dies_behind_its_report_does_not_end_the_job() -> None:
     comes = Happening(0.9, "resize", 6), Happening(0.95, "kill head")
     for number, other in ((0, 0), (1, 2), (2, 1)):
         dies = Happening(0.0, "kill reporter", number, 0.2)
-        waits = Happening(0.0, "pause host", other, 1.0, seat=2)
+        waits = Happening(0.0, "pause host", other, 1.0, term=2)
         for schedule in variations(setup, comes, 5, 0.5):
             run(replace(schedule, happenings=(dies, *schedule.happenings, waits)))
 
@@ -223,8 +224,8 @@ def test_a_job_that_is_over_has_given_its_seat_back(happenings: tuple[Happening,
     for schedule in variations(replace(JOB, samples=40), happenings, 3, 0.2):
         world = HostsWorld(schedule.seed, schedule.setup, schedule.happenings, [])
         world.run()
-        assert world.server.seat.now.record["end"], story(schedule)
-        assert world.server.seat.look().holder == "", story(schedule)
+        assert world.server.leadership.now.snapshot["end"], story(schedule)
+        assert world.server.leadership.look().holder == "", story(schedule)
 
 
 @pytest.mark.parametrize("at", [0.8, 1.3, 3.0])  # as the head dies, while nobody has the seat, when somebody has it
@@ -251,7 +252,7 @@ def test_nothing_of_a_job_is_written_before_it_has_the_seat(monkeypatch: pytest.
     """Of two of one name that begin together the one that is refused has changed nothing."""
 
     def first_of(options, store):
-        holders.append(store._world.server.seat.look().holder)
+        holders.append(store._world.server.leadership.look().holder)
         return real(options, store)
 
     holders: list[str] = []

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from mindspore import nn
 
-from ms_kungfu.elastic import handover
-from ms_kungfu.elastic.handover import StateLostError, first_difference
+from ms_kungfu.elastic import state_transfer
+from ms_kungfu.elastic.state_transfer import StateLostError, first_difference
 from ms_kungfu.errors import KungFuError
 from ms_kungfu.msrun import rest
 from ms_kungfu.msrun.rest import Rest, apart
@@ -70,7 +70,7 @@ def together(monkeypatch):
             return source._copies[name]
 
         monkeypatch.setattr(rest, "gather_json", gather)
-        monkeypatch.setattr(handover, "from_lowest_rank", from_lowest_rank)
+        monkeypatch.setattr(state_transfer, "from_lowest_rank", from_lowest_rank)
         monkeypatch.setattr(rest.membership, "speaks_for_all", lambda: now[0] == 0)
         common, now = [], [0]
         for now[0], worker in reversed(list(enumerate(workers))):

@@ -147,7 +147,7 @@ class Host(Loop):
         self.ready = []
         self.segments = []
         self.unknown = []
-        self.chosen = []
+        self.committed = []
         self.asking = {}
         self._relay = self.call(relay.Relay, self.pass_on, is_alive=is_alive)
         self._broker = self.call(
@@ -158,7 +158,7 @@ class Host(Loop):
             on_ready=self.ready.append,
             make_segment=self.make_segment,
             on_unknown_version=self.on_unknown_version,
-            on_chosen=lambda *chosen: self.chosen.append(chosen),
+            on_committed=lambda *committed: self.committed.append(committed),
         )
         self._server = self.call(BrokerServer, self._relay, SECRET)
         self.relay, self.broker, self.server = (
@@ -167,7 +167,7 @@ class Host(Loop):
         self.to_admit = {}
         for cluster in clusters:
             self.broker.admit(cluster)
-        self.broker.choose(clusters[0].version)
+        self.broker.commit_version(clusters[0].version)
 
     def make_segment(self, cluster, recovers):
         return self.made(cluster, MemorySegment(cluster, recovers))
@@ -315,17 +315,17 @@ def test_descriptor_is_closed_on_exec(host):
 def test_newcomer_waits_for_the_members_choice_and_leaver_is_detached(host):
     one = host(cluster(0, A, B))
     one.broker.admit(cluster(1, A, C))
-    newcomer = one.ask_later(C, 1)
+    joining_worker = one.ask_later(C, 1)
     one.wait_for_connections(1)
-    assert one.chosen == []
+    assert one.committed == []
     leaver = one.ask_later(B, 0, 0, 1)
     one.wait_for_connections(2)
-    assert one.chosen == []
+    assert one.committed == []
     one.wait_until(lambda: one.ready)
     assert one.ask(A, 0, 0, 1) == (1, 0, "2 1")
     assert leaver.result() == Detached()
-    assert newcomer.result() == (1, 1, "2 1")
-    one.wait_until(lambda: one.chosen == [(cluster(1, A, C), None)])
+    assert joining_worker.result() == (1, 1, "2 1")
+    one.wait_until(lambda: one.committed == [(cluster(1, A, C), None)])
     assert one.ready == [(C, 1)]  # by incarnation: an earlier process of that peer ID may be on its way out
 
 
@@ -333,20 +333,20 @@ def test_the_step_of_who_chooses_a_version_is_told(host):
     one = host(cluster(0, A), cluster(1, A))
     granted = one.grant(A, 0, 0, 1, 20, step=120)
     os.close(granted.fd)
-    one.wait_until(lambda: one.chosen)  # told behind the grant, by another thread
-    assert one.chosen == [(cluster(1, A), 120)]
+    one.wait_until(lambda: one.committed)  # told behind the grant, by another thread
+    assert one.committed == [(cluster(1, A), 120)]
 
 
 def test_choice_on_record_that_a_death_has_overtaken_is_not_made(host):
     on_record = []
-    one = host(cluster(0, A, B), cluster(1, A, B, C), recovers=True, on_choice=on_record.append)
+    one = host(cluster(0, A, B), cluster(1, A, B, C), recovers=True, on_commit=on_record.append)
     waiting = one.ask_later(A, 0, 0, 1)
     one.wait_until(lambda: on_record == [1])
     one.broker.mark_lost(C, "was killed by SIGKILL", 1, recover=True)
     assert not one.broker.noted()
     one.broker.not_noted()
     assert waiting.result() == Stay()
-    assert one.chosen == []
+    assert one.committed == []
 
 
 def test_unknown_version_is_looked_for_at_once_and_only_once(host):
@@ -406,7 +406,7 @@ def test_nobody_hears_of_a_version_whose_segment_cannot_be_made_until_it_can(hos
     assert one.trouble == ["the shared memory of cluster version 1 (1 worker) can't be made: no memory"]
     assert one.segments[0].told == [0]
     one.broker._segments.make = one.make_segment
-    one.broker.announce()
+    one.broker.prepare()
     assert one.segments[0].told == [0, 1]
     assert one.ask(A, 0, 0, 1) == (1, 0, "1 1")
 
@@ -431,11 +431,11 @@ def test_a_version_whose_segment_takes_a_while_is_announced_when_it_is_there(hos
     assert one.segments[0].told == [0]
     waiting = one.ask_later(A, 0, 0, 1)  # whoever asks nevertheless waits, too
     one.broker.mark_lost(B, "killed", 0, recover=True)
-    one.broker.announce()
+    one.broker.prepare()
     assert one.trouble == []
     assert slow[0].told == []
     slow[0].made = True
-    one.broker.announce()
+    one.broker.prepare()
     assert len(slow) == 1
     assert slow[0].told[:2] == [1, (1, "killed")]  # of a death meanwhile, too
     assert waiting.result() == (1, 0, "2 1")
@@ -447,13 +447,13 @@ def test_a_segment_that_cannot_be_made_after_a_while_is_made_anew(host):
     one.make_slowly(slow)
     one.broker.admit(cluster(1, A))
     slow[0].made = OSError("host b: no memory")
-    one.broker.announce()
+    one.broker.prepare()
     assert one.trouble == ["the shared memory of cluster version 1 (1 worker) can't be made: host b: no memory"]
     assert slow[0].closed
-    one.broker.announce()
+    one.broker.prepare()
     assert len(slow) == 2
     slow[1].made = True
-    one.broker.announce()
+    one.broker.prepare()
     assert one.segments[0].told == [0, 1]
     assert one.ask(A, 0, 0, 1) == (1, 0, "1 1")
 
@@ -658,7 +658,7 @@ def _proven(one):
 def test_requests_that_make_no_sense_are_answered_by_a_sentence(host, request_, told):
     one = host(cluster(0, A))
     connection = _proven(one)
-    body = json.dumps({"type": "place_request", **request_}).encode()
+    body = json.dumps({"type": "slot_request", **request_}).encode()
     connection.socket.sendall(struct.pack(">I", len(body)) + body)
     assert re.search(told, connection.receive(m.FROM_BROKER).error)
     connection.close()
@@ -932,10 +932,10 @@ def test_a_store_is_handed_on_until_its_process_has_ended(host):
     fd = store_of("unknown")
     answer, _ = about_stores(one, m.PutStore(str(C), 0), fd)
     assert "no member any more" in answer.error
-    one.relay.forget_the_dead()
+    one.relay.forget_failed()
     assert about_stores(one, m.GetStore(str(A))) == (m.Store(True), ["a"])
     living.clear()
-    one.relay.forget_the_dead()
+    one.relay.forget_failed()
     assert about_stores(one, m.GetStore(str(A))) == (m.Store(False), [])
     answer, _ = about_stores(one, m.PutStore(str(A), 0), fd)
     assert "no member any more" in answer.error
@@ -970,7 +970,7 @@ def test_no_limit_of_a_worker_runs_while_deadlines_are_held(monkeypatch):
         time.sleep(0.01)
     threading.Event().wait(1.5 * limit_s)
     for message in asked:
-        is_place = isinstance(message.message, m.PlaceRequest)
+        is_place = isinstance(message.message, m.SlotRequest)
         loop.call(passes_on.answer, message.number, m.Stay() if is_place else m.CoresFixed(3))
     for thread in asking:
         thread.join()

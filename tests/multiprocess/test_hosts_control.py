@@ -43,7 +43,7 @@ class Said(msgspec.Struct):
 
 
 SAID = Reads(Said)
-HELLO = Said("hello")
+REGISTRATION = Said("hello")
 
 
 class Link:
@@ -330,9 +330,9 @@ def test_who_knows_the_secret_is_served(caller, called):
     async def test():
         async with serving(host=called) as (port, served):
             channel = await call(Machine(), caller, called, port, SECRET, 10)
-            channel.send(HELLO)
-            assert await channel.receive(SAID) == HELLO
-            assert served == [HELLO]
+            channel.send(REGISTRATION)
+            assert await channel.receive(SAID) == REGISTRATION
+            assert served == [REGISTRATION]
             channel.close()
 
     run(test())
@@ -442,8 +442,8 @@ def test_silent_strangers_make_room_for_who_comes_after_them():
                 strangers.append(socket.create_connection((A, port)))
                 await asyncio.sleep(0)
             channel = await call(Machine(), B, A, port, SECRET, 20)
-            channel.send(HELLO)
-            assert await channel.receive(SAID) == HELLO
+            channel.send(REGISTRATION)
+            assert await channel.receive(SAID) == REGISTRATION
             channel.close()
             for stranger in strangers:
                 stranger.close()
@@ -582,7 +582,7 @@ def test_exception_while_serving_ends_that_connection(caplog):
         with no_bug():
             for _ in range(2):
                 channel = await call(Machine(), B, A, port, SECRET, 10)
-                channel.send(HELLO)
+                channel.send(REGISTRATION)
                 with pytest.raises(ConnectionError):
                     await channel.receive(SAID)
                 channel.close()

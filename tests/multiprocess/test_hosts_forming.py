@@ -104,7 +104,7 @@ def test_the_head_says_what_it_hears_of_a_host_that_does_not_come(launch, answer
 
     async def host_b():
         async def serve(channel):
-            assert await channel.receive(m.FIRST_WORDS) == m.Head(A, f"{A}:1,{B}:1")
+            assert await channel.receive(m.FIRST_WORDS) == m.WaitingController(A, f"{A}:1,{B}:1")
             channel.send(m.Calls(f"{A}:1,{B}:1", **answer))
             await channel.flushed()
             return False

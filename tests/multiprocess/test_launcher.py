@@ -395,11 +395,11 @@ def test_workers_that_never_join_are_told_of_as_copies(kungfu_run):
 
 
 @pytest.mark.parametrize(
-    ("size", "lived_s", "has_placed", "is_told"),
+    ("size", "lived_s", "has_granted", "is_told"),
     [(4, 60, False, True), (4, 60, True, False), (4, 1.9, False, False), (1, 60, False, False)],
 )
-def test_workers_that_have_run_without_joining_are_told_of_once(size, lived_s, has_placed, is_told, caplog):
-    watch = CopiesWatch(lambda: False, lambda: has_placed, lambda: size, _since=100.0, clock=lambda: 100.0 + lived_s)
+def test_workers_that_have_run_without_joining_are_told_of_once(size, lived_s, has_granted, is_told, caplog):
+    watch = CopiesWatch(lambda: False, lambda: has_granted, lambda: size, _since=100.0, clock=lambda: 100.0 + lived_s)
     for _ in range(2):
         watch.warn()
     told = "none of the 4 workers has joined the job within 60 s. If the program is still preparing"

@@ -335,8 +335,8 @@ def test_a_newcomer_and_a_standby_that_are_stopped_before_they_count_are_killed(
     one.wait_for(r"standby 1 .* stood still for 1 s \(-peer-timeout\) and was killed before it was needed")
     one.wait_for(r"standby 2 \(pid (\d+)\) started")
     one.command("resize", "3")
-    newcomer = int(one.wait_for(r"worker 2 \(.*, pid (\d+)\) started")[0][1])
-    os.kill(newcomer, signal.SIGSTOP)
+    joining_worker = int(one.wait_for(r"worker 2 \(.*, pid (\d+)\) started")[0][1])
+    os.kill(joining_worker, signal.SIGSTOP)
     one.wait_for(r"worker 2 .* stood still for 1 s \(-peer-timeout\) and was killed; the others go on")
     assert one.finish(1) == set(pids.values())
 

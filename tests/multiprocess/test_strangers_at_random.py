@@ -23,7 +23,7 @@ import msgspec
 import pytest
 from test_hosts import SECRET as JOBS_SECRET
 from test_hosts import A, B, embedded, hosts  # noqa: F401
-from test_hosts_control import HELLO, SAID
+from test_hosts_control import REGISTRATION, SAID
 
 from ms_kungfu._decoding import ProtocolError
 from ms_kungfu.broker_protocol import new_nonce, proof_of
@@ -183,8 +183,8 @@ def test_launchers_let_nobody_in_for_what_he_says_at_random(lots, caplog, monkey
 
         async def honest():
             channel = await call(Machine(), B, A, port, SECRET, 30)
-            channel.send(HELLO)
-            assert await asyncio.wait_for(channel.receive(SAID), 30) == HELLO
+            channel.send(REGISTRATION)
+            assert await asyncio.wait_for(channel.receive(SAID), 30) == REGISTRATION
             words = overheard.of(channel)
             overheard.words.clear()
             channel.close()
@@ -204,7 +204,7 @@ def test_launchers_let_nobody_in_for_what_he_says_at_random(lots, caplog, monkey
 
         await in_turns(TRIES, one_stranger)
         await honest()
-        assert served == [HELLO] * (2 + TRIES // 100)
+        assert served == [REGISTRATION] * (2 + TRIES // 100)
         assert len(os.listdir("/proc/self/fd")) <= before + 2
         await server.close()
 
@@ -328,9 +328,9 @@ PROVEN = "127.0.0.14"  # knows the secret
 async def say_proven(host, port, lots):
     """What no launcher says, over a connection that has proved itself."""
     first = lots.choice((
-        m.Link("j", 0, 1, host, 0), m.Ask(PROVEN, 1, "1", ""), m.Head("h", "h:1"),
-        m.Agent(m.Hello(host, "1", "", {}, [0])),
-        m.Agent(m.Hello(host, "1", "", {}, [0]), report=m.Report([], {}, [])),
+        m.Link("j", 0, 1, host, 0), m.Ask(PROVEN, 1, "1", ""), m.WaitingController("h", "h:1"),
+        m.Agent(m.Registration(host, "1", "", {}, [0])),
+        m.Agent(m.Registration(host, "1", "", {}, [0]), report=m.ResyncReport([], {}, [])),
     ))  # fmt: skip
     said = hostile.mutated(lots, msgspec.to_builtins(first), 0.1) if lots.random() < 0.8 else hostile.document(lots)
     channel = await call(Machine(), PROVEN, host, port, bytes.fromhex(JOBS_SECRET), 30)
@@ -338,7 +338,7 @@ async def say_proven(host, port, lots):
         await channel.flushed()
         await asyncio.get_running_loop().sock_sendall(channel._socket, message(said))
         while True:
-            await asyncio.wait_for(channel.receive(m.FROM_HEAD), _PATIENCE_S)
+            await asyncio.wait_for(channel.receive(m.FROM_CONTROLLER), _PATIENCE_S)
     except (OSError, ProtocolError, asyncio.TimeoutError):
         pass
     finally:

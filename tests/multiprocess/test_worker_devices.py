@@ -33,10 +33,10 @@ def test_a_list_is_divided_and_newcomers_get_the_devices_of_those_that_left(kung
     job = kungfu_run("-np", 3, "-w", *script(WORKER), environment=environment)
     job.assert_exit(0)
     assert devices(job, 0) == [["0", "3", "0", "5"], ["1", "3", "0", "2"], ["2", "3", "0", "7"]]
-    newcomers = devices(job, 2)
-    assert [(rank, size) for rank, size, *_ in newcomers] == [("1", "4"), ("2", "4"), ("3", "4")]
-    assert sorted(visible for *_, visible in newcomers[:2]) == ["2", "7"]
-    assert newcomers[2][2:] == ["0", "5"]
+    joining = devices(job, 2)
+    assert [(rank, size) for rank, size, *_ in joining] == [("1", "4"), ("2", "4"), ("3", "4")]
+    assert sorted(visible for *_, visible in joining[:2]) == ["2", "7"]
+    assert joining[2][2:] == ["0", "5"]
     assert re.search(r"GPU 5 is shared by 2 workers: the job has 3 devices for 4 workers", job.output)
 
 

@@ -181,9 +181,9 @@ def test_a_worker_in_the_middle_may_be_left_out():
 
 def test_when_resized_the_dead_go_first():
     cluster = Cluster(tuple(PeerID("127.0.0.1", port) for port in (1, 2, 3)), (), 7)
-    dead = [PeerID("127.0.0.1", 1)]
-    assert [w.port for w in cluster.resized(2, range(1, 9), without=dead).workers] == [2, 3]
-    assert [w.port for w in cluster.resized(3, range(1, 9), without=dead).workers] == [2, 3, 4]
+    failed = [PeerID("127.0.0.1", 1)]
+    assert [w.port for w in cluster.resized(2, range(1, 9), without=failed).workers] == [2, 3]
+    assert [w.port for w in cluster.resized(3, range(1, 9), without=failed).workers] == [2, 3, 4]
 
 
 def test_written_cluster_is_checked_in_linear_time(monkeypatch):

@@ -29,11 +29,11 @@ def started(*clusters):
     versions = ClusterVersions()
     for one in clusters:
         versions.admit(one)
-    versions.choose(clusters[0].version)
+    versions.commit_version(clusters[0].version)
     return versions
 
 
-def newcomer(peer, incarnation):
+def joining_worker(peer, incarnation):
     return Request(peer, incarnation, None, None)
 
 
@@ -43,34 +43,34 @@ def member(peer, of, version, incarnation=0):
 
 def test_first_workers_get_the_version_that_the_launcher_chose():
     versions = started(cluster(3, A, B))
-    assert versions.answer(newcomer(B, 3)) == Grant(cluster(3, A, B), 1)
+    assert versions.answer(joining_worker(B, 3)) == Grant(cluster(3, A, B), 1)
 
 
 def test_nobody_gets_in_before_a_version_is_chosen():
     versions = ClusterVersions()
     versions.admit(cluster(0, A))
-    assert versions.answer(newcomer(A, 0)) == Wait()
+    assert versions.answer(joining_worker(A, 0)) == Wait()
     assert isinstance(versions.answer(member(A, 0, 1)), Refuse)
 
 
 def test_newcomer_waits_until_members_choose_its_version():
     versions = started(cluster(0, A), cluster(1, A, B))
-    assert versions.answer(newcomer(B, 1)) == Wait()
+    assert versions.answer(joining_worker(B, 1)) == Wait()
     assert versions.answer(member(A, 0, 1)) == Grant(cluster(1, A, B), 0)
-    assert versions.answer(newcomer(B, 1)) == Grant(cluster(1, A, B), 1)
+    assert versions.answer(joining_worker(B, 1)) == Grant(cluster(1, A, B), 1)
 
 
 def test_members_may_skip_a_version():
     versions = started(cluster(0, A), cluster(1, A, B), cluster(2, A, C))
     assert versions.answer(member(A, 0, 2)) == Grant(cluster(2, A, C), 0)
-    assert versions.answer(newcomer(B, 1)) == Detached()  # its version was never chosen
-    assert versions.answer(newcomer(C, 2)) == Grant(cluster(2, A, C), 1)
+    assert versions.answer(joining_worker(B, 1)) == Detached()  # its version was never chosen
+    assert versions.answer(joining_worker(C, 2)) == Grant(cluster(2, A, C), 1)
 
 
 def test_a_member_leaves_when_one_that_stays_has_gone_over():
     versions = started(cluster(0, A, B), cluster(1, A))
     assert versions.answer(member(B, 0, 1)) == Wait()
-    assert versions.chosen == 0
+    assert versions.committed == 0
     assert versions.answer(member(A, 0, 1)) == Grant(cluster(1, A), 0)
     assert versions.answer(member(B, 0, 1)) == Detached()
 
@@ -88,10 +88,10 @@ def test_a_peer_that_comes_back_is_another_process():
     versions.admit(cluster(2, A, B))
     assert versions.is_out(B, 0)
     assert not versions.is_out(B, 2)
-    assert versions.answer(newcomer(B, 2)) == Wait()
+    assert versions.answer(joining_worker(B, 2)) == Wait()
     versions.answer(member(A, 1, 2))
-    assert versions.answer(newcomer(B, 2)) == Grant(cluster(2, A, B), 1)
-    assert versions.answer(newcomer(B, 0)) == Detached()
+    assert versions.answer(joining_worker(B, 2)) == Grant(cluster(2, A, B), 1)
+    assert versions.answer(joining_worker(B, 0)) == Detached()
     assert versions.answer(member(B, 0, 2, incarnation=0)) == Detached()
 
 
@@ -113,7 +113,7 @@ def test_who_is_not_a_member_of_the_chosen_version_cannot_choose():
     assert isinstance(versions.answer(member(C, 0, 2, incarnation=2)), Refuse)
     versions.answer(member(A, 0, 1))
     assert isinstance(versions.answer(member(A, 0, 2)), Refuse)  # it never came to version 1
-    assert versions.chosen == 1
+    assert versions.committed == 1
 
 
 def test_a_version_that_is_over_is_refused():
@@ -136,7 +136,7 @@ def test_versions_are_never_redefined_and_old_ones_are_forgotten():
 
 def test_excluded_process_is_not_its_successor():
     versions = started(cluster(0, A, B), cluster(1, A), cluster(2, A, B))
-    versions.choose(1)
+    versions.commit_version(1)
     assert versions.belongs(B, 0, 0)
     assert not versions.belongs(B, 0, 2)
     assert versions.belongs(B, 2, 2)
@@ -146,7 +146,7 @@ def test_exclusions_of_versions_long_over_are_forgotten():
     versions = started(cluster(0, A, B))
     for version in range(1, 100):
         versions.admit(cluster(version, A, *([B] if version % 2 == 0 else [])))
-        versions.choose(version)
+        versions.commit_version(version)
     assert len(versions.excluded[B]) <= 3
     assert versions.meant_by(B, 100) == 100
 
@@ -156,29 +156,29 @@ def test_exclusions_of_versions_long_over_are_forgotten():
 
 def test_a_version_is_announced_when_its_newcomers_are_ready():
     versions = started(cluster(0, A), cluster(1, A, B, C))
-    assert versions.announceable() == 0
+    assert versions.preparable() == 0
     versions.ready.add((B, 1))
-    assert versions.announceable() == 0
+    assert versions.preparable() == 0
     versions.ready.add((C, 1))
-    assert versions.announceable() == 1
+    assert versions.preparable() == 1
 
 
 def test_a_newer_version_that_needs_nobody_new_does_not_wait():
     versions = started(cluster(0, A, B), cluster(1, A, B, C), cluster(2, B))
-    assert versions.announceable() == 2
+    assert versions.preparable() == 2
 
 
 def test_an_older_version_that_is_ready_is_announced_while_a_newer_one_is_not():
     versions = started(cluster(0, A), cluster(1, A, B), cluster(2, A, B, C))
     versions.ready.add((B, 1))
-    assert versions.announceable() == 1
+    assert versions.preparable() == 1
 
 
 def test_a_dead_member_holds_up_nobody():
     versions = started(cluster(0, A, B), cluster(1, A, B, C))
     versions.ready.add((C, 1))
     versions.record_end(B, 0)
-    assert versions.announceable() == 1
+    assert versions.preparable() == 1
     assert versions.ended_in(cluster(1, A, B, C)) == [B]
     assert versions.answer(member(A, 0, 1)) == Grant(cluster(1, A, B, C), 0)
 
@@ -187,16 +187,16 @@ def test_a_newcomer_that_has_died_is_not_let_in():
     """Its place would count as filled, and a step would be trained without its samples."""
     versions = started(cluster(0, A, B), cluster(1, A, B, C))
     versions.ready.add((C, 1))
-    assert versions.announceable() == 1  # all agree on it, and then:
+    assert versions.preparable() == 1  # all agree on it, and then:
     versions.record_end(C, 1)
-    assert versions.announceable() == 0
+    assert versions.preparable() == 0
     assert versions.answer(member(A, 0, 1)) == Stay()
     assert versions.answer(member(B, 0, 1)) == Stay()
     versions.admit(cluster(2, A, B))
     versions.admit(cluster(3, A, B, C))  # another process
-    assert versions.announceable() == 2
+    assert versions.preparable() == 2
     versions.ready.add((C, 3))
-    assert versions.announceable() == 3
+    assert versions.preparable() == 3
     assert versions.answer(member(A, 0, 3)) == Grant(cluster(3, A, B, C), 0)
 
 
@@ -227,14 +227,14 @@ def test_the_replacement_waits_for_its_own_version():
     versions.record_end(B, 0)
     versions.admit(cluster(1, A))
     versions.admit(cluster(2, A, B))
-    assert versions.announceable() == 1
-    assert versions.answer(newcomer(B, 2)) == Wait()
+    assert versions.preparable() == 1
+    assert versions.answer(joining_worker(B, 2)) == Wait()
     assert versions.answer(member(A, 0, 1)) == Grant(cluster(1, A), 0)
-    assert versions.announceable() == 1
+    assert versions.preparable() == 1
     versions.ready.add((B, 2))
-    assert versions.announceable() == 2
+    assert versions.preparable() == 2
     assert versions.answer(member(A, 1, 2)) == Grant(cluster(2, A, B), 0)
-    assert versions.answer(newcomer(B, 2)) == Grant(cluster(2, A, B), 1)
+    assert versions.answer(joining_worker(B, 2)) == Grant(cluster(2, A, B), 1)
     versions.record_end(B, 2)
     assert versions.ended_in(cluster(2, A, B)) == [B]
 
@@ -261,9 +261,9 @@ def test_a_peer_that_ended_long_ago_does_not_end_its_successor():
 def test_a_version_that_would_lose_the_state_is_not_announced():
     versions = started(cluster(0, A, B), cluster(1, B))
     versions.record_end(B, 0)
-    assert versions.announceable() == 0
+    assert versions.preparable() == 0
     versions.admit(cluster(2, A))
-    assert versions.announceable() == 2
+    assert versions.preparable() == 2
 
 
 # ---- several wishes outstanding ----
@@ -273,12 +273,12 @@ def test_the_newest_wish_wins_at_once():
     versions = started(cluster(0, A), cluster(1, A, B, C))
     versions.ready.add((B, 1))
     versions.admit(cluster(2, A, B))  # the first was a mistake
-    assert versions.announceable() == 2
+    assert versions.preparable() == 2
     assert versions.is_out(C, 1)  # who is not needed any more
-    assert versions.answer(newcomer(C, 1)) == Detached()
+    assert versions.answer(joining_worker(C, 1)) == Detached()
     assert not versions.is_out(B, 1)
     assert versions.answer(member(A, 0, 2)) == Grant(cluster(2, A, B), 0)
-    assert versions.answer(newcomer(B, 1)) == Grant(cluster(2, A, B), 1)
+    assert versions.answer(joining_worker(B, 1)) == Grant(cluster(2, A, B), 1)
 
 
 def test_who_was_not_needed_for_a_moment_comes_back_as_another_process():
@@ -289,30 +289,30 @@ def test_who_was_not_needed_for_a_moment_comes_back_as_another_process():
     versions.record_end(B, 1)  # it was ended, and that is no death of the one that is wanted now
     assert versions.ended_in(cluster(3, A, B)) == []
     versions.ready.add((B, 3))
-    assert versions.announceable() == 3
+    assert versions.preparable() == 3
 
 
 def test_members_stay_where_what_they_agreed_on_has_been_superseded():
     versions = started(cluster(0, A, B), cluster(1, A))
-    assert versions.announceable() == 1
+    assert versions.preparable() == 1
     versions.admit(cluster(2, A, B, C))  # keeps B, who would have left
-    assert versions.announceable() == 0
+    assert versions.preparable() == 0
     assert versions.answer(member(A, 0, 1)) == Stay()
     assert versions.answer(member(B, 0, 1)) == Stay()
-    assert versions.chosen == 0
+    assert versions.committed == 0
     versions.ready.add((C, 2))
-    assert versions.announceable() == 2
+    assert versions.preparable() == 2
     assert versions.answer(member(B, 0, 2)) == Grant(cluster(2, A, B, C), 1)
 
 
 def test_one_death_does_not_lose_the_job_while_others_have_the_state():
     """`resize 1`, and rank 0 dies when all have agreed on it: ranks 1 and 2 don't go over to a cluster of the dead."""
     versions = started(cluster(0, A, B, C), cluster(1, A))
-    assert versions.announceable() == 1
+    assert versions.preparable() == 1
     versions.record_end(A, 0)
     assert versions.answer(member(B, 0, 1)) == Stay()
     assert versions.answer(member(C, 0, 1)) == Stay()
-    assert versions.chosen == 0
+    assert versions.committed == 0
     versions.admit(cluster(2, B))
     assert versions.answer(member(C, 0, 2)) == Wait()
     assert versions.answer(member(B, 0, 2)) == Grant(cluster(2, B), 0)
@@ -330,9 +330,9 @@ def test_a_process_is_dead_only_in_versions_that_mean_it():
     for version in (2, 3):
         known = versions.clusters[version]
         assert (B in versions.ended_in(known)) == versions.belongs(B, 3, version), version
-    assert versions.announceable() == 1
+    assert versions.preparable() == 1
     versions.admit(cluster(4, A, C))  # what the launcher writes of its death
-    assert versions.announceable() == 4
+    assert versions.preparable() == 4
 
 
 def test_a_process_that_ended_is_remembered_when_its_successor_has_ended_too():
@@ -363,19 +363,19 @@ def test_when_all_have_finished_whoever_comes_is_another_process():
     assert versions.is_out(C, 1)
     assert versions.is_out(B, 0)  # it can't even be killed
     versions.admit(cluster(2, A, B, C))
-    versions.choose(2)
-    assert versions.answer(newcomer(C, 1)) == Detached()
-    assert versions.answer(newcomer(C, 2)) == Grant(cluster(2, A, B, C), 2)
+    versions.commit_version(2)
+    assert versions.answer(joining_worker(C, 1)) == Detached()
+    assert versions.answer(joining_worker(C, 2)) == Grant(cluster(2, A, B, C), 2)
 
 
 def test_no_version_over_a_lost_host_is_chosen_any_more():
     away = PeerID("127.0.0.2", 10000)
     versions = started(cluster(0, A, away), cluster(1, A, B, away))
     versions.ready.add((B, 1))
-    assert versions.announceable() == 1
+    assert versions.preparable() == 1
     versions.lose_host(away.host)
     versions.record_end(away, 0)
-    assert versions.would_choose(member(A, 0, 1)) is None
+    assert versions.would_commit(member(A, 0, 1)) is None
     assert versions.answer(member(A, 0, 1)) == Stay()
     assert versions.answer(member(away, 0, 1)) == Detached()
     versions.admit(cluster(2, A, B))
@@ -423,19 +423,21 @@ def test_forgetting_departed_peers_changes_no_answer(seed):
                 every.add((peer, version))
                 living[peer, version] = True
 
-    def choose(version):
-        do("choose", version)
+    def commit_version(version):
+        do("commit_version", version)
         for process in list(living):
             if do("is_out", *process):
                 living.pop(process)
 
     write(PeerID(host, 1) for host in hosts)
-    choose(0)
+    commit_version(0)
     for _ in range(120):
         newest, present = both[0].newest, [host for host in hosts if host not in lost]
-        members = [process for process in living if both[0].belongs(*process, both[0].chosen)]
+        members = [process for process in living if both[0].belongs(*process, both[0].committed)]
         members = sorted(process for process in members if process[0] in both[0].current.workers)
-        what = rng.choice(("write", "write", "choose", "choose", "end", "lose", "join", "come back", "take over"))
+        what = rng.choice(
+            ("write", "write", "commit_version", "commit_version", "end", "lose", "join", "come back", "take over")
+        )
         if what == "write":
             stays = rng.choice(members)[0]
             kept = [p for p in newest.workers if p != stays and rng.random() < 0.7 and p.host in present]
@@ -443,10 +445,10 @@ def test_forgetting_departed_peers_changes_no_answer(seed):
             ended = do("ended_in", both[0].newest)
             new = [p for p in rng.sample(free, min(2, len(free))) if p not in newest.workers or p in ended]
             write(dict.fromkeys([stays, *kept, *new]))
-        elif what == "choose":
-            may = [v for v in both[0].clusters if v > both[0].chosen and do("may_be_chosen", v)]
+        elif what == "commit_version":
+            may = [v for v in both[0].clusters if v > both[0].committed and do("may_be_committed", v)]
             if may:
-                choose(rng.choice(may))
+                commit_version(rng.choice(may))
         elif what == "end" and len(members) > 1:
             process = rng.choice(sorted(living))
             living.pop(process)
@@ -462,7 +464,7 @@ def test_forgetting_departed_peers_changes_no_answer(seed):
         elif what == "come back" and lost:
             lost.remove(host := rng.choice(sorted(lost)))
             do("host_is_back", host)
-        elif what == "take over" and not any(version > both[0].chosen for version in both[0].clusters):
+        elif what == "take over" and not any(version > both[0].committed for version in both[0].clusters):
             both = [type(v).of(read_versions(json_of(v))) for v in both]
         for version, known in both[0].clusters.items():
             assert do("lost_host_of", known) in (None, *hosts)
@@ -473,7 +475,7 @@ def test_forgetting_departed_peers_changes_no_answer(seed):
         for process in every:
             do("is_out", *process)
             do("concerns", *process)
-        do("announceable")
+        do("preparable")
     assert len(json_of(both[0])) < len(json_of(both[1]))
 
 
@@ -484,12 +486,12 @@ def test_record_after_many_hosts_is_bounded():
         comes = PeerID(f"10.1.{number // 200}.{number % 200}", 10000)
         slots = {A.host: 2, comes.host: 2}
         versions.admit(Cluster((A, comes), (), 3 * number, slots=slots))
-        versions.choose(3 * number)
+        versions.commit_version(3 * number)
         if number % 2:
             versions.lose_host(comes.host)
             versions.record_end(comes, 3 * number)
         versions.admit(cluster(3 * number + 1, A))
-        versions.choose(3 * number + 1)
+        versions.commit_version(3 * number + 1)
         versions.lose_host(comes.host)
         versions = ClusterVersions.of(read_versions(json_of(versions)))
         lengths.append(len(json_of(versions)))

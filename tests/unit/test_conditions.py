@@ -7,7 +7,7 @@ import json
 from ms_kungfu import _core
 from ms_kungfu.dataset import audit, conditions, ledger
 from ms_kungfu.dataset.sharding import EpochCursor
-from ms_kungfu.elastic.canary import unequal
+from ms_kungfu.elastic.determinism_probe import unequal
 from tests.unit.test_ledger import fake_runtime  # noqa: F401  # a fixture
 
 HERE = {"mindspore": "2.10.0", "isa": "AVX2", "cores": 1, "shards": 8}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ms_kungfu.dataset import contents, shares
-from ms_kungfu.elastic import handover
+from ms_kungfu.elastic import state_transfer
 from ms_kungfu.errors import KungFuError
 
 
@@ -79,8 +79,8 @@ def workers(monkeypatch, everyones):
     """What `compare_contents` says at each worker."""
     words = {r: np.array([c is not None, 0 if c is None else c.word()]) for r, c in enumerate(everyones)}
     states = {r: c.state() for r, c in enumerate(everyones) if c is not None}
-    monkeypatch.setattr(handover, "gather_living", lambda row, name: words)
-    monkeypatch.setattr(handover, "gather_json", lambda value, name: json.loads(json.dumps(states)))
+    monkeypatch.setattr(state_transfer, "gather_living", lambda row, name: words)
+    monkeypatch.setattr(state_transfer, "gather_json", lambda value, name: json.loads(json.dumps(states)))
     for own in everyones:
         dataset = SimpleNamespace(contents=own)
         dataset.leave_out_contents = lambda dataset=dataset: setattr(dataset, "contents", None)
@@ -91,24 +91,24 @@ def test_workers_with_other_contents_are_refused_with_numbers_and_ranks(monkeypa
     samples = np.arange(96)
     for dataset in workers(monkeypatch, [of(samples), of(samples[::-1]), of(samples)]):
         with pytest.raises(KungFuError, match=r"samples 0, .* and 95 at rank 0 differ from those at rank 1;.*listing"):
-            handover.compare_contents(dataset)
+            state_transfer.compare_contents(dataset)
 
 
 def test_workers_with_the_same_contents_keep_them(monkeypatch):
     for dataset in workers(monkeypatch, [of(np.arange(9)), of(np.arange(9))]):
-        handover.compare_contents(dataset)
+        state_transfer.compare_contents(dataset)
         assert dataset.contents is not None
 
 
 def test_no_worker_claims_contents_that_one_could_not_compare(monkeypatch):
     for dataset in workers(monkeypatch, [of(np.arange(9)), None]):
-        handover.compare_contents(dataset)
+        state_transfer.compare_contents(dataset)
         assert dataset.contents is None
 
 
 def test_workers_that_compare_other_numbers_of_samples_compare_what_both_have(monkeypatch):
     for dataset in workers(monkeypatch, [of(np.arange(90)), of(np.arange(90), True)]):
-        handover.compare_contents(dataset)
+        state_transfer.compare_contents(dataset)
 
 
 def test_difference_names_the_columns_that_differ():

@@ -23,10 +23,10 @@ def test_everybody_is_told_how_the_job_began(cluster, joins_later):
         size=cluster.size, device=None,
     )  # fmt: skip
     begun = SimpleNamespace(first=BEGAN, writer="job", url=None)
-    site = SimpleNamespace(
+    agent = SimpleNamespace(
         shares=SimpleNamespace(each=None), devices=SimpleNamespace(environment=lambda device: {})
     )  # fmt: skip
-    told = environment_of(process, cluster, joins_later, options, options.hosts, begun, site)
+    told = environment_of(process, cluster, joins_later, options, options.hosts, begun, agent)
     assert (told["KUNGFU_START_SIZE"], told["KUNGFU_START_HOSTS"]) == ("3", "2")
     assert told["KUNGFU_PARKED"] == ("1" if joins_later else None)
     assert (told["RANK"], told["WORLD_SIZE"]) == ("0", str(cluster.size))

@@ -13,12 +13,12 @@ import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import (
-    SeatLostError,
+    LeadershipLostError,
     StaleVersionError,
     StoreFullError,
     StoreUnreachableError,
     etcd_members,
-    open_seat,
+    open_leadership,
     open_store,
 )
 from ms_kungfu.errors import ConfigServerError
@@ -192,8 +192,8 @@ def test_a_write_of_which_is_not_known_what_became_is_not_called_stale(member):
 def test_a_head_writes_the_wanted_cluster_only_with_its_seat(member):
     one = member((200, held(4)), (200, {"succeeded": True}), (200, held(5)), (200, {"succeeded": True}))
     store = open_store(f"etcd://{one.member}/job")
-    sat_down = iter([12, 15])  # between the two writes its lease was over, and it has come back
-    store.seated = lambda: next(sat_down)
+    terms = iter([12, 15])  # between the two writes its lease was over, and it has come back
+    store.led_since = lambda: next(terms)
     store.put(cluster(2, 5))
     store.delete()
     for since, (path, asked, _) in zip(["12", "15"], one.asked[1::2]):
@@ -211,8 +211,8 @@ def test_a_head_without_its_seat_is_told_so(member):
     instead = {"header": {"revision": "10"}, "responses": [{"response_range": held(4)}]}
     one = member((200, held(4)), (200, instead))
     store = open_store(f"etcd://{one.member}/job")
-    store.seated = lambda: 12
-    with pytest.raises(SeatLostError, match="another host decides for the job"):
+    store.led_since = lambda: 12
+    with pytest.raises(LeadershipLostError, match="another host decides for the job"):
         store.put(cluster(2, 5))
 
 
@@ -239,7 +239,7 @@ def test_where_only_one_end_speaks_tls_the_other_kind_of_url_is_named(kind, told
 def test_a_lease_lasts_as_long_as_is_wanted_at_least(member):
     """etcd counts in whole seconds."""
     one = member((200, {"ID": "7587", "TTL": "3"}))
-    keys = open_seat(f"etcd://{one.member}/job")
+    keys = open_leadership(f"etcd://{one.member}/job")
     assert keys.grant(2.25) == (7587, 3.0)
     keys.grant(2.0)
     assert [asked["TTL"] for _, asked, _ in one.asked] == ["3", "2"]

@@ -16,15 +16,15 @@ import pytest
 
 from ms_kungfu._decoding import MalformedError, ProtocolError, decode
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.cluster_store import etcd_members, open_seat, open_store
+from ms_kungfu.cluster_store import etcd_members, open_leadership, open_store
 from ms_kungfu.dataset import ledger
 from ms_kungfu.errors import ConfigServerError, KungFuError
 from ms_kungfu.launcher import status_socket
-from ms_kungfu.launcher.controller.remote_site import RemoteSite
+from ms_kungfu.launcher.controller.remote_agent import RemoteAgent
 from ms_kungfu.launcher.joining import options_from, terms_of
 from ms_kungfu.launcher.options import JoinRequest, parse_command_line
 from ms_kungfu.launcher.state.hosts import Host, Hosts, parse_hosts
-from ms_kungfu.launcher.state.seat import Record
+from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot
 from ms_kungfu.launcher.state.versions import ClusterVersions
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.wire.codec import encode
@@ -34,11 +34,11 @@ from tests import hostile
 TRIES = int(os.environ.get("KUNGFU_FUZZ", 300))
 A, B = PeerID("127.0.0.1", 10000), PeerID("127.0.0.2", 10000)
 CLUSTER = Cluster((A, B), (PeerID("127.0.0.1", 38080),), 3, slots={"127.0.0.1": 2, "127.0.0.2": 2})
-HELLO = m.Hello("127.0.0.2", "1", "2", {"-np": "2"}, [0, 1])
+REGISTRATION = m.Registration("127.0.0.2", "1", "2", {"-np": "2"}, [0, 1])
 VERSIONS = ClusterVersions(
     {3: CLUSTER}, 3, excluded={B: [2]}, ended={B: [range(1, 3)]}, lost_hosts={"c": float("inf"), "d": 2}
 )
-RECORD = Record(
+SNAPSHOT = LeaderSnapshot(
     "job",
     "127.0.0.1",
     CLUSTER,
@@ -50,7 +50,7 @@ RECORD = Record(
 TERMS = terms_of(
     parse_command_line(["-port", "4000", "sh"]), Hosts(parse_hosts("127.0.0.1:2,127.0.0.2:2"), "127.0.0.1")
 )
-REQUEST = m.PlaceRequest(str(B), 3, 2, 3, 7)
+REQUEST = m.SlotRequest(str(B), 3, 2, 3, 7)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def joining(terms):
     ("parse", "proper", "refusals"),
     [
         (Cluster.from_json, CLUSTER.to_json(), ValueError),
-        (Record.from_json, RECORD.to_json(), ProtocolError),
+        (LeaderSnapshot.from_json, SNAPSHOT.to_json(), ProtocolError),
         (joining, msgspec.to_builtins(TERMS), (LookupError, TypeError, ValueError, OverflowError, ProtocolError)),
     ],
     ids=["cluster", "record", "terms"],
@@ -108,7 +108,7 @@ def answers_at_random(lots):
         return {"value": base64.b64encode(body).decode(), "mod_revision": "7", "create_revision": "5"}
 
     while True:
-        ranges = [{"response_range": {"kvs": [key(each)]}} for each in (RECORD.to_json(), "127.0.0.1")]
+        ranges = [{"response_range": {"kvs": [key(each)]}} for each in (SNAPSHOT.to_json(), "127.0.0.1")]
         answer = {
             "header": {"revision": "9"}, "kvs": [key(held)], "succeeded": lots.random() < 0.5, "responses": ranges,
             "ID": "7", "TTL": "5", "result": {"TTL": "5"}, "token": "t", "error": "e", "code": 5,
@@ -126,12 +126,13 @@ def test_etcds_answers_at_random_are_a_store_error(lots, monkeypatch):
         return SimpleNamespace(status=status), body
 
     monkeypatch.setattr(etcd_members, "exchange", exchange)
-    store, seat = open_store("etcd://127.0.0.1:1/job"), open_seat("etcd://127.0.0.1:1/job")
+    store, leadership = open_store("etcd://127.0.0.1:1/job"), open_leadership("etcd://127.0.0.1:1/job")
     found, told = [0, 0], set()
     for _ in range(TRIES):
         for ask in (
-            store.get, lambda: store.put(CLUSTER.following(CLUSTER.workers)), seat.look, lambda: seat.grant(5),
-            lambda: seat.renew(7), lambda: seat.swap(seat.look(), {}, "h", 7),
+            store.get, lambda: store.put(CLUSTER.following(CLUSTER.workers)), leadership.look,
+            lambda: leadership.grant(5), lambda: leadership.renew(7),
+            lambda: leadership.swap(leadership.look(), {}, "h", 7),
         ):  # fmt: skip
             try:
                 ask()
@@ -168,7 +169,7 @@ class Owner:
         self.options = SimpleNamespace(peer_timeout_s=5)
         self.workers = SimpleNamespace(done=lambda: True, result=lambda: self)
         self.resumes = False
-        self.reports = self.hanging = self.reachability = self
+        self.events = self.hanging = self.reachability = self
         self.machine = SimpleNamespace(start_thread=lambda name, function: function())
         self.broker = SimpleNamespace(serve=lambda asker, asked: None)
         self.name, self.heard = "127.0.0.1", []
@@ -203,12 +204,12 @@ class Channel:
 
 
 def listened(*messages, owner=None):
-    site = RemoteSite(owner or Owner(), Channel(*messages), HELLO, None)
-    site.segments[3] = SimpleNamespace(
+    agent = RemoteAgent(owner or Owner(), Channel(*messages), REGISTRATION, None)
+    agent.segments[3] = SimpleNamespace(
         words={}, beats={}, waits={}, attempt=1, was_made=lambda *_: None, pass_on_sync_points=lambda _: None,
         note_progress=lambda *_: None,
     )  # fmt: skip
-    listening = site.listen()
+    listening = agent.listen()
     try:
         while True:
             listening.send(None)
@@ -233,7 +234,7 @@ def test_a_signal_that_is_none_ends_the_hosts_connection():
 
 def test_a_bug_in_hearing_a_host_is_the_loss_of_the_host(caplog):
     owner = Owner()
-    owner.reports = SimpleNamespace(host_leaves=lambda name: 1 // 0)
+    owner.events = SimpleNamespace(host_leaves=lambda name: 1 // 0)
     assert "ZeroDivisionError" in listened(encode(m.Leave()), owner=owner)
     assert "internal error" in caplog.text
 

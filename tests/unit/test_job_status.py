@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster, PeerID, writer_of_workers
-from ms_kungfu.cluster_store import Sitting
+from ms_kungfu.cluster_store import LeadershipState
 from ms_kungfu.config_server import secret_file
 from ms_kungfu.launcher import status_command
 from ms_kungfu.launcher.agent.job_status import JobStatusAnswer
@@ -24,9 +24,9 @@ from ms_kungfu.launcher.cli import main
 from ms_kungfu.launcher.controller.history import History
 from ms_kungfu.launcher.controller.status import describe
 from ms_kungfu.launcher.state.hosts import Host, Hosts
+from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot
 from ms_kungfu.launcher.state.outline import outline
 from ms_kungfu.launcher.state.policy import Standing
-from ms_kungfu.launcher.state.seat import Record
 from ms_kungfu.launcher.state.states import JobState, WorkerState
 from ms_kungfu.launcher.state.versions import ClusterVersions
 from ms_kungfu.launcher.status_command import as_text
@@ -44,15 +44,15 @@ def test_each_change_has_its_own_reasons():
     now = iter(range(100))
     history = History(lambda: next(now))
     history.begun(cluster(0, 2))
-    history.wanted(cluster(1, 4, writer_of_workers(JOB)), cluster(0, 2), JOB)
-    history.chosen(cluster(1, 4), 100)
+    history.desired(cluster(1, 4, writer_of_workers(JOB)), cluster(0, 2), JOB)
+    history.committed(cluster(1, 4), 100)
     history.note("worker 3 died")
     history.note("worker 2 died")
-    history.wanted(cluster(2, 5, "x"), cluster(1, 4), JOB)
-    history.wanted(cluster(3, 3, JOB), cluster(2, 5), JOB)
-    history.chosen(cluster(3, 3), None)
-    history.wanted(cluster(4, 9, "x"), cluster(3, 3), JOB, refused="too many")
-    history.wanted(cluster(5, 2, JOB), cluster(3, 3), JOB)
+    history.desired(cluster(2, 5, "x"), cluster(1, 4), JOB)
+    history.desired(cluster(3, 3, JOB), cluster(2, 5), JOB)
+    history.committed(cluster(3, 3), None)
+    history.desired(cluster(4, 9, "x"), cluster(3, 3), JOB, refused="too many")
+    history.desired(cluster(5, 2, JOB), cluster(3, 3), JOB)
     told = {change.version: change for change in history.changes}
     assert told[0].chosen_at == told[0].wanted_at == 0
     assert (told[1].chosen_at, told[1].after_step, "schedule" in told[1].why) == (2, 100, True)
@@ -65,7 +65,7 @@ def test_each_change_has_its_own_reasons():
     assert told[4].refused == "too many"
     assert told[5].why == "the launcher", "the reasons of version 3 are not those of version 5"
     left = cluster(5, 2).without([PeerID("h", 10000)])
-    history.wanted(replace(left, version=6, writer=WRITER_WHO_EVICTS), cluster(5, 2), JOB)
+    history.desired(replace(left, version=6, writer=WRITER_WHO_EVICTS), cluster(5, 2), JOB)
     assert history.changes[-1].why == "somebody else asked for it: kungfu-run evict, of h:10000"
 
 
@@ -73,18 +73,18 @@ def test_a_wish_that_a_newer_version_has_passed_is_dropped():
     """A head was lost with two workers while another size was wanted."""
     history = History(lambda: 1000.0)
     history.begun(cluster(0, 3))
-    history.wanted(cluster(1, 3, "x"), cluster(0, 3), JOB, refused="too many")
-    history.wanted(cluster(2, 1, "x"), cluster(0, 3), JOB)
+    history.desired(cluster(1, 3, "x"), cluster(0, 3), JOB, refused="too many")
+    history.desired(cluster(2, 1, "x"), cluster(0, 3), JOB)
     history.note("host a is lost: nothing came from it")
     history.note("worker 0 (a:1) was on host a, which was lost: nothing came from it; the others go on without it")
     history.note("worker 1 (a:2) was on host a, which was lost: nothing came from it; the others go on without it")
     history.note("worker 2 was on host b, which was lost: by a reason of its own")
     for _ in range(2):
         history.note("host b has the job from now on")
-    history.wanted(cluster(3, 1, JOB), cluster(2, 1), JOB)
+    history.desired(cluster(3, 1, JOB), cluster(2, 1), JOB)
     told = as_text(document(changes=[msgspec.to_builtins(change) for change in history.changes]), 0)
     assert "version 2: 3 -> 1 worker, desired; somebody else" in told
-    history.chosen(cluster(3, 1), None)
+    history.committed(cluster(3, 1), None)
     told = as_text(document(changes=[msgspec.to_builtins(change) for change in history.changes]), 0).splitlines()
     assert "version 1: 3 -> 3 workers, rejected: too many;" in told[-3]
     assert "version 2: 3 -> 1 worker, superseded; somebody else" in told[-2]
@@ -92,7 +92,7 @@ def test_a_wish_that_a_newer_version_has_passed_is_dropped():
         "version 3: 3 -> 1 worker; host a is lost: nothing came from it; worker 2 was on host b, which was lost: by a "
         "reason of its own; host b has the job from now on"
     )
-    history.wanted(cluster(4, 2, "x"), cluster(3, 1), JOB)
+    history.desired(cluster(4, 2, "x"), cluster(3, 1), JOB)
     assert (history.changes[-1].size_before, history.changes[-1].state) == (1, "desired")
 
 
@@ -115,7 +115,7 @@ def test_hosts_are_those_that_the_job_has_by_now():
 def test_only_the_last_changes_are_kept():
     history = History(lambda: 0)
     for version in range(1, 100):
-        history.wanted(cluster(version, 2), cluster(version - 1, 1), JOB)
+        history.desired(cluster(version, 2), cluster(version - 1, 1), JOB)
     assert [change.version for change in history.changes] == list(range(80, 100))
 
 
@@ -150,13 +150,13 @@ def test_the_table_has_a_column_for_devices_where_there_are_some():
 
 def test_a_joiners_rank_is_told_with_its_version_where_another_one_may_have_it_in_the_present_one():
     """Rank 1 of three has died, so rank 2 is to be 1, and the joiner 2."""
-    joiner = process(rank=2, peer="b:10000", why="joining, not ready yet", standing="joining", joined_with=3)
+    joining = process(rank=2, peer="b:10000", why="joining, not ready yet", standing="joining", joined_with=3)
     member = process(rank=2, standing="member", joined_with=0)
-    rows = as_text(document(cluster={"version": 2, "size": 3}, processes=[member, joiner]), 0).splitlines()[-2:]
+    rows = as_text(document(cluster={"version": 2, "size": 3}, processes=[member, joining]), 0).splitlines()[-2:]
     assert rows[0].endswith("ago  running")
     assert rows[1].split()[0] == "2"
     assert rows[1].endswith("running: joining, not ready yet, as rank 2 of version 3")
-    assert as_text(document(cluster={"version": 3, "size": 3}, processes=[joiner]), 0).endswith(
+    assert as_text(document(cluster={"version": 3, "size": 3}, processes=[joining]), 0).endswith(
         "running: joining, not ready yet"
     )
 
@@ -204,12 +204,12 @@ def test_process_state_is_shown_with_what_it_waits_for(standing, more, ready, st
         requests=SimpleNamespace(ready_standbys={1}),
         facts=SimpleNamespace(progress=lambda peer, incarnation: (12, 0.25, 3.0)),
     )  # fmt: skip
-    begun, sites = (
+    begun, agents = (
         SimpleNamespace(writer=JOB, url=None),
         {"h": SimpleNamespace(devices=SimpleNamespace(name_of=lambda device: None))},
     )
     agent = SimpleNamespace(
-        broker=broker, processes=Processes([one]), begun=begun, sites=sites,
+        broker=broker, processes=Processes([one]), begun=begun, agents=agents,
         hanging=SimpleNamespace(is_stopped=lambda process: one.stopped),
     )  # fmt: skip
     coordinator = SimpleNamespace(hosts=Hosts((Host("h", 2),), "h"), newest=cluster(1, 2), leaving=set())
@@ -224,8 +224,8 @@ def test_process_state_is_shown_with_what_it_waits_for(standing, more, ready, st
 
 def test_a_change_is_told_with_its_step_and_what_the_job_follows():
     history = History(lambda: 0)
-    history.wanted(cluster(1, 4, "x"), cluster(0, 2), JOB)
-    history.chosen(cluster(1, 4), 100)
+    history.desired(cluster(1, 4, "x"), cluster(0, 2), JOB)
+    history.committed(cluster(1, 4), 100)
     changes = [msgspec.to_builtins(change) for change in history.changes]
     text = as_text(document(changes=changes, config_server="http://a:1/config", follows_changes=False), 0)
     assert "config server http://a:1/config, which it doesn't follow (-w)" in text
@@ -362,18 +362,20 @@ def test_a_store_that_is_not_there_is_asked_for(words, capsys, monkeypatch):
 
 # ---- of a job whose head moves, by what it has left in the store ----
 
-SEATED = Cluster((PeerID("a", 10000),), (PeerID("a", 38080), PeerID("b", 38080)), 0, slots={"a": 2, "b": 2})
+ELECTED = Cluster((PeerID("a", 10000),), (PeerID("a", 38080), PeerID("b", 38080)), 0, slots={"a": 2, "b": 2})
 LOST = {"c": float("inf")}
 
 
-def told_at_the_url(monkeypatch, capsys, holder="", cluster=SEATED, **record):
+def told_at_the_url(monkeypatch, capsys, holder="", cluster=ELECTED, **snapshot):
     hosts = tuple(Host(name, 2) for name in "abc")
-    versions = ClusterVersions(clusters={0: SEATED}, chosen=0, lost_hosts=LOST)
-    left = Record(**{"job": JOB, "head": "a", "first": SEATED, "hosts": hosts, "versions": versions, **record})
+    versions = ClusterVersions(clusters={0: ELECTED}, committed=0, lost_hosts=LOST)
+    left = LeaderSnapshot(
+        **{"job": JOB, "head": "a", "first": ELECTED, "hosts": hosts, "versions": versions, **snapshot}
+    )
     store = SimpleNamespace(needs_secret=False, get=lambda: cluster, status=lambda: None)
     monkeypatch.setattr(status_command, "open_store", lambda *_, **__: store)
-    found = Sitting(left.to_json(), 3, holder, 2 if holder else 0)
-    monkeypatch.setattr(status_command, "open_seat", lambda *_, **__: SimpleNamespace(look=lambda: found))
+    found = LeadershipState(left.to_json(), 3, holder, 2 if holder else 0)
+    monkeypatch.setattr(status_command, "open_leadership", lambda *_, **__: SimpleNamespace(look=lambda: found))
     monkeypatch.setattr(status_command, "jobs_of_this_user", lambda _: [])
     assert status_command.status(["etcd://e:2379/job"]) == 0
     return capsys.readouterr().out
@@ -405,16 +407,16 @@ def test_what_a_job_of_several_hosts_has_left_is_not_the_affair_of_one_on_a_sing
 
 
 @pytest.mark.parametrize(
-    ("seated", "state", "why"),
+    ("led_since", "state", "why"),
     [
         (7, "running", "a, which had the job, is gone; this host waits for the next head"),
         (None, "starting", "waits for kungfu-run on a"),
     ],
 )
-def test_a_host_without_a_head_tells_whether_it_has_had_one(seated, state, why):
+def test_a_host_without_a_head_tells_whether_it_has_had_one(led_since, state, why):
     hosts = Hosts((Host("a", 2), Host("b", 2)), "b")
     options = SimpleNamespace(hosts=hosts, host=hosts.own, command=["train"], watch=True)
-    own, succession = OwnController(None, None), SimpleNamespace(head_name="a", since=seated)
+    own, succession = OwnController(None, None), SimpleNamespace(head_name="a", since=led_since)
     answer = JobStatusAnswer(options, 0.0, own, succession, lambda message: None, lambda: False)
     told = asyncio.run(answer.ask())
     assert (told["state"], told["why"]) == (state, why)
@@ -424,7 +426,7 @@ def test_the_next_head_tells_what_the_one_before_has_told():
     """As of the record's last entry, which is written before the version in it is chosen."""
     before = History(lambda: 5.0)
     before.begun(cluster(0, 2))
-    before.wanted(cluster(1, 3), cluster(0, 2), "job")
+    before.desired(cluster(1, 3), cluster(0, 2), "job")
     told = [Change(**change) for change in json.loads(json.dumps(list(map(msgspec.to_builtins, before.changes))))]
     after = History(lambda: 9.0)
     after.resumed(told, cluster(1, 3))

@@ -9,21 +9,21 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from test_cluster_versions import A, B, cluster, member, newcomer, started
+from test_cluster_versions import A, B, cluster, joining_worker, member, started
 from test_launcher_coordinator import AWAY, over_hosts
 
 from ms_kungfu._decoding import ProtocolError
 from ms_kungfu._flags import UsageError
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.cluster_store import Sitting, StoreUnreachableError
+from ms_kungfu.cluster_store import LeadershipState, StoreUnreachableError
 from ms_kungfu.launcher import joining
 from ms_kungfu.launcher.agent import agent, departure, job_status, succession
 from ms_kungfu.launcher.control import RefusedError
 from ms_kungfu.launcher.joining import joining_host, options_from, terms_of
 from ms_kungfu.launcher.options import JoinRequest, parse_command_line
 from ms_kungfu.launcher.state.hosts import Host, HostError, Hosts, parse_hosts
+from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot
 from ms_kungfu.launcher.state.policy import Action, hosts_leave
-from ms_kungfu.launcher.state.seat import Record
 from ms_kungfu.launcher.state.versions import ClusterVersions, Grant, Stay
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.wire.codec import encode
@@ -209,9 +209,9 @@ def test_versions_that_were_known_when_a_host_came_back_mean_the_old_one():
     assert isinstance(versions.answer(member(A, 0, 2)), Grant)
     versions.admit(cluster(3, A, away))
     versions.ready.add((away, 3))
-    assert versions.announceable() == 3
+    assert versions.preparable() == 3
     assert versions.answer(member(A, 2, 3)) == Grant(cluster(3, A, away), 0)
-    assert versions.answer(newcomer(away, 3)) == Grant(cluster(3, A, away), 1)
+    assert versions.answer(joining_worker(away, 3)) == Grant(cluster(3, A, away), 1)
 
 
 def test_a_host_that_is_lost_again_is_in_no_version():
@@ -236,12 +236,12 @@ RUNS = Cluster((PeerID("127.0.0.1", 10000),), (PeerID("127.0.0.1", 38080), PeerI
                slots={"127.0.0.1": 2, "127.0.0.2": 2})  # fmt: skip
 
 
-def asked(monkeypatch, sittings, answers, url=ETCD):
-    """What a host is told that joins, and who was asked. `sittings`: who has the seat, look by look, or how the job has
+def asked(monkeypatch, leaders, answers, url=ETCD):
+    """What a host is told that joins, and who was asked. `leaders`: who has the seat, look by look, or how the job has
     ended; `answers`: of each host, look by look; a host without one doesn't answer. The last ones stay."""
     hosts, now = tuple(Host(f"127.0.0.{n}", 2) for n in (1, 2)), [0.0]
-    record = Record("j", "127.0.0.1", RUNS, hosts, ClusterVersions(clusters={0: RUNS}, chosen=0))
-    calls, looks = [], iter(sittings)
+    snapshot = LeaderSnapshot("j", "127.0.0.1", RUNS, hosts, ClusterVersions(clusters={0: RUNS}, committed=0))
+    calls, looks = [], iter(leaders)
     last = []
 
     def look():
@@ -249,9 +249,9 @@ def asked(monkeypatch, sittings, answers, url=ETCD):
         if isinstance(last[0], Exception):
             raise last[0]
         end = last[0] if isinstance(last[0], tuple) else None
-        return Sitting(replace(record, end=end).to_json(), 1, "" if end else last[0], 1)
+        return LeadershipState(replace(snapshot, end=end).to_json(), 1, "" if end else last[0], 1)
 
-    async def ask_head(request, cluster, head, limit_s):
+    async def ask_controller(request, cluster, head, limit_s):
         calls.append(head.host)
         now[0] += limit_s
         said = answers.get(head.host)
@@ -262,8 +262,8 @@ def asked(monkeypatch, sittings, answers, url=ETCD):
     async def sleep(seconds):
         now[0] += seconds
 
-    monkeypatch.setattr(joining, "open_seat", lambda _: SimpleNamespace(look=look))
-    monkeypatch.setattr(joining, "_ask_head", ask_head)
+    monkeypatch.setattr(joining, "open_leadership", lambda _: SimpleNamespace(look=look))
+    monkeypatch.setattr(joining, "_ask_controller", ask_controller)
     monkeypatch.setattr(joining.asyncio, "sleep", sleep)
     monkeypatch.setattr(joining.asyncio, "get_running_loop", lambda: SimpleNamespace(time=lambda: now[0]))
     store = SimpleNamespace(url=url, servers=("e",), get=lambda: RUNS)
@@ -280,14 +280,14 @@ def test_who_joins_while_nobody_has_the_job_waits_for_the_next_head(monkeypatch)
     terms, gone = TERMS, ["127.0.0.1", "", "", "127.0.0.2"]
     assert asked(monkeypatch, gone, {"127.0.0.2": [terms]}) == (terms, ["127.0.0.1"] * 3 + ["127.0.0.2"])
     # Who has just sat down may not know it yet.
-    answers = {"127.0.0.2": [m.Refused("127.0.0.2 hasn't got the job"), terms]}
+    answers = {"127.0.0.2": [m.RegistrationRejected("127.0.0.2 hasn't got the job"), terms]}
     assert asked(monkeypatch, gone, answers)[0] == terms
     # A leader of etcd that has died with the head.
     assert asked(monkeypatch, [StoreUnreachableError("no leader"), "127.0.0.2"], {"127.0.0.2": [terms]})[0] == terms
 
 
 def test_who_joins_is_told_that_nobody_has_the_job_after_some_leases(monkeypatch):
-    told, calls = asked(monkeypatch, [""], {"127.0.0.1": [m.Refused("127.0.0.1 hasn't got the job")]})
+    told, calls = asked(monkeypatch, [""], {"127.0.0.1": [m.RegistrationRejected("127.0.0.1 hasn't got the job")]})
     assert told.startswith(f"nobody has the job of {ETCD} at the moment: 127.0.0.1, which had it, is gone, and no")
     assert len(calls) > 8
     told, calls = asked(monkeypatch, ["127.0.0.2"], {})
@@ -295,7 +295,7 @@ def test_who_joins_is_told_that_nobody_has_the_job_after_some_leases(monkeypatch
 
 
 def test_the_head_of_a_job_that_runs_is_asked_once(monkeypatch):
-    refused = {"127.0.0.1": [m.Refused("the job is about to end")]}
+    refused = {"127.0.0.1": [m.RegistrationRejected("the job is about to end")]}
     assert asked(monkeypatch, ["127.0.0.1"], refused) == ("the job is about to end", ["127.0.0.1"])
     assert asked(monkeypatch, [""], {}, URL) == ("127.0.0.1:38080 doesn't answer", ["127.0.0.1"])
 
@@ -304,5 +304,5 @@ def test_nobody_joins_a_job_that_has_ended(monkeypatch):
     told = asked(monkeypatch, [(3, "kungfu-run: worker 0 failed")], {})
     assert told == (f"the job of {ETCD} has ended (exit code 3, kungfu-run: worker 0 failed)", [])
     # The next job of this name may be one that doesn't move its head, and leaves no record.
-    record = Record("j", "a", RUNS, (), ClusterVersions(clusters={0: RUNS}, chosen=0))
-    assert [record.has(replace(RUNS, version=5, writer=who)) for who in ("j", "another")] == [True, False]
+    snapshot = LeaderSnapshot("j", "a", RUNS, (), ClusterVersions(clusters={0: RUNS}, committed=0))
+    assert [snapshot.has(replace(RUNS, version=5, writer=who)) for who in ("j", "another")] == [True, False]

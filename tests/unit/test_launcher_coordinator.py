@@ -78,7 +78,7 @@ def test_a_version_that_somebody_else_has_written_meanwhile_is_counted():
 
 def test_late_newcomers_in_a_row_are_counted_by_their_place():
     job = coordinator(A, B)
-    assert [job.count_late(place, True) for place in (0, 0, 1)] == [1, 2, 1]
+    assert [job.count_late(slot, True) for slot in (0, 0, 1)] == [1, 2, 1]
     assert [job.count_late(0, is_late) for is_late in (False, True)] == [0, 1]  # one of them got ready between
 
 

@@ -38,7 +38,7 @@ def test_what_threads_and_the_loop_send_arrives_in_the_order_of_the_calls() -> N
 def test_a_message_is_copied() -> None:
     async def test(one: LocalChannel, other: LocalChannel) -> None:
         worker = m.Worker(1, "127.0.0.1:10000", 0, 0, "log", 0)
-        one.send(m.Agent(m.Hello("h", "1", "2", {}, [0]), report=m.Report([worker], {}, [])))
+        one.send(m.Agent(m.Registration("h", "1", "2", {}, [0]), report=m.ResyncReport([worker], {}, [])))
         worker.code = 3
         told = await other.receive(m.FIRST_WORDS)
         assert isinstance(told, m.Agent)

@@ -10,7 +10,7 @@ import pytest
 
 from ms_kungfu import comm, membership, runtime
 from ms_kungfu.cluster import PeerID
-from ms_kungfu.elastic import handover, program
+from ms_kungfu.elastic import program, state_transfer
 from ms_kungfu.errors import KungFuError
 from ms_kungfu.membership import Member, Ports, step_agreement
 from ms_kungfu.membership.reductions import Outcomes, Reductions
@@ -152,14 +152,14 @@ def test_worker_that_joined_too_early_passes_barriers_and_refuses_others(monkeyp
     def gather(row, name):
         return {rank: np.array(each) for rank, each in rows.items()}
 
-    monkeypatch.setattr(handover, "gather_living", gather)
+    monkeypatch.setattr(state_transfer, "gather_living", gather)
     core = Called()
     member = Member(Ports(core=core, environ={}))
     member.begun = True
 
     def purpose(call):
         program.use(own)
-        return handover._agree_on_purpose(2, True, [], call)
+        return state_transfer._agree_on_purpose(2, True, [], call)
 
     own = program.Program()
     assert asked_as(member, lambda: purpose(1)) == (False, True)
@@ -207,7 +207,7 @@ def test_hold_leaves_its_time_out_of_the_wait_for_an_announcement(monkeypatch, h
     )
     ports = SimpleNamespace(monotonic=lambda: now, sleep=sleep, poll_s=0.125)
     monkeypatch.setattr(step_agreement, "_patience_s", lambda member: 100.0)
-    assert step_agreement._await_announcement(SimpleNamespace(core=core, ports=ports), 7) is (takes_s is None)
+    assert step_agreement._await_prepared(SimpleNamespace(core=core, ports=ports), 7) is (takes_s is None)
     assert takes_s is None or takes_s <= now <= takes_s + 1
 
 

@@ -16,7 +16,7 @@ def table(*peers, out=(), told=()):
     broker: Any = SimpleNamespace(
         is_out=lambda peer, incarnation: peer in out,
         current=lambda: Cluster(tuple(peers), (), 0),
-        told_to_end=lambda: set(told),
+        leaves=SimpleNamespace(told_to_end=set(told)),
     )
     nothing: Any = None
     found = ProcessTable(broker, nothing)

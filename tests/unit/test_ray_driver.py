@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.cluster_store import Sitting, StoreUnreachableError
+from ms_kungfu.cluster_store import LeadershipState, StoreUnreachableError
 from ms_kungfu.launcher.options import parse_command_line
 from ms_kungfu.launcher.state.hosts import Host
-from ms_kungfu.launcher.state.seat import Record
+from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot
 from ms_kungfu.launcher.state.versions import ClusterVersions
 from ms_kungfu.ray.placing import Node
 
@@ -41,10 +41,10 @@ class Agent:
         self.ends = self.codes.get(number)
 
 
-def record(end=None, port=PORT):
+def snapshot(end=None, port=PORT):
     first = Cluster(runners=(PeerID("a", port), PeerID("b", port)), workers=(PeerID("a", 1), PeerID("b", 1)))
     versions = ClusterVersions({0: first}, 0)
-    return Record("job", "a", first, (Host("a", 1), Host("b", 1)), versions, end=end).to_json()
+    return LeaderSnapshot("job", "a", first, (Host("a", 1), Host("b", 1)), versions, end=end).to_json()
 
 
 @pytest.fixture
@@ -55,9 +55,9 @@ def follow(monkeypatch):
         def look():
             if isinstance(kept, Exception):
                 raise kept
-            return Sitting(kept, 1)
+            return LeadershipState(kept, 1)
 
-        monkeypatch.setattr(driver, "open_seat", lambda *_, **__: SimpleNamespace(look=look))
+        monkeypatch.setattr(driver, "open_leadership", lambda *_, **__: SimpleNamespace(look=look))
         job = driver.Driver(parse_command_line(["-engine=ray", "true"]))
         hosts = {name: driver._Host(name, name, 1, agent=agent) for name, agent in (("a", a), ("b", b))}
         job._hosts, job._head, job._url, job._port = hosts, hosts["a"], url, PORT
@@ -76,20 +76,22 @@ def follow(monkeypatch):
     return run
 
 
-@pytest.mark.parametrize("kept", [None, record(end=(0, None)), record(port=PORT + 1), StoreUnreachableError("away")])
+@pytest.mark.parametrize(
+    "kept", [None, snapshot(end=(0, None)), snapshot(port=PORT + 1), StoreUnreachableError("away")]
+)
 def test_the_job_ends_with_its_head_unless_the_store_says_that_others_go_on(follow, kept):
     assert follow(ETCD, Agent(3), Agent(), kept) == 3
     assert follow(HTTP, Agent(3), Agent(), kept) == 3
 
 
 def test_where_the_heads_host_leaves_or_is_lost_the_status_is_that_of_who_ends_with_the_job(follow):
-    assert follow(ETCD, Agent(0), Agent(3), record()) == 3
-    assert follow(ETCD, Agent(137), Agent(0), record()) == 0
+    assert follow(ETCD, Agent(0), Agent(3), snapshot()) == 3
+    assert follow(ETCD, Agent(137), Agent(0), snapshot()) == 0
 
 
 def test_a_sigterm_ends_the_job_and_has_no_host_leave_it(follow):
     head = Agent(codes={INT: 130, TERM: 0})
-    assert follow(ETCD, head, Agent(), record(), [TERM]) == 143
+    assert follow(ETCD, head, Agent(), snapshot(), [TERM]) == 143
     assert head.signals == [INT]
 
 
@@ -108,7 +110,7 @@ def test_a_signal_reaches_the_others_where_the_head_has_gone(follow):
         return [] if other.ends is None else None
 
     other.output = Agent._method(output)
-    assert follow(ETCD, Agent(0), other, record(), signals) == 143
+    assert follow(ETCD, Agent(0), other, snapshot(), signals) == 143
     assert other.signals == [INT]
 
 

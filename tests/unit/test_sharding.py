@@ -155,9 +155,9 @@ def test_a_worker_without_a_sample_is_dealt_a_repeated_one_which_is_nobodys_shar
 def test_the_deal_is_what_is_handed_out_step_by_step(total, global_batch, workers, drop_remainder, deaths):
     walk = EpochCursor(total, drop_remainder)
     members = list(range(workers))
-    for dead in deaths:  # a pool of several ranges
+    for failed in deaths:  # a pool of several ranges
         if walk.take(global_batch, members) is not None:
-            walk.commit([rank for rank in members if rank != dead])
+            walk.commit([rank for rank in members if rank != failed])
     dealt = [walk.deal(global_batch, members, rank) for rank in members]
     shares = [[] for _ in members]
     while step := walk.take(global_batch, members):

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from ms_kungfu import _core
 from ms_kungfu.dataset import sharding, shards
-from ms_kungfu.elastic import canary, pace
-from ms_kungfu.elastic.canary import LOSS, Canary, difference
-from ms_kungfu.elastic.pace import longest, speeds
+from ms_kungfu.elastic import determinism_probe, straggler_weights
+from ms_kungfu.elastic.determinism_probe import LOSS, DeterminismProbe, difference
+from ms_kungfu.elastic.straggler_weights import longest, speeds
 from ms_kungfu.errors import DivergenceError
 
 
@@ -96,9 +96,9 @@ def agreed(monkeypatch):
     """(a worker's Pace, what each step takes it for its shards, what the other of two says): one of two workers."""
     mine, other = [(0.0, 0)], [1.0]
     core = SimpleNamespace(shard_pace=lambda: mine[0])
-    monkeypatch.setattr(pace.membership, "current", lambda: SimpleNamespace(core=core))
-    monkeypatch.setattr(pace, "gather_living", lambda row, name: {0: row, 1: np.array(other)})
-    return pace.Pace(), mine, other
+    monkeypatch.setattr(straggler_weights.membership, "current", lambda: SimpleNamespace(core=core))
+    monkeypatch.setattr(straggler_weights, "gather_living", lambda row, name: {0: row, 1: np.array(other)})
+    return straggler_weights.StragglerWeights(), mine, other
 
 
 def test_what_the_first_step_compiled_makes_nobody_slow(agreed):
@@ -171,8 +171,8 @@ def test_a_loss_that_differs_alone_is_told_and_a_gradient_ends_training(monkeypa
             other[:2, names.index(differs)] += 1
         return {0: row, 1: other}
 
-    monkeypatch.setattr(canary, "gather_living", gather_living)
-    monkeypatch.setattr(Canary, "_hashes", staticmethod(lambda compute: [1, 2, 3]))
+    monkeypatch.setattr(determinism_probe, "gather_living", gather_living)
+    monkeypatch.setattr(DeterminismProbe, "_hashes", staticmethod(lambda compute: [1, 2, 3]))
     with contextlib.nullcontext() if differs == LOSS else pytest.raises(DivergenceError, match="of 'a' differs"):
-        Canary().look(1, "raise", lambda shard: None, lambda count: names, dict)
+        DeterminismProbe().look(1, "raise", lambda shard: None, lambda count: names, dict)
     assert [f"{LOSS} differs" in record.message for record in caplog.records] == ([True] if differs == LOSS else [])

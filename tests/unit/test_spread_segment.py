@@ -10,7 +10,7 @@ import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.channel import LocalChannel
-from ms_kungfu.launcher.controller.remote_site import RemoteSite
+from ms_kungfu.launcher.controller.remote_agent import RemoteAgent
 from ms_kungfu.launcher.controller.spread_segment import SpreadSegment
 from ms_kungfu.launcher.state.stuck import StuckWatch, stuck_among, stuck_sure_s, told_each_s
 from ms_kungfu.launcher.wire import messages as m
@@ -19,7 +19,7 @@ HERE, THERE = "10.0.0.1", "10.0.0.2"
 CLUSTER = Cluster(tuple(PeerID(host, 10000) for host in (HERE, THERE)), (), 5)
 
 
-class Site:
+class AgentHandle:
     def __init__(self, name: str) -> None:
         self.name, self.lost = name, ""
         self.segments: dict[int, Any] = {}
@@ -35,9 +35,9 @@ class Site:
 def test_nothing_is_left_of_a_version_that_is_closed_while_it_is_made(turns: int, error: str) -> None:
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        sites = {name: Site(name) for name in (HERE, THERE)}
+        agents = {name: AgentHandle(name) for name in (HERE, THERE)}
         owner: Any = SimpleNamespace(
-            sites=sites, seat=None, in_loop=loop.call_soon, was_made=lambda: None, machine=None
+            agents=agents, lease=None, in_loop=loop.call_soon, was_made=lambda: None, machine=None
         )
         segment = SpreadSegment(owner, CLUSTER, 1, recovers=True)
         await asyncio.sleep(0.01)
@@ -47,10 +47,10 @@ def test_nothing_is_left_of_a_version_that_is_closed_while_it_is_made(turns: int
             await asyncio.sleep(0)
         segment.close()
         await asyncio.sleep(0.01)
-        for site in sites.values():
-            assert site.sent[0] is m.Make
-            assert site.sent[-1] is m.Close
-            assert site.segments == {}
+        for agent in agents.values():
+            assert agent.sent[0] is m.Make
+            assert agent.sent[-1] is m.Close
+            assert agent.segments == {}
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(run())
@@ -59,9 +59,9 @@ def test_nothing_is_left_of_a_version_that_is_closed_while_it_is_made(turns: int
 def test_one_report_confirms_nobody() -> None:
     """Rank 1 has said that it waits for rank 0, overdue, and its launcher gets no core from then on."""
     now, sure_s = 100.0, stuck_sure_s(60.0)
-    sites = {name: Site(name) for name in (HERE, THERE)}
+    agents = {name: AgentHandle(name) for name in (HERE, THERE)}
     owner: Any = SimpleNamespace(
-        sites=sites, seat=None, stuck_sure_s=sure_s, machine=SimpleNamespace(monotonic=lambda: now)
+        agents=agents, lease=None, stuck_sure_s=sure_s, machine=SimpleNamespace(monotonic=lambda: now)
     )
     segment = SpreadSegment(owner, CLUSTER, 1, recovers=True, is_made=True)
     watch: StuckWatch[int] = StuckWatch(sure_s)
@@ -94,12 +94,12 @@ def test_request_without_an_answer_is_answered_by_none() -> None:
         owner: Any = SimpleNamespace(options=SimpleNamespace(peer_timeout_s=None))
         workers: Any = SimpleNamespace(broker=SimpleNamespace(serve=serve))
         channel, host = LocalChannel.pair()
-        site = RemoteSite(owner, channel, m.Hello(HERE, "1", "2", {}, [0], None, ()), None)
+        agent = RemoteAgent(owner, channel, m.Registration(HERE, "1", "2", {}, [0], None, ()), None)
         for number, each in ((5, 1), (6, 3)):
-            site.hear(workers, m.Asks(number, m.FixCores(each)))
-        assert await host.receive(m.FROM_HEAD) == m.Answer(5, None)
-        assert await host.receive(m.FROM_HEAD) == m.Answer(6, m.CoresFixed(3))
-        assert site._asking == {}
+            agent.hear(workers, m.Asks(number, m.FixCores(each)))
+        assert await host.receive(m.FROM_CONTROLLER) == m.Answer(5, None)
+        assert await host.receive(m.FROM_CONTROLLER) == m.Answer(6, m.CoresFixed(3))
+        assert agent._asking == {}
 
     asyncio.run(run())
 
@@ -111,9 +111,9 @@ def test_cores_are_divided_as_their_host_has_them_by_now() -> None:
         owner: Any = SimpleNamespace(options=SimpleNamespace(peer_timeout_s=None))
         workers: Any = SimpleNamespace(hanging=SimpleNamespace(look_at=lambda *_: None))
         channel: Any = None
-        site = RemoteSite(owner, channel, m.Hello(HERE, "1", "2", {}, [0, 1, 2, 3], None, ()), None)
-        assert site.shares.of(2) == [[0, 1], [2, 3]]
-        site.hear(workers, m.Looked(1.0, (0,), {}))
-        assert site.shares.of(2) == [[0], [0]]
+        agent = RemoteAgent(owner, channel, m.Registration(HERE, "1", "2", {}, [0, 1, 2, 3], None, ()), None)
+        assert agent.shares.of(2) == [[0, 1], [2, 3]]
+        agent.hear(workers, m.Looked(1.0, (0,), {}))
+        assert agent.shares.of(2) == [[0], [0]]
 
     asyncio.run(run())

@@ -25,7 +25,7 @@ from ms_kungfu.launcher.state.stuck import (
     waits_between_hosts,
 )
 from ms_kungfu.launcher.state.versions import ClusterVersions
-from ms_kungfu.launcher.wire.messages import Welcome
+from ms_kungfu.launcher.wire.messages import Registered
 
 
 def test_rank_that_an_overdue_one_waits_for_is_stuck() -> None:
@@ -100,7 +100,7 @@ def facts(waits: list[tuple[int, int, bool]]) -> ProcessFacts:
     unused: Any = None
     versions = ClusterVersions()
     versions.admit(Cluster(WORKERS, (), 0))
-    versions.choose(0)
+    versions.commit_version(0)
     segments = Segments(versions, False, unused)
     segments.open[0] = SimpleNamespace(awaited=lambda: waits)  # type: ignore[assignment]
     return ProcessFacts(versions, segments, unused)
@@ -142,22 +142,22 @@ def test_report_of_a_host_is_no_look_for_stuck_workers() -> None:
 
 @pytest.mark.parametrize("timeout_s", [0.5, 4.0, 9.6, 600.0])
 def test_host_tells_of_its_ranks_twice_before_one_is_confirmed(timeout_s: float) -> None:
-    class WelcomedError(Exception):
+    class RegisteredError(Exception):
         pass
 
-    def send(message: Welcome) -> None:
-        raise WelcomedError(message.look_s)
+    def send(message: Registered) -> None:
+        raise RegisteredError(message.look_s)
 
     hosts: Any = SimpleNamespace(
-        options=SimpleNamespace(cores_per_worker=None, peer_timeout_s=10.0, secret=""), seat=None,
+        options=SimpleNamespace(cores_per_worker=None, peer_timeout_s=10.0, secret=""), lease=None,
         _start=SimpleNamespace(writer="job", secret=""),
         machine=SimpleNamespace(environ={env.COLLECTIVE_TIMEOUT.name: str(timeout_s)}),
     )  # fmt: skip
     channel: Any = SimpleNamespace(send=send)
-    hello: Any = None
-    with pytest.raises(WelcomedError) as welcomed:
-        asyncio.run(RemoteHosts._let_in(hosts, channel, hello, ""))
-    assert welcomed.value.args[0] == told_each_s(1.0, timeout_s) < stuck_sure_s(timeout_s)
+    registration: Any = None
+    with pytest.raises(RegisteredError) as registered:
+        asyncio.run(RemoteHosts._let_in(hosts, channel, registration, ""))
+    assert registered.value.args[0] == told_each_s(1.0, timeout_s) < stuck_sure_s(timeout_s)
 
 
 @pytest.mark.parametrize(("waiting", "named"), [([0], "rank 0 waits"), ([0, 2], "ranks 0, 2 wait")])

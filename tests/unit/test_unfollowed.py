@@ -14,12 +14,12 @@ from ms_kungfu.launcher.controller.processes import Process
 
 @pytest.mark.parametrize("awaits_store", [True, False])
 def test_program_is_not_blamed_while_the_store_is_away(awaits_store: bool, caplog: pytest.LogCaptureFixture) -> None:
-    progress = SimpleNamespace(
-        progress=lambda peer, incarnation: (13, 0.1, 0.0), is_ready=lambda peer, incarnation: True
+    broker: Any = SimpleNamespace(
+        facts=SimpleNamespace(progress=lambda peer, incarnation: (13, 0.1, 0.0)),
+        is_ready=lambda peer, incarnation: True,
     )
     member = Process(0, "", "a", PeerID("a", 10000))
     processes: Any = SimpleNamespace(of_standing=lambda standing: [member])
-    broker: Any = progress
     watch = FollowWatch(broker, processes, lambda: False, lambda: awaits_store)
     looks = []
     watch._look_later = lambda *told: looks.append(told)

@@ -17,7 +17,7 @@ from msgspec import inspect
 
 from ms_kungfu._decoding import ProtocolError
 from ms_kungfu.launcher.agent import agent, host, segments
-from ms_kungfu.launcher.controller import broker, remote_site
+from ms_kungfu.launcher.controller import broker, remote_agent
 from ms_kungfu.launcher.wire import documents as d
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.wire import page
@@ -89,7 +89,7 @@ def value(lots, kind):
     return lots.choice((None, 1, "x", [True, {"a": 0.5}]))
 
 
-@pytest.mark.parametrize("kind", [*KINDS, d.RecordDocument, d.Status], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [*KINDS, d.LeaderSnapshotDocument, d.Status], ids=lambda kind: kind.__name__)
 def test_message_at_random_is_itself_again_or_refused(kind, lots):
     taken, refused = [], []
     reads = ANY if kind in KINDS else Reads(kind)
@@ -164,8 +164,8 @@ def test_every_message_is_expected_somewhere_and_has_a_handler():
     expected = {kind for reads in vars(m).values() if isinstance(reads, Reads) for kind in get_args(reads.kinds)}
     expected |= {reads.kinds for reads in vars(m).values() if isinstance(reads, Reads) and not get_args(reads.kinds)}
     assert expected >= set(KINDS)
-    assert {*remote_site._AT_ANY_TIME, *remote_site._OF_WORKERS, *remote_site._OF_A_VERSION} == set(
+    assert {*remote_agent._AT_ANY_TIME, *remote_agent._OF_WORKERS, *remote_agent._OF_A_VERSION} == set(
         get_args(m.FromHost)
     )
-    assert set(broker._SERVED) == set(get_args(m.ToHeadsBroker))
-    assert set(get_args(m.FromHead)) == {*agent.HEARD, *host.OBEYED, *segments.OF_A_VERSION}
+    assert set(broker._SERVED) == set(get_args(m.ToJobBroker))
+    assert set(get_args(m.FromController)) == {*agent.HEARD, *host.OBEYED, *segments.OF_A_VERSION}

@@ -14,7 +14,7 @@ from ms_kungfu import _logging
 {before}
 _logging.set_up(lambda: 2)
 {after}
-log = logging.getLogger("ms_kungfu.elastic.chronicle")
+log = logging.getLogger("ms_kungfu.elastic.event_log")
 log.info("a line")
 log.info("a line")
 log.warning("a warning")

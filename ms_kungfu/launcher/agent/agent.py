@@ -30,13 +30,13 @@ from ms_kungfu.launcher.agent.succession import Succession
 from ms_kungfu.launcher.agent.supervisor import Supervisor
 from ms_kungfu.launcher.channel import AnyChannel, Channel
 from ms_kungfu.launcher.control import ControlServer
-from ms_kungfu.launcher.hello import flags_of, hello_of
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
-from ms_kungfu.launcher.state.head import MakeHead
+from ms_kungfu.launcher.registration import flags_of, registration_of
+from ms_kungfu.launcher.state.leader_snapshot import Term, moves
+from ms_kungfu.launcher.state.local_controller import MakeController
 from ms_kungfu.launcher.state.lost_hosts import Leases
 from ms_kungfu.launcher.state.policy import EXIT_TIMEOUT, bug, not_begun
-from ms_kungfu.launcher.state.seat import Term, moves
 from ms_kungfu.launcher.state.start_error import StartError
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
@@ -52,10 +52,10 @@ class Agent:
     """Serves one job. The supervisor and the output are the caller's until `run`, which closes both."""
 
     def __init__(
-        self, options: Options, supervisor: Supervisor, output: Output, make_head: MakeHead,
+        self, options: Options, supervisor: Supervisor, output: Output, make_controller: MakeController,
         machine: Machine | None = None,
     ) -> None:  # fmt: skip
-        self._options, self._supervisor, self._output, self._make_head = options, supervisor, output, make_head
+        self._options, self._supervisor, self._output, self._make = options, supervisor, output, make_controller
         self._machine = Machine() if machine is None else machine
         self._channel: AnyChannel | None = None  # with the controller that is obeyed
         self._host: HostOfJob | None = None  # once a controller has let this host in
@@ -65,7 +65,7 @@ class Agent:
             wait_s=lambda: 0.0 if self.succession.since is None else _LEASES * self.succession.lease_s,
         )  # fmt: skip
         self.succession = Succession(
-            options, self._machine, self._departure, self._lead, leads=lambda: self.own.head is not None,
+            options, self._machine, self._departure, self._lead, leads=lambda: self.own.controller is not None,
             call_itself=lambda: self._server.call_itself(), end=self._end, has_ended=lambda: self._ended.done(),
         )  # fmt: skip
         self._status = JobStatusAnswer(
@@ -74,8 +74,7 @@ class Agent:
         )  # fmt: skip
 
     async def run(self) -> int:
-        """Return the job's exit code. StartError if it never started. Nothing of the job is left here when it
-        returns."""
+        """Return the job's exit code, with nothing of the job left here. StartError if it never started."""
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[tuple[int, str]] = self._loop.create_future()
         self._loop.set_exception_handler(self._on_bug)
@@ -113,7 +112,7 @@ class Agent:
 
     def _is_alone(self) -> bool:
         """In no job. While no host has the lease the next controller hears of a signal (`_obey_one`)."""
-        return self._channel is None and self.own.head is None and self.succession.since is None
+        return self._channel is None and self.own.controller is None and self.succession.since is None
 
     def _on_timeout(self, limit_s: float) -> None:
         """If there is a job its controller ends it, or the next one."""
@@ -152,12 +151,12 @@ class Agent:
             silent_s=options.host_timeout_s, strategy=options.strategy,
         )  # fmt: skip
         await self._listen(secret)
-        hello = self._hello = hello_of(options, devices, cores, {} if options.joins else flags_of(options))
+        self._registration = registration_of(options, devices, cores, {} if options.joins else flags_of(options))
         if options.hosts.is_head and not options.joins:
             self._lead(options, self.succession.first_term())
         try:
             # -delay is the controller's: it listens afterwards.
-            await self._obey_all(await self.succession.first(join_timeout_s + options.delay_s), hello)
+            await self._obey_all(await self.succession.first(join_timeout_s + options.delay_s))
         finally:
             self._channel = None
             try:
@@ -167,7 +166,7 @@ class Agent:
 
     async def _listen(self, secret: bytes) -> None:
         options = self._options
-        then = lambda: self.own.head.then() if self.own.head else ""  # noqa: E731
+        then = lambda: self.own.controller.then() if self.own.controller else ""  # noqa: E731
         server = self._server = ControlServer(self._machine, secret, self._take, then)
         try:
             if options.hosts.is_several:  # else no host calls
@@ -185,47 +184,48 @@ class Agent:
 
     def _lead(self, options: Options, term: Term | None) -> None:
         """This host decides from now on."""
-        hello = replace_fields(self._hello, flags=flags_of(options))
-        self.own.begin(self._make_head(options, self._machine, hello, self._supervisor.remove_at_end, term))
+        registration = replace_fields(self._registration, flags=flags_of(options))
+        self.own.begin(self._make(options, self._machine, registration, self._supervisor.remove_at_end, term))
 
     async def _take(self, channel: AnyChannel) -> bool:
         """Another host has called."""
         said = await within(_FIRST_WORDS_S, channel.receive(m.FIRST_WORDS))
         if isinstance(said, m.Link):
             return isinstance(channel, Channel) and await self._links.take(channel, said)
-        if self.own.head is not None:
-            return await self.own.head.serve(channel, said)
-        if isinstance(said, m.Head):
-            await self.succession.answer_a_head(channel, said, is_in_a_job=self._channel is not None)
-        elif isinstance(said, m.Ask) or not self._may_take_the_seat_for(said):
-            channel.send(m.Refused(f"{self._options.host.name} hasn't got the job; give the same flags on all hosts"))
+        if self.own.controller is not None:
+            return await self.own.controller.serve(channel, said)
+        if isinstance(said, m.WaitingController):
+            await self.succession.answer_a_controller(channel, said, is_in_a_job=self._channel is not None)
+        elif isinstance(said, m.Ask) or not self._may_lead_for(said):
+            why = f"{self._options.host.name} hasn't got the job; give the same flags on all hosts"
+            channel.send(m.RegistrationRejected(why))
             await channel.flushed()
         return False  # the caller looks once more which host has the lease
 
-    def _may_take_the_seat_for(self, said: m.Agent) -> bool:
+    def _may_lead_for(self, said: m.Agent) -> bool:
         """The lease is this host's, which hasn't heard of it yet, or is between two of its controllers: the caller has
         read that from the store, and brings a report, or the job that it joins moves its controller."""
         return said.report is not None or (said.slots is not None and moves(self._options))
 
     # ---- obeying ----
 
-    async def _obey_all(self, channel: AnyChannel | None, hello: m.Hello) -> None:
+    async def _obey_all(self, channel: AnyChannel | None) -> None:
         """One controller after the other, until the job has ended here."""
         options, succession = self._options, self.succession
-        joining = m.Agent(hello, slots=options.host.slots)  # it has the job's command from the controller
-        words = m.Agent(hello)  # the controller on this host has the command
+        joining = m.Agent(self._registration, slots=options.host.slots)  # it has the job's command from the controller
+        words = m.Agent(self._registration)  # the controller on this host has the command
         if options.joins:
             words = joining
         elif not succession.obeys_itself:
-            words = m.Agent(hello, list(map(os.fsencode, options.command)))
+            words = m.Agent(self._registration, list(map(os.fsencode, options.command)))
         with contextlib.ExitStack() as begun:
             while channel is not None:
                 try:
-                    trouble = await self._obey_one(channel, words, hello, begun)
+                    trouble = await self._obey_one(channel, words, begun)
                 finally:
                     self._channel = None
                     channel.close()
-                head = self.own.head
+                head = self.own.controller
                 if self._ended.done() or not trouble or (head is not None and head.has_left):
                     return
                 if succession.since is None and succession.joins_one_that_moves:
@@ -238,27 +238,27 @@ class Agent:
                 _log.warning("%s; the workers here go on with the next one", trouble)
                 self._host.wait_for_a_controller()
                 channel = await succession.next(trouble, self._host)
-                words = m.Agent(hello, report=self._host.report()) if succession.is_known else joining
+                words = m.Agent(self._registration, report=self._host.report()) if succession.is_known else joining
 
-    async def _obey_one(self, channel: AnyChannel, words: m.Agent, hello: m.Hello, begun: contextlib.ExitStack) -> str:
+    async def _obey_one(self, channel: AnyChannel, words: m.Agent, begun: contextlib.ExitStack) -> str:
         """A controller, until the connection ends. Return why it has, "" if the job has."""
         succession = self.succession
         head = succession.head_name
         try:
-            welcome = await self._register(channel, words)
-            if isinstance(welcome, m.Refused):
+            registered = await self._register(channel, words)
+            if isinstance(registered, m.RegistrationRejected):
                 if succession.since is None:
-                    raise StartError(welcome.refused)
-                self._end(1, f"{PROGRAM}: {welcome.refused}")
+                    raise StartError(registered.reason)
+                self._end(1, f"{PROGRAM}: {registered.reason}")
                 return ""
-            self._begin(channel, hello, welcome, begun)
-            succession.since = welcome.seat
-            if head != hello.host:
+            self._begin(channel, registered, begun)
+            succession.since = registered.lease
+            if head != self._registration.host:
                 _log.info("this host takes part in the job of %s", head)
-            if welcome.warning:
-                succession.warn_once(printable(welcome.warning))
+            if registered.warning:
+                succession.warn_once(printable(registered.warning))
             while not self._ended.done():
-                self._obey(await channel.receive(m.FROM_HEAD))
+                self._obey(await channel.receive(m.FROM_CONTROLLER))
             # The sockets close before the controller does: a worker that asks has exited by now, or is about to.
         except asyncio.TimeoutError:
             return f"{PROGRAM} on {head} doesn't answer"
@@ -275,21 +275,20 @@ class Agent:
             return f"internal error: message from {head}: {error!r}"
         return ""
 
-    async def _register(self, channel: AnyChannel, words: m.Agent) -> m.Welcome | m.Refused:
+    async def _register(self, channel: AnyChannel, words: m.Agent) -> m.Registered | m.RegistrationRejected:
         channel.send(words)
         lease_s = self.succession.lease_s
         if words.report is not None:
             # A controller that fails, or stands still, just now isn't awaited: the next one waits for the report.
-            return await within(lease_s / 2, channel.receive(m.WELCOME))
+            return await within(lease_s / 2, channel.receive(m.REGISTERED))
         channel.set_silence(lease_s)  # one that waits for its hosts may be switched off, or cut off, meanwhile
-        return await channel.receive(m.WELCOME)
+        return await channel.receive(m.REGISTERED)
 
-    def _begin(self, channel: AnyChannel, hello: m.Hello, welcome: m.Welcome, begun: contextlib.ExitStack) -> None:
+    def _begin(self, channel: AnyChannel, registered: m.Registered, begun: contextlib.ExitStack) -> None:
         """A controller has let this host in."""
         is_first, self._channel = self._host is None, channel
         if self._host is None:
-            secret = self._options.secret or welcome.secret or ""
-            host = self._host = self._new_host(hello, channel, welcome, secret)
+            host = self._host = self._new_host(channel, registered)
             begun.callback(host.close)
             host.segments.begin()
         else:
@@ -297,27 +296,28 @@ class Agent:
         if self._options.host_timeout_s is not None:
             limit_s = self._options.host_timeout_s
             channel.set_silence(limit_s)
-            self._look_for_the_head(channel, Leases(limit_s, after_pause_s=min(_AFTER_PAUSE_S, limit_s)))
+            self._watch_controller(channel, Leases(limit_s, after_pause_s=min(_AFTER_PAUSE_S, limit_s)))
         if not is_first:
             self._departure.tell_again()
 
-    def _new_host(self, hello: m.Hello, channel: AnyChannel, welcome: m.Welcome, secret: str) -> HostOfJob:
+    def _new_host(self, channel: AnyChannel, registered: m.Registered) -> HostOfJob:
         return HostOfJob(
-            hello.host, self._machine, self._supervisor, self._output, self._links, channel, self._send, welcome, secret
-        )
+            self._registration.host, self._machine, self._supervisor, self._output, self._links, channel, self._send,
+            registered, self._options.secret or registered.secret or "",
+        )  # fmt: skip
 
     def _send(self, message: m.FromHost) -> None:
         if self._channel is not None:
             self._channel.send(message)
 
-    def _obey(self, said: m.FromHead) -> None:
+    def _obey(self, said: m.FromController) -> None:
         hears = HEARD.get(type(said))
         if hears is not None:
             hears(self, said)
         elif self._host is not None:
             self._host.obey(said)
 
-    def _hear_seat(self, said: m.Seat) -> None:
+    def _hear_lease(self, said: m.NewLease) -> None:
         self.succession.since = said.since
 
     def _hear_the_end(self, said: m.End) -> None:
@@ -327,7 +327,7 @@ class Agent:
             _log.info("this host has left the job")
         self._end(said.code, said.words or "")
 
-    def _look_for_the_head(self, channel: AnyChannel, leases: Leases) -> None:
+    def _watch_controller(self, channel: AnyChannel, leases: Leases) -> None:
         """Tell the controller that this host is there, and look whether it is. A host that has failed to it must not go
         on for long."""
         if channel is not self._channel:
@@ -342,13 +342,13 @@ class Agent:
             limit = f"for {self._options.host_timeout_s:g} s (-host-timeout)"
             self._send(m.Ends(f"nothing came to it from {head} {limit}"))  # if the network is whole again
             self._end(1, f"{PROGRAM}: nothing came from {head}, which has the job, {limit}; the workers here are ended")
-        self._loop.call_later(leases.period_s, self._look_for_the_head, channel, leases)
+        self._loop.call_later(leases.period_s, self._watch_controller, channel, leases)
 
 
 # What the controller says to this host's launcher itself; the rest is `host.OBEYED` and `segments.OF_A_VERSION`.
 HEARD: dict[type, Callable[[Agent, Any], None]] = {
     m.Beat: lambda agent, said: None,
-    m.Seat: Agent._hear_seat,
+    m.NewLease: Agent._hear_lease,
     m.JobStatus: lambda agent, said: agent._status.hear(said),
     m.End: Agent._hear_the_end,
 }

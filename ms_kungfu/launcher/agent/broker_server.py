@@ -52,7 +52,7 @@ class Serves(Protocol):
 
     stores: Stores
 
-    def serve(self, request: Request, asked: m.ToHeadsBroker) -> None:
+    def serve(self, request: Request, asked: m.ToJobBroker) -> None:
         """`request` gets an answer, now or later."""
         ...
 

@@ -36,9 +36,9 @@ class Departure:
         """After SIGTERM this host leaves, if the controller finds that the job can do without it. At any other signal
         the controller ends the job, on all hosts. After a second signal of that kind, or if the controller doesn't,
         this host ends at once. If it has the lease, and may leave, others continue the job."""
-        head = self.own.head
-        if head is not None and head.is_over and not head.is_deposed:
-            head.interrupted(number)  # it ends the job, and hurries now
+        controller = self.own.controller
+        if controller is not None and controller.is_over and not controller.has_stepped_down:
+            controller.interrupted(number)  # it ends the job, and hurries now
             return
         if self.is_alone() or self.interrupted or (number == signal.SIGTERM and self.is_leaving):
             self.end(128 + number, f"{PROGRAM}: interrupted by {signal_name(number)}")
@@ -61,13 +61,13 @@ class Departure:
 
     def _tell(self, message: m.Leave | m.Interrupted) -> None:
         """A controller on this host may not have let the host in yet."""
-        head, own = self.own.head, self.options.host.name
-        if head is None or head.is_deposed:
+        controller, own = self.own.controller, self.options.host.name
+        if controller is None or controller.has_stepped_down:
             self.send(message)
         elif isinstance(message, m.Leave):
-            head.host_leaves(own)
+            controller.host_leaves(own)
         else:
-            head.interrupted(message.number, f" on host {own}" if head.moves else "")
+            controller.interrupted(message.number, f" on host {own}" if controller.moves else "")
 
     def tell_again(self) -> None:
         """To the next controller."""

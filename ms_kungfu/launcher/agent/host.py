@@ -25,9 +25,9 @@ class HostOfJob:
 
     def __init__(
         self, name: str, machine: Machine, supervisor: Supervisor, output: Output, links: LinkMaker,
-        channel: AnyChannel, send: Callable[[m.FromHost], None], welcome: m.Welcome, secret: str,
+        channel: AnyChannel, send: Callable[[m.FromHost], None], registered: m.Registered, secret: str,
     ) -> None:  # fmt: skip
-        links.job = self.job = welcome.job
+        links.job = self.job = registered.job
         self.secret = secret
         self._output = output
         relay = self.relay = machine.make_relay(channel.send)
@@ -38,10 +38,10 @@ class HostOfJob:
             unheard=lambda: self.workers.alive() - self._server.connections(),
         )  # fmt: skip
         self.segments = HostSegments(
-            machine, links, relay, send, min(welcome.look_s, _MAX_LOOK_S), lambda: self.workers.running()
+            machine, links, relay, send, min(registered.look_s, _MAX_LOOK_S), lambda: self.workers.running()
         )
         self.workers = HostWorkers(
-            machine, supervisor, starter, send, self.segments.tell_of_links, relay.forget_the_dead,
+            machine, supervisor, starter, send, self.segments.tell_of_links, relay.forget_failed,
             self.segments.new_words,
         )  # fmt: skip
 
@@ -65,13 +65,13 @@ class HostOfJob:
         self.relay.hold_deadlines(True)
         self.segments.cancel_making()
 
-    def report(self) -> m.Report:
+    def report(self) -> m.ResyncReport:
         relay = self.relay
-        return m.Report(
+        return m.ResyncReport(
             self.workers.report(),
             self.segments.losses(),
             relay.leaving(),
-            [(str(peer), incarnation) for peer, incarnation in relay.placed()],
+            [(str(peer), incarnation) for peer, incarnation in relay.slot_holders()],
             relay.cores,
         )
 

@@ -35,8 +35,8 @@ class JobStatusAnswer:
         self._numbers = itertools.count(1)
 
     async def ask(self) -> dict[str, Any]:
-        if self.own.head is not None:
-            return self.own.head.status()
+        if self.own.controller is not None:
+            return self.own.controller.status()
         if self.own.has_ended:
             return {"error": f"the job of process {os.getpid()} is just ending"}
         head = self.succession.head_name

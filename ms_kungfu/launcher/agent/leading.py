@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Callable
 
 from ms_kungfu.launcher.options import PROGRAM
-from ms_kungfu.launcher.state.head import Head
+from ms_kungfu.launcher.state.local_controller import LocalController
 from ms_kungfu.launcher.state.policy import bug
 from ms_kungfu.launcher.state.start_error import StartError
 
@@ -23,29 +23,29 @@ class OwnController:
 
     end: Callable[[int, str], None]
     fail: Callable[[BaseException], None]
-    head: Head | None = None
+    controller: LocalController | None = None
     has_ended: bool = False  # and didn't leave the job to another host
     _leading: asyncio.Future[int] | None = None
 
     @property
-    def for_ever(self) -> Head | None:
+    def for_ever(self) -> LocalController | None:
         """The controller, if it is here and stays here."""
-        return None if self.head is None or self.head.moves else self.head
+        return None if self.controller is None or self.controller.moves else self.controller
 
-    def begin(self, head: Head) -> None:
+    def begin(self, controller: LocalController) -> None:
         """This host decides from now on."""
-        self.head = head
-        self._leading = asyncio.ensure_future(head.run())
+        self.controller = controller
+        self._leading = asyncio.ensure_future(controller.run())
         self._leading.add_done_callback(self.has_led)
 
     async def leave(self) -> None:
         """Before this host ends: over its connections the job is told to end, or would be. A controller whose job is
         over gives the lease back last."""
-        head, leading = self.head, self._leading
-        if head is not None and leading is not None:
-            if head.moves:
-                await head.leave()
-            if head.is_over or head.has_left:
+        controller, leading = self.controller, self._leading
+        if controller is not None and leading is not None:
+            if controller.moves:
+                await controller.leave()
+            if controller.is_over or controller.has_left:
                 await asyncio.wait([leading], timeout=_LED_S)
 
     async def close(self) -> None:
@@ -59,8 +59,8 @@ class OwnController:
             await asyncio.wait([self._leading], timeout=_END_S)
 
     def has_led(self, leading: asyncio.Future[int]) -> None:
-        head, self.head = self.head, None
-        if leading.cancelled() or head is None:
+        controller, self.controller = self.controller, None
+        if leading.cancelled() or controller is None:
             return
         error = leading.exception()
         if isinstance(error, StartError):
@@ -68,11 +68,11 @@ class OwnController:
         elif error is not None:
             _log.error("internal error: the job can't be led", exc_info=error)
             self.end(1, f"{PROGRAM}: internal error: {bug(error)}")
-        elif head.has_left:
+        elif controller.has_left:
             _log.info("this host has left the job")
             self.end(0, "")
-        elif not head.moves:
+        elif not controller.moves:
             self.has_ended = True
-            self.end(leading.result(), head.last_words or "")
-        elif not head.is_deposed:  # which has told so, but perhaps not here
-            asyncio.get_running_loop().call_later(_END_S, self.end, leading.result(), head.last_words or "")
+            self.end(leading.result(), controller.last_words or "")
+        elif not controller.has_stepped_down:  # which has told so, but perhaps not here
+            asyncio.get_running_loop().call_later(_END_S, self.end, leading.result(), controller.last_words or "")

@@ -104,7 +104,7 @@ class LinkedSegment:
     def check_made(self) -> None:
         pass
 
-    def hand_over(self, asker: Asker, message: m.Place, rank: int) -> None:
+    def hand_over(self, asker: Asker, message: m.Slot, rank: int) -> None:
         assert self._link is not None
         sockets = self._link.connect(self._local[rank])
         try:

@@ -55,7 +55,7 @@ class PlainSegment:
     def check_made(self) -> None:
         pass
 
-    def hand_over(self, asker: Asker, message: m.Place, rank: int) -> None:
+    def hand_over(self, asker: Asker, message: m.Slot, rank: int) -> None:
         asker.send(message, (self.fd,))
 
     def lose_host(self, host: str) -> None:

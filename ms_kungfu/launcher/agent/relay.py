@@ -49,7 +49,7 @@ class Relay:
         self.stores = Stores()
         self._numbers = itertools.count(1)
         self._segments: dict[int, HostSegment] = {}
-        self._asked: dict[int, tuple[Request, m.ToHeadsBroker]] = {}  # those without an answer
+        self._asked: dict[int, tuple[Request, m.ToJobBroker]] = {}  # those without an answer
         self.cores = 0  # how many each worker has, if one of this host has been told that it is fixed
         self._leaving: list[str] = []  # who was granted to leave because a worker of this host had asked for it
         self._holders: dict[_Process, int] = {}
@@ -59,7 +59,7 @@ class Relay:
 
     # ---- what the controller says ----
 
-    def answer(self, number: int, message: m.FromHeadsBroker | None) -> None:
+    def answer(self, number: int, message: m.FromJobBroker | None) -> None:
         """To a request. None: there is no answer."""
         request, asked = self._asked.pop(number, (None, None))
         if request is None:  # withdrawn
@@ -68,7 +68,7 @@ class Relay:
             self._leaving.append(asked.peer)
         if isinstance(message, m.CoresFixed):
             self.cores = message.each
-        if isinstance(message, m.Place):
+        if isinstance(message, m.Slot):
             self._hand_over(request, message)
         elif message is None:
             request.end()
@@ -84,7 +84,7 @@ class Relay:
     def leaving(self) -> list[str]:
         return list(self._leaving)
 
-    def placed(self) -> list[_Process]:
+    def slot_holders(self) -> list[_Process]:
         """Those of this host that have got a slot, and live."""
         return list(self._holders)
 
@@ -119,7 +119,7 @@ class Relay:
         if segment is not None:
             segment.close()
 
-    def forget_the_dead(self) -> None:
+    def forget_failed(self) -> None:
         """A process has ended: what was kept for it goes."""
         self._holders = {who: pid for who, pid in self._holders.items() if self._is_alive(pid)}
         there = {str(peer) for peer, _ in self._holders}
@@ -140,9 +140,9 @@ class Relay:
 
     # ---- for a worker ----
 
-    def serve(self, request: Request, asked: m.ToHeadsBroker) -> None:
+    def serve(self, request: Request, asked: m.ToJobBroker) -> None:
         """`request` gets its answer, now or later."""
-        refusal = self._refusal_of(asked, request.pid) if isinstance(asked, m.PlaceRequest) else ""
+        refusal = self._refusal_of(asked, request.pid) if isinstance(asked, m.SlotRequest) else ""
         if refusal:
             request.send(m.Error(refusal))
         elif self._closed:
@@ -161,7 +161,7 @@ class Relay:
                 del self._asked[number]
                 self._send(m.HungUp(number))
 
-    def _refusal_of(self, asked: m.PlaceRequest, pid: int) -> str:
+    def _refusal_of(self, asked: m.SlotRequest, pid: int) -> str:
         """A forked child has its parent's name and secret, but not its slot."""
         peer = PeerID.parse(asked.peer)
         holder = self._holders.get((peer, asked.incarnation))
@@ -169,16 +169,16 @@ class Relay:
             return ""
         return f"the place of {peer} belongs to process {holder}; process {pid} has no place of its own"
 
-    def _hand_over(self, request: Request, place: m.Place) -> None:
-        version = place.cluster.version
+    def _hand_over(self, request: Request, slot: m.Slot) -> None:
+        version = slot.cluster.version
         segment = self._segments.get(version)
         if segment is None:  # a newer one has been chosen since, of which it will ask for its slot
             request.send(m.Error(f"cluster version {version} is over"))
             return
-        self._holders[PeerID.parse(place.peer), place.incarnation] = request.pid
+        self._holders[PeerID.parse(slot.peer), slot.incarnation] = request.pid
         try:
             with contextlib.suppress(KeyError):  # the controller gave a rank that isn't here
-                segment.hand_over(request, place, place.rank)
+                segment.hand_over(request, slot, slot.rank)
         except OSError as error:  # no descriptors
             request.send(m.Error(f"the shared memory of cluster version {version} can't be handed over: {error}"))
 

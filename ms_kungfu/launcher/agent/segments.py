@@ -172,7 +172,7 @@ class HostSegments:
 OF_A_VERSION: dict[type, Callable[[HostSegments, HostSegment, Any], None]] = {
     m.Lost: HostSegments._lose,
     m.LoseHost: lambda host, segment, said: segment.lose_host(said.host),
-    m.Announce: lambda host, segment, said: segment.announce(said.newer),
+    m.VersionPrepared: lambda host, segment, said: segment.announce(said.newer),
     m.Sync: HostSegments._sync,
     m.Ending: lambda host, segment, said: segment.set_ending(said.rank, said.ending),
 }

@@ -56,7 +56,7 @@ class Stores:
             found = [process for process in self._fds if process[0] == peer]
             return os.dup(self._fds[max(found, key=lambda process: process[1])]) if found else -1
 
-    def drop(self, gone: Callable[[PeerID, int], bool]) -> None:
+    def drop(self, has_exited: Callable[[PeerID, int], bool]) -> None:
         """Closes those of processes that are gone."""
         with self._lock:
-            close_all([self._fds.pop(process) for process in list(self._fds) if gone(*process)])
+            close_all([self._fds.pop(process) for process in list(self._fds) if has_exited(*process)])

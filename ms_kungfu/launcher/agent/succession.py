@@ -10,11 +10,11 @@ from typing import Callable
 from ms_kungfu import env
 from ms_kungfu._decoding import ProtocolError
 from ms_kungfu.cluster_store import (
-    Seat,
-    SeatGoneError,
-    SeatKeys,
-    SeatLostError,
-    Sitting,
+    LeadershipGoneError,
+    LeadershipKeys,
+    LeadershipLease,
+    LeadershipLostError,
+    LeadershipState,
     StoreFullError,
     StoreUnreachableError,
 )
@@ -26,7 +26,7 @@ from ms_kungfu.launcher.control import NoAnswerError, RefusedError, call, call_o
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
 from ms_kungfu.launcher.state.hosts import Host
-from ms_kungfu.launcher.state.seat import Record, Term, how_it_has_ended, moves
+from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot, Term, how_it_has_ended, moves
 from ms_kungfu.launcher.state.start_error import StartError
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
@@ -54,7 +54,7 @@ class Succession:
     is_known: bool = True  # to the controller that is called next
     silence: str = ""  # why the first one doesn't answer
     begun: float = 0.0  # when that was called first
-    _seat: Seat | None = None  # that this host has tried to take
+    _lease: LeadershipLease | None = None  # that this host has tried to take
     _told: set[str] = field(default_factory=set)  # what is only logged once
 
     def __post_init__(self) -> None:
@@ -79,15 +79,15 @@ class Succession:
             self._told.add(sentence)
             _log.warning("%s", sentence)
 
-    def _keys(self) -> SeatKeys:
-        return self.machine.open_seat(str(self.options.config_server), timeout_s=self.lease_s / 2)
+    def _keys(self) -> LeadershipKeys:
+        return self.machine.open_leadership(str(self.options.config_server), timeout_s=self.lease_s / 2)
 
     def first_term(self) -> Term | None:
         """None if the controller stays on this host for ever."""
         if not moves(self.options):
             return None
         keys = self._keys()
-        return Term(keys, Seat(keys, self.options.host.name, self.lease_s), None, "", self._started_at)
+        return Term(keys, LeadershipLease(keys, self.options.host.name, self.lease_s), None, "", self._started_at)
 
     # ---- the first controller ----
 
@@ -130,9 +130,9 @@ class Succession:
             trouble = "nobody has the job"
             try:
                 found = await self.machine.in_thread(keys.look)
-                record = None if found.record is None else Record.from_json(found.record)
-                if record is None or record.end is not None:
-                    how = "" if record is None or record.end is None else f" ({how_it_has_ended(record.end)})"
+                snapshot = None if found.snapshot is None else LeaderSnapshot.from_json(found.snapshot)
+                if snapshot is None or snapshot.end is not None:
+                    how = "" if snapshot is None or snapshot.end is None else f" ({how_it_has_ended(snapshot.end)})"
                     raise StartError(f"the job of {url} has ended{how}")
                 if found.holder:
                     return await self._call(found.holder)
@@ -155,7 +155,7 @@ class Succession:
         self.head_name = head
         return channel
 
-    async def answer_a_head(self, channel: AnyChannel, asking: m.Head, is_in_a_job: bool) -> None:
+    async def answer_a_controller(self, channel: AnyChannel, asking: m.WaitingController, is_in_a_job: bool) -> None:
         """Another host has the job, as it thinks, and asks what this one does."""
         own = self.options.hosts
         channel.send(m.Calls(str(own), own.head.name, self.calls_for_s(), in_a_job=is_in_a_job))
@@ -178,23 +178,23 @@ class Succession:
             try:
                 found = await self.machine.in_thread(keys.look)
                 refused = ""
-                if found.record is None:
-                    self.end(1, f"{PROGRAM}: {SeatGoneError()}; the workers here are ended")
+                if found.snapshot is None:
+                    self.end(1, f"{PROGRAM}: {LeadershipGoneError()}; the workers here are ended")
                     return None
                 try:
-                    record = Record.from_json(found.record)
+                    snapshot = LeaderSnapshot.from_json(found.snapshot)
                 except ProtocolError as error:
                     self.end(1, f"{PROGRAM}: who has the job can't be told: {error}; the workers here are ended")
                     return None
-                if why := self._is_over_for(record, host):
+                if why := self._is_over_for(snapshot, host):
                     self.end(*why)
                     return None
-                if (channel := await self._follow(keys, found, record, host)) is not None:
+                if (channel := await self._follow(keys, found, snapshot, host)) is not None:
                     return channel
             except (StoreFullError, StoreUnreachableError) as error:  # a full one takes no new lease: while that lasts
                 deadline = loop.time() + patience_s
                 self.warn_once(f"{error}: nobody can take the job, and the workers here go on as far as they can")
-            except (OSError, asyncio.TimeoutError, SeatLostError):
+            except (OSError, asyncio.TimeoutError, LeadershipLostError):
                 pass
             except ConfigServerError as error:  # a refusal doesn't mend itself
                 refused = str(error)
@@ -210,45 +210,49 @@ class Succession:
         self.end(self.departure.exit_code, words)
         return None
 
-    async def _follow(self, keys: SeatKeys, found: Sitting, record: Record, host: HostOfJob) -> AnyChannel | None:
+    async def _follow(
+        self, keys: LeadershipKeys, found: LeadershipState, snapshot: LeaderSnapshot, host: HostOfJob
+    ) -> AnyChannel | None:
         """Call the holder of a lease that is new, or try to take a free one."""
         own = self.options.host.name
         is_new = found.since != self.since
         if found.holder and is_new and (found.holder != own or self.leads()):
-            self.is_known = own in [each.name for each in record.hosts]
+            self.is_known = own in [each.name for each in snapshot.hosts]
             return await self._call(found.holder)
         is_free = not found.holder or (found.holder == own and is_new)
         if is_free and not self.leads():  # else that controller takes its lease again
-            await self._take(keys, found, record, host)
+            await self._take(keys, found, snapshot, host)
         return None
 
-    def _is_over_for(self, record: Record, host: HostOfJob) -> tuple[int, str] | None:
+    def _is_over_for(self, snapshot: LeaderSnapshot, host: HostOfJob) -> tuple[int, str] | None:
         """Return exit code and last words of this host if the job has nothing more for it."""
         own, codes = self.options.host.name, host.workers.exit_codes()
-        has_begun = record.versions.chosen is not None or record.end is not None
-        if record.job != host.job or not has_begun:
+        has_begun = snapshot.versions.committed is not None or snapshot.end is not None
+        if snapshot.job != host.job or not has_begun:
             return 1, f"{PROGRAM}: {self.head_name}, which had the job, is gone, and the job with it"
-        if self.departure.is_leaving and own not in record.present and codes == {0}:
+        if self.departure.is_leaving and own not in snapshot.present and codes == {0}:
             return 0, ""  # which the controller couldn't say any more
         # If a controller fails before it is on record that this host has joined, the host has no workers yet, and joins
         # the next one.
-        is_new = self.options.joins and not codes and own not in [each.name for each in record.hosts]
-        if not is_new and own not in record.present:
+        is_new = self.options.joins and not codes and own not in [each.name for each in snapshot.hosts]
+        if not is_new and own not in snapshot.present:
             return 1, f"{PROGRAM}: the job goes on without this host"
-        return None if record.end is None else (record.end[0], record.end[1] or "")
+        return None if snapshot.end is None else (snapshot.end[0], snapshot.end[1] or "")
 
-    async def _take(self, keys: SeatKeys, found: Sitting, record: Record, host: HostOfJob) -> None:
+    async def _take(
+        self, keys: LeadershipKeys, found: LeadershipState, snapshot: LeaderSnapshot, host: HostOfJob
+    ) -> None:
         """Of several hosts that try one gets it."""
         options, own = self.options, self.options.host.name
-        names = record.present
+        names = snapshot.present
         if not moves(options) or self.departure.is_leaving or own not in names:
             return  # it is about to go, or was about to join
         if not found.holder:  # the first host of the job doesn't wait for its neighbours
             await asyncio.sleep(_LOOK_S * names.index(own) / len(names))
-        self._seat = self._seat or Seat(keys, own, self.lease_s)
-        seat, record = self._seat, record.taken_by(own)
-        await self.machine.in_thread(lambda: seat.take(found, record.to_json()))
+        self._lease = self._lease or LeadershipLease(keys, own, self.lease_s)
+        lease, snapshot = self._lease, snapshot.taken_by(own)
+        await self.machine.in_thread(lambda: lease.take(found, snapshot.to_json()))
         _log.warning("this host has the job from now on")
-        self._seat = None
-        term = Term(keys, seat, record, host.secret, self._started_at)
-        self.lead(replace(options, hosts=record.hosts_of(options)), term)
+        self._lease = None
+        term = Term(keys, lease, snapshot, host.secret, self._started_at)
+        self.lead(replace(options, hosts=snapshot.hosts_of(options)), term)

@@ -36,32 +36,32 @@ class Broker:
     """Which process has which slot, from construction to `close`. In the event loop.
 
     1. After each change of the state `requests` looks at all that wait again, once the present callback is over.
-    2. Each callback but `may_announce` and `on_cores` is called once the present one is over: it finds the state whole.
+    2. Each callback but `may_prepare` and `on_cores` is called once the present one is over: it finds the state whole.
 
-    `on_unknown_version`: a member asks for a version that has not been admitted. `on_chosen`: members have chosen a
+    `on_unknown_version`: a member asks for a version that has not been admitted. `on_committed`: members have chosen a
     version, after this step. `on_ready`: a joining worker (peer ID and incarnation) or a standby (its number) would
     join at once. `on_leave`: this worker of the newest version may leave it; None if none may. `on_trouble`: why the
-    shared memory of a version can't be made; `announce` tries it again. `on_announced`: the members are told of this
+    shared memory of a version can't be made; `prepare` tries it again. `on_prepared`: the members are told of this
     version, as all that is new in it is ready. `on_cores` fixes how many cores each worker has and returns that number,
     0 if none is pinned. `on_expected`: what the members expect next. `recovers`: members go on without those that fail.
-    A leave never leaves fewer than `min_size`. `on_choice`: a choice has to be written before any worker hears of it;
-    `noted` has the answer. `may_announce`: whether the members may hear of a version; if they may later, `announce` is
+    A leave never leaves fewer than `min_size`. `on_commit`: a choice has to be written before any worker hears of it;
+    `noted` has the answer. `may_prepare`: whether the members may hear of a version; if they may later, `prepare` is
     called then. `begun`: what an earlier controller had chosen.
     """
 
     make_segment: MakeSegment
     on_unknown_version: Callable[[int], None]
-    on_chosen: Callable[[Cluster, int | None], None]
+    on_committed: Callable[[Cluster, int | None], None]
     on_ready: Callable[[tuple[PeerID, int] | int], None]
     on_trouble: Callable[[str], None]
     on_leave: Callable[[PeerID], None] | None
     on_cores: Callable[[int], Awaitable[int]] = _no_cores
     on_expected: Callable[[Expected], None] = lambda expected: None
-    on_announced: Callable[[int], None] = lambda version: None
+    on_prepared: Callable[[int], None] = lambda version: None
     recovers: bool = False
     min_size: int = 1
-    on_choice: Callable[[int], None] | None = None
-    may_announce: Callable[[int], bool] | None = None
+    on_commit: Callable[[int], None] | None = None
+    may_prepare: Callable[[int], bool] | None = None
     begun: ClusterVersions | None = None
 
     def __post_init__(self) -> None:
@@ -72,10 +72,10 @@ class Broker:
         self.facts = ProcessFacts(self._versions, self._segments, lambda process: process in self._holders)
         self.requests = SlotRequests(self, self._versions, self.leaves)
         self._fixing: set[asyncio.Task[None]] = set()  # numbers of cores
-        self._announced = -1
+        self._prepared = -1
         self._noting: tuple[int, int | None] | None = None  # a version that is to be chosen, and after which step
         self._holders: set[tuple[PeerID, int]] = set()  # the processes that have got a slot
-        self._has_placed = False  # some process, ever
+        self._has_granted = False  # some process, ever
         self._closed = False
 
     def admit(self, cluster: Cluster) -> None:
@@ -83,12 +83,12 @@ class Broker:
         self._versions.admit(cluster)
         self.leaves.follow(cluster)
         self._segments.drop_unknown()
-        self._announce()
+        self._prepare()
         self.requests.look_soon()
 
-    def announce(self) -> None:
+    def prepare(self) -> None:
         """Tries again to make the shared memory that could not be made, or had not been yet."""
-        self._announce()
+        self._prepare()
         self.requests.look_soon()
 
     def refuse(self, version: int, reason: str) -> None:
@@ -96,33 +96,33 @@ class Broker:
         self._versions.refused[version] = reason
         self.requests.look_soon()
 
-    def choose(self, version: int) -> None:
+    def commit_version(self, version: int) -> None:
         """The launcher's own choice: the initial version. It must have been admitted.
 
         Raises what the runtime or the kernel has against its shared memory, or `NotMadeYet`; nothing is chosen then.
         """
         self._segments.of(self._versions.clusters[version])
-        self._versions.choose(version)
-        self._after_choice()
+        self._versions.commit_version(version)
+        self._after_commit()
 
-    def record(self, choice: int | None = None, lost: str | None = None) -> ClusterVersions:
-        """What the next controller has to know; as if `choice` were the chosen version, and the host `lost`."""
+    def snapshot(self, committing: int | None = None, lost: str | None = None) -> ClusterVersions:
+        """What the next controller has to know; as if `committing` were the chosen version, and the host `lost`."""
         versions = copy.deepcopy(self._versions)
-        if choice is not None and versions.chosen != choice and choice in versions.clusters:
-            versions.choose(choice)
+        if committing is not None and versions.committed != committing and committing in versions.clusters:
+            versions.commit_version(committing)
         if lost is not None:
             versions.lose_host(lost)
         return versions
 
     def noted(self) -> bool:
-        """The version that `on_choice` was called for is on record, and is chosen from now on. False where that can't
+        """The version that `on_commit` was called for is on record, and is chosen from now on. False where that can't
         be any more, because of who has died: nobody has heard of it, and `not_noted` is to follow."""
         assert self._noting is not None
         version, step = self._noting
-        if not self._versions.may_be_chosen(version):
+        if not self._versions.may_be_committed(version):
             return False
         self._noting = None
-        self._versions.choose(version)
+        self._versions.commit_version(version)
         self._after_members_choice(step)
         return True
 
@@ -135,21 +135,21 @@ class Broker:
         self,
         segments: Mapping[int, Segment],
         losses: Mapping[int, Sequence[m.Loss]],
-        placed: Iterable[tuple[PeerID, int]],
-        newcomers: Mapping[PeerID, int],
-        wanted: Cluster | None,
+        slot_holders: Iterable[tuple[PeerID, int]],
+        joining: Mapping[PeerID, int],
+        desired: Cluster | None,
     ) -> None:
         """Goes on where another head has stopped: with the memory that the hosts have of the versions that are known,
         and the `losses` there, in the order that some host has heard, which all hear now; with the processes that have
-        their places, and the `newcomers` that live (incarnations); and with the cluster that is `wanted`, if that is
+        their places, and the `joining` that live (incarnations); and with the cluster that is `desired`, if that is
         newer than the chosen one."""
-        self._holders.update(placed)
-        self._has_placed = True  # in all that the head before has seen, as far as this one can tell
+        self._holders.update(slot_holders)
+        self._has_granted = True  # in all that the head before has seen, as far as this one can tell
         versions = self._versions
         self._segments.resume(segments, losses)
-        versions.newcomers = dict(newcomers)
-        if wanted is not None:
-            versions.admit(wanted)
+        versions.joining = dict(joining)
+        if desired is not None:
+            versions.admit(desired)
         current = versions.current
         assert current is not None
         for rank, reason, recover, reaped in losses[current.version]:  # also in what is made from now on
@@ -178,9 +178,9 @@ class Broker:
         """The workers of `cluster` whose processes have ended."""
         return self._versions.ended_in(cluster)
 
-    def has_placed(self) -> bool:
+    def has_granted(self) -> bool:
         """Whether any process has ever got its place in the cluster."""
-        return self._has_placed
+        return self._has_granted
 
     def is_ready(self, peer: PeerID, incarnation: int) -> bool:
         """Whether a newcomer waits for its first version, or has got it."""
@@ -198,7 +198,7 @@ class Broker:
         self._versions.record_end(peer, incarnation)
         self.leaves.told_to_end.discard(peer)
         self._segments.mark_lost(peer, incarnation, reason, recover, reaped)
-        self._announce()  # a version may have waited for it alone
+        self._prepare()  # a version may have waited for it alone
         self.requests.look_soon()
 
     def lose_host(self, host: str, processes: Collection[tuple[PeerID, int]], reason: str) -> None:
@@ -211,7 +211,7 @@ class Broker:
         for peer, incarnation in processes:
             self._segments.mark_lost(peer, incarnation, reason, recover=True, reaped=True)
         self._segments.lose_host(host)
-        self._announce()
+        self._prepare()
         self.requests.look_soon()
 
     def host_is_back(self, host: str) -> None:
@@ -236,7 +236,7 @@ class Broker:
 
     # ---- requests ----
 
-    def serve(self, asker: Asker, asked: m.ToHeadsBroker) -> None:
+    def serve(self, asker: Asker, asked: m.ToJobBroker) -> None:
         """`asker` gets its answer, now or later. The worker's host has made sure that a process that asks for a slot is
         no child of the one that has it."""
         _SERVED[type(asked)](self, asker, asked)
@@ -257,51 +257,51 @@ class Broker:
         task.add_done_callback(self._fixing.discard)
 
     def _note_expected(self, asker: Asker, asked: m.Expect) -> None:
-        self._loop.call_soon(self.on_expected, Expected(asked.version, asked.newcomers, asked.size))
+        self._loop.call_soon(self.on_expected, Expected(asked.version, asked.joining, asked.size))
         asker.send(m.Noted())
 
     def answer_of(self, request: Request) -> Grant | m.Detached | m.Stay | Refuse | Wait:
         """What a request for a slot is answered now. It may choose the version that it asks for."""
-        before = self._versions.chosen
+        before = self._versions.committed
         answer = self._decide(request)
-        if self._versions.chosen != before:
+        if self._versions.committed != before:
             self._after_members_choice(request.step)
         return answer
 
     def _decide(self, request: Request) -> Grant | m.Detached | m.Stay | Refuse | Wait:
-        wanted = self._versions.would_choose(request)
-        if wanted is not None:
+        desired = self._versions.would_commit(request)
+        if desired is not None:
             try:
-                self._segments.of(wanted)
+                self._segments.of(desired)
             except NotMadeYet:
                 return Wait()
             except Exception as error:
                 # Once and for all, so that all members are told the same.
-                self.refuse(wanted.version, _unmakeable(wanted, error))
-        if self.on_choice is not None:
+                self.refuse(desired.version, _unmakeable(desired, error))
+        if self.on_commit is not None:
             if self._noting is not None and request.member_of is not None:
                 return Wait()
-            if self._versions.would_choose(request) is not None:
-                assert wanted is not None
-                self._noting = (wanted.version, request.step)
-                self._loop.call_soon(self.on_choice, wanted.version)
+            if self._versions.would_commit(request) is not None:
+                assert desired is not None
+                self._noting = (desired.version, request.step)
+                self._loop.call_soon(self.on_commit, desired.version)
                 return Wait()
         return self._versions.answer(request)
 
     def grant(self, asker: Asker, request: Request, grant: Grant) -> None:
         self._holders.add((request.peer, request.incarnation))
-        self._has_placed = True
-        message = m.Place(m.ClusterPart.of(grant.cluster), grant.rank, str(request.peer), request.incarnation)
+        self._has_granted = True
+        message = m.Slot(m.ClusterPart.of(grant.cluster), grant.rank, str(request.peer), request.incarnation)
         self._segments.open[grant.cluster.version].hand_over(asker, message, grant.rank)
 
     # ---- versions ----
 
-    def _announce(self) -> None:
+    def _prepare(self) -> None:
         """Tells the members of the chosen version. Those of the one before have agreed on it, and look no more."""
-        version, chosen = self._versions.announceable(), self._versions.chosen
-        if self._closed or version is None or chosen is None or version <= max(chosen, self._announced):
+        version, committed = self._versions.preparable(), self._versions.committed
+        if self._closed or version is None or committed is None or version <= max(committed, self._prepared):
             return
-        if self.may_announce is not None and not self.may_announce(version):
+        if self.may_prepare is not None and not self.may_prepare(version):
             return
         try:
             self._segments.of(self._versions.clusters[version])
@@ -311,17 +311,17 @@ class Broker:
             # The members would agree on a version that they can't go over to: better that they don't hear of it yet.
             self._loop.call_soon(self.on_trouble, _unmakeable(self._versions.clusters[version], error))
             return
-        self._announced = version
-        self._segments.open[chosen].announce(version)
-        self._loop.call_soon(self.on_announced, version)
+        self._prepared = version
+        self._segments.open[committed].announce(version)
+        self._loop.call_soon(self.on_prepared, version)
 
     def _after_members_choice(self, step: int | None) -> None:
-        chosen = self._versions.current
-        assert chosen is not None
-        self._after_choice()
-        self._loop.call_soon(self.on_chosen, chosen, step)
+        committed = self._versions.current
+        assert committed is not None
+        self._after_commit()
+        self._loop.call_soon(self.on_committed, committed, step)
 
-    def _after_choice(self) -> None:
+    def _after_commit(self) -> None:
         self._segments.drop_unknown()
         self._segments.drop_unlisted_losses()
         self._holders = {who for who in self._holders if not self._versions.is_out(*who)}
@@ -329,13 +329,13 @@ class Broker:
         self.leaves.told_to_end &= set() if current is None else set(current.workers)
         # What was ready to be gone over to from the version before need not be so from this one: a peer in it may have
         # been a member that this choice has excluded, and is another process from now on.
-        self._announced = -1
-        self._announce()  # to the segment of the chosen one
+        self._prepared = -1
+        self._prepare()  # to the segment of the chosen one
         self.requests.look_soon()
 
 
 _SERVED: dict[type, Callable[[Broker, Asker, Any], None]] = {
-    m.PlaceRequest: lambda broker, asker, asked: broker.requests.add(asker, asked),
+    m.SlotRequest: lambda broker, asker, asked: broker.requests.add(asker, asked),
     m.StandbyRequest: lambda broker, asker, asked: broker.requests.add(asker, asked),
     m.LeaveRequest: Broker._let_leave,
     m.FixCores: Broker._fix_cores,

@@ -11,7 +11,7 @@ from ms_kungfu.launcher.controller.history import History
 from ms_kungfu.launcher.controller.leadership import Leadership
 from ms_kungfu.launcher.controller.remote import RemoteHosts
 from ms_kungfu.launcher.controller.revisions import Revisions, raise_bugs
-from ms_kungfu.launcher.controller.startup import Start
+from ms_kungfu.launcher.controller.startup import JobStart
 from ms_kungfu.launcher.controller.workers import WorkerManager
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options
@@ -32,7 +32,7 @@ class JobContext:
     leadership: Leadership
     remote: RemoteHosts | None = None
     manager: WorkerManager | None = None
-    begun: Start = field(init=False)
+    begun: JobStart = field(init=False)
     coordinator: Coordinator = field(init=False)
     revisions: Revisions = field(init=False)
 

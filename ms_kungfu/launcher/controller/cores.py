@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Callable
 
 from ms_kungfu.cluster import Cluster
+from ms_kungfu.launcher.controller.agents import AgentHandle
 from ms_kungfu.launcher.controller.processes import ProcessTable
-from ms_kungfu.launcher.controller.sites import Site
 
 _RETRY_S = 0.2
 
@@ -19,7 +19,7 @@ class WorkerCores:
     """Part of a `WorkerManager`, in its event loop. `pins`: -affinity; `cluster`: whose members have the cores."""
 
     processes: ProcessTable
-    sites: Mapping[str, Site]
+    agents: Mapping[str, AgentHandle]
     pins: bool
     cluster: Callable[[], Cluster]
 
@@ -32,20 +32,20 @@ class WorkerCores:
             return
         shares = {process.key: cores for process, cores in self.processes.shares(cluster)}
         for process in self.processes:
-            cores, site = shares.get(process.key), self.sites[process.host]
-            if cores is None and site.shares.each is not None and not process.has_its_cores:
-                cores = site.shares.of(process.rank + 1)[-1]
+            cores, agent = shares.get(process.key), self.agents[process.host]
+            if cores is None and agent.shares.each is not None and not process.has_its_cores:
+                cores = agent.shares.of(process.rank + 1)[-1]
             if cores is not None and process.pid is not None:
-                site.pin(process.key, cores)
-                process.has_its_cores = site.shares.each is not None
+                agent.pin(process.key, cores)
+                process.has_its_cores = agent.shares.each is not None
 
     def resume(self, each: int) -> None:
         """Keep the number of cores a worker that an earlier controller has fixed; 0: it has fixed none."""
-        for site in self.sites.values():
-            site.shares.each = site.shares.each or each or None
+        for agent in self.agents.values():
+            agent.shares.each = agent.shares.each or each or None
 
-    def joined(self, site: Site) -> None:
-        site.shares.each = next(iter(self.sites.values())).shares.each  # all hosts have the same
+    def joined(self, agent: AgentHandle) -> None:
+        agent.shares.each = next(iter(self.agents.values())).shares.each  # all hosts have the same
 
     async def fix(self, each: int) -> int:
         """A worker needs as many cores as all others have, and `each` is enough.
@@ -53,11 +53,11 @@ class WorkerCores:
         Returns: How many each has, now and at every size; 0: workers aren't pinned. The worker trains once it has it.
         """
         while self.pins:
-            for site in self.sites.values():  # all with the same `each`
-                site.shares.each = site.shares.each or each
+            for agent in self.agents.values():  # all with the same `each`
+                agent.shares.each = agent.shares.each or each
             if all(process.pid is not None for process in self.processes):  # the one that asks among them
                 if not all(process.has_its_cores for process in self.processes):
                     self.move(self.cluster())
                 break
             await asyncio.sleep(_RETRY_S)
-        return next(iter(self.sites.values())).shares.each or 0
+        return next(iter(self.agents.values())).shares.each or 0

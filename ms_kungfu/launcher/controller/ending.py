@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Callable
 
 from ms_kungfu.cluster import PeerID
+from ms_kungfu.launcher.controller.agents import AgentHandle
 from ms_kungfu.launcher.controller.broker import Broker
 from ms_kungfu.launcher.controller.processes import Process, ProcessTable
-from ms_kungfu.launcher.controller.sites import Site
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.state.policy import Standing
 from ms_kungfu.launcher.state.states import WorkerState
@@ -31,7 +31,7 @@ class EndOfWorkers:
     """
 
     processes: ProcessTable
-    sites: Mapping[str, Site]
+    agents: Mapping[str, AgentHandle]
     broker: Broker
     machine: Machine
     here: str
@@ -46,9 +46,9 @@ class EndOfWorkers:
         if not len(self.processes):
             return False
         self.broker.end()  # a worker that asks to leave because of the signal may go
-        for site in self.sites.values():
-            site.signal(number)
-            site.signal(signal.SIGCONT)  # a stopped process has to run to end
+        for agent in self.agents.values():
+            agent.signal(number)
+            agent.signal(signal.SIGCONT)  # a stopped process has to run to end
         return True
 
     def all_on(self, host: str, reason: str) -> None:
@@ -113,4 +113,4 @@ class EndOfWorkers:
             self.dismiss(process)
 
     def _signal(self, number: int, process: Process) -> None:
-        self.sites[process.host].signal(number, process.key)
+        self.agents[process.host].signal(number, process.key)

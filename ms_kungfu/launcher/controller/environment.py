@@ -6,24 +6,30 @@ import itertools
 
 from ms_kungfu import env
 from ms_kungfu.cluster import Cluster
+from ms_kungfu.launcher.controller.agents import AgentHandle
 from ms_kungfu.launcher.controller.processes import Process
-from ms_kungfu.launcher.controller.sites import Site
-from ms_kungfu.launcher.controller.startup import Start
+from ms_kungfu.launcher.controller.startup import JobStart
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.state.hosts import Hosts
 
 
 def environment_of(
-    process: Process, cluster: Cluster, joins_later: bool, options: Options, hosts: Hosts, begun: Start, site: Site
+    process: Process,
+    cluster: Cluster,
+    joins_later: bool,
+    options: Options,
+    hosts: Hosts,
+    begun: JobStart,
+    agent: AgentHandle,
 ) -> dict[str, str | None]:
     """Changes to the environment of its host's launcher; None removes what an outer job may have set. What only the
-    host itself knows is added there (`sites.told_of_the_host`).
+    host itself knows is added there (`agents.told_of_the_host`).
 
     Args:
         process: a worker of `cluster`, or a standby, which is to be in the next one.
-        hosts: those that the job has by now; `site`: its own one.
+        hosts: those that the job has by now; `agent`: its own one.
     """
-    standby, each = process.peer is None, site.shares.each
+    standby, each = process.peer is None, agent.shares.each
     here = [worker for worker in cluster.workers if worker.host == process.host]
     elsewhere = cluster.size - len(here)
     rank, size = str(process.rank), str(process.size)
@@ -56,7 +62,7 @@ def environment_of(
         env.MSRUN_RANK.name: str(place_of(process, options)) if options.msrun_size else None,
         env.CORES_PER_WORKER.name: str(each) if each else None,
         env.COMPILE_CACHE: None,  # ms_kungfu/ops/_compile_cache.py says why
-        **site.devices.environment(process.device),
+        **agent.devices.environment(process.device),
     }
 
 

@@ -66,8 +66,8 @@ class WorkerFailures:
             coordinator.member_finished(who)
             job.workers.standbys.expect_nobody()
         logs = job.workers.logs_of(process)
-        restarts = coordinator.restarts_of(process.place, job.loop.time())
-        late = coordinator.count_late(process.place, process.is_late)
+        restarts = coordinator.restarts_of(process.slot, job.loop.time())
+        late = coordinator.count_late(process.slot, process.is_late)
         verdict = job.decide(WorkerExited(who, standing, code, error, logs=logs, restarts=restarts, late=late))
         if verdict.action is Action.FAIL and self._may_be_of_the_hosts(verdict):
             return
@@ -113,20 +113,20 @@ class WorkerFailures:
         job, coordinator, now = self.job, self.job.coordinator, self.job.loop.time()
         pause_s = 0.0
         if process.pid is None:  # it couldn't be started, and most likely the next one can't either, at once
-            pause_s = min(_START_PAUSE_S * 2 ** coordinator.restarts_of(process.place, now), _MAX_START_PAUSE_S)
+            pause_s = min(_START_PAUSE_S * 2 ** coordinator.restarts_of(process.slot, now), _MAX_START_PAUSE_S)
         if standing is Standing.STANDBY:
             if verdict.action is Action.REPLACE:
-                coordinator.count_restart(process.place, now)
+                coordinator.count_restart(process.slot, now)
             else:
                 job.workers.standbys.keep_fewer()
             job.loop.call_later(pause_s, job.workers.standbys.keep)
         elif verdict.action in (Action.SHRINK, Action.REPLACE):
             if verdict.action is Action.REPLACE and counted_on:
                 if pause_s:
-                    coordinator.pausing.append(process.place)
+                    coordinator.pausing.append(process.slot)
                     self._pause = self._pause or job.loop.call_later(pause_s, self._on_pause_over)
                 else:
-                    coordinator.vacant.append(process.place)
+                    coordinator.vacant.append(process.slot)
             job.revisions.write()
 
     def _on_pause_over(self) -> None:
@@ -140,7 +140,7 @@ class WorkerFailures:
             self._pause.cancel()
             self._pause = None
 
-    def worker_is_gone(self, process: Process) -> None:
+    def worker_reaped(self, process: Process) -> None:
         self.job.revisions.write()
         self.nodes.let_go()
 
@@ -170,9 +170,9 @@ class WorkerFailures:
 
     # ---- cluster versions ----
 
-    def version_chosen(self, cluster: Cluster, step: int | None) -> None:
+    def version_committed(self, cluster: Cluster, step: int | None) -> None:
         self.job.course.resized(is_newest=cluster.version >= self.job.coordinator.newest.version)
-        self.job.history.chosen(cluster, step)
+        self.job.history.committed(cluster, step)
 
     def version_prepared(self, version: int) -> None:
         self.job.history.prepared(version)

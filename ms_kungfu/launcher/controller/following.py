@@ -89,18 +89,18 @@ class CopiesWatch:
     """
 
     is_over: Callable[[], bool]
-    has_placed: Callable[[], bool] = lambda: True  # whether a worker has joined
+    has_granted: Callable[[], bool] = lambda: True  # whether a worker has joined
     size: Callable[[], int] = lambda: 0
     clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()
     _since: float | None = None  # when the workers were started, until the warning
 
     def begin(self, broker: Broker, size: Callable[[], int]) -> asyncio.TimerHandle:
         """The workers have been started."""
-        self.has_placed, self.size, self._since = broker.has_placed, size, self.clock()
+        self.has_granted, self.size, self._since = broker.has_granted, size, self.clock()
         return asyncio.get_running_loop().call_later(_MUST_JOIN_S, self.warn)
 
     def warn(self, ended: bool = False) -> None:
-        if self.is_over() or self._since is None or self.has_placed():
+        if self.is_over() or self._since is None or self.has_granted():
             return
         size, seconds = self.size(), self.clock() - self._since
         if size > 1 and seconds >= _TRAINS_S:

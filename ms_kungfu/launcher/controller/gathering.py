@@ -41,7 +41,7 @@ class HostGathering:
         self._deadline: float | None = None
         self._rejected: dict[str, str] = {}  # missing host -> why it can't take part
         self._silent: dict[str, str] = {}  # missing host -> why it doesn't answer
-        self._other_head = ""  # the message if another host takes itself for the head node
+        self._other_head_node = ""  # the message if another host takes itself for the head node
 
     async def gather(self, timeout_s: float) -> None:
         """All hosts are there when this returns. StartError where one doesn't come."""
@@ -58,8 +58,8 @@ class HostGathering:
                         PROGRAM, ", ".join(others), max(0.0, deadline - self._loop.time()),
                     )  # fmt: skip
                 self.news.clear()
-                if self._other_head:
-                    raise StartError(self._other_head)
+                if self._other_head_node:
+                    raise StartError(self._other_head_node)
                 try:
                     await within(max(0.0, deadline - self._loop.time()), self.news.wait())
                 except asyncio.TimeoutError:
@@ -147,13 +147,13 @@ class HostGathering:
                 self.machine, options.hosts.own.address, host.address, options.control_port, self._secret
             )
             try:
-                channel.send(m.Head(self.name, str(options.hosts)))
+                channel.send(m.WaitingController(self.name, str(options.hosts)))
                 answer = await within(_FIRST_WORDS_S, channel.receive(m.CALLS))
             finally:
                 channel.close()
             self._silent.pop(host.name, None)
             if answer.waits:
-                self._meet_another_head(host.name, answer.hosts)
+                self._meet_another_head_node(host.name, answer.hosts)
             elif answer.in_a_job:
                 why = (
                     f"{host.name} takes part in another job, of {answer.calls}; two on one host need another -port each"
@@ -180,21 +180,21 @@ class HostGathering:
             self._rejected[host.name] = why
             _log.warning("%s", why)
 
-    def _meet_another_head(self, name: str, hosts: str) -> None:
+    def _meet_another_head_node(self, name: str, hosts: str) -> None:
         own = self.options.hosts
         if name in own.names:
-            self._other_head = (
+            self._other_head_node = (
                 f"{name} waits as the head, too: give the same -H, in the same order, on all hosts, and the same "
                 f"-config-server ({self.name} has -H {own}, {name} has -H {hosts})"
             )
             self.news.set()
 
-    async def answer_a_head(self, channel: AnyChannel, asking: m.Head) -> None:
+    async def answer_a_controller(self, channel: AnyChannel, asking: m.WaitingController) -> None:
         waits = self._deadline is not None and asking.host in self.options.hosts.names
         channel.send(m.Calls(str(self.options.hosts), self.name, waits=waits, in_a_job=not waits))
         await channel.flushed()
         if waits:
-            self._meet_another_head(asking.host, asking.hosts)
+            self._meet_another_head_node(asking.host, asking.hosts)
 
     def reject(self, host: str, why: str) -> None:
         self._rejected[host] = why

@@ -10,10 +10,10 @@ from typing import Callable
 
 from ms_kungfu import env
 from ms_kungfu.cluster import PeerID
+from ms_kungfu.launcher.controller.agents import AgentHandle
 from ms_kungfu.launcher.controller.broker import Broker
 from ms_kungfu.launcher.controller.ending import EndOfWorkers
 from ms_kungfu.launcher.controller.processes import Process, ProcessTable
-from ms_kungfu.launcher.controller.sites import Site
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.state.hangs import HangWatch
@@ -34,7 +34,7 @@ class HangingWorkers:
     machine: Machine
     broker: Broker
     processes: ProcessTable
-    sites: Mapping[str, Site]
+    agents: Mapping[str, AgentHandle]
     ending: EndOfWorkers
     join_timeout_s: float
     is_over: Callable[[], bool]
@@ -117,7 +117,7 @@ class HangingWorkers:
         process.to(WorkerState.STUCK)
         ends = self.options.recover is not Recover.FAIL
         variable, limit_s = self._limit_of_waits_for(process)
-        self.sites[process.host].ask_for_stack(process.key)
+        self.agents[process.host].ask_for_stack(process.key)
         _log.warning(
             "stuck worker: %s awaited_by=%s %s=%s stack=requested action=%s", process.who,
             ",".join(f"rank {rank}" for rank in awaited_by), variable, f"{limit_s:g}", "end it" if ends else "none",

@@ -26,8 +26,8 @@ class History:
     def note(self, reason: str) -> None:
         """Something has happened that the launcher's next cluster is the answer to."""
         # Of each worker of a lost host it is told once more that the host was lost, and why.
-        gone = re.search(r" was on host (\S+), which was lost: ", reason)
-        if gone is None or not any(told.startswith(f"host {gone[1]} is lost: ") for told in self._reasons):
+        removed = re.search(r" was on host (\S+), which was lost: ", reason)
+        if removed is None or not any(told.startswith(f"host {removed[1]} is lost: ") for told in self._reasons):
             self._reasons.append(reason)
 
     def begun(self, cluster: Cluster) -> None:
@@ -37,7 +37,7 @@ class History:
     def resumed(self, changes: Sequence[Change], cluster: Cluster) -> None:
         """By the next head of a job that runs in `cluster`: what the one before has told."""
         self.changes.extend(changes)
-        self.chosen(cluster, None)  # which is told once it is on record
+        self.committed(cluster, None)  # which is told once it is on record
         if not self.knows(cluster):
             now = self._clock()
             self.changes.append(
@@ -47,9 +47,9 @@ class History:
     def knows(self, cluster: Cluster) -> bool:
         return any(change.version == cluster.version for change in self.changes)
 
-    def wanted(self, cluster: Cluster, before: Cluster, job: str, refused: str | None = None) -> None:
-        gone = [str(worker) for worker in before.workers if worker not in cluster.workers]
-        why = _who(cluster, job, gone)
+    def desired(self, cluster: Cluster, before: Cluster, job: str, refused: str | None = None) -> None:
+        removed = [str(worker) for worker in before.workers if worker not in cluster.workers]
+        why = _who(cluster, job, removed)
         if cluster.writer == job:
             why = "; ".join(dict.fromkeys(self._reasons)) or why
             self._reasons.clear()
@@ -63,7 +63,7 @@ class History:
             if change.version == version and change.state == VersionState.DESIRED.value:
                 _move(change, VersionState.PREPARED)
 
-    def chosen(self, cluster: Cluster, step: int | None) -> None:
+    def committed(self, cluster: Cluster, step: int | None) -> None:
         size = self._running_size(None)
         for change in self.changes:
             if change.state not in (VersionState.DESIRED.value, VersionState.PREPARED.value):
@@ -85,11 +85,11 @@ def _move(change: Change, state: VersionState) -> None:
     change.state = VersionState(change.state).to(state, f"cluster version {change.version}").value
 
 
-def _who(cluster: Cluster, job: str, gone: Sequence[str]) -> str:
+def _who(cluster: Cluster, job: str, removed: Sequence[str]) -> str:
     if cluster.writer == writer_of_workers(job):
         return "the program asked for it: a schedule, a policy or a resize of its own"
     if cluster.writer == job:
         return "the launcher"
     if cluster.writer == WRITER_WHO_EVICTS:
-        return f"somebody else asked for it: kungfu-run evict, of {' and '.join(gone) or 'nobody who was there'}"
+        return f"somebody else asked for it: kungfu-run evict, of {' and '.join(removed) or 'nobody who was there'}"
     return "somebody else asked for it: kungfu-run resize, or another client"

@@ -1,4 +1,4 @@
-"""Who decides for a job: one host for ever (`NoElection`), or who holds the lease in etcd (`tenure.Tenure`)."""
+"""Who decides for a job: one host for ever (`NoElection`), or who holds the lease in etcd (`etcd_lease.EtcdLease`)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, Callable, Protocol
 
 if TYPE_CHECKING:
-    from ms_kungfu.cluster_store import Seat
-    from ms_kungfu.launcher.state.seat import Record
+    from ms_kungfu.cluster_store import LeadershipLease
+    from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot
 
 
 class Leadership(Protocol):
@@ -20,17 +20,17 @@ class Leadership(Protocol):
         ...
 
     @property
-    def seat(self) -> Seat | None:
+    def lease(self) -> LeadershipLease | None:
         """What is held in the store; `None`: nothing."""
         ...
 
     @property
-    def resumes(self) -> Record | None:
+    def resumes(self) -> LeaderSnapshot | None:
         """What the head before has left. This head continues its job. `None`: the job begins here."""
         ...
 
     @property
-    def is_deposed(self) -> bool:
+    def has_stepped_down(self) -> bool:
         """Another host decides from now on."""
         ...
 
@@ -40,7 +40,7 @@ class Leadership(Protocol):
         ...
 
     @property
-    def sits(self) -> bool:
+    def has_held(self) -> bool:
         """It has had the lease, be it deposed by now."""
         ...
 
@@ -57,7 +57,7 @@ class Leadership(Protocol):
     async def await_turn(self) -> None:
         """Until the last job of this name is over. StartError where it goes on."""
 
-    async def sit_down(self, record: Callable[[], Record]) -> None:
+    async def acquire(self, snapshot: Callable[[], LeaderSnapshot]) -> None:
         """Before the job begins. StartError where another job has the name."""
 
     def keep(self, store: Any) -> Callable[[], object]:
@@ -75,7 +75,7 @@ class Leadership(Protocol):
     async def act(self, act: Callable[[], Awaitable[object]]) -> None:
         """One action after the other, and none once another host decides."""
 
-    async def write(self, record: Callable[[], Record]) -> bool:
+    async def write(self, snapshot: Callable[[], LeaderSnapshot]) -> bool:
         """Within `act`. Whether the record is there now."""
         ...
 
@@ -87,13 +87,13 @@ class Leadership(Protocol):
         """False where that is asked already, for this version or a newer one, or doesn't matter any more."""
         ...
 
-    async def stand_up(self) -> None:
+    async def step_down(self) -> None:
         """This host stood still, and others have left it."""
 
     async def leave(self) -> None:
         """Its host leaves the job."""
 
-    async def give_back(self) -> None:
+    async def release(self) -> None:
         """The job is over."""
 
 
@@ -101,17 +101,17 @@ class NoElection:
     """The first host decides for ever, and the job ends with it: nothing has to be on record."""
 
     moves = False
-    seat = None
+    lease = None
     resumes = None
-    is_deposed = False
+    has_stepped_down = False
     is_gone = False
-    sits = False
+    has_held = False
     awaits_store = False
     has_stood_still = False
 
     async def await_turn(self) -> None: ...
 
-    async def sit_down(self, record: Callable[[], Record]) -> None: ...
+    async def acquire(self, snapshot: Callable[[], LeaderSnapshot]) -> None: ...
 
     def keep(self, store: Any) -> Callable[[], object]:
         return lambda: None
@@ -125,7 +125,7 @@ class NoElection:
     async def act(self, act: Callable[[], Awaitable[object]]) -> None:
         await act()
 
-    async def write(self, record: Callable[[], Record]) -> bool:
+    async def write(self, snapshot: Callable[[], LeaderSnapshot]) -> bool:
         return True
 
     def may_say(self, version: int) -> bool:
@@ -134,8 +134,8 @@ class NoElection:
     async def until_it_may_be_said(self, version: int, is_over: Callable[[], bool]) -> bool:
         return True
 
-    async def stand_up(self) -> None: ...
+    async def step_down(self) -> None: ...
 
     async def leave(self) -> None: ...
 
-    async def give_back(self) -> None: ...
+    async def release(self) -> None: ...

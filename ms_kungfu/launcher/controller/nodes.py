@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from ms_kungfu._words import counted
+from ms_kungfu.launcher.controller.agents import AgentHandle
 from ms_kungfu.launcher.controller.context import JobContext
-from ms_kungfu.launcher.controller.record import JobRecord
-from ms_kungfu.launcher.controller.sites import Site
+from ms_kungfu.launcher.controller.snapshot_writer import SnapshotWriter
 from ms_kungfu.launcher.state import policy
 from ms_kungfu.launcher.state.hosts import Host, Hosts
 from ms_kungfu.launcher.state.policy import Action, Recover, Verdict
@@ -39,10 +39,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class JobNodes:
-    """Implements `remote_site.Reports`. `status`: the job's; `left_s`: of its -timeout; `interrupted`: ends it."""
+    """Implements `remote_agent.Reports`. `status`: the job's; `left_s`: of its -timeout; `interrupted`: ends it."""
 
     job: JobContext
-    record: JobRecord
+    snapshot: SnapshotWriter
     status: Callable[[], dict[str, Any]]
     left_s: Callable[[], float | None]
     interrupted: Callable[[int, str], None]
@@ -74,7 +74,7 @@ class JobNodes:
         elif not job.course.is_over:
             _log.warning("host %s is lost: %s", name, reason)
             job.history.note(f"host {name} is lost: {reason}")
-            self.record.once_noted(name, lambda: self._lose(name, reason))
+            self.snapshot.once_noted(name, lambda: self._lose(name, reason))
 
     def _lose(self, name: str, reason: str) -> None:
         self._forget(name, reason)
@@ -144,7 +144,7 @@ class JobNodes:
             is_needed = current is not None and name in current.hosts
             if job.course.is_over or job.workers.has_processes_on(name) or (is_needed and name in self._graces):
                 continue
-            self.record.once_noted(name, functools.partial(self._let_go, name))
+            self.snapshot.once_noted(name, functools.partial(self._let_go, name))
 
     def _let_go(self, name: str) -> None:
         _log.info("host %s has left the job", name)
@@ -159,7 +159,7 @@ class JobNodes:
     async def leave(self) -> None:
         """The controller's own host leaves; a job that has begun doesn't end with it."""
         job, leadership = self.job, self.job.leadership
-        if leadership.is_deposed or job.course.is_over or (leadership.resumes is None and not job.has_begun):
+        if leadership.has_stepped_down or job.course.is_over or (leadership.resumes is None and not job.has_begun):
             return
         self.has_left = True
         await leadership.leave()
@@ -188,12 +188,12 @@ class JobNodes:
             )
         return ""
 
-    def host_joined(self, host: Host, site: Site) -> None:
+    def host_joined(self, host: Host, agent: AgentHandle) -> None:
         job = self.job
         how = "come back to" if host.name in self.hosts.names else "joined"
         job.coordinator.hosts = self.hosts.joined_by(host)
-        job.workers.add_site(site)
-        self.record.note_soon()
+        job.workers.add_agent(agent)
+        self.snapshot.note_soon()
         _log.info("host %s has %s the job, with %s", host.name, how, counted(host.slots or 0, "slot"))
         job.history.note(f"host {host.name} has {how} the job")
         job.revisions.write()  # the store tells of its slots: a client that resizes the job fills them

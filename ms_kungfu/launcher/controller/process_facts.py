@@ -23,7 +23,7 @@ class ProcessFacts:
 
     def heartbeat(self, peer: PeerID, incarnation: int) -> tuple[int, ...]:
         """Counts that move for as long as the process runs; none before it has a slot, or once it has left."""
-        beats = tuple(segment.heartbeat(rank) for segment, rank in self._segments.places_of(peer, incarnation))
+        beats = tuple(segment.heartbeat(rank) for segment, rank in self._segments.slots_of(peer, incarnation))
         process = (peer, incarnation)
         if any(beats):
             self._counting.add(process)
@@ -33,13 +33,13 @@ class ProcessFacts:
 
     def progress(self, peer: PeerID, incarnation: int) -> Progress | None:
         """Where the process's training is, as it has told in the newest version in which it has."""
-        places = list(self._segments.places_of(peer, incarnation))
-        return next(filter(None, (segment.progress(rank) for segment, rank in reversed(places))), None)
+        slots = list(self._segments.slots_of(peer, incarnation))
+        return next(filter(None, (segment.progress(rank) for segment, rank in reversed(slots))), None)
 
     def gave_up(self, peer: PeerID, incarnation: int) -> str:
         """Why a process that lives can't go on, and its end is what the other members wait for; "" if it can."""
-        places = self._segments.places_of(peer, incarnation)
-        return next(filter(None, (segment.gave_up(rank) for segment, rank in places)), "")
+        slots = self._segments.slots_of(peer, incarnation)
+        return next(filter(None, (segment.gave_up(rank) for segment, rank in slots)), "")
 
     def stuck(self, alive: Collection[tuple[PeerID, int]]) -> dict[tuple[PeerID, int], list[int]]:
         """Of the processes that live those that keep others waiting for longer than these can (`stuck`), with the ranks
@@ -64,5 +64,5 @@ class ProcessFacts:
 
     def set_ending(self, peer: PeerID, incarnation: int, ending: bool) -> None:
         """The process is about to be ended, or isn't after all."""
-        for segment, rank in self._segments.places_of(peer, incarnation):
+        for segment, rank in self._segments.slots_of(peer, incarnation):
             segment.set_ending(rank, ending)

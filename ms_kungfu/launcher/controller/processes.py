@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher.controller.agents import AgentHandle
 from ms_kungfu.launcher.controller.broker import Broker
-from ms_kungfu.launcher.controller.sites import Site
 from ms_kungfu.launcher.state.policy import Headcount, Standing
 from ms_kungfu.launcher.state.states import WorkerState
 
@@ -30,7 +30,7 @@ class Process:
     incarnation: int = 0
     rank: int = 0  # in the last version that it was in, at first in the one that it was started for
     size: int = 1  # of that one
-    place: int = -1  # what its replacement inherits
+    slot: int = -1  # what its replacement inherits
     standby: int | None = None
     pid: int | None = None
     join_timer: asyncio.TimerHandle | None = None
@@ -62,9 +62,9 @@ class Process:
 class ProcessTable:
     """The processes."""
 
-    def __init__(self, broker: Broker, sites: Mapping[str, Site]) -> None:
+    def __init__(self, broker: Broker, agents: Mapping[str, AgentHandle]) -> None:
         self._broker = broker
-        self._sites = sites
+        self._agents = agents
         self._by_key: dict[int, Process] = {}
         self.emptied = asyncio.Event()  # no process is left
 
@@ -143,7 +143,7 @@ class ProcessTable:
         shares: dict[PeerID, list[int]] = {}
         for host in cluster.hosts:
             here = [worker for worker in cluster.workers if worker.host == host]
-            shares.update(zip(here, self._sites[host].shares.of(len(here))))
+            shares.update(zip(here, self._agents[host].shares.of(len(here))))
         return shares
 
     def shares(self, cluster: Cluster) -> Iterator[tuple[Process, list[int]]]:
@@ -163,7 +163,7 @@ class ProcessTable:
             # A standby is about to be in a cluster.
             stays = other.peer is None or (other.peer in cluster.workers and self.is_current(other))
             (staying if stays else leaving).append(other.device)
-        devices = self._sites[host].devices
+        devices = self._agents[host].devices
         chosen = devices.choose(staying, leaving)
         name = devices.name_of(chosen)
         if name is not None and chosen in staying:
@@ -171,7 +171,7 @@ class ProcessTable:
                 "%s is shared by %d workers: the job has %s for %s%s",
                 name, staying.count(chosen) + 1, counted(len(devices.each), "device"),
                 counted(sum(worker.host == host for worker in cluster.workers), "worker"),
-                f" on {host}" if len(self._sites) > 1 else "",
+                f" on {host}" if len(self._agents) > 1 else "",
             )  # fmt: skip
         return chosen
 
@@ -182,7 +182,7 @@ class ProcessTable:
         for process in self:
             if process.state is WorkerState.OVERDUE:
                 here = [p for p in current if p.host == process.host]
-                device = self._sites[process.host].devices.name_of(process.device)
+                device = self._agents[process.host].devices.name_of(process.device)
                 if any(p.peer == process.peer or (device is not None and p.device == process.device) for p in here):
                     found.append(process)
         return found

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Callable, Protocol
 
-from ms_kungfu.launcher.controller.remote_site import RemoteSite
+from ms_kungfu.launcher.controller.remote_agent import RemoteAgent
 from ms_kungfu.launcher.controller.spread_segment import SpreadSegment
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.state.hosts import Hosts
@@ -23,7 +23,7 @@ _LAST_NEWS_S = 2.0
 _MISSED_S = 1.0  # two beats of a host, at most
 
 
-class Reports(Protocol):
+class NodeEvents(Protocol):
     @property
     def hosts(self) -> Hosts:
         """Those of the job by now."""
@@ -34,16 +34,16 @@ class Reports(Protocol):
 
 
 class Reachability:
-    """`lose(site, why)`: the host has failed."""
+    """`lose(agent, why)`: the host has failed."""
 
     def __init__(
         self,
         options: Options,
-        sites: Mapping[str, RemoteSite],
-        reports: Reports,
-        lose: Callable[[RemoteSite, str], None],
+        agents: Mapping[str, RemoteAgent],
+        events: NodeEvents,
+        lose: Callable[[RemoteAgent, str], None],
     ) -> None:
-        self.options, self.sites, self.reports, self._lose = options, sites, reports, lose
+        self.options, self.agents, self.events, self._lose = options, agents, events, lose
         self._loop = asyncio.get_running_loop()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._unlinked = False
@@ -57,16 +57,16 @@ class Reachability:
         for timer in self._timers.values():
             timer.cancel()
 
-    def living(self) -> list[RemoteSite]:
-        return [site for site in self.sites.values() if not site.lost]
+    def living(self) -> list[RemoteAgent]:
+        return [agent for agent in self.agents.values() if not agent.lost]
 
     def _look_for_silence(self, leases: Leases) -> None:
         """Tell the hosts that this one is there, too."""
-        others = {site.name: site.heard for site in self.living() if site.name != self.options.hosts.self_name}
+        others = {agent.name: agent.heard for agent in self.living() if agent.name != self.options.hosts.self_name}
         for name in leases.run_out(self._loop.time(), others):
-            self._lose(self.sites[name], f"nothing came from it for {self.options.host_timeout_s:g} s (-host-timeout)")
-        for site in self.living():
-            site.send(m.Beat())
+            self._lose(self.agents[name], f"nothing came from it for {self.options.host_timeout_s:g} s (-host-timeout)")
+        for agent in self.living():
+            agent.send(m.Beat())
         self._later("silence", leases.period_s, self._look_for_silence, leases)
 
     def _later(self, what: str, seconds: float, function: Callable[..., None], *arguments: object) -> None:
@@ -85,36 +85,39 @@ class Reachability:
     def _apart(self) -> dict[tuple[str, str], str]:
         """Return the pairs of live hosts that don't reach each other, and why."""
         found = {}
-        for site in self.living():
+        for agent in self.living():
             found.update(
                 {
-                    (site.name, host): why
-                    for (version, host), why in site.apart.items()
-                    if version in site.segments and self._is_in(site.segments[version], host)
+                    (agent.name, host): why
+                    for (version, host), why in agent.apart.items()
+                    if version in agent.segments and self._is_in(agent.segments[version], host)
                 }
             )
-        living = {site.name for site in self.living()}
+        living = {agent.name for agent in self.living()}
         return {pair: why for pair, why in found.items() if living.issuperset(pair)}
 
     def _is_in(self, segment: SpreadSegment, host: str) -> bool:
         """Whether the host of that name now has a part in it, and not a failed one that has come back since."""
-        site = self.sites.get(host)
-        return site is not None and segment.has(site)
+        agent = self.agents.get(host)
+        return agent is not None and segment.has(agent)
 
     def _evict_who_is_apart(self) -> None:
         apart, now = self._apart(), self._loop.time()
-        involved = [site for site in self.living() if any(site.name in pair for pair in apart)]
+        involved = [agent for agent in self.living() if any(agent.name in pair for pair in apart)]
         limit_s = self.options.host_timeout_s
-        if limit_s is not None and any(now - site.heard > limit_s / 4 for site in involved):
+        if limit_s is not None and any(now - agent.heard > limit_s / 4 for agent in involved):
             # It may be about to be lost for its silence, which tells better which host has failed.
             self._later("apart", _LOOK_S, self._evict_who_is_apart)
             return
         workers = Counter(
-            worker.host for site in involved for segment in site.segments.values() for worker in segment.cluster.workers
+            worker.host
+            for agent in involved
+            for segment in agent.segments.values()
+            for worker in segment.cluster.workers
         )
-        for name in to_evict(apart, workers, self.reports.hosts.names, self.options.hosts.self_name):
+        for name in to_evict(apart, workers, self.events.hosts.names, self.options.hosts.self_name):
             other, why = next((set(pair) - {name}, why) for pair, why in apart.items() if name in pair)
-            self._lose(self.sites[name], f"it and {''.join(other)} don't reach each other: {why}")
+            self._lose(self.agents[name], f"it and {''.join(other)} don't reach each other: {why}")
 
     # ---- connections between hosts ----
 
@@ -136,5 +139,5 @@ class Reachability:
         self._unlinked = False
         if self.are_apart() and self.options.recover is Recover.FAIL:
             return  # the loss of a host ends the job
-        if any(segment in site.segments.values() for site in self.sites.values()):
-            self.reports.hosts_apart(reason)
+        if any(segment in agent.segments.values() for agent in self.agents.values()):
+            self.events.hosts_apart(reason)

@@ -45,10 +45,10 @@ class Resizes:
                 processes.taken_ports(),
             )
         except ValueError as error:
-            self.drop_newcomers(str(error))
+            self.drop_joining(str(error))
             return None
 
-    def drop_newcomers(self, reason: str) -> None:
+    def drop_joining(self, reason: str) -> None:
         _log.error("no new worker is started: %s", reason)
         self.job.coordinator.vacant.clear()
 
@@ -62,8 +62,8 @@ class Resizes:
         if cluster is not None:
             self.on_cluster(cluster)
         elif server is not None and not job.course.is_over and not coordinator.finishing:
-            wanted = coordinator.newest
-            again = replace(wanted.following(wanted.workers), version=server.store.version + 1)
+            desired = coordinator.newest
+            again = replace(desired.following(desired.workers), version=server.store.version + 1)
             _log.warning("config server: the deleted cluster is put back version=%d", again.version)
             with contextlib.suppress(HostError):  # all its workers have failed: the revision without them follows
                 server.put(again.to_json(), job.begun.writer)
@@ -111,11 +111,11 @@ class Resizes:
         except HostError as error:  # a config server of its own does not know this host
             _log.error("cluster version %d is refused: %s", cluster.version, error)
             broker.refuse(cluster.version, str(error))
-            job.history.wanted(cluster, coordinator.newest, writer, refused=str(error))
+            job.history.desired(cluster, coordinator.newest, writer, refused=str(error))
             job.revisions.write()
             return
         _log.info("cluster version %d is wanted: %s", cluster.version, counted(cluster.size, "worker"))
-        job.history.wanted(cluster, coordinator.newest, writer)
+        job.history.desired(cluster, coordinator.newest, writer)
         workers.warn_of_crowd(cluster)
         living, joining = workers.processes.living_members(), workers.processes.of_standing(Standing.JOINING)
         if cluster.writer == WRITER_WHO_EVICTS:

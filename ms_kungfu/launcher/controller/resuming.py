@@ -5,36 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher.controller.agents import AbsentAgent
 from ms_kungfu.launcher.controller.processes import Process
-from ms_kungfu.launcher.controller.sites import AbsentSite
 from ms_kungfu.launcher.controller.workers import WorkerManager
 from ms_kungfu.launcher.state.events import CANT_RUN, Exited
+from ms_kungfu.launcher.state.leader_snapshot import all_losses
 from ms_kungfu.launcher.state.policy import Recover, Standing
-from ms_kungfu.launcher.state.seat import all_losses
 from ms_kungfu.launcher.state.states import WorkerState
 from ms_kungfu.launcher.state.versions import ClusterVersions
 from ms_kungfu.launcher.wire import messages as m
 
 
 def resume(
-    manager: WorkerManager, versions: ClusterVersions, reports: Mapping[str, m.Report], wanted: Cluster | None
+    manager: WorkerManager, versions: ClusterVersions, reports: Mapping[str, m.ResyncReport], desired: Cluster | None
 ) -> None:
     """Continue with the `versions` of the controller before, what the hosts report, and the desired cluster."""
     known, recovers = sorted(versions.clusters), manager.options.recover is not Recover.FAIL
     remote, broker = manager.remote, manager.broker
     living = [worker for report in reports.values() for worker in report.workers if worker.code is None]
-    chosen = versions.chosen or 0
-    newcomers = {PeerID.parse(w.peer): w.incarnation for w in living if w.incarnation > chosen}
+    committed = versions.committed or 0
+    joining = {PeerID.parse(w.peer): w.incarnation for w in living if w.incarnation > committed}
     losses = {version: all_losses(list(reports.values()), version) for version in known}
     broker.resume(
         {version: remote.take_over(versions.clusters[version], recovers) for version in known},
-        losses, [(PeerID.parse(peer), since) for report in reports.values() for peer, since in report.placed],
-        newcomers, wanted,
+        losses, [(PeerID.parse(peer), since) for report in reports.values() for peer, since in report.slot_holders],
+        joining, desired,
     )  # fmt: skip
     manager.starting.resume(manager.begun.attempts)
     remote.close_all_but(known, reports)
-    sites = manager.sites
-    sites.update({name: AbsentSite(name) for name in manager.coordinator.hosts.names if name not in sites})
+    agents = manager.agents
+    agents.update({name: AbsentAgent(name) for name in manager.coordinator.hosts.names if name not in agents})
     current = broker.current()
     assert current is not None
     told = [current.workers[rank] for rank, *_ in losses[current.version]]
@@ -58,7 +58,7 @@ _Ended = list[tuple[int, Process, Exited]]  # by the order in which the workers 
 
 
 def _enter_reported(
-    manager: WorkerManager, versions: ClusterVersions, reports: Mapping[str, m.Report], told: list[PeerID]
+    manager: WorkerManager, versions: ClusterVersions, reports: Mapping[str, m.ResyncReport], told: list[PeerID]
 ) -> _Ended:
     """Enter the processes that agents report. Return those that have exited."""
     ended: _Ended = []
@@ -78,18 +78,22 @@ def _enter_reported(
 
 
 def _enter_unreported(
-    manager: WorkerManager, versions: ClusterVersions, reports: Mapping[str, m.Report], current: Cluster, last: int
+    manager: WorkerManager,
+    versions: ClusterVersions,
+    reports: Mapping[str, m.ResyncReport],
+    current: Cluster,
+    last: int,
 ) -> _Ended:
     """Enter the workers of known versions that no agent reports. Return those that were never started."""
     ended: _Ended = []
     for version, cluster in sorted(versions.clusters.items()):
-        gone = versions.ended_in(cluster)
+        ended_peers = versions.ended_in(cluster)
         for rank, peer in enumerate(cluster.workers):
             incarnation = versions.meant_by(peer, version)
             is_lost = peer.host not in reports
             if version <= versions.lost_hosts.get(peer.host, -1):
                 continue  # the loss of its host is in the snapshot
-            if peer in gone or not (is_lost or version == current.version) or _has(manager, peer, version):
+            if peer in ended_peers or not (is_lost or version == current.version) or _has(manager, peer, version):
                 continue
             process = manager.starting.known(None, "", peer, incarnation, rank)
             if not is_lost:  # the controller before hadn't come to starting it

@@ -11,7 +11,7 @@ from typing import Callable, Protocol
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.cluster_store import ClusterStore, StaleVersionError, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
-from ms_kungfu.launcher.controller.startup import Start
+from ms_kungfu.launcher.controller.startup import JobStart
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.state.coordinator import Coordinator
 from ms_kungfu.launcher.state.hosts import HostError
@@ -28,7 +28,7 @@ class RevisionOwner(Protocol):
         """None where nothing is to be written any more."""
         ...
 
-    def drop_newcomers(self, reason: str) -> None:
+    def drop_joining(self, reason: str) -> None:
         """They can't be had."""
 
     def on_cluster(self, cluster: Cluster) -> None:
@@ -39,7 +39,7 @@ class Revisions:
     """Writes one after the other, in the background: each builds on what has become of the one before. A conflict means
     that there is something newer to build on."""
 
-    def __init__(self, job: RevisionOwner, coordinator: Coordinator, start: Start, machine: Machine) -> None:
+    def __init__(self, job: RevisionOwner, coordinator: Coordinator, start: JobStart, machine: Machine) -> None:
         self._job = job
         self._coordinator = coordinator
         self._start = start
@@ -58,7 +58,7 @@ class Revisions:
             try:
                 await self._write(revision)
             except HostError as error:
-                self._job.drop_newcomers(str(error))
+                self._job.drop_joining(str(error))
             except ConfigServerError as error:
                 if str(error) != trouble:
                     trouble = str(error)

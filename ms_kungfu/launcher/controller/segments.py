@@ -74,7 +74,7 @@ class Segments:
         for rank, worker in enumerate(self._versions.clusters[version].workers):
             if worker.host == host:
                 segment.mark_lost(rank, f"was on host {host}, which was lost", True, True)
-                if version == self._versions.chosen:
+                if version == self._versions.committed:
                     self._versions.record_end(worker, self._versions.meant_by(worker, version))
         segment.lose_host(host)
 
@@ -95,7 +95,7 @@ class Segments:
                 self._losses[place] = replace(loss, reaped=True)
                 self._tell_all(self._losses[place])
 
-    def places_of(self, peer: PeerID, incarnation: int) -> Iterator[tuple[Segment, int]]:
+    def slots_of(self, peer: PeerID, incarnation: int) -> Iterator[tuple[Segment, int]]:
         """The segments in which the process has a rank, and that rank."""
         for version, segment in self.open.items():
             rank = self._versions.clusters[version].rank_of(peer)

@@ -30,7 +30,7 @@ class Slots(Protocol):
 
     def grant(self, asker: Asker, request: Request, grant: Grant) -> None: ...
 
-    def announce(self) -> None:
+    def prepare(self) -> None:
         """A joining worker is ready."""
 
 
@@ -54,7 +54,7 @@ class SlotRequests:
         self.ready_standbys: set[int] = set()
         self._identities: dict[int, tuple[PeerID, int]] = {}  # of standbys that are needed
 
-    def add(self, asker: Asker, asked: m.PlaceRequest | m.StandbyRequest) -> None:
+    def add(self, asker: Asker, asked: m.SlotRequest | m.StandbyRequest) -> None:
         """The worker's host has made sure that the process is no child of the one that has the slot."""
         request = _request_from(asked)
         if isinstance(request, StandbyRequest) or request.member_of is None:
@@ -142,7 +142,7 @@ class SlotRequests:
             process = (request.peer, request.incarnation)
             if process not in self._versions.ready:
                 self._versions.ready.add(process)
-                self._slots.announce()
+                self._slots.prepare()
                 ready = asked.number if isinstance(asked, StandbyRequest) else process
                 self._loop.call_soon(self._slots.on_ready, ready)
 
@@ -159,7 +159,7 @@ class SlotRequests:
             self._versions.ready.discard(process)
 
 
-def _request_from(asked: m.PlaceRequest | m.StandbyRequest) -> Request | StandbyRequest:
+def _request_from(asked: m.SlotRequest | m.StandbyRequest) -> Request | StandbyRequest:
     if isinstance(asked, m.StandbyRequest):
         return StandbyRequest(asked.number)
     return Request(PeerID.parse(asked.peer), asked.incarnation, asked.member_of, asked.version, asked.step)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from ms_kungfu.cluster import Cluster
-from ms_kungfu.cluster_store import Seat
+from ms_kungfu.cluster_store import LeadershipLease
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.state.segment import MAKE_S, Asker, NotMadeYet, Progress
 from ms_kungfu.launcher.state.stuck import waits_between_hosts
@@ -15,25 +15,25 @@ from ms_kungfu.launcher.wire import messages as m
 
 
 class Member(Protocol):
-    """A host that has a part (`remote.RemoteSite`)."""
+    """A host that has a part (`remote.RemoteAgent`)."""
 
     name: str
     lost: str  # why
     segments: dict[int, SpreadSegment]  # those that it has, or is making
     apart: dict[tuple[int, str], str]  # version, host that it can't reach any more -> why
 
-    def send(self, message: m.FromHead) -> None: ...
+    def send(self, message: m.FromController) -> None: ...
 
 
 class Owner(Protocol):
     """All hosts (`remote.RemoteHosts`)."""
 
     machine: Machine
-    seat: Seat | None
+    lease: LeadershipLease | None
     stuck_sure_s: float
 
     @property
-    def sites(self) -> Mapping[str, Member]: ...
+    def agents(self) -> Mapping[str, Member]: ...
 
     def was_made(self) -> None:
         """A segment was, or can't be."""
@@ -56,7 +56,7 @@ class SpreadSegment:
         self._owner = owner
         self._recovers = recovers
         # Hosts as they are now: one that is lost and comes back is another one, of which this knows nothing.
-        self._sites = [owner.sites[host] for host in cluster.hosts if host in owner.sites]
+        self._agents = [owner.agents[host] for host in cluster.hosts if host in owner.agents]
         self._missing: dict[str, asyncio.Future[None]] = {}  # hosts that haven't said yet that they have their part
         self._is_made = is_made
         self._trouble: Exception | None = None
@@ -64,20 +64,20 @@ class SpreadSegment:
         self._sync_points = 0  # those that have been passed on
         self._task: asyncio.Task[None] | None = None
         if is_made:
-            for site in self._sites:
-                site.segments[cluster.version] = self
+            for agent in self._agents:
+                agent.segments[cluster.version] = self
         else:
             self._task = asyncio.ensure_future(self._make())
 
     async def _make(self) -> None:
         trouble: Exception | None = None
         loop = asyncio.get_running_loop()
-        for site in self._sites:
-            site.segments[self.cluster.version] = self
-            self._missing[site.name] = loop.create_future()
-            site.send(m.Make(self.attempt, m.ClusterPart.of(self.cluster), self._recovers))
-            if site.lost:
-                self.was_made(site.name, site.lost, is_lost=True)
+        for agent in self._agents:
+            agent.segments[self.cluster.version] = self
+            self._missing[agent.name] = loop.create_future()
+            agent.send(m.Make(self.attempt, m.ClusterPart.of(self.cluster), self._recovers))
+            if agent.lost:
+                self.was_made(agent.name, agent.lost, is_lost=True)
         try:
             if not self._missing:
                 raise OSError("none of its hosts is there")
@@ -101,9 +101,9 @@ class SpreadSegment:
         """A host has its part, or says why it can't. Where it `is_lost`, and that has to be on record first, members
         that ask for this version wait for it: another version without the host, which that leads to."""
         missing = self._missing.get(host)
-        where = f"host {host}: " if len(self._sites) > 1 else ""
+        where = f"host {host}: " if len(self._agents) > 1 else ""
         if missing is not None and not missing.done():
-            if error and is_lost and self._owner.seat is not None:
+            if error and is_lost and self._owner.lease is not None:
                 missing.set_exception(NotMadeYet(f"{where}{error}"))
                 missing.exception()
             elif error:
@@ -123,8 +123,8 @@ class SpreadSegment:
         self._sync_points = number
         self._tell(m.Sync(self.cluster.version, number))
 
-    def has(self, site: Member) -> bool:
-        return site in self._sites
+    def has(self, agent: Member) -> bool:
+        return agent in self._agents
 
     # ---- as a segment ----
 
@@ -134,23 +134,23 @@ class SpreadSegment:
         if not self._is_made:
             raise NotMadeYet
 
-    def hand_over(self, asker: Asker, message: m.Place, rank: int) -> None:
+    def hand_over(self, asker: Asker, message: m.Slot, rank: int) -> None:
         asker.send(message)  # its host adds what belongs to it
 
     def announce(self, version: int) -> None:
-        self._tell(m.Announce(self.cluster.version, version))
+        self._tell(m.VersionPrepared(self.cluster.version, version))
 
     def mark_lost(self, rank: int, reason: str, recover: bool, reaped: bool) -> None:
         self._tell(m.Lost(self.cluster.version, rank, reason, recover, reaped))
 
     def lose_host(self, host: str) -> None:
-        for site in self._sites:
-            if site.name != host:
-                site.send(m.LoseHost(self.cluster.version, host))
+        for agent in self._agents:
+            if agent.name != host:
+                agent.send(m.LoseHost(self.cluster.version, host))
 
-    def _tell(self, message: m.FromHead) -> None:
-        for site in self._sites:
-            site.send(message)
+    def _tell(self, message: m.FromController) -> None:
+        for agent in self._agents:
+            agent.send(message)
 
     def heartbeat(self, rank: int) -> int:
         return self.beats.get(rank, 0)
@@ -166,7 +166,7 @@ class SpreadSegment:
         and one report must not confirm a stuck rank by being read again (`stuck`, 2)."""
         since = self._owner.machine.monotonic() - self._owner.stuck_sure_s
         fresh = {host: waits for host, (waits, told) in self._waits.items() if told > since}
-        told = {site.name: fresh[site.name] for site in self._sites if not site.lost and site.name in fresh}
+        told = {agent.name: fresh[agent.name] for agent in self._agents if not agent.lost and agent.name in fresh}
         ranks: dict[str, list[int]] = {host: [] for host in told}
         for rank, peer in enumerate(self.cluster.workers):
             if peer.host in ranks:
@@ -195,7 +195,7 @@ class SpreadSegment:
             self._task.cancel()
 
     def _forget(self) -> None:
-        for site in self._sites:
-            if site.segments.get(self.cluster.version) is self:
-                del site.segments[self.cluster.version]
-                site.apart = {(v, host): why for (v, host), why in site.apart.items() if v != self.cluster.version}
+        for agent in self._agents:
+            if agent.segments.get(self.cluster.version) is self:
+                del agent.segments[self.cluster.version]
+                agent.apart = {(v, host): why for (v, host), why in agent.apart.items() if v != self.cluster.version}

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Callable
 
 from ms_kungfu.cluster import Cluster
+from ms_kungfu.launcher.controller.agents import AgentHandle
 from ms_kungfu.launcher.controller.broker import Broker
 from ms_kungfu.launcher.controller.processes import Process, ProcessTable
-from ms_kungfu.launcher.controller.sites import Site
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.state.ahead import Expected, Present, Room, to_start
@@ -32,7 +32,7 @@ class StandbyKeeper:
     machine: Machine
     broker: Broker
     processes: ProcessTable
-    sites: Mapping[str, Site]
+    agents: Mapping[str, AgentHandle]
     coordinator: Coordinator
     is_over: Callable[[], bool]
     new_process: Callable[[str], Process]
@@ -100,7 +100,7 @@ class StandbyKeeper:
             self.dismiss(process)
 
     def _room(self, newest: Cluster) -> Room:
-        shares = self.sites[self.options.host.name].shares
+        shares = self.agents[self.options.host.name].shares
         cores, each = len(shares.cores), shares.each
         idle = 0 if each is None else max(0, cores - newest.size * each)
         members = [p.pid for p in self.processes.of_standing(Standing.MEMBER) if p.pid is not None]
@@ -115,4 +115,4 @@ class StandbyKeeper:
         process.standby, process.size = number, size
         process.rank = next((rank for rank in range(newest.size, size) if rank not in ranks), newest.size)
         process.device = self.processes.choose_device(newest, process.host)
-        self.start(process, newest, self.sites[process.host].shares.of(size)[process.rank])
+        self.start(process, newest, self.agents[process.host].shares.of(size)[process.rank])

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Callable
 
 from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher.controller.agents import AgentHandle
 from ms_kungfu.launcher.controller.broker import Broker
 from ms_kungfu.launcher.controller.ending import EndOfWorkers
 from ms_kungfu.launcher.controller.environment import environment_of
 from ms_kungfu.launcher.controller.processes import Process, ProcessTable
-from ms_kungfu.launcher.controller.sites import Site
-from ms_kungfu.launcher.controller.startup import Start
+from ms_kungfu.launcher.controller.startup import JobStart
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.state.coordinator import Coordinator
 from ms_kungfu.launcher.state.events import CANT_RUN, Exited
@@ -30,18 +30,18 @@ class StartOfWorkers:
     """Part of a `WorkerManager`, in its event loop. `on_exit` is called with a process that its host can't start."""
 
     options: Options
-    begun: Start
+    begun: JobStart
     coordinator: Coordinator
     broker: Broker
     processes: ProcessTable
-    sites: Mapping[str, Site]
+    agents: Mapping[str, AgentHandle]
     ending: EndOfWorkers
     on_exit: Callable[[Process, Exited], None]
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._keys = itertools.count()
-        self._places = itertools.count()
+        self._slots = itertools.count()
 
     def resume(self, keys: int) -> None:
         """Name processes from `keys` on, which no earlier controller has used."""
@@ -50,7 +50,7 @@ class StartOfWorkers:
     def known(self, key: int | None, log_name: str, peer: PeerID, incarnation: int, rank: int) -> Process:
         """Return the entry of a process that an earlier controller has started, or was about to (`key` None)."""
         key = next(self._keys) if key is None else key
-        process = Process(key, log_name, peer.host, peer, incarnation, rank, place=next(self._places))
+        process = Process(key, log_name, peer.host, peer, incarnation, rank, slot=next(self._slots))
         self.processes.add(process)
         return process
 
@@ -64,20 +64,20 @@ class StartOfWorkers:
         for peer in peers_to_start(cluster, present, self.broker.ended_in(cluster), coordinator.finishing):
             rank = cluster.workers.index(peer)
             if coordinator.vacant and peer in replacing:
-                place = coordinator.vacant.pop(0)
-                coordinator.count_restart(place, self._loop.time())
+                slot = coordinator.vacant.pop(0)
+                coordinator.count_restart(slot, self._loop.time())
             else:
-                place = next(self._places)
+                slot = next(self._slots)
             process = self.processes.standby_for(rank, peer.host) if joins_later else None
             if process is not None:
                 _log.info("standby %s becomes worker %d (%s, pid %s)", process.standby, rank, peer, process.pid)
             else:
                 device = self.processes.choose_device(cluster, peer.host)
                 process = Process(next(self._keys), f"{peer.host}.{peer.port}", peer.host, device=device)
-            process.peer, process.incarnation, process.place = peer, cluster.version, place
+            process.peer, process.incarnation, process.slot = peer, cluster.version, slot
             process.rank, process.size = rank, cluster.size
             if process.standby is not None:
-                self.sites[process.host].release(process.log_name)
+                self.agents[process.host].release(process.log_name)
                 self.broker.requests.assign(process.standby, peer, cluster.version)
             else:
                 self._launch(process, cluster, joins_later, shares[peer], len(shares[peer]))
@@ -92,19 +92,19 @@ class StartOfWorkers:
     def start_standby(self, process: Process, cluster: Cluster, share: list[int]) -> None:
         # As many threads as its share of the cores will be; until then it may use all of them, unless it is to begin
         # with exactly its number.
-        shares = self.sites[process.host].shares
+        shares = self.agents[process.host].shares
         self._launch(process, cluster, True, share if shares.each else list(shares.cores), len(share))
 
     def _launch(self, process: Process, cluster: Cluster, joins_later: bool, cores: list[int], threads: int) -> None:
         """Its agent reports what has come of it."""
-        site, pins = self.sites[process.host], self.options.affinity
-        process.has_its_cores = site.shares.each is not None
+        agent, pins = self.agents[process.host], self.options.affinity
+        process.has_its_cores = agent.shares.each is not None
         launch = m.Launch(
             process.key,
             process.log_name,
             process.rank,
             process.peer is None,
-            environment_of(process, cluster, joins_later, self.options, self.coordinator.hosts, self.begun, site),
+            environment_of(process, cluster, joins_later, self.options, self.coordinator.hosts, self.begun, agent),
             tuple(cores) if pins else (),
             threads if pins else None,
             joins_later,
@@ -112,7 +112,7 @@ class StartOfWorkers:
         )
         self.processes.add(process)
         try:
-            site.start(launch)
+            agent.start(launch)
         except OSError as error:
             # As one that could not be run: what a failure leads to is for the policy to say.
             self._loop.call_soon(self.on_exit, process, Exited(process.key, CANT_RUN, str(error.strerror)))

@@ -16,7 +16,13 @@ from urllib.parse import urlsplit
 from ms_kungfu import env
 from ms_kungfu._tls import from_environment
 from ms_kungfu.cluster import Cluster
-from ms_kungfu.cluster_store import ClusterStore, SeatLostError, StaleVersionError, StoreUnreachableError, open_store
+from ms_kungfu.cluster_store import (
+    ClusterStore,
+    LeadershipLostError,
+    StaleVersionError,
+    StoreUnreachableError,
+    open_store,
+)
 from ms_kungfu.config_server.secret_file import SecretFile, SecretFileError
 from ms_kungfu.config_server.store import ConfigStore
 from ms_kungfu.errors import ConfigServerError
@@ -36,7 +42,7 @@ _RETRY_S = 0.2
 
 
 @dataclass
-class Start:
+class JobStart:
     """What a job begins with. Whoever wants another cluster writes it in a config server of this process (`server`), or
     in a `store` elsewhere; in a job that can't change, nowhere. `attempts`: those that were made before to make a
     version, by whichever head."""
@@ -60,7 +66,7 @@ async def prepare(
     on_status: Callable[[], dict[str, Any]],
     on_secret_left: Callable[[SecretFile], None],
     before_first: Callable[[str, ClusterStore, Callable[[], Cluster]], Awaitable[MayWrite]],
-) -> Start:
+) -> JobStart:
     """Where a config server is embedded, it asks `check` before it takes a cluster, and calls `on_change` then;
     `on_status`, which never raises, tells what the job tells of itself. A store that isn't this job's own is written to
     behind `before_first(writer, store, first cluster)`, which may refuse by a StartError. What it returns is asked
@@ -91,9 +97,9 @@ async def prepare(
         may_write = await before_first(writer, store, lambda: _first_cluster(options, 0))
         first = await _first_from(options, machine, store, may_write)
         _log.info("config server: %s%s", url, "" if options.watch else ", which the job doesn't follow without -w")
-        return Start(join_timeout_s, secret, first, writer, url, store=store)
+        return JobStart(join_timeout_s, secret, first, writer, url, store=store)
     first = _first_cluster(options, max(options.init_version or 0, 0))
-    start = Start(join_timeout_s, secret or secrets.token_hex(32), first, writer)
+    start = JobStart(join_timeout_s, secret or secrets.token_hex(32), first, writer)
     if options.builtin_port is not None:
         start.server = await _embed(options, machine, ConfigStore(first, check), start.secret, on_change, on_status)
         start.url = start.server.url
@@ -179,7 +185,7 @@ async def _first_from(options: Options, machine: Machine, store: ClusterStore, m
                 raise StartError(f"{error.question}{instead}") from None
         except StaleVersionError:
             continue
-        except SeatLostError as error:
+        except LeadershipLostError as error:
             if not await may_write():
                 raise StartError(str(error)) from None
         except (ConfigServerError, HostError) as error:

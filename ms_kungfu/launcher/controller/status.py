@@ -45,13 +45,13 @@ def _in_order(manager: WorkerManager) -> list[Process]:
     return sorted(manager.processes, key=lambda p: (order.index(manager.processes.standing(p)), p.rank, p.key))
 
 
-def _missing(manager: WorkerManager, wanted: Cluster) -> str:
-    """What the change to `wanted` waits for."""
+def _missing(manager: WorkerManager, desired: Cluster) -> str:
+    """What the change to `desired` waits for."""
     ready = sum(manager.broker.is_ready(p.peer, p.incarnation) for p in _joining(manager) if p.peer is not None)
     missing = len(_joining(manager)) - ready
     if missing:
-        return f"cluster version {wanted.version} waits for {counted(missing, 'worker')} to start"
-    return f"the workers go over to cluster version {wanted.version} at their next step"
+        return f"cluster version {desired.version} waits for {counted(missing, 'worker')} to start"
+    return f"the workers go over to cluster version {desired.version} at their next step"
 
 
 def _joining(manager: WorkerManager) -> list[Process]:
@@ -71,7 +71,7 @@ def _process(process: Process, manager: WorkerManager, coordinator: Coordinator)
         "standing": standing.value,
         "state": process.state.value,
         "why": _why(process, standing, manager, coordinator),
-        "device": manager.sites[process.host].devices.name_of(process.device),
+        "device": manager.agents[process.host].devices.name_of(process.device),
         "step": step,
         "step_s": each_s or None,
         "step_ended_s_ago": ago_s,

@@ -12,78 +12,78 @@ from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import ClusterStore, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.controller.context import JobContext
+from ms_kungfu.launcher.controller.etcd_lease import RENEW_S
 from ms_kungfu.launcher.controller.nodes import JobNodes
-from ms_kungfu.launcher.controller.record import JobRecord
 from ms_kungfu.launcher.controller.remote import RemoteHosts
 from ms_kungfu.launcher.controller.resuming import resume
-from ms_kungfu.launcher.controller.startup import Start
-from ms_kungfu.launcher.controller.tenure import RENEW_S
+from ms_kungfu.launcher.controller.snapshot_writer import SnapshotWriter
+from ms_kungfu.launcher.controller.startup import JobStart
 from ms_kungfu.launcher.controller.workers import WorkerManager
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.state.hosts import HostError
-from ms_kungfu.launcher.state.seat import Record, Term
+from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot, Term
 
 _log = logging.getLogger(__name__)
 _GATHER_S = 10.0  # for the hosts of a job that runs to come to its new controller, if -host-timeout doesn't say
 _ATTEMPTS = 1 << 16  # of one controller at versions of several hosts: those of the next have other numbers
 
 
-def start_of(job: JobContext, record: Record, term: Term) -> Start:
+def start_of(job: JobContext, snapshot: LeaderSnapshot, term: Term) -> JobStart:
     """What the job began with, as `startup.prepare` returns it. The lease is this controller's already."""
-    store = job.machine.open_store(job.options.config_server or "", term.secret, writer=record.job)
-    return Start(
-        env.JOIN_TIMEOUT.get(job.machine.environ), term.secret, record.first, record.job,
-        job.options.config_server, store=store, attempts=term.seat.since * _ATTEMPTS,
+    store = job.machine.open_store(job.options.config_server or "", term.secret, writer=snapshot.job)
+    return JobStart(
+        env.JOIN_TIMEOUT.get(job.machine.environ), term.secret, snapshot.first, snapshot.job,
+        job.options.config_server, store=store, attempts=term.lease.since * _ATTEMPTS,
     )  # fmt: skip
 
 
 async def take_over(
     job: JobContext,
-    record: Record,
+    snapshot: LeaderSnapshot,
     nodes: JobNodes,
-    notes: JobRecord,
+    notes: SnapshotWriter,
     remote: RemoteHosts,
     new_manager: Callable[[], WorkerManager],
 ) -> WorkerManager | None:
     """Return the workers' manager, or None if hosts have left this controller because it stood still."""  # fmt: skip
     options, leadership, coordinator, store = job.options, job.leadership, job.coordinator, job.begun.store
-    current = record.versions.current
+    current = snapshot.versions.current
     assert current is not None
     assert store is not None
-    coordinator.finishing = record.finishing
-    coordinator.resume_failures(*record.failures)
-    wanted, _ = await asyncio.gather(
-        _wanted(job.machine, store),
-        remote.gather_again(options.host_timeout_s or _GATHER_S, frozenset(record.before), leadership.time_to_ask),
+    coordinator.finishing = snapshot.finishing
+    coordinator.resume_failures(*snapshot.failures)
+    desired, _ = await asyncio.gather(
+        _desired(job.machine, store),
+        remote.gather_again(options.host_timeout_s or _GATHER_S, frozenset(snapshot.before), leadership.time_to_ask),
     )
     missing = remote.gathering.missing()
     if missing and remote.was_left:
-        await leadership.stand_up()
+        await leadership.step_down()
         return None
     manager = job.manager = new_manager()
     job.course.begins()
-    notes.resume(record.told, current)
+    notes.resume(snapshot.told, current)
     is_behind = False
-    if wanted is not None and wanted.version > current.version:
-        coordinator.last_version = wanted.version
+    if desired is not None and desired.version > current.version:
+        coordinator.last_version = desired.version
         # If it has slots on failed hosts a revision follows, as if they had failed now.
-        is_behind = any(worker.host in coordinator.hosts.lost for worker in wanted.workers)
-        why_not = None if is_behind or _can_run(job, wanted) else "the head that was to run it is lost"
-        if not job.history.knows(wanted):
-            job.history.wanted(wanted, current, job.begun.writer, refused=why_not)
+        is_behind = any(worker.host in coordinator.hosts.lost for worker in desired.workers)
+        why_not = None if is_behind or _can_run(job, desired) else "the head that was to run it is lost"
+        if not job.history.knows(desired):
+            job.history.desired(desired, current, job.begun.writer, refused=why_not)
         if why_not is None:
-            coordinator.newest = wanted
+            coordinator.newest = desired
             job.course.resizes()
         else:
-            manager.broker.refuse(wanted.version, why_not)
-    if record.finishing:
+            manager.broker.refuse(desired.version, why_not)
+    if snapshot.finishing:
         job.course.finishes()
     newest = coordinator.newest
-    resume(manager, record.versions, remote.told, newest if newest.version > current.version else None)
+    resume(manager, snapshot.versions, remote.told, newest if newest.version > current.version else None)
     manager.cores.resume(max((report.cores for report in remote.told.values()), default=0))
     coordinator.leaving |= {PeerID.parse(peer) for report in remote.told.values() for peer in report.leaving}
     remote.catch_up()
-    lost = [worker for worker in current.workers if worker.host in record.lost]
+    lost = [worker for worker in current.workers if worker.host in snapshot.lost]
     verdict = coordinator.takes_over(lost, manager.processes.headcount())
     if verdict is not None:
         job.course.settle(verdict)
@@ -92,12 +92,12 @@ async def take_over(
         nodes.host_lost(name, "its launcher didn't come to the new head of the job")
     if not missing and not is_behind and newest.version > current.version:
         manager.starting.missing(newest)
-        manager.broker.announce()  # perhaps no worker has to start
+        manager.broker.prepare()  # perhaps no worker has to start
     job.revisions.write()
     return manager
 
 
-async def _wanted(machine: Machine, store: ClusterStore) -> Cluster | None:
+async def _desired(machine: Machine, store: ClusterStore) -> Cluster | None:
     while True:
         try:
             return await machine.in_thread(store.get)

@@ -19,6 +19,7 @@ from typing import Callable, Protocol
 
 from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher.controller.agents import AgentHandle
 from ms_kungfu.launcher.controller.broker import Broker
 from ms_kungfu.launcher.controller.cores import WorkerCores
 from ms_kungfu.launcher.controller.ending import EndOfWorkers
@@ -26,10 +27,9 @@ from ms_kungfu.launcher.controller.following import FollowWatch
 from ms_kungfu.launcher.controller.hanging import HangingWorkers
 from ms_kungfu.launcher.controller.processes import Process, ProcessTable
 from ms_kungfu.launcher.controller.remote import RemoteHosts
-from ms_kungfu.launcher.controller.sites import Site
 from ms_kungfu.launcher.controller.standbys import StandbyKeeper
 from ms_kungfu.launcher.controller.starting import StartOfWorkers
-from ms_kungfu.launcher.controller.startup import Start
+from ms_kungfu.launcher.controller.startup import JobStart
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.state.coordinator import Coordinator
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 _RETRY_S = 0.2
 
 
-class Reports(Protocol):
+class WorkerEvents(Protocol):
     """Who is told. All calls come in the event loop."""
 
     @property
@@ -61,7 +61,7 @@ class Reports(Protocol):
     def worker_ended(self, process: Process, standing: Standing, code: int, error: str) -> None:
         """It has, or is as good as dead. `error`: why it never ran, or was killed."""
 
-    def worker_is_gone(self, process: Process) -> None:
+    def worker_reaped(self, process: Process) -> None:
         """One that had been given up: its port is free."""
 
     def worker_works_on(self, process: Process, version: int) -> None:
@@ -70,7 +70,7 @@ class Reports(Protocol):
     def version_prepared(self, version: int) -> None:
         """All that is new in it is ready, and the members are notified."""
 
-    def version_chosen(self, cluster: Cluster, step: int | None) -> None:
+    def version_committed(self, cluster: Cluster, step: int | None) -> None:
         """The members go over to it, after this step where they have told of any."""
 
     def worker_leaves(self, peer: PeerID) -> None:
@@ -87,19 +87,19 @@ class Reports(Protocol):
 class WorkerManager:
     """All workers, from `start` or `resuming.resume` to `close`.
 
-    `versions`: what an earlier controller has committed; `on_choice` and `may_announce`: of the broker.
+    `versions`: what an earlier controller has committed; `on_commit` and `may_prepare`: of the broker.
     """
 
     options: Options
     machine: Machine
-    begun: Start
+    begun: JobStart
     coordinator: Coordinator
-    reports: Reports
+    events: WorkerEvents
     remote: RemoteHosts
     make_broker: Callable[..., Broker] = Broker
     versions: ClusterVersions | None = None
-    on_choice: Callable[[int], None] | None = None
-    may_announce: Callable[[int], bool] | None = None
+    on_commit: Callable[[int], None] | None = None
+    may_prepare: Callable[[int], bool] | None = None
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -108,54 +108,54 @@ class WorkerManager:
         self._made = asyncio.Event()  # a segment over several hosts, or it can't be
         self._here = self.options.host.name
         self.broker = self._new_broker()
-        self.sites: dict[str, Site] = dict(self.remote.sites)
-        self.processes = ProcessTable(self.broker, self.sites)
+        self.agents: dict[str, AgentHandle] = dict(self.remote.agents)
+        self.processes = ProcessTable(self.broker, self.agents)
         self.ending = EndOfWorkers(
-            self.processes, self.sites, self.broker, self.machine, self._here, self._is_over, self._on_unkillable
+            self.processes, self.agents, self.broker, self.machine, self._here, self._is_over, self._on_unkillable
         )
         self.hanging = HangingWorkers(
-            self.options, self.machine, self.broker, self.processes, self.sites, self.ending,
+            self.options, self.machine, self.broker, self.processes, self.agents, self.ending,
             self.begun.join_timeout_s, self._is_over,
         )  # fmt: skip
         self.starting = StartOfWorkers(
-            self.options, self.begun, self.coordinator, self.broker, self.processes, self.sites, self.ending,
+            self.options, self.begun, self.coordinator, self.broker, self.processes, self.agents, self.ending,
             self.on_exit,
         )  # fmt: skip
         self.cores = WorkerCores(
-            self.processes, self.sites, self.options.affinity,
+            self.processes, self.agents, self.options.affinity,
             cluster=lambda: self.broker.current() or self.coordinator.newest,
         )  # fmt: skip
         self._follow_watch = FollowWatch(
-            self.broker, self.processes, self._is_over, awaits_store=lambda: self.reports.awaits_store
+            self.broker, self.processes, self._is_over, awaits_store=lambda: self.events.awaits_store
         )
         self.standbys = StandbyKeeper(
-            self.options, self.machine, self.broker, self.processes, self.sites, self.coordinator, self._is_over,
+            self.options, self.machine, self.broker, self.processes, self.agents, self.coordinator, self._is_over,
             new_process=self.starting.standby,
             start=self.starting.start_standby,
             dismiss=self.ending.dismiss,
         )  # fmt: skip
 
     def _new_broker(self) -> Broker:
-        reports = self.reports
+        events = self.events
         return self.make_broker(
             make_segment=self.remote.make_segment,
             recovers=self.options.recover is not Recover.FAIL,
             min_size=self.options.min_size,
-            on_unknown_version=lambda version: reports.version_unknown(version),
-            on_chosen=self._on_chosen,
+            on_unknown_version=lambda version: events.version_unknown(version),
+            on_committed=self._on_committed,
             on_ready=self._on_ready,
             on_trouble=self._on_trouble,
-            on_announced=self._on_announced,
+            on_prepared=self._on_prepared,
             on_cores=lambda each: self.cores.fix(each),
             on_expected=lambda expected: self.standbys.expect(expected),
-            on_leave=(lambda peer: reports.worker_leaves(peer)) if self.options.watch else None,
-            on_choice=self.on_choice,
-            may_announce=self.may_announce,
+            on_leave=(lambda peer: events.worker_leaves(peer)) if self.options.watch else None,
+            on_commit=self.on_commit,
+            may_prepare=self.may_prepare,
             begun=self.versions,
         )
 
     def _is_over(self) -> bool:
-        return self.reports.is_over
+        return self.events.is_over
 
     async def start(self, note: Callable[[], Awaitable[bool]]) -> None:
         """Chooses the first cluster and starts its workers, once that is on record (`note`, false where somebody else
@@ -163,20 +163,20 @@ class WorkerManager:
         self.remote.attend(self)
         first = self.coordinator.newest
         self.broker.admit(first)
-        await self._choose_first(first)
+        await self._commit_first(first)
         if not await note():
             return
         self.starting.missing(first)
         self.standbys.keep()
         self.hanging.keep_looking_for_the_stuck()
 
-    async def _choose_first(self, cluster: Cluster) -> None:
+    async def _commit_first(self, cluster: Cluster) -> None:
         """Over several hosts it is tried again, as later ones are: what has failed may be a connection between two."""
         until = self._loop.time() + self.begun.join_timeout_s
         told: set[str] = set()
         while True:
             try:
-                await self.choose(cluster)
+                await self.commit_version(cluster)
                 return
             except Exception as error:  # whatever the runtime or the kernel has against it
                 trouble = f"the shared memory of {counted(cluster.size, 'worker')} can't be made: {error}"
@@ -187,12 +187,12 @@ class WorkerManager:
                 _log.warning("%s; it is tried again", trouble)
             await asyncio.sleep(_RETRY_S)
 
-    async def choose(self, cluster: Cluster) -> None:
+    async def commit_version(self, cluster: Cluster) -> None:
         """The launcher's own choice, once the shared memory is there. Raises what its hosts have against that."""
         while True:
             self._made.clear()
             try:
-                self.broker.choose(cluster.version)
+                self.broker.commit_version(cluster.version)
                 return
             except NotMadeYet:
                 await self._made.wait()
@@ -200,19 +200,19 @@ class WorkerManager:
     def segment_was_made(self) -> None:
         """Or can't be: on the hosts of some version."""
         self._made.set()
-        self.broker.announce()
+        self.broker.prepare()
 
     def close(self) -> None:
         self.broker.close()
 
     def logs_of(self, process: Process) -> str:
         """Names its log files; "" without -logdir."""
-        paths = ", ".join(map(str, self.sites[process.host].log_paths(process.log_name)))
+        paths = ", ".join(map(str, self.agents[process.host].log_paths(process.log_name)))
         return f"{paths} on {process.host}" if paths and process.host != self._here else paths
 
     def warn_of_crowd(self, cluster: Cluster) -> None:
         """Before `cluster` is wanted."""
-        cores = sum(len(site.shares.cores) for site in self.sites.values())
+        cores = sum(len(agent.shares.cores) for agent in self.agents.values())
         if cluster.size > max(MANY_PER_CORE * cores, self.coordinator.newest.size):
             _log.warning(
                 "%d workers are far more than the %s of the job: if that was a mistake, a resize to another size "
@@ -243,7 +243,7 @@ class WorkerManager:
             _log.info("%s is gone at last", process.who)
             if process.peer is not None:
                 self.broker.mark_reaped(process.peer, process.incarnation)
-            self.reports.worker_is_gone(process)
+            self.events.worker_reaped(process)
         else:
             self._has_ended(process, standing, event.code, process.killed_because or event.error)
         process.to(WorkerState.EXITED)
@@ -265,7 +265,7 @@ class WorkerManager:
                 recover=standing is not Standing.MEMBER or code != 0,
                 reaped=process.state is not WorkerState.UNKILLABLE,
             )
-        self.reports.worker_ended(process, standing, code, error)
+        self.events.worker_ended(process, standing, code, error)
 
     def lose_host(self, name: str, why: str) -> None:
         """A host has failed, and with it all of its workers, at once."""
@@ -276,7 +276,7 @@ class WorkerManager:
         self.broker.lose_host(name, [(p.peer, p.incarnation) for p, _ in failed if p.peer is not None], reason)
         for process, standing in sorted(failed, key=lambda each: each[0].rank):
             if process.state is not WorkerState.UNKILLABLE:  # its end was reported before
-                self.reports.worker_ended(process, standing, 1, process.killed_because or reason)
+                self.events.worker_ended(process, standing, 1, process.killed_because or reason)
             process.to(WorkerState.EXITED)
 
     def forget_processes_on(self, host: str) -> None:
@@ -290,11 +290,11 @@ class WorkerManager:
         """Whether processes may exit there yet."""
         return any(p.host == host and p.state is not WorkerState.UNKILLABLE for p in self.processes)
 
-    def add_site(self, site: Site) -> None:
+    def add_agent(self, agent: AgentHandle) -> None:
         """A host that has joined the job, or come back to it."""
-        self.cores.joined(site)
-        self.sites[site.name] = site
-        self.broker.host_is_back(site.name)
+        self.cores.joined(agent)
+        self.agents[agent.name] = agent
+        self.broker.host_is_back(agent.name)
 
     def end_kept_leavers(self) -> None:
         """If all members that are left wanted to leave, none may: those that got a SIGTERM end by it."""
@@ -302,13 +302,13 @@ class WorkerManager:
         if self.coordinator.leaving.issuperset(living):
             self.ending.tell_again(living)
 
-    def _on_chosen(self, cluster: Cluster, step: int | None) -> None:
+    def _on_committed(self, cluster: Cluster, step: int | None) -> None:
         """The members have agreed on a version and are going over to it, after a step if they have told of any."""
         self._follow_watch.committed()
         after = "" if step is None else f", after step {step}"
         size = counted(cluster.size, "worker")
         _log.info("cluster version %d has been chosen: %s%s", cluster.version, size, after)
-        self.reports.version_chosen(cluster, step)
+        self.events.version_committed(cluster, step)
         for process in self.processes:
             standing = self.processes.standing(process)
             if process.leave_timer is None and standing is Standing.LEAVING:
@@ -321,7 +321,7 @@ class WorkerManager:
         self.starting.missing(self.coordinator.newest)
         self.cores.move(cluster)
         self._loop.call_later(self.machine.standby_delay_s, self.standbys.keep)
-        self.reports.version_followed()
+        self.events.version_followed()
 
     def _on_ready(self, who: tuple[PeerID, int] | int) -> None:
         """A newcomer (peer ID and incarnation), or standby number `who`, would join at once."""
@@ -333,21 +333,21 @@ class WorkerManager:
 
     def _on_trouble(self, trouble: str) -> None:
         """The shared memory of a version can't be made. The cluster is as before, until it can."""
-        if self.reports.is_over:
+        if self.events.is_over:
             return
         if trouble != self._trouble:
             self._trouble = trouble
             _log.warning("%s; the workers go on as before, and it is tried again", trouble)
         if self._retry is None:
-            self._retry = self._loop.call_later(_RETRY_S, self._announce_again)
+            self._retry = self._loop.call_later(_RETRY_S, self._prepare_again)
 
-    def _announce_again(self) -> None:
+    def _prepare_again(self) -> None:
         self._retry = None
-        self.broker.announce()
+        self.broker.prepare()
 
-    def _on_announced(self, version: int) -> None:
+    def _on_prepared(self, version: int) -> None:
         self._follow_watch.prepared(version)
-        self.reports.version_prepared(version)
+        self.events.version_prepared(version)
 
     def limit_leave(self, process: Process, version: int) -> None:
         """It isn't in `version`: after -leave-grace the job doesn't wait for its exit, and may reuse its slot."""
@@ -355,8 +355,8 @@ class WorkerManager:
         process.leave_timer = self._loop.call_later(grace_s, self._on_grace_over, process, version)
 
     def _on_grace_over(self, process: Process, version: int) -> None:
-        if process.is_ending or self.reports.is_over:
+        if process.is_ending or self.events.is_over:
             return
         process.to(WorkerState.OVERDUE)
-        self.reports.worker_works_on(process, version)
+        self.events.worker_works_on(process, version)
         self.ending.clear_slots()

@@ -75,19 +75,19 @@ class Coordinator:
 
     # ---- places ----
 
-    def restarts_of(self, place: int, now: float) -> int:
+    def restarts_of(self, slot: int, now: float) -> int:
         """How often it was filled anew lately."""
-        recent = [when for when in self._filled.get(place, ()) if now - when < _RESTART_WINDOW_S]
-        self._filled[place] = recent
+        recent = [when for when in self._filled.get(slot, ()) if now - when < _RESTART_WINDOW_S]
+        self._filled[slot] = recent
         return len(recent)
 
-    def count_late(self, place: int, is_late: bool) -> int:
+    def count_late(self, slot: int, is_late: bool) -> int:
         """A process in this place has ended: how many in a row, with it, weren't ready to join in time."""
-        self._late[place] = self._late.get(place, 0) + 1 if is_late else 0
-        return self._late[place]
+        self._late[slot] = self._late.get(slot, 0) + 1 if is_late else 0
+        return self._late[slot]
 
-    def count_restart(self, place: int, now: float) -> None:
-        self._filled.setdefault(place, []).append(now)
+    def count_restart(self, slot: int, now: float) -> None:
+        self._filled.setdefault(slot, []).append(now)
 
     def end_pause(self) -> None:
         self.vacant += self.pausing
@@ -106,23 +106,23 @@ class Coordinator:
 
     def going(self, living: Collection[PeerID]) -> set[PeerID]:
         """Who is, or is to be, on a host that leaves or has gone."""
-        gone = self.hosts.leaving | self.hosts.lost
-        return {peer for peer in {*self.newest.workers, *living} if peer.host in gone}
+        removed = self.hosts.leaving | self.hosts.lost
+        return {peer for peer in {*self.newest.workers, *living} if peer.host in removed}
 
     def revision(
         self, last_version: int, ended: Collection[PeerID], living: Sequence[PeerID], taken_ports: Collection[int]
     ) -> Cluster | None:
         """What has to be written now; see `revised`. ValueError where no port is free for a new worker."""
-        gone = {*ended, *self.members_to_leave(living)}
+        removed = {*ended, *self.members_to_leave(living)}
         ports = [port for port in self._options.ports if port not in taken_ports]
         last_version = max(last_version, self.last_version)
         newest, slots = self.hosts.described(self.newest), self.hosts.slots_by_host
         if slots is not None and len(slots) < len(self.hosts.each):
             # Some of the places were on hosts that nobody has any more.
-            left = sum(worker not in gone for worker in newest.workers)
+            left = sum(worker not in removed for worker in newest.workers)
             del self.vacant[max(0, sum(slots.values()) - left) :]
         return policy.revised(
-            newest, last_version, gone, living, len(self.vacant), ports, slots, self.has_other_hosts(self.newest)
+            newest, last_version, removed, living, len(self.vacant), ports, slots, self.has_other_hosts(self.newest)
         )
 
     def has_other_hosts(self, cluster: Cluster) -> bool:
@@ -145,7 +145,7 @@ class Coordinator:
             self.end_pause()
             del self.vacant[: max(0, len(self.vacant) - len(ended))]
             return []
-        newcomers = [peer for peer in cluster.workers if peer not in before.workers]
+        joining = [peer for peer in cluster.workers if peer not in before.workers]
         # A member that was to go, and stays because nobody else has the state, is in the place of one that died.
-        del self.vacant[: sum(peer in living for peer in newcomers)]
-        return [peer for peer in newcomers if peer not in living]
+        del self.vacant[: sum(peer in living for peer in joining)]
+        return [peer for peer in joining if peer not in living]

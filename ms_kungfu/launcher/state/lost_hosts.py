@@ -35,15 +35,15 @@ class Leases:
 
 
 def to_evict(
-    apart: Iterable[tuple[str, str]], workers: Mapping[str, int], order: Sequence[str], head: str
+    apart: Iterable[tuple[str, str]], workers: Mapping[str, int], order: Sequence[str], head_node: str
 ) -> list[str]:
     """The fewest hosts without which all others reach each other, where the pairs in `apart` don't.
 
     Never the head. Of as few those with fewer workers, of these the later in `order`.
     """
     edges = {frozenset(pair) for pair in apart}
-    gone = {other for edge in edges if head in edge for other in edge - {head}}
-    edges = {edge for edge in edges if head not in edge and not edge & gone}
+    unreachable = {other for edge in edges if head_node in edge for other in edge - {head_node}}
+    edges = {edge for edge in edges if head_node not in edge and not edge & unreachable}
     place = {host: number for number, host in enumerate(order)}
 
     def rank(hosts: Collection[str]) -> tuple[int, int, list[int]]:
@@ -67,7 +67,7 @@ def to_evict(
             found |= min(with_it, without, key=rank)
         return found
 
-    return sorted(gone | fewest(edges), key=place.__getitem__)
+    return sorted(unreachable | fewest(edges), key=place.__getitem__)
 
 
 def _parts(edges: Collection[frozenset[str]]) -> list[set[frozenset[str]]]:

@@ -227,28 +227,28 @@ def would_be_left(left: int, min_size: int) -> str:
 
 
 def peers_to_start(
-    wanted: Cluster, present: Collection[PeerID], ended: Collection[PeerID], finishing: bool
+    desired: Cluster, present: Collection[PeerID], ended: Collection[PeerID], finishing: bool
 ) -> list[PeerID]:
-    """The workers of `wanted` that need a process: those that are neither `present` in the cluster, or on their way
+    """The workers of `desired` that need a process: those that are neither `present` in the cluster, or on their way
     into it, nor the ones that have `ended`, whom the next version leaves out.
 
     None when a member has finished its program (`finishing`): the rest is about to, and a newcomer would find nobody.
     """
-    return [] if finishing else [peer for peer in wanted.workers if peer not in present and peer not in ended]
+    return [] if finishing else [peer for peer in desired.workers if peer not in present and peer not in ended]
 
 
 def revised(
     newest: Cluster,
     last_version: int,
-    gone: Collection[PeerID],
+    removed: Collection[PeerID],
     living: Sequence[PeerID],
-    newcomers: int,
+    joining: int,
     ports: Sequence[int],
     slots: Mapping[str, int] | None = None,
     is_stale: bool = False,
 ) -> Cluster | None:
     """What the launcher has to write to the config server, or None: first the newest cluster without those that are
-    `gone` (dead or leaving), then `newcomers` more in their places.
+    `removed` (dead or leaving), then `joining` more in their places.
 
     Args:
         newest: the newest cluster that this host can run.
@@ -257,15 +257,15 @@ def revised(
             in it, because they have the state.
         is_stale: what the store tells of the hosts isn't true any more, whoever works there.
     """
-    keep = [worker for worker in newest.workers if worker not in gone]
+    keep = [worker for worker in newest.workers if worker not in removed]
     if not any(worker in living for worker in keep):
-        keep = [worker for worker in living if worker not in gone][:1] + keep
+        keep = [worker for worker in living if worker not in removed][:1] + keep
     if not any(worker in living for worker in keep):
         return None  # the job is about to fail
     following = replace(newest.following(keep), version=last_version + 1)  # it is not that one's writer's
     if following.workers != newest.workers or last_version > newest.version or is_stale:
         return following
-    return newest.resized(newest.size + newcomers, ports, slots=slots) if newcomers else None
+    return newest.resized(newest.size + joining, ports, slots=slots) if joining else None
 
 
 def exit_code_of(code: int) -> int:

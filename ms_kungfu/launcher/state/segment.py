@@ -13,7 +13,7 @@ Progress = tuple[int, float, float]  # a training's last step, seconds of one (0
 
 
 class NotMadeYet(Exception):
-    """The segment is being made, on other hosts too. Whoever makes it says when that is over (`Broker.announce`)."""
+    """The segment is being made, on other hosts too. Whoever makes it says when that is over (`Broker.prepare`)."""
 
 
 class Asker(Protocol):
@@ -32,7 +32,7 @@ class Segment(Protocol):
     def check_made(self) -> None:
         """Raises `NotMadeYet`, or what the runtime or the kernel of one of its hosts has against it."""
 
-    def hand_over(self, asker: Asker, message: m.Place, rank: int) -> None:
+    def hand_over(self, asker: Asker, message: m.Slot, rank: int) -> None:
         """Sends `message`, and what `rank` needs to join, to the process that has this rank."""
 
     def announce(self, version: int) -> None: ...

@@ -67,7 +67,7 @@ class ClusterVersions:
     """
 
     clusters: dict[int, Cluster] = field(default_factory=dict)
-    chosen: int | None = None
+    committed: int | None = None
     refused: dict[int, str] = field(default_factory=dict)  # versions that the launcher can't run, and why
     # Versions without the peer, at which its processes that were started before were out for good. Each peer that a
     # known version lists has an entry, if only an empty one (`_forget`).
@@ -80,7 +80,7 @@ class ClusterVersions:
     lost_hosts: dict[str, float] = field(default_factory=dict)
     # Of a head that has taken over: who was started, and since which version, for versions of which it doesn't know. A
     # process that ended earlier under the same name isn't meant by those.
-    newcomers: dict[PeerID, int] = field(default_factory=dict)
+    joining: dict[PeerID, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for cluster in self.clusters.values():
@@ -89,10 +89,10 @@ class ClusterVersions:
 
     def kept(self) -> Versions:
         """All of it that the next head has to know: not who is ready, and of what isn't chosen nothing."""
-        kept = [ClusterPart.of(each) for each in self.clusters.values() if each.version <= (self.chosen or 0)]
+        kept = [ClusterPart.of(each) for each in self.clusters.values() if each.version <= (self.committed or 0)]
         return Versions(
-            kept if self.chosen is not None else [],
-            self.chosen,
+            kept if self.committed is not None else [],
+            self.committed,
             {str(peer): versions for peer, versions in self.excluded.items() if versions},
             {str(peer): [(k.start, k.stop) for k in known] for peer, known in self.ended.items()},
             [(host, None if last == math.inf else int(last)) for host, last in self.lost_hosts.items()],
@@ -118,7 +118,7 @@ class ClusterVersions:
         """Whether the end of this process is news to members, or to those who wait for newcomers."""
         if any(incarnation < known.stop for known in self.ended.get(peer, ())):
             return False
-        is_new = self.chosen is not None and incarnation > self.chosen
+        is_new = self.committed is not None and incarnation > self.committed
         return is_new or any(
             peer in cluster.workers and self.belongs(peer, incarnation, version)
             for version, cluster in self.clusters.items()
@@ -126,7 +126,7 @@ class ClusterVersions:
 
     @property
     def current(self) -> Cluster | None:
-        return None if self.chosen is None else self.clusters[self.chosen]
+        return None if self.committed is None else self.clusters[self.committed]
 
     @property
     def newest(self) -> Cluster | None:
@@ -140,18 +140,18 @@ class ClusterVersions:
         if newest is not None:
             # Whoever wrote it may not have heard of a process's end: a peer that is still listed is the one that ended.
             # One that a version has left out and that is listed again is a newcomer.
-            for peer in set(cluster.workers).intersection(self.ended_in(newest)).difference(self.newcomers):
+            for peer in set(cluster.workers).intersection(self.ended_in(newest)).difference(self.joining):
                 self.ended[peer][-1] = range(self.ended[peer][-1].start, cluster.version + 1)
         for peer in cluster.workers:
-            self.excluded.setdefault(peer, [] if self.chosen is None else [self.chosen])
+            self.excluded.setdefault(peer, [] if self.committed is None else [self.committed])
         self.clusters[cluster.version] = cluster
         self._supersede()
 
     def _supersede(self) -> None:
-        newest, chosen = self.newest, self.chosen
-        if newest is None or chosen is None:
+        newest, committed = self.newest, self.committed
+        if newest is None or committed is None:
             return
-        for version in [v for v in self.clusters if chosen < v < newest.version]:
+        for version in [v for v in self.clusters if committed < v < newest.version]:
             if not self._leads_to(self.clusters[version], newest):
                 for peer in self.clusters.pop(version).workers:
                     if peer not in newest.workers and not self._is_member(peer):
@@ -165,16 +165,16 @@ class ClusterVersions:
             for peer in cluster.workers
         ) and all(peer in cluster.workers for peer in newest.workers if self._is_member(peer))
 
-    def choose(self, version: int) -> None:
+    def commit_version(self, version: int) -> None:
         cluster = self.clusters[version]
         for known in self.clusters.values():
             for peer in known.workers:
                 if peer not in cluster.workers and not self.is_out(peer, version):
                     self.excluded.setdefault(peer, []).append(version)
         # The one before is kept: its members are still in it until each of them has asked for this one.
-        self.clusters = {v: c for v, c in self.clusters.items() if v >= version or v == self.chosen}
+        self.clusters = {v: c for v, c in self.clusters.items() if v >= version or v == self.committed}
         self.refused = {v: reason for v, reason in self.refused.items() if v > version}
-        self.chosen = version
+        self.committed = version
         self._forget()
 
     # The entries of peers and hosts that are gone are bounded by what the known versions list, however long the job
@@ -191,21 +191,21 @@ class ClusterVersions:
     # 4. `belongs` and `meant_by` are asked about known versions, none of which is before the oldest. Of what is before
     #    that, only the last matters. An end whose range stops there says what an exclusion one version earlier does.
     # 5. A lost host is asked about for known versions (`lost_host_of`), and by its name, as one of the job's hosts
-    #    (`Record`). A writer starts from the newest version, by compare-and-swap, and so names only hosts that this
-    #    version names in its workers, runners or slots. Once no known version names the host it is none of the job's:
-    #    `Hosts.check` refuses workers there, and its launcher isn't in the record (`Agent._is_over_for`).
+    #    (`LeaderSnapshot`). A writer starts from the newest version, by compare-and-swap, and so names only hosts that
+    #    this version names in its workers, runners or slots. Once no known version names the host it is none of the
+    #    job's: `Hosts.check` refuses workers there, and its launcher isn't in the record (`Agent._is_over_for`).
     # 6. The entry of a host that came back is needed while a known version means the host as it was before.
 
     def _forget(self) -> None:
         """Drop the entries that no known version can ask about any more."""
-        oldest, chosen = min(self.clusters), self.chosen or 0
+        oldest, committed = min(self.clusters), self.committed or 0
         listed = {peer for cluster in self.clusters.values() for peer in cluster.workers}
         for peer in {**self.excluded, **self.ended}:
             out, ended = self.excluded.pop(peer, []), self.ended.pop(peer, [])
             before = [*(v for v in out if v < oldest), *(known.stop - 1 for known in ended if known.stop <= oldest)]
             out = [*sorted(before)[-1:], *(v for v in out if v >= oldest)]
             ended = [known for known in ended if known.stop > oldest]
-            if peer in listed or any(last > chosen for last in (*out, *(known.stop - 1 for known in ended))):
+            if peer in listed or any(last > committed for last in (*out, *(known.stop - 1 for known in ended))):
                 self.excluded[peer] = out
                 if ended:
                     self.ended[peer] = ended
@@ -227,7 +227,7 @@ class ClusterVersions:
         """A process has ended: every known version, and those written before their writer knew, means it by `peer`."""
         newest = self.newest
         if newest is not None and not self.is_out(peer, incarnation):
-            later = self.newcomers.get(peer, 0)
+            later = self.joining.get(peer, 0)
             stop = later if later > incarnation else newest.version + 1
             self.ended.setdefault(peer, []).append(range(incarnation, stop))
 
@@ -246,7 +246,7 @@ class ClusterVersions:
 
     def is_out(self, peer: PeerID, incarnation: int) -> bool:
         """Whether this process has been excluded, or has ended. It can't come back."""
-        forgotten = () if self.chosen is None else (self.chosen,)
+        forgotten = () if self.committed is None else (self.committed,)
         return any(incarnation <= version for version in self.excluded.get(peer, forgotten)) or any(
             incarnation < known.stop for known in self.ended.get(peer, ())
         )
@@ -259,7 +259,7 @@ class ClusterVersions:
             and not any(incarnation < known.stop <= version for known in self.ended.get(peer, ()))
         )
 
-    def announceable(self) -> int | None:
+    def preparable(self) -> int | None:
         """The newest version that its members could go over to at once: all its newcomers are ready.
 
         A member that has ended holds up nobody: such a version has a dead rank as the present one has, until the next.
@@ -267,8 +267,8 @@ class ClusterVersions:
         the next one, which the launcher is about to write, has to be waited for, while the members train on.
         """
         for version in sorted(self.clusters, reverse=True):
-            if self.chosen is not None and version <= self.chosen:
-                return self.chosen
+            if self.committed is not None and version <= self.committed:
+                return self.committed
             if self._may_come_true(self.clusters[version]) and all(
                 self._is_here(peer, version) for peer in self.clusters[version].workers
             ):
@@ -286,7 +286,7 @@ class ClusterVersions:
             for peer in cluster.workers
         )
 
-    def may_be_chosen(self, version: int) -> bool:
+    def may_be_committed(self, version: int) -> bool:
         """Whether one that a member has asked for can still become the chosen one."""
         return version in self.clusters and self._may_come_true(self.clusters[version])
 
@@ -305,7 +305,7 @@ class ClusterVersions:
         return next((host for host in cluster.hosts if cluster.version <= self.lost_hosts.get(host, -1)), None)
 
     def _keeps_the_state(self, cluster: Cluster) -> bool:
-        return self.chosen is None or any(self._is_member(peer) for peer in cluster.workers)
+        return self.committed is None or any(self._is_member(peer) for peer in cluster.workers)
 
     def staying_without(self, peer: PeerID, leaving: Collection[PeerID]) -> int:
         """How many members of the newest version would be left if `peer` went, and those who are `leaving`."""
@@ -327,7 +327,7 @@ class ClusterVersions:
             and any(version in known and current.version in known for known in self.ended.get(peer, ()))
         )
 
-    def would_choose(self, request: Request) -> Cluster | None:
+    def would_commit(self, request: Request) -> Cluster | None:
         """The cluster that an answer to `request` makes the chosen one.
 
         Only who is in it can do so: it lives, and has the state. If all those die who have agreed on a version and are
@@ -367,12 +367,12 @@ class ClusterVersions:
                 return Refuse(f"cluster version {request.version} is refused: {self.refused[request.version]}")
             if self.newest is None or request.version > self.newest.version:
                 return Wait(unknown=request.version)
-            wanted = self.clusters.get(request.version)
-            if wanted is None or not self._may_come_true(wanted):
+            desired = self.clusters.get(request.version)
+            if desired is None or not self._may_come_true(desired):
                 return Stay()
-            if self.would_choose(request) is None:
+            if self.would_commit(request) is None:
                 return Wait()  # for one who stays
-            self.choose(request.version)
+            self.commit_version(request.version)
             return self.answer(request)
         rank = current.rank_of(request.peer)
         if request.version < current.version or rank is None:

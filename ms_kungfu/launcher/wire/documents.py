@@ -88,7 +88,7 @@ class Versions(Document):
             raise ValueError(f"version {self.chosen} is chosen and not among the clusters")
 
 
-class RecordDocument(Document):
+class LeaderSnapshotDocument(Document):
     """What the head leaves for the next one. `first`: the cluster that the job began with. `end`: exit code and last
     words. `before`: heads whose hosts are expected not to come. `failures`: the first, and the first of the program."""
 
@@ -165,5 +165,5 @@ class Status(Document):
     job: Optional[Word] = None
 
 
-RECORD: Reads[RecordDocument] = Reads(RecordDocument)
+LEADER_SNAPSHOT: Reads[LeaderSnapshotDocument] = Reads(LeaderSnapshotDocument)
 STATUS: Reads[Status] = Reads(Status)

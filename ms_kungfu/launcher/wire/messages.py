@@ -91,7 +91,7 @@ class Device(Part, frozen=True):  # type: ignore[misc]
     visible: Optional[Sentence] = None
 
 
-class Hello(Part):
+class Registration(Part):
     """A host. `flags`: those that have to be the same on all hosts, as text. `mindspore`: its version, "" without.
     `logdir`: the path's bytes, in base 64."""
 
@@ -119,16 +119,16 @@ class Worker(Part):
     error: Sentence = ""
 
 
-class Report(Part):
+class ResyncReport(Part):
     """What a host tells the next head. `losses`: of each version that it has, the failures of which it was notified, in
     order: rank, reason, whether the others go on, whether the process was reaped. `leaving`: the workers that its
-    workers have asked to go, with success. `placed`: which processes have a place. `cores`: how many each has, 0 unless
-    that was fixed."""
+    workers have asked to go, with success. `slot_holders`: which processes have a place. `cores`: how many each has, 0
+    unless that was fixed."""
 
     workers: Annotated[list[Worker], Meta(max_length=_MOST_PROCESSES)]
     losses: dict[Count, Annotated[list[Loss], Meta(max_length=MAX_WORKERS_OF_HOSTS)]]
     leaving: Annotated[list[Peer], Meta(max_length=_MOST_PROCESSES)]
-    placed: Annotated[list[tuple[Peer, Count]], Meta(max_length=_MOST_PROCESSES)] = []
+    slot_holders: Annotated[list[tuple[Peer, Count]], Meta(max_length=_MOST_PROCESSES)] = []
     cores: Number = 0
 
 
@@ -165,7 +165,7 @@ class Software(Part):
     mindspore: Word
 
 
-class PlaceRequest(Message):
+class SlotRequest(Message):
     """A member of version `member_of` asks for the `version` that its cluster has agreed on. A newcomer names neither:
     it is ready, and is answered once a version that contains it is chosen. `step`: of its training."""
 
@@ -198,10 +198,10 @@ class FixCores(Message):
 
 
 class Expect(Message):
-    """The members of `version` expect a cluster of `size` workers next, of whom `newcomers` are new."""
+    """The members of `version` expect a cluster of `size` workers next, of whom `joining` are new."""
 
     version: Count
-    newcomers: Number
+    joining: Number
     size: Number
 
 
@@ -221,7 +221,7 @@ class GetStore(Message):
 # ---- the broker answers ----
 
 
-class Place(Message):
+class Slot(Message):
     """A place in a version, with the descriptor of its segment. If the version is over several hosts, three more come
     with it: of its board, and of sockets to the link and the model link."""
 
@@ -265,10 +265,10 @@ class Waiting(Message):
     """The launcher waits for the job's store: the limit of the request counts from now."""
 
 
-ToHeadsBroker = Union[PlaceRequest, StandbyRequest, LeaveRequest, FixCores, Expect]
-FromHeadsBroker = Union[Place, Detached, Stay, Leaving, CoresFixed, Noted, Error]
-ToBroker = Union[ToHeadsBroker, PutStore, GetStore]
-FromBroker = Union[FromHeadsBroker, Store, Waiting]
+ToJobBroker = Union[SlotRequest, StandbyRequest, LeaveRequest, FixCores, Expect]
+FromJobBroker = Union[Slot, Detached, Stay, Leaving, CoresFixed, Noted, Error]
+ToBroker = Union[ToJobBroker, PutStore, GetStore]
+FromBroker = Union[FromJobBroker, Store, Waiting]
 
 
 # ---- the first message of a connection between hosts, and its answer ----
@@ -278,10 +278,10 @@ class Agent(Message):
     """A host takes part in the job. `command`: what it is to run, unless it joins. `slots`: of a host that joins a job
     that runs. `report`: to the next head of a job that runs."""
 
-    hello: Hello
+    registration: Registration
     command: Optional[Command] = None
     slots: Optional[Slots] = None
-    report: Optional[Report] = None
+    report: Optional[ResyncReport] = None
 
 
 class Ask(Message):
@@ -293,7 +293,7 @@ class Ask(Message):
     mindspore: Word
 
 
-class Head(Message):
+class WaitingController(Message):
     """A host that waits as the head for the others asks one of them what it does. `hosts`: its -H."""
 
     host: Word
@@ -310,22 +310,22 @@ class Link(Message):
     number: Number
 
 
-class Welcome(Message):
+class Registered(Message):
     """The host takes part. `secret`: of the job's brokers and config server, under -no-secret. `look_s`: how often the
-    host reports its heartbeats. `seat`: the revision at which the head has taken the seat, if the head moves.
+    host reports its heartbeats. `lease`: the revision at which the head has taken the seat, if the head moves.
     `warning`: what the user should know."""
 
     job: Word
     look_s: float
     secret: Optional[Word] = None
-    seat: Optional[Count] = None
+    lease: Optional[Count] = None
     warning: Sentence = ""
 
 
-class Refused(Message):
+class RegistrationRejected(Message):
     """Why the host can't take part, or join."""
 
-    refused: Sentence
+    reason: Sentence
 
 
 class Terms(Message):
@@ -427,7 +427,7 @@ class Lost(Message):
     reaped: bool
 
 
-class Announce(Message):
+class VersionPrepared(Message):
     """The members of the version may go over to a newer one."""
 
     version: Count
@@ -460,7 +460,7 @@ class Answer(Message):
     """To what a worker of the host has asked; null: there is none. The host adds the descriptors."""
 
     number: Count
-    message: Optional[FromHeadsBroker]
+    message: Optional[FromJobBroker]
 
 
 class JobStatus(Message):
@@ -470,7 +470,7 @@ class JobStatus(Message):
     job: dict[str, Any]
 
 
-class Seat(Message):
+class NewLease(Message):
     """The head has taken the seat again, its lease having been over, at this revision."""
 
     since: Count
@@ -529,7 +529,7 @@ class Asks(Message):
     """A worker's request."""
 
     number: Count
-    message: ToHeadsBroker
+    message: ToJobBroker
 
 
 class HungUp(Message):
@@ -599,10 +599,10 @@ class Ends(Message):
 
 # ---- what is expected where ----
 
-FirstWords = Union[Agent, Ask, Head, Link]
-FromHead = Union[
-    Launch, Signal, Pin, Release, Stack, Make, Close, Lost, Announce, Sync, Ending, LoseHost, Answer, JobStatus, Seat,
-    Hold, End, Beat,
+FirstWords = Union[Agent, Ask, WaitingController, Link]
+FromController = Union[
+    Launch, Signal, Pin, Release, Stack, Make, Close, Lost, VersionPrepared, Sync, Ending, LoseHost, Answer, JobStatus,
+    NewLease, Hold, End, Beat,
 ]  # fmt: skip
 FromHost = Union[
     Started, Exited, Guardless, Made, Asks, HungUp, Looked, StatusQuestion, Syncs, Unreachable, Unlinked, Interrupted,
@@ -614,9 +614,9 @@ PROOF: Reads[Union[Proof, Error]] = Reads(Union[Proof, Error])
 TO_BROKER: Reads[ToBroker] = Reads(ToBroker)
 FROM_BROKER: Reads[FromBroker] = Reads(FromBroker)
 FIRST_WORDS: Reads[FirstWords] = Reads(FirstWords)
-WELCOME: Reads[Union[Welcome, Refused]] = Reads(Union[Welcome, Refused])
-TERMS: Reads[Union[Terms, Refused]] = Reads(Union[Terms, Refused])
+REGISTERED: Reads[Union[Registered, RegistrationRejected]] = Reads(Union[Registered, RegistrationRejected])
+TERMS: Reads[Union[Terms, RegistrationRejected]] = Reads(Union[Terms, RegistrationRejected])
 CALLS: Reads[Calls] = Reads(Calls)
 LINKED: Reads[Linked] = Reads(Linked)
-FROM_HEAD: Reads[FromHead] = Reads(FromHead)
+FROM_CONTROLLER: Reads[FromController] = Reads(FromController)
 FROM_HOST: Reads[FromHost] = Reads(FromHost)

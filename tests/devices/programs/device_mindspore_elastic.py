@@ -46,7 +46,7 @@ def bring(step: int) -> list[int]:
 reduce, resize = Reduce(), KungFuResize()
 parameter = Parameter(Tensor(np.zeros(5, np.int64)), name="parameter")
 step = 0
-if membership.is_joiner():
+if membership.is_joining():
     step = int(comm.broadcast(np.zeros(1, np.int64), root=membership.sync_root(), name="step")[0])
     broadcast_parameters([parameter], membership.sync_root())
     membership.state_received()

@@ -21,7 +21,7 @@ kf.init(device=target)
 api.use_device(kf.uid() % (1 << 16) % api.count_devices())
 stream = api.Stream()
 step = 0
-if membership.is_joiner():
+if membership.is_joining():
     step = int(comm.broadcast(np.zeros(1, np.int64), root=membership.sync_root(), name="step")[0])
     membership.state_received()
 index = np.arange(3000, dtype=np.float32)

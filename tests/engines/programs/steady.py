@@ -27,7 +27,7 @@ def share_state():
             found = int(comm.broadcast(np.array([step]), root=membership.sync_root(), name="state")[0])
         except kf.PeerLostError:
             continue
-        if membership.is_joiner():
+        if membership.is_joining():
             step = found
             membership.state_received()
         return
@@ -47,7 +47,7 @@ if membership.is_deferred():
     membership.join()
 if kf.detached():
     sys.exit()
-if membership.is_joiner():
+if membership.is_joining():
     share_state()
 tell()
 begun = told = time.monotonic()

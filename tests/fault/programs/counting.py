@@ -85,7 +85,7 @@ class Counting(Training):
 
     def receive(self, weights, root, name):
         received = comm.broadcast(weights, root, name)
-        if not membership.is_joiner() and (received != weights).any():
+        if not membership.is_joining() and (received != weights).any():
             self.wrong("shared", own=weights.tolist(), received=received.tolist())
         weights[:] = received
 

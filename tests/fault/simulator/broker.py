@@ -18,26 +18,26 @@ class Broker(broker.Broker):
 
     def __init__(self, world, *args, **options):
         self._world = world
-        self._chosen_before = None
+        self._committed_before = None
         super().__init__(*args, **options)
 
-    def _after_choice(self):
+    def _after_commit(self):
         """Who is let in anew is not known to be dead: its place would count as filled, and a step miss its samples."""
-        before, self._chosen_before = self._chosen_before, self._versions.current
-        if before is not None and self.on_choice is not None:
-            history = self._world.server.seat.history
-            if all(record["versions"]["chosen"] != self._versions.chosen for record in history):
-                raise Violation(f"version {self._versions.chosen} is chosen, and isn't on record")
+        before, self._committed_before = self._committed_before, self._versions.current
+        if before is not None and self.on_commit is not None:
+            history = self._world.server.leadership.history
+            if all(snapshot["versions"]["chosen"] != self._versions.committed for snapshot in history):
+                raise Violation(f"version {self._versions.committed} is chosen, and isn't on record")
         is_heads = self._world.job.context.manager.broker is self  # of a head before it that wakes nobody hears
         if before is not None and is_heads:
             processes = self._world.job.context.manager.processes
             there = {p.peer for p in processes if p.state is not WorkerState.UNKILLABLE}
-            for peer in self._chosen_before.workers:
+            for peer in self._committed_before.workers:
                 if peer not in before.workers and peer not in there:
                     raise Violation(
-                        f"version {self._chosen_before.version} is chosen with {peer}, a newcomer that died"
+                        f"version {self._committed_before.version} is chosen with {peer}, a newcomer that died"
                     )
-        super()._after_choice()
+        super()._after_commit()
 
     def grant(self, asker, request, grant):
         """Whoever comes to the version with the state may die on the way, and takes it along: nobody can help that."""
@@ -124,7 +124,7 @@ class BrokerClient(broker_protocol.BrokerClient):
 
     def _ask(self, request, who, about, timeout):
         answer, fds = self._exchange(request, timeout)
-        if isinstance(answer, m.Place):
+        if isinstance(answer, m.Slot):
             peer = broker_protocol.PeerID.parse(answer.peer)
             self._world.current.process.granted = (peer, answer.incarnation)
             cluster = answer.cluster.cluster()

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from ms_kungfu.cluster_store import SeatLostError, Sitting, StoreFullError, StoreUnreachableError
+from ms_kungfu.cluster_store import LeadershipLostError, LeadershipState, StoreFullError, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
 from tests.fault.simulator.clock import Condition
 
 
-class SeatLog:
+class LeadershipLog:
     """The seat's two keys, as etcd keeps them: one revision for all, and a lease that nobody renews takes the holder
     away."""
 
     def __init__(self, world):
         self._world = world
-        self.now = Sitting()
+        self.now = LeadershipState()
         self.history = []  # records
         self._revision = 100
         self._leases = {}  # -> (length, until)
@@ -27,14 +27,14 @@ class SeatLog:
             self.now = replace(self.now, holder="", since=0)
         return self.now
 
-    def swap(self, seen, record, holder, lease):
+    def swap(self, seen, snapshot, holder, lease):
         now = self.look()
         self._has_room()
         if (now.revision, now.since) != (seen.revision, seen.since) or (lease and not self.renew(lease)):
             return False, now
         self._revision += 1
-        self.now = replace(now, record=json.loads(json.dumps(record)), revision=self._revision)
-        self.history.append(self.now.record)
+        self.now = replace(now, snapshot=json.loads(json.dumps(snapshot)), revision=self._revision)
+        self.history.append(self.now.snapshot)
         if lease:
             self.now, self._hangs_on = replace(self.now, holder=holder, since=self._revision), lease
         return True, self.now
@@ -61,8 +61,8 @@ class SeatLog:
             raise StoreFullError("its database is full")
 
 
-class SeatKeys:
-    """`SeatKeys`, which takes time; an answer may be lost."""
+class LeadershipKeys:
+    """`LeadershipKeys`, which takes time; an answer may be lost."""
 
     def __init__(self, world):
         self._store = Store(world)
@@ -70,8 +70,8 @@ class SeatKeys:
     def look(self):
         return self._ask(lambda log: log.look())
 
-    def swap(self, seen, record, holder="", lease=0):
-        return self._ask(lambda log: log.swap(seen, record, holder, lease))
+    def swap(self, seen, snapshot, holder="", lease=0):
+        return self._ask(lambda log: log.swap(seen, snapshot, holder, lease))
 
     def grant(self, seconds):
         return self._ask(lambda log: log.grant(seconds))
@@ -83,7 +83,7 @@ class SeatKeys:
         return self._ask(lambda log: log.revoke(lease))
 
     def _ask(self, act):
-        return self._store.request(lambda server: act(server.seat))
+        return self._store.request(lambda server: act(server.leadership))
 
 
 class Server:
@@ -92,7 +92,7 @@ class Server:
     def __init__(self, world):
         self._world = world
         self.store = None
-        self.seat = SeatLog(world)
+        self.leadership = LeadershipLog(world)
         self.first = None  # what was written first
         self.away = 0
         self.full = 0
@@ -150,7 +150,7 @@ class Store:
 
     def __init__(self, world, writer=""):
         self._world, self._writer = world, writer
-        self.seated = None
+        self.led_since = None
         self.url = "http://server/config"
 
     def request(self, act):
@@ -182,8 +182,8 @@ class Store:
     def _put(self, server, cluster):
         if server.full:
             raise StoreFullError("its database is full")
-        if self.seated is not None and self.seated() != server.seat.look().since:
-            raise SeatLostError("another host decides for the job")
+        if self.led_since is not None and self.led_since() != server.leadership.look().since:
+            raise LeadershipLostError("another host decides for the job")
         return server.put(cluster.to_json(), cluster.writer or self._writer)
 
     def delete(self):

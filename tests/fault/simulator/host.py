@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 from ms_kungfu import env
 from ms_kungfu.launcher.agent import agent
-from ms_kungfu.launcher.controller import job
+from ms_kungfu.launcher.controller import controller
 from ms_kungfu.launcher.wire import messages as m
 from tests.fault.simulator.machine import Guard, Machine, Output
 from tests.fault.simulator.network import Socket
@@ -142,17 +142,17 @@ class HostLoop(asyncio.AbstractEventLoop):
         self.signal_handlers[number] = lambda: callback(*args)
 
 
-class Head(job.Job):
+class WatchedController(controller.Controller):
     """The real one, watched."""
 
-    def __init__(self, options, machine, hello, remove_at_end, term=None):
-        super().__init__(options, machine, hello, remove_at_end, term)
+    def __init__(self, options, machine, registration, remove_at_end, term=None):
+        super().__init__(options, machine, registration, remove_at_end, term)
         self._world, self._machine_of = machine._world, machine._host
         self.make_broker = machine.make_broker
         if term is None:
             self._world.job = self
         else:
-            self._world.takes_the_seat(self, options.hosts.self_name)
+            self._world.takes_the_lease(self, options.hosts.self_name)
         self._watch_resizes()
         self._watch_nodes()
         self._watch_the_end()
@@ -179,7 +179,9 @@ class Head(job.Job):
         def lose(name, reason):
             if self.moves:
                 self._world.host_is_lost(name, reason)
-                if all(name not in dict(record["versions"]["lost"]) for record in self._world.server.seat.history):
+                if all(
+                    name not in dict(snapshot["versions"]["lost"]) for snapshot in self._world.server.leadership.history
+                ):
                     raise Violation(f"{name} is lost to the others, and that isn't on record")
             real_lose(name, reason)
 
@@ -240,7 +242,7 @@ class Agent(agent.Agent):
     def _check_reaped(self, key):
         """All versions have heard of it by now."""
         host = self._machine._host
-        if host.is_over or self.own.head is None or self.own.head.is_over:
+        if host.is_over or self.own.controller is None or self.own.controller.is_over:
             return
         for segment in self._host.relay.segments().values():
             memory = host.descriptors[segment.fd]
@@ -273,7 +275,9 @@ class Host:
         self.launcher.host = self
         self.loop = HostLoop(world, self)
         self.guard, self.output = Guard(world, self), Output()
-        self.program = self.loop.within(Agent, options, self.guard, self.output, Head, Machine(world, self))
+        self.program = self.loop.within(
+            Agent, options, self.guard, self.output, WatchedController, Machine(world, self)
+        )
         self.made_broker = None
         self.task = None
 

@@ -10,7 +10,7 @@ import itertools
 import signal
 from dataclasses import dataclass, replace
 
-from ms_kungfu.cluster_store import Sitting
+from ms_kungfu.cluster_store import LeadershipState
 from ms_kungfu.config_server.store import ConfigStore
 from ms_kungfu.launcher.state.hosts import Host as HostOfJob
 from ms_kungfu.launcher.state.hosts import Hosts
@@ -52,7 +52,7 @@ class HostsWorld(World):
         self.lost_at = {}  # Host -> when
         self.could_know_at = {}  # Host -> since when it could have known that
         self.without_store = []  # hosts that don't reach it
-        self.seats = 0  # how often it has been taken
+        self.terms = 0  # how often it has been taken
         self.traps_for_reporters = []
         super().__init__(seed, setup, happenings, told)
         if any(h.kind in HAPPENINGS for h in happenings):
@@ -62,7 +62,7 @@ class HostsWorld(World):
 
     def _lasts(self, happening):
         lasts = 2.0 if happening.kind == "reset" else super()._lasts(replace(happening, place=""))
-        return lasts + 3 * HOST_TIMEOUT_S * happening.seat
+        return lasts + 3 * HOST_TIMEOUT_S * happening.term
 
     # ---- hosts ----
 
@@ -74,12 +74,12 @@ class HostsWorld(World):
         """Whether the store is none of the hosts' affair."""
         return self.setup.external or self.setup.moves
 
-    def takes_the_seat(self, job, name):
+    def takes_the_lease(self, job, name):
         self.say("do", f"-- {name} has the seat")
         self.job, self.head = job, self.host_at(name)
-        self.seats += 1
+        self.terms += 1
         for happening in self.happenings:
-            if happening.seat == self.seats:
+            if happening.term == self.terms:
                 self.loop.at(happening.at, self._happen, happening)
 
     def members(self):
@@ -146,7 +146,7 @@ class HostsWorld(World):
         """It is on record then: a head that dies here leaves it to the next one. Of a store that is away nobody waits
         for that."""
         away = any(happening.kind in ("server away", "lose store", "fill store") for happening in self.happenings)
-        if self.setup.moves and self._has_begun() and not away and not self.server.seat.now.record["end"]:
+        if self.setup.moves and self._has_begun() and not away and not self.server.leadership.now.snapshot["end"]:
             raise Violation(f"{name} hears of the end, and that isn't on record")
 
     def loss_is_heard(self, name):
@@ -154,8 +154,8 @@ class HostsWorld(World):
         if self.verdict is not None:
             self.end_is_heard(name)  # the job ends beside the host
             return
-        records = self.server.seat.history
-        if self.setup.moves and all(name not in dict(record["versions"]["lost"]) for record in records):
+        snapshots = self.server.leadership.history
+        if self.setup.moves and all(name not in dict(snapshot["versions"]["lost"]) for snapshot in snapshots):
             raise Violation(f"{name} hears that the job goes on without it, and that isn't on record")
 
     def committed(self, program, *step):
@@ -263,7 +263,7 @@ class HostsWorld(World):
         self.say("do", "-- the job's keys are deleted")
         self.interrupted = True
         self._disturb(self.present, 60.0)
-        self.server.seat.now = Sitting()
+        self.server.leadership.now = LeadershipState()
 
     def _switch_off(self, happening):
         host = self._another(happening.who)
@@ -468,18 +468,18 @@ class HostsWorld(World):
     def _check_history(self):
         """Of the seat: one job, whose versions grow, and nothing after its end. A choice that nobody was told of may be
         taken back, for the version before it."""
-        before, chosen = None, [-1]
-        for record in self.server.seat.history:
-            version = record["versions"]["chosen"] or 0
-            if version < chosen[-1]:
-                chosen.pop()
-                if version != chosen[-1]:
+        before, committed = None, [-1]
+        for snapshot in self.server.leadership.history:
+            version = snapshot["versions"]["chosen"] or 0
+            if version < committed[-1]:
+                committed.pop()
+                if version != committed[-1]:
                     raise Violation(f"version {before['versions']['chosen']} was chosen, and then {version}")
-            elif version > chosen[-1]:
-                chosen.append(version)
-            if before is not None and before["end"] and record["end"] != before["end"]:
-                raise Violation(f"the job had ended with {before['end']}, and went on with {record}")
-            before = record
+            elif version > committed[-1]:
+                committed.append(version)
+            if before is not None and before["end"] and snapshot["end"] != before["end"]:
+                raise Violation(f"the job had ended with {before['end']}, and went on with {snapshot}")
+            before = snapshot
 
 
 HAPPENINGS = {

@@ -12,7 +12,7 @@ from ms_kungfu.launcher.agent.relay import Relay
 from ms_kungfu.launcher.devices import Devices
 from ms_kungfu.launcher.state.events import Exited, Started
 from tests.fault.simulator.broker import Broker
-from tests.fault.simulator.cluster_store import SeatKeys, Store
+from tests.fault.simulator.cluster_store import LeadershipKeys, Store
 from tests.fault.simulator.links import Link, Memory
 from tests.fault.simulator.network import Socket
 from tests.fault.simulator.processes import Process
@@ -106,8 +106,8 @@ class Machine(machine.Machine):
     def serve_status(self, answer):
         return SimpleNamespace(path=None, inode=0, close=lambda: None)
 
-    def open_seat(self, url, timeout_s):
-        return SeatKeys(self._world)
+    def open_leadership(self, url, timeout_s):
+        return LeadershipKeys(self._world)
 
     def open_store(self, url, secret, writer):
         return Store(self._world, writer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ms_kungfu import env
 from ms_kungfu.dataset import audit
 from ms_kungfu.dataset.ledger import Claim, End, Record, Shards
-from ms_kungfu.elastic.handover import StateLostError
+from ms_kungfu.elastic.state_transfer import StateLostError
 from ms_kungfu.launcher.state.policy import Recover
 from tests.fault.simulator.setting import Violation
 from tests.fault.simulator.shards import Undisturbed, updated
@@ -177,9 +177,9 @@ class Promises:
 
     def _check_size(self):
         """Whatever was asked for has come true, as there was time."""
-        chosen, newest = self.broker.current(), self.broker._versions.newest
-        if newest.version != chosen.version and self.wanted_at[newest.version] < self.quiet_from:
-            raise Violation(f"version {newest.version} was never chosen, {chosen.version} was the last")
+        committed, newest = self.broker.current(), self.broker._versions.newest
+        if newest.version != committed.version and self.wanted_at[newest.version] < self.quiet_from:
+            raise Violation(f"version {newest.version} was never chosen, {committed.version} was the last")
         stored = self.server.store.cluster
         if not self.server.away and stored is not None and stored.version == newest.version and stored != newest:
             raise Violation(f"version {newest.version} is {stored} in the store, and {newest} for the launcher")
@@ -189,8 +189,8 @@ class Promises:
         if setup.schedule and kinds <= harmless:
             last = max((step if isinstance(step, int) else step[1] for step in self.steps), default=0)
             due = [entry for entry in sorted(dict(setup.schedule).items()) if entry[0] < last]
-            if due and chosen.size != due[-1][1]:
-                raise Violation(f"the schedule has {due[-1][1]} workers after {last} steps, {chosen.size} are there")
+            if due and committed.size != due[-1][1]:
+                raise Violation(f"the schedule has {due[-1][1]} workers after {last} steps, {committed.size} are there")
         if setup.schedule or setup.grown or not kinds <= deaths | harmless | {"resize"}:
             return
         if self.refused:
@@ -200,5 +200,5 @@ class Promises:
             if self.wished:
                 return  # those who died before the last wish are in its size already, or not
             expected -= sum((p.killed or p.fatal is not None) and env.SELF.name in p.environ for p in self.everybody)
-        if self.deaths < setup.max_restarts and chosen.size != expected:
-            raise Violation(f"{expected} workers are to be there in the end, {chosen.size} are")
+        if self.deaths < setup.max_restarts and committed.size != expected:
+            raise Violation(f"{expected} workers are to be there in the end, {committed.size} are")

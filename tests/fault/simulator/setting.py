@@ -29,11 +29,11 @@ class Happening:
     who: int = 0
     more: float = 0.0
     place: str = ""  # of "kill at" and "stop at": whoever has the rank `who` (from 8: anybody) comes there next
-    seat: int = 0  # `at` counts from when somebody takes the seat for so many times; 0: from the beginning
+    term: int = 0  # `at` counts from when somebody takes the seat for so many times; 0: from the beginning
 
     def __str__(self):
         more = f" ({self.more:g})" if self.more else ""
-        behind = f" after seat {self.seat} is taken" if self.seat else ""
+        behind = f" after seat {self.term} is taken" if self.term else ""
         return f"{self.at:.3f} s{behind}: {self.kind} {self.who}{more}" + (f" {self.place!r}" if self.place else "")
 
 

@@ -202,7 +202,7 @@ class World(Events, Promises):
 
     def _happens_in_time(self):
         for happening in self.happenings:
-            if not happening.seat:
+            if not happening.term:
                 self.loop.at(happening.at, self._happen, happening)
 
     def _run_until(self, until):

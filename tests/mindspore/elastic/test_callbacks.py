@@ -22,7 +22,7 @@ from ms_kungfu.callbacks import (
 from ms_kungfu.callbacks.elastic import compile_step
 from ms_kungfu.callbacks.outputs import as_one
 from ms_kungfu.dataset import ElasticDataset
-from ms_kungfu.elastic import doubts
+from ms_kungfu.elastic import misuse_warnings
 from ms_kungfu.errors import KungFuError, ResizeError
 from ms_kungfu.ops import KungFuAllReduce
 from ms_kungfu.ops._base import Collective
@@ -198,7 +198,7 @@ def test_a_model_that_nobody_averages_is_told_of(caplog):
 @pytest.fixture
 def parallel(monkeypatch):
     """Sets MindSpore's own parallelism for a test; nothing was said yet."""
-    monkeypatch.setattr(doubts.Doubts, "_told", set())
+    monkeypatch.setattr(misuse_warnings.MisuseWarnings, "_told", set())
     yield ms.set_auto_parallel_context
     ms.reset_auto_parallel_context()
 
@@ -207,22 +207,22 @@ def test_settings_without_effect_and_gradients_that_are_reduced_twice_are_told_o
     _, net = make_model()
     ours = KungFuMomentum(net.trainable_params(), 0.01, 0.9)
     parallel(comm_fusion={"allreduce": {"mode": "auto", "config": None}})
-    doubts.Doubts().look([net, ours])
+    misuse_warnings.MisuseWarnings().look([net, ours])
     assert caplog.text == ""
     parallel(parallel_mode="data_parallel", gradients_mean=True)
     for _ in range(2):
-        doubts.Doubts().look([net, ours])
+        misuse_warnings.MisuseWarnings().look([net, ours])
     (record,) = caplog.records
     assert record.getMessage().startswith(
         "set_auto_parallel_context(parallel_mode='data_parallel', gradients_mean=True) is MindSpore's own parallelism"
     )
     both = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), ours)
-    doubts.Doubts().look([both])
+    misuse_warnings.MisuseWarnings().look([both])
     assert "the gradients are reduced twice: by MindSpore's DistributedGradReducer" in caplog.text
     stock = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), nn.SGD(net.trainable_params()))
     caplog.clear()
-    doubts.Doubts._told.clear()
-    doubts.Doubts().look([stock])
+    misuse_warnings.MisuseWarnings._told.clear()
+    misuse_warnings.MisuseWarnings().look([stock])
     assert "twice" not in caplog.text
 
 
@@ -230,21 +230,21 @@ def test_several_workers_of_whom_nobody_reduces_are_told_of(parallel, caplog, mo
     _, net = make_model()
     monkeypatch.setattr(Collective, "_made", False)
     for steps, workers, told in ((9, 2, 0), (30, 1, 0), (30, 2, 1), (30, 2, 1)):
-        plain = doubts.Doubts()
+        plain = misuse_warnings.MisuseWarnings()
         plain.look([net])
         for _ in range(steps):
             plain.step(0, workers)
         assert len(caplog.records) == told
     assert caplog.text.count("none of 2 workers has reduced gradients in 10 steps") == 1
-    doubts.Doubts._told.clear()
-    reducing = doubts.Doubts()
+    misuse_warnings.MisuseWarnings._told.clear()
+    reducing = misuse_warnings.MisuseWarnings()
     reducing.look([net])
     for i in range(30):
         reducing.step(i % 5 == 0, 2)  # accumulates over five steps
-    around = doubts.Doubts()
+    around = misuse_warnings.MisuseWarnings()
     around.look([PairAveragingOptimizer(nn.Momentum(net.trainable_params(), 0.01, 0.9))])
     monkeypatch.setattr(Collective, "_made", True)
-    plain = doubts.Doubts()
+    plain = misuse_warnings.MisuseWarnings()
     for each in (around, plain):
         for _ in range(30):
             each.step(0, 2)
@@ -424,8 +424,8 @@ def test_a_summary_collector_finds_out_at_each_worker_what_it_may_collect(tmp_pa
         vars(collector)["_first_step"] = False  # as where it has written
         there = others.Others([collector])
         captured = there.capture()
-    with ms.train.SummaryCollector(str(tmp_path)) as at_joiner:
-        here = others.Others([at_joiner])
+    with ms.train.SummaryCollector(str(tmp_path)) as at_joining_worker:
+        here = others.Others([at_joining_worker])
         others.Others.received = captured
         here.take_over()
-        assert at_joiner._first_step is True
+        assert at_joining_worker._first_step is True

@@ -395,8 +395,8 @@ def test_asynchronous_workers_meet_only_for_a_change(run_elastic, mode):
         (row["to"], row["now"]) for row in sorted(changes, key=lambda row: -row["to"]) if row["rank"] == 0
     ]
     root = next(row for row in changes if row["to"] == 4 and row["rank"] == 0)
-    joiners = [row for row in reports.of("begin") if row["joined"] and row["call"] == 2]
-    assert [(row["size"], row["step"], row["parameters"]) for row in joiners] == [
+    joining = [row for row in reports.of("begin") if row["joined"] and row["call"] == 2]
+    assert [(row["size"], row["step"], row["parameters"]) for row in joining] == [
         (4, root["now"], root["parameters"])
     ] * 2
     assert len({row["source"] for row in calls[2] if row["rank"] == 0 and row["size"] == 4} - {-1}) == 3

@@ -15,7 +15,7 @@ from mindspore.train import Callback, Model
 from ms_kungfu import membership
 from ms_kungfu.callbacks import KungFuElasticCallback
 from ms_kungfu.dataset import ElasticDataset
-from ms_kungfu.elastic import handover, program
+from ms_kungfu.elastic import program, state_transfer
 from ms_kungfu.optimizers import KungFuMomentum
 from tests.mindspore.elastic.test_state import capture, restore
 
@@ -154,8 +154,8 @@ class Job:
 
 
 @pytest.fixture
-def as_joiner(monkeypatch):
-    """``as_joiner(veteran, **options)``: the job of a worker that joins with what the veteran captured."""
+def as_joining_worker(monkeypatch):
+    """``as_joining_worker(veteran, **options)``: the job of a worker that joins with what the veteran captured."""
 
     def forget():
         program.use(program.Program())
@@ -164,8 +164,8 @@ def as_joiner(monkeypatch):
 
     def join(veteran, **options):
         forget()
-        monkeypatch.setattr(membership, "is_joiner", lambda: True)
-        monkeypatch.setattr(handover, "share_state", lambda now: restore_into(now, veteran.captured))
+        monkeypatch.setattr(membership, "is_joining", lambda: True)
+        monkeypatch.setattr(state_transfer, "share_state", lambda now: restore_into(now, veteran.captured))
         return Job(seed=2, captured=veteran.captured, **options)
 
     def restore_into(now, captured):
@@ -175,9 +175,9 @@ def as_joiner(monkeypatch):
     return join
 
 
-def left_behind(veteran, joiner):
+def left_behind(veteran, joining):
     """The paths of what training has changed at the veteran and is something else at the joiner, all of them."""
-    before, after, there = veteran.began, veteran.went_on, joiner.began
+    before, after, there = veteran.began, veteran.went_on, joining.began
     changed = [path for path in before.keys() | after.keys() if before.get(path) != after.get(path)]
     assert "dataset._cursor.epoch" in changed
     assert "process.calls" not in changed
@@ -192,16 +192,16 @@ def unlisted(paths):
     return sorted(path for path in paths if path not in ALLOWED and not COMPILATION & set(path.split(".")))
 
 
-def test_nothing_that_training_changes_is_left_behind(as_joiner):
+def test_nothing_that_training_changes_is_left_behind(as_joining_worker):
     veteran = Job(seed=1)
-    joiner = as_joiner(veteran)
-    paths = left_behind(veteran, joiner)
+    joining = as_joining_worker(veteran)
+    paths = left_behind(veteran, joining)
     assert unlisted(paths) == []
     assert set(ALLOWED) - paths == set(), "listed, and carried all the same"
-    assert joiner.last == veteran.last
+    assert joining.last == veteran.last
 
 
-def test_what_is_new_and_not_carried_is_found(as_joiner):
+def test_what_is_new_and_not_carried_is_found(as_joining_worker):
     class Counting(ElasticDataset):
         commits = 0
 
@@ -210,4 +210,4 @@ def test_what_is_new_and_not_carried_is_found(as_joiner):
             self.commits += 1
 
     veteran = Job(seed=1, dataset=Counting)
-    assert unlisted(left_behind(veteran, as_joiner(veteran, dataset=Counting))) == ["dataset.commits"]
+    assert unlisted(left_behind(veteran, as_joining_worker(veteran, dataset=Counting))) == ["dataset.commits"]

@@ -11,7 +11,7 @@ from mindspore import nn
 from mindspore.experimental import optim
 from mindspore.experimental.optim import lr_scheduler
 
-from ms_kungfu.elastic import program, sameness
+from ms_kungfu.elastic import consistency, program
 from ms_kungfu.elastic.learning_rates import learning_rate_of, set_learning_rate
 from ms_kungfu.elastic.training import ElasticTraining
 from ms_kungfu.optimizers import KungFuGradReducer, SynchronousAveragingOptimizer, SynchronousSGDOptimizer
@@ -93,9 +93,9 @@ def test_joining_worker_continues_with_rates_and_counters(mode):
     for _ in range(3):
         assert veteran.epoch() == pytest.approx(alone.epoch(), rel=1e-6)
     captured, expected = veteran.capture(), veteran.epoch()
-    joiner = Loop(SynchronousSGDOptimizer, seed=2)
-    joiner.restore(captured)
-    assert joiner.epoch() == expected
+    joining = Loop(SynchronousSGDOptimizer, seed=2)
+    joining.restore(captured)
+    assert joining.epoch() == expected
     decay = 0.04 if mode == ms.PYNATIVE_MODE else 0.0
     assert expected[3:] == [pytest.approx(0.1 * 0.5**4), 4.0, decay, 4]
 
@@ -110,7 +110,7 @@ def test_compared_pieces_are_weights_rates_and_counters():
     net = nn.Dense(3, 1)
     optimizer = optim.SGD(net.trainable_params(), lr=0.1)
     scheduler = lr_scheduler.StepLR(optimizer, 2)
-    pieces = {piece.what: piece for piece in sameness.pieces_of([net, optimizer, scheduler], None, set())}
+    pieces = {piece.what: piece for piece in consistency.pieces_of([net, optimizer, scheduler], None, set())}
     assert {"the weight 'weight'", "the weight 'bias'", "the learning rate 'learning_rate_group_0'"} <= set(pieces)
     (counter,) = [what for what in pieces if what.startswith("the scheduler's")]
     before = {what: piece.word() for what, piece in pieces.items()}
@@ -123,12 +123,12 @@ def test_compared_pieces_are_weights_rates_and_counters():
 @pytest.mark.parametrize("told", [True, False], ids=["with parameters", "without"])
 def test_weights_that_a_reducer_serves_are_compared_without_an_optimizer(told):
     net = nn.Dense(3, 1)
-    assert sameness.pieces_of([net], None, set()) == []
+    assert consistency.pieces_of([net], None, set()) == []
     reducer = KungFuGradReducer(net.trainable_params() if told else None)
-    assert [p.what for p in sameness.pieces_of([net], None, set())] == ["the weight 'weight'", "the weight 'bias'"]
-    assert [p.what for p in sameness.pieces_of([net], None, {id(net.bias)})] == ["the weight 'weight'"]
+    assert [p.what for p in consistency.pieces_of([net], None, set())] == ["the weight 'weight'", "the weight 'bias'"]
+    assert [p.what for p in consistency.pieces_of([net], None, {id(net.bias)})] == ["the weight 'weight'"]
     reducer.leave_to_shards()
-    assert sameness.pieces_of([net], None, set()) == []
+    assert consistency.pieces_of([net], None, set()) == []
 
 
 def test_schedulers_are_found_by_their_optimizer_in_one_order():

@@ -244,11 +244,11 @@ def test_the_batch_follows_a_size_once_and_when_it_comes_true(holds, sizes, expe
         steering.hook("after_step", elastic)
         assert steering.take_size() == expected_size
         assert data.global_batch_size == 8
-    joiner = ElasticTraining(
+    joining = ElasticTraining(
         net, nn.Momentum(net.trainable_params(), 0.1, 0.9), dataset=data, policy=Asks()
     )._measuring.policies
-    joiner.restore(steering.state())
-    for each in (steering, joiner):
+    joining.restore(steering.state())
+    for each in (steering, joining):
         data.set_batch_size(**({"global_batch_size": 8} if holds else {"batch_size": 8}))
         for size, batch in zip(sizes, expected):
             each.on_resized(size, data)
@@ -390,12 +390,12 @@ def test_a_joiner_evicts_nobody_who_has_only_the_address_of_one_that_was_evicted
     held = json.loads(json.dumps(steers.state()))
     monkeypatch.setattr(policy_runner, "agree", lambda decision: (None, 0))
     ranks.change("b", "cc", "d")
-    joiner = ranks.steering()
-    joiner.restore(held)
-    joiner.took(0.1)
-    ranks.ask(joiner)
+    joining = ranks.steering()
+    joining.restore(held)
+    joining.took(0.1)
+    ranks.ask(joining)
     assert ranks.sent == []
-    assert joiner.state()["eviction"] is None
+    assert joining.state()["eviction"] is None
 
 
 def test_an_eviction_is_not_taken_along_into_another_job(monkeypatch):

@@ -72,13 +72,13 @@ def join(monkeypatch):
     """``join(source, seed, rank)``: what a worker draws that joins with the source's state."""
 
     def join(captured, seed, rank=1, of_a_checkpoint=False):
-        joiner = Worker(seed)
+        joining = Worker(seed)
         monkeypatch.setattr(runtime, "current_rank", lambda: rank)
         if of_a_checkpoint:
-            assert state.resume_components(joiner.components, captured, of_another=True) == []
+            assert state.resume_components(joining.components, captured, of_another=True) == []
         else:
-            state.restore_components(joiner.components, captured)
-        return draws(joiner.net)
+            state.restore_components(joining.components, captured)
+        return draws(joining.net)
 
     return join
 

@@ -14,7 +14,7 @@ from mindspore.amp import DynamicLossScaleManager
 
 from ms_kungfu import agreement, comm, runtime
 from ms_kungfu.dataset import ElasticDataset
-from ms_kungfu.elastic import handover, program, state
+from ms_kungfu.elastic import program, state, state_transfer
 from ms_kungfu.elastic.training import ElasticTraining
 from ms_kungfu.errors import KungFuError, PeerLostError
 from ms_kungfu.trained import inventory
@@ -160,16 +160,16 @@ def veteran():
 
 
 def test_with_every_piece_the_next_step_is_the_same_bit_for_bit(veteran):
-    joiner = Run(seed=2)
-    joiner.restore(veteran[0])
-    assert joiner.step(5) == veteran[1]
+    joining = Run(seed=2)
+    joining.restore(veteran[0])
+    assert joining.step(5) == veteran[1]
 
 
 @pytest.mark.parametrize("name", CARRIED)
 def test_each_piece_is_needed(veteran, name):
-    joiner = Run(seed=2)
-    joiner.restore(veteran[0], without=name)
-    assert joiner.step(5) != veteran[1]
+    joining = Run(seed=2)
+    joining.restore(veteran[0], without=name)
+    assert joining.step(5) != veteran[1]
 
 
 def test_the_list_of_pieces_is_what_travels(veteran):
@@ -269,7 +269,7 @@ def test_where_the_root_dies_the_next_one_hands_over(meetings, lose):
         tried.append(root)
         return root if root == 3 else lose(root)
 
-    assert handover.from_lowest_rank(receive) == 3
+    assert state_transfer.from_lowest_rank(receive) == 3
     assert tried == [1, 2, 3]
 
 
@@ -281,27 +281,27 @@ def test_a_root_that_was_asked_for_goes_first(meetings):
         tried.append(root)
         return root if root == 0 else lost(root)
 
-    assert handover.from_lowest_rank(receive, preferred=2) == 0
+    assert state_transfer.from_lowest_rank(receive, preferred=2) == 0
     assert tried == [2, 0]
 
 
 def test_nobody_left_with_the_state_is_an_error(meetings):
     meetings([True, False], [None, False])
     with pytest.raises(KungFuError, match="every worker that had the training state has died"):
-        handover.from_lowest_rank(lost, able=False)
+        state_transfer.from_lowest_rank(lost, able=False)
 
 
 def test_another_failure_is_not_tried_again(meetings):
     meetings([True, True])
     with pytest.raises(RuntimeError, match="disk"):
-        handover.from_lowest_rank(lambda root: (_ for _ in ()).throw(RuntimeError("disk")))
+        state_transfer.from_lowest_rank(lambda root: (_ for _ in ()).throw(RuntimeError("disk")))
 
 
 def test_mean_is_over_the_workers_that_count(monkeypatch):
     monkeypatch.setattr(runtime, "current_cluster_size", lambda: 3)
     monkeypatch.setattr(comm, "all_reduce", lambda row, name: row + [5.0, 1.0])  # of one more; the third is a joiner
     tensor = ms.Parameter(ms.Tensor([1.0]), name="mean")
-    handover.average([tensor])
+    state_transfer.average([tensor])
     assert tensor.asnumpy().tolist() == [3.0]
 
 
@@ -309,7 +309,7 @@ def test_transfer_that_fails_leaves_what_was_there():
     tensor = ms.Parameter(ms.Tensor([1.0, 2.0]), name="w")
 
     def receive():
-        with handover._whole_or_not_at_all([tensor]):
+        with state_transfer._whole_or_not_at_all([tensor]):
             inventory.assign(tensor, np.array([5.0, 2.0], np.float32))
             lost(0)
 

@@ -105,7 +105,7 @@ def check_all():
 
 
 kf.init()
-if membership.is_joiner():
+if membership.is_joining():
     comm.broadcast(np.zeros(1), root=membership.sync_root(), name="step")
     membership.state_received()
     check_all()

@@ -11,10 +11,10 @@ import ms_kungfu as kf
 from ms_kungfu import broker_protocol, comm, env, membership
 
 told = Path(sys.argv[1])
-newcomer = env.INCARNATION.get() > 0
-broker_protocol.mindspore_version = lambda: "2.9.0" if newcomer else "2.10.0"
+joining_worker = env.INCARNATION.get() > 0
+broker_protocol.mindspore_version = lambda: "2.9.0" if joining_worker else "2.10.0"
 kf.init()
-if newcomer:
+if joining_worker:
     try:
         membership.join()
     except kf.KungFuError as error:

@@ -18,7 +18,7 @@ if not kf.using_kungfu():
     sys.exit()
 kf.init()
 done = 0
-if membership.is_joiner():
+if membership.is_joining():
     done = int(comm.broadcast(np.zeros(1, np.int64), root=membership.sync_root(), name="done")[0])
     membership.state_received()
 proposed = -1

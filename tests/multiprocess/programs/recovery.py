@@ -44,7 +44,7 @@ def share_state():
             state = comm.broadcast(np.array([step, *weights]), root=membership.sync_root(), name="state")
         except kf.PeerLostError:
             continue
-        if membership.is_joiner():
+        if membership.is_joining():
             step, weights = int(state[0]), state[1:]
             membership.state_received()
         assert step == state[0] and (weights == state[1:]).all(), (step, weights, state)
@@ -74,7 +74,7 @@ if membership.is_deferred():
     membership.join()
 if kf.detached():
     sys.exit()
-if membership.is_joiner():
+if membership.is_joining():
     share_state()
 tell()
 while True:

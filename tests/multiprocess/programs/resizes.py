@@ -10,7 +10,7 @@ from ms_kungfu import comm, membership
 plan = [int(size) for size in sys.argv[1:]]
 kf.init()
 step = 0
-if membership.is_joiner():
+if membership.is_joining():
     step = int(comm.broadcast(np.zeros(1, np.int64), root=membership.sync_root(), name="step")[0])
     membership.state_received()
 while step < 3 * len(plan):

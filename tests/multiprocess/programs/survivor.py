@@ -56,7 +56,7 @@ def share_step():
             root = comm.broadcast(np.array([step, digest]), root=membership.sync_root(), name="step")
         except kf.PeerLostError:
             continue
-        if membership.is_joiner():
+        if membership.is_joining():
             step, digest = map(int, root)
             membership.state_received()
         assert [step, digest] == root.tolist(), (step, digest, root)
@@ -73,7 +73,7 @@ kf.init()
 step, digest, longest, saves = 0, 0, 0.0, 0
 if membership.is_deferred():
     membership.join()
-if membership.is_joiner():
+if membership.is_joining():
     share_step()
 tell()
 while True:

@@ -34,7 +34,7 @@ optimizer = PairAveragingOptimizer(nn.Momentum(net.trainable_params(), 0.05, 0.9
 data = ElasticDataset(numbered(96), batch_size=4, seed=3)
 
 
-class Pace:
+class StragglerWeights:
     """What this worker does around each step, and what it knows of the present call of training."""
 
     def __init__(self, call):
@@ -142,7 +142,7 @@ def train_in_loop(pace, epochs, options):
 train = train_by_callback if MODE == "graph" else train_in_loop
 checkpoints = {"checkpoint_dir": Path(sys.argv[1]) / "checkpoints", "checkpoint_every": 10}
 for call, epochs, options in ((REFERENCE, 1, {}), (TO_THE_END, 2, checkpoints), (CHANGES, 10_000, {})):
-    elastic = train(Pace(call), epochs, options)
+    elastic = train(StragglerWeights(call), epochs, options)
     if kf.detached():
         break
     if joined and call != CHANGES:

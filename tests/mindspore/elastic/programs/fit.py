@@ -196,7 +196,7 @@ others = [make[name]() for name in options.get("callbacks", [])]
 # Who counts steps stands before the elastic callback, in whose place the state is handed over.
 before = [c for c in others if options.get("last") or isinstance(c, Carried)]
 callbacks = [*before, elastic, *(c for c in others if c not in before)]
-report("start", joins=membership.is_joiner())
+report("start", joins=membership.is_joining())
 model.fit(
     epochs,
     train_dataset(options.get("train", "elastic")),

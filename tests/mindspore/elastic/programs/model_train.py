@@ -70,7 +70,7 @@ deaths = sys.argv[5:]
 def make():
     net = nn.Dense(4, 2)
     # A mask, as samplers and quantizers keep one; a joiner's own is another.
-    mask = ms.Tensor([not membership.is_joiner(), False, True])
+    mask = ms.Tensor([not membership.is_joining(), False, True])
     net.insert_param_to_cell("mask", ms.Parameter(mask, name="mask", requires_grad=False))
     rates = [0.05 / (1 + i / 10) for i in range(1000)]
     model = Model(net, Loss(), KungFuMomentum(net.trainable_params(), rates, 0.9))

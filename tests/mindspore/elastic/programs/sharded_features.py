@@ -21,7 +21,7 @@ import ms_kungfu as kf
 from ms_kungfu.callbacks import KungFuElasticCallback
 from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.dataset.batches import ShardBatches
-from ms_kungfu.elastic import ElasticTraining, ShardedStep, pace, sharded_step
+from ms_kungfu.elastic import ElasticTraining, ShardedStep, sharded_step, straggler_weights
 from ms_kungfu.monitoring import Monitor
 from ms_kungfu.monitoring.noise_scale import unbiased_estimates
 from ms_kungfu.optimizers import KungFuAdam, KungFuMomentum, KungFuTrainOneStepWithLossScaleCell
@@ -52,7 +52,7 @@ class Spiked(nn.Cell):
 
 # -- deaths in the midst of a step ------------------------------------------------------------------------------------
 
-pace._GAIN = float("inf")  # they are told by the shard: a loaded machine must not deal others
+straggler_weights._GAIN = float("inf")  # they are told by the shard: a loaded machine must not deal others
 steps_done = lambda: 0  # noqa: E731
 computed = (0, 0)  # the step, and what has been computed in it
 compute = sharded_step.Shard.__call__

@@ -13,7 +13,7 @@ from ms_kungfu.optimizers import KungFuMomentum
 
 ms.set_context(mode=ms.PYNATIVE_MODE)
 ms.set_seed(kf.current_rank())
-joined_later = membership.is_joiner()
+joined_later = membership.is_joining()
 net = nn.Dense(4, 2)
 optimizer = KungFuMomentum(net.trainable_params(), 0.05, 0.9)
 

@@ -9,11 +9,11 @@ from typing import Any, Callable, Protocol
 from ms_kungfu.launcher.channel import AnyChannel
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options
-from ms_kungfu.launcher.state.seat import Term
+from ms_kungfu.launcher.state.leader_snapshot import Term
 from ms_kungfu.launcher.wire import messages as m
 
 
-class Head(Protocol):
+class LocalController(Protocol):
     """Decides for the job (`job.Job`). It speaks to each host by messages; its own asks it these besides."""
 
     last_words: str | None
@@ -30,7 +30,7 @@ class Head(Protocol):
     def is_over(self) -> bool: ...
 
     @property
-    def is_deposed(self) -> bool: ...
+    def has_stepped_down(self) -> bool: ...
 
     async def run(self) -> int: ...
     async def leave(self) -> None: ...
@@ -42,8 +42,8 @@ class Head(Protocol):
     def on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None: ...
 
 
-class MakeHead(Protocol):
+class MakeController(Protocol):
     def __call__(
-        self, options: Options, machine: Machine, hello: m.Hello, remove_at_end: Callable[[Path, int], None],
-        term: Term | None = None,
-    ) -> Head: ...  # fmt: skip
+        self, options: Options, machine: Machine, registration: m.Registration,
+        remove_at_end: Callable[[Path, int], None], term: Term | None = None,
+    ) -> LocalController: ...  # fmt: skip

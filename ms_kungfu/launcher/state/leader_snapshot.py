@@ -16,25 +16,25 @@ import msgspec
 
 from ms_kungfu._decoding import ProtocolError
 from ms_kungfu.cluster import Cluster, writer_of_workers
-from ms_kungfu.cluster_store import Seat, SeatKeys, Sitting, has_seat
+from ms_kungfu.cluster_store import LeadershipKeys, LeadershipLease, LeadershipState, has_leadership
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.state.hosts import Host, Hosts
 from ms_kungfu.launcher.state.policy import Recover
 from ms_kungfu.launcher.state.states import NodeState
 from ms_kungfu.launcher.state.versions import ClusterVersions
-from ms_kungfu.launcher.wire.documents import RECORD, End, Failure, Past, RecordDocument
-from ms_kungfu.launcher.wire.messages import ClusterPart, Loss, Report
+from ms_kungfu.launcher.wire.documents import LEADER_SNAPSHOT, End, Failure, LeaderSnapshotDocument, Past
+from ms_kungfu.launcher.wire.messages import ClusterPart, Loss, ResyncReport
 
 
 def moves(options: Options) -> bool:
     """Whether another host goes on with the job where its head dies: the store has to outlive hosts, and the workers
     to go on without those that die."""
     goes_on = options.watch and options.recover is not Recover.FAIL
-    return goes_on and options.hosts.is_several and has_seat(options.config_server or "")
+    return goes_on and options.hosts.is_several and has_leadership(options.config_server or "")
 
 
 @dataclass(frozen=True)
-class Record:
+class LeaderSnapshot:
     """`end`: the exit code and the last words of all launchers. `before`: the hosts of heads before this one, as long
     as it hasn't decided anything: they are expected not to come. `failures`: as the coordinator has them. `told`: what
     `kungfu-run status` tells of the job's past, nothing that is decided by."""
@@ -52,7 +52,7 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = msgspec.to_builtins(
-            RecordDocument(
+            LeaderSnapshotDocument(
                 self.job, self.head, ClusterPart.of(self.first), [(host.name, host.slots) for host in self.hosts],
                 self.versions.kept(), self.finishing, self.end, self.before, self.told, self.failures,
             )
@@ -60,10 +60,10 @@ class Record:
         return found
 
     @classmethod
-    def from_json(cls, fields: object) -> Record:
+    def from_json(cls, fields: object) -> LeaderSnapshot:
         """ProtocolError where it can't be that."""
         try:
-            found = RECORD.convert(fields)
+            found = LEADER_SNAPSHOT.convert(fields)
         except ProtocolError as error:
             raise ProtocolError(f"the seat's record isn't one: {error}") from None
         return cls(
@@ -71,7 +71,7 @@ class Record:
             ClusterVersions.of(found.versions), found.finishing, found.end, found.before, found.failures, found.told,
         )  # fmt: skip
 
-    def taken_by(self, host: str) -> Record:
+    def taken_by(self, host: str) -> LeaderSnapshot:
         """As it is written by who takes the seat. Again, where he doesn't know whether he has."""
         heads = dict.fromkeys((*self.before, self.head))
         return replace(self, head=host, before=tuple(head for head in heads if head != host))
@@ -84,8 +84,8 @@ class Record:
     def has(self, cluster: Cluster) -> bool:
         """Whether `cluster`, which the store has, is of this job: one that doesn't move its head leaves no record, and
         what is there is of a job before."""
-        chosen = self.versions.current
-        known = chosen is not None and cluster.version <= chosen.version
+        committed = self.versions.current
+        known = committed is not None and cluster.version <= committed.version
         return known or cluster.writer in (self.job, writer_of_workers(self.job))
 
     @property
@@ -113,31 +113,31 @@ def how_it_has_ended(end: End) -> str:
     return f"exit code {code}" + (f", {words}" if words else "")
 
 
-def may_go_on(found: Sitting, own: str) -> bool:
+def may_go_on(found: LeadershipState, own: str) -> bool:
     """Whether there is a job with which other hosts than this go on, once nobody has the seat."""
     try:
-        record = None if found.record is None else Record.from_json(found.record)
+        snapshot = None if found.snapshot is None else LeaderSnapshot.from_json(found.snapshot)
     except ProtocolError:
         return False
-    if record is None or record.end is not None or record.versions.chosen is None:
+    if snapshot is None or snapshot.end is not None or snapshot.versions.committed is None:
         return False
-    return any(name != own for name in record.present)
+    return any(name != own for name in snapshot.present)
 
 
 @dataclass
 class Term:
-    """A head's time in the seat. `record`: what the one before has left, whose seat this one has taken; None: the job
+    """A head's time in the seat. `snapshot`: what the one before has left, whose seat this one has taken; None: the job
     is about to begin. `secret`: of the job's brokers. `since`: when its host's part in the job has begun."""
 
-    keys: SeatKeys
-    seat: Seat
-    record: Record | None
+    keys: LeadershipKeys
+    lease: LeadershipLease
+    snapshot: LeaderSnapshot | None
     secret: str
     since: float
 
     def guard(self, store: Any) -> None:
         """Nothing is written to the cluster store either without the seat."""
-        store.seated = lambda: self.seat.since
+        store.led_since = lambda: self.lease.since
 
 
 class TimeToAsk:
@@ -179,7 +179,7 @@ class TimeToAsk:
         return self._asked is not None and now - self._asked > 0.75 * self._lease_s
 
 
-def all_losses(reports: Sequence[Report], version: int) -> list[Loss]:
+def all_losses(reports: Sequence[ResyncReport], version: int) -> list[Loss]:
     """Those of a version, in the one order: the longest that any host was told. ProtocolError where there are two."""
     each = sorted((report.losses[version] for report in reports if version in report.losses), key=len)
     for shorter in each[:-1]:

@@ -8,7 +8,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 
-from ms_kungfu.elastic.sameness import PERIOD, Piece, Sameness, check
+from ms_kungfu.elastic.consistency import PERIOD, ConsistencyCheck, Piece, check
 from ms_kungfu.errors import DivergenceError
 from ms_kungfu.trained.claims import content
 from tests.mindspore.elastic.conftest import check_each
@@ -88,10 +88,10 @@ def test_each_piece_comes_once_in_a_period_and_large_ones_apart():
     pieces = [
         Piece(f"piece {i}", 10**6 if i < 5 else 8, numbers=lambda i=i: looked_at[-1].append(i)) for i in range(350)
     ]
-    sameness = Sameness(pieces)
+    consistency = ConsistencyCheck(pieces)
     for step in range(7, 7 + PERIOD):
         looked_at.append([])
-        sameness.word(step)
+        consistency.word(step)
     assert sorted(i for due in looked_at for i in due) == list(range(350))
     assert max(map(len, looked_at)) <= 4
     assert all(len(set(range(5)) & set(due)) <= 1 for due in looked_at), "large ones not together"

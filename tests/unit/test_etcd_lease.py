@@ -13,13 +13,13 @@ from ms_kungfu import _run_loop
 from ms_kungfu._run_time import MOST_GAP_S, run_time
 from ms_kungfu.cluster_store import StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
-from ms_kungfu.launcher.controller.tenure import Tenure
+from ms_kungfu.launcher.controller.etcd_lease import EtcdLease
 from ms_kungfu.launcher.state.lost_hosts import Leases
 
 SLOW_S = 0.6  # more than an entry takes without a hold
 
 
-class Seat:
+class Lease:
     since = 1
 
     def __init__(self, lease_s: float) -> None:
@@ -45,21 +45,21 @@ class Machine:
         return function()
 
 
-def tenure(seat: Seat, machine: Machine, holds: list[bool]) -> Tenure:
-    term: Any = SimpleNamespace(seat=seat, guard=lambda store: None)
-    return Tenure(term, machine, "etcd://e/job", "a", lambda why: None, lambda: None, holds.append)  # type: ignore[arg-type]
+def held(lease: Lease, machine: Machine, holds: list[bool]) -> EtcdLease:
+    term: Any = SimpleNamespace(lease=lease, guard=lambda store: None)
+    return EtcdLease(term, machine, "etcd://e/job", "a", lambda why: None, lambda: None, holds.append)  # type: ignore[arg-type]
 
 
-RECORD: Any = SimpleNamespace(to_json=dict)
+SNAPSHOT: Any = SimpleNamespace(to_json=dict)
 
 
 def test_slow_renewal_holds_no_deadline_and_slow_entry_does() -> None:
     async def main() -> None:
         holds: list[bool] = []
-        own = tenure(Seat(lease_s=3600.0), Machine(SLOW_S), holds)
+        own = held(Lease(lease_s=3600.0), Machine(SLOW_S), holds)
         assert not await own.time_to_ask()
         assert holds == []
-        assert await own.write(lambda: RECORD)
+        assert await own.write(lambda: SNAPSHOT)
         assert holds == [True, False]
 
     asyncio.run(main())
@@ -68,7 +68,7 @@ def test_slow_renewal_holds_no_deadline_and_slow_entry_does() -> None:
 def test_renewal_of_over_half_a_lease_holds_the_deadlines() -> None:
     async def main() -> None:
         holds: list[bool] = []
-        await tenure(Seat(lease_s=SLOW_S / 4), Machine(SLOW_S), holds).time_to_ask()
+        await held(Lease(lease_s=SLOW_S / 4), Machine(SLOW_S), holds).time_to_ask()
         assert holds == [True, False]
 
     asyncio.run(main())
@@ -76,7 +76,7 @@ def test_renewal_of_over_half_a_lease_holds_the_deadlines() -> None:
 
 def test_version_is_said_once_a_renewal_has_been_answered() -> None:
     async def main() -> None:
-        own = tenure(Seat(lease_s=3600.0), Machine(), [])
+        own = held(Lease(lease_s=3600.0), Machine(), [])
         assert not own.may_say(3)
         assert await own.until_it_may_be_said(3, lambda: False)
         assert own.may_say(3)
@@ -88,13 +88,13 @@ def test_version_is_said_once_a_renewal_has_been_answered() -> None:
 def test_failed_renewal_holds_the_deadlines_until_one_succeeds() -> None:
     async def main() -> None:
         holds: list[bool] = []
-        seat = Seat(lease_s=3600.0)
-        own = tenure(seat, Machine(), holds)
-        seat.trouble = StoreUnreachableError("it is away")
+        lease = Lease(lease_s=3600.0)
+        own = held(lease, Machine(), holds)
+        lease.trouble = StoreUnreachableError("it is away")
         await own.time_to_ask()
         await own.time_to_ask()
         assert holds == [True]
-        seat.trouble = None
+        lease.trouble = None
         await own.time_to_ask()
         assert holds == [True, False]
 
@@ -113,11 +113,11 @@ def test_lease_is_renewed_at_once_behind_a_pause(monkeypatch: pytest.MonkeyPatch
 
     async def main() -> None:
         nonlocal ahead
-        seat = Seat(lease_s=4 * 3600.0)
-        end = tenure(seat, Machine(monotonic=clock), []).keep(None)
+        lease = Lease(lease_s=4 * 3600.0)
+        end = held(lease, Machine(monotonic=clock), []).keep(None)
         await asyncio.sleep(0)
         ahead += 3601.0
-        await asyncio.wait_for(seat.renewed.wait(), 60.0)
+        await asyncio.wait_for(lease.renewed.wait(), 60.0)
         end()
 
     _run_loop.run(main())

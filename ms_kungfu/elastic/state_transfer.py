@@ -109,9 +109,9 @@ def share_parameters(parameters: Sequence[Any], root: int = 0) -> None:
     turn, _ = _agree_on_purpose(_FOR_PARAMETERS, False, parameters)
     if turn:
 
-        def receive(giver: int) -> None:
+        def receive(source: int) -> None:
             with _whole_or_not_at_all(parameters):
-                broadcast_parameters(list(parameters), giver, "kungfu/state/parameters")
+                broadcast_parameters(list(parameters), source, "kungfu/state/parameters")
 
         from_lowest_rank(receive, preferred=root)
         claims.mark(parameters)
@@ -238,11 +238,11 @@ def share_state(state: TrainingState) -> bool:
 
     At a joiner in an earlier call than the others it returns at once, and the others wait until it comes to theirs.
     """
-    joiner = membership.is_joiner()
-    turn, lacking = _agree_on_purpose(_FOR_STATE, joiner, state.parameters, state.call)
+    joining = membership.is_joining()
+    turn, lacking = _agree_on_purpose(_FOR_STATE, joining, state.parameters, state.call)
     if not turn:
         return False
-    average(state.averaged, counted=not joiner)
+    average(state.averaged, counted=not joining)
     if not lacking:
         return False
 
@@ -251,17 +251,17 @@ def share_state(state: TrainingState) -> bool:
 
     def receive(root: int) -> Any:
         received = broadcast_json(lambda: {c.name: c.capture() for c in state.components}, root)
-        own = not joiner and models_differ(state.parameters)
-        with from_the_nearest(root, None if joiner or own else content):
+        own = not joining and models_differ(state.parameters)
+        with from_the_nearest(root, None if joining or own else content):
             broadcast_tensors(state, root, keep=own)
         return received
 
-    received = from_lowest_rank(receive, able=not joiner)
-    if joiner:
+    received = from_lowest_rank(receive, able=not joining)
+    if joining:
         restore_components(state.components, received)
         claims.mark([*state.parameters, *state.buffers.values()])
         membership.state_received()
-    return joiner
+    return joining
 
 
 class StateLostError(KungFuError):

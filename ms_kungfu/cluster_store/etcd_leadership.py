@@ -1,4 +1,4 @@
-"""The seat's two keys in etcd; see `seat`. A transaction reads or compares both."""
+"""The seat's two keys in etcd; see `leadership_lease`. A transaction reads or compares both."""
 
 from __future__ import annotations
 
@@ -11,37 +11,39 @@ from typing import Any
 from ms_kungfu._decoding import decode_object
 from ms_kungfu.cluster_store.etcd_members import EtcdMembers, encoded, number
 from ms_kungfu.cluster_store.exchange import MAX_ANSWER_BYTES
-from ms_kungfu.cluster_store.seat import Sitting
+from ms_kungfu.cluster_store.leadership_lease import LeadershipState
 from ms_kungfu.errors import ConfigServerError
 
 HOLDER = "holder"  # the last part of its key
 
 
-class EtcdSeatKeys(EtcdMembers):
-    """See :class:`SeatKeys`."""
+class EtcdLeadershipKeys(EtcdMembers):
+    """See :class:`LeadershipKeys`."""
 
     def __init__(self, url: str, timeout_s: float = 10.0) -> None:
         super().__init__(url, timeout_s)
-        self._record, self._holder = encoded(self._folder + "head"), encoded(self._folder + HOLDER)
+        self._snapshot, self._holder = encoded(self._folder + "head"), encoded(self._folder + HOLDER)
 
-    def look(self) -> Sitting:
-        return self._sitting(self._ask("/v3/kv/txn", {"success": self._ranges()}))
+    def look(self) -> LeadershipState:
+        return self._state(self._ask("/v3/kv/txn", {"success": self._ranges()}))
 
-    def swap(self, seen: Sitting, record: Mapping[str, Any], holder: str = "", lease: int = 0) -> tuple[bool, Sitting]:
+    def swap(
+        self, seen: LeadershipState, snapshot: Mapping[str, Any], holder: str = "", lease: int = 0
+    ) -> tuple[bool, LeadershipState]:
         puts: list[dict[str, Any]] = [
-            {"request_put": {"key": self._record, "value": encoded(json.dumps(dict(record)))}}
+            {"request_put": {"key": self._snapshot, "value": encoded(json.dumps(dict(snapshot)))}}
         ]
         if lease:
             puts.append({"request_put": {"key": self._holder, "value": encoded(holder), "lease": str(lease)}})
         answer = self._ask("/v3/kv/txn", {
             "compare": [
-                {"key": self._record, "target": "MOD", "result": "EQUAL", "mod_revision": str(seen.revision)},
+                {"key": self._snapshot, "target": "MOD", "result": "EQUAL", "mod_revision": str(seen.revision)},
                 {"key": self._holder, "target": "CREATE", "result": "EQUAL", "create_revision": str(seen.since)},
             ],
             "success": [*puts, *self._ranges()],
             "failure": self._ranges(),
         })  # fmt: skip
-        return bool(answer.get("succeeded")), self._sitting(answer)
+        return bool(answer.get("succeeded")), self._state(answer)
 
     def grant(self, seconds: float) -> tuple[int, float]:
         answer = self._ask("/v3/lease/grant", {"TTL": str(math.ceil(seconds))})
@@ -54,15 +56,15 @@ class EtcdSeatKeys(EtcdMembers):
         self._ask("/v3/lease/revoke", {"ID": str(lease)})
 
     def _ranges(self) -> list[dict[str, Any]]:
-        return [{"request_range": {"key": key}} for key in (self._record, self._holder)]
+        return [{"request_range": {"key": key}} for key in (self._snapshot, self._holder)]
 
-    def _sitting(self, answer: Mapping[str, Any]) -> Sitting:
+    def _state(self, answer: Mapping[str, Any]) -> LeadershipState:
         try:
             found = [each["response_range"].get("kvs") for each in answer["responses"] if "response_range" in each]
-            record, holder = (None if not kvs else kvs[0] for kvs in found)
-            return Sitting(
-                None if record is None else _record_in(base64.b64decode(record["value"])),
-                number(record, "mod_revision"),
+            snapshot, holder = (None if not kvs else kvs[0] for kvs in found)
+            return LeadershipState(
+                None if snapshot is None else _snapshot_in(base64.b64decode(snapshot["value"])),
+                number(snapshot, "mod_revision"),
                 "" if holder is None else base64.b64decode(holder["value"]).decode(),
                 number(holder, "create_revision"),
             )
@@ -73,6 +75,6 @@ class EtcdSeatKeys(EtcdMembers):
             ) from None
 
 
-def _record_in(text: bytes) -> dict[str, Any]:
+def _snapshot_in(text: bytes) -> dict[str, Any]:
     """A head has written it: the reasons that it tells of may have paths."""
     return decode_object(text, MAX_ANSWER_BYTES, raw_bytes=True)

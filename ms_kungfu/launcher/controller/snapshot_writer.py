@@ -7,13 +7,13 @@ from typing import Callable
 
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.launcher.controller.context import JobContext
-from ms_kungfu.launcher.state.seat import Record
+from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot
 from ms_kungfu.launcher.state.versions import ClusterVersions
 from ms_kungfu.launcher.wire.documents import End, Past
 
 
 @dataclass(eq=False)
-class JobRecord:
+class SnapshotWriter:
     """`began_at`: of the job, in seconds since 1970."""
 
     job: JobContext
@@ -23,30 +23,30 @@ class JobRecord:
     def __post_init__(self) -> None:
         self._being_removed: set[str] = set()  # hosts of whose loss an entry is on its way
 
-    async def write(self, choice: int | None = None, lost: str | None = None, end: End | None = None) -> bool:
+    async def write(self, committing: int | None = None, lost: str | None = None, end: End | None = None) -> bool:
         """Return whether it is there now. Call it within `Leadership.act`."""
         job = self.job
         leadership = job.leadership
         self._end = end = end or self._end
 
-        def record() -> Record:
+        def snapshot() -> LeaderSnapshot:
             start, coordinator, own = job.begun, job.coordinator, job.options.hosts.self_name
             if job.manager is None and leadership.resumes is not None:  # which workers there are isn't known yet
                 return replace(leadership.resumes, end=end)
-            versions = ClusterVersions() if job.manager is None else job.manager.broker.record(choice, lost)
+            versions = ClusterVersions() if job.manager is None else job.manager.broker.snapshot(committing, lost)
             forgotten = coordinator.hosts.lost.difference(versions.lost_hosts)
             hosts = tuple(host for host in coordinator.hosts.each if host.name not in forgotten)
-            return Record(
+            return LeaderSnapshot(
                 start.writer, own, start.first, hosts, versions, coordinator.finishing, end,
                 failures=coordinator.failures, told=Past(self.began_at, list(job.history.changes)),
             )  # fmt: skip
 
-        return await leadership.write(record)
+        return await leadership.write(snapshot)
 
     async def note(self, lost: str | None = None, end: End | None = None) -> bool:
         """Write what is decided. Return False if another host decides by now."""
         await self.job.leadership.act(lambda: self.write(lost=lost, end=end))
-        return not self.job.leadership.is_deposed
+        return not self.job.leadership.has_stepped_down
 
     def note_soon(self) -> None:
         self.job.in_background(self.job.leadership.act(self.write))
@@ -69,7 +69,7 @@ class JobRecord:
     async def _note_and(self, lost: str, act: Callable[[], None]) -> None:
         job = self.job
         if job.leadership.has_stood_still:
-            await job.leadership.stand_up()
+            await job.leadership.step_down()
         noted = await self.note(lost=lost)
         self._being_removed.discard(lost)
         if noted and not job.course.is_over and lost not in job.coordinator.hosts.lost:
@@ -77,24 +77,24 @@ class JobRecord:
 
     # ---- cluster versions ----
 
-    def may_announce(self, version: int) -> bool:
+    def may_prepare(self, version: int) -> bool:
         job = self.job
         if job.leadership.may_say(version):
             return True
-        job.in_background(self._announce_once_it_may(version))
+        job.in_background(self._prepare_once_it_may(version))
         return False
 
-    async def _announce_once_it_may(self, version: int) -> None:
+    async def _prepare_once_it_may(self, version: int) -> None:
         job = self.job
         if await job.leadership.until_it_may_be_said(version, lambda: job.course.is_over):
-            job.workers.broker.announce()
+            job.workers.broker.prepare()
 
-    def on_choice(self, version: int) -> None:
+    def on_commit(self, version: int) -> None:
         """`version` is to be chosen: write it first."""
-        self.job.in_background(self.job.leadership.act(lambda: self._choose(version)))
+        self.job.in_background(self.job.leadership.act(lambda: self._commit(version)))
 
-    async def _choose(self, version: int) -> None:
-        if not await self.write(choice=version):
+    async def _commit(self, version: int) -> None:
+        if not await self.write(committing=version):
             return  # no worker hears of it
         broker = self.job.workers.broker
         if not broker.noted():

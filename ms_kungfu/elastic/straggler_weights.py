@@ -24,7 +24,7 @@ def longest(shards: int, seconds: dict[int, float], weights: list[int]) -> float
     return max(len(_core.deal_shards(shards, members, mine, rank)) * seconds[rank] for rank in members)
 
 
-class Pace:
+class StragglerWeights:
     """Measures what a shard takes this worker, and agrees with the others on how they are dealt.
 
     In the second, fourth and eighth step of a cluster version, and in every sixteenth, by a gather of 8 bytes a rank;

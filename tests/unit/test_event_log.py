@@ -6,7 +6,7 @@ import pytest
 
 from ms_kungfu import membership
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.elastic import chronicle, program
+from ms_kungfu.elastic import event_log, program
 from ms_kungfu.membership import Change
 
 
@@ -34,76 +34,76 @@ def cluster(monkeypatch, *, size, version=0, lost=(), speaks=True):
 
 
 def test_a_size_that_comes_true_is_told_when_it_is_wanted_and_when_it_is_there(lines, monkeypatch):
-    chronicle.scheduled(20, 3, wait=False)
+    event_log.scheduled(20, 3, wait=False)
     assert lines() == [
         "step 20: 3 workers wanted, 2 starting; training goes on meanwhile, and wait=True would have it wait for them"
     ]
     cluster(monkeypatch, size=3, version=1)
-    chronicle.changed(45, Change(True, False, 1, 3))
+    event_log.changed(45, Change(True, False, 1, 3))
     assert lines() == ["step 45: 1 -> 3 workers, cluster version 1, as the schedule has it from step 20 on"]
-    chronicle._at_exit()
+    event_log._at_exit()
     assert lines() == []
 
 
 def test_a_size_that_was_never_reached_is_told_at_the_end_with_the_remedy(lines):
-    chronicle.scheduled(20, 3, wait=False)
+    event_log.scheduled(20, 3, wait=False)
     lines()
-    chronicle._at_exit()
+    event_log._at_exit()
     (line,) = lines()
     assert line.startswith("size 3 of the schedule at step 20 was never reached: ")
     assert "wait=True" in line
 
 
 def test_a_size_whose_successor_came_first_is_told_then(lines):
-    chronicle.scheduled(20, 3, wait=True)
+    event_log.scheduled(20, 3, wait=True)
     assert lines() == ["step 20: 3 workers wanted, 2 starting"]
-    chronicle.scheduled(30, 1, wait=True)
+    event_log.scheduled(30, 1, wait=True)
     assert lines() == ["size 3 of the schedule at step 20 was never reached: the entry of step 30 came first"]
-    chronicle._at_exit()
+    event_log._at_exit()
     assert lines() == []
 
 
 def test_one_worker_speaks_of_the_schedule(lines, monkeypatch):
     cluster(monkeypatch, size=1, speaks=False)
-    chronicle.scheduled(20, 3, wait=False)
-    chronicle._at_exit()
+    event_log.scheduled(20, 3, wait=False)
+    event_log._at_exit()
     assert lines() == []
 
 
 def test_a_death_is_told_once_and_is_the_reason_of_the_change_that_follows(lines, monkeypatch):
     cluster(monkeypatch, size=4, version=2, lost=[1])
-    chronicle.deaths(7)
-    chronicle.deaths(8)
+    event_log.deaths(7)
+    event_log.deaths(8)
     assert lines() == ["step 7: rank 1 (host:1) has died; the others go on"]
     cluster(monkeypatch, size=4, version=2, lost=[1, 3])
-    chronicle.deaths(9)
+    event_log.deaths(9)
     assert lines() == ["step 9: rank 3 (host:3) has died; the others go on"]
     cluster(monkeypatch, size=2, version=3)
-    chronicle.changed(9, Change(True, False, 4, 2, (1, 3)))
+    event_log.changed(9, Change(True, False, 4, 2, (1, 3)))
     assert lines() == ["step 9: 4 -> 2 workers, cluster version 3, without rank 1, rank 3, dead"]
 
 
 def test_who_has_died_and_is_in_the_new_version_yet_is_told_once_and_named_when_it_is_left_out(lines, monkeypatch):
     cluster(monkeypatch, size=3, lost=[0, 1])
-    chronicle.deaths(2)
+    event_log.deaths(2)
     assert len(lines()) == 2
     cluster(monkeypatch, size=2, version=1, lost=[0])
     monkeypatch.setattr(membership, "peer_of", lambda rank: f"host:{rank + 1}")
-    chronicle.changed(2, Change(True, False, 3, 2, (0, 1)))
+    event_log.changed(2, Change(True, False, 3, 2, (0, 1)))
     assert lines() == ["step 2: 3 -> 2 workers, cluster version 1, without rank 0, dead"]
-    chronicle.deaths(3)
+    event_log.deaths(3)
     assert lines() == []
     cluster(monkeypatch, size=1, version=2)
     monkeypatch.setattr(membership, "peer_of", lambda rank: f"host:{rank + 2}")
-    chronicle.changed(3, Change(True, False, 2, 1, (0,)))
+    event_log.changed(3, Change(True, False, 2, 1, (0,)))
     assert lines() == ["step 3: 2 -> 1 worker, cluster version 2, without rank 0, dead"]
 
 
 def test_a_replacement_is_not_called_asked_for(lines, monkeypatch):
     cluster(monkeypatch, size=3, version=5)
-    chronicle.changed(15, Change(True, False, 2, 3))
+    event_log.changed(15, Change(True, False, 2, 3))
     cluster(monkeypatch, size=2, version=6)
-    chronicle.changed(16, Change(True, False, 3, 2))
+    event_log.changed(16, Change(True, False, 3, 2))
     assert lines() == [
         "step 15: 2 -> 3 workers, cluster version 5, as its new workers are ready",
         "step 16: 3 -> 2 workers, cluster version 6, as asked for",
@@ -112,19 +112,19 @@ def test_a_replacement_is_not_called_asked_for(lines, monkeypatch):
 
 def test_who_leaves_by_the_schedule_says_so(lines, monkeypatch):
     cluster(monkeypatch, size=3)
-    chronicle.scheduled(8, 1, wait=False)
-    chronicle.changed(9, Change(True, True, 3, 3))
+    event_log.scheduled(8, 1, wait=False)
+    event_log.changed(9, Change(True, True, 3, 3))
     assert lines()[-1] == "step 9: left the cluster of 3 workers, as the schedule has it from step 8 on"
 
 
 def test_who_leaves_and_who_joins_says_so(lines, monkeypatch):
-    chronicle.changed(12, Change(True, True, 2, 2))
+    event_log.changed(12, Change(True, True, 2, 2))
     assert lines() == ["step 12: left the cluster of 2 workers, as asked for"]
     monkeypatch.setattr(membership, "was_evicted", lambda: True)
-    chronicle.changed(13, Change(True, True, 2, 2))
+    event_log.changed(13, Change(True, True, 2, 2))
     assert lines() == ["step 13: left the cluster of 2 workers, evicted"]
     monkeypatch.setattr(membership, "rank", lambda: 0)
-    chronicle.joined(30)
+    event_log.joined(30)
     assert lines() == ["step 30: joined as rank 0 of 1 worker"]
 
 
@@ -144,5 +144,5 @@ def over(hosts, workers):
 )
 def test_a_change_to_the_same_size_says_what_is_another_one(hosts, workers, reason, lines, monkeypatch):
     cluster(monkeypatch, size=2, version=1)
-    chronicle.changed(4, Change(True, False, 2, 2, (), over("ab", ["a:1", "b:1"]), over(hosts, workers)))
+    event_log.changed(4, Change(True, False, 2, 2, (), over("ab", ["a:1", "b:1"]), over(hosts, workers)))
     assert lines() == [f"step 4: 2 -> 2 workers, cluster version 1, {reason}"]

@@ -6,22 +6,22 @@ from msgspec.structs import replace
 
 from ms_kungfu._decoding import ProtocolError
 from ms_kungfu.launcher.devices import GPU, Device, Devices
-from ms_kungfu.launcher.hello import devices_of, flags_of, hello_of, objection, other_command
 from ms_kungfu.launcher.options import parse_command_line
+from ms_kungfu.launcher.registration import devices_of, flags_of, objection, other_command, registration_of
 from ms_kungfu.launcher.wire.codec import Reads
-from ms_kungfu.launcher.wire.messages import Hello, Launch
+from ms_kungfu.launcher.wire.messages import Launch, Registration
 
 GPUS = Devices(GPU, (Device("0", 0, "0"), Device("GPU-1", 0, "GPU-1")))
-HEAD = Hello("a", "1.0", "2.10.0", {"-np": "2", "-H": "a:1,b:1"}, [0, 1])
-OTHER = Hello("b", "1.0", "2.10.0", {"-np": "2", "-H": "a:1,b:1"}, [4], "GPU", GPUS.each, b"logs")
+HEAD = Registration("a", "1.0", "2.10.0", {"-np": "2", "-H": "a:1,b:1"}, [0, 1])
+OTHER = Registration("b", "1.0", "2.10.0", {"-np": "2", "-H": "a:1,b:1"}, [4], "GPU", GPUS.each, b"logs")
 
 
 def test_hello_of_host_names_its_devices_and_folder(tmp_path):
     for logdir, devices in ((tmp_path / "l\udcff", GPUS), (None, Devices())):
         options = parse_command_line([*([] if logdir is None else ["-logdir", str(logdir)]), "true"])
-        hello = Reads(Hello)(msgspec.json.encode(hello_of(options, devices, [0, 1], {"-np": "2"})))
-        assert devices_of(hello) == devices
-        assert hello.logdir == (b"" if logdir is None else bytes(tmp_path) + b"/l\xff")
+        registration = Reads(Registration)(msgspec.json.encode(registration_of(options, devices, [0, 1], {"-np": "2"})))
+        assert devices_of(registration) == devices
+        assert registration.logdir == (b"" if logdir is None else bytes(tmp_path) + b"/l\xff")
 
 
 @pytest.mark.parametrize(
@@ -31,11 +31,11 @@ def test_hello_of_host_names_its_devices_and_folder(tmp_path):
      {"device_kind": "toaster"}, {"devices": [{"name": "0"}]}],
 )  # fmt: skip
 def test_what_cannot_be_a_hosts_words_is_refused(change):
-    Reads(Hello).convert(msgspec.to_builtins(OTHER))
+    Reads(Registration).convert(msgspec.to_builtins(OTHER))
     with pytest.raises(ProtocolError):
-        Reads(Hello).convert({**msgspec.to_builtins(OTHER), **change})
+        Reads(Registration).convert({**msgspec.to_builtins(OTHER), **change})
     with pytest.raises(ProtocolError):
-        Reads(Hello).convert("hello")
+        Reads(Registration).convert("hello")
 
 
 def test_a_host_like_the_head_may_take_part():

@@ -1,8 +1,8 @@
 """The controller of one job, from its first worker to its last process. It puts its parts together, and ends the job.
 
 Agents' reports, signals and clusters that a client has written come in; the coordinator says what they mean, and the
-parts do it: `nodes` for hosts, `failures` for workers that exit, `resizes` for newer clusters, `record` for the leader
-snapshot. All of it runs on one asyncio loop in the launcher's main thread.
+parts do it: `nodes` for hosts, `failures` for workers that exit, `resizes` for newer clusters, `snapshot_writer`
+for the leader snapshot. All of it runs on one asyncio loop in the launcher's main thread.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from ms_kungfu.launcher.channel import AnyChannel
 from ms_kungfu.launcher.controller.broker import Broker
 from ms_kungfu.launcher.controller.context import JobContext
 from ms_kungfu.launcher.controller.ending import GRACE_S
+from ms_kungfu.launcher.controller.etcd_lease import END_S, RENEW_S, EtcdLease
 from ms_kungfu.launcher.controller.failures import WorkerFailures
 from ms_kungfu.launcher.controller.following import CopiesWatch
 from ms_kungfu.launcher.controller.history import History
 from ms_kungfu.launcher.controller.leadership import Leadership, NoElection
 from ms_kungfu.launcher.controller.nodes import JobNodes
-from ms_kungfu.launcher.controller.record import JobRecord
 from ms_kungfu.launcher.controller.remote import RemoteHosts
 from ms_kungfu.launcher.controller.resizes import Resizes
 from ms_kungfu.launcher.controller.revisions import Revisions, StoreWatcher, in_loop
-from ms_kungfu.launcher.controller.startup import MayWrite, Start, prepare
+from ms_kungfu.launcher.controller.snapshot_writer import SnapshotWriter
+from ms_kungfu.launcher.controller.startup import JobStart, MayWrite, prepare
 from ms_kungfu.launcher.controller.status import describe
 from ms_kungfu.launcher.controller.takeover import start_of, take_over
-from ms_kungfu.launcher.controller.tenure import END_S, RENEW_S, Tenure
 from ms_kungfu.launcher.controller.workers import WorkerManager
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options, what_is_done_instead
 from ms_kungfu.launcher.state import policy
 from ms_kungfu.launcher.state.coordinator import Coordinator
 from ms_kungfu.launcher.state.course import JobCourse
+from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot, Term
 from ms_kungfu.launcher.state.outline import outline
 from ms_kungfu.launcher.state.policy import Action, Verdict
-from ms_kungfu.launcher.state.seat import Record, Term
 from ms_kungfu.launcher.status_socket import never_raises
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
@@ -51,20 +51,20 @@ from ms_kungfu.launcher.within import within
 _log = logging.getLogger(__name__)
 
 
-class Job:
-    """Runs a job once. The launcher of its host (`agent`), which has begun it and registers by `hello`, is one of all
-    that it gives orders to. With a `term` it decides for as long as it has the lease, and what has to be on record
-    is that before any worker or host hears of it. `remove_at_end`: a file to remove, however this process ends.
+class Controller:
+    """Runs a job once. The launcher of its host (`agent`), which has begun it and registers by `registration`, is one
+    of all that it gives orders to. With a `term` it decides for as long as it has the lease, and what has to be on
+    record is that before any worker or host hears of it. `remove_at_end`: a file to remove, however this process ends.
     """
 
     make_broker: Callable[..., Broker] = staticmethod(Broker)
 
     def __init__(
-        self, options: Options, machine: Machine, hello: m.Hello, remove_at_end: Callable[[Path, int], None],
-        term: Term | None = None,
+        self, options: Options, machine: Machine, registration: m.Registration,
+        remove_at_end: Callable[[Path, int], None], term: Term | None = None,
     ) -> None:  # fmt: skip
         self.last_words: str | None = None
-        self._options, self._machine, self._hello, self._term = options, machine, hello, term
+        self._options, self._machine, self._registration, self._term = options, machine, registration, term
         self._remove_at_end = remove_at_end
         self._closers = contextlib.AsyncExitStack()
         self._ended, self._hurry, self._hears_hosts = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -74,12 +74,12 @@ class Job:
         self.course = course = JobCourse(history.note, self._ended.set)
         leadership: Leadership = NoElection()
         if term is not None:
-            url, own = options.config_server or "", options.hosts.self_name
-            leadership = Tenure(term, machine, url, own, self._on_deposed, self._on_seated_anew, self._on_store_awaited)
+            hears = self._on_step_down, self._on_new_lease, self._on_store_awaited
+            leadership = EtcdLease(term, machine, options.config_server or "", options.hosts.self_name, *hears)
         self.context = JobContext(options, machine, course, history, leadership)
-        self._record = JobRecord(self.context, self._started_at)
+        self._snapshot = SnapshotWriter(self.context, self._started_at)
         self.status = never_raises(self._status)
-        self._nodes = JobNodes(self.context, self._record, self.status, self._left_s, self.interrupted)
+        self._nodes = JobNodes(self.context, self._snapshot, self.status, self._left_s, self.interrupted)
         self._copies = CopiesWatch(lambda: course.is_over)
         self._failures = WorkerFailures(self.context, self._nodes, self._copies)
         self._resizes = Resizes(self.context, self._nodes, self._failures)
@@ -114,7 +114,7 @@ class Job:
         elif job.manager is None and job.remote is not None:
             missing = job.remote.gathering.missing_others()
             why = f"waits for kungfu-run on {', '.join(missing)}" if missing else ""
-        document = outline(self._options, course.state, why, self._record.began_at)
+        document = outline(self._options, course.state, why, self._snapshot.began_at)
         if job.manager is not None:
             describe(document, job.manager, job.coordinator, job.history)
         return document
@@ -144,7 +144,7 @@ class Job:
             on_change=self._resizes.on_written,
             on_status=self.status,
             on_secret_left=lambda file: self._remove_at_end(file.path, file.inode),
-            before_first=self._sit_down,
+            before_first=self._acquire,
         )
         if instead := what_is_done_instead(options.strategy, options.hosts.is_several):
             _log.warning("%s", instead)
@@ -158,42 +158,42 @@ class Job:
         self._resizes.begun()
         self._watch()
 
-    async def _take_over(self, record: Record) -> None:
+    async def _take_over(self, snapshot: LeaderSnapshot) -> None:
         """Continue where the controller before has stopped."""
-        job, current = self.context, record.versions.current
+        job, current = self.context, snapshot.versions.current
         assert self._term is not None
         assert current is not None
-        start = start_of(job, record, self._term)
+        start = start_of(job, snapshot, self._term)
         assert start.store is not None
         self._closers.callback(job.leadership.keep(start.store))
         remote = self._expect_hosts(start, current, resumes=True)
         manager = await take_over(
-            job, record, self._nodes, self._record, remote, lambda: self._new_manager(remote, record)
+            job, snapshot, self._nodes, self._snapshot, remote, lambda: self._new_manager(remote, snapshot)
         )
         if manager is not None:
             self._watch()
             self._nodes.resumed()
 
-    def _expect_hosts(self, start: Start, current: Cluster, resumes: bool = False) -> RemoteHosts:
+    def _expect_hosts(self, start: JobStart, current: Cluster, resumes: bool = False) -> RemoteHosts:
         """From now on hosts may register."""
         job = self.context
         job.begun = start
         job.coordinator = Coordinator(self._options, current)
         job.revisions = Revisions(self._resizes, job.coordinator, start, self._machine)
-        remote = job.remote = RemoteHosts(self._options, self._machine, self._hello, start, self._nodes, resumes)
+        remote = job.remote = RemoteHosts(self._options, self._machine, self._registration, start, self._nodes, resumes)
         self._closers.callback(remote.reachability.close)
-        remote.seat = job.leadership.seat
+        remote.lease = job.leadership.lease
         remote.hold_deadlines(job.leadership.awaits_store)
         self._hears_hosts.set()
         return remote
 
-    def _new_manager(self, remote: RemoteHosts, record: Record | None = None) -> WorkerManager:
+    def _new_manager(self, remote: RemoteHosts, snapshot: LeaderSnapshot | None = None) -> WorkerManager:
         job, moves = self.context, self.context.leadership.moves
         manager = WorkerManager(
             self._options, self._machine, job.begun, job.coordinator, self._failures, remote, self.make_broker,
-            versions=None if record is None else record.versions,
-            on_choice=self._record.on_choice if moves else None,
-            may_announce=self._record.may_announce if moves else None,
+            versions=None if snapshot is None else snapshot.versions,
+            on_commit=self._snapshot.on_commit if moves else None,
+            may_prepare=self._snapshot.may_prepare if moves else None,
         )  # fmt: skip
         self._closers.callback(manager.close)
         return manager
@@ -201,7 +201,7 @@ class Job:
     async def _note_first(self) -> bool:
         """The first version is committed. Return False if another host decides by now."""
         self.course.begins()
-        return await self._record.note()
+        return await self._snapshot.note()
 
     def _watch(self) -> None:
         job = self.context
@@ -217,19 +217,19 @@ class Job:
 
     # ---- leadership ----
 
-    async def _sit_down(self, writer: str, store: ClusterStore, first: Callable[[], Cluster]) -> MayWrite:
+    async def _acquire(self, writer: str, store: ClusterStore, first: Callable[[], Cluster]) -> MayWrite:
         """Before anything of this job is written: of two of one name that begin together one is rejected."""
         leadership, hosts = self.context.leadership, self._options.hosts
-        await leadership.sit_down(lambda: Record(writer, hosts.self_name, first(), hosts.each))
+        await leadership.acquire(lambda: LeaderSnapshot(writer, hosts.self_name, first(), hosts.each))
         self._closers.callback(leadership.keep(store))
         return leadership.has_it_again
 
-    def _on_deposed(self, why: str) -> None:
+    def _on_step_down(self, why: str) -> None:
         self.course.end(Verdict(Action.FAIL, why, 1))
 
-    def _on_seated_anew(self) -> None:
+    def _on_new_lease(self) -> None:
         if self.context.remote is not None:
-            self.context.remote.tell_seat()
+            self.context.remote.tell_lease()
 
     def _on_store_awaited(self, yes: bool) -> None:
         """Workers may wait for what waits for the store: that doesn't count against their deadlines."""
@@ -237,8 +237,8 @@ class Job:
             self.context.remote.hold_deadlines(yes)
 
     @property
-    def is_deposed(self) -> bool:
-        return self.context.leadership.is_deposed
+    def has_stepped_down(self) -> bool:
+        return self.context.leadership.has_stepped_down
 
     @property
     def moves(self) -> bool:
@@ -273,7 +273,7 @@ class Job:
                 await within(RENEW_S, self._hears_hosts.wait())
         while joins and job.resumes:
             await asyncio.sleep(RENEW_S)
-        if job.remote is None or self.is_deposed:
+        if job.remote is None or self.has_stepped_down:
             return False  # the caller looks once more which host has the job
         return await job.remote.serve(channel, message)
 
@@ -313,12 +313,12 @@ class Job:
         if verdict is not None and verdict.action is Action.FAIL:
             self.last_words = f"kungfu-run: {verdict.reason}"
         is_noted = await self._note_the_end(verdict)
-        if job.manager is not None and not self.is_deposed:
+        if job.manager is not None and not self.has_stepped_down:
             await self._end_workers(job.manager, signal.SIGTERM if verdict is None else verdict.signal_to_workers)
         # A controller that has lost the lease doesn't end the job. If no other can any more, it reports that all
         # workers have finished.
         has_finished = leadership.is_gone and not failed
-        if self.is_deposed and not has_finished and job.remote is not None:
+        if self.has_stepped_down and not has_finished and job.remote is not None:
             job.remote.leave()
             await self._closers.aclose()
             return
@@ -329,7 +329,7 @@ class Job:
             else:
                 await job.remote.end(verdict.exit_code, self.last_words)
         if is_noted:
-            await leadership.give_back()
+            await leadership.release()
         await self._closers.aclose()
 
     async def _end_workers(self, manager: WorkerManager, number: int) -> None:
@@ -344,9 +344,9 @@ class Job:
         """Before any worker or host hears of it: a worker that exits because of it would have failed to the next
         controller. False if the store is away, which isn't awaited: a write may be under way, and the lease runs
         out."""
-        if not self.context.leadership.sits or verdict is None:
+        if not self.context.leadership.has_held or verdict is None:
             return True
         try:
-            return await within(END_S, self._record.note(end=(verdict.exit_code, self.last_words)))
+            return await within(END_S, self._snapshot.note(end=(verdict.exit_code, self.last_words)))
         except asyncio.TimeoutError:
             return False

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ms_kungfu.cluster_store import Seat, SeatLostError, Sitting, StoreUnreachableError
-from ms_kungfu.launcher.controller import tenure
+from ms_kungfu.cluster_store import LeadershipLease, LeadershipLostError, LeadershipState, StoreUnreachableError
+from ms_kungfu.launcher.controller import etcd_lease
 
 LEASE_S = 8.0
 MOST_OF_A_LEASE_S = 5.0  # two of them are more than one lease
@@ -25,21 +25,21 @@ class Keys:
 
     def __init__(self):
         self.now_s = 0.0
-        self.records = []  # all that were written
+        self.snapshots = []  # all that were written
         self.fates = []
-        self._sitting = Sitting()
+        self._state = LeadershipState()
         self._leases = {}  # -> when it is over
         self._hangs_on = 0
         self._under_way = []
 
     def look(self):
-        if self._sitting.holder and self._leases[self._hangs_on] <= self.now_s:
-            self._sitting = replace(self._sitting, holder="", since=0)
-        return self._sitting
+        if self._state.holder and self._leases[self._hangs_on] <= self.now_s:
+            self._state = replace(self._state, holder="", since=0)
+        return self._state
 
-    def swap(self, seen, record, holder="", lease=0):
+    def swap(self, seen, snapshot, holder="", lease=0):
         fate = self.fates.pop(0) if self.fates else ""
-        write = functools.partial(self._swap, seen, record, holder, lease)
+        write = functools.partial(self._swap, seen, snapshot, holder, lease)
         if fate == "under way":
             self._under_way.append(write)
             raise StoreUnreachableError("nobody answers")
@@ -48,16 +48,16 @@ class Keys:
             raise StoreUnreachableError("nobody answers")
         return write() if fate == "sent twice" else answer
 
-    def _swap(self, seen, record, holder, lease):
+    def _swap(self, seen, snapshot, holder, lease):
         now = self.look()
         if (now.revision, now.since) != (seen.revision, seen.since):
             return False, now
-        self.records.append(record)
-        self._sitting = replace(now, record=record, revision=100 + len(self.records))
+        self.snapshots.append(snapshot)
+        self._state = replace(now, snapshot=snapshot, revision=100 + len(self.snapshots))
         if lease:
-            self._sitting = replace(self._sitting, holder=holder, since=now.since or self._sitting.revision)
+            self._state = replace(self._state, holder=holder, since=now.since or self._state.revision)
             self._hangs_on = lease
-        return True, self._sitting
+        return True, self._state
 
     def done_late(self, number):
         assert self._under_way[number]()[0]
@@ -78,7 +78,7 @@ class Keys:
 
     @property
     def steps(self):
-        return [record["step"] for record in self.records]
+        return [snapshot["step"] for snapshot in self.snapshots]
 
 
 @pytest.fixture
@@ -86,27 +86,27 @@ def keys():
     return Keys()
 
 
-def seated(keys, host="one"):
-    seat = Seat(keys, host, LEASE_S)
-    seat.take(keys.look(), {"step": 0})
-    return seat
+def held(keys, host="one"):
+    lease = LeadershipLease(keys, host, LEASE_S)
+    lease.take(keys.look(), {"step": 0})
+    return lease
 
 
-def assert_keeps_the_seat(seat, keys):
+def assert_keeps_the_lease(lease, keys):
     """For longer than a lease, as it is the holder's that is renewed, and until it leaves."""
-    sitting = keys.look()
-    assert (sitting.holder, sitting.since) == ("one", seat.since)
+    state = keys.look()
+    assert (state.holder, state.since) == ("one", lease.since)
     for _ in range(3):
         keys.now_s += MOST_OF_A_LEASE_S
-        seat.renew()
-    assert keys.look() == sitting
-    seat.leave()
+        lease.renew()
+    assert keys.look() == state
+    lease.leave()
     assert keys.look().holder == ""
 
 
 ACTS = {
-    "write": lambda seat: seat.write({"step": 9}),
-    "renew": lambda seat: seat.renew(),
+    "write": lambda lease: lease.write({"step": 9}),
+    "renew": lambda lease: lease.renew(),
 }
 of_either = pytest.mark.parametrize("act", ACTS.values(), ids=ACTS.keys())
 
@@ -115,15 +115,15 @@ of_either = pytest.mark.parametrize("act", ACTS.values(), ids=ACTS.keys())
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_head_does_not_come_back_once_another_one_has_decided(keys, act, is_there):
     """Not when that one has died, either: he may have chosen what this one doesn't know."""
-    one = seated(keys)
+    one = held(keys)
     keys.now_s += LEASE_S
-    other = Seat(keys, "other", LEASE_S)
+    other = LeadershipLease(keys, "other", LEASE_S)
     other.take(keys.look(), {"step": 1})
     other.write({"step": 2})
     if not is_there:
         keys.now_s += LEASE_S
     for _ in range(2):
-        with pytest.raises(SeatLostError):
+        with pytest.raises(LeadershipLostError):
             act(one)
     assert keys.steps == [0, 1, 2]
     assert keys.look().holder == ("other" if is_there else "")
@@ -131,18 +131,18 @@ def test_a_head_does_not_come_back_once_another_one_has_decided(keys, act, is_th
 
 @of_either
 def test_a_head_whose_lease_is_over_comes_back_to_what_it_has_written(keys, act):
-    one = seated(keys)
+    one = held(keys)
     one.write({"step": 1})
     keys.now_s += LEASE_S
     act(one)
     assert keys.steps == [0, 1, 9 if act is ACTS["write"] else 1]
-    assert_keeps_the_seat(one, keys)
+    assert_keeps_the_lease(one, keys)
 
 
 @of_either
 @pytest.mark.parametrize("again", ACTS.values(), ids=ACTS.keys())
 def test_a_head_that_has_come_back_knows_itself_where_it_was_not_told(keys, act, again):
-    one = seated(keys)
+    one = held(keys)
     keys.now_s += LEASE_S
     keys.fates = ["answer lost"]
     if act is ACTS["write"]:
@@ -152,57 +152,57 @@ def test_a_head_that_has_come_back_knows_itself_where_it_was_not_told(keys, act,
     again(one)
     if again is ACTS["write"]:
         assert keys.steps[-1] == 9
-    assert_keeps_the_seat(one, keys)
+    assert_keeps_the_lease(one, keys)
 
 
 def test_of_two_that_have_seen_an_empty_seat_one_gets_it(keys):
     seen = keys.look()
-    one = seated(keys)
-    other = Seat(keys, "other", LEASE_S)
+    one = held(keys)
+    other = LeadershipLease(keys, "other", LEASE_S)
     for found in (seen, keys.look()):
-        with pytest.raises(SeatLostError, match="one has the seat"):
+        with pytest.raises(LeadershipLostError, match="one has the seat"):
             other.take(found, {"step": 1})
     assert keys.steps == [0]
-    assert_keeps_the_seat(one, keys)
+    assert_keeps_the_lease(one, keys)
 
 
 def test_a_holder_of_the_same_name_is_not_this_one(keys):
     """A head that was started again on its host, while the lease of its life before lasts."""
-    seated(keys)
-    again = Seat(keys, "one", LEASE_S)
-    with pytest.raises(SeatLostError, match="one has the seat"):
+    held(keys)
+    again = LeadershipLease(keys, "one", LEASE_S)
+    with pytest.raises(LeadershipLostError, match="one has the seat"):
         again.take(keys.look(), {"step": 0})
     assert again.since == 0
     keys.now_s += LEASE_S
     again.take(keys.look(), {"step": 1})
     assert keys.steps == [0, 1]
-    assert_keeps_the_seat(again, keys)
+    assert_keeps_the_lease(again, keys)
 
 
 def test_a_write_that_was_sent_twice_is_known_by_its_mark(keys):
     """To two members of the store: the first has done it, so the second refuses it."""
     keys.fates = ["sent twice"]
-    one = seated(keys)
+    one = held(keys)
     keys.fates = ["sent twice"]
     one.write({"step": 1})
     assert keys.steps == [0, 1], "each once"
-    assert_keeps_the_seat(one, keys)
+    assert_keeps_the_lease(one, keys)
 
 
 def test_what_a_write_without_an_answer_has_left_is_written_over(keys):
-    one = seated(keys)
+    one = held(keys)
     keys.fates = ["answer lost"]
     with pytest.raises(StoreUnreachableError):
         one.write({"step": 1})
     one.write({"step": 2})
     assert keys.steps == [0, 1, 2]
-    assert_keeps_the_seat(one, keys)
+    assert_keeps_the_lease(one, keys)
 
 
 @pytest.mark.parametrize("done", [0, 1, 2])
 def test_of_several_tries_at_the_seat_the_one_that_was_done_has_the_lease(keys, done):
     """Each has a lease of its own, and only one of them keeps the seat."""
-    one = Seat(keys, "one", LEASE_S)
+    one = LeadershipLease(keys, "one", LEASE_S)
     keys.fates = ["under way"] * 3
     for step in range(3):
         with pytest.raises(StoreUnreachableError):
@@ -210,18 +210,18 @@ def test_of_several_tries_at_the_seat_the_one_that_was_done_has_the_lease(keys, 
     keys.done_late(done)
     one.take(keys.look(), {"step": 3})
     assert keys.steps == [done], "it has the seat already"
-    assert_keeps_the_seat(one, keys)
+    assert_keeps_the_lease(one, keys)
 
 
 def test_a_lease_lasts_as_long_as_the_store_says(keys, monkeypatch):
     monkeypatch.setattr(keys, "grant", lambda seconds: (1, seconds + 2))
     monkeypatch.setattr(keys, "_leases", {1: LEASE_S + 2})
-    assert seated(keys).lease_s == LEASE_S + 2
+    assert held(keys).lease_s == LEASE_S + 2
 
 
 def test_cancelled_call_holds_deadlines_until_the_store_answers(monkeypatch):
     """The call goes on in its thread."""
-    monkeypatch.setattr(tenure, "_LONG_S", 0.001)
+    monkeypatch.setattr(etcd_lease, "_LONG_S", 0.001)
     holds = []
 
     async def run():
@@ -232,17 +232,17 @@ def test_cancelled_call_holds_deadlines_until_the_store_answers(monkeypatch):
             held.set()
 
         machine = SimpleNamespace(in_thread=lambda function: answer.wait())
-        term = SimpleNamespace(seat=SimpleNamespace(lease_s=0.002))
-        head = tenure.Tenure(term, machine, "", "a", lambda why: None, lambda: None, on_store_awaited)
-        call = asyncio.ensure_future(head._call(lambda: None))
+        term = SimpleNamespace(lease=SimpleNamespace(lease_s=0.002))
+        leader = etcd_lease.EtcdLease(term, machine, "", "a", lambda why: None, lambda: None, on_store_awaited)
+        call = asyncio.ensure_future(leader._call(lambda: None))
         await held.wait()
         call.cancel()
         await asyncio.wait([call])
         assert call.cancelled()
         assert holds == [True]
         answer.set()
-        await head._call(lambda: None)
+        await leader._call(lambda: None)
         assert holds == [True, False]
-        assert not head.awaits_store
+        assert not leader.awaits_store
 
     asyncio.run(run())

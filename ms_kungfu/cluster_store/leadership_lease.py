@@ -20,11 +20,11 @@ from ms_kungfu.errors import ConfigServerError
 _MARK = "Mark"  # of a write, by which its writer knows it again
 
 
-class SeatLostError(ConfigServerError):
+class LeadershipLostError(ConfigServerError):
     """Somebody else has the seat, or has written since: this is the head no more."""
 
 
-class SeatGoneError(SeatLostError):
+class LeadershipGoneError(LeadershipLostError):
     """Nobody has it: the record, and with it all that was decided, is gone from the store."""
 
     def __init__(self) -> None:
@@ -32,25 +32,27 @@ class SeatGoneError(SeatLostError):
 
 
 @dataclass(frozen=True)
-class Sitting:
+class LeadershipState:
     """What the store tells of the seat. `revision`: the record's, 0: there is none; `holder`: "" where nobody has it;
     `since`: the revision at which he took it, else 0."""
 
-    record: Mapping[str, Any] | None = None
+    snapshot: Mapping[str, Any] | None = None
     revision: int = 0
     holder: str = ""
     since: int = 0
 
 
-class SeatKeys(Protocol):
+class LeadershipKeys(Protocol):
     """The two keys in a store. Calls may come from any thread, and are bounded in time. StoreUnreachableError where
     nobody answers: what became of a write isn't known then."""
 
-    def look(self) -> Sitting:
+    def look(self) -> LeadershipState:
         """Both at once."""
         ...
 
-    def swap(self, seen: Sitting, record: Mapping[str, Any], holder: str = "", lease: int = 0) -> tuple[bool, Sitting]:
+    def swap(
+        self, seen: LeadershipState, snapshot: Mapping[str, Any], holder: str = "", lease: int = 0
+    ) -> tuple[bool, LeadershipState]:
         """Writes the record, and with a `lease` the holder, where both keys are as they were `seen`. Whether they were,
         and what there is then."""
         ...
@@ -67,12 +69,12 @@ class SeatKeys(Protocol):
         """What hangs on it goes."""
 
 
-class Seat:
+class LeadershipLease:
     """The head's end. One call at a time; where nobody answers (StoreUnreachableError) it may be made again."""
 
-    def __init__(self, keys: SeatKeys, host: str, lease_s: float) -> None:
-        self._keys, self._host, self._wanted_s = keys, host, lease_s
-        self._held = Sitting()
+    def __init__(self, keys: LeadershipKeys, host: str, lease_s: float) -> None:
+        self._keys, self._host, self._requested_s = keys, host, lease_s
+        self._held = LeadershipState()
         self._lease = 0
         self._tried: dict[str, int] = {}  # marks of writes of which isn't known what became -> lease
         self.lease_s = lease_s  # as the store has it
@@ -81,62 +83,66 @@ class Seat:
     def since(self) -> int:
         return self._held.since
 
-    def take(self, seen: Sitting, record: Mapping[str, Any]) -> None:
+    def take(self, seen: LeadershipState, snapshot: Mapping[str, Any]) -> None:
         """SeatLostError where somebody else has it, or has got it since this was `seen`."""
         if self._is_own(seen) and seen.holder == self._host:
             self._holds(seen)  # by the try before
         elif seen.holder:
-            raise SeatLostError(f"{seen.holder} has the seat")
+            raise LeadershipLostError(f"{seen.holder} has the seat")
         else:
-            lease, self.lease_s = self._keys.grant(self._wanted_s)
-            self._swap(seen, record, lease)
+            lease, self.lease_s = self._keys.grant(self._requested_s)
+            self._swap(seen, snapshot, lease)
 
-    def write(self, record: Mapping[str, Any]) -> None:
+    def write(self, snapshot: Mapping[str, Any]) -> None:
         """What is in it may be said when this returns."""
         try:
-            self._swap(self._held, record)
-        except SeatLostError:
+            self._swap(self._held, snapshot)
+        except LeadershipLostError:
             found = self._keys.look()
             if not self._is_own(found):
                 raise
             if found.holder:  # what is there is of a try before, which may have sat down anew
                 self._holds(found)
-                self._swap(found, record)
+                self._swap(found, snapshot)
             else:
-                self.take(found, record)  # the lease was over
+                self.take(found, snapshot)  # the lease was over
 
     def renew(self) -> None:
         """Well before the lease is over."""
         if self._keys.renew(self._lease):
             return
         found = self._keys.look()
-        if found.record is None:
-            raise SeatGoneError
+        if found.snapshot is None:
+            raise LeadershipGoneError
         if not self._is_own(found):
-            raise SeatLostError(f"{found.holder or 'another host'} has taken the seat")
-        assert found.record is not None
-        self.take(found, found.record)
+            raise LeadershipLostError(f"{found.holder or 'another host'} has taken the seat")
+        assert found.snapshot is not None
+        self.take(found, found.snapshot)
 
     def leave(self) -> None:
         """Who comes next needn't wait."""
         self._keys.revoke(self._lease)
 
-    def _is_own(self, found: Sitting) -> bool:
+    def _is_own(self, found: LeadershipState) -> bool:
         """Whether this head has written what is there."""
-        mark = None if found.record is None else found.record.get(_MARK)
+        mark = None if found.snapshot is None else found.snapshot.get(_MARK)
         return isinstance(mark, str) and (found.revision == self._held.revision or mark in self._tried)
 
-    def _swap(self, seen: Sitting, record: Mapping[str, Any], lease: int = 0) -> None:
+    def _swap(self, seen: LeadershipState, snapshot: Mapping[str, Any], lease: int = 0) -> None:
         mark = secrets.token_hex(8)
         self._tried[mark] = lease
-        done, found = self._keys.swap(seen, {**record, _MARK: mark}, self._host, lease)
+        done, found = self._keys.swap(seen, {**snapshot, _MARK: mark}, self._host, lease)
         # The first try may have been written, and its answer lost.
-        if not done and not (found.record is not None and found.record.get(_MARK) == mark):
-            raise SeatGoneError if found.record is None else SeatLostError(f"{found.holder or 'somebody'} has the seat")
+        if not done and not (found.snapshot is not None and found.snapshot.get(_MARK) == mark):
+            raise (
+                LeadershipGoneError
+                if found.snapshot is None
+                else LeadershipLostError(f"{found.holder or 'somebody'} has the seat")
+            )
         self._holds(found)
 
-    def _holds(self, found: Sitting) -> None:
-        assert found.record is not None
-        self._lease = self._tried.get(found.record[_MARK], 0) or self._lease
+    def _holds(self, found: LeadershipState) -> None:
+        assert found.snapshot is not None
+        self._lease = self._tried.get(found.snapshot[_MARK], 0) or self._lease
         self._held = found
         self._tried.clear()

@@ -8,18 +8,20 @@ from typing import Any, Callable
 
 import pytest
 
-from ms_kungfu.cluster_store import Sitting, StoreFullError, StoreUnreachableError
+from ms_kungfu.cluster_store import LeadershipState, StoreFullError, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.agent import succession
 
 
-def look_for_the_next_head(monkeypatch: pytest.MonkeyPatch, look: Callable[[int], Sitting]) -> tuple[int, str]:
+def look_for_the_next_controller(
+    monkeypatch: pytest.MonkeyPatch, look: Callable[[int], LeadershipState]
+) -> tuple[int, str]:
     """How a host ends whose store gives these answers, one in 20 s, where it is patient for 60 s."""
     monkeypatch.setattr(succession, "_LOOK_S", 0.0)
     looks = 0
     ends: list[tuple[int, str]] = []
 
-    def answer() -> Sitting:
+    def answer() -> LeadershipState:
         nonlocal looks
         looks += 1
         return look(looks)
@@ -33,7 +35,7 @@ def look_for_the_next_head(monkeypatch: pytest.MonkeyPatch, look: Callable[[int]
 
     machine: Any = SimpleNamespace(
         in_thread=in_thread, environ={"KUNGFU_JOIN_TIMEOUT": "60"}, time=lambda: 0.0,
-        open_seat=lambda url, timeout_s: SimpleNamespace(look=answer),
+        open_leadership=lambda url, timeout_s: SimpleNamespace(look=answer),
     )  # fmt: skip
     b = SimpleNamespace(name="b")
     options: Any = SimpleNamespace(
@@ -53,22 +55,22 @@ def look_for_the_next_head(monkeypatch: pytest.MonkeyPatch, look: Callable[[int]
 
 @pytest.mark.parametrize("kind", [StoreFullError, StoreUnreachableError])
 def test_host_waits_for_a_store_that_is_full_or_away(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
-    def look(number: int) -> Sitting:
+    def look(number: int) -> LeadershipState:
         if number < 20:
             raise kind("its database is full, or it is away")
-        return Sitting()
+        return LeadershipState()
 
-    code, why = look_for_the_next_head(monkeypatch, look)
+    code, why = look_for_the_next_controller(monkeypatch, look)
     assert code == 1
     assert "nobody else has it" not in why
 
 
 def test_host_whose_store_refuses_it_ends_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def look(number: int) -> Sitting:
+    def look(number: int) -> LeadershipState:
         if number < 20:
             raise ConfigServerError("user 'u' may not read and write")
-        return Sitting()
+        return LeadershipState()
 
-    code, why = look_for_the_next_head(monkeypatch, look)
+    code, why = look_for_the_next_controller(monkeypatch, look)
     assert code == 1
     assert "nobody else has it (user 'u' may not read and write)" in why

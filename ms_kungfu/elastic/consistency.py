@@ -130,7 +130,7 @@ def _parameters_of(rates: Any) -> list[Any]:
     return [rates] if isinstance(rates, ms.Parameter) else []
 
 
-class Sameness:
+class ConsistencyCheck:
     """The pieces, dealt to the steps of a period so that each has about as many bytes to look at."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:

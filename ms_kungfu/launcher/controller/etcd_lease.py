@@ -24,13 +24,13 @@ from collections.abc import Awaitable
 from typing import Any, Callable
 
 from ms_kungfu._run_time import MOST_GAP_S
-from ms_kungfu.cluster_store import SeatGoneError, SeatLostError, StoreUnreachableError
+from ms_kungfu.cluster_store import LeadershipGoneError, LeadershipLostError, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.controller.revisions import raise_bugs
 from ms_kungfu.launcher.controller.startup import CONFIG_SERVER_START_S
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM
-from ms_kungfu.launcher.state.seat import Record, Term, TimeToAsk, may_go_on
+from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot, Term, TimeToAsk, may_go_on
 from ms_kungfu.launcher.state.start_error import StartError
 from ms_kungfu.launcher.within import within
 
@@ -42,10 +42,10 @@ _LONG_S = 0.3  # for one entry, which takes some milliseconds
 _LOOK_S = MOST_GAP_S / 2  # at the real clock, by timers of the run-time clock: each is due at once behind a pause
 
 
-class Tenure:
+class EtcdLease:
     """`Leadership` by a lease in etcd.
 
-    `on_deposed(why)`: another host decides from now on. `on_seated_anew`: the lease was over, and there is another one.
+    `on_step_down(why)`: another host decides from now on. `on_new_lease`: the lease was over, and there is another one.
     `on_store_awaited(yes)`: a decision waits for the store from now on, or doesn't any more. `url`: of the job's store;
     `own`: this host's name.
     """
@@ -54,25 +54,25 @@ class Tenure:
 
     def __init__(
         self, term: Term, machine: Machine, url: str, own: str,
-        on_deposed: Callable[[str], None], on_seated_anew: Callable[[], None],
+        on_step_down: Callable[[str], None], on_new_lease: Callable[[], None],
         on_store_awaited: Callable[[bool], None] = lambda yes: None,
     ) -> None:  # fmt: skip
-        self.term, self.seat, self.is_deposed, self.is_gone = term, term.seat, False, False
+        self.term, self.lease, self.has_stepped_down, self.is_gone = term, term.lease, False, False
         self._machine, self._url, self._own = machine, url, own
-        self._on_deposed, self._on_seated_anew = on_deposed, on_seated_anew
+        self._on_step_down, self._on_new_lease = on_step_down, on_new_lease
         self._on_store_awaited = on_store_awaited
         self._awaited: set[str] = set()  # of the store: the answer to a call, an entry that it hasn't taken yet
         self._loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()
         self._under_way: asyncio.Future[None] | None = None  # the last call of the seat
-        self._time = TimeToAsk(self.seat.lease_s)
+        self._time = TimeToAsk(self.lease.lease_s)
         self._keeping: asyncio.Future[None] | None = None
         self._on_record = self._to_ask = -1  # the newest version that the members may hear of, or will
 
     @property
-    def resumes(self) -> Record | None:
+    def resumes(self) -> LeaderSnapshot | None:
         """What the head before has left, with whose job this one goes on."""
-        return self.term.record
+        return self.term.snapshot
 
     @property
     def awaits_store(self) -> bool:
@@ -80,9 +80,9 @@ class Tenure:
         return bool(self._awaited)
 
     @property
-    def sits(self) -> bool:
+    def has_held(self) -> bool:
         """It has sat down, be it deposed by now."""
-        return self.seat.since != 0
+        return self.lease.since != 0
 
     # ---- sitting down ----
 
@@ -90,14 +90,14 @@ class Tenure:
         """Until the last job of this name is over: nothing of this one is written before. Where it has lost its head
         its other hosts go on with it, and have the time of a lease for that."""
         term, told, empty_since = self.term, False, math.inf
-        patience_s = 3 * self.seat.lease_s + _LAST_LEASE_S
+        patience_s = 3 * self.lease.lease_s + _LAST_LEASE_S
         deadline = self._loop.time() + CONFIG_SERVER_START_S
         while True:
             try:
                 found = await self._machine.in_thread(term.keys.look)
                 now = self._loop.time()
                 empty_since = math.inf if found.holder else min(empty_since, now)
-                if not found.holder and (now - empty_since >= self.seat.lease_s or not may_go_on(found, self._own)):
+                if not found.holder and (now - empty_since >= self.lease.lease_s or not may_go_on(found, self._own)):
                     return
                 trouble = self._taken()
                 if not told:
@@ -112,19 +112,19 @@ class Tenure:
                 raise StartError(trouble)
             await asyncio.sleep(RENEW_S)
 
-    async def sit_down(self, record: Callable[[], Record]) -> None:
+    async def acquire(self, snapshot: Callable[[], LeaderSnapshot]) -> None:
         """Before the job begins."""
-        term, document = self.term, record().to_json()
-        deadline = self._loop.time() + self.seat.lease_s
+        term, document = self.term, snapshot().to_json()
+        deadline = self._loop.time() + self.lease.lease_s
         while True:
             try:
                 found = await self._machine.in_thread(term.keys.look)
-                await self._call(functools.partial(self.seat.take, found, document))
+                await self._call(functools.partial(self.lease.take, found, document))
                 return
             except StoreUnreachableError as error:
                 if self._loop.time() > deadline:
                     raise StartError(error.question) from None
-            except SeatLostError:
+            except LeadershipLostError:
                 raise StartError(self._taken()) from None
             except ConfigServerError as error:
                 raise StartError(str(error)) from None
@@ -138,29 +138,29 @@ class Tenure:
     def keep(self, store: Any) -> Callable[[], object]:
         """From now on; `store`, of the cluster, is written to by who has the seat. Returns what ends the keeping."""
         self.term.guard(store)
-        self._time = TimeToAsk(self.seat.lease_s)
+        self._time = TimeToAsk(self.lease.lease_s)
         self._time.answered(self._machine.monotonic())
         self._keeping = asyncio.ensure_future(self._keep())
         self._keeping.add_done_callback(raise_bugs)
         return self._keeping.cancel
 
     async def _keep(self) -> None:
-        while not self.is_deposed:
+        while not self.has_stepped_down:
             await self._until_it_is_time()
             await self._renew()
 
     async def _until_it_is_time(self) -> None:
         """For a quarter of the lease. That runs on in the store while this host stands still, so this is a matter of
         the real clock: behind a pause the lease is renewed at once."""
-        end = self._machine.monotonic() + self.seat.lease_s / 4
-        while (left_s := end - self._machine.monotonic()) > 0 and not self.is_deposed:
+        end = self._machine.monotonic() + self.lease.lease_s / 4
+        while (left_s := end - self._machine.monotonic()) > 0 and not self.has_stepped_down:
             await asyncio.sleep(min(left_s, _LOOK_S))
 
     async def _renew(self) -> bool:
         """Whether the store has answered."""
         asked = self._time
         try:
-            await self.act(lambda: self._call(self.seat.renew))
+            await self.act(lambda: self._call(self.lease.renew))
             asked.answered(self._machine.monotonic())
         except ConfigServerError:  # away; or full, and the lease is over: nobody has the seat
             asked.failed(self._machine.monotonic())
@@ -171,7 +171,7 @@ class Tenure:
         """The store has refused a write: either the lease was over, while all stood still, and there is another one, or
         somebody else decides."""
         await self._renew()
-        return not self.is_deposed
+        return not self.has_stepped_down
 
     async def time_to_ask(self) -> float:
         """For how long the hosts could have found out who sits here (`TimeToAsk`)."""
@@ -187,24 +187,24 @@ class Tenure:
 
     async def act(self, act: Callable[[], Awaitable[object]]) -> None:
         """One after the other. Where somebody else has the seat the job is his."""
-        seat = self.seat
+        lease = self.lease
         try:
             async with self._lock:
-                since = seat.since
-                if not self.is_deposed:
+                since = lease.since
+                if not self.has_stepped_down:
                     await act()
-                if seat.since != since and not self.is_deposed:
-                    self._on_seated_anew()
-        except SeatGoneError as error:
+                if lease.since != since and not self.has_stepped_down:
+                    self._on_new_lease()
+        except LeadershipGoneError as error:
             self.is_gone = True
-            self._depose(f"{error}: nobody decides for the job any more", str(error))
-        except SeatLostError as error:
-            self._depose(f"{error}: another host decides for the job from now on")
+            self._lose_lease(f"{error}: nobody decides for the job any more", str(error))
+        except LeadershipLostError as error:
+            self._lose_lease(f"{error}: another host decides for the job from now on")
 
     async def _call(self, function: Callable[[], None], long_s: float | None = None) -> None:
         """Of the seat, in a thread, which goes on where who awaits it is cancelled: the next call waits for its end, or
         an older entry might come behind a newer one. Deadlines are held after `long_s`, half a lease by default."""
-        long_s = self.seat.lease_s / 2 if long_s is None else long_s
+        long_s = self.lease.lease_s / 2 if long_s is None else long_s
         long = self._loop.call_later(long_s, self._await_store, "answer", True)
         answered, goes_on = True, False
         try:
@@ -214,7 +214,7 @@ class Tenure:
             self._under_way.add_done_callback(lambda call: call.cancelled() or call.exception())
             await asyncio.shield(self._under_way)
         except ConfigServerError as error:
-            answered = isinstance(error, SeatLostError)
+            answered = isinstance(error, LeadershipLostError)
             raise
         except asyncio.CancelledError:
             goes_on = True  # and what it holds, until the end of the next call
@@ -230,22 +230,22 @@ class Tenure:
         if bool(self._awaited) != before:
             self._on_store_awaited(not before)
 
-    async def write(self, record: Callable[[], Record]) -> bool:
+    async def write(self, snapshot: Callable[[], LeaderSnapshot]) -> bool:
         """Until it is there, however long the store is away. Within `act`; SeatLostError as there. False where this
         host leaves the seat meanwhile: then it isn't, as far as this head can tell, and nothing may be said by it."""
         try:
-            return await self._write(record)
+            return await self._write(snapshot)
         finally:
             self._await_store("entry", False)
 
-    async def _write(self, record: Callable[[], Record]) -> bool:
-        seat, told = self.seat, False
-        while not self.is_deposed:
-            document = record().to_json()
+    async def _write(self, snapshot: Callable[[], LeaderSnapshot]) -> bool:
+        lease, told = self.lease, False
+        while not self.has_stepped_down:
+            document = snapshot().to_json()
             try:
-                await self._call(functools.partial(seat.write, document), _LONG_S)
+                await self._call(functools.partial(lease.write, document), _LONG_S)
                 return True
-            except SeatLostError:
+            except LeadershipLostError:
                 raise
             except ConfigServerError as error:  # away, or full
                 self._await_store("entry", True)
@@ -257,8 +257,8 @@ class Tenure:
                     )
                 await asyncio.sleep(RENEW_S)
                 try:  # nobody else does meanwhile, and a lease takes no room
-                    await self._call(seat.renew)
-                except SeatLostError:
+                    await self._call(lease.renew)
+                except LeadershipLostError:
                     raise
                 except ConfigServerError:
                     pass
@@ -274,7 +274,7 @@ class Tenure:
         if version <= self._to_ask:
             return False
         self._to_ask = version
-        while not self.is_deposed and not is_over() and version == self._to_ask:
+        while not self.has_stepped_down and not is_over() and version == self._to_ask:
             if await self._renew():
                 self._on_record = max(self._on_record, version)
                 return True
@@ -283,32 +283,34 @@ class Tenure:
 
     # ---- its end ----
 
-    def _depose(self, sentence: str, reason: str = "another host has the job") -> None:
-        if not self.is_deposed:
-            self.is_deposed = True
+    def _lose_lease(self, sentence: str, reason: str = "another host has the job") -> None:
+        if not self.has_stepped_down:
+            self.has_stepped_down = True
             _log.warning("%s", sentence)
-            self._on_deposed(reason)
+            self._on_step_down(reason)
 
-    async def stand_up(self) -> None:
+    async def step_down(self) -> None:
         """This head stood still, and hosts have left it, which come back to another one only. Who sits down next, this
         host perhaps, hears who is there."""
         async with self._lock:
-            self._depose("this host stood still, and others have left it: another one decides for the job from now on")
+            self._lose_lease(
+                "this host stood still, and others have left it: another one decides for the job from now on"
+            )
             with contextlib.suppress(ConfigServerError):  # else the lease ends by itself
-                await self._call(self.seat.leave)
+                await self._call(self.lease.leave)
 
     async def leave(self) -> None:
         """Its host goes. The next head needn't wait for the end of the lease, and no write begins here any more: a
         lease that is missed would be taken anew."""
-        self.is_deposed = True
-        await self.give_back()
+        self.has_stepped_down = True
+        await self.release()
 
-    async def give_back(self) -> None:
+    async def release(self) -> None:
         """The job is over, and that is on record."""
 
         async def leave() -> None:
             async with self._lock:
-                await self._call(self.seat.leave)
+                await self._call(self.lease.leave)
 
         with contextlib.suppress(asyncio.TimeoutError, ConfigServerError):
             await within(END_S, leave())

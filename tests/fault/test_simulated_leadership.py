@@ -1,7 +1,7 @@
 """Jobs over several hosts whose head dies, stands still or is cut off, and another host takes its seat: on a virtual
 clock.
 
-Each seed is another job: ``python -m tests.fault.simulate SEED --seat --story`` tells what happens in it. More of it:
+Each seed is another job: ``python -m tests.fault.simulate SEED --term --story`` tells what happens in it. More of it:
 ``python -m tests.campaigns simulated-heads``.
 """
 
@@ -18,14 +18,14 @@ pytest.importorskip("greenlet", reason="the simulator's threads are greenlets: p
 pytest.importorskip("mindspore", reason="MindSpore is not installed")
 
 from ms_kungfu.launcher.agent import relay
-from ms_kungfu.launcher.controller import job, record, remote, resuming
+from ms_kungfu.launcher.controller import controller, remote, resuming, snapshot_writer
 from ms_kungfu.launcher.state.policy import Recover
 from tests.fault.schedules import (
     Schedule,
     broken_in,
     first_violation,
     run,
-    schedule_of_seats,
+    schedule_of_leadership,
     story,
     variations,
     violation_of,
@@ -40,7 +40,7 @@ KINDS = 40  # the first seeds, which the test of their kinds plays
 
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_no_course_of_events_breaks_a_promise(batch: int, everything: bool) -> None:
-    broken = broken_in(batch, BATCHES, range(KINDS, 600 if everything else 60), schedule_of_seats)
+    broken = broken_in(batch, BATCHES, range(KINDS, 600 if everything else 60), schedule_of_leadership)
     if broken is not None:
         pytest.fail(broken, pytrace=False)
 
@@ -53,13 +53,13 @@ FOUND = (474, 1750, 5367, 5433, 5598, 5643, 8111, 8235, 8493, 10191, 12867, 1304
 
 @pytest.mark.parametrize("seed", FOUND)
 def test_what_was_found_once_is_mended(seed: int) -> None:
-    violation = violation_of(schedule_of_seats(seed))
-    assert violation is None, f"{violation}\n{story(schedule_of_seats(seed))}"
+    violation = violation_of(schedule_of_leadership(seed))
+    assert violation is None, f"{violation}\n{story(schedule_of_leadership(seed))}"
 
 
 def test_the_courses_are_of_many_kinds() -> None:
     told: list[str] = []
-    outcomes = [run(schedule_of_seats(seed), told) for seed in range(KINDS)]
+    outcomes = [run(schedule_of_leadership(seed), told) for seed in range(KINDS)]
     assert sum(outcome.exit_code == 0 for outcome in outcomes) > 25
     for sentence in (
         "this host has the job from now on", "its launcher didn't come to the new head of the job",
@@ -111,12 +111,12 @@ def record_lengths(cycles: int) -> tuple[int, list[int]]:
     setup = HostsSetup(size=6, recover=Recover.SHRINK, moves=True, step_s=0.5, samples=1000 * cycles)
     world = HostsWorld(0, setup, tuple(happenings), [])
     assert world.run().exit_code == 128 + signal.SIGINT
-    past = [len(json.dumps(record["told"])) for record in world.server.seat.history]
-    return len(world.hosts), [len(json.dumps(r)) - told for r, told in zip(world.server.seat.history, past)]
+    past = [len(json.dumps(snapshot["told"])) for snapshot in world.server.leadership.history]
+    return len(world.hosts), [len(json.dumps(r)) - told for r, told in zip(world.server.leadership.history, past)]
 
 
 def test_record_of_long_history_is_bounded() -> None:
-    """By hand: `python -m tests.fault.test_simulated_seats 300`."""
+    """By hand: `python -m tests.fault.test_simulated_leadership 300`."""
     hosts, lengths = record_lengths(10)
     assert hosts >= 12
     half = len(lengths) // 2
@@ -143,7 +143,7 @@ def say_who_is_chosen_before_it_is_on_record(monkeypatch: pytest.MonkeyPatch) ->
     async def choose(self, version):
         self.job.workers.broker.noted()
 
-    monkeypatch.setattr(record.JobRecord, "_choose", choose)
+    monkeypatch.setattr(snapshot_writer.SnapshotWriter, "_commit", choose)
 
 
 def lose_hosts_without_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,13 +152,13 @@ def lose_hosts_without_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     async def note(self, lost=None, end=None):
         return True if lost else await real(self, lost, end)
 
-    real = record.JobRecord.note
-    monkeypatch.setattr(record.JobRecord, "note", note)
+    real = snapshot_writer.SnapshotWriter.note
+    monkeypatch.setattr(snapshot_writer.SnapshotWriter, "note", note)
 
 
-def write_whoever_has_the_seat(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = cluster_store.SeatLog.swap
-    monkeypatch.setattr(cluster_store.SeatLog, "swap", lambda self, seen, *more: real(self, self.look(), *more))
+def write_without_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = cluster_store.LeadershipLog.swap
+    monkeypatch.setattr(cluster_store.LeadershipLog, "swap", lambda self, seen, *more: real(self, self.look(), *more))
 
 
 def forget_what_workers_have_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,13 +186,13 @@ def end_workers_before_the_end_is_on_record(monkeypatch: pytest.MonkeyPatch) -> 
     async def note(self, verdict):
         return True
 
-    monkeypatch.setattr(job.Job, "_note_the_end", note)
+    monkeypatch.setattr(controller.Controller, "_note_the_end", note)
 
 
 def write_over_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """By what is noted behind it."""
     nothing = property(lambda self: None, lambda self, value: None)
-    monkeypatch.setattr(record.JobRecord, "_end", nothing)
+    monkeypatch.setattr(snapshot_writer.SnapshotWriter, "_end", nothing)
 
 
 THREE = HostsSetup(size=6, recover=Recover.SHRINK, moves=True)
@@ -202,7 +202,7 @@ DEATHS = (Happening(0.85, "kill member", 5), Happening(0.85, "kill member", 3), 
 BREAKAGES = {
     say_who_is_chosen_before_it_is_on_record: (THREE, (Happening(0.5, "resize", 4), KILL), 40, 0.2),
     lose_hosts_without_a_record: (THREE, (Happening(0.9, "pause head", 0, 3 * HOST_TIMEOUT_S),), 40, 0.2),
-    write_whoever_has_the_seat: (THREE, (Happening(0.9, "pause head", 0, 3 * HOST_TIMEOUT_S),), 40, 0.2),
+    write_without_the_lease: (THREE, (Happening(0.9, "pause head", 0, 3 * HOST_TIMEOUT_S),), 40, 0.2),
     forget_what_workers_have_asked: (THREE, (Happening(0.5, "resize", 4), KILL), 40, 0.2),
     go_on_without_who_comes_late: (THREE, (KILL,), 40, 0.2),
     forget_the_deaths_that_were_told: (THREE, DEATHS, 600, 0.01, 190),  # one in a hundred finds it

@@ -12,12 +12,12 @@ import time
 import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.cluster_store import Seat, SeatLostError, open_seat, open_store
+from ms_kungfu.cluster_store import LeadershipLease, LeadershipLostError, open_leadership, open_store
 from ms_kungfu.launcher.state.hosts import Host
-from ms_kungfu.launcher.state.seat import Record
+from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot
 from ms_kungfu.launcher.state.versions import ClusterVersions
 from ms_kungfu.launcher.status_command import status
-from tests.campaigns.heads import ELECTION_MS, LEASE_S, SeatedJob
+from tests.campaigns.heads import ELECTION_MS, LEASE_S, ElectedJob
 from tests.engines.members import Etcd
 from tests.hosts.jobs import SECRET
 from tests.ports import free_ports
@@ -34,7 +34,7 @@ def patient_etcd(etcd_of) -> Etcd:
 
 @pytest.mark.parametrize("kind", ["agent", pytest.param("host", marks=pytest.mark.long), "rank 0"])
 def test_training_goes_on_without_the_head_its_host_or_rank_0(patient_etcd, tmp_path, kind) -> None:
-    job = SeatedJob(patient_etcd, "job", tmp_path / "job")
+    job = ElectedJob(patient_etcd, "job", tmp_path / "job")
     try:
         print(f"{kind}: the longest pause was {job.judge(kind, job.strike(kind)):.2f} s")
     finally:
@@ -59,7 +59,7 @@ def asked_until(tmp_path, monkeypatch, capsys):
 
 
 def test_a_host_that_has_joined_takes_the_seat(patient_etcd, tmp_path, asked_until) -> None:
-    job = SeatedJob(patient_etcd, "joined", tmp_path / "job", "-joinable", begun=1)
+    job = ElectedJob(patient_etcd, "joined", tmp_path / "job", "-joinable", begun=1)
     try:
         job.wait_until_all_train()
         job.join(1)
@@ -75,7 +75,7 @@ def test_a_host_that_has_joined_takes_the_seat(patient_etcd, tmp_path, asked_unt
 
 
 def test_a_head_that_gets_a_sigterm_leaves_and_another_host_goes_on_at_once(patient_etcd, tmp_path) -> None:
-    job = SeatedJob(patient_etcd, "leaves", tmp_path / "job", lease_s=120)
+    job = ElectedJob(patient_etcd, "leaves", tmp_path / "job", lease_s=120)
     try:
         longest = job.judge("agent", job.let_the_head_leave())
         assert longest < 60, "nobody waits for the lease"
@@ -86,7 +86,7 @@ def test_a_head_that_gets_a_sigterm_leaves_and_another_host_goes_on_at_once(pati
 def test_a_time_limit_holds_over_a_change_of_heads(patient_etcd, tmp_path) -> None:
     """From the job's start, and it ends with the limit that was given."""
     begun, limit_s = time.monotonic(), 60
-    job = SeatedJob(patient_etcd, "limit", tmp_path / "job", "-timeout", f"{limit_s}s", begun=2)
+    job = ElectedJob(patient_etcd, "limit", tmp_path / "job", "-timeout", f"{limit_s}s", begun=2)
     try:
         job.strike("agent")
         job.launchers[1].assert_exit(124, limit_s + 60)
@@ -99,7 +99,7 @@ def test_a_time_limit_holds_over_a_change_of_heads(patient_etcd, tmp_path) -> No
 
 @pytest.mark.long
 def test_a_head_whose_supervisor_is_killed_costs_its_host_and_not_the_job(patient_etcd, tmp_path) -> None:
-    job = SeatedJob(patient_etcd, "guard", tmp_path / "job")
+    job = ElectedJob(patient_etcd, "guard", tmp_path / "job")
     try:
         workers = job.wait_until_all_train()
         (guard,) = set(job.launchers[0].processes()) - workers[0] - {job.launchers[0].process.pid}
@@ -113,7 +113,7 @@ def test_a_head_whose_supervisor_is_killed_costs_its_host_and_not_the_job(patien
 
 @pytest.mark.long
 def test_a_head_that_is_started_again_leaves_the_job_to_those_who_have_it_and_may_join(patient_etcd, tmp_path) -> None:
-    job = SeatedJob(patient_etcd, "again", tmp_path / "job")
+    job = ElectedJob(patient_etcd, "again", tmp_path / "job")
     try:
         left = job.strike("agent")
         again = job.over.begin(0)
@@ -134,11 +134,11 @@ def test_a_head_that_is_started_again_leaves_the_job_to_those_who_have_it_and_ma
 
 def test_a_job_whose_head_has_died_is_its_other_hosts_for_a_lease(etcd, start_module) -> None:
     url = etcd.url("dead")
-    versions = ClusterVersions(clusters={0: CLUSTER}, chosen=0)
-    record = Record("job", "one", CLUSTER, (Host("one", 1), Host("other", 1)), versions).to_json()
-    keys = open_seat(url)
-    dead = Seat(keys, "one", 60)
-    dead.take(keys.look(), record)
+    versions = ClusterVersions(clusters={0: CLUSTER}, committed=0)
+    snapshot = LeaderSnapshot("job", "one", CLUSTER, (Host("one", 1), Host("other", 1)), versions).to_json()
+    keys = open_leadership(url)
+    dead = LeadershipLease(keys, "one", 60)
+    dead.take(keys.look(), snapshot)
     words = ["-self", "127.0.0.1", "-H", "127.0.0.1:1,127.0.0.2:1", "-port", free_ports(1)[0], "-np", 2, "-w"]
     secret = {"KUNGFU_JOB_SECRET": SECRET}
     new = start_module(
@@ -146,7 +146,7 @@ def test_a_job_whose_head_has_died_is_its_other_hosts_for_a_lease(etcd, start_mo
     )
     new.wait_for("waiting for the last job of .* to be over", timeout=60)
     dead.leave()  # as when the lease is over
-    Seat(keys, "other", 60).take(keys.look(), record)
+    LeadershipLease(keys, "other", 60).take(keys.look(), snapshot)
     new.assert_exit(1, 90)
     assert f"{url} is the job of another kungfu-run" in new.output
     assert open_store(url).get() is None, "it has written nothing"
@@ -154,22 +154,22 @@ def test_a_job_whose_head_has_died_is_its_other_hosts_for_a_lease(etcd, start_mo
 
 def test_of_two_that_take_the_seat_one_has_it(etcd) -> None:
     url = etcd.url("two")
-    one, other = (Seat(open_seat(url), host, 60) for host in ("one", "other"))
-    seen = open_seat(url).look()
+    one, other = (LeadershipLease(open_leadership(url), host, 60) for host in ("one", "other"))
+    seen = open_leadership(url).look()
     one.take(seen, {"step": 0})
-    with pytest.raises(SeatLostError, match="one has the seat"):
+    with pytest.raises(LeadershipLostError, match="one has the seat"):
         other.take(seen, {"step": 1})
     one.write({"step": 2})
     one.renew()
-    found = open_seat(url).look()
-    assert found.record is not None
-    assert (found.holder, found.record["step"], found.since) == ("one", 2, one.since)
+    found = open_leadership(url).look()
+    assert found.snapshot is not None
+    assert (found.holder, found.snapshot["step"], found.since) == ("one", 2, one.since)
 
 
 def test_who_comes_back_to_an_empty_seat_goes_on_and_to_a_taken_one_does_not(etcd) -> None:
     url = etcd.url("back")
-    keys = open_seat(url)
-    one, other = (Seat(open_seat(url), host, 60) for host in ("one", "other"))
+    keys = open_leadership(url)
+    one, other = (LeadershipLease(open_leadership(url), host, 60) for host in ("one", "other"))
     one.take(keys.look(), {"step": 0})
     one.leave()  # as when the lease is over
     assert keys.look().holder == ""
@@ -181,17 +181,17 @@ def test_who_comes_back_to_an_empty_seat_goes_on_and_to_a_taken_one_does_not(etc
     one.leave()
     other.take(keys.look(), {"step": 2})
     for act in (one.renew, lambda: one.write({"step": 3})):
-        with pytest.raises(SeatLostError):
+        with pytest.raises(LeadershipLostError):
             act()
     found = keys.look()
-    assert found.record is not None
-    assert (found.holder, found.record["step"]) == ("other", 2)
+    assert found.snapshot is not None
+    assert (found.holder, found.snapshot["step"]) == ("other", 2)
 
 
 def test_an_answer_that_was_lost_doesnt_cost_the_seat(etcd, monkeypatch: pytest.MonkeyPatch) -> None:
     url = etcd.url("answers")
-    keys = open_seat(url)
-    seat = Seat(keys, "one", 60)
+    keys = open_leadership(url)
+    lease = LeadershipLease(keys, "one", 60)
 
     def lose_the_answer(act) -> None:
         with monkeypatch.context() as patched:
@@ -205,11 +205,11 @@ def test_an_answer_that_was_lost_doesnt_cost_the_seat(etcd, monkeypatch: pytest.
             with pytest.raises(ConnectionError):
                 act()
 
-    lose_the_answer(lambda: seat.take(keys.look(), {"step": 0}))
-    seat.take(keys.look(), {"step": 0})
-    lose_the_answer(lambda: seat.write({"step": 1}))
-    seat.write({"step": 2})
+    lose_the_answer(lambda: lease.take(keys.look(), {"step": 0}))
+    lease.take(keys.look(), {"step": 0})
+    lose_the_answer(lambda: lease.write({"step": 1}))
+    lease.write({"step": 2})
     found = keys.look()
-    assert found.record is not None
-    assert (found.holder, found.record["step"], found.since) == ("one", 2, seat.since)
-    seat.renew()
+    assert found.snapshot is not None
+    assert (found.holder, found.snapshot["step"], found.since) == ("one", 2, lease.since)
+    lease.renew()

@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 _STEPS = 10  # more than gradients are accumulated over, mostly; workers that differ are found within 100
 
 
-class Doubts:
+class MisuseWarnings:
     """Each is said once in a process."""
 
     _told: set[str] = set()

@@ -13,7 +13,7 @@ from ms_kungfu.launcher.devices import Devices
 from ms_kungfu.launcher.wire.messages import Launch
 
 
-class Site(Protocol):
+class AgentHandle(Protocol):
     """A host of the job, as the head sees it. Used from the event loop."""
 
     name: str
@@ -37,7 +37,7 @@ class Site(Protocol):
     def log_paths(self, log_name: str) -> list[Path]: ...
 
 
-class AbsentSite:
+class AbsentAgent:
     """A host whose launcher hasn't come to the new head of the job, and is lost therefore."""
 
     def __init__(self, name: str) -> None:

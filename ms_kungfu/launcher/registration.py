@@ -11,7 +11,7 @@ from ms_kungfu._version import VERSION, mindspore_version
 from ms_kungfu._words import printable
 from ms_kungfu.launcher.devices import ASCEND, GPU, Devices
 from ms_kungfu.launcher.options import PROGRAM, Options
-from ms_kungfu.launcher.wire.messages import Hello
+from ms_kungfu.launcher.wire.messages import Registration
 
 # What each host may have its own way, or only one of them has.
 _OF_EACH_HOST = {"command", "quiet", "show_workers", "logdir", "logfile", "builtin_port", "secret", "delay_s", "hosts"}
@@ -19,17 +19,17 @@ _SHOWN = 160  # characters of a command that differs
 OF_THE_JOB = [each.name for each in fields(Options) if each.metadata and each.name not in _OF_EACH_HOST]
 
 
-def hello_of(options: Options, devices: Devices, cores: list[int], flags: dict[str, str]) -> Hello:
+def registration_of(options: Options, devices: Devices, cores: list[int], flags: dict[str, str]) -> Registration:
     """This host."""
     kind: Any = None if devices.kind is None else devices.kind.name
     logdir = b"" if options.logdir is None else os.fsencode(options.logdir)
     mindspore = mindspore_version() if options.hosts.is_several else ""  # 20 ms, which no other host asks for
-    return Hello(options.host.name, VERSION, mindspore, flags, cores, kind, devices.each, logdir)
+    return Registration(options.host.name, VERSION, mindspore, flags, cores, kind, devices.each, logdir)
 
 
-def devices_of(hello: Hello) -> Devices:
+def devices_of(registration: Registration) -> Devices:
     kinds = {kind.name: kind for kind in (GPU, ASCEND)}
-    return Devices(None if hello.device_kind is None else kinds[hello.device_kind], hello.devices)
+    return Devices(None if registration.device_kind is None else kinds[registration.device_kind], registration.devices)
 
 
 def flags_of(options: Options) -> dict[str, str]:
@@ -42,7 +42,7 @@ def flags_of(options: Options) -> dict[str, str]:
     return {**found, "-H": str(options.hosts), "-H's head": options.hosts.head.name}
 
 
-def other_versions(host: str, version: str, mindspore: str, own: Hello) -> str:
+def other_versions(host: str, version: str, mindspore: str, own: Registration) -> str:
     """What speaks against a host that has these; "" where it has the same."""
     if version != own.version:
         return f"ms_kungfu is {version} on {host}, {own.version} on {own.host}; install the same on all hosts"
@@ -89,17 +89,19 @@ def _excerpts(one: str, other: str) -> tuple[str, str]:
     return shown[0], shown[1]
 
 
-def objection(hello: Hello, own: Hello, present: Mapping[str, object], same_flags: bool = True) -> str:
+def objection(
+    registration: Registration, own: Registration, present: Mapping[str, object], same_flags: bool = True
+) -> str:
     """Why a host can't take part in the job; "" where it can. `same_flags`: it was given the job's flags itself."""
-    why = other_versions(hello.host, hello.version, hello.mindspore, own)
+    why = other_versions(registration.host, registration.version, registration.mindspore, own)
     if why:
         return why
     for name, value in own.flags.items() if same_flags else ():
-        if hello.flags.get(name) != value:
+        if registration.flags.get(name) != value:
             return (
-                f"{PROGRAM} was told {name} {hello.flags.get(name)} on {hello.host}, and {value} on {own.host}; give "
-                "the same flags on all hosts"
+                f"{PROGRAM} was told {name} {registration.flags.get(name)} on {registration.host}, and {value} on "
+                f"{own.host}; give the same flags on all hosts"
             )
-    if hello.host in present:
-        return f"{hello.host} is there already"
+    if registration.host in present:
+        return f"{registration.host} is there already"
     return ""

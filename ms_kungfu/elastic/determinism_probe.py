@@ -55,7 +55,7 @@ def unequal(conditions: dict[int, Mapping[str, Any]]) -> str | None:
     return None
 
 
-class Canary:
+class DeterminismProbe:
     """Of one `ShardedStep`. `names`: what its gradients are called."""
 
     def __init__(self) -> None:

@@ -55,11 +55,11 @@ def deaths(step: int) -> None:
     if not lost:
         return
     version = membership.cluster_version()
-    told = own.told_dead[1] if own.told_dead[0] == version else {}
+    told = own.reported_failed[1] if own.reported_failed[0] == version else {}
     for rank in lost:
         if rank not in told:
             _log.warning("step %d: rank %d (%s) has died; the others go on", step, rank, membership.peer_of(rank))
-    own.told_dead = (version, {**told, **_peers(lost)})
+    own.reported_failed = (version, {**told, **_peers(lost)})
 
 
 def joined(step: int) -> None:
@@ -97,11 +97,11 @@ def changed(step: int, change: Change) -> None:
     if change.new_size == change.old_size:
         reason = _with_as_many(change)
     # Who died last may be in the new version yet, under another number, and is left out of the next one.
-    dead = own.told_dead[1] if own.told_dead[0] != version else {}
-    kept = {rank: peer for rank, peer in _peers(membership.lost_ranks()).items() if peer in dead.values()}
-    own.told_dead = (version, kept)
-    if gone := [rank for rank in change.lost if dead.get(rank) not in kept.values()]:
-        reason = f"without {', '.join(f'rank {rank}' for rank in gone)}, dead"
+    failed = own.reported_failed[1] if own.reported_failed[0] != version else {}
+    kept = {rank: peer for rank, peer in _peers(membership.lost_ranks()).items() if peer in failed.values()}
+    own.reported_failed = (version, kept)
+    if failed_ranks := [rank for rank in change.lost if failed.get(rank) not in kept.values()]:
+        reason = f"without {', '.join(f'rank {rank}' for rank in failed_ranks)}, dead"
     if own.pending is not None and own.pending.size == change.new_size:
         reason = f"as the schedule has it from step {own.pending.step} on"
         own.pending = None

@@ -1,4 +1,4 @@
-"""The head's view of one host: a `Site`, and what its launcher says.
+"""The head's view of one host: an `AgentHandle`, and what its launcher says.
 
 All that is said to a host goes over one connection, in order: what is true when a worker is answered has been told to
 its host before.
@@ -19,13 +19,13 @@ from ms_kungfu._decoding import ProtocolError
 from ms_kungfu.cluster import PeerID
 from ms_kungfu.launcher.affinity import Shares
 from ms_kungfu.launcher.channel import AnyChannel
+from ms_kungfu.launcher.controller.agents import AgentHandle
 from ms_kungfu.launcher.controller.broker import Broker
 from ms_kungfu.launcher.controller.hanging import HangingWorkers
-from ms_kungfu.launcher.controller.sites import Site
 from ms_kungfu.launcher.controller.spread_segment import SpreadSegment
-from ms_kungfu.launcher.hello import devices_of
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
+from ms_kungfu.launcher.registration import devices_of
 from ms_kungfu.launcher.state.events import Exited, Started
 from ms_kungfu.launcher.state.hangs import HangWatch
 from ms_kungfu.launcher.state.hosts import Host, Hosts
@@ -48,7 +48,7 @@ class Workers(Protocol):
     def segment_was_made(self) -> None: ...
 
 
-class Reports(Protocol):
+class NodeEvents(Protocol):
     """Who is told what becomes of the hosts."""
 
     @property
@@ -81,7 +81,7 @@ class Reports(Protocol):
         """Why it can't join the job; "" where it can."""
         ...
 
-    def host_joined(self, host: Host, site: Site) -> None:
+    def host_joined(self, host: Host, agent: AgentHandle) -> None:
         """It has: it can be asked to start workers."""
 
     def status(self) -> dict[str, Any]:
@@ -106,22 +106,24 @@ class Owner(Protocol):
     workers: asyncio.Future[Workers]
 
     @property
-    def reports(self) -> Reports: ...
+    def events(self) -> NodeEvents: ...
 
-    def lose(self, site: RemoteSite, why: str) -> None:
+    def lose(self, agent: RemoteAgent, why: str) -> None:
         """The host is lost."""
 
     @property
     def reachability(self) -> Reachable: ...
 
 
-class RemoteSite:
+class RemoteAgent:
     """One of the hosts."""
 
-    def __init__(self, owner: Owner, channel: AnyChannel, hello: m.Hello, cores_per_worker: int | None) -> None:
-        self.name = hello.host
-        self.devices = devices_of(hello)
-        self.shares = Shares(hello.cores, cores_per_worker)
+    def __init__(
+        self, owner: Owner, channel: AnyChannel, registration: m.Registration, cores_per_worker: int | None
+    ) -> None:
+        self.name = registration.host
+        self.devices = devices_of(registration)
+        self.shares = Shares(registration.cores, cores_per_worker)
         self.segments: dict[int, SpreadSegment] = {}  # those that it has, or is making
         self.lost = ""  # why
         self._farewell = ""  # why it ends by itself
@@ -130,13 +132,13 @@ class RemoteSite:
         self.early: list[m.FromHost] = []  # what it has said before anybody listened
         self._owner = owner
         self._channel = channel
-        self._logdir = Path(os.fsdecode(hello.logdir)) if hello.logdir else None
+        self._logdir = Path(os.fsdecode(registration.logdir)) if registration.logdir else None
         self._asking: dict[int, _RemoteAsker] = {}
         self._watch = HangWatch(owner.options.peer_timeout_s or math.inf)
 
     # ---- what it is asked for ----
 
-    def send(self, message: m.FromHead) -> None:
+    def send(self, message: m.FromController) -> None:
         self._channel.send(message)
 
     def start(self, launch: m.Launch) -> None:
@@ -280,7 +282,7 @@ class RemoteSite:
         broker, number, message = workers.broker, said.number, said.message
         if number in self._asking:
             raise ProtocolError(f"request {number} is there already")
-        named = message.peer if isinstance(message, m.PlaceRequest) else ""  # a host speaks for its own workers
+        named = message.peer if isinstance(message, m.SlotRequest) else ""  # a host speaks for its own workers
         if named and PeerID.parse(named).host != self.name:
             self.send(m.Answer(number, m.Error(f"{named} is not on host {self.name}")))
             return
@@ -294,7 +296,7 @@ class RemoteSite:
             _log.error("internal error: a worker of host %s isn't answered", self.name, exc_info=error)
             asker.end()
 
-    def answer(self, number: int, message: m.FromHeadsBroker | None) -> None:
+    def answer(self, number: int, message: m.FromJobBroker | None) -> None:
         """To a request of a worker there. None: there is no answer."""
         if self._asking.pop(number, None) is not None:
             self.send(m.Answer(number, message))
@@ -304,35 +306,35 @@ class RemoteSite:
 class _RemoteAsker:
     """A worker of a host that has asked something."""
 
-    site: RemoteSite
+    agent: RemoteAgent
     number: int
 
     def send(self, message: Any, fds: Sequence[int] = ()) -> None:
-        self.site.answer(self.number, message)
+        self.agent.answer(self.number, message)
 
     def end(self) -> None:
-        self.site.answer(self.number, None)
+        self.agent.answer(self.number, None)
 
 
 # What a host says, and what hears it.
-_AT_ANY_TIME: dict[type, Callable[[RemoteSite, Any], None]] = {
-    m.Interrupted: lambda site, said: site._owner.reports.interrupted(said.number, f" on host {site.name}"),
-    m.Leave: lambda site, said: site._owner.reports.host_leaves(site.name),
-    m.Ends: RemoteSite._hear_end,
-    m.StatusQuestion: lambda site, said: site.send(m.JobStatus(said.number, site._owner.reports.status())),
-    m.Beat: lambda site, said: None,
+_AT_ANY_TIME: dict[type, Callable[[RemoteAgent, Any], None]] = {
+    m.Interrupted: lambda agent, said: agent._owner.events.interrupted(said.number, f" on host {agent.name}"),
+    m.Leave: lambda agent, said: agent._owner.events.host_leaves(agent.name),
+    m.Ends: RemoteAgent._hear_end,
+    m.StatusQuestion: lambda agent, said: agent.send(m.JobStatus(said.number, agent._owner.events.status())),
+    m.Beat: lambda agent, said: None,
 }
-_OF_WORKERS: dict[type, Callable[[RemoteSite, Workers, Any], None]] = {
-    m.Started: lambda site, workers, said: workers.on_event(site.name, Started(said.key, said.pid)),
-    m.Exited: RemoteSite._hear_exited,
-    m.Looked: RemoteSite._hear_looked,
-    m.Asks: RemoteSite._serve,
-    m.HungUp: RemoteSite._hear_hung_up,
-    m.Guardless: RemoteSite._hear_guardless,
+_OF_WORKERS: dict[type, Callable[[RemoteAgent, Workers, Any], None]] = {
+    m.Started: lambda agent, workers, said: workers.on_event(agent.name, Started(said.key, said.pid)),
+    m.Exited: RemoteAgent._hear_exited,
+    m.Looked: RemoteAgent._hear_looked,
+    m.Asks: RemoteAgent._serve,
+    m.HungUp: RemoteAgent._hear_hung_up,
+    m.Guardless: RemoteAgent._hear_guardless,
 }
-_OF_A_VERSION: dict[type, Callable[[RemoteSite, SpreadSegment, Any], None]] = {
-    m.Made: RemoteSite._hear_made,
-    m.Unlinked: lambda site, segment, said: site._owner.reachability.unlinked(segment, said.why),
-    m.Syncs: lambda site, segment, said: segment.pass_on_sync_points(said.number),
-    m.Unreachable: RemoteSite._hear_unreachable,
+_OF_A_VERSION: dict[type, Callable[[RemoteAgent, SpreadSegment, Any], None]] = {
+    m.Made: RemoteAgent._hear_made,
+    m.Unlinked: lambda agent, segment, said: agent._owner.reachability.unlinked(segment, said.why),
+    m.Syncs: lambda agent, segment, said: segment.pass_on_sync_points(said.number),
+    m.Unreachable: RemoteAgent._hear_unreachable,
 }
