@@ -96,12 +96,12 @@ class BrokerClient:
     ) -> Granted | Detached | Stay:
         """Asks for a place; waits up to `timeout` seconds, None: for ever.
 
-        A member of cluster version `member_of` asks for the agreed `version`; a newcomer passes None for both, which
-        says that it is ready, and is answered once a version that contains it has been chosen. Only a member is told to
-        stay. `step` is where its training is, for the launcher's lines.
+        A member of cluster version `member_of` asks for the agreed `version`; a joining worker passes None for both,
+        which says that it is ready, and is answered once a version that contains it has been committed. Only a member
+        is told to stay. `step` is where its training is, for the launcher's lines.
 
         Raises PeerLostError where the launcher is gone, CollectiveTimeoutError, ResizeError where a member's request is
-        refused, and KungFuError where a newcomer's is or where the other end does not know the job's secret.
+        refused, and KungFuError where a joining worker's is or where the other end does not know the job's secret.
         """
         wanted = "a cluster that contains it" if version is None else f"cluster version {version}"
         request = {
@@ -271,7 +271,7 @@ def _answer_on(connection: Connection, timeout: float | None) -> tuple[dict[str,
 
 
 def _software() -> dict[str, str]:
-    """What a newcomer says of itself: all of a job have to have the same."""
+    """What a joining worker says of itself: all of a job have to have the same."""
     return {"ms_kungfu": VERSION, "mindspore": mindspore_version()}
 
 

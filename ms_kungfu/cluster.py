@@ -51,7 +51,8 @@ class Cluster:
     runners: tuple[PeerID, ...] = field(default=())
     version: int = 0
     writer: str = field(default="", compare=False)  # who has written this version to the cluster store, if he said so
-    # Where a job's hosts are several: how many workers each may have, and in which way newcomers are dealt to them.
+    # Where a job's hosts are several: how many workers each may have, and in which way joining workers are dealt to
+    # them.
     slots: Mapping[str, int] | None = field(default=None, compare=False)
     placement: str = field(default=EVEN, compare=False)
 
@@ -92,9 +93,9 @@ class Cluster:
     ) -> Cluster:
         """The next version with `size` workers: those in `without` go first, then the last ranks.
 
-        A newcomer goes to the host with the fewest workers, of those with one of their `slots` free (by default the
-        cluster's own); of equals to the first. With the placement "fill" to the first that has a slot free. It takes
-        the lowest free port there. ValueError where there is no room.
+        A joining worker goes to the host with the fewest workers, of those with one of their `slots` free (by default
+        the cluster's own); of equals to the first. With the placement "fill" to the first that has a slot free. It
+        takes the lowest free port there. ValueError where there is no room.
         """
         if size < 1:
             raise ValueError(f"a cluster has at least 1 worker, got size {size}")

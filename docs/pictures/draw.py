@@ -98,8 +98,8 @@ def processes() -> Picture:
 def hosts() -> Picture:
     p = Picture(820, 400, "A job on two hosts, and their links")
     for left, title, launcher in (
-        (10, "first host: the head", ("kungfu-run", "decides for all; the job's", "only broker is here")),
-        (460, "second host", ("kungfu-run", "follows the head,", "reports to it")),
+        (10, "first host: the head node", ("kungfu-run", "decides for all; the job's", "only broker is here")),
+        (460, "second host", ("kungfu-run", "follows the head node,", "reports to it")),
     ):
         first = 0 if left == 10 else 2
         p.box(left, 10, 350, 380, fill=WHITE, dashed=True)

@@ -1,4 +1,4 @@
-"""Where a job's wanted cluster is kept. Whoever wants another one writes it there; the launcher follows it.
+"""Where a job's desired cluster is kept. Whoever wants another one writes it there; the launcher follows it.
 
 Everybody gets a store from :func:`open_store`, which alone knows what kinds there are.
 """
@@ -40,12 +40,12 @@ def open_store(url: str, secret: str | None = None, writer: str = "", *, timeout
 
 
 def has_leadership(url: str) -> bool:
-    """Whether the store at `url` keeps the seat of a job's head: it lives on when a host dies."""
+    """Whether the store at `url` keeps the lease of a job's controller: it lives on when a host dies."""
     return url.partition(":")[0] in ("etcd", "etcds")
 
 
 def open_leadership(url: str, *, timeout_s: float = 10.0) -> LeadershipKeys:
-    """The keys of that seat."""
+    """The keys of that lease."""
     from ms_kungfu.cluster_store.etcd_leadership import EtcdLeadershipKeys
 
     return EtcdLeadershipKeys(url, timeout_s)

@@ -52,7 +52,7 @@ class _Held:
 
 
 class EtcdClusterStore(EtcdMembers):
-    """See :class:`ClusterStore`. `led_since`, of a head's: the revision at which it took its seat, without which
+    """See :class:`ClusterStore`. `led_since`, of a controller's: the revision at which it took its lease, without which
     nothing is written."""
 
     needs_secret = False

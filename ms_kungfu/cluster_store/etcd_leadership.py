@@ -1,4 +1,4 @@
-"""The seat's two keys in etcd; see `leadership_lease`. A transaction reads or compares both."""
+"""The lease's two keys in etcd; see `leadership_lease`. A transaction reads or compares both."""
 
 from __future__ import annotations
 
@@ -76,5 +76,5 @@ class EtcdLeadershipKeys(EtcdMembers):
 
 
 def _snapshot_in(text: bytes) -> dict[str, Any]:
-    """A head has written it: the reasons that it tells of may have paths."""
+    """A controller has written it: the reasons that it tells of may have paths."""
     return decode_object(text, MAX_ANSWER_BYTES, raw_bytes=True)

@@ -1,11 +1,13 @@
-"""The seat of a job's head, in a store that outlives it: who decides for the job, and what the next one has to know.
+"""The lease of a job's controller, in a store that outlives it: who decides for the job, and what the next one has to
+know.
 
-There are two keys. The *record* is what the head has decided, as of its last entry. The *holder* names the host that
-has the seat, and hangs on a lease: the store takes it away when nobody renews that. Each write compares both: that the
-record is the one which the writer knows, and that the holder is who it was, since the revision at which it came to be.
-So of two who take the seat one gets it, and a head that was paused while another one took it can write nothing more.
+There are two keys. The *record* is what the controller has decided, as of its last entry. The *holder* names the host
+that has the lease, and hangs on a lease: the store takes it away when nobody renews that. Each write compares both:
+that the record is the one which the writer knows, and that the holder is who it was, since the revision at which it
+came to be. So of two who take the lease one gets it, and a controller that was paused while another one took it can
+write nothing more.
 
-The lease only permits others to try. That no two heads decide rests on the comparisons, and on nobody's clock.
+The lease only permits others to try. That no two controllers decide rests on the comparisons, and on nobody's clock.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ _MARK = "Mark"  # of a write, by which its writer knows it again
 
 
 class LeadershipLostError(ConfigServerError):
-    """Somebody else has the seat, or has written since: this is the head no more."""
+    """Somebody else has the lease, or has written since: this is the controller no more."""
 
 
 class LeadershipGoneError(LeadershipLostError):
@@ -33,7 +35,7 @@ class LeadershipGoneError(LeadershipLostError):
 
 @dataclass(frozen=True)
 class LeadershipState:
-    """What the store tells of the seat. `revision`: the record's, 0: there is none; `holder`: "" where nobody has it;
+    """What the store tells of the lease. `revision`: the record's, 0: there is none; `holder`: "" where nobody has it;
     `since`: the revision at which he took it, else 0."""
 
     snapshot: Mapping[str, Any] | None = None
@@ -70,7 +72,7 @@ class LeadershipKeys(Protocol):
 
 
 class LeadershipLease:
-    """The head's end. One call at a time; where nobody answers (StoreUnreachableError) it may be made again."""
+    """The controller's end. One call at a time; where nobody answers (StoreUnreachableError) it may be made again."""
 
     def __init__(self, keys: LeadershipKeys, host: str, lease_s: float) -> None:
         self._keys, self._host, self._requested_s = keys, host, lease_s
@@ -88,7 +90,7 @@ class LeadershipLease:
         if self._is_own(seen) and seen.holder == self._host:
             self._holds(seen)  # by the try before
         elif seen.holder:
-            raise LeadershipLostError(f"{seen.holder} has the seat")
+            raise LeadershipLostError(f"{seen.holder} has the lease")
         else:
             lease, self.lease_s = self._keys.grant(self._requested_s)
             self._swap(seen, snapshot, lease)
@@ -101,7 +103,7 @@ class LeadershipLease:
             found = self._keys.look()
             if not self._is_own(found):
                 raise
-            if found.holder:  # what is there is of a try before, which may have sat down anew
+            if found.holder:  # what is there is of a try before, which may have taken the lease anew
                 self._holds(found)
                 self._swap(found, snapshot)
             else:
@@ -115,7 +117,7 @@ class LeadershipLease:
         if found.snapshot is None:
             raise LeadershipGoneError
         if not self._is_own(found):
-            raise LeadershipLostError(f"{found.holder or 'another host'} has taken the seat")
+            raise LeadershipLostError(f"{found.holder or 'another host'} has taken the lease")
         assert found.snapshot is not None
         self.take(found, found.snapshot)
 
@@ -124,7 +126,7 @@ class LeadershipLease:
         self._keys.revoke(self._lease)
 
     def _is_own(self, found: LeadershipState) -> bool:
-        """Whether this head has written what is there."""
+        """Whether this controller has written what is there."""
         mark = None if found.snapshot is None else found.snapshot.get(_MARK)
         return isinstance(mark, str) and (found.revision == self._held.revision or mark in self._tried)
 
@@ -137,7 +139,7 @@ class LeadershipLease:
             raise (
                 LeadershipGoneError
                 if found.snapshot is None
-                else LeadershipLostError(f"{found.holder or 'somebody'} has the seat")
+                else LeadershipLostError(f"{found.holder or 'somebody'} has the lease")
             )
         self._holds(found)
 

@@ -27,7 +27,7 @@ class StaleVersionError(ConfigServerError):
 
 
 class ClusterStore(Protocol):
-    """The wanted cluster under a version that only grows. Calls may come from any thread, and are bounded in time.
+    """The desired cluster under a version that only grows. Calls may come from any thread, and are bounded in time.
 
     All raise StoreUnreachableError, and ConfigServerError where they are refused.
     """
@@ -46,7 +46,7 @@ class ClusterStore(Protocol):
         ...
 
     def get(self) -> Cluster | None:
-        """The wanted cluster, None where there is none."""
+        """The desired cluster, None where there is none."""
         ...
 
     def put(self, cluster: Cluster) -> Cluster:

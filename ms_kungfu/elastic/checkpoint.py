@@ -395,7 +395,7 @@ class Checkpointing:
         resumed = not joined and not goes_on and path not in known and self._restore(self.folder)
         if program.is_behind():
             return False  # the call that the checkpoint is of takes it
-        # Also at a joiner that comes to a call which the others have begun before: they have read it.
+        # Also at a joining worker that comes to a call which the others have begun before: they have read it.
         known.add(path)
         return resumed
 
@@ -428,7 +428,7 @@ class Checkpointing:
         host = answer["host"]
         if host is None:
             return False
-        # A worker that the checkpoint has nothing of goes on as a joiner does.
+        # A worker that the checkpoint has nothing of goes on as a joining worker does.
         beyond = rank >= len(host["own"])
         own = host["own"][0 if beyond else rank]
         found = {**host["components"], **own}

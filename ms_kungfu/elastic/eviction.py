@@ -50,9 +50,9 @@ class Evictions:
             self._send_away(ranks)
 
     def renew(self) -> None:
-        """Collective, before the first question in a new cluster, as joiners have got what the others hold: where the
-        worker that asked for an eviction is gone, it may have died before, and the lowest rank asks again. Who is asked
-        for twice leaves once."""
+        """Collective, before the first question in a new cluster, as joining workers have got what the others hold:
+        where the worker that asked for an eviction is gone, it may have died before, and the lowest rank asks again.
+        Who is asked for twice leaves once."""
         held = self._held
         if held is None or held.version == membership.cluster_version():
             return

@@ -79,7 +79,8 @@ class PolicyRunner:
         if record is None:
             return
         if self._steps_at_size == 1 and self._resize_time is not None and self._step_time is not None:
-            # The first step in a new cluster compiles, at a joiner or everywhere: part of what the change has cost.
+            # The first step in a new cluster compiles, at a joining worker or everywhere: part of what the change has
+            # cost.
             self._resize_time += max(0.0, record.seconds - self._step_time)
         self._step_time = record.seconds
 

@@ -1,4 +1,4 @@
-"""Where this process is in its program: a joiner runs it from the start while the others are in its middle."""
+"""Where this process is in its program: a joining worker runs it from the start while the others are in its middle."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ class Program:
     """Of one process, over all its trainings."""
 
     calls: int = 0  # trainings begun, over all ElasticTraining objects
-    resume: dict[str, Any] | None = None  # the progress a joiner received, or a checkpoint had
+    resume: dict[str, Any] | None = None  # the progress a joining worker received, or a checkpoint had
     call_of_state: int = 0  # the call that a state is of which this process has come too early for
-    resuming: bool = False  # a joiner has begun where the others are and hasn't trained yet
+    resuming: bool = False  # a joining worker has begun where the others are and hasn't trained yet
     checkpoint_folders: set[str] = field(default_factory=set)  # those whose content is of this process's training
     call_of_checkpoint: dict[str, int] = field(default_factory=dict)  # by folder: the newest one's, if later
     job: int = 1  # of those that have used the folder of the checkpoints; the same everywhere

@@ -3,7 +3,7 @@
 The pieces (a test trains on with each one missing and sees that it matters):
 
 - ``parameters``: every MindSpore Parameter of the trained cells: weights, moments, global step, learning rate, the loss
-  scale of a training cell. Broadcast straight into the joiner's Parameters.
+  scale of a training cell. Broadcast straight into the joining worker's Parameters.
 - ``buffers``: the tensors that cells have registered with ``register_buffer``.
 - ``progress``: the step, epoch and call of training.
 - ``dataset``: an ElasticDataset's epoch and seed, and what of the epoch is still to be trained.

@@ -2,8 +2,8 @@
 
 Nobody hands over a mixture: who was receiving when the giver died has its own values back before it gives them itself.
 
-Over several hosts a joiner takes what is large from its own host, where somebody there has the very same bits, which
-those who have the state tell each other first (`from_the_nearest`). Over the network it goes to hosts without.
+Over several hosts a joining worker takes what is large from its own host, where somebody there has the very same bits,
+which those who have the state tell each other first (`from_the_nearest`). Over the network it goes to hosts without.
 """
 
 from __future__ import annotations
@@ -63,19 +63,19 @@ def from_the_nearest(root: int, content: Callable[[], int] | None) -> Iterator[N
 def _agree_on_purpose(purpose: int, lacking: bool, parameters: Sequence[Any], call: int = 0) -> tuple[bool, bool]:
     """Agree with all workers on what to share: (this one's turn, somebody lacks the state).
 
-    A joiner runs its program from the start and may come to `sync_net_parameters`, or to an earlier call of training,
-    while the others are about to hand over the whole state: it then goes on without, as it is about to receive
-    everything, and the others wait for what it comes to next.
+    A joining worker runs its program from the start and may come to `sync_net_parameters`, or to an earlier call of
+    training, while the others are about to hand over the whole state: it then goes on without, as it is about to
+    receive everything, and the others wait for what it comes to next.
 
-    1. Workers that have the state stay in their call, and at this place in it, until the joiner is there too: they ask
-       again for as long as one has come for less.
-    2. A joiner comes to its calls in the program's order, one after another, so it comes to that call or its program
-       ends. Its end is that of a failed worker, which the next asking does without.
+    1. Workers that have the state stay in their call, and at this place in it, until the joining worker is there too:
+       they ask again for as long as one has come for less.
+    2. A joining worker comes to its calls in the program's order, one after another, so it comes to that call or its
+       program ends. Its end is that of a failed worker, which the next asking does without.
     3. No state is sent before all have come for the same, so it reaches the objects of the call that it is of. Until
-       then the joiner is behind (`program.is_behind`) and makes no other collective of ours.
+       then the joining worker is behind (`program.is_behind`) and makes no other collective of ours.
     4. Until then all that have the state are in this loop, and none comes to a collective of the program's. So the
-       joiner passes the program's barriers and refuses its other collectives (`membership.is_catching_up`). It takes
-       part in them again once it has come for the same.
+       joining worker passes the program's barriers and refuses its other collectives (`membership.is_catching_up`). It
+       takes part in them again once it has come for the same.
     """
     row = np.array([purpose, lacking, fingerprint(parameters), call], dtype=np.int64)
     while True:
@@ -102,7 +102,7 @@ def models_differ(trained: Iterable[Any]) -> bool:
 
 def share_parameters(parameters: Sequence[Any], root: int = 0) -> None:
     """Collective: the root's values into everyone's `parameters`, in place; where it has died, those of the lowest rank
-    that lives. Returns at once at a joiner that is about to receive the whole state."""
+    that lives. Returns at once at a joining worker that is about to receive the whole state."""
     from ms_kungfu.ops._sync import broadcast_parameters
 
     runtime.init()
@@ -234,9 +234,10 @@ def share_state(state: TrainingState) -> bool:
 
     First the `averaged` tensors become the mean over those workers that have trained. Parameters reach every worker
     (they are the same already at those that stay); where the workers' models are meant to differ (an optimizer that
-    averages models), those that stay keep theirs. Components are restored at joiners only.
+    averages models), those that stay keep theirs. Components are restored at joining workers only.
 
-    At a joiner in an earlier call than the others it returns at once, and the others wait until it comes to theirs.
+    At a joining worker in an earlier call than the others it returns at once, and the others wait until it comes to
+    theirs.
     """
     joining = membership.is_joining()
     turn, lacking = _agree_on_purpose(_FOR_STATE, joining, state.parameters, state.call)

@@ -257,7 +257,7 @@ class ElasticTraining:
 
     def epoch_begin(self) -> None:
         """Tell the policies that an epoch begins; `epochs` does so itself."""
-        # A joiner comes to an epoch that the others have begun already.
+        # A joining worker comes to an epoch that the others have begun already.
         if not self.should_stop and not program.current().resuming:
             self._measuring.ask("before_epoch")
 

@@ -1,7 +1,7 @@
 """kungfu-distribute: starts a command on each host over ssh, from one shell, and ends it everywhere when it ends.
 
 Where the command, or a script that it is, runs kungfu-run over these hosts, that decides what the end of one of them
-means for the others: with -w they go on. So the first that fails ends all only until a job has begun. The head's
+means for the others: with -w they go on. So the first that fails ends all only until a job has begun. The head node's
 kungfu-run tells that (KUNGFU_DISTRIBUTE_SHELL) to the shell there, which says so among what the command prints.
 """
 
@@ -73,8 +73,9 @@ exit $code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: the command's on the first host where it fails, or on the head of a job that has begun, 124 after
-    -timeout, 128 + n when interrupted by signal n, 2 for a wrong command line, 1 where a host can't be reached, else 0.
+    """Exit status: the command's on the first host where it fails, or on the head node of a job that has begun, 124
+    after -timeout, 128 + n when interrupted by signal n, 2 for a wrong command line, 1 where a host can't be reached,
+    else 0.
     """
     try:
         flags, command = _parse(list(sys.argv[1:] if arguments is None else arguments))

@@ -218,7 +218,7 @@ def _settle_torchruns(flags: Namespace) -> None:
 
 
 def _counted_here(what: str, host: str) -> int:
-    """For --nproc-per-node. Another host may have another number; the head refuses it then, by its -np."""
+    """For --nproc-per-node. Another host may have another number; the head node refuses it then, by its -np."""
     try:
         found = devices.find(os.environ, os.listdir("/dev"), host=host, single=False, allow_nvlink=False)
     except (devices.DeviceListError, RankTableError) as error:

@@ -1,17 +1,19 @@
 """A host that joins a job which runs already (``-join URL``): what it asks before it has anything, and what it is told.
 
-What the job is (its program, its flags) comes from the head, over a connection of its own that changes nothing there.
-Then the host is like any other one: its launcher (`agent`) calls the head, and says that it joins, and with how many
-slots.
+What the job is (its program, its flags) comes from the head node, over a connection of its own that changes nothing
+there. Then the host is like any other one: its launcher (`agent`) calls the controller, and says that it joins, and
+with how many slots.
 
-All that can come between is settled by the head, in one place and without a wait (`RemoteHosts._serve`), by what is
-true then. Of two that come under one name the second is refused; a job that ends, or has ended, meanwhile refuses both
-or answers no more. A host of which the head doesn't know yet that it has gone (its machine was switched off and is back
-before -host-timeout) is "a host of the job already" until then. A death beside it is another's affair: what is written
-to the store for the one and for the other follows from what is known when it is written, and goes there in turn.
+All that can come between is settled by the controller, in one place and without a wait (`RemoteHosts._serve`), by what
+is true then. Of two that come under one name the second is refused; a job that ends, or has ended, meanwhile refuses
+both or answers no more. A host of which the controller doesn't know yet that it has gone (its machine was switched off
+and is back before -host-timeout) is "a host of the job already" until then. A death beside it is another's affair: what
+is written to the store for the one and for the other follows from what is known when it is written, and goes there in
+turn.
 
 A host that comes back has nothing in common with what it was but its name:
-- connections: the head's view of a host is an object, and what a version has of it is that object (`SpreadSegment`);
+- connections: the controller's view of a host is an object, and what a version has of it is that object
+  (`SpreadSegment`);
 - processes: a worker is an address and the version it was started for, and the old ones are out (`ClusterVersions`);
 - versions: those that were known when it came back mean the old one, and never come true.
 Should its former launcher still run there, on a machine that stood still, then this one can't have its port.
@@ -47,7 +49,7 @@ from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 
 _ANSWER_S = 10.0  # the job runs: nothing has to be waited for
-# Where the head moves: some leases, until there is another one; each call, and between two looks at the seat.
+# Where the controller moves: some leases, until there is another one; each call, and between two looks at the lease.
 _LEADER_S = 30.0
 _CALL_S = 2.0
 _LOOK_S = 1.0
@@ -62,12 +64,12 @@ _SPELT: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 
 
-# ---- at the head ----
+# ---- at the controller ----
 
 
 def terms_of(options: Options, hosts: Hosts, left_s: float | None = None) -> m.Terms:
-    """What a host has to know of the job to take part in it, and to go on with it as its head. `hosts`: those that are
-    there; `left_s`: of -timeout."""
+    """What a host has to know of the job to take part in it, and to go on with it as its controller. `hosts`: those
+    that are there; `left_s`: of -timeout."""
     flags = {
         name: _SPELT[name][0](getattr(options, name)) if name in _SPELT else getattr(options, name)
         for name in _FROM_THE_CONTROLLER
@@ -117,7 +119,7 @@ async def _ask(request: JoinRequest) -> Options:
     try:
         options = options_from(terms, request, own)
     except (LookupError, TypeError, ValueError, OverflowError, ProtocolError) as error:
-        raise RefusedError(f"the head of the job, {head}, says wrongly what the job is: {error!r}") from None
+        raise RefusedError(f"the head node of the job, {head}, says wrongly what the job is: {error!r}") from None
     try:
         check_program(options.command)
     except UsageError as error:
@@ -130,11 +132,11 @@ class _SilentError(RefusedError):
 
 
 async def _terms(request: JoinRequest, store: ClusterStore, cluster: Cluster) -> tuple[PeerID, Host, m.Terms]:
-    """Of the head: who that is, this host as it is called, and what the job is.
+    """Of the controller: who that is, this host as it is called, and what the job is.
 
-    Where the head moves (`lease`) it may have died just now, and the next one sits down when its lease is over: the
-    seat is looked at again, until somebody answers who has it. While nobody does the rule says who is asked: a job that
-    doesn't move its head leaves no record, and what is there is of one before.
+    Where the controller moves (`lease`) it may have died just now, and the next one takes the lease when its lease is
+    over: the lease is looked at again, until somebody answers who has it. While nobody does the rule says who is asked:
+    a job that doesn't move its controller leaves no record, and what is there is of one before.
     """
     loop = asyncio.get_running_loop()
     deadline, before = loop.time() + _LEADER_S, ""
@@ -148,7 +150,7 @@ async def _terms(request: JoinRequest, store: ClusterStore, cluster: Cluster) ->
                 return head, own, answer
             raise RefusedError(answer.reason)
         except RefusedError as error:
-            # Who has just sat down may not know it yet, and says that he hasn't got the job.
+            # The new leader may not know it yet, and says that he hasn't got the job.
             is_certain = not isinstance(error, _SilentError) and not vacant and before in ("", holder)
             if not moves or is_certain:
                 raise
@@ -159,12 +161,12 @@ async def _terms(request: JoinRequest, store: ClusterStore, cluster: Cluster) ->
 
 
 def _leader_of(url: str, cluster: Cluster) -> tuple[str, str]:
-    """Who has the seat, "" where nobody has; and then, where another host may take it, a sentence about that.
+    """Who has the lease, "" where nobody has; and then, where another host may take it, a sentence about that.
     RefusedError where the job has ended."""
     try:
         found = open_leadership(url).look()
         snapshot = None if found.snapshot is None else LeaderSnapshot.from_json(found.snapshot)
-    except StoreUnreachableError as error:  # its leader may have died with the head
+    except StoreUnreachableError as error:  # its leader may have died with the controller
         return "", f"who has the job of {url} can't be told: {error}"
     except (ConfigServerError, ProtocolError) as error:
         raise RefusedError(f"who has the job of {url} can't be told: {error}") from None
@@ -197,11 +199,13 @@ async def _ask_controller(
         finally:
             channel.close()
     except (OSError, asyncio.TimeoutError) as error:
-        raise _SilentError(f"the head of the job, {head}, doesn't answer: {error or 'it takes too long'}") from None
+        raise _SilentError(
+            f"the head node of the job, {head}, doesn't answer: {error or 'it takes too long'}"
+        ) from None
     except ValueError as error:  # no library for TLS
         raise RefusedError(str(error)) from None
     except ProtocolError as error:
-        raise RefusedError(f"the head of the job, {head}, says what isn't understood: {error}") from None
+        raise RefusedError(f"the head node of the job, {head}, says what isn't understood: {error}") from None
 
 
 def _head_of(store: ClusterStore, cluster: Cluster) -> PeerID:
@@ -215,7 +219,7 @@ def _head_of(store: ClusterStore, cluster: Cluster) -> PeerID:
 
 
 def _own_host(request: JoinRequest, head: PeerID) -> Host:
-    """Where nobody says which, the address that the head sees."""
+    """Where nobody says which, the address that the controller sees."""
     if request.own is not None:
         return request.own
     if request.interface is not None:
@@ -238,7 +242,7 @@ def _address_towards(host: str, port: int) -> str:
                     return str(probe.getsockname()[0])
             except OSError as error:
                 trouble = error
-    raise _SilentError(f"{host}, the head of the job, can't be reached: {trouble}")
+    raise _SilentError(f"{host}, the head node of the job, can't be reached: {trouble}")
 
 
 def options_from(terms: m.Terms, request: JoinRequest, own: Host) -> Options:
@@ -255,7 +259,7 @@ def options_from(terms: m.Terms, request: JoinRequest, own: Host) -> Options:
     ports = terms.ports and range(*terms.ports)
     hosts = Hosts((*listed, own), own.name, terms.head, terms.most, terms.placement, ports)
     if hosts.head_name not in hosts.names or hosts.is_head:
-        raise ValueError("the head is another one")
+        raise ValueError("the controller is another one")
     options = Options(
         tuple(map(os.fsdecode, terms.command)), watch=True, config_server=request.url, timeout_s=terms.left_s,
         hosts=hosts, joins=True, **flags,

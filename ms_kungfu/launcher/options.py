@@ -259,7 +259,7 @@ class Options:
 @dataclass(frozen=True)
 class JoinRequest:
     """This host is to join a job that runs (`joining`). `own`: as what; None: as the address of `interface`, or the one
-    by which the head is reached. `own_flags`: of Options, those that are each host's own affair."""
+    by which the head node is reached. `own_flags`: of Options, those that are each host's own affair."""
 
     url: str
     own: Host | None
@@ -368,7 +368,7 @@ def _join_request(flags: argparse.Namespace, given: set[str], command: Sequence[
         raise UsageError(f"-join runs the job's own program; leave {' '.join(command)} out")
     others = sorted(given - {"join", "self", "nic", "secret-file", "no-secret", *_OWN_FLAGS})
     if others:
-        raise UsageError(f"-{others[0]} comes from the head of the job that is joined; leave it out beside -join")
+        raise UsageError(f"-{others[0]} comes from the head node of the job that is joined; leave it out beside -join")
     if flags.self is not None and flags.nic is not None:
         raise UsageError("-self and -nic both say which address the other hosts are to use; leave one of them out")
     own = None

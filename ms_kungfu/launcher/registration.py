@@ -1,4 +1,5 @@
-"""What a host's launcher says of itself when it comes to the head, and what the head has against it. Pure."""
+"""What a host's launcher says of itself when it comes to the controller, and what the controller has against it.
+Pure."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def _trouble_with(document: _Document) -> str | None:
 
 
 def _held(url: str, cluster: Cluster, leadership: LeadershipState) -> _Document:
-    """A store without a launcher knows no more than this, and who has the job where the head moves."""
+    """A store without a launcher knows no more than this, and who has the job where the controller moves."""
     document: _Document = {
         "state": "unknown",
         "why": "the config server has no job of its own, and knows only what is wanted; ask on a host of the job",
@@ -235,7 +235,7 @@ def _states(job: Mapping[str, Any]) -> str:
     if cluster:
         parts.append(f"cluster version {cluster['version']} of {counted(cluster['size'], 'worker')}")
     if wanted:
-        parts.append(f"version {wanted['version']} of {counted(wanted['size'], 'worker')} is wanted")
+        parts.append(f"version {wanted['version']} of {counted(wanted['size'], 'worker')} is desired")
     return ", ".join(parts) + (f": {job['why']}" if job["why"] else "")
 
 

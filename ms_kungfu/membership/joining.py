@@ -115,8 +115,8 @@ def enter_first(member: Member, granted: Granted | Detached | Stay) -> None:
         return
     member.self_id, member.incarnation = granted.peer, granted.incarnation
     enter(member, granted, has_state=False)
-    # In the first cluster everyone starts alike, with nothing to receive. A newcomer has to, also where those who have
-    # the state died in that moment: to train from the beginning would lose theirs in silence.
+    # In the first cluster everyone starts alike, with nothing to receive. A joining worker has to, also where those who
+    # have the state died in that moment: to train from the beginning would lose theirs in silence.
     member.received = not member.deferred
     _leave_on_sigterm(member)
 

@@ -2,8 +2,8 @@
 
 Nothing hangs on a particular rank. By one small all-reduce they agree on the newest version that the launcher has
 announced, on a size that somebody wants, and on what became of that (`requested_size`). A version is announced once
-everybody who is new in it is ready, so nobody waits for a newcomer's start. Then each asks its host's broker for that
-version's segment and joins it. `docs/architecture.md` has the whole protocol.
+everybody who is new in it is ready, so nobody waits for a joining worker's start. Then each asks its host's broker for
+that version's segment and joins it. `docs/architecture.md` has the whole protocol.
 
 The agreement is an operation like any other, so a death in it, or in the change, is what docs/recovery.md argues about.
 """
@@ -21,7 +21,7 @@ from ms_kungfu.membership.member import Change, Member, current
 from ms_kungfu.membership.requested_size import LATER, PENDING, REFUSED, drop, pursue, refusal_of, unpack, want
 
 _MAX = 3  # the reduction, see comm.OPS
-_GIVE_UP_MARGIN_S = 10.0  # the launcher gives newcomers up first, and announces a version without them
+_GIVE_UP_MARGIN_S = 10.0  # the launcher gives joining workers up first, and announces a version without them
 _ALL_BITS = (1 << 64) - 1
 
 Settle = Callable[[bool], bool]
@@ -32,9 +32,9 @@ def step(size: int | None = None, wait: bool = False, word: int = 0, settle: Set
 
     Args:
         size: the size wanted from now on, e.g. by a schedule; where ranks differ, the largest counts. It is written to
-            the config server, and the cluster changes at one of the next steps, once the newcomers are ready. None
-            keeps the present wish; what somebody else writes to the config server (``kungfu-run resize``) is followed
-            in any case, and so is a cluster without those who died.
+            the config server, and the cluster changes at one of the next steps, once the joining workers are ready.
+            None keeps the present wish; what somebody else writes to the config server (``kungfu-run resize``) is
+            followed in any case, and so is a cluster without those who died.
         wait: go on only when the size wanted is there, as KungFu's resize does, rather than train meanwhile. The same
             at all ranks.
         word: anything below 2**64 that is to be compared with the other ranks' (see the next one).

@@ -1,11 +1,11 @@
 """A job on a Ray cluster: one agent a node, each with that host's kungfu-run, from here to the job's exit status.
 
 The job is one of several hosts as any other: its head is the node of the driver, and with it the job ends, as the
-actors do with their driver. (A node without room for a worker is a head without slots.) Where the head's seat moves, in
-an etcd, others go on without its kungfu-run, though not without the driver. What Ray adds is who the hosts are. A node
-that comes joins (``-join``), and the driver asks for as many workers as there are slots then; one that Ray is about to
-take away gets a SIGTERM, by which its host leaves; one that is lost is the head's affair. Deaths, versions and the end
-are decided by the head alone.
+actors do with their driver. (A node without room for a worker is a head node without slots.) Where the head node's seat
+moves, in an etcd, others go on without its kungfu-run, though not without the driver. What Ray adds is who the hosts
+are. A node that comes joins (``-join``), and the driver asks for as many workers as there are slots then; one that Ray
+is about to take away gets a SIGTERM, by which its host leaves; one that is lost is the head node's affair. Deaths,
+versions and the end are decided by the head node alone.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Driver:
         self._quiet = any(word in ("-q=true", "-q=t", "-q=1") for word in request.flags)
         self._secret = env.JOB_SECRET.get() or secrets.token_hex(32)
         self._hosts: dict[str, _Host] = {}  # by the IDs of their nodes
-        self._head: _Host | None = None  # None: the seat has moved from the first one's, and may again
+        self._head: _Host | None = None  # None: the lease has moved from the first one's, and may again
         self._not_before: dict[str, float] = {}  # node -> when it may be tried again
         self._told: set[str] = set()  # what is only said once
         self._signals: list[int] = []
@@ -261,9 +261,9 @@ class Driver:
                 self._mind_silence()
 
     def _pass_on(self, number: int) -> None:
-        """To the head, which ends the job on all hosts, or to one that tells the head."""
+        """To the head node, which ends the job on all hosts, or to one that tells the head node."""
         if number == signal.SIGTERM and has_leadership(self._url):
-            number = signal.SIGINT  # by the other the head's host would leave, and the job go on
+            number = signal.SIGINT  # by the other the head node's host would leave, and the job go on
         told = self._head or next(iter(self._hosts.values()))
         told.agent.signal.remote(number)
 
@@ -286,7 +286,7 @@ class Driver:
             return
         except RayActorError:
             if self._ends_job(host):
-                raise JobError(f"the agent of {host.name}, the head, has gone, and the job with it") from None
+                raise JobError(f"the agent of {host.name}, the head node, has gone, and the job with it") from None
             what = f"the {'agent on' if self._is_there(host) else 'node of'} {host.name} has gone"
             self._say(f"{what}, and with it the host's workers")
             self._drop(host)
@@ -297,7 +297,7 @@ class Driver:
             host.output, host.has_ended = None, True
             if not self._ends_job(host):
                 if host is self._head:
-                    self._say(f"{PROGRAM} on {host.name}, the head, has ended, and the others go on")
+                    self._say(f"{PROGRAM} on {host.name}, the head node, has ended, and the others go on")
                 self._drop(host)
             return
         for descriptor, line in lines:
@@ -305,8 +305,8 @@ class Driver:
         host.listen()
 
     def _ends_job(self, host: _Host) -> bool:
-        """Whether the job ends with that host's kungfu-run, or agent. It is the head's, or else the store knows whether
-        others go on; where it doesn't answer they do without any but the head, and the last one."""
+        """Whether the job ends with that host's kungfu-run, or agent. It is the head node's, or else the store knows
+        whether others go on; where it doesn't answer they do without any but the head node, and the last one."""
         if self._head is not None and self._head is not host:
             return False
         if not has_leadership(self._url) or self._signals or len(self._hosts) == 1:
@@ -376,7 +376,7 @@ class Driver:
                     host.joins = False
 
     def _still_starts(self) -> bool:
-        """Whether the head waits for the other hosts, as it says itself."""
+        """Whether the head node waits for the other hosts, as it says itself."""
         with contextlib.suppress(ConfigServerError):
             status = open_store(self._url, self._secret).status()
             return isinstance(status, dict) and status.get("state") == "starting"
@@ -445,7 +445,7 @@ class Driver:
 
 
 def of_host(name: str, line: bytes) -> bytes:
-    """What the kungfu-run of another host than the head says, with that host."""
+    """What the kungfu-run of another host than the head node says, with that host."""
     program = PROGRAM.encode()
     for said, instead in ((b"[%b] ", b"[%b %b] "), (b"%b: ", b"%b on %b: ")):
         if line.startswith(said % program):

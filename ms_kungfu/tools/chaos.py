@@ -156,7 +156,7 @@ class _Job:
                 self.checksums.append(found[1])
             elif re.search(r"cluster version \d+ is wanted", line):
                 self.has_changed = True
-            elif found := re.search(r"cluster version (\d+) has been chosen: (\d+) workers", line):
+            elif found := re.search(r"cluster version (\d+) has been committed: (\d+) workers", line):
                 self.has_followed = self.has_followed or int(found[1]) > 0
                 self._note(int(found[2]))
 

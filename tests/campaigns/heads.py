@@ -1,4 +1,4 @@
-"""Takes away the head of jobs over three hosts whose seat is in an etcd of three members, or its host, or rank 0.
+"""Takes away the head of jobs over three hosts whose lease is in an etcd of three members, or its host, or rank 0.
 
 Each kind so often, each in a job of its own with 6 workers that count how often they have trained each sample
 (`programs/counting.py`). Training has to go on, no member to stand still for longer than the lease and a second (in the
@@ -27,7 +27,7 @@ STEP_S = 0.05
 
 
 class ElectedJob(Job):
-    """Two workers on each host, of which the first has the seat; `begun`: hosts that begin. `flags`: more of them."""
+    """Two workers on each host, of which the first has the lease; `begun`: hosts that begin. `flags`: more of them."""
 
     def __init__(
         self, etcd: Etcd, name: str, at: Path, *flags: str, begun: int = HOSTS, lease_s: int = LEASE_S

@@ -292,7 +292,7 @@ _PYTHON = [
         "if newest is not None and not self.is_out(peer, incarnation):", "if newest is not None:",
         ("tests/unit/test_cluster_versions.py",),
     ),
-    # ---- hosts, leases, the seat
+    # ---- hosts, leases, the lease
     Mutant(
         "lost-host-gets-workers", f"{_LAUNCHER}/state/hosts.py",
         "if self.state_of(host.name) is NodeState.ACTIVE)", "if self.state_of(host.name) is not NodeState.DRAINING)",
@@ -327,7 +327,7 @@ _PYTHON = [
     ),
     Mutant(
         "seat-is-taken-from-its-holder", "ms_kungfu/cluster_store/leadership_lease.py",
-        '        elif seen.holder:\n            raise LeadershipLostError(f"{seen.holder} has the seat")\n', "",
+        '        elif seen.holder:\n            raise LeadershipLostError(f"{seen.holder} has the lease")\n', "",
         ("tests/unit/test_leadership_lease.py",),
     ),
     Mutant(

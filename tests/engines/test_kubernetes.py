@@ -116,7 +116,7 @@ def test_pods_join_or_begin_by_flags_that_there_are(pods, monkeypatch):
     assert begins[:2] == ["-w", "-H"]
     assert begins[2] == "train-0.train:4,train-1.train:4"
     assert begins[begins.index("-np") + 1] == "8"
-    for index in (0, 1):  # the head may have moved
+    for index in (0, 1):  # the controller may have moved
         code, (joins,) = pods.run(index)
         assert (code, joins) == (0, ["-join", pods.given["STORE"], "-self", f"train-{index}.train:4"])
         assert isinstance(parse_command_line(joins), JoinRequest)

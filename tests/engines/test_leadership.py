@@ -1,4 +1,4 @@
-"""The head's seat, in an etcd of three members: another host has it where the head dies.
+"""The controller's seat, in an etcd of three members: another host has it where the controller dies.
 
 More at random: ``python -m tests.campaigns heads``.
 """
@@ -64,7 +64,7 @@ def test_a_host_that_has_joined_takes_the_seat(patient_etcd, tmp_path, asked_unt
         job.wait_until_all_train()
         job.join(1)
         left = job.strike("agent")
-        told = "running: 127.0.0.1, which had the job, is gone; this host waits for the next head"
+        told = "running: 127.0.0.1, which had the job, is gone; this host waits for the next controller"
         assert told in asked_until(told)
         told = "should it be gone, 127.0.0.2 takes its place when its lease is over"
         assert told in asked_until(told, patient_etcd.url("joined"))
@@ -157,7 +157,7 @@ def test_of_two_that_take_the_seat_one_has_it(etcd) -> None:
     one, other = (LeadershipLease(open_leadership(url), host, 60) for host in ("one", "other"))
     seen = open_leadership(url).look()
     one.take(seen, {"step": 0})
-    with pytest.raises(LeadershipLostError, match="one has the seat"):
+    with pytest.raises(LeadershipLostError, match="one has the lease"):
         other.take(seen, {"step": 1})
     one.write({"step": 2})
     one.renew()

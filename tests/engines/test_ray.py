@@ -137,7 +137,7 @@ def test_with_an_etcd_others_go_on_without_the_head_and_a_sigterm_ends_them_all(
     (agent,) = agents("-self=127.0.0.1", program)
     (head,) = children(agent)
     os.kill(head, signal.SIGKILL)
-    job.wait_for(r"on 127\.0\.0\.1, the head, has ended, and the others go on", timeout=60)
+    job.wait_for(r"on 127\.0\.0\.1, the controller, has ended, and the others go on", timeout=60)
     newest(job, 2)
     job.signal(signal.SIGTERM)
     job.assert_exit(143, 30)
@@ -372,9 +372,9 @@ def test_lenet_begins_on_two_nodes_grows_to_a_third_and_outlives_the_loss_of_one
         sys.executable, LENET, "--schedule", "none", "--epochs", 300, "--until", int(time.time()) + LENET_S,
         "--ledger", ledger, "--out", tmp_path / "out",
     )  # fmt: skip
-    job.wait_for("cluster version 0 has been chosen|worker 1 .* started", timeout=200)
+    job.wait_for("cluster version 0 has been committed|worker 1 .* started", timeout=200)
     ray.add(1)
-    job.wait_for(r"cluster version \d+ has been chosen: 3 workers", timeout=300)
+    job.wait_for(r"cluster version \d+ has been committed: 3 workers", timeout=300)
     ray.remove(doomed)
     job.wait_for("the others go on without it", timeout=60)
     job.assert_exit(0, 400)

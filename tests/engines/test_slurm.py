@@ -184,7 +184,7 @@ def test_a_running_job_is_resized_and_asked_from_within_its_allocation(slurm, tm
     within = ["srun", f"--jobid={job}", "--overlap", "-N1", "-n1", "-w", "n1", *KUNGFU_RUN]
     told = slurm.run(*within, "resize", 2, "-config-server", url)
     assert "cluster version 1: 4 -> 2 workers" in told
-    wait_for("cluster version 1 has been chosen: 2 workers", out)
+    wait_for("cluster version 1 has been committed: 2 workers", out)
     told = slurm.run(*within, "status")
     assert f"config server {url}" in told
     assert "version 1: 4 -> 2 workers" in told

@@ -254,7 +254,7 @@ _KINDS_OF_LEADERSHIP = {
 
 
 def schedule_of_leadership(seed: int) -> Schedule:
-    """The same in a job whose head's seat is in the store, and mostly to its head."""
+    """The same in a job whose controller's seat is in the store, and mostly to its controller."""
     rng = random.Random(f"schedule of seats {seed}")
     schedule = schedule_of_hosts(seed)
     happenings = [h for h in schedule.happenings if rng.random() < 0.5]
@@ -285,12 +285,12 @@ def _long_outage(seed: int) -> Iterator[Happening]:
 
 
 def _after_the_lease(seed: int) -> Iterator[Happening]:
-    """To who has just sat down, and whom the others look for."""
+    """To The new leader, and whom the others look for."""
     rng = random.Random(f"behind the seat {seed}")
-    if rng.random() < 0.2:  # to who tells the next head what it has
+    if rng.random() < 0.2:  # to who tells the next controller what it has
         kind = rng.choice(("kill reporter", "kill reporter's worker", "kill reporter's guard"))
         yield Happening(0.0, kind, rng.randrange(6), round(0.1 * rng.random() ** 2, 4))
-    if rng.random() < 0.2:  # while nobody has the seat, or somebody has just taken it
+    if rng.random() < 0.2:  # while nobody has the lease, or somebody has just taken it
         kind = rng.choice(("host leaves", "interrupt", "kill launcher", "kill member", "resize"))
         yield Happening(round(rng.random(), 4), kind, rng.randrange(1, 6), term=rng.choice((1, 2)))
     if rng.random() < 0.4:

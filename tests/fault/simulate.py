@@ -16,7 +16,9 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="go on after a broken promise, and only name it")
     parser.add_argument("--story", action="store_true", help="tell what happens, also where all is well")
     parser.add_argument("--hosts", action="store_true", help="jobs over several hosts")
-    parser.add_argument("--leadership", action="store_true", help="the same, and the head moves from host to host")
+    parser.add_argument(
+        "--leadership", action="store_true", help="the same, and the controller moves from host to host"
+    )
     args = parser.parse_args()
     schedules = schedule_of_leadership if args.leadership else schedule_of_hosts if args.hosts else schedule_of
     begin = time.monotonic()

@@ -94,7 +94,7 @@ def test_nobody_is_started_ahead_without_memory_for_it() -> None:
         story = "\n".join(told)
         assert story.count("becomes worker") == ahead, story
         assert ("for want of memory" in story) == (ahead < 3)
-        assert "cluster version 2 has been chosen: 4 workers" in story
+        assert "cluster version 2 has been committed: 4 workers" in story
 
 
 # ---- what was wrong once ----
@@ -284,7 +284,7 @@ def test_a_failed_worker_is_replaced_after_growth_by_schedule() -> None:
         told: list[str] = []
         run(Schedule(seed, grown, (Happening(3.0, "kill member", seed % 2),)), told)
         _, _, after = "\n".join(told).partition("a new worker is started")
-        assert "has been chosen: 2 workers" in after, "\n".join(told)
+        assert "has been committed: 2 workers" in after, "\n".join(told)
 
 
 @pytest.mark.parametrize("external", [False, True])
@@ -294,7 +294,7 @@ def test_a_deleted_cluster_is_put_back_before_anything_fails(external: bool) -> 
     for seed in range(2):
         told: list[str] = []
         run(Schedule(seed, Setup(size=2, external=external, samples=120), happenings), told)
-        assert "has been chosen: 4 workers" in "\n".join(told), "\n".join(told)
+        assert "has been committed: 4 workers" in "\n".join(told), "\n".join(told)
 
 
 # ---- a protocol that is broken is found out, in few schedules and with a short story ----

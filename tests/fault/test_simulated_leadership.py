@@ -1,5 +1,5 @@
-"""Jobs over several hosts whose head dies, stands still or is cut off, and another host takes its seat: on a virtual
-clock.
+"""Jobs over several hosts whose controller dies, stands still or is cut off, and another host takes its lease: on a
+virtual clock.
 
 Each seed is another job: ``python -m tests.fault.simulate SEED --term --story`` tells what happens in it. More of it:
 ``python -m tests.campaigns simulated-heads``.
@@ -45,9 +45,10 @@ def test_no_course_of_events_breaks_a_promise(batch: int, everything: bool) -> N
         pytest.fail(broken, pytrace=False)
 
 
-# Of some 10,000: a failure that the next head didn't know of; workers that trained before that was on record; a version
-# that was refused because its host had gone; a newcomer taken for the dead one whose name it has; a host that had left
-# and was said to be lost; nobody left and no end; an end written over by what was under way; a host that joined twice.
+# Of some 10,000: a failure that the next controller didn't know of; workers that trained before that was on record; a
+# version that was refused because its host had gone; a newcomer taken for the dead one whose name it has; a host that
+# had left and was said to be lost; nobody left and no end; an end written over by what was under way; a host that
+# joined twice.
 FOUND = (474, 1750, 5367, 5433, 5598, 5643, 8111, 8235, 8493, 10191, 12867, 13047, 14588, 15193, 15495, 701892)
 
 
@@ -62,7 +63,7 @@ def test_the_courses_are_of_many_kinds() -> None:
     outcomes = [run(schedule_of_leadership(seed), told) for seed in range(KINDS)]
     assert sum(outcome.exit_code == 0 for outcome in outcomes) > 25
     for sentence in (
-        "this host has the job from now on", "its launcher didn't come to the new head of the job",
+        "this host has the job from now on", "its launcher didn't come to the new controller of the job",
         "decides for the job from now on", "its database is full",
     ):  # fmt: skip
         assert any(sentence in line for line in told), sentence
@@ -77,7 +78,7 @@ def test_a_host_that_has_joined_goes_on_with_the_job_where_it_is_the_last() -> N
     for schedule in variations(setup, happenings, 5, 0.2):
         told: list[str] = []
         assert run(schedule, told).exit_code == 0, "\n".join(told)
-        assert "-- 10.0.0.3 has the seat" in "\n".join(told) or "-- 10.0.0.4 has the seat" in "\n".join(told)
+        assert "-- 10.0.0.3 has the lease" in "\n".join(told) or "-- 10.0.0.4 has the lease" in "\n".join(told)
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -91,7 +92,7 @@ def test_a_sigterm_to_the_head_ends_its_host_and_not_the_job(times: int) -> None
 
 
 def test_a_host_that_is_given_up_hears_of_it_when_it_is_on_record() -> None:
-    """Two hosts don't reach each other; the head reaches both, and tells the one that has to go."""
+    """Two hosts don't reach each other; the controller reaches both, and tells the one that has to go."""
     setup = HostsSetup(size=3, recover=Recover.SHRINK, moves=True, samples=100)
     told: list[str] = []
     outcome = run(Schedule(0, setup, (Happening(1.1, "cut", 3, 8.0, "both ways"),)), told)
@@ -147,7 +148,7 @@ def say_who_is_chosen_before_it_is_on_record(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def lose_hosts_without_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a head does that stood still, and doesn't know that it isn't one any more."""
+    """As a controller does that stood still, and doesn't know that it isn't one any more."""
 
     async def note(self, lost=None, end=None):
         return True if lost else await real(self, lost, end)

@@ -1,4 +1,4 @@
-"""What happens to who has just taken the seat of a job's head, and whom the others look for: on a virtual clock.
+"""What happens to who has just taken the lease of a job's controller, and whom the others look for: on a virtual clock.
 
 An outsider has found that these went wrong; random courses (`test_simulated_leadership.py`) come to such moments
 rarely.
@@ -49,7 +49,9 @@ def test_a_new_head_that_stands_still_gives_up_nobody_for_it(seconds: float) -> 
     pause = Happening(0.0, "pause head", 0, seconds * HOST_TIMEOUT_S, term=2)
     for schedule in variations(JOB, (KILL, pause), 5, 0.15):
         world = run(schedule)
-        assert len(world.lost_at) <= 2, story(schedule)  # the first head, and this one where another took its seat
+        assert len(world.lost_at) <= 2, story(
+            schedule
+        )  # the first controller, and this one where another took its lease
 
 
 def test_a_new_head_that_stands_still_once_hosts_are_there_leaves_them_to_another() -> None:
@@ -87,11 +89,11 @@ def test_a_dead_host_is_given_up_while_the_store_comes_and_goes(every_s: float, 
 
 
 def test_a_seat_whose_taking_went_unanswered_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The head before it isn't waited for any longer then, nor is this host taken for it."""
+    """The controller before it isn't waited for any longer then, nor is this host taken for it."""
 
     def swap(self, seen, snapshot, holder="", lease=0):
         done = real(self, seen, snapshot, holder, lease)
-        if lease and done[0] and len(unanswered) < 2:  # the first head's goes well
+        if lease and done[0] and len(unanswered) < 2:  # the first controller's goes well
             unanswered.append(holder)
             if len(unanswered) == 2:
                 raise StoreUnreachableError("the answer is lost")
@@ -141,7 +143,7 @@ def test_the_next_head_tells_of_all_of_the_jobs_past() -> None:
 @pytest.mark.parametrize("who", ["worker", "guard"])
 @pytest.mark.parametrize("later_s", [0.0, long(0.003), long(0.01)])
 def test_who_dies_behind_its_hosts_report_is_heard_of(who: str, later_s: float) -> None:
-    """The next head has the report, and the host hasn't its welcome."""
+    """The next controller has the report, and the host hasn't its welcome."""
     for number in range(3):
         dies = Happening(0.0, f"kill reporter's {who}", number, later_s)
         for schedule in variations(JOB, (dies, KILL), 3, 0.2):
@@ -160,7 +162,8 @@ def test_a_host_that_dies_behind_its_report_does_not_end_the_job() -> None:
 
 
 def test_a_host_that_joins_is_not_refused_by_a_head_that_sits_down_again() -> None:
-    """It had joined, which wasn't on record yet, as the head stood still; it comes between two heads of one host."""
+    """It had joined, which wasn't on record yet, as the controller stood still; it comes between two controllers of one
+    host."""
     setup = replace(JOB, size=2, hosts=2, slots=2, samples=12, step_s=0.1, prepare_s=0.0, groups=("grad",))
     happenings = (
         Happening(0.889, "fill store", 0, 2.0), Happening(1.007, "kill launcher", 9),
@@ -186,12 +189,12 @@ def test_who_came_back_after_it_had_left_stays_when_the_head_dies() -> None:
     leaves, comes = Happening(0.6, "terminate", 5), Happening(2.5, "resize", 8)
     for schedule in variations(replace(JOB, samples=400), (leaves, comes, Happening(5.0, "kill head")), 3, 0.1):
         current = run(schedule).job.context.manager.broker.current()
-        assert current.size == 6, story(schedule)  # without the head's two
+        assert current.size == 6, story(schedule)  # without the controller's two
 
 
 @pytest.mark.parametrize(("kind", "codes"), [("host leaves", {0}), ("interrupt", {128 + signal.SIGINT})])
 def test_a_signal_while_nobody_has_the_seat_is_the_next_heads_to_answer(kind: str, codes: set[int]) -> None:
-    """A host leaves after a step; a Ctrl-C ends all of them. The next head doesn't wait in vain for the host."""
+    """A host leaves after a step; a Ctrl-C ends all of them. The next controller doesn't wait in vain for the host."""
     for at in (1.2, 1.8, 2.4):
         for schedule in variations(JOB, (KILL, Happening(at, kind, 1)), 3, 0.3):
             world = HostsWorld(schedule.seed, schedule.setup, schedule.happenings, [])
@@ -228,7 +231,9 @@ def test_a_job_that_is_over_has_given_its_seat_back(happenings: tuple[Happening,
         assert world.server.leadership.look().holder == "", story(schedule)
 
 
-@pytest.mark.parametrize("at", [0.8, 1.3, 3.0])  # as the head dies, while nobody has the seat, when somebody has it
+@pytest.mark.parametrize(
+    "at", [0.8, 1.3, 3.0]
+)  # as the controller dies, while nobody has the lease, when somebody has it
 def test_a_host_that_joins_as_the_head_dies_finds_the_next_one(at: float) -> None:
     setup = HostsSetup(size=6, hosts=3, recover=Recover.SHRINK, moves=True, samples=200)
     for schedule in variations(setup, (KILL, Happening(at, "host joins", 3)), 4, 0.2):
@@ -240,11 +245,11 @@ def test_a_host_that_joins_as_the_head_dies_finds_the_next_one(at: float) -> Non
 
 
 def test_a_job_without_a_head_waits_for_a_store_that_is_away() -> None:
-    """Longer than it would wait for a head."""
+    """Longer than it would wait for a controller."""
     away = Happening(0.95, "server away", 0, 2 * JOIN_TIMEOUT_S)
     for schedule in variations(replace(JOB, samples=400), (KILL, away), 3, 0.05):
         world = HostsWorld(schedule.seed, schedule.setup, schedule.happenings, [])
-        world.outages.append((0.9, 1.0 + 3 * JOIN_TIMEOUT_S))  # in which nobody can go on without the head's two
+        world.outages.append((0.9, 1.0 + 3 * JOIN_TIMEOUT_S))  # in which nobody can go on without the controller's two
         assert world.run().exit_code == 0, story(schedule)
 
 

@@ -128,7 +128,7 @@ def test_each_sample_is_trained_once_while_hosts_leave_and_join(jobs, network, t
     launchers[0].wait_for("has joined the job", timeout=60)
     while (command := jobs.start(hosts[0], "ms_kungfu.launcher", "resize", 3, "-config-server", url)).wait() != 0:
         assert "are more than the" in command.output
-    launchers[0].wait_for(r"has been chosen: 3 workers, after step", timeout=120)
+    launchers[0].wait_for(r"has been committed: 3 workers, after step", timeout=120)
     launchers[1].signal(signal.SIGTERM)
     launchers[1].assert_exit(0, 60)
     for launcher in (launchers[0], launchers[2]):

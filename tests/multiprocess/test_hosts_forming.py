@@ -72,8 +72,8 @@ def test_two_that_each_wait_as_the_head_end_with_a_sentence(launch):
     for host, other in ((A, B), (B, A)):
         runs[host].assert_exit(1)
         assert runs[host].stderr[-1] == (
-            f"kungfu-run: {other} waits as the head, too: give the same -H, in the same order, on all hosts, and the "
-            f"same -config-server ({host} has -H {orders[host]}, {other} has -H {orders[other]})"
+            f"kungfu-run: {other} waits as the head node, too: give the same -H, in the same order, on all hosts, and "
+            f"the same -config-server ({host} has -H {orders[host]}, {other} has -H {orders[other]})"
         )
 
 

@@ -37,7 +37,7 @@ def test_two_die_at_once_and_later_another_one(job):
     pids = one.in_version(0, 4)
     for rank in (0, 2):
         os.kill(pids.pop(rank), signal.SIGKILL)
-    one.wait_for("cluster version 2 has been chosen|cluster version 1 has been chosen: 2 workers")
+    one.wait_for("cluster version 2 has been committed|cluster version 1 has been committed: 2 workers")
     one.wait_for(r"^in version \d+ rank \d of 2 ", 2)
     os.kill(pids.pop(1), signal.SIGKILL)
     one.wait_for(r"^in version \d+ rank 0 of 1 ")
@@ -183,7 +183,7 @@ def test_a_policy_evicts_a_rank(job):
     one = job("-np", 3, program=["evict=5:1"])
     pids = one.in_version(0, 3)
     assert one.in_version(1, 2) == {0: pids[0], 1: pids[2]}
-    told = one.wait_for(r"cluster version 1 has been chosen: 2 workers, after step (\d+)$")[0]
+    told = one.wait_for(r"cluster version 1 has been committed: 2 workers, after step (\d+)$")[0]
     assert one.wait_for(rf"^left pid {pids[1]} step (\d+) evicted$")[0][1] == told[1]
     assert one.finish(2) == {pids[0], pids[2]}
 
@@ -249,7 +249,7 @@ def test_sigterm_ends_a_worker_that_was_evicted_and_is_needed_again(job):
     pids = one.in_version(0, 2)
     os.kill(pids[1], signal.SIGSTOP)  # so the step doesn't end
     assert one.command("evict", "0")[0] == 0
-    one.wait_for("cluster version 1 is wanted: 1 worker")
+    one.wait_for("cluster version 1 is desired: 1 worker")
     os.kill(pids[0], signal.SIGTERM)
     os.kill(pids[1], signal.SIGKILL)  # before or after the other one has asked to leave
     one.program.assert_exit(137)

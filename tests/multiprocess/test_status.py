@@ -197,7 +197,7 @@ def test_a_config_server_without_a_job_shows_what_it_holds(start_module, status,
     code, text = status(url)
     assert code == 0
     assert text.splitlines()[0] == f"config server {url}"
-    assert "version 0 of 2 workers is wanted" in text
+    assert "version 0 of 2 workers is desired" in text
     assert [line.split()[1] for line in text.splitlines() if ":10000" in line] == ["10.0.0.1", "10.0.0.2"]
 
 

@@ -25,7 +25,7 @@ def cluster(version, *workers):
 
 
 def started(*clusters):
-    """Versions that know `clusters`, the first of which has been chosen."""
+    """Versions that know `clusters`, the first of which has been committed."""
     versions = ClusterVersions()
     for one in clusters:
         versions.admit(one)
@@ -122,7 +122,7 @@ def test_a_version_that_is_over_is_refused():
     versions.answer(member(A, 1, 2))
     answer = versions.answer(member(B, 0, 1))
     assert isinstance(answer, Refuse)
-    assert "version 2 has been chosen since" in answer.reason
+    assert "version 2 has been committed since" in answer.reason
 
 
 def test_versions_are_never_redefined_and_old_ones_are_forgotten():
@@ -319,8 +319,8 @@ def test_one_death_does_not_lose_the_job_while_others_have_the_state():
 
 
 def test_a_process_is_dead_only_in_versions_that_mean_it():
-    """`resize 1` has been chosen, 3 and 4 are wanted; the new B was started for version 3 and dies while it starts. A
-    version 2 would wait for it for ever: its loss was never marked there."""
+    """`resize 1` has been committed, 3 and 4 are wanted; the new B was started for version 3 and dies while it starts.
+    A version 2 would wait for it for ever: its loss was never marked there."""
     versions = started(cluster(0, A, B), cluster(1, A))
     versions.answer(member(A, 0, 1))
     versions.clusters[2] = cluster(2, A, B, C)
@@ -400,7 +400,7 @@ class Unforgetting(ClusterVersions):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_forgetting_departed_peers_changes_no_answer(seed):
-    """Hosts join, leave and come back; now and then the next head goes on with the record."""
+    """Hosts join, leave and come back; now and then the next controller goes on with the record."""
     rng = random.Random(seed)
     both = [ClusterVersions(), Unforgetting()]
     hosts, living, every, lost = ["h0", "h1"], {}, set(), set()

@@ -1,4 +1,4 @@
-"""What a head does with its seat, on an event loop. The store is a stand-in."""
+"""What a controller does with its lease, on an event loop. The store is a stand-in."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ def test_a_head_writes_the_wanted_cluster_only_with_its_seat(member):
 
 
 def test_a_head_without_its_seat_is_told_so(member):
-    """The wanted cluster is as it was read, so it is the seat that isn't."""
+    """The wanted cluster is as it was read, so it is the lease that isn't."""
     instead = {"header": {"revision": "10"}, "responses": [{"response_range": held(4)}]}
     one = member((200, held(4)), (200, instead))
     store = open_store(f"etcd://{one.member}/job")

@@ -70,7 +70,7 @@ def test_each_change_has_its_own_reasons():
 
 
 def test_a_wish_that_a_newer_version_has_passed_is_dropped():
-    """A head was lost with two workers while another size was wanted."""
+    """A controller was lost with two workers while another size was wanted."""
     history = History(lambda: 1000.0)
     history.begun(cluster(0, 3))
     history.desired(cluster(1, 3, "x"), cluster(0, 3), JOB, refused="too many")
@@ -360,7 +360,7 @@ def test_a_store_that_is_not_there_is_asked_for(words, capsys, monkeypatch):
         assert capsys.readouterr().err.endswith(f"config server {url}: {why}Connection refused; is it running?\n")
 
 
-# ---- of a job whose head moves, by what it has left in the store ----
+# ---- of a job whose controller moves, by what it has left in the store ----
 
 ELECTED = Cluster((PeerID("a", 10000),), (PeerID("a", 38080), PeerID("b", 38080)), 0, slots={"a": 2, "b": 2})
 LOST = {"c": float("inf")}
@@ -383,7 +383,7 @@ def told_at_the_url(monkeypatch, capsys, holder="", cluster=ELECTED, **snapshot)
 
 def test_a_head_that_is_gone_is_named_and_who_may_take_its_place(monkeypatch, capsys):
     told = told_at_the_url(monkeypatch, capsys)
-    assert "unknown, version 0 of 1 worker is wanted: a, which had the job, is gone, and nobody has it now" in told
+    assert "unknown, version 0 of 1 worker is desired: a, which had the job, is gone, and nobody has it now" in told
     assert (
         "; b takes its place within the time of a lease (-host-timeout), unless kungfu-run has ended there, too" in told
     )
@@ -409,7 +409,7 @@ def test_what_a_job_of_several_hosts_has_left_is_not_the_affair_of_one_on_a_sing
 @pytest.mark.parametrize(
     ("led_since", "state", "why"),
     [
-        (7, "running", "a, which had the job, is gone; this host waits for the next head"),
+        (7, "running", "a, which had the job, is gone; this host waits for the next controller"),
         (None, "starting", "waits for kungfu-run on a"),
     ],
 )

@@ -49,9 +49,9 @@ def test_what_a_host_says_that_joins(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["-np", "2"], "-np comes from the head of the job that is joined"),
-        (["-w"], "-w comes from the head"),
-        (["-H", "10.0.0.1:2"], "-H comes from the head"),
+        (["-np", "2"], "-np comes from the head node of the job that is joined"),
+        (["-w"], "-w comes from the head node"),
+        (["-H", "10.0.0.1:2"], "-H comes from the head node"),
         (["python", "train.py"], "-join runs the job's own program; leave python train.py out"),
         (["-self", "10.0.0.3:4,10.0.0.4:4"], "is not one host with its slots"),
         (["-self", "10.0.0.3:4:10.1.0.3"], "is not one host with its slots"),
@@ -72,7 +72,7 @@ def test_a_host_that_joins_needs_the_secret(monkeypatch):
     assert parse_command_line(["-join", URL, "-no-secret"]).secret is None
 
 
-# ---- what the head makes of it ----
+# ---- what the controller makes of it ----
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_host_is_told_what_the_job_is_and_of_those_who_are_there():
 
 
 def test_a_host_that_joins_goes_by_the_flags_that_the_others_have():
-    """Each that its launcher looks at is from the head, or a host's own affair, or a job's that it can join."""
+    """Each that its launcher looks at is from the controller, or a host's own affair, or a job's that it can join."""
     trees = [ast.parse(inspect.getsource(module)) for module in (agent, departure, job_status, succession)]
     used = {
         node.attr
@@ -117,7 +117,7 @@ def test_a_host_that_joins_goes_by_the_flags_that_the_others_have():
     options = options_from(told, request, own_host)
     assert {name: getattr(options, name) for name in used - own} == {name: getattr(given, name) for name in used - own}
     assert used > own
-    # And, should it have to lead the job, what only the head looks at.
+    # And, should it have to lead the job, what only the controller looks at.
     differ = {name for name, value in vars(options).items() if value != getattr(given, name)}
     assert differ == {"hosts", "joins", "timeout_s"}
     assert (options.timeout_s, options.hosts.named("10.0.0.2").slots) == (60.0, 2)
@@ -228,7 +228,7 @@ def test_a_host_that_is_lost_again_is_in_no_version():
     assert versions.lost_host_of(cluster(0, PeerID("127.0.0.9", 1))) is None
 
 
-# ---- who is asked, where the head moves ----
+# ---- who is asked, where the controller moves ----
 
 ETCD = "etcd://e:2379/job"
 TERMS = m.Terms([b"sh"], [], "127.0.0.2", None, "even", None, {}, None)
@@ -237,7 +237,7 @@ RUNS = Cluster((PeerID("127.0.0.1", 10000),), (PeerID("127.0.0.1", 38080), PeerI
 
 
 def asked(monkeypatch, leaders, answers, url=ETCD):
-    """What a host is told that joins, and who was asked. `leaders`: who has the seat, look by look, or how the job has
+    """What a host is told that joins, and who was asked. `leaders`: who has the lease, look by look, or how the job has
     ended; `answers`: of each host, look by look; a host without one doesn't answer. The last ones stay."""
     hosts, now = tuple(Host(f"127.0.0.{n}", 2) for n in (1, 2)), [0.0]
     snapshot = LeaderSnapshot("j", "127.0.0.1", RUNS, hosts, ClusterVersions(clusters={0: RUNS}, committed=0))
@@ -279,10 +279,10 @@ def asked(monkeypatch, leaders, answers, url=ETCD):
 def test_who_joins_while_nobody_has_the_job_waits_for_the_next_head(monkeypatch):
     terms, gone = TERMS, ["127.0.0.1", "", "", "127.0.0.2"]
     assert asked(monkeypatch, gone, {"127.0.0.2": [terms]}) == (terms, ["127.0.0.1"] * 3 + ["127.0.0.2"])
-    # Who has just sat down may not know it yet.
+    # The new leader may not know it yet.
     answers = {"127.0.0.2": [m.RegistrationRejected("127.0.0.2 hasn't got the job"), terms]}
     assert asked(monkeypatch, gone, answers)[0] == terms
-    # A leader of etcd that has died with the head.
+    # A leader of etcd that has died with the controller.
     assert asked(monkeypatch, [StoreUnreachableError("no leader"), "127.0.0.2"], {"127.0.0.2": [terms]})[0] == terms
 
 
@@ -303,6 +303,6 @@ def test_the_head_of_a_job_that_runs_is_asked_once(monkeypatch):
 def test_nobody_joins_a_job_that_has_ended(monkeypatch):
     told = asked(monkeypatch, [(3, "kungfu-run: worker 0 failed")], {})
     assert told == (f"the job of {ETCD} has ended (exit code 3, kungfu-run: worker 0 failed)", [])
-    # The next job of this name may be one that doesn't move its head, and leaves no record.
+    # The next job of this name may be one that doesn't move its controller, and leaves no record.
     snapshot = LeaderSnapshot("j", "a", RUNS, (), ClusterVersions(clusters={0: RUNS}, committed=0))
     assert [snapshot.has(replace(RUNS, version=5, writer=who)) for who in ("j", "another")] == [True, False]

@@ -1,4 +1,4 @@
-"""Who has the head's seat, whatever becomes of leases and answers; a small store in memory stands for etcd."""
+"""Who has the controller's seat, whatever becomes of leases and answers; a small store in memory stands for etcd."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ MOST_OF_A_LEASE_S = 5.0  # two of them are more than one lease
 
 
 class Keys:
-    """The seat's two keys, as etcd keeps them: one revision for all, and leases that are over where nobody renews them.
+    """The lease's two keys, as etcd keeps them: one revision for all, and leases that are over where nobody renews
+    them.
 
     `fates`: what becomes of the next writes: "answer lost"; "sent twice", to the next member where the first one's
     answer is lost; "under way", where nobody knows whether it will be done: by `done_late`, with its number.
@@ -160,17 +161,17 @@ def test_of_two_that_have_seen_an_empty_seat_one_gets_it(keys):
     one = held(keys)
     other = LeadershipLease(keys, "other", LEASE_S)
     for found in (seen, keys.look()):
-        with pytest.raises(LeadershipLostError, match="one has the seat"):
+        with pytest.raises(LeadershipLostError, match="one has the lease"):
             other.take(found, {"step": 1})
     assert keys.steps == [0]
     assert_keeps_the_lease(one, keys)
 
 
 def test_a_holder_of_the_same_name_is_not_this_one(keys):
-    """A head that was started again on its host, while the lease of its life before lasts."""
+    """A controller that was started again on its host, while the lease of its life before lasts."""
     held(keys)
     again = LeadershipLease(keys, "one", LEASE_S)
-    with pytest.raises(LeadershipLostError, match="one has the seat"):
+    with pytest.raises(LeadershipLostError, match="one has the lease"):
         again.take(keys.look(), {"step": 0})
     assert again.since == 0
     keys.now_s += LEASE_S
@@ -201,7 +202,7 @@ def test_what_a_write_without_an_answer_has_left_is_written_over(keys):
 
 @pytest.mark.parametrize("done", [0, 1, 2])
 def test_of_several_tries_at_the_seat_the_one_that_was_done_has_the_lease(keys, done):
-    """Each has a lease of its own, and only one of them keeps the seat."""
+    """Each has a lease of its own, and only one of them keeps the lease."""
     one = LeadershipLease(keys, "one", LEASE_S)
     keys.fates = ["under way"] * 3
     for step in range(3):
@@ -209,7 +210,7 @@ def test_of_several_tries_at_the_seat_the_one_that_was_done_has_the_lease(keys, 
             one.take(keys.look(), {"step": step})
     keys.done_late(done)
     one.take(keys.look(), {"step": 3})
-    assert keys.steps == [done], "it has the seat already"
+    assert keys.steps == [done], "it has the lease already"
     assert_keeps_the_lease(one, keys)
 
 

@@ -1,4 +1,4 @@
-"""How a host looks for the next head. The store is a stand-in, which says when."""
+"""How a host looks for the next controller. The store is a stand-in, which says when."""
 
 from __future__ import annotations
 

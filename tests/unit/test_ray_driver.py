@@ -49,7 +49,7 @@ def snapshot(end=None, port=PORT):
 
 @pytest.fixture
 def follow(monkeypatch):
-    """Follows a job on the hosts a, the head and the driver's, and b; `kept`: what the store has, or raises."""
+    """Follows a job on the hosts a, the controller and the driver's, and b; `kept`: what the store has, or raises."""
 
     def run(url, a, b, kept=None, signals=None):
         def look():
@@ -67,7 +67,7 @@ def follow(monkeypatch):
             host.listen()
         return job._follow()
 
-    # The head is heard first.
+    # The controller is heard first.
     monkeypatch.setattr(driver.ray, "wait", lambda calls, timeout: (calls[:1], calls[1:]))
     monkeypatch.setattr(driver.ray, "get", lambda call: call())
     monkeypatch.setattr(cluster, "own_node", lambda: "a")

@@ -1,4 +1,4 @@
-"""What a host says of itself when it comes to the head, and what is told to it: checked before it is believed."""
+"""What a host says of itself when it comes to the controller, and what is told to it: checked before it is believed."""
 
 import msgspec
 import pytest

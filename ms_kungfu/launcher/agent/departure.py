@@ -48,12 +48,12 @@ class Departure:
             self._tell(m.Leave())
             limit_s = self.options.leave_grace_s
             _log.info("this host leaves the job: its workers do after their step, within %g s (-leave-grace)", limit_s)
-            late = f"{PROGRAM}: interrupted by SIGTERM, and the head has not let this host go"
+            late = f"{PROGRAM}: interrupted by SIGTERM, and the controller has not let this host go"
             self._end_later(limit_s + _LET_GO_S, number, late)
             return
         self.interrupted = number
         self._tell(m.Interrupted(number))
-        late = f"{PROGRAM}: interrupted by {signal_name(number)}, and the head has not ended the job"
+        late = f"{PROGRAM}: interrupted by {signal_name(number)}, and the controller has not ended the job"
         self._end_later(_HEAD_S + self.wait_s(), number, late)
 
     def _end_later(self, seconds: float, number: int, words: str) -> None:

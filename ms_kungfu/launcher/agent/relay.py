@@ -172,7 +172,7 @@ class Relay:
     def _hand_over(self, request: Request, slot: m.Slot) -> None:
         version = slot.cluster.version
         segment = self._segments.get(version)
-        if segment is None:  # a newer one has been chosen since, of which it will ask for its slot
+        if segment is None:  # a newer one has been committed since, of which it will ask for its slot
             request.send(m.Error(f"cluster version {version} is over"))
             return
         self._holders[PeerID.parse(slot.peer), slot.incarnation] = request.pid

@@ -92,8 +92,8 @@ class Starter:
         return launch.cores
 
     def _check_descriptors(self) -> None:
-        """OSError where another newcomer would take the last descriptors: nobody would hear those who are starting
-        already, nor whoever takes a mistaken size back."""
+        """OSError where another joining worker would take the last descriptors: nobody would hear those who are
+        starting already, nor whoever takes a mistaken size back."""
         if self.machine.spare_descriptors() < 4 + max(0, self.unheard()) + _SPARE_DESCRIPTORS:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 

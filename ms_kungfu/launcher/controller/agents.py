@@ -1,4 +1,4 @@
-"""Where workers run: what the head asks of a host."""
+"""Where workers run: what the controller asks of a host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ms_kungfu.launcher.wire.messages import Launch
 
 
 class AgentHandle(Protocol):
-    """A host of the job, as the head sees it. Used from the event loop."""
+    """A host of the job, as the controller sees it. Used from the event loop."""
 
     name: str
     devices: Devices
@@ -38,7 +38,7 @@ class AgentHandle(Protocol):
 
 
 class AbsentAgent:
-    """A host whose launcher hasn't come to the new head of the job, and is lost therefore."""
+    """A host whose launcher hasn't come to the new controller of the job, and is lost therefore."""
 
     def __init__(self, name: str) -> None:
         self.name = name

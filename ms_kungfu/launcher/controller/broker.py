@@ -38,7 +38,7 @@ class Broker:
     1. After each change of the state `requests` looks at all that wait again, once the present callback is over.
     2. Each callback but `may_prepare` and `on_cores` is called once the present one is over: it finds the state whole.
 
-    `on_unknown_version`: a member asks for a version that has not been admitted. `on_committed`: members have chosen a
+    `on_unknown_version`: a member asks for a version that has not been admitted. `on_committed`: members committed a
     version, after this step. `on_ready`: a joining worker (peer ID and incarnation) or a standby (its number) would
     join at once. `on_leave`: this worker of the newest version may leave it; None if none may. `on_trouble`: why the
     shared memory of a version can't be made; `prepare` tries it again. `on_prepared`: the members are told of this
@@ -46,7 +46,7 @@ class Broker:
     0 if none is pinned. `on_expected`: what the members expect next. `recovers`: members go on without those that fail.
     A leave never leaves fewer than `min_size`. `on_commit`: a choice has to be written before any worker hears of it;
     `noted` has the answer. `may_prepare`: whether the members may hear of a version; if they may later, `prepare` is
-    called then. `begun`: what an earlier controller had chosen.
+    called then. `begun`: what an earlier controller had committed.
     """
 
     make_segment: MakeSegment
@@ -73,13 +73,13 @@ class Broker:
         self.requests = SlotRequests(self, self._versions, self.leaves)
         self._fixing: set[asyncio.Task[None]] = set()  # numbers of cores
         self._prepared = -1
-        self._noting: tuple[int, int | None] | None = None  # a version that is to be chosen, and after which step
+        self._noting: tuple[int, int | None] | None = None  # a version that is to be committed, and after which step
         self._holders: set[tuple[PeerID, int]] = set()  # the processes that have got a slot
         self._has_granted = False  # some process, ever
         self._closed = False
 
     def admit(self, cluster: Cluster) -> None:
-        """A version is known: members may choose it, and are told that it is wanted once its newcomers are ready."""
+        """A version is known: members may commit it, and are told of it once its joining workers are ready."""
         self._versions.admit(cluster)
         self.leaves.follow(cluster)
         self._segments.drop_unknown()
@@ -87,26 +87,26 @@ class Broker:
         self.requests.look_soon()
 
     def prepare(self) -> None:
-        """Tries again to make the shared memory that could not be made, or had not been yet."""
+        """Try again to make the shared memory that could not be made, or had not been yet."""
         self._prepare()
         self.requests.look_soon()
 
     def refuse(self, version: int, reason: str) -> None:
-        """A version that this host can't run: members who ask for it are told why instead of waiting for it."""
+        """A version that this host can't run: members that ask for it are told why instead of waiting for it."""
         self._versions.refused[version] = reason
         self.requests.look_soon()
 
     def commit_version(self, version: int) -> None:
-        """The launcher's own choice: the initial version. It must have been admitted.
+        """Commit the first version, which must have been admitted.
 
-        Raises what the runtime or the kernel has against its shared memory, or `NotMadeYet`; nothing is chosen then.
+        Raises what the runtime or the kernel has against its shared memory, or `NotMadeYet`; nothing is committed then.
         """
         self._segments.of(self._versions.clusters[version])
         self._versions.commit_version(version)
         self._after_commit()
 
     def snapshot(self, committing: int | None = None, lost: str | None = None) -> ClusterVersions:
-        """What the next controller has to know; as if `committing` were the chosen version, and the host `lost`."""
+        """What the next controller has to know; as if `committing` were the committed version, and the host `lost`."""
         versions = copy.deepcopy(self._versions)
         if committing is not None and versions.committed != committing and committing in versions.clusters:
             versions.commit_version(committing)
@@ -115,8 +115,8 @@ class Broker:
         return versions
 
     def noted(self) -> bool:
-        """The version that `on_commit` was called for is on record, and is chosen from now on. False where that can't
-        be any more, because of who has died: nobody has heard of it, and `not_noted` is to follow."""
+        """The version that `on_commit` was called for is on record: commit it. Return False if a failure prevents that
+        by now: no worker has heard of it, and `not_noted` has to follow."""
         assert self._noting is not None
         version, step = self._noting
         if not self._versions.may_be_committed(version):
@@ -139,12 +139,11 @@ class Broker:
         joining: Mapping[PeerID, int],
         desired: Cluster | None,
     ) -> None:
-        """Goes on where another head has stopped: with the memory that the hosts have of the versions that are known,
-        and the `losses` there, in the order that some host has heard, which all hear now; with the processes that have
-        their places, and the `joining` that live (incarnations); and with the cluster that is `desired`, if that is
-        newer than the chosen one."""
+        """Continue the job of another controller, with what the hosts have: memory of the versions that are known; the
+        `losses` there, in the order in which some host was told, as all are now; the processes that have slots; the
+        `joining` workers that live, with their incarnations. `desired`: if that is newer than the committed one."""
         self._holders.update(slot_holders)
-        self._has_granted = True  # in all that the head before has seen, as far as this one can tell
+        self._has_granted = True  # under the controller before, as far as this one can tell
         versions = self._versions
         self._segments.resume(segments, losses)
         versions.joining = dict(joining)
@@ -157,17 +156,17 @@ class Broker:
             self._segments.mark_lost(peer, versions.meant_by(peer, current.version), reason, recover, reaped)
 
     def exclude_everybody(self) -> None:
-        """Everybody has finished: whoever is on his way joins nothing any more, and nobody has to be let go."""
+        """All members have finished: no worker joins any more, and none has to leave."""
         self._versions.exclude_everybody()
         self.leaves.leaving.clear()
         self.requests.look_soon()
 
     def current(self) -> Cluster | None:
-        """The chosen cluster."""
+        """The committed cluster."""
         return self._versions.current
 
     def is_out(self, peer: PeerID, incarnation: int) -> bool:
-        """Whether the process has ended, or a chosen version has excluded it."""
+        """Whether the process has ended, or a committed version has excluded it."""
         return self._versions.is_out(peer, incarnation)
 
     def belongs(self, peer: PeerID, incarnation: int, version: int) -> bool:
@@ -179,11 +178,11 @@ class Broker:
         return self._versions.ended_in(cluster)
 
     def has_granted(self) -> bool:
-        """Whether any process has ever got its place in the cluster."""
+        """Whether any process has ever got its slot."""
         return self._has_granted
 
     def is_ready(self, peer: PeerID, incarnation: int) -> bool:
-        """Whether a newcomer waits for its first version, or has got it."""
+        """Whether a joining worker waits for its first version, or has got it."""
         process = (peer, incarnation)
         return process in self._versions.ready or process in self._holders
 
@@ -297,7 +296,7 @@ class Broker:
     # ---- versions ----
 
     def _prepare(self) -> None:
-        """Tells the members of the chosen version. Those of the one before have agreed on it, and look no more."""
+        """Tell the members of the committed version. Those of the one before have agreed on it, and look no more."""
         version, committed = self._versions.preparable(), self._versions.committed
         if self._closed or version is None or committed is None or version <= max(committed, self._prepared):
             return
@@ -308,7 +307,7 @@ class Broker:
         except NotMadeYet:
             return
         except Exception as error:  # whatever the runtime or the kernel has against it
-            # The members would agree on a version that they can't go over to: better that they don't hear of it yet.
+            # Members that are told would agree on a version that they can't go over to.
             self._loop.call_soon(self.on_trouble, _unmakeable(self._versions.clusters[version], error))
             return
         self._prepared = version
@@ -330,7 +329,7 @@ class Broker:
         # What was ready to be gone over to from the version before need not be so from this one: a peer in it may have
         # been a member that this choice has excluded, and is another process from now on.
         self._prepared = -1
-        self._prepare()  # to the segment of the chosen one
+        self._prepare()  # to the segment of the committed one
         self.requests.look_soon()
 
 

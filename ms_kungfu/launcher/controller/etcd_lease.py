@@ -1,16 +1,17 @@
-"""A head's hold on the seat, on the loop of its job: how it gets there, keeps it, and what it may say by it.
+"""A controller's hold on the lease, on the loop of its job: how it gets there, keeps it, and what it may say by it.
 
-The head alone writes the record, one entry after the other (the lock): what one of them says was true when the one
-before it was there. An entry that returns is on record, and only then anybody hears of it. Where a write finds that
-somebody else has sat down, this head is deposed: nothing that it has not said yet will be said, and this tenure never
-begins again, whatever becomes of the other. Renewals stand in the same queue, since the seat takes one call at a time.
+The controller alone writes the record, one entry after the other (the lock): what one of them says was true when the
+one before it was there. An entry that returns is on record, and only then anybody hears of it. Where a write finds that
+somebody else has taken the lease, this controller has stepped down: nothing that it has not said yet will be said, and
+this tenure never begins again, whatever becomes of the other. Renewals stand in the same queue, since the lease takes
+one call at a time.
 
 What members wait for may wait for an entry, and so for the store: while an entry takes long, while a renewal has failed
 or takes half a lease, and until an entry that has failed is there, no deadline of theirs runs (`on_store_awaited`).
 A renewal that is merely slow holds nothing: there is always one, and the members seldom wait for what it tells.
 
-If the head dies between two lines here, the lease ends by itself; what is on record then, the next one carries out, and
-what is not nobody has heard.
+If the controller dies between two lines here, the lease ends by itself; what is on record then, the next one carries
+out, and what is not nobody has heard.
 """
 
 from __future__ import annotations
@@ -64,14 +65,14 @@ class EtcdLease:
         self._awaited: set[str] = set()  # of the store: the answer to a call, an entry that it hasn't taken yet
         self._loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()
-        self._under_way: asyncio.Future[None] | None = None  # the last call of the seat
+        self._under_way: asyncio.Future[None] | None = None  # the last call of the lease
         self._time = TimeToAsk(self.lease.lease_s)
         self._keeping: asyncio.Future[None] | None = None
         self._on_record = self._to_ask = -1  # the newest version that the members may hear of, or will
 
     @property
     def resumes(self) -> LeaderSnapshot | None:
-        """What the head before has left, with whose job this one goes on."""
+        """What the controller before has left, with whose job this one goes on."""
         return self.term.snapshot
 
     @property
@@ -81,14 +82,14 @@ class EtcdLease:
 
     @property
     def has_held(self) -> bool:
-        """It has sat down, be it deposed by now."""
+        """It has taken the lease, even if it has stepped down by now."""
         return self.lease.since != 0
 
     # ---- sitting down ----
 
     async def await_turn(self) -> None:
-        """Until the last job of this name is over: nothing of this one is written before. Where it has lost its head
-        its other hosts go on with it, and have the time of a lease for that."""
+        """Until the last job of this name is over: nothing of this one is written before. Where it has lost its
+        controller its other hosts go on with it, and have the time of a lease for that."""
         term, told, empty_since = self.term, False, math.inf
         patience_s = 3 * self.lease.lease_s + _LAST_LEASE_S
         deadline = self._loop.time() + CONFIG_SERVER_START_S
@@ -102,7 +103,7 @@ class EtcdLease:
                 trouble = self._taken()
                 if not told:
                     told, deadline = True, now + patience_s
-                    who = f"which {found.holder} has" if found.holder else "whose head has gone"
+                    who = f"which {found.holder} has" if found.holder else "whose controller has gone"
                     _log.info("waiting for the last job of %s, %s, to be over, for %.0f s", self._url, who, patience_s)
             except StoreUnreachableError as error:
                 trouble = error.question
@@ -136,7 +137,7 @@ class EtcdLease:
     # ---- keeping it ----
 
     def keep(self, store: Any) -> Callable[[], object]:
-        """From now on; `store`, of the cluster, is written to by who has the seat. Returns what ends the keeping."""
+        """From now on; `store`, of the cluster, is written to by who has the lease. Returns what ends the keeping."""
         self.term.guard(store)
         self._time = TimeToAsk(self.lease.lease_s)
         self._time.answered(self._machine.monotonic())
@@ -162,7 +163,7 @@ class EtcdLease:
         try:
             await self.act(lambda: self._call(self.lease.renew))
             asked.answered(self._machine.monotonic())
-        except ConfigServerError:  # away; or full, and the lease is over: nobody has the seat
+        except ConfigServerError:  # away; or full, and the lease is over: nobody has the lease
             asked.failed(self._machine.monotonic())
             return False
         return True
@@ -186,7 +187,7 @@ class EtcdLease:
     # ---- entries ----
 
     async def act(self, act: Callable[[], Awaitable[object]]) -> None:
-        """One after the other. Where somebody else has the seat the job is his."""
+        """One after the other. Where somebody else has the lease the job is his."""
         lease = self.lease
         try:
             async with self._lock:
@@ -202,8 +203,8 @@ class EtcdLease:
             self._lose_lease(f"{error}: another host decides for the job from now on")
 
     async def _call(self, function: Callable[[], None], long_s: float | None = None) -> None:
-        """Of the seat, in a thread, which goes on where who awaits it is cancelled: the next call waits for its end, or
-        an older entry might come behind a newer one. Deadlines are held after `long_s`, half a lease by default."""
+        """Of the lease, in a thread, which goes on where who awaits it is cancelled: the next call waits for its end,
+        or an older entry might come behind a newer one. Deadlines are held after `long_s`, half a lease by default."""
         long_s = self.lease.lease_s / 2 if long_s is None else long_s
         long = self._loop.call_later(long_s, self._await_store, "answer", True)
         answered, goes_on = True, False
@@ -232,7 +233,8 @@ class EtcdLease:
 
     async def write(self, snapshot: Callable[[], LeaderSnapshot]) -> bool:
         """Until it is there, however long the store is away. Within `act`; SeatLostError as there. False where this
-        host leaves the seat meanwhile: then it isn't, as far as this head can tell, and nothing may be said by it."""
+        host leaves the lease meanwhile: then it isn't, as far as this controller can tell, and nothing may be said by
+        it."""
         try:
             return await self._write(snapshot)
         finally:
@@ -265,7 +267,7 @@ class EtcdLease:
         return False
 
     def may_say(self, version: int) -> bool:
-        """Who has heard of a version waits for it at the next step, and that it is chosen has to be on
+        """Who has heard of a version waits for it at the next step, and that it is committed has to be on
         record: while the store is away nobody hears of another one."""
         return self._on_record >= version
 
@@ -290,8 +292,8 @@ class EtcdLease:
             self._on_step_down(reason)
 
     async def step_down(self) -> None:
-        """This head stood still, and hosts have left it, which come back to another one only. Who sits down next, this
-        host perhaps, hears who is there."""
+        """This controller stood still, and hosts have left it, which come back to another one only. Who takes the lease
+        next, this host perhaps, hears who is there."""
         async with self._lock:
             self._lose_lease(
                 "this host stood still, and others have left it: another one decides for the job from now on"
@@ -300,8 +302,8 @@ class EtcdLease:
                 await self._call(self.lease.leave)
 
     async def leave(self) -> None:
-        """Its host goes. The next head needn't wait for the end of the lease, and no write begins here any more: a
-        lease that is missed would be taken anew."""
+        """Its host goes. The next controller needn't wait for the end of the lease, and no write begins here any more:
+        a lease that is missed would be taken anew."""
         self.has_stepped_down = True
         await self.release()
 

@@ -74,9 +74,9 @@ class HostGathering:
     async def gather_again(
         self, timeout_s: float, before: Collection[str], time_to_ask: Callable[[], Awaitable[float]]
     ) -> None:
-        """Of a job that runs: its hosts have come to this head when this returns, or won't. The hosts of the heads
-        `before` have said nothing for long enough already: they are awaited for a moment only, all others until
-        `time_to_ask` says that they could have asked for `timeout_s` who the head is."""
+        """Of a job that runs: its hosts have come to this controller when this returns, or won't. The hosts of the
+        controllers `before` have said nothing for long enough already: they are awaited for a moment only, all others
+        until `time_to_ask` says that they could have asked for `timeout_s` who the controller is."""
         begun = self._loop.time()
         while missing := self.missing():
             if set(missing) <= set(before):
@@ -98,7 +98,7 @@ class HostGathering:
         return tuple(n for n in hosts.names if n not in self._registered and n not in hosts.lost)
 
     def missing_others(self) -> tuple[str, ...]:
-        """The head's own comes at once."""
+        """The controller's own comes at once."""
         return tuple(name for name in self.missing() if name != self.name)
 
     def why_missing(self) -> str:
@@ -116,8 +116,9 @@ class HostGathering:
         left_s = max(0.0, self._deadline - self._loop.time())
         return f"; {', '.join(self.missing())} may still come, for {left_s:.0f} s more (KUNGFU_JOIN_TIMEOUT)"
 
-    # Each host takes itself for the head where -H is in another order on each: then no host calls. And one that calls
-    # may be stopped by a firewall here that lets this host's own connections pass. So a head asks, and says who it is.
+    # Each host takes itself for the head node where -H is in another order on each: then no host calls. And one that
+    # calls may be stopped by a firewall here that lets this host's own connections pass. So a controller asks, and says
+    # who it is.
 
     async def _ask_who_is_missing(self) -> None:
         told: set[tuple[str, str]] = set()
@@ -184,7 +185,7 @@ class HostGathering:
         own = self.options.hosts
         if name in own.names:
             self._other_head_node = (
-                f"{name} waits as the head, too: give the same -H, in the same order, on all hosts, and the same "
+                f"{name} waits as the head node, too: give the same -H, in the same order, on all hosts, and the same "
                 f"-config-server ({self.name} has -H {own}, {name} has -H {hosts})"
             )
             self.news.set()

@@ -35,13 +35,15 @@ class History:
         self.changes.append(Change(cluster.version, cluster.size, None, "the job's start", now, now, state="committed"))
 
     def resumed(self, changes: Sequence[Change], cluster: Cluster) -> None:
-        """By the next head of a job that runs in `cluster`: what the one before has told."""
+        """By the next controller of a job that runs in `cluster`: what the one before has told."""
         self.changes.extend(changes)
         self.committed(cluster, None)  # which is told once it is on record
         if not self.knows(cluster):
             now = self._clock()
             self.changes.append(
-                Change(cluster.version, cluster.size, None, "the head before this one", now, now, state="committed")
+                Change(
+                    cluster.version, cluster.size, None, "the controller before this one", now, now, state="committed"
+                )
             )
 
     def knows(self, cluster: Cluster) -> bool:

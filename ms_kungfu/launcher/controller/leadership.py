@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 class Leadership(Protocol):
-    """What a job asks before it says anything that the next head has to know. Used from the job's event loop, except
-    where a method says otherwise."""
+    """What a job asks before it says anything that the next controller has to know. Used from the job's event loop,
+    except where a method says otherwise."""
 
     @property
     def moves(self) -> bool:
@@ -26,7 +26,7 @@ class Leadership(Protocol):
 
     @property
     def resumes(self) -> LeaderSnapshot | None:
-        """What the head before has left. This head continues its job. `None`: the job begins here."""
+        """What the controller before has left. This controller continues its job. `None`: the job begins here."""
         ...
 
     @property
@@ -41,7 +41,7 @@ class Leadership(Protocol):
 
     @property
     def has_held(self) -> bool:
-        """It has had the lease, be it deposed by now."""
+        """It has had the lease, even if it has stepped down by now."""
         ...
 
     @property

@@ -106,7 +106,7 @@ class ProcessTable:
         return [p for p in self if self.standing(p) in standings]
 
     def living_members(self) -> list[PeerID]:
-        """The members of the chosen cluster whose processes run, in the order of their ranks."""
+        """The members of the committed cluster whose processes run, in the order of their ranks."""
         current = self._broker.current()
         members = {p.peer for p in self.of_standing(Standing.MEMBER)}
         return [peer for peer in current.workers if peer in members] if current is not None else []

@@ -113,7 +113,7 @@ class RemoteHosts:
                 wait.cancel()
 
     def leave(self) -> None:
-        """Without a word: another head has the job."""
+        """Without a word: another controller has the job."""
         for agent in self.agents.values():
             agent.drop()
 
@@ -127,11 +127,11 @@ class RemoteHosts:
         return SpreadSegment(self, cluster, self._attempts, recovers)
 
     def take_over(self, cluster: Cluster, recovers: bool) -> Segment:
-        """What the hosts have of this version, which another head has had made there."""
+        """What the hosts have of this version, which another controller has had made there."""
         return SpreadSegment(self, cluster, 0, recovers, is_made=True)
 
     def close_all_but(self, known: Collection[int], reports: Mapping[str, m.ResyncReport]) -> None:
-        """What the hosts have of other versions, which the head before had them make."""
+        """What the hosts have of other versions, which the controller before had them make."""
         for host, report in reports.items():
             for version in set(report.losses).difference(known):
                 self.agents[host].send(m.Close(version))
@@ -243,13 +243,13 @@ class RemoteHosts:
     def lose(self, agent: RemoteAgent, why: str) -> None:
         if agent.lost:
             return
-        # A host that hears of its loss ends. Where the head moves that comes after the entry in the record: a head that
-        # is deposed by now, or dies before, has ended no host with which the next one would go on. Until then the host
-        # hears nothing, and looks at the record by itself after -host-timeout.
+        # A host that hears of its loss ends. Where the controller moves that comes after the entry in the record: a
+        # controller that has stepped down by now, or dies before, has ended no host with which the next one would go
+        # on. Until then the host hears nothing, and looks at the record by itself after -host-timeout.
         agent.give_up(why, tells=self.lease is None or not self.workers.done())
         if self.workers.done():
             self.events.host_lost(agent.name, why)
-        else:  # it may come again, but not to a head that it has left because that stood still
+        else:  # it may come again, but not to a controller that it has left because that stood still
             self.was_left = self.was_left or self.events.has_stood_still
             _log.warning("%s", why)
             del self.agents[agent.name]
@@ -262,7 +262,8 @@ class RemoteHosts:
             self.agents[name].tell_end()
 
     def tell_lease(self) -> None:
-        """This head has sat down again. Should it die, who hasn't heard that would take it for another one."""
+        """This controller has taken the lease again. Should it die, who hasn't heard that would take it for another
+        one."""
         for agent in self.reachability.living():
             agent.send(m.NewLease(0 if self.lease is None else self.lease.since))
 

@@ -1,4 +1,4 @@
-"""The head's view of one host: an `AgentHandle`, and what its launcher says.
+"""The controller's view of one host: an `AgentHandle`, and what its launcher says.
 
 All that is said to a host goes over one connection, in order: what is true when a worker is answered has been told to
 its host before.
@@ -58,7 +58,7 @@ class NodeEvents(Protocol):
 
     @property
     def has_stood_still(self) -> bool:
-        """The head has, a moment ago."""
+        """The controller has, a moment ago."""
         ...
 
     def left_s(self) -> float | None:
@@ -102,7 +102,7 @@ class Owner(Protocol):
 
     options: Options
     machine: Machine
-    resumes: bool  # hosts report to a head that goes on
+    resumes: bool  # hosts report to a controller that goes on
     workers: asyncio.Future[Workers]
 
     @property
@@ -191,7 +191,7 @@ class RemoteAgent:
 
     def drop(self) -> None:
         """Neither end hears any more of the other one."""
-        self.lost = self.lost or "another head has the job"
+        self.lost = self.lost or "another controller has the job"
         self._channel.end()
 
     async def part(self) -> None:

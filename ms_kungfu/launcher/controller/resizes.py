@@ -102,7 +102,7 @@ class Resizes:
         if not job.has_begun:
             self._early = cluster
             size = counted(cluster.size, "worker")
-            _log.info("cluster version %d is wanted: %s, once the job has begun", cluster.version, size)
+            _log.info("cluster version %d is desired: %s, once the job has begun", cluster.version, size)
             return
         workers, broker, writer = job.workers, job.workers.broker, job.begun.writer
         coordinator.last_version = cluster.version
@@ -114,7 +114,7 @@ class Resizes:
             job.history.desired(cluster, coordinator.newest, writer, refused=str(error))
             job.revisions.write()
             return
-        _log.info("cluster version %d is wanted: %s", cluster.version, counted(cluster.size, "worker"))
+        _log.info("cluster version %d is desired: %s", cluster.version, counted(cluster.size, "worker"))
         job.history.desired(cluster, coordinator.newest, writer)
         workers.warn_of_crowd(cluster)
         living, joining = workers.processes.living_members(), workers.processes.of_standing(Standing.JOINING)

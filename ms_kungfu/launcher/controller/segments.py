@@ -35,8 +35,8 @@ class Segments:
 
     def of(self, cluster: Cluster) -> Segment:
         """The segment of a version. Made before the members hear of it, so that they needn't wait for it, and before it
-        is chosen, so that nobody is without one. Raises what the runtime or the kernel has against it, or `NotMadeYet`:
-        it is on its way, and to be asked for again."""
+        is committed, so that nobody is without one. Raises what the runtime or the kernel has against it, or
+        `NotMadeYet`: it is on its way, and to be asked for again."""
         segment = self.open.get(cluster.version)
         if segment is None:
             lost = self._versions.lost_host_of(cluster)

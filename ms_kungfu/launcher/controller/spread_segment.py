@@ -47,7 +47,7 @@ class SpreadSegment:
     """
 
     def __init__(self, owner: Owner, cluster: Cluster, attempt: int, recovers: bool, is_made: bool = False) -> None:
-        """`is_made`: by another head, on all of its hosts that are there."""
+        """`is_made`: by another controller, on all of its hosts that are there."""
         self.cluster, self.attempt = cluster, attempt
         self.words: dict[int, str] = {}  # why ranks can't go on
         self.beats: dict[int, int] = {}

@@ -70,7 +70,7 @@ async def prepare(
     """Where a config server is embedded, it asks `check` before it takes a cluster, and calls `on_change` then;
     `on_status`, which never raises, tells what the job tells of itself. A store that isn't this job's own is written to
     behind `before_first(writer, store, first cluster)`, which may refuse by a StartError. What it returns is asked
-    where the store refuses a write because of the seat: whether to try again.
+    where the store refuses a write because of the lease: whether to try again.
 
     What is begun here is ended by `closers`. `on_secret_left` is told of the file that has the job's secret.
     """

@@ -68,7 +68,7 @@ async def take_over(
         coordinator.last_version = desired.version
         # If it has slots on failed hosts a revision follows, as if they had failed now.
         is_behind = any(worker.host in coordinator.hosts.lost for worker in desired.workers)
-        why_not = None if is_behind or _can_run(job, desired) else "the head that was to run it is lost"
+        why_not = None if is_behind or _can_run(job, desired) else "the controller that was to run it is lost"
         if not job.history.knows(desired):
             job.history.desired(desired, current, job.begun.writer, refused=why_not)
         if why_not is None:
@@ -89,7 +89,7 @@ async def take_over(
         job.course.settle(verdict)
     job.history.note(f"host {options.hosts.self_name} has the job from now on")
     for name in missing:
-        nodes.host_lost(name, "its launcher didn't come to the new head of the job")
+        nodes.host_lost(name, "its launcher didn't come to the new controller of the job")
     if not missing and not is_behind and newest.version > current.version:
         manager.starting.missing(newest)
         manager.broker.prepare()  # perhaps no worker has to start

@@ -80,7 +80,7 @@ class WorkerEvents(Protocol):
         """A member asks for one that has not been admitted."""
 
     def version_followed(self) -> None:
-        """All that a chosen version brings here has been done, and it isn't the first."""
+        """All that a committed version brings here has been done, and it isn't the first."""
 
 
 @dataclass(eq=False)
@@ -307,7 +307,7 @@ class WorkerManager:
         self._follow_watch.committed()
         after = "" if step is None else f", after step {step}"
         size = counted(cluster.size, "worker")
-        _log.info("cluster version %d has been chosen: %s%s", cluster.version, size, after)
+        _log.info("cluster version %d has been committed: %s%s", cluster.version, size, after)
         self.events.version_committed(cluster, step)
         for process in self.processes:
             standing = self.processes.standing(process)
@@ -324,7 +324,7 @@ class WorkerManager:
         self.events.version_followed()
 
     def _on_ready(self, who: tuple[PeerID, int] | int) -> None:
-        """A newcomer (peer ID and incarnation), or standby number `who`, would join at once."""
+        """A joining worker (peer ID and incarnation), or standby number `who`, would join at once."""
         for process in self.processes.of_standing(Standing.JOINING, Standing.STANDBY):
             if who == (process.standby if process.peer is None else (process.peer, process.incarnation)):
                 _log.info("%s is ready", process.who)

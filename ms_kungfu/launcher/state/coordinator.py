@@ -18,7 +18,7 @@ _RESTART_WINDOW_S = 300.0
 
 
 class Coordinator:
-    """The wanted cluster, what has become of the job's workers so far, and the places that are to be filled anew.
+    """The desired cluster, what has become of the job's workers so far, and the places that are to be filled anew.
 
     Times are seconds of the caller's clock.
     """
@@ -33,7 +33,7 @@ class Coordinator:
         self.vacant: list[int] = []  # places that a new worker is to take
         self.pausing: list[int] = []  # places that are vacant after a pause, for all of them the same
         self._filled: dict[int, list[float]] = {}  # place -> when it was filled anew
-        self._late: dict[int, int] = {}  # place -> newcomers in a row that weren't ready in time
+        self._late: dict[int, int] = {}  # place -> joining workers in a row that weren't ready in time
         self._state = Situation(recover=options.recover, min_size=options.min_size, max_restarts=options.max_restarts)
 
     def decide(self, event: WorkerExited | WorkerWorksOn, count: Headcount) -> Verdict:
@@ -41,7 +41,7 @@ class Coordinator:
         return policy.decide(event, replace(self._state, **vars(count), finished=self.finishing))
 
     def takes_over(self, lost: Sequence[PeerID], count: Headcount) -> Verdict | None:
-        """What a head finds who goes on with a job: its end, where no member is left. `lost`: those of the chosen
+        """What a controller finds who goes on with a job: its end, where no member is left. `lost`: those of the chosen
         cluster on hosts whose loss is on record, so that nobody tells of their deaths any more."""
         if lost:
             who = f"worker {lost[0]} was on host {lost[0].host}, which was lost"
@@ -67,7 +67,7 @@ class Coordinator:
 
     @property
     def failures(self) -> tuple[Failure | None, Failure | None]:
-        """The first that the job has survived, and the first of a program by itself: for the next head."""
+        """The first that the job has survived, and the first of a program by itself: for the next controller."""
         return self._state.first_failure, self._state.program_failure
 
     def resume_failures(self, first: Failure | None, programs: Failure | None) -> None:
@@ -93,7 +93,7 @@ class Coordinator:
         self.vacant += self.pausing
         self.pausing.clear()
 
-    # ---- the wanted cluster ----
+    # ---- the desired cluster ----
 
     def members_to_leave(self, living: Collection[PeerID]) -> set[PeerID]:
         """Of those who were granted it, or whose host leaves; none where nobody else is left: the last one stays.
@@ -133,7 +133,7 @@ class Coordinator:
     def accept(
         self, cluster: Cluster, own: bool, ended: Collection[PeerID], living: Collection[PeerID]
     ) -> list[PeerID]:
-        """`cluster` is wanted from now on. Its newcomers who take the places of those who have died.
+        """`cluster` is wanted from now on. Its joining workers who take the places of those who have died.
 
         Args:
             own: it is a revision of the launcher's. Anybody else has written the size that he wants.

@@ -37,8 +37,8 @@ class HostError(ValueError):
 @dataclass(frozen=True)
 class Host:
     """A host as the workers' addresses name it: what ``-H`` says, IPv6 in brackets. `slots` None: as many workers as
-    are asked for, and have room; 0: the head may have none, and only decide. `public`: where ssh finds it, if that is
-    another address."""
+    are asked for, and have room; 0: the head node may have none, and only decide. `public`: where ssh finds it, if that
+    is another address."""
 
     name: str = DEFAULT_HOST
     slots: int | None = None

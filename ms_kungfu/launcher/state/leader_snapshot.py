@@ -1,9 +1,10 @@
-"""What the head of a job over several hosts leaves behind in the store, for the next one, and what the hosts add. Pure.
+"""What the controller of a job over several hosts leaves behind in the store, for the next one, and what the hosts add.
+Pure.
 
-The record has what hosts can't tell, because they may have heard it or not: which version is chosen, which hosts are
-lost, how the job ends. It is written before anybody hears of it. All else the hosts tell: who runs there, who has
-ended, which deaths were told there. Deaths need no record: the head tells them all in one order, so what one host has
-heard is the beginning of what another has, and the longest that any of those has who go on is what all go on from.
+The snapshot has what hosts can't tell, because they may have heard it or not: which version is committed, which hosts
+are lost, how the job ends. It is written before anybody hears of it. All else the hosts tell: who runs there, who has
+ended, which deaths were told there. Deaths need no record: the controller tells them all in one order, so what one host
+has heard is the beginning of what another has, and the longest that any of those has who go on is what all go on from.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from ms_kungfu.launcher.wire.messages import ClusterPart, Loss, ResyncReport
 
 
 def moves(options: Options) -> bool:
-    """Whether another host goes on with the job where its head dies: the store has to outlive hosts, and the workers
-    to go on without those that die."""
+    """Whether another host goes on with the job where its controller dies: the store has to outlive hosts, and the
+    workers to go on without those that die."""
     goes_on = options.watch and options.recover is not Recover.FAIL
     return goes_on and options.hosts.is_several and has_leadership(options.config_server or "")
 
@@ -65,14 +66,14 @@ class LeaderSnapshot:
         try:
             found = LEADER_SNAPSHOT.convert(fields)
         except ProtocolError as error:
-            raise ProtocolError(f"the seat's record isn't one: {error}") from None
+            raise ProtocolError(f"the leader snapshot isn't one: {error}") from None
         return cls(
             found.job, found.head, found.first.cluster(), tuple(Host(*each) for each in found.hosts),
             ClusterVersions.of(found.versions), found.finishing, found.end, found.before, found.failures, found.told,
         )  # fmt: skip
 
     def taken_by(self, host: str) -> LeaderSnapshot:
-        """As it is written by who takes the seat. Again, where he doesn't know whether he has."""
+        """As it is written by who takes the lease. Again, where he doesn't know whether he has."""
         heads = dict.fromkeys((*self.before, self.head))
         return replace(self, head=host, before=tuple(head for head in heads if head != host))
 
@@ -82,8 +83,8 @@ class LeaderSnapshot:
         return frozenset(host for host, last in self.versions.lost_hosts.items() if last == float("inf"))
 
     def has(self, cluster: Cluster) -> bool:
-        """Whether `cluster`, which the store has, is of this job: one that doesn't move its head leaves no record, and
-        what is there is of a job before."""
+        """Whether `cluster`, which the store has, is of this job: one that doesn't move its controller leaves no
+        record, and what is there is of a job before."""
         committed = self.versions.current
         known = committed is not None and cluster.version <= committed.version
         return known or cluster.writer in (self.job, writer_of_workers(self.job))
@@ -94,7 +95,7 @@ class LeaderSnapshot:
         return [host.name for host in self.hosts if host.name not in self.lost]
 
     def hosts_of(self, options: Options) -> Hosts:
-        """As the next head has them."""
+        """As the next controller has them."""
         own = options.hosts
         return Hosts(
             self.hosts,
@@ -114,7 +115,7 @@ def how_it_has_ended(end: End) -> str:
 
 
 def may_go_on(found: LeadershipState, own: str) -> bool:
-    """Whether there is a job with which other hosts than this go on, once nobody has the seat."""
+    """Whether there is a job with which other hosts than this go on, once nobody has the lease."""
     try:
         snapshot = None if found.snapshot is None else LeaderSnapshot.from_json(found.snapshot)
     except ProtocolError:
@@ -126,7 +127,7 @@ def may_go_on(found: LeadershipState, own: str) -> bool:
 
 @dataclass
 class Term:
-    """A head's time in the seat. `snapshot`: what the one before has left, whose seat this one has taken; None: the job
+    """A term of a controller. `snapshot`: what the one before has left, whose lease this one has taken; None: the job
     is about to begin. `secret`: of the job's brokers. `since`: when its host's part in the job has begun."""
 
     keys: LeadershipKeys
@@ -136,14 +137,14 @@ class Term:
     since: float
 
     def guard(self, store: Any) -> None:
-        """Nothing is written to the cluster store either without the seat."""
+        """Nothing is written to the cluster store either without the lease."""
         store.led_since = lambda: self.lease.since
 
 
 class TimeToAsk:
-    """For how long the other hosts could have found out who has the seat, in seconds: while the store has answered the
-    head, as far as the head can tell by two answers. Other time doesn't count. Where it has stood still meanwhile, and
-    so hasn't heard who called, all begins anew.
+    """For how long the other hosts could have found out who has the lease, in seconds: while the store has answered the
+    controller, as far as the controller can tell by two answers. Other time doesn't count. Where it has stood still
+    meanwhile, and so hasn't heard who called, all begins anew.
 
     Not since when without a break: of a store that comes and goes nobody would ever be given up.
     """
@@ -166,7 +167,7 @@ class TimeToAsk:
         self._answered = None
 
     def has_stood_still(self, now: float) -> bool:
-        """The head has, a moment ago."""
+        """The controller has, a moment ago."""
         return self._is_late(now) or now - self._stood_still < self._lease_s / 4
 
     def _ask(self, now: float) -> None:

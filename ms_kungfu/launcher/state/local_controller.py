@@ -1,4 +1,4 @@
-"""What a host's launcher asks of the head, where that is in its process."""
+"""What a host's launcher asks of the controller, where that is in its process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """When a host counts as lost. Pure: clocks and reports are given.
 
-A *lease* only permits the head to declare a host lost: nothing depends on clocks that go right. What the host does
-before it has noticed counts for nobody (docs/recovery.md).
+A *lease* only permits the controller to declare a host lost: nothing depends on clocks that go right. What the host
+does before it has noticed counts for nobody (docs/recovery.md).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def to_evict(
 ) -> list[str]:
     """The fewest hosts without which all others reach each other, where the pairs in `apart` don't.
 
-    Never the head. Of as few those with fewer workers, of these the later in `order`.
+    Never the controller. Of as few those with fewer workers, of these the later in `order`.
     """
     edges = {frozenset(pair) for pair in apart}
     unreachable = {other for edge in edges if head_node in edge for other in edge - {head_node}}

@@ -11,16 +11,16 @@ from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.wire.documents import Failure
 
-MOST_LATE = 2  # newcomers in a row in one place
+MOST_LATE = 2  # joining workers in a row in one place
 EXIT_TIMEOUT = 124  # as timeout(1) has it
 
 
 class Standing(enum.Enum):
-    """A process's relation to the chosen cluster version."""
+    """A process's relation to the committed cluster version."""
 
     MEMBER = "member"
     JOINING = "joining"  # started for a version that has not been chosen yet
-    LEAVING = "leaving"  # a chosen version does not contain it any more
+    LEAVING = "leaving"  # a committed version does not contain it any more
     STANDBY = "standby"  # a spare one, for whoever is needed
 
 
@@ -37,7 +37,7 @@ class WorkerExited:
     """`code` is negative for a signal. `who` names the worker to a person, `error` says why it never ran or was killed.
 
     `logs` names its log files, "" without -logdir. `restarts`: how often its place was filled anew lately. `late`: how
-    many newcomers in a row, with this one, weren't ready to join in time there.
+    many joining workers in a row, with this one, weren't ready to join in time there.
     """
 
     who: str
@@ -203,7 +203,7 @@ def _after_death(event: WorkerExited, failure: Failure, state: Situation) -> Ver
     if state.members - terminated < state.min_size:
         reason = f"{failure.reason}; {would_be_left(state.members - terminated, state.min_size)}"
         return Verdict(Action.FAIL, reason, first.exit_code)
-    if state.recover is Recover.REPLACE and not state.finished:  # a newcomer would find nobody any more
+    if state.recover is Recover.REPLACE and not state.finished:  # a joining worker would find nobody any more
         if event.late >= MOST_LATE:  # the next would be as slow
             return Verdict(
                 Action.SHRINK,
@@ -232,7 +232,8 @@ def peers_to_start(
     """The workers of `desired` that need a process: those that are neither `present` in the cluster, or on their way
     into it, nor the ones that have `ended`, whom the next version leaves out.
 
-    None when a member has finished its program (`finishing`): the rest is about to, and a newcomer would find nobody.
+    None when a member has finished its program (`finishing`): the rest is about to, and a joining worker would find
+    nobody.
     """
     return [] if finishing else [peer for peer in desired.workers if peer not in present and peer not in ended]
 
@@ -253,8 +254,8 @@ def revised(
     Args:
         newest: the newest cluster that this host can run.
         last_version: the newest version that anybody has written; a later one than `newest`'s can't be run.
-        living: the members of the chosen cluster that live, in the order of their ranks: one of them at least has to be
-            in it, because they have the state.
+        living: the members of the committed cluster that live, in the order of their ranks: one of them at least has to
+            be in it, because they have the state.
         is_stale: what the store tells of the hosts isn't true any more, whoever works there.
     """
     keep = [worker for worker in newest.workers if worker not in removed]

@@ -1,4 +1,4 @@
-"""The shared memory of a cluster version, as the head sees it: an interface."""
+"""The shared memory of a cluster version, as the controller sees it: an interface."""
 
 from __future__ import annotations
 

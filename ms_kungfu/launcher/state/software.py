@@ -23,7 +23,8 @@ class JobsSoftware:
     first: str = ""
 
     def objection_to(self, who: str, said: Software | None) -> str:
-        """Why newcomer `who` can't take part, from what it says of itself; "" where it can, and the job goes by it."""
+        """Why joining worker `who` can't take part, from what it says of itself; "" where it can, and the job goes by
+        it."""
         version, mindspore = ("of an unknown version", "") if said is None else (said.ms_kungfu, said.mindspore)
         if version != self.version:
             return (

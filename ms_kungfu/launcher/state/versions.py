@@ -1,4 +1,4 @@
-"""Which cluster versions there are, which one is chosen, and what each worker that asks is answered. Pure.
+"""Which cluster versions there are, which one is committed, and what each worker that asks is answered. Pure.
 
 This is the part of the coordinator that the members rely on: nothing here knows of sockets, processes or clocks.
 """
@@ -16,8 +16,8 @@ from ms_kungfu.launcher.wire.messages import ClusterPart, Detached, Stay
 
 @dataclass(frozen=True)
 class Request:
-    """What a worker asks: a member names the version it comes from and the agreed one, a newcomer neither. `step`: the
-    one that its training is at, for the launcher's lines."""
+    """What a worker asks: a member names the version it comes from and the agreed one, a joining worker neither.
+    `step`: the one that its training is at, for the launcher's lines."""
 
     peer: PeerID
     incarnation: int
@@ -53,16 +53,16 @@ class Wait:
 
 @dataclass
 class ClusterVersions:
-    """Which cluster versions are known, which one is chosen, who is out and who has ended.
+    """Which cluster versions are known, which one is committed, who is out and who has ended.
 
     A process is named by its peer ID and its incarnation, the version it was started for: a peer that left and came
     back is another process, and the old one must not get the place of the new one.
 
-    The newest version is what is wanted. Of those between it and the chosen one only such are kept as lead there (see
-    `_leads_to`); the others are *superseded*: nobody is told of them any more, processes that they alone needed are
-    out, and a member that has agreed on one stays where it is. As this holds for ever once it does, and all members of
-    the chosen version have agreed on the same one, all of them get the same answer: either somebody has gone over to
-    it and so do all, or nobody ever does. It also means that a process is only ever started for the newest version,
+    The newest version is what is wanted. Of those between it and the committed one only such are kept as lead there
+    (see `_leads_to`); the others are *superseded*: nobody is told of them any more, processes that they alone needed
+    are out, and a member that has agreed on one stays where it is. As this holds for ever once it does, and all members
+    of the committed version have agreed on the same one, all of them get the same answer: either somebody has gone over
+    to it and so do all, or nobody ever does. It also means that a process is only ever started for the newest version,
     and that every version which is still to be chosen means that same process by its peer ID.
     """
 
@@ -78,8 +78,8 @@ class ClusterVersions:
     ready: set[tuple[PeerID, int]] = field(default_factory=set)
     # Hosts that were lost or have left, and the last version that means those: a host that comes back is another one.
     lost_hosts: dict[str, float] = field(default_factory=dict)
-    # Of a head that has taken over: who was started, and since which version, for versions of which it doesn't know. A
-    # process that ended earlier under the same name isn't meant by those.
+    # Of a controller that has taken over: who was started, and since which version, for versions of which it doesn't
+    # know. A process that ended earlier under the same name isn't meant by those.
     joining: dict[PeerID, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -88,7 +88,7 @@ class ClusterVersions:
                 self.excluded.setdefault(peer, [])
 
     def kept(self) -> Versions:
-        """All of it that the next head has to know: not who is ready, and of what isn't chosen nothing."""
+        """All of it that the next controller has to know: not who is ready, and of what isn't committed nothing."""
         kept = [ClusterPart.of(each) for each in self.clusters.values() if each.version <= (self.committed or 0)]
         return Versions(
             kept if self.committed is not None else [],
@@ -115,7 +115,7 @@ class ClusterVersions:
         return max(out, default=0)
 
     def concerns(self, peer: PeerID, incarnation: int) -> bool:
-        """Whether the end of this process is news to members, or to those who wait for newcomers."""
+        """Whether the end of this process is news to members, or to those who wait for joining workers."""
         if any(incarnation < known.stop for known in self.ended.get(peer, ())):
             return False
         is_new = self.committed is not None and incarnation > self.committed
@@ -139,7 +139,7 @@ class ClusterVersions:
             return
         if newest is not None:
             # Whoever wrote it may not have heard of a process's end: a peer that is still listed is the one that ended.
-            # One that a version has left out and that is listed again is a newcomer.
+            # One that a version has left out and that is listed again is a joining worker.
             for peer in set(cluster.workers).intersection(self.ended_in(newest)).difference(self.joining):
                 self.ended[peer][-1] = range(self.ended[peer][-1].start, cluster.version + 1)
         for peer in cluster.workers:
@@ -182,12 +182,12 @@ class ClusterVersions:
     #
     # 1. A process is started for the newest version, which lists its peer. Its incarnation is that version. So a peer
     #    that has processes has had an entry in `excluded` since `admit`.
-    # 2. If no known version lists a peer, its processes are out by an entry, or newer than the chosen version. Their
+    # 2. If no known version lists a peer, its processes are out by an entry, or newer than the committed version. Their
     #    version was superseded or passed over by a choice, and both exclude the living workers that they drop. The
-    #    newer ones were started by an earlier head, for versions that this head doesn't know.
-    # 3. So once the chosen version has passed all entries of such a peer, one rule says the same: a process is out if
-    #    its incarnation is at most the chosen version. `is_out` applies that rule to a peer without an entry. If a
-    #    version lists the peer again, its entry begins with the chosen version; the new process is newer (1).
+    #    newer ones were started by an earlier controller, for versions that this controller doesn't know.
+    # 3. So once the committed version has passed all entries of such a peer, one rule says the same: a process is out
+    #    if its incarnation is at most the committed version. `is_out` applies that rule to a peer without an entry. If
+    #    a version lists the peer again, its entry begins with the committed version; the new process is newer (1).
     # 4. `belongs` and `meant_by` are asked about known versions, none of which is before the oldest. Of what is before
     #    that, only the last matters. An end whose range stops there says what an exclusion one version earlier does.
     # 5. A lost host is asked about for known versions (`lost_host_of`), and by its name, as one of the job's hosts
@@ -240,7 +240,8 @@ class ClusterVersions:
         return any(version in known for known in self.ended.get(peer, ()))
 
     def _is_member(self, peer: PeerID) -> bool:
-        """Whether `peer` is in the chosen cluster and lives, as far as is known: it has the state, or is getting it."""
+        """Whether `peer` is in the committed cluster and lives, as far as is known: it has the state, or is getting
+        it."""
         current = self.current
         return current is not None and peer in current.workers and not self._has_ended(peer, current.version)
 
@@ -260,11 +261,11 @@ class ClusterVersions:
         )
 
     def preparable(self) -> int | None:
-        """The newest version that its members could go over to at once: all its newcomers are ready.
+        """The newest version that its members could go over to at once: all its joining workers are ready.
 
         A member that has ended holds up nobody: such a version has a dead rank as the present one has, until the next.
-        But a version whose newcomer has ended, or in which nobody who has the state would be left, never comes true:
-        the next one, which the launcher is about to write, has to be waited for, while the members train on.
+        But a version whose joining worker has ended, or in which nobody who has the state would be left, never comes
+        true: the next one, which the launcher is about to write, has to be waited for, while the members train on.
         """
         for version in sorted(self.clusters, reverse=True):
             if self.committed is not None and version <= self.committed:
@@ -287,7 +288,7 @@ class ClusterVersions:
         )
 
     def may_be_committed(self, version: int) -> bool:
-        """Whether one that a member has asked for can still become the chosen one."""
+        """Whether one that a member has asked for can still become the committed one."""
         return version in self.clusters and self._may_come_true(self.clusters[version])
 
     def lose_host(self, host: str) -> None:
@@ -318,8 +319,8 @@ class ClusterVersions:
         return any(who == peer and self.belongs(who, incarnation, version) for who, incarnation in self.ready)
 
     def _was_member(self, peer: PeerID, version: int) -> bool:
-        """Whether the process that `version` means by `peer`, and that has ended, was in the chosen cluster: its death
-        leaves nothing there that was counted on for `version`."""
+        """Whether the process that `version` means by `peer`, and that has ended, was in the committed cluster: its
+        death leaves nothing there that was counted on for `version`."""
         current = self.current
         return (
             current is not None
@@ -328,7 +329,7 @@ class ClusterVersions:
         )
 
     def would_commit(self, request: Request) -> Cluster | None:
-        """The cluster that an answer to `request` makes the chosen one.
+        """The cluster that an answer to `request` makes the committed one.
 
         Only who is in it can do so: it lives, and has the state. If all those die who have agreed on a version and are
         in it, before one of them has asked for it, nobody goes over, and those who were to leave are still there.
@@ -356,12 +357,12 @@ class ClusterVersions:
         if request.version is None:
             return Refuse("a member must name the version that its cluster has agreed on")
         if current is None:
-            return Refuse(f"no cluster version has been chosen yet, so {request.peer} is no member")
+            return Refuse(f"no cluster version has been committed yet, so {request.peer} is no member")
         if request.version > current.version:
             if request.member_of != current.version or request.peer not in current.workers:
                 return Refuse(
                     f"{request.peer}, member of cluster version {request.member_of}, asks for version "
-                    f"{request.version}, but version {current.version} is the chosen one"
+                    f"{request.version}, but version {current.version} is the committed one"
                 )
             if request.version in self.refused:
                 return Refuse(f"cluster version {request.version} is refused: {self.refused[request.version]}")
@@ -378,6 +379,6 @@ class ClusterVersions:
         if request.version < current.version or rank is None:
             return Refuse(
                 f"{request.peer} asks for cluster version {request.version}, but version {current.version} has been "
-                "chosen since"
+                "committed since"
             )
         return Grant(current, rank)

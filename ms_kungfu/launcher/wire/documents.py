@@ -1,6 +1,7 @@
-"""What launchers leave for others to read: the job's record in etcd, and the status of a job. Checked as messages are.
+"""What launchers leave for others to read: the leader snapshot in etcd, and the status of a job. Checked as messages
+are.
 
-No key is ever renamed: other programs read the status, and the next head reads what this one has written.
+No key is ever renamed: other programs read the status, and the next controller reads what this one has written.
 """
 
 from typing import Annotated, Literal, Optional
@@ -34,7 +35,7 @@ class Document(Part, omit_defaults=False, forbid_unknown_fields=False):
     """One that is kept, or read by other programs."""
 
 
-# ---- the record ----
+# ---- the leader snapshot ----
 
 
 class Failure(Document, frozen=True):  # type: ignore[misc]
@@ -66,7 +67,7 @@ Changes = Annotated[list[Change], Meta(max_length=1024)]
 
 
 class Past(Document):
-    """What the status tells of the time before this head. Nothing is decided by it."""
+    """What the status tells of the time before this controller. Nothing is decided by it."""
 
     began_at: Seconds
     changes: Changes
@@ -85,12 +86,13 @@ class Versions(Document):
 
     def __post_init__(self) -> None:
         if self.chosen is not None and self.chosen not in [cluster.version for cluster in self.clusters]:
-            raise ValueError(f"version {self.chosen} is chosen and not among the clusters")
+            raise ValueError(f"version {self.chosen} is committed and not among the clusters")
 
 
 class LeaderSnapshotDocument(Document):
-    """What the head leaves for the next one. `first`: the cluster that the job began with. `end`: exit code and last
-    words. `before`: heads whose hosts are expected not to come. `failures`: the first, and the first of the program."""
+    """What the controller leaves for the next one. `first`: the cluster that the job began with. `end`: exit code and
+    last words. `before`: controllers whose hosts are expected not to come. `failures`: the first, and the first of the
+    program."""
 
     job: Word
     head: Word

@@ -120,10 +120,10 @@ class Worker(Part):
 
 
 class ResyncReport(Part):
-    """What a host tells the next head. `losses`: of each version that it has, the failures of which it was notified, in
-    order: rank, reason, whether the others go on, whether the process was reaped. `leaving`: the workers that its
-    workers have asked to go, with success. `slot_holders`: which processes have a place. `cores`: how many each has, 0
-    unless that was fixed."""
+    """What a host tells the next controller. `losses`: of each version that it has, the failures of which it was
+    notified, in order: rank, reason, whether the others go on, whether the process was reaped. `leaving`: the workers
+    that its workers have asked to go, with success. `slot_holders`: which processes have a place. `cores`: how many
+    each has, 0 unless that was fixed."""
 
     workers: Annotated[list[Worker], Meta(max_length=_MOST_PROCESSES)]
     losses: dict[Count, Annotated[list[Loss], Meta(max_length=MAX_WORKERS_OF_HOSTS)]]
@@ -159,15 +159,15 @@ class Error(Message):
 
 
 class Software(Part):
-    """What a newcomer runs on: all workers of a job need the same versions. `mindspore`: "" without."""
+    """What a joining worker runs on: all workers of a job need the same versions. `mindspore`: "" without."""
 
     ms_kungfu: Word
     mindspore: Word
 
 
 class SlotRequest(Message):
-    """A member of version `member_of` asks for the `version` that its cluster has agreed on. A newcomer names neither:
-    it is ready, and is answered once a version that contains it is chosen. `step`: of its training."""
+    """A member of version `member_of` asks for the `version` that its cluster has agreed on. A joining worker names
+    neither: it is ready, and is answered once a version that contains it is committed. `step`: of its training."""
 
     peer: Peer
     incarnation: Count
@@ -232,7 +232,7 @@ class Slot(Message):
 
 
 class Detached(Message, frozen=True):  # type: ignore[misc]
-    """The chosen version doesn't contain the worker. `evicted`: a user or another worker has named it."""
+    """The committed version doesn't contain the worker. `evicted`: a user or another worker has named it."""
 
     evicted: bool = False
 
@@ -276,7 +276,7 @@ FromBroker = Union[FromJobBroker, Store, Waiting]
 
 class Agent(Message):
     """A host takes part in the job. `command`: what it is to run, unless it joins. `slots`: of a host that joins a job
-    that runs. `report`: to the next head of a job that runs."""
+    that runs. `report`: to the next controller of a job that runs."""
 
     registration: Registration
     command: Optional[Command] = None
@@ -294,7 +294,7 @@ class Ask(Message):
 
 
 class WaitingController(Message):
-    """A host that waits as the head for the others asks one of them what it does. `hosts`: its -H."""
+    """A host that waits as the head node for the others asks one of them what it does. `hosts`: its -H."""
 
     host: Word
     hosts: Sentence
@@ -312,8 +312,8 @@ class Link(Message):
 
 class Registered(Message):
     """The host takes part. `secret`: of the job's brokers and config server, under -no-secret. `look_s`: how often the
-    host reports its heartbeats. `lease`: the revision at which the head has taken the seat, if the head moves.
-    `warning`: what the user should know."""
+    host reports its heartbeats. `lease`: the revision at which the controller has taken the lease, if the controller
+    moves. `warning`: what the user should know."""
 
     job: Word
     look_s: float
@@ -343,8 +343,8 @@ class Terms(Message):
 
 
 class Calls(Message):
-    """What the host does that a head asks. `hosts`: its -H; `calls`: the head that it calls; `for_s`: for how long by
-    now; `waits`: it waits itself, as the head; `in_a_job`: it takes part in one."""
+    """What the host does that a controller asks. `hosts`: its -H; `calls`: the controller that it calls; `for_s`: for
+    how long by now; `waits`: it waits itself, as the controller; `in_a_job`: it takes part in one."""
 
     hosts: Sentence
     calls: Word
@@ -357,7 +357,7 @@ class Linked(Message):
     """The connection belongs to the link from now on."""
 
 
-# ---- the head says ----
+# ---- the controller says ----
 
 
 class Launch(Message, frozen=True):  # type: ignore[misc]
@@ -471,7 +471,7 @@ class JobStatus(Message):
 
 
 class NewLease(Message):
-    """The head has taken the seat again, its lease having been over, at this revision."""
+    """The controller has taken the lease again, its lease having been over, at this revision."""
 
     since: Count
 

@@ -28,9 +28,13 @@ _SECTIONS: tuple[tuple[str, str, tuple[Reads[Any], ...]], ...] = (
     ("From the broker to a worker", "", (m.FROM_BROKER,)),
     ("First message between hosts", "The caller says what it wants.", (m.FIRST_WORDS,)),
     ("Answer to the first message", "", (m.REGISTERED, m.TERMS, m.CALLS, m.LINKED)),
-    ("From the head to a host", "", (m.FROM_CONTROLLER,)),
-    ("From a host to the head", "", (m.FROM_HOST,)),
-    ("Record of a job in etcd", "What the next head goes on from; other fields are ignored.", (d.LEADER_SNAPSHOT,)),
+    ("From the controller to a host", "", (m.FROM_CONTROLLER,)),
+    ("From a host to the controller", "", (m.FROM_HOST,)),
+    (
+        "Leader snapshot in etcd",
+        "What the next controller goes on from; other fields are ignored.",
+        (d.LEADER_SNAPSHOT,),
+    ),
     ("Status of a job", "Launchers answer this, or an object with `error`; other fields are ignored.", (d.STATUS,)),
 )
 _HEADER = """# Messages

@@ -28,7 +28,7 @@ class Broker(broker.Broker):
             history = self._world.server.leadership.history
             if all(snapshot["versions"]["chosen"] != self._versions.committed for snapshot in history):
                 raise Violation(f"version {self._versions.committed} is chosen, and isn't on record")
-        is_heads = self._world.job.context.manager.broker is self  # of a head before it that wakes nobody hears
+        is_heads = self._world.job.context.manager.broker is self  # of a controller before it that wakes nobody hears
         if before is not None and is_heads:
             processes = self._world.job.context.manager.processes
             there = {p.peer for p in processes if p.state is not WorkerState.UNKILLABLE}

@@ -266,7 +266,7 @@ class Host:
         self.was_disturbed = False  # in a way for which it may be given up
         self.had_reset_links = False
         self.is_leaving = self.is_told = False  # by a SIGTERM; by another signal
-        self.is_lost = False  # the head has said so
+        self.is_lost = False  # the controller has said so
         self.descriptors = {}
         self.server = None
         environ = {env.JOB_SECRET.name: "00", env.JOIN_TIMEOUT.name: str(JOIN_TIMEOUT_S)}

@@ -23,7 +23,7 @@ _LOOK_S = 0.1
 _MAKE_S = 20.0  # of launcher.state.segment
 _LAST_NEWS_S = 2.0  # of launcher.controller.remote
 MOST_HOSTS = 4
-_TAKEN_S = 1.5  # until another host has the seat, after its lease
+_TAKEN_S = 1.5  # until another host has the lease, after its lease
 
 
 def _name_of(number: int) -> str:
@@ -36,13 +36,13 @@ class HostsSetup(Setup):
 
     hosts: int = 3
     slots: int = 2  # of each
-    moves: bool = False  # the head's seat, which is in the store: another host takes it where the head dies
+    moves: bool = False  # the controller's seat, which is in the store: another host takes it where the controller dies
 
 
 class HostsWorld(World):
-    """`run` once. The first host is the head, at first."""
+    """`run` once. The first host is the controller, at first."""
 
-    checks_reaped = False  # a head that stands still tells of it later
+    checks_reaped = False  # a controller that stands still tells of it later
 
     def __init__(self, seed, setup, happenings, told=None):
         self.disturbed_s = {}  # name of a host -> for how long nothing could come from it
@@ -75,7 +75,7 @@ class HostsWorld(World):
         return self.setup.external or self.setup.moves
 
     def takes_the_lease(self, job, name):
-        self.say("do", f"-- {name} has the seat")
+        self.say("do", f"-- {name} has the lease")
         self.job, self.head = job, self.host_at(name)
         self.terms += 1
         for happening in self.happenings:
@@ -123,8 +123,8 @@ class HostsWorld(World):
         self._check_gone(host)
 
     def _check_gone(self, host):
-        """Whoever was given up ends by itself, whether it hears of it or not: where the head moves it hears of it from
-        the store."""
+        """Whoever was given up ends by itself, whether it hears of it or not: where the controller moves it hears of it
+        from the store."""
         if host.is_over or self.closing:
             return
         if host.stands_still or (self.setup.moves and (self.server.away or host in self.without_store)):
@@ -143,14 +143,14 @@ class HostsWorld(World):
             self.holders.setdefault(self.broker.current().version, []).append(None)
 
     def end_is_heard(self, name):
-        """It is on record then: a head that dies here leaves it to the next one. Of a store that is away nobody waits
-        for that."""
+        """It is on record then: a controller that dies here leaves it to the next one. Of a store that is away nobody
+        waits for that."""
         away = any(happening.kind in ("server away", "lose store", "fill store") for happening in self.happenings)
         if self.setup.moves and self._has_begun() and not away and not self.server.leadership.now.snapshot["end"]:
             raise Violation(f"{name} hears of the end, and that isn't on record")
 
     def loss_is_heard(self, name):
-        """By the host that is given up. The head that says so may be deposed, or die before it is on record."""
+        """By the host that is given up. The controller that says so may be deposed, or die before it is on record."""
         if self.verdict is not None:
             self.end_is_heard(name)  # the job ends beside the host
             return
@@ -177,7 +177,7 @@ class HostsWorld(World):
         return host.had_reset_links or self._is_cut_off(host)
 
     def _is_cut_off(self, host):
-        """From the head: what was lost on the way is sent again after as long as it couldn't be."""
+        """From the controller: what was lost on the way is sent again after as long as it couldn't be."""
         return host.was_disturbed or self.disturbed_s.get(host.name, 0.0) > 0.3 * HOST_TIMEOUT_S
 
     # ---- what happens ----
@@ -194,7 +194,7 @@ class HostsWorld(World):
             HAPPENINGS[happening.kind](self, happening)
 
     def _another(self, who):
-        """A host that isn't the head."""
+        """A host that isn't the controller."""
         others = [host for host in self.present if host is not self.head]
         return others[who % len(others)] if others else None
 
@@ -206,7 +206,7 @@ class HostsWorld(World):
             host.kill()
 
     def _kill_head(self, happening):
-        self.say("do", f"-- kill the head, {self.head.name}")
+        self.say("do", f"-- kill the controller, {self.head.name}")
         self.interrupted |= not self.setup.moves or not self._has_begun()
         self._disturb([], HOST_TIMEOUT_S + _TAKEN_S)
         self.head.kill()
@@ -215,7 +215,7 @@ class HostsWorld(World):
         self.traps_for_reporters.append([happening.kind, happening.who, happening.more])
 
     def reports(self, host):
-        """It is about to tell another head what it has, and hears of what happens here before the answer."""
+        """It is about to tell another controller what it has, and hears of what happens here before the answer."""
         traps, self.traps_for_reporters = self.traps_for_reporters, []
         for kind, times, later in traps:
             if times:
@@ -254,7 +254,7 @@ class HostsWorld(World):
         self.loop.at(happening.more, self.without_store.remove, host)
 
     def _fill_store(self, happening):
-        """It answers, but takes nothing. Whoever has the seat has it on, since a lease is renewed without room."""
+        """It answers, but takes nothing. Whoever has the lease has it on, since a lease is renewed without room."""
         self.say("do", f"-- the store is full for {happening.more:g} s")
         self._disturb([], happening.more)
         self.server.fill(happening.more)
@@ -282,7 +282,8 @@ class HostsWorld(World):
         if host.stands_still or host.is_over:
             return
         self.say("do", f"-- {host.name} stands still for {happening.more:g} s")
-        # The others leave a head that stands still; where its seat doesn't move they find that it goes on without them.
+        # The others leave a controller that stands still; where its lease doesn't move they find that it goes on
+        # without them.
         moves = self.setup.moves and bool(self.steps)  # before, they end
         others = self.present if host is self.head and not moves else [host]
         self._disturb(others, happening.more, 0.45)
@@ -321,7 +322,9 @@ class HostsWorld(World):
         if pairs:
             pair = pairs[happening.who % len(pairs)]
             is_link = happening.place == "link"
-            for host in pair:  # between two that aren't the head there are links alone, and the calls that make them
+            for (
+                host
+            ) in pair:  # between two that aren't the controller there are links alone, and the calls that make them
                 if is_link or self.hosts[0] not in pair:
                     host.had_reset_links = True
                 else:
@@ -335,7 +338,7 @@ class HostsWorld(World):
             self._send_away(host)
 
     def _head_leaves(self, happening):
-        """Where the head moves its host leaves like any other, and another one has the job then."""
+        """Where the controller moves its host leaves like any other, and another one has the job then."""
         self._disturb([], _TAKEN_S)
         self._send_away(self.head)
 
@@ -416,7 +419,7 @@ class HostsWorld(World):
         self._check_gaps()
 
     def _check_quiet(self):
-        """When nothing has happened for long: hosts have what the head has, and whoever was given up is gone."""
+        """When nothing has happened for long: hosts have what the controller has, and whoever was given up is gone."""
         if self.verdict is not None or self.head.is_over or not self._has_begun():
             return
         known = set(self.broker._versions.clusters)
@@ -450,24 +453,26 @@ class HostsWorld(World):
             disturbed = self._is_disturbed(host)
             if outcome is None or head is None:
                 if outcome is not None and outcome.code == 0 and not host.is_leaving:
-                    raise Violation(f"{host.name} ends well, and its head was killed")
+                    raise Violation(f"{host.name} ends well, and its controller was killed")
                 continue
             if outcome.code and not hasattr(host.program, "_relay"):
-                continue  # the head had ended before it was let in
+                continue  # the controller had ended before it was let in
             if host.is_lost and outcome.code == 0 and not host.is_leaving:  # whose workers had left by then
                 raise Violation(f"{host.name} was given up, and ends well")
             waited = "nobody else has it" in outcome.words or "not let this host go" in outcome.words
             if host.is_leaving and waited and (head.code or self.longest_outage_s > COLLECTIVE_TIMEOUT_S):
-                continue  # all go, and nobody is left who takes the seat; or the store is away
+                continue  # all go, and nobody is left who takes the lease; or the store is away
             if not host.is_lost and not disturbed and outcome.code and outcome.code != head.code:
-                raise Violation(f"{host.name} ends with {outcome.code} ({outcome.words}), the head with {head.code}")
+                raise Violation(
+                    f"{host.name} ends with {outcome.code} ({outcome.words}), the controller with {head.code}"
+                )
             both_fail = head.code and outcome.code and self._has_begun()  # before, a reset may be all that is heard
             if not host.is_lost and not disturbed and both_fail and head.words not in outcome.words:
-                raise Violation(f"{host.name} ends with {outcome.words!r}, the head with {head.words!r}")
+                raise Violation(f"{host.name} ends with {outcome.words!r}, the controller with {head.words!r}")
 
     def _check_history(self):
-        """Of the seat: one job, whose versions grow, and nothing after its end. A choice that nobody was told of may be
-        taken back, for the version before it."""
+        """Of the lease: one job, whose versions grow, and nothing after its end. A choice that nobody was told of may
+        be taken back, for the version before it."""
         before, committed = None, [-1]
         for snapshot in self.server.leadership.history:
             version = snapshot["versions"]["chosen"] or 0

@@ -81,7 +81,7 @@ class Machine(machine.Machine):
 
     def make_broker(self, **options):
         self._host.made_broker = Broker(self._world, **options)
-        if self._host is self._world.head:  # a head that has stood still may go on when it isn't one any more
+        if self._host is self._world.head:  # a controller that has stood still may go on when it isn't one any more
             self._world.broker = self._host.made_broker
         return self._host.made_broker
 

@@ -29,7 +29,7 @@ class Happening:
     who: int = 0
     more: float = 0.0
     place: str = ""  # of "kill at" and "stop at": whoever has the rank `who` (from 8: anybody) comes there next
-    term: int = 0  # `at` counts from when somebody takes the seat for so many times; 0: from the beginning
+    term: int = 0  # `at` counts from when somebody takes the lease for so many times; 0: from the beginning
 
     def __str__(self):
         more = f" ({self.more:g})" if self.more else ""
