@@ -130,8 +130,8 @@ JOB = _optional(
 JOB_SECRET = _optional(
     "KUNGFU_JOB_SECRET",
     Kind(_hex, "hexadecimal digits"),
-    "Proves membership to the broker and authorizes writes to the config server. Never log it. Set by the user it is "
-    "the job's, which several hosts share, or that of a config server elsewhere.",
+    "Proves membership to the broker (HMAC) and authorizes writes to the config server (`Bearer`). Never log it. Set "
+    "by the user it is the job's, which several hosts share, or that of a config server elsewhere.",
     set_by="user, launcher",
     secret=True,
 )

@@ -21,6 +21,7 @@ const Ranking = {
     "recovery-protocol": 6,
     "recovery-tests": 6,
     "results": 6,
+    "source-files": 6,
     "style": 6
   },
 

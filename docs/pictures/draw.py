@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/how-it-works.md: `python docs/pictures/draw.py` writes the SVG files beside itself."""
+"""Draws the pictures of the pages: `python docs/pictures/draw.py` writes the SVG files beside itself."""
 
 from __future__ import annotations
 
@@ -236,7 +236,49 @@ def shards() -> Picture:
     return p
 
 
+def architecture() -> Picture:
+    p = Picture(900, 500, "The processes of a job on two hosts")
+    p.box(330, 10, 240, 60, "cluster store", "desired cluster, leadership lease", fill=ORANGE)
+    p.box(690, 18, 190, 44, "kungfu-run resize", fill=PALE)
+    p.line((690, 40), (570, 40))
+    for left, title in ((10, "first host (head node)"), (460, "second host")):
+        p.box(left, 90, 430, 400, fill=WHITE, dashed=True)
+        p.text(left + 14, 478, title, at="start", bold=True)
+        p.box(left + 14, 126, 402, 106, fill=WHITE)
+        first = left == 10
+
+        def across(x: float, width: float = 0, left: float = left, first: bool = first) -> float:
+            """The second host is the first one's mirror image, so that the transports are neighbours."""
+            return left + (x if first else 430 - x - width)
+
+        if first:
+            p.box(across(26), 150, 112, 70, "controller", "decides for", "all hosts", fill=BLUE)
+        p.box(across(156, 118), 150, 118, 70, "agent", "processes,", "memory", fill=BLUE)
+        p.box(across(292, 112), 150, 112, 70, "inter-host", "transport", fill=BLUE)
+        p.text(across(166 if first else 26, 112), 144, "kungfu-run", at="start", bold=True, size=12)
+        p.box(across(26, 112), 270, 112, 56, "supervisor", "starts workers", fill=BLUE)
+        p.line((across(176), 220), (across(176), 250), (across(82), 250), (across(82), 270), tips="both")
+        for number in range(2):
+            x = across(156 + 104 * number, 94)
+            p.box(x, 270, 94, 56, f"worker {number if first else 3 - number}", "train.py", fill=GREEN)
+            p.line((x + 47, 326), (x + 47, 384), tips="both")
+        p.line((across(138), 298), (across(156), 298))
+        p.line((across(203), 220), (across(203), 270), tips="both", dashed=True)
+        p.line((across(203), 246), (across(307), 246), (across(307), 270), dashed=True)
+        p.line((across(384), 220), (across(384), 384), tips="both")
+        p.box(left + 14, 384, 402, 66, "segment of the cluster version", "its workers and the transport are members")
+        p.text(across(260), 262, "requests", size=12)
+    p.line((148, 185), (166, 185), tips="both")
+    p.line((60, 150), (60, 40), (330, 40), tips="both")
+    p.line((110, 150), (110, 112), (675, 112), (675, 150), tips="both")
+    p.text(450, 106, "orders, reports", size=12)
+    p.line((414, 185), (486, 185), tips="both")
+    p.text(450, 178, "sums", size=12)
+    return p
+
+
 PICTURES = {
+    "architecture": architecture,
     "processes": processes,
     "hosts": hosts,
     "growing": growing,

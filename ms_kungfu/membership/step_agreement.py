@@ -2,8 +2,8 @@
 
 Nothing hangs on a particular rank. By one small all-reduce they agree on the newest version that the launcher has
 announced, on a size that somebody wants, and on what became of that (`requested_size`). A version is announced once
-everybody who is new in it is ready, so nobody waits for a joining worker's start. Then each asks its host's broker for
-that version's segment and joins it. `docs/architecture.md` has the whole protocol.
+every new process in it is ready, so no member waits for a start. Then each member asks its host's broker for that
+version's segment and joins it. `docs/architecture.md` walks through a resize.
 
 The agreement is an operation like any other, so a death in it, or in the change, is what docs/recovery.md argues about.
 """

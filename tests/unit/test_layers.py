@@ -1,4 +1,4 @@
-"""The tables of rooms in docs/architecture.md hold: who imports whom, in Python and in C++, and nobody in a circle."""
+"""The tables of layers in docs/architecture.md hold: what each imports, in Python and in C++, and no circle."""
 
 import ast
 import functools
@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
+SOURCE_FILES = ROOT / "docs" / "source-files.md"
 COMPILED = ("ms_kungfu._core",)  # modules without a file of Python's
 
 
@@ -25,13 +26,13 @@ LONGER: dict[str, str] = {
 
 
 @dataclass(frozen=True)
-class Room:
+class Layer:
     name: str
     paths: tuple[str, ...]
     may_import: frozenset[str]
 
 
-def rooms(heading, page=None):
+def layers(heading, page=None):
     """The rows of the table under this heading, from the ground up."""
     text = (PAGE.read_text() if page is None else page).split(f"### {heading}", 1)[1]
     found = []
@@ -39,21 +40,21 @@ def rooms(heading, page=None):
         if line.startswith("#"):
             break
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if not line.startswith("|") or cells[0] in ("room", "---"):
+        if not line.startswith("|") or cells[0] in ("layer", "---"):
             continue
         name, files, _, allowed = cells
-        names = [room.name for room in found]
+        names = [layer.name for layer in found]
         may = {"everything": names, "-": []}.get(allowed)
         may = [each.strip() for each in allowed.split(",")] if may is None else may
         assert set(may) <= set(names), f"{name}: {sorted(set(may) - set(names))} don't stand above it"
-        found.append(Room(name, tuple(path.rstrip("/") for path in re.findall(r"`([^`]+)`", files)), frozenset(may)))
+        found.append(Layer(name, tuple(path.rstrip("/") for path in re.findall(r"`([^`]+)`", files)), frozenset(may)))
     assert found, heading
     return found
 
 
-def room_of(path, table):
-    """The room of a file: the longest path that it is, or lies in."""
-    fits = [(len(own), room) for room in table for own in room.paths if path == own or path.startswith(own + "/")]
+def layer_of(path, table):
+    """The layer of a file: the longest path that it is, or lies in."""
+    fits = [(len(own), layer) for layer in table for own in layer.paths if path == own or path.startswith(own + "/")]
     return max(fits, key=lambda fit: fit[0])[1] if fits else None
 
 
@@ -70,8 +71,8 @@ def is_import_call(node):
 
 
 def is_facade(path):
-    (facades,) = [room for room in rooms("Python") if room.name == "façades"]
-    return room_of(below_package(path), [facades]) is not None if path.parts[0] == "ms_kungfu" else False
+    (facades,) = [layer for layer in layers("Python") if layer.name == "façades"]
+    return layer_of(below_package(path), [facades]) is not None if path.parts[0] == "ms_kungfu" else False
 
 
 @functools.cache
@@ -142,16 +143,16 @@ def violations(arrows, table, key):
     """What the table doesn't allow, as sentences."""
     found = []
     for path, targets in sorted(arrows.items()):
-        room = room_of(key(path), table)
-        if room is None:
-            found.append(f"{path} is in no room")
+        layer = layer_of(key(path), table)
+        if layer is None:
+            found.append(f"{path} is in no layer")
             continue
         for target in sorted(targets):
-            other = room_of(key(target), table)
+            other = layer_of(key(target), table)
             if other is None:
-                found.append(f"{target} is in no room")
-            elif other is not room and other.name not in room.may_import:
-                found.append(f"{path} imports {target}: {room.name} may not import {other.name}")
+                found.append(f"{target} is in no layer")
+            elif other is not layer and other.name not in layer.may_import:
+                found.append(f"{path} imports {target}: {layer.name} may not import {other.name}")
     return found
 
 
@@ -210,26 +211,46 @@ def check(files, arrows_of, table, key):
     arrows = arrows_of(files)
     assert violations(arrows, table, key) == []
     assert circle(arrows) == []
-    empty = [path for room in table for path in room.paths if not any(room_of(key(f), [room]) for f in files)]
+    empty = [path for layer in table for path in layer.paths if not any(layer_of(key(f), [layer]) for f in files)]
     assert [path for path in empty if f"ms_kungfu.{path}" not in COMPILED] == [], "no such files"
 
 
 def test_python_imports_downwards_only():
-    check(python_files(), python_arrows, rooms("Python"), below_package)
+    check(python_files(), python_arrows, layers("Python"), below_package)
 
 
 def test_only_who_may_import_everything_computes_a_name():
-    free = [room for room in rooms("Python") if room.name in ("façades", "roof")]
-    assert [path for path in computing(python_files()) if room_of(below_package(path), free) is None] == []
+    free = [layer for layer in layers("Python") if layer.name in ("façades", "programs")]
+    assert [path for path in computing(python_files()) if layer_of(below_package(path), free) is None] == []
 
 
 def test_cpp_includes_downwards_only():
-    check(cpp_files(), cpp_arrows, rooms("C++"), Path.as_posix)
+    check(cpp_files(), cpp_arrows, layers("C++"), Path.as_posix)
 
 
 def test_no_class_over_300_and_no_file_over_500_lines():
     assert len(LONGER) <= MOST_EXCEPTIONS
     check_lengths(python_files(), LONGER)
+
+
+def files_named_on(page):
+    """The paths of a page whose headings are folders below ms_kungfu/, and whose tables name files there."""
+    for section in page.split("\n## ")[1:]:
+        folder = re.match(r"`([^`]+)`", section)[1]
+        yield from (f"{folder}{name}" for name in re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE))
+
+
+def test_page_of_source_files_names_each_file_once():
+    named = list(files_named_on(SOURCE_FILES.read_text(encoding="utf-8")))
+    found = [below_package(path) for path in python_files() if path.parts[1] in ("launcher", "elastic")]
+    assert sorted(named) == sorted(name for name in found if not Path(name).name.startswith("__"))
+
+
+def test_architecture_names_files_that_exist():
+    paths = [f"/{path.as_posix()}" for path in (*python_files(), *cpp_files(), Path(__file__).relative_to(ROOT))]
+    named = re.findall(r"`([\w/.]+\.(?:py|cc|h))`", PAGE.read_text(encoding="utf-8"))
+    assert len(named) > 80
+    assert [name for name in named if not any(path.endswith(f"/{name}") for path in paths)] == []
 
 
 # ---- the test can fail -----------------------------------------------------------------------------------------------
@@ -252,7 +273,7 @@ def test_no_class_over_300_and_no_file_over_500_lines():
 def test_an_arrow_upwards_is_seen(path, line):
     files = python_files()
     files[Path("ms_kungfu", path)] += "\n" + line + "\n"
-    (told,) = violations(python_arrows(files), rooms("Python"), below_package)
+    (told,) = violations(python_arrows(files), layers("Python"), below_package)
     assert told.startswith(f"ms_kungfu/{path} imports ")
 
 
@@ -282,7 +303,7 @@ def test_what_is_within_the_limits_or_excepted_passes():
     check_lengths(files, {"b.py:C": "a reason"})
 
 
-def test_a_circle_within_a_room_is_seen():
+def test_a_circle_within_a_layer_is_seen():
     files = python_files()
     files[Path("ms_kungfu/elastic/schedule.py")] += "\ndef f():\n    from ms_kungfu.elastic import training\n"
     found = circle(python_arrows(files))
@@ -290,10 +311,10 @@ def test_a_circle_within_a_room_is_seen():
     assert Path("ms_kungfu/elastic/schedule.py") in found
 
 
-def test_a_file_of_no_room_is_seen():
+def test_a_file_of_no_layer_is_seen():
     files = python_files()
     files[Path("ms_kungfu/attic.py")] = ""
-    assert violations(python_arrows(files), rooms("Python"), below_package) == ["ms_kungfu/attic.py is in no room"]
+    assert violations(python_arrows(files), layers("Python"), below_package) == ["ms_kungfu/attic.py is in no layer"]
 
 
 def test_an_include_upwards_is_seen():
@@ -302,7 +323,7 @@ def test_an_include_upwards_is_seen():
         Path("ops_src/runtime/peer.h"): '#include "peer_words.h"\n',
         Path("ops_src/runtime/peer_words.h"): '#include "runtime/peer.h"\n',
     }
-    assert violations(cpp_arrows(files), rooms("C++"), Path.as_posix) == [
+    assert violations(cpp_arrows(files), layers("C++"), Path.as_posix) == [
         "ops_src/base/error.cc imports ops_src/runtime/peer.h: base may not import runtime"
     ]
     assert len(circle(cpp_arrows(files))) == 3
@@ -310,7 +331,7 @@ def test_an_include_upwards_is_seen():
 
 def test_an_include_by_way_of_the_parent_is_seen():
     files = {Path("ops_src/base/error.cc"): '#include "../runtime/peer.h"\n', Path("ops_src/runtime/peer.h"): ""}
-    assert len(violations(cpp_arrows(files), rooms("C++"), Path.as_posix)) == 1
+    assert len(violations(cpp_arrows(files), layers("C++"), Path.as_posix)) == 1
 
 
 def test_a_computed_import_is_seen():
@@ -319,9 +340,9 @@ def test_a_computed_import_is_seen():
 
 
 def test_a_row_can_only_name_rows_above_it():
-    page = "### X\n| room | files | what | may |\n| a | `a.py` | - | b |\n| b | `b.py` | - | - |"
+    page = "### X\n| layer | files | what | may |\n| a | `a.py` | - | b |\n| b | `b.py` | - | - |"
     with pytest.raises(AssertionError, match="don't stand above"):
-        rooms("X", page)
+        layers("X", page)
 
 
 def launcher_imports(package):
