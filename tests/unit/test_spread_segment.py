@@ -11,7 +11,7 @@ import pytest
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.channel import LocalChannel
 from ms_kungfu.launcher.controller.remote_agent import RemoteAgent
-from ms_kungfu.launcher.controller.spread_segment import SpreadSegment
+from ms_kungfu.launcher.controller.segments import SpreadSegment
 from ms_kungfu.launcher.state.stuck import StuckWatch, stuck_among, stuck_sure_s, told_each_s
 from ms_kungfu.launcher.wire import messages as m
 

@@ -17,7 +17,6 @@ from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.state.coordinator import Coordinator
 from ms_kungfu.launcher.state.course import JobCourse
-from ms_kungfu.launcher.state.policy import Verdict, WorkerExited, WorkerWorksOn
 
 
 @dataclass(eq=False)
@@ -54,9 +53,6 @@ class JobContext:
     def resumes(self) -> bool:
         """Whether the job runs, and this controller doesn't know yet which hosts and workers are there."""
         return self.leadership.resumes is not None and not self.has_begun and not self.course.is_over
-
-    def decide(self, event: WorkerExited | WorkerWorksOn) -> Verdict:
-        return self.coordinator.decide(event, self.workers.processes.headcount())
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

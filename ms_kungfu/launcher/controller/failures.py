@@ -68,7 +68,8 @@ class WorkerFailures:
         logs = job.workers.logs_of(process)
         restarts = coordinator.restarts_of(process.slot, job.loop.time())
         late = coordinator.count_late(process.slot, process.is_late)
-        verdict = job.decide(WorkerExited(who, standing, code, error, logs=logs, restarts=restarts, late=late))
+        exited = WorkerExited(who, standing, code, error, logs=logs, restarts=restarts, late=late)
+        verdict = coordinator.decide(exited, job.workers.processes.headcount())
         if verdict.action is Action.FAIL and self._may_be_of_the_hosts(verdict):
             return
         if not self._settle(verdict):
@@ -147,7 +148,9 @@ class WorkerFailures:
     # ---- workers that leave ----
 
     def worker_works_on(self, process: Process, version: int) -> None:
-        self._settle(self.job.decide(WorkerWorksOn(process.who, version, self.job.options.leave_grace_s)))
+        job = self.job
+        overdue = WorkerWorksOn(process.who, version, job.options.leave_grace_s)
+        self._settle(job.coordinator.decide(overdue, job.workers.processes.headcount()))
 
     def worker_leaves(self, peer: PeerID) -> None:
         job, workers, leaving = self.job, self.job.workers, self.job.coordinator.leaving

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Callable, Protocol
 
 from ms_kungfu.launcher.controller.remote_agent import RemoteAgent
-from ms_kungfu.launcher.controller.spread_segment import SpreadSegment
+from ms_kungfu.launcher.controller.segments import SpreadSegment
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.state.hosts import Hosts
 from ms_kungfu.launcher.state.lost_hosts import Leases, to_evict

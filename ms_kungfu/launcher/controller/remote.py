@@ -24,7 +24,7 @@ from ms_kungfu.launcher.channel import AnyChannel
 from ms_kungfu.launcher.controller.gathering import HostGathering
 from ms_kungfu.launcher.controller.reachability import Reachability
 from ms_kungfu.launcher.controller.remote_agent import PARTING_S, NodeEvents, RemoteAgent, Workers
-from ms_kungfu.launcher.controller.spread_segment import SpreadSegment
+from ms_kungfu.launcher.controller.segments import SpreadSegment
 from ms_kungfu.launcher.controller.startup import JobStart
 from ms_kungfu.launcher.joining import joining_host, terms_of
 from ms_kungfu.launcher.machine import Machine

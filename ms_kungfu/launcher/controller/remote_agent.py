@@ -22,7 +22,7 @@ from ms_kungfu.launcher.channel import AnyChannel
 from ms_kungfu.launcher.controller.agents import AgentHandle
 from ms_kungfu.launcher.controller.broker import Broker
 from ms_kungfu.launcher.controller.hanging import HangingWorkers
-from ms_kungfu.launcher.controller.spread_segment import SpreadSegment
+from ms_kungfu.launcher.controller.segments import SpreadSegment
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
 from ms_kungfu.launcher.registration import devices_of

@@ -1,12 +1,17 @@
-"""The shared memory of each cluster version: made before anybody hears of it, told of the dead, closed at last."""
+"""The shared memory of each cluster version: made before any worker hears of it, told of failures, closed at last."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.launcher.state.segment import MakeSegment, NotMadeYet, Segment
+from ms_kungfu.cluster_store import LeadershipLease
+from ms_kungfu.launcher.machine import Machine
+from ms_kungfu.launcher.state.segment import MAKE_S, Asker, MakeSegment, NotMadeYet, Progress, Segment
+from ms_kungfu.launcher.state.stuck import waits_between_hosts
 from ms_kungfu.launcher.state.versions import ClusterVersions
 from ms_kungfu.launcher.wire import messages as m
 
@@ -131,3 +136,190 @@ class Segments:
         rank = cluster.rank_of(loss.peer)
         if rank is not None and self._versions.belongs(loss.peer, loss.incarnation, cluster.version):
             segment.mark_lost(rank, loss.reason, loss.recover, loss.reaped)
+
+
+class Member(Protocol):
+    """A host that has a part (`remote.RemoteAgent`)."""
+
+    name: str
+    lost: str  # why
+    segments: dict[int, SpreadSegment]  # those that it has, or is making
+    apart: dict[tuple[int, str], str]  # version, host that it can't reach any more -> why
+
+    def send(self, message: m.FromController) -> None: ...
+
+
+class Owner(Protocol):
+    """All hosts (`remote.RemoteHosts`)."""
+
+    machine: Machine
+    lease: LeadershipLease | None
+    stuck_sure_s: float
+
+    @property
+    def agents(self) -> Mapping[str, Member]: ...
+
+    def was_made(self) -> None:
+        """A segment was, or can't be."""
+
+
+class SpreadSegment:
+    """The shared memory of a version: what is done to it is done on all of its hosts, in one order, and before anything
+    else that they hear later.
+
+    It is made in the background. Its hosts meet only in what `links` says; each has to say that it has its part.
+    """
+
+    def __init__(self, owner: Owner, cluster: Cluster, attempt: int, recovers: bool, is_made: bool = False) -> None:
+        """`is_made`: by another controller, on all of its hosts that are there."""
+        self.cluster, self.attempt = cluster, attempt
+        self.words: dict[int, str] = {}  # why ranks can't go on
+        self.beats: dict[int, int] = {}
+        self._waits: dict[str, tuple[list[tuple[int, int, bool]], float]] = {}  # of hosts' ranks, and when it was told
+        self._progress: dict[int, tuple[Progress, float]] = {}  # of ranks, and when it was told
+        self._owner = owner
+        self._recovers = recovers
+        # Hosts as they are now: one that is lost and comes back is another one, of which this knows nothing.
+        self._agents = [owner.agents[host] for host in cluster.hosts if host in owner.agents]
+        self._missing: dict[str, asyncio.Future[None]] = {}  # hosts that haven't said yet that they have their part
+        self._is_made = is_made
+        self._trouble: Exception | None = None
+        self._is_closed = False
+        self._sync_points = 0  # those that have been passed on
+        self._task: asyncio.Task[None] | None = None
+        if is_made:
+            for agent in self._agents:
+                agent.segments[cluster.version] = self
+        else:
+            self._task = asyncio.ensure_future(self._make())
+
+    async def _make(self) -> None:
+        trouble: Exception | None = None
+        loop = asyncio.get_running_loop()
+        for agent in self._agents:
+            agent.segments[self.cluster.version] = self
+            self._missing[agent.name] = loop.create_future()
+            agent.send(m.Make(self.attempt, m.ClusterPart.of(self.cluster), self._recovers))
+            if agent.lost:
+                self.was_made(agent.name, agent.lost, is_lost=True)
+        try:
+            if not self._missing:
+                raise OSError("none of its hosts is there")
+            missing = self._missing.values()
+            done, late = await asyncio.wait(missing, timeout=2 * MAKE_S, return_when=asyncio.FIRST_EXCEPTION)
+            for wait in done:
+                wait.result()
+            if late:
+                raise OSError(f"it takes longer than {2 * MAKE_S:g} s")
+        except asyncio.CancelledError:
+            trouble = OSError("given up")
+        except Exception as error:
+            trouble = error
+        self._task = None
+        self._trouble, self._is_made = trouble, trouble is None
+        if not self._is_made or self._is_closed:
+            self._undo()
+        self._owner.was_made()
+
+    def was_made(self, host: str, error: str, is_lost: bool = False) -> None:
+        """A host has its part, or says why it can't. Where it `is_lost`, and that has to be on record first, members
+        that ask for this version wait for it: another version without the host, which that leads to."""
+        missing = self._missing.get(host)
+        where = f"host {host}: " if len(self._agents) > 1 else ""
+        if missing is not None and not missing.done():
+            if error and is_lost and self._owner.lease is not None:
+                missing.set_exception(NotMadeYet(f"{where}{error}"))
+                missing.exception()
+            elif error:
+                missing.set_exception(OSError(f"{where}{error}"))
+                missing.exception()  # looked at, also where another host was first
+            else:
+                missing.set_result(None)
+
+    def _undo(self) -> None:
+        self._forget()
+        self._tell(m.Close(self.cluster.version))
+
+    def pass_on_sync_points(self, number: int) -> None:
+        """What the workers of one host have asked for, those of all others hear of."""
+        if self._is_closed or number <= self._sync_points:
+            return
+        self._sync_points = number
+        self._tell(m.Sync(self.cluster.version, number))
+
+    def has(self, agent: Member) -> bool:
+        return agent in self._agents
+
+    # ---- as a segment ----
+
+    def check_made(self) -> None:
+        if self._trouble is not None:
+            raise self._trouble
+        if not self._is_made:
+            raise NotMadeYet
+
+    def hand_over(self, asker: Asker, message: m.Slot, rank: int) -> None:
+        asker.send(message)  # its host adds what belongs to it
+
+    def announce(self, version: int) -> None:
+        self._tell(m.VersionPrepared(self.cluster.version, version))
+
+    def mark_lost(self, rank: int, reason: str, recover: bool, reaped: bool) -> None:
+        self._tell(m.Lost(self.cluster.version, rank, reason, recover, reaped))
+
+    def lose_host(self, host: str) -> None:
+        for agent in self._agents:
+            if agent.name != host:
+                agent.send(m.LoseHost(self.cluster.version, host))
+
+    def _tell(self, message: m.FromController) -> None:
+        for agent in self._agents:
+            agent.send(message)
+
+    def heartbeat(self, rank: int) -> int:
+        return self.beats.get(rank, 0)
+
+    def gave_up(self, rank: int) -> str:
+        return self.words.get(rank, "")
+
+    def note_waits(self, host: str, waits: list[tuple[int, int, bool]]) -> None:
+        self._waits[host] = (waits, self._owner.machine.monotonic())
+
+    def awaited(self) -> list[tuple[int | str, int | str, bool]]:
+        """Without the hosts whose report is old, or hasn't come: of a rank there nobody knows whether it still waits,
+        and one report must not confirm a stuck rank by being read again (`stuck`, 2)."""
+        since = self._owner.machine.monotonic() - self._owner.stuck_sure_s
+        fresh = {host: waits for host, (waits, told) in self._waits.items() if told > since}
+        told = {agent.name: fresh[agent.name] for agent in self._agents if not agent.lost and agent.name in fresh}
+        ranks: dict[str, list[int]] = {host: [] for host in told}
+        for rank, peer in enumerate(self.cluster.workers):
+            if peer.host in ranks:
+                ranks[peer.host].append(rank)
+        return waits_between_hosts(told, ranks)
+
+    def set_ending(self, rank: int, ending: bool) -> None:
+        self._tell(m.Ending(self.cluster.version, rank, ending))
+
+    def note_progress(self, rank: int, progress: Progress) -> None:
+        self._progress[rank] = (progress, self._owner.machine.monotonic())
+
+    def progress(self, rank: int) -> Progress | None:
+        if rank not in self._progress:
+            return None
+        (step, each_s, ago_s), told = self._progress[rank]
+        return step, each_s, ago_s + self._owner.machine.monotonic() - told
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._is_made:
+            self._undo()
+        elif self._task is not None:
+            self._task.cancel()
+
+    def _forget(self) -> None:
+        for agent in self._agents:
+            if agent.segments.get(self.cluster.version) is self:
+                del agent.segments[self.cluster.version]
+                agent.apart = {(v, host): why for (v, host), why in agent.apart.items() if v != self.cluster.version}
