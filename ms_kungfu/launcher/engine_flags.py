@@ -20,7 +20,7 @@ _NOT_WITH_AN_ENGINE = {
     "builtin-config-port": "the engine takes one that is free",
     "secret-file": "the engine hands the job's secret to its nodes; $KUNGFU_JOB_SECRET is one of your own",
     "no-secret": "the engine hands the job's secret to its nodes",
-    "standby": "it is for a job on one host",
+    "standby": "the engine reserves nothing for processes that are no workers",
     "init-version": "the engine begins with the nodes that it finds",
 }
 _SETTLED = ("np", "min-np", "w")  # of kungfu-run's own, those that it is told by the engine

@@ -214,7 +214,7 @@ class Options:
     )
     standbys: int = _flag(
         "standby",
-        "with -w: keep N more processes ready, for workers to come (default 0)",
+        "with -w: keep N more processes ready, for workers to come, on the hosts that would get these (default 0)",
         type=integer(0),
         default=0,
         metavar="N",
@@ -311,10 +311,6 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest | Engi
     settle_hosts(flags, parser.given)
     flags.size = flags.size or 1
     settle_world(flags)
-    if flags.hosts.is_several and flags.standbys:
-        raise UsageError(
-            "-standby keeps processes ready on one host, and several hosts may each need one; leave it out"
-        )
     embedded = flags.builtin_port is not None or (flags.watch and flags.config_server is None)
     if flags.init_version == -1 and (embedded or embeds_somewhere or not flags.watch):
         raise UsageError(

@@ -156,7 +156,7 @@ def pursue(member: Member, wait: bool, must: bool) -> int:
 
 def expect(joining: int, size: int) -> None:
     """Tells the launcher that the ranks are going to want `size` next, and `joining` for it: it starts them before
-    (`ms_kungfu.launcher.state.ahead`). In the background; where it can't be told, they are started when they are
+    (`ms_kungfu.launcher.state.prestarted`). In the background; where it can't be told, they are started when they are
     wanted.
     """
     member = current()

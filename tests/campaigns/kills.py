@@ -68,8 +68,6 @@ def plan_of(rng: random.Random, kills: int, hosts: int) -> Plan:
     standbys = rng.choice((0, 1, 2, 3))
     step_s = rng.choice(_STEPS_S)
     size, kills, every_s = rng.randrange(2, 7), min(kills, rng.randrange(15, 40)), rng.choice((0.2, 0.5, 1.0))
-    if hosts > 1:
-        standbys = 0  # of one host only
     return Plan(size, recover, standbys, step_s, kills, every_s, hosts)
 
 

@@ -74,6 +74,29 @@ def test_a_host_that_has_joined_takes_the_seat(patient_etcd, tmp_path, asked_unt
         job.end()
 
 
+@pytest.mark.long
+def test_standby_of_another_host_gets_a_slot_from_the_next_head(patient_etcd, tmp_path) -> None:
+    job = ElectedJob(patient_etcd, "standbys", tmp_path / "job", "-standby", "3")  # all slots are taken: one a host
+    try:
+        job.launchers[0].wait_for(r"standby \d \(.*\) is ready", 3)
+        started = {match[1] for match in job.launchers[0].wait_for(r"standby \d \(pid (\d+)\) started", 3)}
+        left = job.strike("agent")
+        one = min(left & job.processes(2))
+        job.await_more_steps(left, 20, LEASE_S + 60)
+        job.kill([one])
+        left.remove(one)
+        job.await_more_steps(left, 20, 60)
+        job.resize(4, by=1)
+        (next_head,) = [each for each in job.launchers if "this host has the job from now on" in each.output]
+        ((pid,),) = [match.groups() for match in next_head.wait_for(r"becomes worker 3 \(127.0.0.3:\d+, pid (\d+)\)")]
+        assert pid in started
+        while int(pid) not in job.told("member"):
+            time.sleep(0.05)
+        job.judge("agent", {*left, int(pid)})
+    finally:
+        job.end()
+
+
 def test_a_head_that_gets_a_sigterm_leaves_and_another_host_goes_on_at_once(patient_etcd, tmp_path) -> None:
     job = ElectedJob(patient_etcd, "leaves", tmp_path / "job", lease_s=120)
     try:

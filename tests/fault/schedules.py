@@ -245,6 +245,11 @@ def schedule_of_hosts(seed: int) -> Schedule:
         if kind in OUTAGES:
             more = rng.uniform(0.05, 3.0)
         happenings.append(Happening(round(when, 4), kind, who, round(more, 4), place))
+    if rng.random() < 0.5:  # drawn last, so that the other ones stay as they were
+        setup = replace(setup, standbys=rng.choice((0, 1, 1, 2, 3)), processes=rng.choice((float("inf"), 3, 5)))
+        if rng.random() < 0.5:  # sizes for which one host alone has the slots
+            entries = (rng.randrange(4, 8), rng.randint(2, 4)), (rng.randrange(8, 12), rng.randint(1, 4))
+            setup = replace(setup, size=rng.randint(1, 3), slots=4, schedule=entries, prepare_s=0.1)
     return Schedule(seed, setup, tuple(happenings))
 
 
@@ -267,7 +272,10 @@ def schedule_of_leadership(seed: int) -> Schedule:
         happenings.append(Happening(round(when, 4), kind, rng.randrange(12), round(more, 4)))
     setup = replace(schedule.setup, moves=True)
     happenings.sort(key=lambda happening: happening.at)
-    return Schedule(seed, setup, (*happenings, *_after_the_lease(seed), *_long_outage(seed)))
+    happenings += [*_after_the_lease(seed), *_long_outage(seed)]
+    if any(happening.kind == "fill store" for happening in happenings):  # which refuses a size of the program's
+        setup = replace(setup, schedule=())
+    return Schedule(seed, setup, tuple(happenings))
 
 
 def _long_outage(seed: int) -> Iterator[Happening]:

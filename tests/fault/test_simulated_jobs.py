@@ -68,12 +68,12 @@ def test_the_courses_are_of_many_kinds() -> None:
     assert sum(schedule.setup.asynchronous for schedule in schedules) > 80
 
 
-# ---- who is started ahead ----
+# ---- prestarted workers ----
 
 AHEAD = Setup(size=1, schedule=((6, 2), (13, 4)), wait=True, prepare_s=0.1)
 
 
-def test_who_is_new_by_a_schedule_is_ready_before() -> None:
+def test_workers_of_a_schedule_are_ready_before_its_entry() -> None:
     for seed in range(20):
         told: list[str] = []
         run(Schedule(seed, AHEAD, ()), told)
@@ -87,13 +87,13 @@ def test_who_is_new_by_a_schedule_is_ready_before() -> None:
         assert story.count("becomes worker") == 3
 
 
-def test_nobody_is_started_ahead_without_memory_for_it() -> None:
+def test_no_worker_is_prestarted_without_memory_for_it() -> None:
     for processes, ahead in ((2, 0), (3, 1), (4, 2), (5, 3)):
         told: list[str] = []
         run(Schedule(1, replace(AHEAD, processes=processes), ()), told)
         story = "\n".join(told)
         assert story.count("becomes worker") == ahead, story
-        assert ("for want of memory" in story) == (ahead < 3)
+        assert ("no memory for a standby" in story) == (ahead < 3)
         assert "cluster version 2 has been committed: 4 workers" in story
 
 
@@ -177,7 +177,7 @@ STORIES = [
     (Setup(size=3), (Happening(0.5, "freeze", 1, 25.0),)),
     (Setup(size=3, recover=Recover.REPLACE), (Happening(0.5, "freeze", 0),)),
     (Setup(size=1), (Happening(0.9, "resize", 4), Happening(1.2, "freeze", 2), Happening(1.3, "resize", 2))),
-    # Who was started ahead for a schedule dies: while it starts, when it is ready, when it is just wanted.
+    # A worker that was prestarted for a schedule fails: while it starts, when it is ready, when it is just wanted.
     *(
         (replace(AHEAD, recover=recover, wait=wait), (Happening(when, "kill newcomer", 0),))
         for recover, wait in ((Recover.SHRINK, True), (Recover.REPLACE, False))

@@ -22,12 +22,14 @@ def test_everybody_is_told_how_the_job_began(cluster, joins_later):
         peer=cluster.workers[0], standby=None, incarnation=cluster.version, host="10.0.0.1", rank=0,
         size=cluster.size, device=None,
     )  # fmt: skip
+    ranks = [worker.host for worker in cluster.workers]
     begun = SimpleNamespace(first=BEGAN, writer="job", url=None)
     agent = SimpleNamespace(
         shares=SimpleNamespace(each=None), devices=SimpleNamespace(environment=lambda device: {})
     )  # fmt: skip
-    told = environment_of(process, cluster, joins_later, options, options.hosts, begun, agent)
+    told = environment_of(process, ranks, joins_later, options, options.hosts, begun, agent)
     assert (told["KUNGFU_START_SIZE"], told["KUNGFU_START_HOSTS"]) == ("3", "2")
     assert told["KUNGFU_PARKED"] == ("1" if joins_later else None)
     assert (told["RANK"], told["WORLD_SIZE"]) == ("0", str(cluster.size))
+    assert (told["LOCAL_RANK"], told["LOCAL_WORLD_SIZE"]) == ("0", str(ranks.count("10.0.0.1")))
     assert told["MS_COMPILER_CACHE_ENABLE"] is None  # removed: it ignores shapes, and the ranks share it

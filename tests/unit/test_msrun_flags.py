@@ -71,7 +71,8 @@ def test_ranks_are_places_on_the_hosts_in_their_order():
     first = options.ports[0]
     places = [PeerID("127.0.0.1", first), PeerID("127.0.0.1", first + 1), PeerID("127.0.0.2", first + 2)]
     processes = [Process(key, "", peer.host, peer) for key, peer in enumerate(places)]
-    assert [place_of(process, options) for process in processes] == [0, 1, 4]
+    assert [place_of(process, 0, options) for process in processes] == [0, 1, 4]
+    assert place_of(Process(3, "", "127.0.0.2"), 1, options) == 3  # a standby: the second worker there
 
 
 def test_a_cluster_larger_than_the_world_is_refused():
@@ -97,5 +98,5 @@ def test_who_comes_after_the_first_one_died_has_its_place():
     cluster = options.hosts.first_cluster(3, options.ports, options.control_port, 0)
     without = cluster.without([cluster.workers[0]])
     grown = commands._resized(without, 3, None)
-    places = [place_of(Process(key, "", peer.host, peer), options) for key, peer in enumerate(grown.workers)]
+    places = [place_of(Process(key, "", peer.host, peer), 0, options) for key, peer in enumerate(grown.workers)]
     assert places == [1, 2, 0]

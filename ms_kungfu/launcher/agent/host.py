@@ -90,7 +90,7 @@ OBEYED: dict[type, Callable[[HostOfJob, Any], None]] = {
     m.Signal: lambda host, said: host.workers.signal(said),
     m.Pin: lambda host, said: host.workers.pin(said),
     m.Stack: lambda host, said: host.workers.ask_for_stack(said),
-    m.Release: lambda host, said: host._output.release(said.log_name),
+    m.Assign: lambda host, said: host._output.release(host.workers.assign(said)),
     m.Make: lambda host, said: host.segments.make(said),
     m.Close: lambda host, said: host.segments.drop(said.version),
 }

@@ -11,6 +11,7 @@ from ms_kungfu.launcher.agent.starter import Starter
 from ms_kungfu.launcher.agent.supervisor import Supervisor
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.state.events import CANT_RUN, Exited
+from ms_kungfu.launcher.state.prestarted import lack_of_memory
 from ms_kungfu.launcher.wire import messages as m
 
 _log = logging.getLogger(__name__)
@@ -51,21 +52,34 @@ class HostWorkers:
     # ---- what the controller says ----
 
     def start(self, launch: m.Launch) -> None:
-        told = launch.environment
+        machine, told = self._machine, launch.environment
         for key in [key for key, worker in self._workers.items() if worker.code is not None][:-_MOST_ENDED]:
             del self._workers[key]  # no controller needs it any more
+        if launch.needs:
+            taken = max(map(machine.taken_bytes, self._pids.values()), default=0)
+            if why := lack_of_memory(launch.needs, machine.free_bytes(), taken):
+                self._send(m.NoMemory(launch.key, why))
+                return
+        standby = told[env.STANDBY.name]
         self._workers[launch.key] = m.Worker(
             launch.key,
-            told[env.SELF.name] or "",
+            told[env.SELF.name],
             int(told[env.INCARNATION.name] or 0),
             launch.rank,
             launch.log_name,
             launch.device,
+            standby=None if standby is None else int(standby),
         )
         try:
             self._starter.start(launch)
         except OSError as error:
             self._loop.call_soon(self.has_exited, Exited(launch.key, CANT_RUN, str(error.strerror)))
+
+    def assign(self, said: m.Assign) -> str:
+        """Return the name of its output."""
+        worker = self._workers[said.key]
+        worker.peer, worker.incarnation, worker.rank = said.peer, said.incarnation, said.rank
+        return worker.log_name
 
     def signal(self, said: m.Signal) -> None:
         self._supervisor.signal(said.number, said.key)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from ms_kungfu.cluster import PeerID
 from ms_kungfu.launcher.affinity import Shares
 from ms_kungfu.launcher.devices import Devices
 from ms_kungfu.launcher.wire.messages import Launch
@@ -31,8 +32,8 @@ class AgentHandle(Protocol):
     def ask_for_stack(self, key: int) -> None:
         """Has it write its Python stacks to its output."""
 
-    def release(self, log_name: str) -> None:
-        """From now on what it prints is shown."""
+    def assign(self, key: int, peer: PeerID, incarnation: int, rank: int) -> None:
+        """A standby has this slot, and from now on what it prints is shown."""
 
     def log_paths(self, log_name: str) -> list[Path]: ...
 
@@ -57,7 +58,7 @@ class AbsentAgent:
     def ask_for_stack(self, key: int) -> None:
         pass
 
-    def release(self, log_name: str) -> None:
+    def assign(self, key: int, peer: PeerID, incarnation: int, rank: int) -> None:
         pass
 
     def log_paths(self, log_name: str) -> list[Path]:

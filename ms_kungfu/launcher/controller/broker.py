@@ -18,7 +18,7 @@ from ms_kungfu.launcher.controller.leave_requests import LeaveRequests
 from ms_kungfu.launcher.controller.process_facts import ProcessFacts
 from ms_kungfu.launcher.controller.segments import Segments
 from ms_kungfu.launcher.controller.slot_requests import SlotRequests
-from ms_kungfu.launcher.state.ahead import Expected
+from ms_kungfu.launcher.state.prestarted import Expected
 from ms_kungfu.launcher.state.segment import Asker, MakeSegment, NotMadeYet, Segment
 from ms_kungfu.launcher.state.versions import ClusterVersions, Grant, Refuse, Request, Wait
 from ms_kungfu.launcher.wire import messages as m

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 from ms_kungfu import env
-from ms_kungfu.cluster import Cluster
 from ms_kungfu.launcher.controller.agents import AgentHandle
 from ms_kungfu.launcher.controller.processes import Process
 from ms_kungfu.launcher.controller.startup import JobStart
@@ -15,7 +15,7 @@ from ms_kungfu.launcher.state.hosts import Hosts
 
 def environment_of(
     process: Process,
-    cluster: Cluster,
+    ranks: Sequence[str],
     joins_later: bool,
     options: Options,
     hosts: Hosts,
@@ -26,15 +26,14 @@ def environment_of(
     host itself knows is added there (`agents.told_of_the_host`).
 
     Args:
-        process: a worker of `cluster`, or a standby, which is to be in the next one.
+        process: a worker, or a standby, which is to be in the next cluster version.
+        ranks: the host of each rank.
         hosts: those that the job has by now; `agent`: its own one.
     """
     standby, each = process.peer is None, agent.shares.each
-    here = [worker for worker in cluster.workers if worker.host == process.host]
-    elsewhere = cluster.size - len(here)
     rank, size = str(process.rank), str(process.size)
-    local_rank = str(here.index(process.peer) if process.peer in here else process.rank - elsewhere)
-    local_size = str(process.size - elsewhere)
+    local = ranks[: process.rank].count(process.host)
+    local_rank, local_size = str(local), str(ranks.count(process.host))
     return {
         env.SELF.name: None if standby else str(process.peer),
         env.INCARNATION.name: None if standby else str(process.incarnation),
@@ -59,16 +58,15 @@ def environment_of(
         env.DISTRIBUTE_SHELL.name: None,
         **({env.SLURM_STEP_ID.name: None} if options.in_slurm else {}),
         env.MSRUN_SIZE.name: str(options.msrun_size) if options.msrun_size else None,
-        env.MSRUN_RANK.name: str(place_of(process, options)) if options.msrun_size else None,
+        env.MSRUN_RANK.name: str(place_of(process, local, options)) if options.msrun_size else None,
         env.CORES_PER_WORKER.name: str(each) if each else None,
         env.COMPILE_CACHE: None,  # ms_kungfu/ops/_compile_cache.py says why
         **agent.devices.environment(process.device),
     }
 
 
-def place_of(process: Process, options: Options) -> int:
+def place_of(process: Process, local_rank: int, options: Options) -> int:
     """Its number among all that the job may have: hosts in their order, and on each the lowest port that is free."""
-    if process.peer is None:
-        return process.rank
     before = itertools.takewhile(lambda host: host.name != process.host, options.hosts.each)
-    return sum(host.slots or 0 for host in before) + options.ports.index(process.peer.port)
+    on_host = local_rank if process.peer is None else options.ports.index(process.peer.port)
+    return sum(host.slots or 0 for host in before) + on_host

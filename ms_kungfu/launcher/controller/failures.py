@@ -64,7 +64,7 @@ class WorkerFailures:
         if finished:
             job.course.finishes()
             coordinator.member_finished(who)
-            job.workers.standbys.expect_nobody()
+            job.workers.prestarted.expect_nobody()
         logs = job.workers.logs_of(process)
         restarts = coordinator.restarts_of(process.slot, job.loop.time())
         late = coordinator.count_late(process.slot, process.is_late)
@@ -119,8 +119,8 @@ class WorkerFailures:
             if verdict.action is Action.REPLACE:
                 coordinator.count_restart(process.slot, now)
             else:
-                job.workers.standbys.keep_fewer()
-            job.loop.call_later(pause_s, job.workers.standbys.keep)
+                job.workers.prestarted.keep_fewer()
+            job.loop.call_later(pause_s, job.workers.prestarted.keep)
         elif verdict.action in (Action.SHRINK, Action.REPLACE):
             if verdict.action is Action.REPLACE and counted_on:
                 if pause_s:

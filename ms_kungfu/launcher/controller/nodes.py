@@ -111,6 +111,7 @@ class JobNodes:
         job.coordinator.hosts = hosts.letting_go(name)
         self._graces[name] = job.loop.call_later(job.options.leave_grace_s, self._on_grace_over, name)
         if self.has_enough_who_stay():
+            job.workers.prestarted.keep()
             job.revisions.write()
             self.let_go()
 

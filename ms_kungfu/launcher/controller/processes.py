@@ -133,9 +133,12 @@ class ProcessTable:
         return sorted(spare, key=lambda p: (p.standby not in ready, p.key))
 
     def standby_for(self, rank: int, host: str) -> Process | None:
-        """One of those on `host` that have come farthest; of these one that has prepared for this rank."""
+        """One of those on `host` that have come farthest; of these one that has prepared for this rank.
+
+        None that isn't known to run: its agent may refuse to start it.
+        """
         ready = self._broker.requests.ready_standbys
-        there = (p for p in self.standbys() if p.host == host)
+        there = (p for p in self.standbys() if p.host == host and p.pid is not None)
         return min(there, key=lambda p: (p.standby not in ready, p.rank != rank), default=None)
 
     def shares_in(self, cluster: Cluster) -> dict[PeerID, list[int]]:

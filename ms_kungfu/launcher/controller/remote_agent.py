@@ -22,6 +22,7 @@ from ms_kungfu.launcher.channel import AnyChannel
 from ms_kungfu.launcher.controller.agents import AgentHandle
 from ms_kungfu.launcher.controller.broker import Broker
 from ms_kungfu.launcher.controller.hanging import HangingWorkers
+from ms_kungfu.launcher.controller.prestarted import PrestartedWorkers
 from ms_kungfu.launcher.controller.segments import SpreadSegment
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
@@ -43,6 +44,7 @@ class Workers(Protocol):
 
     broker: Broker
     hanging: HangingWorkers
+    prestarted: PrestartedWorkers
 
     def on_event(self, host: str, event: Started | Exited) -> None: ...
     def segment_was_made(self) -> None: ...
@@ -153,8 +155,8 @@ class RemoteAgent:
     def ask_for_stack(self, key: int) -> None:
         self.send(m.Stack(key))
 
-    def release(self, log_name: str) -> None:
-        self.send(m.Release(log_name))
+    def assign(self, key: int, peer: PeerID, incarnation: int, rank: int) -> None:
+        self.send(m.Assign(key, str(peer), incarnation, rank))
 
     def log_paths(self, log_name: str) -> list[Path]:
         return log_paths(self._logdir, log_name)
@@ -327,6 +329,7 @@ _AT_ANY_TIME: dict[type, Callable[[RemoteAgent, Any], None]] = {
 _OF_WORKERS: dict[type, Callable[[RemoteAgent, Workers, Any], None]] = {
     m.Started: lambda agent, workers, said: workers.on_event(agent.name, Started(said.key, said.pid)),
     m.Exited: RemoteAgent._hear_exited,
+    m.NoMemory: lambda agent, workers, said: workers.prestarted.no_memory(agent.name, said.key, said.why),
     m.Looked: RemoteAgent._hear_looked,
     m.Asks: RemoteAgent._serve,
     m.HungUp: RemoteAgent._hear_hung_up,

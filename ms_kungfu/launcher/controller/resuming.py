@@ -24,7 +24,7 @@ def resume(
     remote, broker = manager.remote, manager.broker
     living = [worker for report in reports.values() for worker in report.workers if worker.code is None]
     committed = versions.committed or 0
-    joining = {PeerID.parse(w.peer): w.incarnation for w in living if w.incarnation > committed}
+    joining = {PeerID.parse(w.peer): w.incarnation for w in living if w.peer is not None and w.incarnation > committed}
     losses = {version: all_losses(list(reports.values()), version) for version in known}
     broker.resume(
         {version: remote.take_over(versions.clusters[version], recovers) for version in known},
@@ -51,6 +51,7 @@ def resume(
         manager.starting.limit_join(process, process.incarnation)
     for process in manager.processes.of_standing(Standing.LEAVING):
         manager.limit_leave(process, current.version)
+    manager.prestarted.resume(max((w.standby or 0 for report in reports.values() for w in report.workers), default=0))
     manager.hanging.keep_looking_for_the_stuck()
 
 
@@ -62,13 +63,15 @@ def _enter_reported(
 ) -> _Ended:
     """Enter the processes that agents report. Return those that have exited."""
     ended: _Ended = []
-    for report in reports.values():
+    for host, report in reports.items():
         for worker in report.workers:
-            peer = PeerID.parse(worker.peer)
-            if worker.code is not None and not versions.concerns(peer, worker.incarnation):
+            peer = None if worker.peer is None else PeerID.parse(worker.peer)
+            if worker.code is not None and (peer is None or not versions.concerns(peer, worker.incarnation)):
                 continue
-            process = manager.starting.known(worker.key, worker.log_name, peer, worker.incarnation, worker.rank)
-            process.pid, process.device = worker.pid, worker.device
+            process = manager.starting.known(worker.key, worker.log_name, host, peer, worker.incarnation, worker.rank)
+            process.pid, process.device, process.standby = worker.pid, worker.device, worker.standby
+            if worker.standby is not None and peer is not None and worker.code is None:  # it may wait for its slot
+                manager.broker.requests.assign(worker.standby, peer, worker.incarnation)
             if process.pid is not None:
                 process.to(WorkerState.RUNNING)
             if worker.code is not None:
@@ -95,7 +98,7 @@ def _enter_unreported(
                 continue  # the loss of its host is in the snapshot
             if peer in ended_peers or not (is_lost or version == current.version) or _has(manager, peer, version):
                 continue
-            process = manager.starting.known(None, "", peer, incarnation, rank)
+            process = manager.starting.known(None, "", peer.host, peer, incarnation, rank)
             if not is_lost:  # the controller before hadn't come to starting it
                 ended.append((last, process, Exited(process.key, CANT_RUN, "was not started")))
     return ended

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Callable
 
@@ -47,10 +47,13 @@ class StartOfWorkers:
         """Name processes from `keys` on, which no earlier controller has used."""
         self._keys = itertools.count(keys)
 
-    def known(self, key: int | None, log_name: str, peer: PeerID, incarnation: int, rank: int) -> Process:
+    def known(
+        self, key: int | None, log_name: str, host: str, peer: PeerID | None, incarnation: int, rank: int
+    ) -> Process:
         """Return the entry of a process that an earlier controller has started, or was about to (`key` None)."""
         key = next(self._keys) if key is None else key
-        process = Process(key, log_name, peer.host, peer, incarnation, rank, slot=next(self._slots))
+        slot = -1 if peer is None else next(self._slots)
+        process = Process(key, log_name, host, peer, incarnation, rank, slot=slot)
         self.processes.add(process)
         return process
 
@@ -59,6 +62,7 @@ class StartOfWorkers:
         coordinator = self.coordinator
         present = {p.peer for p in self.processes if p.peer is not None and self.processes.is_current(p)}
         shares = self.processes.shares_in(cluster)
+        hosts = [worker.host for worker in cluster.workers]
         current = self.broker.current()
         joins_later = current is not None and current.version < cluster.version
         for peer in peers_to_start(cluster, present, self.broker.ended_in(cluster), coordinator.finishing):
@@ -77,26 +81,32 @@ class StartOfWorkers:
             process.peer, process.incarnation, process.slot = peer, cluster.version, slot
             process.rank, process.size = rank, cluster.size
             if process.standby is not None:
-                self.agents[process.host].release(process.log_name)
+                self.agents[process.host].assign(process.key, peer, cluster.version, rank)
                 self.broker.requests.assign(process.standby, peer, cluster.version)
             else:
-                self._launch(process, cluster, joins_later, shares[peer], len(shares[peer]))
+                self._launch(process, hosts, joins_later, shares[peer], len(shares[peer]))
             if joins_later:
                 self.limit_join(process, cluster.version)
         self.ending.clear_slots()
 
-    def standby(self, log_name: str) -> Process:
-        """Return the entry of a standby that is about to be started."""
-        return Process(next(self._keys), log_name, self.options.host.name)
+    def standby(self, number: int, rank: int, hosts: Sequence[str], cluster: Cluster, needs: int) -> None:
+        """Start a standby that is to be `rank` of `hosts` (of each rank), once `cluster` has grown.
 
-    def start_standby(self, process: Process, cluster: Cluster, share: list[int]) -> None:
+        `needs`: it starts only if its host has memory for so many workers.
+        """
+        host = hosts[rank]
+        process = Process(next(self._keys), f"standby.{number}", host, rank=rank, size=len(hosts), standby=number)
+        process.device = self.processes.choose_device(cluster, host)
         # As many threads as its share of the cores will be; until then it may use all of them, unless it is to begin
         # with exactly its number.
-        shares = self.agents[process.host].shares
-        self._launch(process, cluster, True, share if shares.each else list(shares.cores), len(share))
+        shares = self.agents[host].shares
+        share = shares.of(hosts.count(host))[hosts[:rank].count(host)]
+        self._launch(process, hosts, True, share if shares.each else list(shares.cores), len(share), needs)
 
-    def _launch(self, process: Process, cluster: Cluster, joins_later: bool, cores: list[int], threads: int) -> None:
-        """Its agent reports what has come of it."""
+    def _launch(
+        self, process: Process, hosts: Sequence[str], joins_later: bool, cores: list[int], threads: int, needs: int = 0
+    ) -> None:
+        """Its agent reports what has come of it. `hosts`: of each rank."""
         agent, pins = self.agents[process.host], self.options.affinity
         process.has_its_cores = agent.shares.each is not None
         launch = m.Launch(
@@ -104,11 +114,12 @@ class StartOfWorkers:
             process.log_name,
             process.rank,
             process.peer is None,
-            environment_of(process, cluster, joins_later, self.options, self.coordinator.hosts, self.begun, agent),
+            environment_of(process, hosts, joins_later, self.options, self.coordinator.hosts, self.begun, agent),
             tuple(cores) if pins else (),
             threads if pins else None,
             joins_later,
             process.device,
+            needs,
         )
         self.processes.add(process)
         try:

@@ -3,7 +3,7 @@
 What only a host can know its agent reports (`remote`): processes, heartbeats. Slots are the broker's, which has the
 shared memory of each version made by its hosts. What a report leads to, and which cluster is desired, is for the
 coordinator to say. Parts of a `WorkerManager` are in files of their own: `starting`, `ending`, `hanging`, `cores`,
-`following`, `standbys`.
+`following`, `prestarted`.
 
 Everything here runs in the controller's event loop.
 """
@@ -25,9 +25,9 @@ from ms_kungfu.launcher.controller.cores import WorkerCores
 from ms_kungfu.launcher.controller.ending import EndOfWorkers
 from ms_kungfu.launcher.controller.following import FollowWatch
 from ms_kungfu.launcher.controller.hanging import HangingWorkers
+from ms_kungfu.launcher.controller.prestarted import PrestartedWorkers
 from ms_kungfu.launcher.controller.processes import Process, ProcessTable
 from ms_kungfu.launcher.controller.remote import RemoteHosts
-from ms_kungfu.launcher.controller.standbys import StandbyKeeper
 from ms_kungfu.launcher.controller.starting import StartOfWorkers
 from ms_kungfu.launcher.controller.startup import JobStart
 from ms_kungfu.launcher.machine import Machine
@@ -128,12 +128,9 @@ class WorkerManager:
         self._follow_watch = FollowWatch(
             self.broker, self.processes, self._is_over, awaits_store=lambda: self.events.awaits_store
         )
-        self.standbys = StandbyKeeper(
-            self.options, self.machine, self.broker, self.processes, self.agents, self.coordinator, self._is_over,
-            new_process=self.starting.standby,
-            start=self.starting.start_standby,
-            dismiss=self.ending.dismiss,
-        )  # fmt: skip
+        self.prestarted = PrestartedWorkers(
+            self.options, self.broker, self.processes, self.agents, self.coordinator, self.starting, self.ending
+        )
 
     def _new_broker(self) -> Broker:
         events = self.events
@@ -147,7 +144,7 @@ class WorkerManager:
             on_trouble=self._on_trouble,
             on_prepared=self._on_prepared,
             on_cores=lambda each: self.cores.fix(each),
-            on_expected=lambda expected: self.standbys.expect(expected),
+            on_expected=lambda expected: self.prestarted.expect(expected),
             on_leave=(lambda peer: events.worker_leaves(peer)) if self.options.watch else None,
             on_commit=self.on_commit,
             may_prepare=self.may_prepare,
@@ -167,7 +164,7 @@ class WorkerManager:
         if not await note():
             return
         self.starting.missing(first)
-        self.standbys.keep()
+        self.prestarted.keep()
         self.hanging.keep_looking_for_the_stuck()
 
     async def _commit_first(self, cluster: Cluster) -> None:
@@ -275,7 +272,8 @@ class WorkerManager:
             self.processes.remove(process)
         self.broker.lose_host(name, [(p.peer, p.incarnation) for p, _ in failed if p.peer is not None], reason)
         for process, standing in sorted(failed, key=lambda each: each[0].rank):
-            if process.state is not WorkerState.UNKILLABLE:  # its end was reported before
+            # The end of one that is unkillable was reported before; that of a standby says nothing of the program.
+            if process.state is not WorkerState.UNKILLABLE and process.peer is not None:
                 self.events.worker_ended(process, standing, 1, process.killed_because or reason)
             process.to(WorkerState.EXITED)
 
@@ -320,7 +318,7 @@ class WorkerManager:
         # Whoever could not be started, for want of a descriptor perhaps, is tried again.
         self.starting.missing(self.coordinator.newest)
         self.cores.move(cluster)
-        self._loop.call_later(self.machine.standby_delay_s, self.standbys.keep)
+        self._loop.call_later(self.machine.standby_delay_s, self.prestarted.keep)
         self.events.version_followed()
 
     def _on_ready(self, who: tuple[PeerID, int] | int) -> None:
@@ -329,7 +327,7 @@ class WorkerManager:
             if who == (process.standby if process.peer is None else (process.peer, process.incarnation)):
                 _log.info("%s is ready", process.who)
                 if process.peer is None:
-                    self.standbys.keep()  # the next one has waited for it
+                    self.prestarted.keep()  # the next one has waited for it
 
     def _on_trouble(self, trouble: str) -> None:
         """The shared memory of a version can't be made. The cluster is as before, until it can."""

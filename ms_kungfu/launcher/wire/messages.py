@@ -106,10 +106,11 @@ class Registration(Part):
 
 
 class Worker(Part):
-    """A worker process, as its host reports it. `code`: it has ended with that."""
+    """A worker process, as its host reports it. `peer` null: a standby. `code`: it has ended with that. `standby`: the
+    number of one that was prestarted."""
 
     key: Count
-    peer: Peer
+    peer: Optional[Peer]
     incarnation: Count
     rank: Rank
     log_name: LogName
@@ -117,6 +118,7 @@ class Worker(Part):
     pid: Optional[Pid] = None
     code: Optional[Code] = None
     error: Sentence = ""
+    standby: Optional[Count] = None
 
 
 class ResyncReport(Part):
@@ -362,9 +364,9 @@ class Linked(Message):
 
 class Launch(Message, frozen=True):  # type: ignore[misc]
     """Start a process. `key`: its name between launcher and supervisor, in the whole job. `rank`: for the colour of its
-    lines. `held`: what it prints is not shown before `release`. `environment`: changes to that of the host's launcher;
+    lines. `held`: what it prints is not shown before `assign`. `environment`: changes to that of the host's launcher;
     null removes. `cores`: those that it may run on, none: all. `threads`: of OpenMP, unless the user says. `device`:
-    its place among the host's."""
+    its place among the host's. `needs`: the start is refused unless the host has memory for so many workers."""
 
     key: Count
     log_name: LogName
@@ -375,6 +377,7 @@ class Launch(Message, frozen=True):  # type: ignore[misc]
     threads: Optional[Number]
     joins_later: bool
     device: Number = 0
+    needs: Number = 0
 
 
 class Signal(Message):
@@ -391,10 +394,13 @@ class Pin(Message):
     cores: Cores
 
 
-class Release(Message):
-    """Show what a standby prints from now on."""
+class Assign(Message):
+    """A standby has this slot. Show what it prints from now on."""
 
-    log_name: LogName
+    key: Count
+    peer: Peer
+    incarnation: Count
+    rank: Rank
 
 
 class Stack(Message):
@@ -513,6 +519,13 @@ class Exited(Message):
     gave_up: Words = {}
 
 
+class NoMemory(Message):
+    """A standby isn't started for want of memory."""
+
+    key: Count
+    why: Sentence
+
+
 class Guardless(Message):
     """The host's supervisor is gone, and with it its workers."""
 
@@ -601,12 +614,12 @@ class Ends(Message):
 
 FirstWords = Union[Agent, Ask, WaitingController, Link]
 FromController = Union[
-    Launch, Signal, Pin, Release, Stack, Make, Close, Lost, VersionPrepared, Sync, Ending, LoseHost, Answer, JobStatus,
+    Launch, Signal, Pin, Assign, Stack, Make, Close, Lost, VersionPrepared, Sync, Ending, LoseHost, Answer, JobStatus,
     NewLease, Hold, End, Beat,
 ]  # fmt: skip
 FromHost = Union[
-    Started, Exited, Guardless, Made, Asks, HungUp, Looked, StatusQuestion, Syncs, Unreachable, Unlinked, Interrupted,
-    Leave, Ends, Beat,
+    Started, Exited, NoMemory, Guardless, Made, Asks, HungUp, Looked, StatusQuestion, Syncs, Unreachable, Unlinked,
+    Interrupted, Leave, Ends, Beat,
 ]  # fmt: skip
 
 NONCE: Reads[Union[Nonce, Error]] = Reads(Union[Nonce, Error])

@@ -151,11 +151,12 @@ class HostsWorld(World):
 
     def loss_is_heard(self, name):
         """By the host that is given up. The controller that says so may be deposed, or die before it is on record."""
+        snapshots = self.server.leadership.history
+        if any(name in dict(snapshot["versions"]["lost"]) for snapshot in snapshots):
+            return
         if self.verdict is not None:
             self.end_is_heard(name)  # the job ends beside the host
-            return
-        snapshots = self.server.leadership.history
-        if self.setup.moves and all(name not in dict(snapshot["versions"]["lost"]) for snapshot in snapshots):
+        elif self.setup.moves:
             raise Violation(f"{name} hears that the job goes on without it, and that isn't on record")
 
     def committed(self, program, *step):

@@ -52,7 +52,7 @@ class Machine(machine.Machine):
         return [0, 1]
 
     def free_bytes(self):
-        return self._world.setup.processes - len(self._world.processes)
+        return self._world.setup.processes - len(self._host.workers())
 
     def taken_bytes(self, pid):
         return 1

@@ -1,65 +1,79 @@
-"""Who is started before he is wanted: how many standbys, when, and whether there is memory for them."""
+"""How many workers are prestarted, on which hosts, when, and whether there is memory for them."""
 
 import math
 
 import pytest
 
+from ms_kungfu.cluster import FILL, Cluster, PeerID
 from ms_kungfu.elastic import ahead
 from ms_kungfu.launcher.memory import free_bytes, taken_bytes
-from ms_kungfu.launcher.state.ahead import Expected, Present, Room, to_start
+from ms_kungfu.launcher.state.prestarted import lack_of_memory, next_slots, start_at_once, to_start
 
 MIB = 2**20
-THREE = Expected(version=7, newcomers=3, size=4)
 
 
-def room(cores=2, idle=0, free=math.inf, worker=100 * MIB):
-    return Room(cores, idle, free, worker)
+def cluster(workers, slots, placement="even"):
+    peers = [PeerID(host, 10000 + number) for number, host in enumerate(workers)]
+    return Cluster(tuple(peers), slots=slots, placement=placement)
 
 
 @pytest.mark.parametrize(
-    ("kept", "expected", "present", "where", "count"),
+    ("workers", "slots", "hosts"),
     [
-        (0, Expected(), Present(), room(), 0),
-        (2, Expected(), Present(), room(), 2),  # -standby: at once, whatever it takes
-        (2, Expected(), Present(1, 1), room(), 0),
-        # On few cores one after the other, each when the one before is ready.
-        (0, THREE, Present(), room(), 1),
-        (0, THREE, Present(0, 1), room(), 0),
-        (0, THREE, Present(1, 0), room(), 1),
-        (0, THREE, Present(2, 0), room(), 1),
-        (0, THREE, Present(3, 0), room(), 0),
-        (0, THREE, Present(), room(cores=8), 2),
-        (0, THREE, Present(), room(cores=64), 3),
-        # Cores that no worker uses are there for it.
-        (0, THREE, Present(), room(cores=4, idle=3), 3),
-        # Those of -standby are for whoever is needed, and come first.
-        (2, THREE, Present(), room(), 2),
-        (2, THREE, Present(2, 0), room(), 1),
-        (5, THREE, Present(5, 0), room(), 0),
-        # Room for one more stays.
-        (0, THREE, Present(), room(cores=64, free=399 * MIB), 2),
-        (0, THREE, Present(), room(cores=64, free=199 * MIB), 0),
-        (1, THREE, Present(), room(cores=64, free=199 * MIB), 1),
-        # Who starts hasn't taken its memory yet.
-        (0, THREE, Present(0, 1), room(cores=64, free=299 * MIB), 0),
-        (0, THREE, Present(0, 1), room(cores=64, free=300 * MIB), 1),
-        (1, THREE, Present(), room(cores=64, free=299 * MIB), 1),
-        (1, THREE, Present(), room(cores=64, free=300 * MIB), 2),
-        (0, THREE, Present(), room(cores=64, free=0, worker=0), 3),  # not known what a worker takes
+        ("a", None, "aaa"),  # one host without a limit
+        ("aab", {"a": 3, "b": 3}, "bab"),
+        ("ab", {"b": 2, "a": 4}, "baa"),  # of equals the first in the order of -H, not of the ranks
+        ("aab", {"a": 2, "b": 2, "c": 1}, "cba"),  # all slots are taken by the first two
+        ("aabb", {"a": 2, "b": 2}, "aba"),
+        ("b", {"a": 0, "b": 1}, "bbb"),  # a controller without workers
+        ("aac", {"a": 2, "b": 1}, "baa"),  # c leaves: it has no slots any more
+        ("a", {"a": 0}, ""),
     ],
 )
-def test_as_many_are_started_as_cores_and_memory_allow(kept, expected, present, where, count):
-    assert to_start(kept, expected, present, where).count == count
+def test_standbys_are_where_the_next_workers_would_be(workers, slots, hosts):
+    assert "".join(next_slots(cluster(workers, slots), 3)) == hosts
 
 
-def test_what_is_said_of_it():
-    assert to_start(2, Expected(), Present(), room()).reason == ""
-    assert "4 workers are wanted next" in to_start(0, THREE, Present(), room()).reason
-    start = to_start(0, THREE, Present(), room(free=199 * MIB))
-    assert start.lacks_memory
-    assert start.reason.endswith("for want of memory: 199 MiB are free, and a worker takes 100")
-    # While another one starts, memory is about to be less: nothing is said of it yet.
-    assert not to_start(0, THREE, Present(0, 1), room(free=199 * MIB)).lacks_memory
+@pytest.mark.parametrize("placement", ["even", FILL])
+def test_next_slots_with_room_are_those_of_a_resize(placement):
+    present = cluster("aabc", {"c": 4, "a": 3, "b": 3}, placement)
+    grown = present.resized(10, range(10000, 10100))
+    assert next_slots(present, 6) == [worker.host for worker in grown.workers[4:]]
+
+
+@pytest.mark.parametrize(
+    ("kept", "expected", "ready", "starting", "at_once", "first", "more"),
+    [
+        (0, 0, 0, 0, 1, 0, 0),
+        (2, 0, 0, 0, 1, 2, 0),  # -standby: at once, whatever it takes
+        (2, 0, 1, 1, 1, 0, 0),
+        # On few cores one after the other, each when the one before is ready.
+        (0, 3, 0, 0, 1, 0, 1),
+        (0, 3, 0, 1, 1, 0, 0),
+        (0, 3, 1, 0, 1, 0, 1),
+        (0, 3, 3, 0, 1, 0, 0),
+        (0, 3, 0, 0, 2, 0, 2),
+        (0, 3, 0, 0, 16, 0, 3),
+        # Those of -standby count among the expected ones, and come first.
+        (2, 3, 0, 0, 1, 2, 0),
+        (2, 3, 2, 0, 1, 0, 1),
+        (5, 3, 5, 0, 1, 0, 0),
+        (1, 3, 0, 0, 16, 1, 2),
+    ],
+)
+def test_as_many_are_started_as_cores_allow(kept, expected, ready, starting, at_once, first, more):
+    assert to_start(kept, expected, ready, starting, at_once) == (first, more)
+
+
+def test_a_quarter_of_the_cores_and_idle_ones_are_for_starts():
+    assert [start_at_once(*each) for each in ((2, 0), (8, 0), (64, 0), (4, 3))] == [1, 2, 16, 3]
+
+
+def test_memory_is_compared_with_what_workers_take():
+    assert lack_of_memory(2, 200 * MIB, 100 * MIB) == ""
+    assert lack_of_memory(2, 199 * MIB, 100 * MIB) == "free_mib=199 worker_mib=100"
+    assert lack_of_memory(3, 0.0, 0) == ""  # not known what a worker takes
+    assert lack_of_memory(3, math.inf, 100 * MIB) == ""
 
 
 class Members:

@@ -1,0 +1,133 @@
+"""The prestarted workers of a job: those of -standby, and those that the members expect to need, on all hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from ms_kungfu.launcher.controller.agents import AgentHandle
+from ms_kungfu.launcher.controller.broker import Broker
+from ms_kungfu.launcher.controller.ending import EndOfWorkers
+from ms_kungfu.launcher.controller.processes import Process, ProcessTable
+from ms_kungfu.launcher.controller.starting import StartOfWorkers
+from ms_kungfu.launcher.options import Options
+from ms_kungfu.launcher.state.coordinator import Coordinator
+from ms_kungfu.launcher.state.prestarted import Expected, next_slots, start_at_once, to_start
+from ms_kungfu.launcher.state.states import WorkerState
+
+_log = logging.getLogger(__name__)
+_LOOK_AGAIN_S = 10.0  # whether there is memory now
+
+
+@dataclass(eq=False)
+class PrestartedWorkers:
+    """Part of a `WorkerManager`, in its event loop."""
+
+    options: Options
+    broker: Broker
+    processes: ProcessTable
+    agents: Mapping[str, AgentHandle]
+    coordinator: Coordinator
+    starting: StartOfWorkers
+    ending: EndOfWorkers
+
+    def __post_init__(self) -> None:
+        self._kept = self.options.standbys
+        self._expected = Expected()
+        self._numbers = itertools.count(1)
+        self._told: set[str] = set()  # of this expectation: hosts without memory; "": that there is one
+        self._timer: asyncio.TimerHandle | None = None
+
+    def expect(self, expected: Expected) -> None:
+        """The members report the size that they want next. End the standbys that it doesn't need."""
+        if expected.version != self.coordinator.newest.version:
+            return
+        has_room = self.coordinator.hosts.has_room(expected.size)
+        expected = expected if has_room else Expected(expected.version)
+        if expected != self._expected:
+            self._expected = expected
+            self._told.clear()
+        self.keep()
+
+    def expect_nobody(self) -> None:
+        """A member has completed the program: end all standbys but those of -standby."""
+        for process in self.processes.standbys()[self._kept :]:
+            self._end(process)
+
+    def resume(self, last: int) -> None:
+        """Keep the standbys of an earlier controller, with numbers up to `last`. What the members expect isn't known
+        until they report anew."""
+        self._numbers = itertools.count(last + 1)
+        if (present := len(self.processes.standbys())) > self._kept:
+            self._expected = Expected(newcomers=present)
+
+    def keep_fewer(self) -> None:
+        """Too many have failed."""
+        self._kept = max(0, self._kept - 1)
+        self._expected = replace(self._expected, newcomers=max(0, self._expected.newcomers - 1))
+
+    def keep(self) -> None:
+        """Start the standbys that hosts lack, and end those that they don't need."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.ending.is_over() or self.coordinator.finishing:
+            return
+        newest = self.coordinator.hosts.described(self.coordinator.newest)
+        expected = self._expected if self._expected.version == newest.version else Expected()
+        is_outdated = expected != self._expected and self._expected.newcomers > 0
+        slots = next_slots(newest, max(self._kept, expected.newcomers))
+        hosts = [*(worker.host for worker in newest.workers), *slots]
+        staying = {host.name for host in self.coordinator.hosts.staying}
+        everywhere = self.processes.standbys()
+        for host in dict.fromkeys((*slots, *(process.host for process in everywhere))):
+            kept, wanted = slots[: self._kept].count(host), slots[: expected.newcomers].count(host)
+            standbys = [process for process in everywhere if process.host == host]
+            if host not in staying or not is_outdated:
+                for process in standbys[max(kept, wanted) :]:
+                    self._end(process)
+                    standbys.remove(process)
+            if host in staying:
+                self._start(host, standbys, kept, wanted, hosts, expected.size)
+
+    def no_memory(self, host: str, key: int, why: str) -> None:
+        """The agent has refused to start one. It is tried again."""
+        process = self.processes.get(key)
+        if process is None or process.host != host:
+            return
+        self.processes.remove(process)
+        process.to(WorkerState.EXITED)
+        if host not in self._told:
+            self._told.add(host)
+            _log.info("prestart: no memory for a standby host=%s %s retry_s=%g", host, why, _LOOK_AGAIN_S)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self.keep)
+
+    def _end(self, process: Process) -> None:
+        _log.info("%s is not needed any more", process.who)
+        self.ending.dismiss(process)
+
+    def _start(
+        self, host: str, standbys: Collection[Process], kept: int, wanted: int, hosts: list[str], size: int
+    ) -> None:
+        """`standbys`: those that `host` has, of `kept` and `wanted`. `hosts`: of each worker, and of each next one;
+        `size`: that is expected."""
+        known = self.broker.requests.ready_standbys
+        ready = sum(process.standby in known for process in standbys)
+        starting, shares, newest = len(standbys) - ready, self.agents[host].shares, self.coordinator.newest
+        used = None if shares.each is None else shares.each * hosts[: newest.size].count(host)
+        idle = 0 if used is None else max(0, len(shares.cores) - used)
+        first, more = to_start(kept, wanted, ready, starting, start_at_once(len(shares.cores), idle))
+        if more and "" not in self._told:
+            self._told.add("")
+            where = ",".join(f"{name}:{number}" for name, number in Counter(hosts[newest.size :]).items())
+            _log.info("prestart: %d -> %d workers version=%d hosts=%s", newest.size, size, newest.version, where)
+        taken = {process.rank for process in standbys}
+        ranks = (rank for rank in range(newest.size, len(hosts)) if hosts[rank] == host and rank not in taken)
+        for i, rank in zip(range(first + more), ranks):
+            needs = 0 if i < first else 2 + starting + i  # one more stays free
+            self.starting.standby(next(self._numbers), rank, hosts[: max(size, rank + 1)], newest, needs)
