@@ -58,7 +58,8 @@ class ResizeError(KungFuError):
 class DivergenceError(KungFuError):
     """A value that has to be equal on all workers isn't.
 
-    Every rank raises it, with a message that names the value and what each rank has.
+    Every rank raises it, with a message that names what differs and at which ranks, and has the
+    values if they are numbers.
     """
 
 

@@ -91,6 +91,23 @@ def test_a_block_has_a_language_and_parses(block):
             check_command(words, block.page.parent)
 
 
+def skeleton(page):
+    """What a translation keeps: the levels of headings, the numbers of the prose, the code but for comments."""
+    text = page.read_text(encoding="utf-8")
+    code = [(b.language, re.sub(r"(^|\s+)#.*$", "", b.code, flags=re.MULTILINE)) for b in blocks(page)]
+    prose = re.sub(r"^( *)```.*?^\1```$|<!--.*?-->|\]\([^)]*\)", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"^#+", text, re.MULTILINE), sorted(set(re.findall(r"\d+(?:\.\d+)*", prose))), code
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/start.md"])
+def test_chinese_page_has_the_sections_numbers_and_code_of_the_english_one(page):
+    headings, numbers, code = skeleton(ROOT / page)
+    translated = skeleton((ROOT / page).with_suffix(".zh.md"))
+    (language, first), *rest = translated[2]
+    assert (language, first.split()[:2]) == ("bash", ["kungfu-run", "--msrun"])  # the way in of its readers
+    assert (translated[0], translated[1], rest) == (headings, numbers, code)
+
+
 def test_no_code_hides_as_an_indented_block():
     """Four spaces make a block, too, which nobody would run."""
     hidden = []
