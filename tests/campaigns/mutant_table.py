@@ -107,7 +107,7 @@ _CPP = [
     Mutant(
         "death-wakes-nobody", "ops_src/transport/shm/board.cc",
         "/*used_only=*/true, [](Counter& word) { word.Stir(); });", "/*used_only=*/true, [](Counter&) {});",
-        ("cpp:WithoutOne.WhoeverSleepsIsWoken",),
+        ("cpp:WithoutOne.SleepingRanksAreWoken",),
     ),
     # ---- between hosts
     Mutant(
@@ -453,7 +453,7 @@ _PYTHON = [
     Mutant(
         "older-job-writes-on", "ms_kungfu/elastic/checkpoint.py",
         "if (newest := self._newest_job()) > self.job:", "if (newest := self._newest_job()) > self.job + 1:",
-        ("tests/mindspore/elastic/test_checkpoint.py::test_what_a_job_writes_that_was_given_up_does_not_count",),
+        ("tests/mindspore/elastic/test_checkpoint.py::test_checkpoint_of_an_abandoned_job_does_not_count",),
     ),
     Mutant(
         "state-comes-from-the-highest-rank", "ms_kungfu/elastic/state_transfer.py",

@@ -227,7 +227,7 @@ TEST(Background, ClosingTheCommunicatorEndsWhatIsQueuedAndANewOneWorks) {
 }
 
 // Both have ended well, in two cluster versions: what survivors have to agree on is of one.
-TEST(Background, WhatWasStartedInTwoVersionsIsNotWaitedForTogether) {
+TEST(Background, OperationsOfTwoVersionsAreNotAwaitedTogether) {
   Ranks before(2), after(2);
   const auto run = [&](uint32_t rank) {
     Worker worker(before.at(rank));

@@ -294,7 +294,7 @@ TEST(Cluster, AMeanCountsByWeights) {
   });
 }
 
-TEST(Cluster, WhatIsMovedArrivesAtItsPlace) {
+TEST(Cluster, MovedBytesArriveAtTheirPlace) {
   for (const auto& layout : kLayouts) {
     Clusters cluster(layout);
     const uint32_t n = cluster.size();
@@ -326,7 +326,7 @@ TEST(Cluster, WhatIsMovedArrivesAtItsPlace) {
 }
 
 // What the givers bring differs here, so that one sees where it comes from.
-TEST(Cluster, ABroadcastIsTakenFromTheHostsOwnGiver) {
+TEST(Cluster, BroadcastUsesTheSourceRankOfTheSameHost) {
   for (const auto& layout : kLayouts) {
     Clusters cluster(layout);
     const uint32_t n = cluster.size();
@@ -407,7 +407,7 @@ TEST(Cluster, AMismatchIsAnErrorEverywhereAndBreaksNothing) {
   }
 }
 
-TEST(Cluster, ANameThatReadsLikeAPartOfAnOperationIsToldWhole) {
+TEST(Cluster, NameThatReadsLikeAPartOfAnOperationIsReportedWhole) {
   Clusters cluster({0, 1});
   for (const std::string name : {"x (slices 1)", "x (agreed between hosts)"}) {
     const auto errors = cluster.Collect([&](uint32_t rank, Communicator& c) {
@@ -731,7 +731,7 @@ TEST(ClusterDeaths, ABroadcastFromTheDeadFailsEverywhereAndBreaksNothing) {
   }
 }
 
-TEST(ClusterDeaths, WhereAGiverHasDiedABroadcastFailsEverywhereAndAnotherOneServes) {
+TEST(ClusterDeaths, BroadcastFromAFailedSourceFailsAndAnotherSourceServes) {
   Clusters cluster({0, 1, 1, 2}, /*recovers=*/true);
   const auto errors = cluster.Collect([&](uint32_t rank, Communicator& c) {
     if (rank == 1) return cluster.MarkLost(1);
@@ -764,7 +764,7 @@ TEST(ClusterDeaths, WithoutRecoveryAllFail) {
   }
 }
 
-TEST(ClusterEnds, WhoHasLeftIsNamed) {
+TEST(ClusterEnds, RankThatHasLeftIsNamed) {
   Clusters cluster({0, 1, 1});
   const auto errors = cluster.Collect([&](uint32_t rank, Communicator& c) {
     Sum(c, "x", 1, 3);
@@ -776,7 +776,7 @@ TEST(ClusterEnds, WhoHasLeftIsNamed) {
       << ErrorOf(errors[0]).what();
 }
 
-TEST(ClusterEnds, WhoEndsWithoutLeavingIsNamed) {
+TEST(ClusterEnds, RankThatEndsWithoutLeavingIsNamed) {
   for (const bool recovers : {false, true}) {
     Clusters cluster({0, 1, 1}, recovers);
     const auto errors = cluster.Collect([&](uint32_t rank, Communicator& c) {
@@ -804,7 +804,7 @@ TEST(ClusterEnds, AHostThatIsLostIsNamed) {
   EXPECT_NE(cluster.link(0).failure(), "");
 }
 
-TEST(ClusterEnds, WhoGivesUpOnOneHostEndsTheOthersWaits) {
+TEST(ClusterEnds, RankThatGivesUpEndsTheWaitsOnOtherHosts) {
   Clusters cluster({0, 1, 1}, false, {std::chrono::milliseconds(300), std::chrono::seconds(60)});
   const auto errors = cluster.Collect([&](uint32_t rank, Communicator& c) {
     if (rank == 1) return;
@@ -910,7 +910,7 @@ TEST(ClusterEnds, ARequestThatIsNoneEndsTheCommunicator) {
   }
 }
 
-TEST(ClusterEnds, AFailureAfterTheEndOfItsRanksIsToldToTheOthers) {
+TEST(ClusterEnds, FailureAfterTheEndOfItsRanksReachesTheOthers) {
   Clusters cluster({0, 1}, /*recovers=*/true);
   const auto errors = cluster.Collect([&](uint32_t rank, Communicator& c) {
     if (rank == 1) {

@@ -67,7 +67,7 @@ TEST(Forked, AChildOfAMemberIsRefusedAndTheOthersNoticeNothing) {
   EXPECT_EQ(ranks.segment().header().gave_up, 0u);
 }
 
-TEST(Progress, OfARankIsWhatItHasToldLast) {
+TEST(Progress, OfARankIsItsLastReport) {
   Ranks ranks(2);
   shm::Board& board = ranks.board();
   ranks.at(1).NoteStep(7, std::chrono::milliseconds(20));
@@ -109,7 +109,7 @@ TEST(Forked, AChildMayAskForItsRankWhateverTheOtherThreadsWereAt) {
 
 // ---- what is told meanwhile ----
 
-TEST(Telling, AWaitSaysForWhomAndInWhat) {
+TEST(Telling, WaitNamesTheAwaitedRanksAndTheOperation) {
   std::mutex mutex;
   std::condition_variable told;
   std::vector<std::string> lines;  // guarded by mutex
@@ -144,7 +144,7 @@ void ExpectMismatchEverywhere(Ranks& ranks, const std::vector<std::exception_ptr
   }
 }
 
-TEST(Mismatch, RaisesAtEveryRankSaysWhoAndTheNextOperationWorks) {
+TEST(Mismatch, RaisesAtEveryRankWithTheRanksAndTheNextOperationWorks) {
   for (const uint32_t size : {2u, 3u, 4u}) {
     Ranks ranks(size);
     for (int round = 0; round < 20; round++) {
@@ -248,7 +248,7 @@ TEST(Death, EndsEveryWaitWithTheLaunchersReason) {
   }
 }
 
-TEST(Death, OfAProcessInTheMiddleOfAnythingLeavesNobodyHanging) {
+TEST(Death, OfAProcessInTheMiddleOfAnyOperationLeavesNoRankHanging) {
   for (unsigned seed = 0; seed < 30; seed++) {
     SCOPED_TRACE(seed);
     const int fd = shm::Segment::Create(3, 1, 2);
@@ -363,7 +363,7 @@ TEST(Closing, EndsAnOperationUnderWayAndLaterOnes) {
   EXPECT_EQ(ranks.segment().status(0).gave_up.Count(), 0u);
 }
 
-TEST(Assembling, TellsWhoIsMissing) {
+TEST(Assembling, NamesTheMissingRanks) {
   const int fd = shm::Segment::Create(2, 3, 2);
   auto segment = std::make_shared<shm::Segment>(fd);
   close(fd);

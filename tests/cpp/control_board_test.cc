@@ -107,7 +107,7 @@ TEST(ControlBoardTest, AGenerationIsTheClusterWithoutItsFirstDeaths) {
   EXPECT_EQ(three.StateRoot(), 2u);
 }
 
-TEST(ControlBoardTest, WhatIsCalledAndAnnouncedIsSeenByAll) {
+TEST(ControlBoardTest, SyncPointsAndPreparedVersionsAreSeenByAll) {
   PlainBoard board(2, /*recovers=*/true);
   Idle zero(board, 0), one(board, 1);
   zero.RequestSyncPoint(2);
@@ -120,7 +120,7 @@ TEST(ControlBoardTest, WhatIsCalledAndAnnouncedIsSeenByAll) {
   EXPECT_EQ(board.State(1), RankState::kLeft);
 }
 
-TEST(ControlBoardTest, OneThatFailsByItselfIsOutAloneOnlyWhereTheOthersRecover) {
+TEST(ControlBoardTest, RankThatFailsAloneIsRemovedAloneOnlyIfOthersRecover) {
   for (const bool recovers : {true, false}) {
     PlainBoard board(2, recovers);
     Idle zero(board, 0), one(board, 1);

@@ -148,7 +148,7 @@ TEST(HostLoss, ALostHostHasPartInASumOfSlicesForAllOrNone) { LoseTheFirst(What::
 TEST(HostLoss, ALostHostHasPartInASumOfFewBytesForAllOrNone) { LoseTheFirst(What::kSumOfHeaders); }
 
 // Its process has ended well, and the others count on it: nothing else would end their wait for it.
-TEST(HostLoss, WhoHadFinishedOnALostHostIsNamed) {
+TEST(HostLoss, FinishedRankOfALostHostIsNamed) {
   for (const bool they_wait : {true, false}) {
     Watch watch("when it has said its word", -1);
     Clusters cluster({0, 1, 2}, /*recovers=*/true, {8s, 8s});
@@ -348,7 +348,7 @@ TEST(HostLoss, OfTwoLossesInARowTheSecondUndoesWhatNotAllHave) {
 
 // The one rank of host 2 dies in an operation that its link hasn't begun, as the one before isn't over there. It has
 // brought its part, and the link ends the operation with it. See 6.
-TEST(HostLoss, WhatTheDeadOfAHostHadBegunIsEndedWithTheirPart) {
+TEST(HostLoss, OperationsOfFailedRanksOfAHostEndWithTheirPart) {
   constexpr uint32_t kDying = 100;
   Stage stage({{2, "when its ranks have the result", 0}});
   Clusters cluster({0, 1, 2}, /*recovers=*/true, {8s, 8s});

@@ -443,7 +443,7 @@ TEST(HostsAllReduce, OneThatHasAllPartsComesToTheBitsOfDoubling) {
   }
 }
 
-TEST(HostsAllReduce, RefusesMeansAndWhoIsNotInTheGroup) {
+TEST(HostsAllReduce, RefusesMeansAndRanksOutsideTheGroup) {
   Hosts hosts(2);
   float x = 1;
   EXPECT_THROW(AllReduce(Everyone(hosts.at(0)), Tag::Of("x", 0), Strategy::kAuto, KF_FLOAT32, KF_MEAN, &x, &x, 1),

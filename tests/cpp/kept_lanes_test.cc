@@ -88,7 +88,7 @@ TEST(KeptLanes, AreNotWaitedFor) {
 
 // Who waits for room doesn't wait for other hosts: host 0 has begun more sums than there are lanes when it gathers
 // something, which the other one does first.
-TEST(KeptLanes, LeaveRoomWhileOtherHostsAreWaitedFor) {
+TEST(KeptLanes, LeaveBuffersFreeWhileOtherHostsAreAwaited) {
   constexpr int kNames = shm::kLanes + shm::kKeptLanes + 8;
   for (const size_t count : {size_t{5}, size_t{10}, size_t{5000}}) {
     Clusters cluster({0, 1}, /*recovers=*/false, {30s, 30s});

@@ -102,7 +102,7 @@ TEST(Mesh, MessagesOfManyThreadsMeetInAnyOrder) {
 
 // ---- who waits for whom
 
-TEST(Mesh, ALateReceiverHoldsNobodyUp) {
+TEST(Mesh, LateReceiverDelaysNoOther) {
   Hosts hosts(2, 1);
   const std::vector<char> large = Pattern(3 << 20, 1), small = Pattern(1000, 2);
   std::vector<char> large_got(large.size()), small_got(small.size());
@@ -119,7 +119,7 @@ TEST(Mesh, ALateReceiverHoldsNobodyUp) {
 }
 
 // More small messages than a host keeps, received in another order, with others in between.
-TEST(Mesh, SmallMessagesThatNobodyReceivesAreBoundedAndHoldNobodyUp) {
+TEST(Mesh, UnreceivedSmallMessagesAreBoundedAndDelayNoOther) {
   constexpr uint32_t kMessages = 1000;
   constexpr size_t kBytes = 20000;
   Hosts hosts(2, 2);
@@ -321,7 +321,7 @@ TEST(Mesh, AWithdrawnMessagesMemoryIsFree) {
 }
 
 // The hosts go over to a new epoch at different times, in the middle of traffic, and use the same tags again.
-TEST(Mesh, AfterCancelNobodyTouchesAnythingAndNothingOldArrives) {
+TEST(Mesh, AfterCancelNoBufferIsTouchedAndNoOldMessageArrives) {
   constexpr uint32_t kMessages = 12;
   const auto size_of = [](uint32_t m) { return m % 2 == 0 ? size_t{20000} : size_t{1} << 20; };
   for (uint32_t round = 0; round < std::max(16 / kSlower, 2u); round++) {
@@ -376,7 +376,7 @@ TEST(Mesh, AfterCancelNobodyTouchesAnythingAndNothingOldArrives) {
   }
 }
 
-TEST(Mesh, ItsEndEndsItsTickets) {
+TEST(Mesh, EndOfAMeshEndsItsTickets) {
   Hosts hosts(2, 2);
   std::vector<char> to(1 << 20), from(1 << 20);
   const Ticket receives = hosts.at(0).Receive(kEpoch, 1, Tag::Of("x", 0), to.data(), to.size());

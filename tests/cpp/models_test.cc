@@ -137,7 +137,7 @@ TEST(ModelsOfOtherHosts, TheLatestVersionOfEachNameIsGivenWhole) {
   }
 }
 
-TEST(ModelsOfOtherHosts, WhatDoesNotFitIsRefusedAsOnOneHostAndBreaksNothing) {
+TEST(ModelsOfOtherHosts, UnfitModelRequestIsRefusedAndBreaksNothing) {
   Models models({0, 1});
   const auto view = models.View(0, 1);
   Save(models.store(1), "m", kSmall, 1, 1);
@@ -192,7 +192,7 @@ TEST(ModelsOfOtherHosts, ReadsAreWholeAndNeverGoBack) {
 
 // Hosts are lost while all read from all: their end comes first (a kill), or the decision (a cut). Who is left reads
 // on; of the lost there is nothing once they are known as such, and before that what is whole, or nothing.
-TEST(ModelsOfOtherHosts, WhoIsLeftReadsOnWhereHostsAreLost) {
+TEST(ModelsOfOtherHosts, RemainingHostsReadOnIfOthersAreLost) {
   std::mt19937 random(Seed());
   for (uint32_t i = 0; i < std::max(15 / kSlower, 2u); i++) {
     Models models({0, 0, 1, 2, 2, 3});
@@ -325,7 +325,7 @@ struct Silent {
   std::map<uint32_t, std::shared_ptr<OtherHosts>> others;
 };
 
-TEST(ModelsOfOtherHosts, AHostThatStandsStillIsWaitedForByWhoAsksItAlone) {
+TEST(ModelsOfOtherHosts, PausedHostIsAwaitedOnlyByItsOwnReaders) {
   Silent silent(std::chrono::milliseconds(1000));
   Save(silent.stores[2], "m", kLarge, 2, 1);
   Model got(kLarge);
@@ -425,7 +425,7 @@ store::Ask AskFor(uint32_t rank, uint64_t padded) {
   return one;
 }
 
-TEST(ModelsOfOtherHosts, WhoSaysSomethingElseIsNotListenedTo) {
+TEST(ModelsOfOtherHosts, WorkerThatSendsSomethingElseIsDisconnected) {
   Models models({0, 1});
   Save(models.store(1), "m", kSmall, 1, 1);
   const auto ask = [](const auto& change) {
@@ -478,7 +478,7 @@ TEST(ModelsOfOtherHosts, OfTwoDescriptorsInAMessageOneIsLetIn) {
 }
 
 // A launcher without descriptors gets the message alone. What is no parcel may shrink under its feet.
-TEST(ModelsOfOtherHosts, AnAskWhoseParcelIsNotTakenIsRefusedAndTheNextIsHeard) {
+TEST(ModelsOfOtherHosts, RequestWithAnUntakenParcelIsRefusedAndTheNextServed) {
   Models models({0, 1});
   Save(models.store(1), "m", kSmall, 1, 1);
   const int no_parcel = memfd_create("test", MFD_CLOEXEC);
@@ -511,7 +511,7 @@ TEST(ModelsOfOtherHosts, AnAskWhoseParcelIsNotTakenIsRefusedAndTheNextIsHeard) {
 }
 
 // A launcher of the test's own: it refuses so many asks of a worker before it answers.
-TEST(ModelsOfOtherHosts, AWorkerAsksAgainWhereItsLauncherLackedSomethingForAMoment) {
+TEST(ModelsOfOtherHosts, WorkerAsksAgainAfterAMomentaryLackOfItsLauncher) {
   for (const uint32_t again : {1, 0}) {
     int pair[2];
     ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);

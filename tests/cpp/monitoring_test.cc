@@ -102,7 +102,7 @@ TEST(TrafficTest, WaitingForAnotherRankIsTimeInCommunication) {
   EXPECT_NEAR(counted.exposed_s(), counted.busy_s(), 1e-3);
 }
 
-TEST(TrafficTest, WhatGoesOnInTheBackgroundIsHiddenAsLongAsNobodyWaits) {
+TEST(TrafficTest, BackgroundTimeIsHiddenWhileNoCallerWaits) {
   using namespace std::chrono_literals;
   Ranks ranks(2);
   const Counted counted;

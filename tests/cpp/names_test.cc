@@ -120,7 +120,7 @@ TEST(Names, AnyNumberOfLargeOperationsMayBeInFlight) {
   });
 }
 
-TEST(Names, WhereAllLanesAreTakenForGoodTheDeadlineSaysSo) {
+TEST(Names, DeadlineReportsThatAllStagingBuffersAreTaken) {
   Ranks ranks(2, {200ms, 10s});
   ranks.segment().header().lanes = ~uint64_t{0};
   const auto errors = ranks.Collect([&](uint32_t, Communicator& communicator) { Sum(communicator, "x", 1, 2, 40000); });
@@ -178,7 +178,7 @@ TEST(Names, GoOnForeverWithoutLookingLikeAMismatch) {
   EXPECT_FALSE(errors[1]) << ErrorOf(errors[1]).what();
 }
 
-TEST(Names, WhatWasSizedForAnotherClusterIsRefusedBeforeAnythingIsWritten) {
+TEST(Names, TensorsSizedForAnotherClusterAreRefusedBeforeAWrite) {
   Ranks ranks(3);
   std::vector<float> x(4, 1), all(8, -1);
   const std::vector<kf_tensor> tensors{{x.data(), all.data(), 4}};

@@ -176,7 +176,7 @@ void ExpectPlainSum(uint32_t leaves, kf_dtype dtype, std::mt19937& random) {
       << leaves << " leaves of " << NameOf(dtype) << " over " << ranks << " ranks";
 }
 
-TEST(ShardsTree, AnyDealInAnyOrderHasTheBitsOfOnePlainSum) {
+TEST(ShardsTree, AnyAssignmentInAnyOrderHasTheBitsOfOnePlainSum) {
   std::mt19937 random(Seed());
   for (uint32_t leaves = 1; leaves <= 70; leaves++) {
     for (const kf_dtype dtype : kFloats) {
@@ -188,7 +188,7 @@ TEST(ShardsTree, AnyDealInAnyOrderHasTheBitsOfOnePlainSum) {
   }
 }
 
-TEST(ShardsTree, ALeafIsBroughtOnce) {
+TEST(ShardsTree, ShardIsBroughtOnce) {
   const float x = 1;
   const kf_tensor tensor{&x, nullptr, 1};
   PartialSums sums;
@@ -216,7 +216,7 @@ void ExpectEachOnce(const Deal& deal, uint32_t leaves, const Members& members, b
   ASSERT_EQ(times, std::vector<int>(leaves, 1)) << leaves << " leaves, " << members.size() << " members";
 }
 
-TEST(ShardsDeal, EachLeafIsOneMembersAndEachMemberHasOneWhereThereAreEnough) {
+TEST(ShardsDeal, EachShardHasOneMemberAndEachMemberAShardIfEnough) {
   std::mt19937 random(Seed());
   for (uint32_t leaves = 1; leaves <= 70; leaves++) {
     for (uint32_t size = 1; size <= 9; size++) {
@@ -570,7 +570,7 @@ TEST(ShardsStep, HasTheBitsOfOnePlainSum) {
   }
 }
 
-TEST(ShardsStep, FailsEverywhereWhereTheRanksDealDifferently) {
+TEST(ShardsStep, FailsEverywhereIfTheRanksAssignDifferently) {
   std::vector<Plan> others(5);
   for (Plan& plan : others) plan.leaves = 6;
   const Plan plan = others[0];
@@ -697,7 +697,7 @@ TEST(ShardsStep, MeasuresTheGradientsOfItsLeavesAndTheirMean) {
 
 // As threads, so that sanitizers see what survivors do: a rank that brings no more, in any step after any number of
 // leaves, and is said to be dead.
-TEST(ShardsStep, IsWholeWithoutWhoStopsInTheMidstOfIt) {
+TEST(ShardsStep, IsWholeWithoutARankThatStopsInTheMiddle) {
   std::mt19937 random(Seed());
   struct Stopped {};
   class Stopping : public Trainer {

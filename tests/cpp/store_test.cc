@@ -391,7 +391,7 @@ TEST(Exchange, RanksOfOtherHostsAreAsLikely) {
   EXPECT_LT(sum, 23.1);
 }
 
-TEST(Exchange, WhereNobodyOfOtherHostsHasAModelThereIsNone) {
+TEST(Exchange, ReadIsEmptyIfNoOtherHostHasAModel) {
   FarGroup group(KF_RANDOM, 1);
   for (const uint32_t rank : {2u, 3u, 5u}) group.views.erase(rank);
   group.got.Fill(99);

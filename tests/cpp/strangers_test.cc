@@ -225,7 +225,7 @@ TEST_F(Stranger, OfAnOlderEpochIsDroppedAndOfANewerOneWaits) {
 }
 
 // Random, truncated, oversized, replayed and old frames, whole streams of them; beside each an honest host.
-TEST_F(Stranger, FramesAtRandomHarmNobody) {
+TEST_F(Stranger, RandomFramesDisturbNoOther) {
   constexpr uint32_t kStreams = 50, kFrames = 10;
   const std::vector<char> payload = Pattern(tcp::kFrameBytes, 1);
   for (uint32_t m = 0; m < Tries() / kStreams / kFrames; m++) {
@@ -360,7 +360,7 @@ struct Saved {
   store::ModelStore store;
 };
 
-TEST(StrangeModels, WhatAnotherHostAsksAtRandomIsAnsweredOrRefused) {
+TEST(StrangeModels, RandomRequestOfAnotherHostIsAnsweredOrRefused) {
   Saved saved;
   Random random(Seed());
   uint32_t answered = 0, refused = 0;
@@ -404,7 +404,7 @@ TEST(StrangeModels, WhatAnotherHostAsksAtRandomIsAnsweredOrRefused) {
   EXPECT_GT(refused, Tries() / 100);
 }
 
-TEST(StrangeModels, WhatAWorkerAsksAtRandomIsAnsweredOrItIsNotListenedTo) {
+TEST(StrangeModels, RandomRequestOfAWorkerIsAnsweredOrEndsTheConnection) {
   Saved saved;
   Random random(Seed());
   Ends ends = Connect(2, 1);

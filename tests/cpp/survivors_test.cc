@@ -91,7 +91,7 @@ TEST(WithoutOne, AnExpelledProcessLearnsItAndPublishesNothing) {
 }
 
 // Not even that the communicator is finished for all.
-TEST(WithoutOne, WhatItSaidCountsNoMore) {
+TEST(WithoutOne, GiveUpOfALostRankIsIgnored) {
   Ranks ranks(2, {10s, 10s}, 2, /*recovers=*/true);
   ranks.board().GiveUp(1, GaveUp::kForAll, KF_TIMEOUT, "too late");
   EXPECT_TRUE(ranks.board().GaveUpForAll());
@@ -100,7 +100,7 @@ TEST(WithoutOne, WhatItSaidCountsNoMore) {
 }
 
 // Who waits for a survivor, which may do the operation again meanwhile.
-TEST(WithoutOne, WhoeverSleepsIsWoken) {
+TEST(WithoutOne, SleepingRanksAreWoken) {
   Ranks ranks(3, {10s, 10s}, 2, /*recovers=*/true);
   ranks.Run([](uint32_t, Communicator& communicator) { Sum(communicator, "x", 1, 3); });
   const auto begin = Clock::now();
@@ -161,7 +161,7 @@ TEST(WithoutOne, AMismatchIsStillAMismatchWhereTheDeadHadPosted) {
 
 // Between the first fence and the entry in the list of deaths, and everywhere else: what the expelled one throws, it
 // throws alone.
-TEST(WithoutOne, AnExpelledProcessMakesNobodyGiveUp) {
+TEST(WithoutOne, ExpelledProcessMakesNoOtherGiveUp) {
   Ranks ranks(3, {10s, 10s}, 2, /*recovers=*/true);
   shm::RankStatus& status = ranks.segment().status(1);
   status.gave_up.Fence();
@@ -211,7 +211,7 @@ TEST(WithoutOne, TwoNeverHaveTheTable) {
 }
 
 // It stands still with the lock of the table, for ever as far as the others know, and goes on when they are through.
-TEST(WithoutOne, OneThatIsFrozenWithTheTableKeepsNobodyWaitingAndHarmsNobodyLater) {
+TEST(WithoutOne, RankFrozenWithTheTableDelaysAndDisturbsNoOther) {
   for (const char* const where :
        {"with the lock of the table", "before a channel is declared", "after a channel is declared",
         "before a channel has its key", "before the lock of the table is given back"}) {
@@ -245,7 +245,7 @@ TEST(WithoutOne, OneThatIsFrozenWithTheTableKeepsNobodyWaitingAndHarmsNobodyLate
 // Two deaths in a row at the lock. The first one, which is only frozen, had declared a channel; the second one dies
 // when it has taken the lock over and not retired that channel yet. The first one goes on when the others have used the
 // table for a while.
-TEST(WithoutOne, WhatTheDeadHadDeclaredIsRetiredThoughTheNextOneDiesWithTheTable) {
+TEST(WithoutOne, ChannelsOfTheFailedAreRetiredIfTheNextFailsWithTheTable) {
   Ranks ranks(4, {10s, 10s}, 2, /*recovers=*/true);
   std::atomic<bool> frozen{false}, taken_over{false}, go_on{false};
   std::atomic<int> through{0};
@@ -381,7 +381,7 @@ TEST(WithoutOne, OneThatIsInterruptedWhileItJoinsIsOutAloneAndHasNotLeft) {
 }
 
 // Where nobody recovers it is gone for good, and who meets it in an operation hears why.
-TEST(Joining, OneThatIsInterruptedTakesTheOthersAlongWhereNobodyRecovers) {
+TEST(Joining, InterruptedRankEndsTheOthersWithoutRecovery) {
   const int fd = shm::Segment::Create(2, 8, 2);
   const auto segment = std::make_shared<shm::Segment>(fd);
   {
@@ -432,7 +432,7 @@ TEST(WithoutOne, OneThatFailsByItselfIsOutAndTheOthersGoOnOnceItIsEnded) {
   EXPECT_THROW(ranks.at(1).Run(Op(Kind::kAllReduce, "x", {{&x, &y, 1}}, KF_FLOAT32)), Error);
 }
 
-TEST(WithoutOne, WhatItHadBoundIsFreeOnceItIsReaped) {
+TEST(WithoutOne, ChannelsOfARemovedRankAreFreeOnceItIsReaped) {
   Ranks ranks(3, {10s, 10s}, 2, /*recovers=*/true);
   const auto bound = [&] {
     uint32_t count = 0;
@@ -527,7 +527,7 @@ TEST(Weights, EqualOnesGiveTheBitsOfTheMean) {
   });
 }
 
-TEST(Weights, OfTheDeadAreGone) {
+TEST(Weights, OfFailedRanksAreDropped) {
   Ranks ranks(3, {10s, 10s}, 2, /*recovers=*/true);
   ExpectNoErrors(RunWithout(ranks, 2, [&](uint32_t rank, Communicator& communicator) {
     float x = rank == 0 ? 1 : 5, y = 0;

@@ -88,7 +88,7 @@ openssl x509 -req -in host.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out hos
   std::shared_ptr<TlsContext> host_;
 };
 
-TEST_F(Tls, WhoIsCalledHasToBeWhomTheCallerMeans) {
+TEST_F(Tls, CalledHostMustBeTheOneThatTheCallerMeans) {
   for (const char* const name : {"10.0.0.2", "node2", "fd00::2", ""}) {
     TlsEnd caller(host_, false, name), called(host_, true, "");
     EXPECT_EQ(Meet(caller, called), (std::array<std::string, 2>{}));
@@ -133,7 +133,7 @@ TEST_F(Tls, AKeyIsReplacedAfterItsMostRecords) {
   }
 }
 
-TEST_F(Tls, WhoIsOfAnotherAuthorityIsRefusedWhicheverEndHeIs) {
+TEST_F(Tls, PeerOfAnotherAuthorityIsRejectedAtEitherEnd) {
   TlsEnd caller(Of("other"), false, ""), called(host_, true, "");
   auto said = Meet(caller, called);
   EXPECT_NE(said[1].find("its certificate isn't accepted"), std::string::npos) << said[1];
@@ -143,7 +143,7 @@ TEST_F(Tls, WhoIsOfAnotherAuthorityIsRefusedWhicheverEndHeIs) {
   EXPECT_NE(said[0].find("its certificate isn't accepted"), std::string::npos) << said[0];
 }
 
-TEST_F(Tls, WhatIsNoHandshakeIsRefusedInASentence) {
+TEST_F(Tls, MalformedHandshakeIsRejectedInASentence) {
   std::mt19937_64 random(1);
   for (int i = 0; i < 1000; i++) {
     TlsEnd called(host_, true, "");

@@ -47,7 +47,7 @@ TEST(Deadline, DoesNotPassInAPauseButAfterItsLimit) {
   EXPECT_LE(looks, 5s / host::kSlice);
 }
 
-TEST(Deadline, CountsAnewFromWhereItIsTold) {
+TEST(Deadline, CountsAnewFromTheGivenTime) {
   host::Deadline deadline(1s, 60s);
   Clock::time_point now = Clock::now();
   for (int looks = 0; looks < 40; looks++) EXPECT_FALSE(deadline.Passed(now += host::kSlice));

@@ -49,7 +49,7 @@ def test_operations_that_become_ready_in_any_order_are_launched_in_one(
 
 
 @both
-def test_a_device_that_fails_at_one_rank_is_an_error_at_all_and_the_next_operation_goes_through(
+def test_device_failure_at_one_rank_raises_at_all_and_next_operation_works(
     run_on_standins: RunOnStandins, target: str
 ) -> None:
     output = run_on_standins("device_trouble.py", target, np=3, STANDIN_MEMORY_BYTES=4 << 20)

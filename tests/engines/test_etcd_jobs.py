@@ -84,7 +84,7 @@ def test_workers_ask_for_a_size_and_the_next_job_counts_on(etcd, kungfu_run):
 
 
 @pytest.mark.parametrize("away_s", [3.0, pytest.param(30.0, marks=pytest.mark.long)])
-def test_training_goes_on_while_etcd_is_gone_and_deaths_and_changes_wait(etcd_of, kungfu_run, away_s):
+def test_training_continues_without_etcd_and_failures_and_changes_wait(etcd_of, kungfu_run, away_s):
     etcd = etcd_of()
     url = etcd.url("away")
     job = kungfu_run("-w", "-np", 3, "-config-server", url, sys.executable, STEADY)
@@ -183,7 +183,7 @@ def test_an_etcd_that_is_not_there(kungfu_run):
     refused(kungfu_run("-w", "-config-server", url, "sleep", 10), url, "Connection refused", "is it running?")
 
 
-def test_what_is_no_etcd(start_module, kungfu_run, tmp_path):
+def test_server_that_is_not_etcd_is_refused(start_module, kungfu_run, tmp_path):
     (tmp_path / "other").mkdir(mode=0o700)  # the server leaves its secret, for as long as it runs
     environment = {"XDG_RUNTIME_DIR": str(tmp_path / "other")}
     server = start_module("ms_kungfu.config_server", "-port", 0, environment=environment)
@@ -194,7 +194,7 @@ def test_what_is_no_etcd(start_module, kungfu_run, tmp_path):
     )  # fmt: skip
 
 
-def test_a_full_database_is_told_and_written_to_once_there_is_room(etcd_of):
+def test_full_etcd_database_is_reported_and_written_once_space_is_free(etcd_of):
     etcd = etcd_of(1, flags=("--quota-backend-bytes=1000000",))
     store = open_store(etcd.url("full"))
     first = store.put(Cluster((PeerID(A, 10000),), (), 0))

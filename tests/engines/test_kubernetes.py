@@ -137,7 +137,7 @@ def test_a_running_job_is_joined_while_one_of_the_first_pods_is_away(pods, index
     assert (code, [call[0] for call in calls]) == (0, ["-join"])
 
 
-def test_the_first_pods_begin_once_all_are_there_and_join_who_was_faster(pods):
+def test_first_pods_start_together_and_join_a_job_that_was_faster(pods):
     (pods.folder / "sleep").write_text('#!/bin/bash\nexec /bin/sleep "$([ "$1" = 5 ] && echo 0.01 || echo "$1")"\n')
     (pods.folder / "sleep").chmod(0o755)
     pod = pods.start(0, 1, away="train-1.train")
@@ -160,7 +160,7 @@ def test_a_job_that_has_failed_is_begun_again(pods):
 
 
 @pytest.mark.parametrize("joins", [None, 1])
-def test_a_pod_that_is_sent_away_has_its_host_leave_and_its_index_is_not_done(pods, joins):
+def test_terminated_pod_has_its_host_leave_and_its_index_incomplete(pods, joins):
     pod = pods.start(0, joins, runs=True)
     wait_until(lambda: pods.runs.exists())
     pod.terminate()

@@ -33,7 +33,7 @@ def patient_etcd(etcd_of) -> Etcd:
 
 
 @pytest.mark.parametrize("kind", ["agent", pytest.param("host", marks=pytest.mark.long), "rank 0"])
-def test_training_goes_on_without_the_head_its_host_or_rank_0(patient_etcd, tmp_path, kind) -> None:
+def test_training_continues_without_controller_head_node_or_rank_0(patient_etcd, tmp_path, kind) -> None:
     job = ElectedJob(patient_etcd, "job", tmp_path / "job")
     try:
         print(f"{kind}: the longest pause was {job.judge(kind, job.strike(kind)):.2f} s")
@@ -58,7 +58,7 @@ def asked_until(tmp_path, monkeypatch, capsys):
     return ask
 
 
-def test_a_host_that_has_joined_takes_the_seat(patient_etcd, tmp_path, asked_until) -> None:
+def test_joined_host_takes_the_leadership_lease(patient_etcd, tmp_path, asked_until) -> None:
     job = ElectedJob(patient_etcd, "joined", tmp_path / "job", "-joinable", begun=1)
     try:
         job.wait_until_all_train()
@@ -97,7 +97,7 @@ def test_standby_of_another_host_gets_a_slot_from_the_next_head(patient_etcd, tm
         job.end()
 
 
-def test_a_head_that_gets_a_sigterm_leaves_and_another_host_goes_on_at_once(patient_etcd, tmp_path) -> None:
+def test_head_node_with_sigterm_leaves_and_another_host_leads_at_once(patient_etcd, tmp_path) -> None:
     job = ElectedJob(patient_etcd, "leaves", tmp_path / "job", lease_s=120)
     try:
         longest = job.judge("agent", job.let_the_head_leave())
@@ -106,7 +106,7 @@ def test_a_head_that_gets_a_sigterm_leaves_and_another_host_goes_on_at_once(pati
         job.end()
 
 
-def test_a_time_limit_holds_over_a_change_of_heads(patient_etcd, tmp_path) -> None:
+def test_time_limit_holds_across_a_change_of_controller(patient_etcd, tmp_path) -> None:
     """From the job's start, and it ends with the limit that was given."""
     begun, limit_s = time.monotonic(), 60
     job = ElectedJob(patient_etcd, "limit", tmp_path / "job", "-timeout", f"{limit_s}s", begun=2)
@@ -121,7 +121,7 @@ def test_a_time_limit_holds_over_a_change_of_heads(patient_etcd, tmp_path) -> No
 
 
 @pytest.mark.long
-def test_a_head_whose_supervisor_is_killed_costs_its_host_and_not_the_job(patient_etcd, tmp_path) -> None:
+def test_head_node_with_killed_supervisor_fails_alone_and_job_continues(patient_etcd, tmp_path) -> None:
     job = ElectedJob(patient_etcd, "guard", tmp_path / "job")
     try:
         workers = job.wait_until_all_train()
@@ -135,7 +135,7 @@ def test_a_head_whose_supervisor_is_killed_costs_its_host_and_not_the_job(patien
 
 
 @pytest.mark.long
-def test_a_head_that_is_started_again_leaves_the_job_to_those_who_have_it_and_may_join(patient_etcd, tmp_path) -> None:
+def test_restarted_head_node_leaves_the_job_to_its_leader_and_may_join(patient_etcd, tmp_path) -> None:
     job = ElectedJob(patient_etcd, "again", tmp_path / "job")
     try:
         left = job.strike("agent")
@@ -155,7 +155,7 @@ def test_a_head_that_is_started_again_leaves_the_job_to_those_who_have_it_and_ma
         job.end()
 
 
-def test_a_job_whose_head_has_died_is_its_other_hosts_for_a_lease(etcd, start_module) -> None:
+def test_job_of_a_failed_head_node_is_kept_for_its_hosts_for_one_lease(etcd, start_module) -> None:
     url = etcd.url("dead")
     versions = ClusterVersions(clusters={0: CLUSTER}, committed=0)
     snapshot = LeaderSnapshot("job", "one", CLUSTER, (Host("one", 1), Host("other", 1)), versions).to_json()
@@ -175,7 +175,7 @@ def test_a_job_whose_head_has_died_is_its_other_hosts_for_a_lease(etcd, start_mo
     assert open_store(url).get() is None, "it has written nothing"
 
 
-def test_of_two_that_take_the_seat_one_has_it(etcd) -> None:
+def test_two_hosts_that_take_the_lease_elect_one_leader(etcd) -> None:
     url = etcd.url("two")
     one, other = (LeadershipLease(open_leadership(url), host, 60) for host in ("one", "other"))
     seen = open_leadership(url).look()
@@ -189,7 +189,7 @@ def test_of_two_that_take_the_seat_one_has_it(etcd) -> None:
     assert (found.holder, found.snapshot["step"], found.since) == ("one", 2, one.since)
 
 
-def test_who_comes_back_to_an_empty_seat_goes_on_and_to_a_taken_one_does_not(etcd) -> None:
+def test_returning_host_leads_if_the_lease_is_free_and_not_if_it_is_held(etcd) -> None:
     url = etcd.url("back")
     keys = open_leadership(url)
     one, other = (LeadershipLease(open_leadership(url), host, 60) for host in ("one", "other"))
@@ -211,7 +211,7 @@ def test_who_comes_back_to_an_empty_seat_goes_on_and_to_a_taken_one_does_not(etc
     assert (found.holder, found.snapshot["step"]) == ("other", 2)
 
 
-def test_an_answer_that_was_lost_doesnt_cost_the_seat(etcd, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_answer_keeps_the_leadership_lease(etcd, monkeypatch: pytest.MonkeyPatch) -> None:
     url = etcd.url("answers")
     keys = open_leadership(url)
     lease = LeadershipLease(keys, "one", 60)

@@ -126,7 +126,7 @@ def test_a_cluster_that_is_too_small_is_refused_by_a_sentence(ray_of, kungfu_run
 
 @pytest.mark.alone
 @pytest.mark.long
-def test_with_an_etcd_others_go_on_without_the_head_and_a_sigterm_ends_them_all(ray_of, etcd_of, kungfu_run, tmp_path):
+def test_ray_job_with_etcd_survives_head_node_and_sigterm_ends_all_hosts(ray_of, etcd_of, kungfu_run, tmp_path):
     """No host just leaves by it, while the others go on."""
     program = tmp_path / "steady.py"
     program.write_text(STEADY.read_text())
@@ -159,7 +159,7 @@ def test_an_address_where_no_ray_is_is_refused_by_a_sentence(address, told, kung
 
 
 @pytest.mark.alone
-def test_an_agent_that_is_killed_is_told_from_a_node_that_has_gone(ray_of, kungfu_run, tmp_path):
+def test_killed_agent_is_distinguished_from_lost_node(ray_of, kungfu_run, tmp_path):
     """Its host comes back: the node is there, and has room."""
     program = tmp_path / "steady.py"
     program.write_text(STEADY.read_text())
@@ -316,7 +316,7 @@ def test_functions_run_on_a_machine_with_nothing_started(run_program, tmp_path, 
 
 @pytest.mark.alone
 @pytest.mark.skipif(raylets.why_not() is not None, reason=str(raylets.why_not()))
-def test_an_interrupt_is_one_for_who_calls_when_the_job_has_ended(start_module, tmp_path, monkeypatch):
+def test_interrupt_reaches_the_caller_after_the_job_has_ended(start_module, tmp_path, monkeypatch):
     for name, value in raylets.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "interrupted.py").write_text(INTERRUPTED)
@@ -332,7 +332,7 @@ def test_an_interrupt_is_one_for_who_calls_when_the_job_has_ended(start_module, 
 @pytest.mark.alone
 @pytest.mark.long
 @pytest.mark.skipif(raylets.why_not() is not None, reason=str(raylets.why_not()))
-def test_a_job_whose_ray_loses_its_head_ends_with_what_it_has_returned(start_module, tmp_path, monkeypatch):
+def test_job_whose_ray_head_node_is_lost_ends_with_returned_values(start_module, tmp_path, monkeypatch):
     for name, value in raylets.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "without_head.py").write_text(WITHOUT_HEAD)
@@ -359,9 +359,7 @@ def test_the_example_runs_on_a_machine_with_nothing_started(run_program, tmp_pat
 
 @pytest.mark.alone
 @pytest.mark.long
-def test_lenet_begins_on_two_nodes_grows_to_a_third_and_outlives_the_loss_of_one(
-    ray_of, kungfu_run, start_module, tmp_path
-):
+def test_lenet_on_two_nodes_grows_to_a_third_and_survives_a_lost_node(ray_of, kungfu_run, start_module, tmp_path):
     for module in ("mindspore", "sklearn", "matplotlib", "tqdm"):
         pytest.importorskip(module)
     ray = ray_of(1)

@@ -124,7 +124,7 @@ def start_again(slurm, job):
     slurm.run("scontrol", "update", f"jobid={job}", "starttime=now")
 
 
-def test_who_is_preempted_leaves_in_time_and_resumes_from_its_checkpoint(slurm, tmp_path):
+def test_preempted_job_leaves_in_time_and_resumes_from_checkpoint(slurm, tmp_path):
     job, out = submit(slurm, tmp_path)
     wait_for(r"^begins at step 0 rank \d of 4", out, 4)
     wait_for(r"[1-9]\d*", tmp_path / "at")

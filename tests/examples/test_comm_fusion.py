@@ -22,7 +22,7 @@ def losses(output):
 
 
 @pytest.mark.long
-def test_it_prints_the_ids_and_the_groups_and_trains_alike_in_all_of_them(run_program):
+def test_example_prints_fusion_ids_and_groups_and_trains_alike_in_all(run_program):
     output = run_program(EXAMPLE / "train.py", "--epochs", 2)
     ids = re.findall(r"^The parameter (\w+)\S*'s fusion id is (\d)$", output, re.MULTILINE)
     assert ids == [("head", "0")] * 2 + [(f"layer{i}", str(i)) for i in (1, 2, 3) for _ in range(4)]

@@ -47,7 +47,7 @@ def test_the_headers_come_with_the_package_and_are_c_and_cpp(capsys, tmp_path):
             *flags(capsys, "--includes"), source)  # fmt: skip
 
 
-def test_a_c_program_links_the_runtime_with_the_flags_that_are_told(capsys, tmp_path):
+def test_c_program_links_the_runtime_with_the_printed_flags(capsys, tmp_path):
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler")

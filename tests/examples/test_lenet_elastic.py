@@ -167,7 +167,7 @@ def absent(tmp_path):
 
 
 @pytest.mark.long
-def test_without_the_extras_it_trains_and_says_that_no_picture_can_be_drawn(folder, absent):
+def test_example_without_extras_trains_and_reports_missing_picture(folder, absent):
     needs("mindspore")
     done = run(folder, sys.executable, "train.py", "--schedule", "none", "--epochs", "3", PYTHONPATH=str(absent))
     assert done.returncode == 0, done.stdout[-4000:]
@@ -288,7 +288,7 @@ def test_a_picture_of_any_run(example, tmp_path, sizes):
     assert [path.name for path in tmp_path.glob("*.png")] == ["training.png"]
 
 
-def test_what_a_killed_worker_has_left_beside_the_digits_is_none_of_them(example, tmp_path, monkeypatch):
+def test_file_that_a_killed_worker_left_is_not_read_as_digits(example, tmp_path, monkeypatch):
     """It wrote the same file as another one, and had no time to put it in its place."""
     pytest.importorskip("mindspore", reason="MindSpore is not installed")
     import data

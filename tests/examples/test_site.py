@@ -156,7 +156,7 @@ def answered(site, question):
 
 @pytest.mark.site
 @SPHINX_9
-def test_a_new_users_questions_are_answered_by_the_page_that_the_search_names_first(site):
+def test_search_for_new_users_questions_names_the_answering_page_first(site):
     assert len(QUESTIONS) >= 80
     wrong = {
         q: [f"{f.page} ({f.score}, {f.title})" for f in site.ranked(q)[:3]]

@@ -39,7 +39,7 @@ def test_a_short_trial_over_hosts_breaks_nothing() -> None:
     ],
     ids=["a sample is lost", "nothing is wrong", "it ends too early", "an exception"],
 )
-def test_what_a_program_does_wrong_is_found(tmp_path: Path, right: str, wrong: str, found: str | None) -> None:
+def test_wrong_program_of_a_hard_trial_is_found(tmp_path: Path, right: str, wrong: str, found: str | None) -> None:
     # In its first five steps, an epoch: the job may be asked to end in these.
     text = (PROGRAMS / "counting.py").read_text()
     assert text.count(right) == 1

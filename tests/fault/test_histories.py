@@ -125,7 +125,7 @@ def tell_of_steps(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     monkeypatch.setattr(audit, "audit", lambda files: audit.Report(2, 1, [epoch], [], []))
 
 
-def test_what_happened_is_told(left: Path) -> None:
+def test_outcome_of_histories_is_reported(left: Path) -> None:
     found = outcome(DIES, left, LINES)
     assert found == histories.Outcome(["aa"], [{1: 2}], [[DIES.histories[0].strokes[0]]])
     assert histories.compare(found, replace(found, sha256=["aa"]), DIES) == []
@@ -153,7 +153,7 @@ def test_a_promise_that_is_not_kept_is_noticed(left: Path, line: dict | None, sa
         look(DIES, left, lines)
 
 
-def test_weights_that_differ_after_a_step_are_noticed_also_of_a_lost_worker(left: Path) -> None:
+def test_weights_that_differ_after_a_step_are_found_also_of_a_lost_worker(left: Path) -> None:
     (left / "weights.11").write_bytes(AFTER.pack(1, 7) + AFTER.pack(2, 8))
     (left / "weights.12").write_bytes(AFTER.pack(1, 9))
     with pytest.raises(BrokenError, match=r"they differ after step 1: \[\[1[12]\], \[1[12]\]\]"):

@@ -178,7 +178,7 @@ def test_a_broken_protocol_is_found_out(breakage, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda breakage: breakage.__name__)
-def test_and_none_where_it_is_not(breakage) -> None:
+def test_intact_protocol_keeps_every_promise(breakage) -> None:
     for schedule in variations(*BREAKAGES[breakage], 2, 0.05):
         violation = violation_of(schedule)
         assert violation is None, f"{violation}\n{story(schedule)}"

@@ -206,7 +206,7 @@ def stories(seeds: int) -> Iterator[Schedule]:
             yield Schedule(seed, setup, tuple(sorted(moved, key=lambda h: h.at)))
 
 
-def test_what_was_wrong_once_is_right() -> None:
+def test_courses_that_failed_once_break_no_promise() -> None:
     for schedule in stories(3):
         violation = violation_of(schedule)
         assert violation is None, f"{violation}\n{story(schedule)}"
@@ -265,7 +265,7 @@ def test_worker_that_is_stuck_a_second_time_is_logged_again() -> None:
 
 
 @pytest.mark.parametrize("recover", [Recover.SHRINK, Recover.REPLACE])
-def test_a_job_whose_workers_are_all_told_to_end_ends_in_one_way(recover: Recover) -> None:
+def test_job_with_all_workers_terminated_ends_in_one_way(recover: Recover) -> None:
     for seed in range(60):
         rng = random.Random(seed)
         happenings = [Happening(0.5 + rng.uniform(0, 0.1), "terminate all")]

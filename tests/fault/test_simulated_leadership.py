@@ -53,7 +53,7 @@ FOUND = (474, 1750, 5367, 5433, 5598, 5643, 8111, 8235, 8493, 10191, 12867, 1304
 
 
 @pytest.mark.parametrize("seed", FOUND)
-def test_what_was_found_once_is_mended(seed: int) -> None:
+def test_leadership_seeds_that_failed_once_break_no_promise(seed: int) -> None:
     violation = violation_of(schedule_of_leadership(seed))
     assert violation is None, f"{violation}\n{story(schedule_of_leadership(seed))}"
 
@@ -82,7 +82,7 @@ def test_a_host_that_has_joined_goes_on_with_the_job_where_it_is_the_last() -> N
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_sigterm_to_the_head_ends_its_host_and_not_the_job(times: int) -> None:
+def test_sigterm_to_the_head_node_ends_that_host_and_not_the_job(times: int) -> None:
     """At the second one its host is lost."""
     happenings = tuple(Happening(0.9 + 0.01 * number, "head leaves", 0) for number in range(times))
     for schedule in variations(replace(THREE, samples=100), happenings, 8, 0.2):
@@ -219,7 +219,7 @@ def test_a_broken_protocol_is_found_out(breakage, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda breakage: breakage.__name__)
-def test_and_none_where_it_is_not(breakage) -> None:
+def test_intact_protocol_keeps_every_promise(breakage) -> None:
     setup, happenings, _, later_s, *_ = BREAKAGES[breakage]
     for schedule in variations(setup, happenings, 2, later_s):
         violation = violation_of(schedule)

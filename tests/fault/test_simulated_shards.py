@@ -90,7 +90,7 @@ def test_a_new_job_goes_on_from_a_checkpoint_at_another_size() -> None:
         assert min(second.steps) == max(first.checkpoints) + 1
 
 
-def test_shards_that_a_policy_changes_are_changed_for_all_and_for_who_comes_later() -> None:
+def test_shards_changed_by_a_policy_change_for_all_and_for_joining_workers() -> None:
     """At a step, whoever dies around it; a joiner and a resumed job have them from those who were there."""
     dealt = set()
     for seed in range(40):
@@ -129,7 +129,7 @@ def test_shards_that_a_policy_changes_are_changed_for_all_and_for_who_comes_late
     assert {(12, 4), (10, 5), (9, 3), (8, 4)} <= dealt
 
 
-def test_a_slow_worker_is_dealt_fewer_and_after_a_resize_all_alike_until_they_are_measured_anew() -> None:
+def test_slow_worker_gets_fewer_shards_until_a_resize_resets_the_weights() -> None:
     steps: dict[int, dict[tuple[int, int], list[int]]] = {}  # by the cluster version
     world = World(3, replace(SHARDED, shards=12, size=4), (Happening(0.2, "slow", 1, 3.0), Happening(3.2, "resize", 3)))
     real = world.committed

@@ -44,7 +44,7 @@ def longest_gap(world: HostsWorld) -> float:
 
 
 @pytest.mark.parametrize("seconds", [long(0.95), 1.02, long(1.1), long(1.3)])  # host-timeouts
-def test_a_new_head_that_stands_still_gives_up_nobody_for_it(seconds: float) -> None:
+def test_paused_new_controller_declares_no_host_lost(seconds: float) -> None:
     """Its hosts have called it meanwhile, and wait."""
     pause = Happening(0.0, "pause head", 0, seconds * HOST_TIMEOUT_S, term=2)
     for schedule in variations(JOB, (KILL, pause), 5, 0.15):
@@ -54,7 +54,7 @@ def test_a_new_head_that_stands_still_gives_up_nobody_for_it(seconds: float) -> 
         )  # the first controller, and this one where another took its lease
 
 
-def test_a_new_head_that_stands_still_once_hosts_are_there_leaves_them_to_another() -> None:
+def test_new_controller_paused_after_hosts_arrive_leaves_them_to_another() -> None:
     """They have left it, and come to another one only. It stands still for so nearly the timeout that some stay."""
     ends = (Happening(2.25, "head leaves", 1), Happening(2.45, "head leaves", 10))
     pause = Happening(0.16, "pause head", 0, 0.95 * HOST_TIMEOUT_S, term=2)
@@ -63,14 +63,14 @@ def test_a_new_head_that_stands_still_once_hosts_are_there_leaves_them_to_anothe
         assert len(run(schedule).lost_at) <= 2, story(schedule)
 
 
-def test_nobody_is_given_up_where_all_stand_still_while_one_takes_the_seat() -> None:
+def test_pause_of_all_hosts_during_takeover_loses_no_host() -> None:
     pause = Happening(0.0, "pause all", 0, 1.5 * HOST_TIMEOUT_S, term=2)
     for schedule in variations(JOB, (KILL, pause), 5, 0.3):
         assert {host.name for host in run(schedule).lost_at} <= {"10.0.0.1"}, story(schedule)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 3 * HOST_TIMEOUT_S])
-def test_a_second_head_that_is_lost_takes_nobody_with_it(seconds: float) -> None:
+def test_lost_second_controller_loses_no_other_host(seconds: float) -> None:
     """Who has called it doesn't wait for it longer than the third one waits for him."""
     second = Happening(0.0, "pause head" if seconds else "kill head", 0, seconds, term=2)
     for schedule in variations(JOB, (KILL, second), 5, 0.3):
@@ -88,7 +88,7 @@ def test_a_dead_host_is_given_up_while_the_store_comes_and_goes(every_s: float, 
     assert longest_gap(run(schedule)) < 5 * HOST_TIMEOUT_S, story(schedule)
 
 
-def test_a_seat_whose_taking_went_unanswered_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lease_acquired_without_an_answer_is_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller before it isn't waited for any longer then, nor is this host taken for it."""
 
     def swap(self, seen, snapshot, holder="", lease=0):
@@ -108,7 +108,7 @@ def test_a_seat_whose_taking_went_unanswered_is_known_again(monkeypatch: pytest.
         assert [host.name for host in world.lost_at] == ["10.0.0.1"]
 
 
-def test_the_seat_is_kept_while_a_choice_waits_for_room_in_the_store() -> None:
+def test_lease_is_kept_while_a_commit_waits_for_space_in_the_store() -> None:
     full = Happening(1.0, "fill store", 0, 3 * HOST_TIMEOUT_S)
     setup = HostsSetup(size=6, hosts=3, recover=Recover.SHRINK, moves=True, samples=200)
     for schedule in variations(setup, (Happening(0.97, "resize", 4), full), 6, 0.05):
@@ -123,7 +123,7 @@ def test_workers_go_on_while_a_version_waits_for_a_store_that_is_away() -> None:
     assert sum(gap > 2.0 for gap in gaps) <= 3, gaps
 
 
-def test_launchers_end_where_the_jobs_keys_are_gone() -> None:
+def test_launchers_end_if_the_keys_of_the_job_are_deleted() -> None:
     """Deleted by somebody, or lost with etcd's data. Nothing can be decided any more, nor looked up."""
     setup = HostsSetup(size=6, hosts=3, recover=Recover.SHRINK, moves=True, samples=40)
     for schedule in variations(setup, (Happening(0.9, "delete keys"),), 4, 0.5):
@@ -132,7 +132,7 @@ def test_launchers_end_where_the_jobs_keys_are_gone() -> None:
         assert all("are gone from the store" in host.outcome.words for host in world.hosts), story(schedule)
 
 
-def test_the_next_head_tells_of_all_of_the_jobs_past() -> None:
+def test_next_controller_reports_the_whole_past_of_the_job() -> None:
     for schedule in variations(JOB, (Happening(0.5, "resize", 6), KILL), 4, 0.0):
         told = run(schedule).job.context.history.changes
         assert [change.version for change in told] == list(range(len(told))), story(schedule)
@@ -142,7 +142,7 @@ def test_the_next_head_tells_of_all_of_the_jobs_past() -> None:
 
 @pytest.mark.parametrize("who", ["worker", "guard"])
 @pytest.mark.parametrize("later_s", [0.0, long(0.003), long(0.01)])
-def test_who_dies_behind_its_hosts_report_is_heard_of(who: str, later_s: float) -> None:
+def test_worker_that_fails_after_the_resync_report_is_noticed(who: str, later_s: float) -> None:
     """The next controller has the report, and the host hasn't its welcome."""
     for number in range(3):
         dies = Happening(0.0, f"kill reporter's {who}", number, later_s)
@@ -161,7 +161,7 @@ def test_a_host_that_dies_behind_its_report_does_not_end_the_job() -> None:
             run(replace(schedule, happenings=(dies, *schedule.happenings, waits)))
 
 
-def test_a_host_that_joins_is_not_refused_by_a_head_that_sits_down_again() -> None:
+def test_joining_host_is_not_rejected_by_a_reelected_controller() -> None:
     """It had joined, which wasn't on record yet, as the controller stood still; it comes between two controllers of one
     host."""
     setup = replace(JOB, size=2, hosts=2, slots=2, samples=12, step_s=0.1, prepare_s=0.0, groups=("grad",))
@@ -175,7 +175,7 @@ def test_a_host_that_joins_is_not_refused_by_a_head_that_sits_down_again() -> No
         assert violation is None, f"{violation}\n{story(schedule)}"
 
 
-def test_a_choice_is_not_told_that_its_head_leaves_behind_unwritten() -> None:
+def test_commit_that_a_controller_left_unwritten_is_not_reported() -> None:
     setup = HostsSetup(size=6, hosts=3, recover=Recover.SHRINK, moves=True, samples=200)
     full = Happening(0.65, "fill store", 0, 4.0)
     goes = Happening(1.6, "head leaves"), Happening(1.7, "head leaves")  # at the second SIGTERM at once
@@ -184,7 +184,7 @@ def test_a_choice_is_not_told_that_its_head_leaves_behind_unwritten() -> None:
         assert violation is None, f"{violation}\n{story(schedule)}"
 
 
-def test_who_came_back_after_it_had_left_stays_when_the_head_dies() -> None:
+def test_host_that_left_and_returned_stays_if_the_controller_fails() -> None:
     """Under the name under which it was granted to leave."""
     leaves, comes = Happening(0.6, "terminate", 5), Happening(2.5, "resize", 8)
     for schedule in variations(replace(JOB, samples=400), (leaves, comes, Happening(5.0, "kill head")), 3, 0.1):
@@ -193,7 +193,7 @@ def test_who_came_back_after_it_had_left_stays_when_the_head_dies() -> None:
 
 
 @pytest.mark.parametrize(("kind", "codes"), [("host leaves", {0}), ("interrupt", {128 + signal.SIGINT})])
-def test_a_signal_while_nobody_has_the_seat_is_the_next_heads_to_answer(kind: str, codes: set[int]) -> None:
+def test_signal_without_a_leader_is_answered_by_the_next_controller(kind: str, codes: set[int]) -> None:
     """A host leaves after a step; a Ctrl-C ends all of them. The next controller doesn't wait in vain for the host."""
     for at in (1.2, 1.8, 2.4):
         for schedule in variations(JOB, (KILL, Happening(at, kind, 1)), 3, 0.3):
@@ -204,7 +204,7 @@ def test_a_signal_while_nobody_has_the_seat_is_the_next_heads_to_answer(kind: st
             assert longest_gap(world) < 2 * HOST_TIMEOUT_S, story(schedule)
 
 
-def test_the_next_head_knows_who_trains_already() -> None:
+def test_next_controller_knows_the_workers_that_train_already() -> None:
     for schedule in variations(JOB, (Happening(0.9, "head leaves"),), 3, 0.1):
         world = HostsWorld(schedule.seed, schedule.setup, schedule.happenings, [])
         known: list[bool] = []
@@ -222,7 +222,7 @@ def test_the_next_head_knows_who_trains_already() -> None:
 @pytest.mark.parametrize(
     "happenings", [(), (KILL,), (Happening(0.9, "interrupt", 1),), (Happening(0.25, "interrupt", 0),)]
 )
-def test_a_job_that_is_over_has_given_its_seat_back(happenings: tuple[Happening, ...]) -> None:
+def test_ended_job_has_released_the_lease(happenings: tuple[Happening, ...]) -> None:
     """Or the next one of its name would wait for the end of the lease."""
     for schedule in variations(replace(JOB, samples=40), happenings, 3, 0.2):
         world = HostsWorld(schedule.seed, schedule.setup, schedule.happenings, [])
@@ -234,7 +234,7 @@ def test_a_job_that_is_over_has_given_its_seat_back(happenings: tuple[Happening,
 @pytest.mark.parametrize(
     "at", [0.8, 1.3, 3.0]
 )  # as the controller dies, while nobody has the lease, when somebody has it
-def test_a_host_that_joins_as_the_head_dies_finds_the_next_one(at: float) -> None:
+def test_host_joining_while_the_controller_fails_finds_the_next_one(at: float) -> None:
     setup = HostsSetup(size=6, hosts=3, recover=Recover.SHRINK, moves=True, samples=200)
     for schedule in variations(setup, (KILL, Happening(at, "host joins", 3)), 4, 0.2):
         world = run(schedule)
@@ -244,7 +244,7 @@ def test_a_host_that_joins_as_the_head_dies_finds_the_next_one(at: float) -> Non
         assert joined.program._host is not None, "it has never been let in"
 
 
-def test_a_job_without_a_head_waits_for_a_store_that_is_away() -> None:
+def test_job_without_a_controller_waits_for_an_unreachable_store() -> None:
     """Longer than it would wait for a controller."""
     away = Happening(0.95, "server away", 0, 2 * JOIN_TIMEOUT_S)
     for schedule in variations(replace(JOB, samples=400), (KILL, away), 3, 0.05):
@@ -253,7 +253,7 @@ def test_a_job_without_a_head_waits_for_a_store_that_is_away() -> None:
         assert world.run().exit_code == 0, story(schedule)
 
 
-def test_nothing_of_a_job_is_written_before_it_has_the_seat(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_writes_nothing_before_it_has_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two of one name that begin together the one that is refused has changed nothing."""
 
     def first_of(options, store):
@@ -281,7 +281,7 @@ def test_time_to_ask_is_time_in_which_the_store_answers() -> None:
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_it_begins_anew_where_the_head_has_stood_still(answers: bool) -> None:
+def test_time_to_ask_restarts_after_a_pause_of_the_controller(answers: bool) -> None:
     time = TimeToAsk(lease_s=8.0)
     time.answered(0.0)
     time.answered(4.0)

@@ -33,7 +33,7 @@ def resize(job, size):
     raise AssertionError(command.output)
 
 
-def test_a_host_leaves_and_comes_back_without_being_told_who_it_is(jobs, network):
+def test_host_leaves_and_returns_without_naming_itself(jobs, network):
     job = jobs.over(network(3), 6)
     before = job.in_version(0, 6)
     leaver = job.launchers[2]

@@ -124,7 +124,7 @@ def test_a_job_grows_onto_other_hosts_and_shrinks(jobs, network):
 
 
 @pytest.mark.parametrize("placement", ["even", "fill"])
-def test_newcomers_go_where_placement_says(placement, jobs, network):
+def test_joining_workers_go_where_placement_puts_them(placement, jobs, network):
     job = jobs.over(network(2), 1, "-placement", placement, slots=3)
     job.in_version(0, 1)
     job.command(0, "resize", 3).assert_exit(0)
@@ -145,7 +145,7 @@ def test_a_dead_worker_is_replaced_where_it_is_missing(jobs, network):
     assert len(job.finish()) == 4
 
 
-def test_whoever_has_no_secret_of_the_jobs_cannot_resize_it(jobs, network, tmp_path):
+def test_client_without_the_secret_cannot_resize_the_job(jobs, network, tmp_path):
     job = jobs.over(network(2), 2)
     job.in_version(0, 2)
     without = job.command(1, "resize", 3, environment={"KUNGFU_JOB_SECRET": ""})
@@ -180,7 +180,7 @@ def test_growing_past_the_slots_is_refused_wherever_it_is_asked_for(jobs, networ
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_launcher_that_is_killed_ends_the_job_where_nobody_goes_on_without_it(lost, jobs, network):
+def test_killed_launcher_ends_the_job_without_recovery(lost, jobs, network):
     job = jobs.over(network(2), 4, watch=lost == 0)
     job.in_version(0, 4)
     job.launchers[lost].process.kill()
@@ -232,7 +232,7 @@ def test_a_launcher_with_another_secret_is_refused(jobs, network):
     assert hosts[1].address in head.stderr[-1]
 
 
-def test_a_firewall_before_the_head_is_told_of_at_both_ends(jobs, network):
+def test_firewall_before_the_head_node_is_reported_at_both_ends(jobs, network):
     hosts = network(2).hosts
     listed = ",".join(f"{host.address}:1" for host in hosts)
     words, environment = ["-np", 2, "-H", listed, "true"], {"KUNGFU_JOIN_TIMEOUT": "12"}
@@ -250,7 +250,7 @@ def test_a_firewall_before_the_head_is_told_of_at_both_ends(jobs, network):
         assert f"{silence} within 12 s (KUNGFU_JOIN_TIMEOUT): {why}; {remedy}" in launchers[1].stderr[-1]
 
 
-def test_something_else_at_the_port_of_another_host_is_told_of_by_the_head(jobs, network):
+def test_foreign_server_at_a_hosts_port_is_reported_by_the_head_node(jobs, network):
     hosts = network(2).hosts
     listed = ",".join(f"{host.address}:1" for host in hosts)
     jobs.start(hosts[1], "http.server", 38080)  # which waits for a line to end
@@ -264,7 +264,7 @@ def test_something_else_at_the_port_of_another_host_is_told_of_by_the_head(jobs,
 
 @pytest.mark.long
 @pytest.mark.parametrize("weather", ["loss", "slow", "pause", "a moment without a cable"])
-def test_what_a_network_does_costs_time_and_no_more(weather, jobs, network):
+def test_bad_network_costs_only_time(weather, jobs, network):
     job = jobs.over(network(2), 4)
     before = job.in_version(0, 4)
     a, b = job.network.hosts

@@ -50,7 +50,7 @@ def finish(job, lost):
 
 
 @pytest.mark.parametrize("how", ["cut", pytest.param("unplugged", marks=pytest.mark.long)])
-def test_a_host_that_is_cut_off_is_gone_without_and_ends_itself(how, jobs, network):
+def test_host_that_is_cut_off_is_removed_and_ends_itself(how, jobs, network):
     job = jobs.over(network(3), 6, *FLAGS)
     before = job.in_version(0, 6)
     begin = time.monotonic()
@@ -74,7 +74,7 @@ def test_one_direction_is_enough(deaf, jobs, network):
 
 
 @pytest.mark.parametrize(("cut_s", "timeout_s"), [(1, 2 * TIMEOUT_S), pytest.param(3, 5, marks=pytest.mark.long)])
-def test_a_moment_without_a_cable_costs_nobody(cut_s, timeout_s, jobs, network):
+def test_short_cable_outage_loses_no_host(cut_s, timeout_s, jobs, network):
     with socket.socket() as probe:
         try:
             probe.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, 1000)
@@ -131,7 +131,7 @@ def test_a_host_that_ends_by_itself_costs_no_other_its_place(jobs, network):
     finish(job, 1)
 
 
-def test_a_head_without_its_address_goes_on_with_its_own_workers(jobs, network):
+def test_head_node_without_its_address_continues_with_its_own_workers(jobs, network):
     job = jobs.over(network(3), 6, *FLAGS)
     before = job.in_version(0, 6)
     with job.network.hosts[0].without_address():
@@ -140,7 +140,7 @@ def test_a_head_without_its_address_goes_on_with_its_own_workers(jobs, network):
     assert len(job.finish(among=[0])) == 2
 
 
-def test_launchers_that_all_stood_still_blame_nobody(jobs, network):
+def test_pause_of_all_launchers_loses_no_host(jobs, network):
     job = jobs.over(network(3), 6, *FLAGS)
     before = job.in_version(0, 6)
     for launcher in job.launchers:
@@ -154,7 +154,7 @@ def test_launchers_that_all_stood_still_blame_nobody(jobs, network):
     assert before == job.in_version(0, 6)
 
 
-def test_a_head_that_is_paused_for_too_long_is_left_by_all(jobs, network):
+def test_head_node_paused_for_too_long_is_left_by_all_hosts(jobs, network):
     job = jobs.over(network(3), 6, *FLAGS)
     before = job.in_version(0, 6)
     with job.network.hosts[0].paused():

@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).with_name("programs") / "overlapping.py"
 @pytest.mark.long
 @pytest.mark.alone  # MindSpore's threads spin: beside another test's it takes minutes
 @pytest.mark.timeout(600)
-def test_joiners_overlap_as_those_do_with_whom_the_job_began(jobs, network):
+def test_joining_workers_overlap_like_the_first_workers(jobs, network):
     pytest.importorskip("mindspore")
     hosts = network(2).hosts
     listed = ",".join(f"{host.address}:2" for host in hosts)

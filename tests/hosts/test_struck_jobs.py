@@ -31,7 +31,7 @@ def test_hosts_are_lost_one_after_another_and_come_back(monkeypatch: pytest.Monk
 
 
 @pytest.mark.long
-def test_what_is_broken_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_promise_of_a_struck_job_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "weight_of", lambda ledger: (1, 0.5, 0.0))
     (text,) = driver.run(host_kills.HostKills.made(), 1, SEED).broken
     assert "by the ledger's 1 it is 0.5" in text

@@ -44,7 +44,7 @@ def test_cost_compares_both_ways(tmp_path: Path, network: str) -> None:
 
 
 @pytest.mark.long
-def test_a_slow_worker_is_dealt_less(tmp_path: Path) -> None:
+def test_slow_worker_gets_fewer_shards(tmp_path: Path) -> None:
     (record,) = measured(tmp_path, "--part", "straggler")
     assert record["verified"]
     assert sum(record["dealt"]) == 16

@@ -44,7 +44,7 @@ def test_n_workers_train_as_one_with_every_mode_in_one_operation_a_group(run_wor
 
 
 @pytest.mark.parametrize(("schedule", "left"), [("3:2", 0), long("3:2,8:3,13:2", 1)])
-def test_joiners_have_the_groups_of_those_they_join(run_program, schedule, left):
+def test_joining_workers_have_the_fusion_groups_of_the_members(run_program, schedule, left):
     program = PROGRAMS / "fusion_resizes.py"
     alone = re.findall(r"^weights (\S+) (\S+)$", run_program(program, "none", np=0), re.MULTILINE)
     output = run_program(program, schedule, np=1, watch=True)
@@ -99,7 +99,7 @@ def test_a_bad_configuration_raises_what_mindspore_raises(bad):
         parse(bad)
 
 
-def test_a_bad_argument_is_told_when_the_optimizer_is_made():
+def test_bad_argument_is_refused_when_the_optimizer_is_made():
     from ms_kungfu.optimizers import KungFuGradReducer, KungFuSGD
 
     params = ms.nn.Dense(2, 2).trainable_params()

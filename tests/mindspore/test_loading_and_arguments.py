@@ -30,14 +30,14 @@ def test_a_plugin_that_lies_in_anothers_folder_is_refused():
         _plugin.check_version("2.7.0", ms.__version__)
 
 
-def test_a_build_without_mindspore_is_told_with_the_remedy(tmp_path, monkeypatch):
+def test_build_without_mindspore_is_reported_with_the_remedy(tmp_path, monkeypatch):
     monkeypatch.setattr(_plugin, "reinstall", lambda: "run /src/install-kungfu.sh")
     monkeypatch.setattr(_plugin, "is_of_a_wheel", lambda: False)
     with pytest.raises(ImportError, match=r"built without MindSpore.*; run /src/install-kungfu\.sh$"):
         _plugin.folder_for(ms.__version__, tmp_path)
 
 
-def test_a_wheels_user_is_told_of_no_build(tmp_path, monkeypatch):
+def test_error_in_an_installed_wheel_suggests_no_build(tmp_path, monkeypatch):
     """Who has no checkout can't build anything anew."""
     monkeypatch.setattr(_plugin, "reinstall", lambda: "`pip install ms_kungfu`")
     monkeypatch.setattr(_plugin, "is_of_a_wheel", lambda: True)

@@ -240,7 +240,7 @@ SENTENCES = {
 }
 
 
-def test_what_is_asked_of_mindspore_is_answered_or_refused_by_a_sentence(tmp_path):
+def test_msrun_query_of_mindspore_is_answered_or_refused_in_a_sentence(tmp_path):
     """Of a program that a shell script starts as a module."""
     script = tmp_path / "start.sh"
     script.write_text(f"cd {PROGRAM.parents[1] / 'mindspore' / 'programs'} && exec {sys.executable} -m msrun_asks\n")
@@ -327,7 +327,7 @@ def test_a_broadcast_is_the_next_ones_where_its_player_dies(tmp_path, kungfu_run
 
 
 @pytest.mark.parametrize("kind", ["generator", long("zip")])
-def test_a_loop_that_trains_what_is_not_sharded_is_told_so(kind, tmp_path, kungfu_run):
+def test_loop_over_unsharded_data_is_warned_of(kind, tmp_path, kungfu_run):
     said = Looping(kungfu_run, tmp_path, 1, kind, 1, 0).end(1)
     assert "a loop that trains by a dataset that isn't sharded isn't supported under kungfu-run --msrun" in said
 

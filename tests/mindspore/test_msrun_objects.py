@@ -42,7 +42,7 @@ def test_a_joining_worker_gets_what_an_object_holds_and_no_cell():
     assert component.own
 
 
-def test_objects_that_can_not_be_told_apart_are_left_alone():
+def test_objects_that_cannot_be_distinguished_are_left_alone():
     net = nn.Dense(2, 1)
     both = [Accumulator(net, "twice."), Accumulator(net, "twice.")]
     component = objects.component([net])
@@ -53,7 +53,7 @@ def test_objects_that_can_not_be_told_apart_are_left_alone():
     assert [int(made.counter.asnumpy()) for made in both] == [9, 9]
 
 
-def test_an_object_that_another_worker_has_in_another_shape_keeps_its_values():
+def test_object_of_another_shape_at_another_worker_keeps_its_values():
     net = nn.Dense(2, 1)
     made = Accumulator(net, "shape.")
     component = objects.component([net])

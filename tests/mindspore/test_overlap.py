@@ -32,7 +32,7 @@ def test_a_single_worker_and_more_workers_than_cores(run_workers, n):
 
 
 @pytest.mark.long
-def test_joiners_step_beside_veterans(run_program):
+def test_joining_workers_step_beside_members(run_program):
     program = HERE / "programs" / "fusion_resizes.py"
     alone = re.findall(r"^weights (\S+) (\S+)$", run_program(program, "none", np=0), re.MULTILINE)
     output = run_program(program, "3:2,8:3,13:2", "overlap", np=1, watch=True)

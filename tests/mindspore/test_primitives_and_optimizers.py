@@ -55,7 +55,7 @@ def test_an_overflow_at_one_rank_skips_the_step_at_all(run_workers, mode, averag
 
 
 @pytest.mark.timing
-def test_pair_averaging_keeps_its_pace_beside_a_straggler(run_workers):
+def test_pair_averaging_keeps_its_speed_beside_a_straggler(run_workers):
     # Three tries, because the machine has others to serve.
     tries = []
     while not tries or (tries[-1]["pair"] < 0.9 and len(tries) < 3):

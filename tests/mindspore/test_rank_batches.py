@@ -31,7 +31,7 @@ def step(monkeypatch):
     return begin
 
 
-def test_columns_of_the_batch_are_cut_and_what_is_older_is_whole_for_each_rank(step, caplog):
+def test_columns_of_the_batch_are_cut_and_older_tensors_stay_whole(step, caplog):
     weights = ms.Tensor([1.0, 2.0, 3.0, 4.0])  # of classes, of which there are as many as samples
     for _ in range(2):
         x, y = step()
@@ -44,7 +44,7 @@ def test_columns_of_the_batch_are_cut_and_what_is_older_is_whole_for_each_rank(s
     assert ["shapes [(4,)]" in line and "existed before the step" in line for line in said] == [True]
 
 
-def test_what_a_program_makes_of_its_batch_is_cut_and_said_once(step, caplog):
+def test_tensors_derived_from_the_batch_are_cut_and_logged_once(step, caplog):
     step()
     for _ in range(2):
         x, y = step()
@@ -57,7 +57,7 @@ def test_what_a_program_makes_of_its_batch_is_cut_and_said_once(step, caplog):
     assert "in another dimension than the first" in said[1]
 
 
-def test_what_was_made_in_an_earlier_step_is_whole_for_each_rank(step):
+def test_tensor_of_an_earlier_step_stays_whole_for_each_rank(step):
     x, y = step()
     made = ms.Tensor([1.0, 2.0, 3.0, 4.0])
     for _ in range(2):  # two gradient functions of one step

@@ -64,7 +64,7 @@ def names(records: Sequence[dict[str, Any]]) -> list[str]:
     return [r["contender"] for r in records]
 
 
-def test_each_size_and_contender_gets_a_verified_record(tmp_path: Path) -> None:
+def test_each_size_and_baseline_gets_a_verified_record(tmp_path: Path) -> None:
     records, text = bench(
         "all_reduce", "-np", "2", "--sizes", "4,96K,1M", *TINY, "--through", "native,python", "--vs", "memcpy",
         cwd=tmp_path,
@@ -136,7 +136,7 @@ def test_peers_are_measured_and_verified(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [peer("mpi"), peer("gloo")])
-def test_what_a_peer_cannot_do_is_said_and_the_others_go_on(name: str, tmp_path: Path) -> None:
+def test_operation_that_a_baseline_lacks_is_reported_and_others_continue(name: str, tmp_path: Path) -> None:
     records, text = bench("all_reduce", "--sizes", "4", "--op", "mean", "--vs", name, *TINY, cwd=tmp_path)
     assert names(records) == ["kungfu"]
     assert f"bench: {name}: " in text
@@ -154,7 +154,7 @@ def test_a_wrong_result_is_a_failure_that_says_where(tmp_path: Path) -> None:
     ("name", "says"),
     [("Dies", ["a rank has died", "rank 1 says goodbye"]), ("NeverReady", ["before it was ready", "no such hardware"])],
 )
-def test_a_broken_contender_ends_the_run_with_its_log(name: str, says: list[str], tmp_path: Path) -> None:
+def test_broken_baseline_ends_the_run_with_its_log(name: str, says: list[str], tmp_path: Path) -> None:
     _, text = bench("all_reduce", "--sizes", "64K", "--vs", f"bench_contenders:{name}", *TINY, status=1, cwd=tmp_path)
     assert all(part in text for part in says)
     assert "Traceback" not in text.partition("bench:")[0]
@@ -201,7 +201,7 @@ def test_through_the_primitive(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_what_a_few_hosts_take_is_written_for_the_simulation(hosts, tmp_path):  # noqa: F811
+def test_times_of_a_few_hosts_are_written_for_the_simulation(hosts, tmp_path):  # noqa: F811
     file = tmp_path / "few.jsonl"
     program = (sys.executable, "-m", "benchmarks", "simulate", "--measure", file)
     for slots in ({A: 1, B: 1}, {A: 1, B: 1, C: 1}):

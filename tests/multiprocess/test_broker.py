@@ -312,7 +312,7 @@ def test_descriptor_is_closed_on_exec(host):
     os.close(granted.fd)
 
 
-def test_newcomer_waits_for_the_members_choice_and_leaver_is_detached(host):
+def test_joining_worker_waits_for_the_commit_and_removed_one_is_detached(host):
     one = host(cluster(0, A, B))
     one.broker.admit(cluster(1, A, C))
     joining_worker = one.ask_later(C, 1)
@@ -329,7 +329,7 @@ def test_newcomer_waits_for_the_members_choice_and_leaver_is_detached(host):
     assert one.ready == [(C, 1)]  # by incarnation: an earlier process of that peer ID may be on its way out
 
 
-def test_the_step_of_who_chooses_a_version_is_told(host):
+def test_step_of_the_committing_member_is_reported(host):
     one = host(cluster(0, A), cluster(1, A))
     granted = one.grant(A, 0, 0, 1, 20, step=120)
     os.close(granted.fd)
@@ -395,7 +395,7 @@ def test_segments_of_versions_that_are_over_are_closed(host):
     assert [segment.closed for segment in one.segments] == [True, True, True, False, False]
 
 
-def test_nobody_hears_of_a_version_whose_segment_cannot_be_made_until_it_can(host):
+def test_version_is_not_prepared_before_its_segment_can_be_made(host):
     one = host(cluster(0, A))
 
     def fail(*_):
@@ -423,7 +423,7 @@ class SlowSegment(MemorySegment):
             raise self.made
 
 
-def test_a_version_whose_segment_takes_a_while_is_announced_when_it_is_there(host):
+def test_version_with_a_slow_segment_is_prepared_once_the_segment_exists(host):
     one = host(cluster(0, A, B))
     slow = []
     one.make_slowly(slow)
@@ -458,7 +458,7 @@ def test_a_segment_that_cannot_be_made_after_a_while_is_made_anew(host):
     assert one.ask(A, 0, 0, 1) == (1, 0, "1 1")
 
 
-def test_segments_that_are_being_made_are_closed_when_nobody_wants_them_any_more(host):
+def test_unfinished_segment_is_closed_once_its_version_is_obsolete(host):
     one = host(cluster(0, A, B))
     slow = []
     one.make_slowly(slow)
@@ -514,7 +514,7 @@ def test_a_moment_without_descriptors_does_not_make_the_broker_deaf(host, monkey
     assert one.ask(A) == (0, 0, "1 0")
 
 
-def test_strangers_of_this_user_make_way_for_workers(host, monkeypatch):
+def test_unauthenticated_clients_of_this_user_make_way_for_workers(host, monkeypatch):
     """Those who say nothing are sent away, and not whoever comes last; a kept connection stays."""
     monkeypatch.setattr(BrokerServer, "most_unproved", 20)
     one = host(cluster(0, A, B))
@@ -532,7 +532,7 @@ def test_strangers_of_this_user_make_way_for_workers(host, monkeypatch):
         client.close()
 
 
-def test_a_worker_that_is_taken_for_a_stranger_comes_again(host, monkeypatch):
+def test_worker_taken_for_an_unauthenticated_client_retries(host, monkeypatch):
     one = host(cluster(0, A))
     turned_away = []
 
@@ -548,7 +548,7 @@ def test_a_worker_that_is_taken_for_a_stranger_comes_again(host, monkeypatch):
     assert len(turned_away) == 3
 
 
-def test_who_is_reaped_later_is_told_later(host):
+def test_worker_reaped_later_is_reported_later(host):
     one = host(cluster(0, A, B), cluster(1, A, B))
     one.broker.mark_lost(B, "hangs", 0, recover=True, reaped=False)
     one.broker.mark_reaped(A, 0)
@@ -614,13 +614,13 @@ def test_a_forked_child_does_not_get_its_parents_place(host):
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 
 
-def test_newcomer_gives_up_after_its_timeout(host):
+def test_joining_worker_fails_after_its_timeout(host):
     one = host(cluster(0, A), cluster(1, A, B))
     with pytest.raises(CollectiveTimeoutError, match=r"127\.0\.0\.1:10001: no answer .* within 0\.2 s"):
         one.ask(B, 1, timeout=0.2)
 
 
-def test_waiting_worker_learns_that_the_launcher_is_gone(host):
+def test_waiting_worker_learns_of_the_failed_launcher(host):
     one = host(cluster(0, A), cluster(1, A, B))
     waiting = one.ask_later(B, 1)
     one.wait_for_connections(1)
@@ -665,7 +665,7 @@ def test_requests_that_make_no_sense_are_answered_by_a_sentence(host, request_, 
 
 
 @pytest.mark.parametrize("standby", [False, True])
-def test_a_newcomer_with_other_versions_is_refused_by_name(host, monkeypatch, standby):
+def test_joining_worker_with_other_library_versions_is_refused_by_name(host, monkeypatch, standby):
     one = host(cluster(0, A, B, C))
 
     def come(peer, version, mindspore):
@@ -686,7 +686,7 @@ def test_a_newcomer_with_other_versions_is_refused_by_name(host, monkeypatch, st
     assert come(C, VERSION, "")[:2] == (0, 2)  # one that needs none
 
 
-def test_who_is_in_is_not_asked_for_versions_again(host, monkeypatch):
+def test_member_is_not_asked_for_library_versions_again(host, monkeypatch):
     """A package that is replaced under a running process changes nothing in it."""
     one = host(cluster(0, A), cluster(1, A))
     assert one.ask(A)[:2] == (0, 0)
@@ -714,7 +714,7 @@ def test_who_is_in_is_not_asked_for_versions_again(host, monkeypatch):
         ),
     ],
 )
-def test_garbage_closes_the_connection_and_harms_nobody(host, garbage, caplog, capsys):
+def test_garbage_closes_only_its_own_connection(host, garbage, caplog, capsys):
     one = host(cluster(0, A))
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect("\0" + one.server.address)
@@ -751,7 +751,7 @@ def test_the_members_of_all_versions_go_on_without_the_dead(host):
     assert one.segments[-1].told == [4]
 
 
-def test_the_segment_of_a_version_is_there_before_its_members_ask_and_goes_if_they_never_do(host):
+def test_segment_exists_before_members_ask_and_is_closed_if_none_asks(host):
     one = host(cluster(0, A, B))
     one.ask(A)
     one.broker.admit(cluster(1, A))
@@ -761,7 +761,7 @@ def test_the_segment_of_a_version_is_there_before_its_members_ask_and_goes_if_th
     assert [s.closed for s in one.segments] == [False, True, False]
 
 
-def test_a_member_keeps_its_connection_and_a_forked_child_proves_for_itself(host):
+def test_member_keeps_its_connection_and_forked_child_authenticates_itself(host):
     one = host(cluster(0, A, B), cluster(1, A))
     client = one.client()
 
@@ -795,7 +795,7 @@ def test_without_recovery_a_death_is_a_loss(host):
     assert one.segments[0].told == [0, (1, "was killed by SIGKILL")]
 
 
-def test_a_version_is_announced_once_its_newcomers_wait_for_it(host):
+def test_version_is_prepared_once_its_joining_workers_wait_for_it(host):
     one = host(cluster(0, A))
     one.ask(A)
     one.broker.admit(cluster(1, A, B, C))
@@ -808,14 +808,14 @@ def test_a_version_is_announced_once_its_newcomers_wait_for_it(host):
     assert (first.result()[1], second.result()[1]) == (1, 2)
 
 
-def test_a_newcomer_that_has_gone_away_is_not_ready(host):
+def test_joining_worker_that_has_disconnected_is_not_ready(host):
     one = host(cluster(0, A), cluster(1, A, B))
     with pytest.raises(CollectiveTimeoutError):
         one.ask(B, 1, timeout=0.3)
     one.wait_until(lambda: not one.broker.is_ready(B, 1))
 
 
-def test_a_standby_becomes_who_is_needed(host):
+def test_standby_becomes_the_needed_worker(host):
     one = host(cluster(0, A))
     one.ask(A)
     spare = one.later(lambda: one.identity(7))
@@ -839,7 +839,7 @@ def test_a_standby_whose_version_is_overtaken_is_detached(host):
     assert spare.result() == Detached()
 
 
-def test_who_wants_to_leave_is_heard_unless_it_is_the_last(host):
+def test_leave_request_is_granted_unless_the_worker_is_the_last(host):
     one = host(cluster(0, A, B))
     one.client().request_leave(A, 20)
     one.wait_until(lambda: one.leaving == [A])
@@ -881,7 +881,7 @@ def test_heartbeats_are_a_processs_own(host):
     assert one.broker.facts.heartbeat(A, 0) == ()  # it has left
 
 
-def test_the_progress_of_a_process_is_what_it_told_in_the_newest_version(host):
+def test_progress_of_a_process_is_its_last_report_in_the_newest_version(host):
     one = host(cluster(0, A, B))
     one.ask(A)
     assert one.broker.facts.progress(A, 0) is None

@@ -36,7 +36,7 @@ def test_a_size_that_one_worker_proposes_comes_true_at_a_later_step(run_program:
     assert "refused" in run_program(PROGRAMS / "proposes.py", 2, np=0)
 
 
-def test_a_newcomer_with_another_mindspore_is_refused_and_the_others_go_on(run_program: Run, tmp_path: Path) -> None:
+def test_joining_worker_with_another_mindspore_is_refused(run_program: Run, tmp_path: Path) -> None:
     """pip has replaced it while the job ran: its kernels compute other bits."""
     output = run_program(
         PROGRAMS / "other_versions.py", tmp_path / "told", np=2, watch=True, flags=["-recover", "shrink"], status=1
@@ -67,7 +67,7 @@ def test_ranks_that_are_late_are_waited_for(run_program: Run, manner: str) -> No
 
 @pytest.mark.timing
 @pytest.mark.parametrize("np", [2, 4])
-def test_who_waits_for_a_late_rank_leaves_the_cores_alone(run_program: Run, np: int) -> None:
+def test_wait_for_a_late_rank_uses_no_cpu(run_program: Run, np: int) -> None:
     assert run_program(PROGRAMS / "idle_wait.py", np=np).count("fine") == np
 
 
@@ -83,7 +83,7 @@ def test_ctrl_c_ends_a_collective_that_waits(run_program: Run, manner: str) -> N
 
 # Not for the modes' sake: the line comes through Python, which a kernel that waits must not keep from running.
 @pytest.mark.parametrize("manner", ["comm", long("graph"), long("pynative")])
-def test_who_waits_long_says_so_in_the_workers_log(start_module, tmp_path: Path, manner: str) -> None:
+def test_long_wait_is_logged_by_the_worker(start_module, tmp_path: Path, manner: str) -> None:
     if manner != "comm":
         pytest.importorskip("mindspore")
     told = tmp_path / "told"
@@ -134,5 +134,5 @@ def test_a_person_resizes_a_running_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("np", [0, 1, 3])
-def test_what_one_rank_saves_the_others_find(run_program: Run, np: int) -> None:
+def test_model_saved_by_one_rank_is_found_by_the_others(run_program: Run, np: int) -> None:
     assert run_program(PROGRAMS / "saved.py", np=np).count("fine") == max(1, np)

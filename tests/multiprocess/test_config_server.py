@@ -154,7 +154,7 @@ def test_a_document_that_is_too_long_is_a_413(server):
     assert one.request("GET")[0] == 404
 
 
-def test_other_methods_and_paths_are_told_so(server):
+def test_other_methods_and_paths_are_refused_by_status(server):
     one = server()
     assert one.request("PATCH")[0] == 405
     assert one.request("GET", path="/other")[0] == 404
@@ -224,7 +224,7 @@ def test_after_a_kill_its_successor_takes_over_the_secret(server, start_module):
     assert again.write("PUT", workers(1), secret)[0] == 200
 
 
-def test_it_ends_at_once_also_under_a_long_poll(server):
+def test_config_server_ends_at_once_also_during_a_long_poll(server):
     one = server()
 
     def poll():
@@ -243,7 +243,7 @@ def test_it_ends_at_once_also_under_a_long_poll(server):
     waiting.join(10)
 
 
-def test_a_client_that_is_gone_before_it_is_told_to_go_on_is_no_bug(server):
+def test_client_that_hangs_up_before_100_continue_is_no_bug(server):
     server = server()
     head = b"PUT /config HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n"
     for _ in range(100):
@@ -262,7 +262,7 @@ def test_a_taken_port_is_named(server, start_module):
     assert "give another -port, or 0" in program.lines[0]
 
 
-def test_it_listens_on_loopback_only(server):
+def test_config_server_listens_on_loopback_only(server):
     one = server()
     hexadecimal = f"{one.port:04X}"
     listening = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines() if " 0A " in line]

@@ -73,7 +73,7 @@ def test_the_command_runs_on_each_host_and_each_line_has_its_host(distribute, tm
     assert "BatchMode=yes" in words
 
 
-def test_the_command_starts_in_the_same_folder_with_this_environments_programs(distribute, tmp_path):
+def test_distribute_runs_the_command_in_the_same_folder_and_environment(distribute, tmp_path):
     program = distribute("-H", "a", "sh", "-c", "pwd; command -v python")
     program.assert_exit(0)
     assert program.stdout == [f"[a] {tmp_path}", f"[a] {Path(sys.executable).parent / 'python'}"]
@@ -144,7 +144,7 @@ sleep 1; echo $SSH >failing; mv failing failed; exit 7
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_once_a_job_has_begun_the_head_alone_says_how_it_ended(code, distribute):
+def test_head_node_alone_reports_the_end_of_a_job_that_has_begun(code, distribute):
     program = distribute("-H", "a,b", "sh", "-c", GOES_ON, "x", code)
     program.assert_exit(code, timeout=30)
     assert program.stdout == ["[a] begun"]
@@ -175,7 +175,7 @@ def test_a_job_over_the_hosts_of_kungfu_distribute_outlives_one_of_them(distribu
     program.assert_gone(time.monotonic(), within=5)
 
 
-def test_a_job_whose_head_is_lost_ends(distribute):
+def test_job_with_lost_head_node_ends(distribute):
     a, b = "127.0.0.1", "127.0.0.2"
     program = distribute(
         "-H", f"{a}:1,{b}:1", "sh", "-c", LAUNCHES, sys.executable, "-port", free_port(), "-np", 2, "sleep", 600

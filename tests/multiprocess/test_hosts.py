@@ -136,7 +136,7 @@ def test_the_cores_of_each_host_are_divided_among_its_own_workers(hosts, script)
 
 
 @pytest.mark.parametrize(("flags", "program"), [(["-cores-per-worker", "1"], []), ([], ["fix"])])
-def test_workers_of_all_hosts_have_one_number_of_cores_where_that_is_asked_for(hosts, script, flags, program):
+def test_workers_of_all_hosts_have_one_number_of_cores_if_requested(hosts, script, flags, program):
     job = hosts((*script(CORES), *program), "-np", 3, *flags)
     job.assert_exit(0)
     assert {match[1] for match in job.wait_for(r"^cores (\d+)", {A: 2, B: 1})} == {"1"}
@@ -209,7 +209,7 @@ def test_all_hosts_end_with_the_same_code(hosts, script, host, code):
         assert job[A].stderr[-1] == job[B].stderr[-1]
 
 
-def test_a_program_that_cannot_be_run_on_another_host_ends_the_job_with_its_host_named(hosts, tmp_path):
+def test_program_that_cannot_run_on_another_host_ends_the_job_by_host_name(hosts, tmp_path):
     program = tmp_path / "program"
     program.write_text("#!/nowhere/interpreter\n")
     program.chmod(0o755)
@@ -241,7 +241,7 @@ def test_a_host_that_is_killed_ends_the_job_with_a_sentence_that_names_it(hosts,
     job[B].assert_gone(begin, GONE_WITHIN_S)
 
 
-def test_workers_end_whose_head_is_killed(hosts, script):
+def test_workers_end_if_their_head_node_is_killed(hosts, script):
     job = hosts(script(STAYS), "-np", 2)
     job.wait_for("^ready", {A: 1, B: 1})
     begin = time.monotonic()
@@ -254,7 +254,7 @@ def test_workers_end_whose_head_is_killed(hosts, script):
         run.assert_gone(begin, GONE_WITHIN_S)
 
 
-def test_a_signal_ends_a_host_also_while_the_head_does_not_answer(hosts, script):
+def test_signal_ends_a_host_also_while_the_controller_is_silent(hosts, script):
     job = hosts(script(STAYS), "-np", 2)
     job.wait_for("^ready", {A: 1, B: 1})
     job[A].signal(signal.SIGSTOP)
@@ -303,7 +303,7 @@ def test_log_files_are_each_hosts_own(hosts, script, tmp_path):
 # ---- who takes part ----
 
 
-def test_a_host_with_another_secret_is_refused_and_the_right_one_is_waited_for(hosts, script):
+def test_host_with_another_secret_is_rejected_and_the_right_one_awaited(hosts, script):
     job = hosts((*script(ENDS), "0"), "-np", 2, environments={B: {"KUNGFU_JOB_SECRET": "ff" * 16}})
     job[B].assert_exit(1)
     assert "the launcher there has another secret" in job[B].stderr[-1]
@@ -381,7 +381,7 @@ def in_version(run, version, size):
     return {int(match[1]): int(match[2]) for match in found}
 
 
-def test_a_job_all_of_whose_workers_are_elsewhere_grows_and_outlives_a_death(hosts):
+def test_job_with_all_workers_elsewhere_grows_and_survives_a_failure(hosts):
     flags, url = embedded(B)
     job = hosts([sys.executable, RECOVERY_PROGRAM], *flags, "-np", 1, slots={A: 3, B: 1})
     away = job[A]
@@ -408,7 +408,7 @@ def test_a_worker_that_is_stopped_on_another_host_is_killed(hosts):
     job.assert_exit(0)
 
 
-def test_while_a_launcher_is_stopped_nobody_counts_as_standing_still_on_its_host(hosts):
+def test_workers_of_a_stopped_launcher_do_not_count_as_hanging(hosts):
     flags, _ = embedded(B)
     job = hosts([sys.executable, RECOVERY_PROGRAM], *flags, "-np", 1, "-peer-timeout", "1s", slots={A: 1, B: 1})
     in_version(job[A], 0, 1)
@@ -466,7 +466,7 @@ def test_sizes_up_and_down_over_three_hosts(hosts, start_module, head):
 
 
 @pytest.mark.parametrize(("recover", "size"), [("shrink", 3), ("replace", 4)])
-def test_a_worker_killed_on_any_host_is_gone_for_all(hosts, recover, size):
+def test_worker_killed_on_any_host_is_removed_for_all(hosts, recover, size):
     flags, url = embedded(A)
     job = hosts([sys.executable, PROGRAMS / "places.py"], *flags, "-np", 4, "-recover", recover, slots={A: 2, B: 2})
     there = places(job, 0, {A: 2, B: 2})
@@ -481,7 +481,7 @@ def test_a_worker_killed_on_any_host_is_gone_for_all(hosts, recover, size):
     end(job)
 
 
-def test_a_worker_of_another_host_that_gets_a_sigterm_ends_and_the_others_go_on(hosts):
+def test_remote_worker_with_sigterm_ends_and_the_others_continue(hosts):
     flags, url = embedded(A)
     job = hosts([sys.executable, PROGRAMS / "places.py"], *flags, "-np", 2)
     there = places(job, 0, {A: 1, B: 1})
@@ -575,7 +575,7 @@ def test_a_worker_that_is_stopped_is_killed_and_the_other_host_goes_on(hosts):
     finish(job, {A: 2})
 
 
-def test_a_worker_of_another_host_that_gets_a_sigterm_leaves_after_its_step(hosts):
+def test_remote_worker_with_sigterm_leaves_after_its_step(hosts):
     flags, url = embedded(A)
     job = hosts([sys.executable, RECOVERY_PROGRAM], *flags, "-np", 3)
     there = all_in_version(job, 0, {A: 2, B: 1})
@@ -635,7 +635,7 @@ def test_many_deaths_on_random_hosts(hosts):
 # ---- strangers ----
 
 
-def test_strangers_at_the_port_cost_the_job_nothing(hosts, script):
+def test_unauthenticated_clients_at_the_port_do_not_disturb_the_job(hosts, script):
     job = hosts((*script(ENDS), "0"), "-np", 2)
     job.wait_for("^ready", {A: 1, B: 1})
     pids = [run.process.pid for run in job.runs.values()]

@@ -87,7 +87,7 @@ def newest(job, counts):
 
 
 @pytest.mark.parametrize(("head", "leaver"), [(A, C), pytest.param(B, A, marks=pytest.mark.long)])
-def test_a_host_that_gets_a_sigterm_leaves_after_a_step_and_the_others_go_on(hosts, head, leaver):  # noqa: F811
+def test_host_with_sigterm_leaves_after_a_step_and_the_others_continue(hosts, head, leaver):  # noqa: F811
     job = start(hosts, 6, head=head)
     before = all_in_version(job, 0, {A: 2, B: 2, C: 2})
     gone = send_away(job, leaver)
@@ -104,7 +104,7 @@ def test_a_host_that_gets_a_sigterm_leaves_after_a_step_and_the_others_go_on(hos
 
 
 @pytest.mark.long
-def test_no_death_is_noticed_when_a_host_leaves_a_job_in_which_a_death_is_the_end(hosts):  # noqa: F811
+def test_leaving_host_of_a_job_without_recovery_causes_no_failure(hosts):  # noqa: F811
     job = start(hosts, 4, "-recover", "fail", slots={A: 2, B: 2})
     all_in_version(job, 0, {A: 2, B: 2})
     send_away(job, B)
@@ -136,7 +136,7 @@ def test_two_hosts_leave_at_once(hosts):  # noqa: F811
 
 
 @pytest.mark.long
-def test_a_host_that_leaves_while_the_cluster_grows_takes_its_newcomers_with_it(hosts, start_module):  # noqa: F811
+def test_host_leaving_during_growth_takes_its_joining_workers_along(hosts, start_module):  # noqa: F811
     job = start(hosts, 3, program=["slow=2"])
     before = all_in_version(job, 0, {A: 1, B: 1, C: 1})
     resize(job, start_module, 6)
@@ -148,7 +148,7 @@ def test_a_host_that_leaves_while_the_cluster_grows_takes_its_newcomers_with_it(
 
 
 @pytest.mark.long
-def test_who_wants_workers_on_a_host_that_leaves_is_told(hosts):  # noqa: F811
+def test_request_for_workers_on_a_leaving_host_is_answered_with_the_reason(hosts):  # noqa: F811
     job = start(hosts, 2, "-leave-grace", "20s", slots={A: 1, B: 2}, program=["hold=400:go"])
     all_in_version(job, 0, {A: 1, B: 1})
     # They wait before the 400th step's end, so nobody can leave.
@@ -176,7 +176,7 @@ def test_too_few_would_be_left(hosts):  # noqa: F811
 
 
 @pytest.mark.long
-def test_nobody_would_be_left(hosts):  # noqa: F811
+def test_host_with_all_workers_does_not_leave_and_ends_the_job(hosts):  # noqa: F811
     job = start(hosts, 1, head=B, slots={A: 1, B: 1})
     all_in_version(job, 0, {A: 1})
     job[A].signal(signal.SIGTERM)
@@ -221,7 +221,7 @@ def test_a_second_sigterm_ends_a_host_at_once(hosts):  # noqa: F811
     finish(job, {A: 2})
 
 
-def test_who_does_not_leave_within_the_grace_is_ended_and_the_others_go_on(hosts):  # noqa: F811
+def test_worker_that_exceeds_the_grace_is_killed_and_the_others_continue(hosts):  # noqa: F811
     job = start(hosts, 3, "-leave-grace", "1s", slots={A: 2, B: 1}, program=["hold=1:go"])
     before = all_in_version(job, 0, {A: 2, B: 1})
     job[B].signal(signal.SIGTERM)
@@ -274,7 +274,7 @@ def test_a_job_that_begins_on_one_host_is_joined(hosts, start_module):  # noqa: 
     finish(job, {A: 1})
 
 
-def test_a_head_without_slots_outlives_each_host_that_has_workers(hosts, start_module):  # noqa: F811
+def test_head_node_without_slots_survives_each_host_that_has_workers(hosts, start_module):  # noqa: F811
     job = start(hosts, 1, slots={A: 0, B: 1})
     before = all_in_version(job, 0, {B: 1})
     join_well(job, start_module, C, 1)
@@ -369,7 +369,7 @@ def test_of_two_that_join_as_one_host_one_does(hosts, start_module):  # noqa: F8
     finish(job, {A: 1, B: 1, C: 1})
 
 
-def test_the_end_of_the_head_ends_a_host_that_has_joined(hosts, start_module):  # noqa: F811
+def test_end_of_the_head_node_ends_a_joined_host(hosts, start_module):  # noqa: F811
     job = start(hosts, 2, slots={A: 1, B: 1})
     all_in_version(job, 0, {A: 1, B: 1})
     join_well(job, start_module, C)
@@ -396,7 +396,7 @@ REFUSED = {
 }
 
 
-def test_who_is_refused_hears_why_and_the_job_does_not_mind(hosts, start_module, tmp_path):  # noqa: F811
+def test_rejected_host_gets_the_reason_and_the_job_continues(hosts, start_module, tmp_path):  # noqa: F811
     (tmp_path / "sitecustomize.py").write_text("import ms_kungfu._version\nms_kungfu._version.VERSION = '9.9'\n")
     job = start(hosts, 2)
     all_in_version(job, 0, {A: 1, B: 1})
@@ -412,7 +412,7 @@ def test_who_is_refused_hears_why_and_the_job_does_not_mind(hosts, start_module,
     finish(job, {A: 1, B: 1})
 
 
-def test_a_job_that_does_not_watch_takes_nobody(hosts, start_module):  # noqa: F811
+def test_job_without_watch_accepts_no_joining_host(hosts, start_module):  # noqa: F811
     flags, url = embedded(A)
     job = hosts(TRAINS, *(word for word in flags if word != "-w"), "-np", 2, slots={A: 1, B: 1})
     job.url = url
@@ -423,7 +423,7 @@ def test_a_job_that_does_not_watch_takes_nobody(hosts, start_module):  # noqa: F
     finish(job, {A: 1, B: 1})
 
 
-def test_a_job_on_one_host_takes_nobody(job, start_module):
+def test_job_on_one_host_accepts_no_joining_host(job, start_module):
     alone = job("-np", "1")
     alone.in_version(0, 1)
     url = alone.wait_for(r"config server: (http://\S+/config)")[0][1]

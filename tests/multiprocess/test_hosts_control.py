@@ -124,7 +124,7 @@ def run(coroutine):
 # ---- links ----
 
 
-def test_each_pair_of_hosts_is_connected_and_both_ends_have_the_same_number():
+def test_each_pair_of_hosts_is_connected_with_the_same_number_at_both_ends():
     async def test():
         async with launchers(A, B, C) as three:
             version = cluster(3, A, B, A, C, B)
@@ -152,7 +152,7 @@ def test_each_pair_of_hosts_is_connected_and_both_ends_have_the_same_number():
     run(test())
 
 
-def test_who_is_called_before_it_has_heard_of_the_version_lets_the_caller_wait():
+def test_host_called_before_it_knows_the_version_lets_the_caller_wait():
     async def test():
         async with launchers(A, B) as (first, second):
             late = asyncio.ensure_future(second.links.make(cluster(0, A, B), 7, True))
@@ -228,7 +228,7 @@ def test_workers_of_one_host_have_a_plain_segment():
     run(test())
 
 
-def test_a_linked_segment_hands_over_segment_board_and_sockets_and_closes_its_copies():
+def test_linked_segment_passes_its_descriptors_on_and_closes_its_copies():
     made = []
 
     def make_link(*fds, **options):
@@ -256,7 +256,7 @@ def test_a_linked_segment_hands_over_segment_board_and_sockets_and_closes_its_co
     segment.close()
 
 
-def test_a_death_is_on_the_board_with_its_rank_in_the_job_and_in_the_segment_of_its_host(monkeypatch):
+def test_failure_is_in_control_block_by_job_rank_and_in_its_hosts_segment(monkeypatch):
     told = []
 
     class Control:
@@ -323,7 +323,7 @@ async def serving(secret=SECRET, host=A):
 
 
 @pytest.mark.parametrize(("caller", "called"), [(B, A), ("localhost", A), ("::1", "::1")])
-def test_who_knows_the_secret_is_served(caller, called):
+def test_caller_with_the_secret_is_served(caller, called):
     if called == "::1" and not network.is_of_this_machine(called):
         pytest.skip("this machine has no IPv6")
 
@@ -339,7 +339,7 @@ def test_who_knows_the_secret_is_served(caller, called):
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [(SECRET, b"t" * 16), (SECRET, b""), (b"", SECRET)])
-def test_who_knows_another_secret_is_refused_and_told_so(theirs, ours, caplog):
+def test_caller_with_another_secret_is_rejected_with_the_reason(theirs, ours, caplog):
     async def test():
         async with serving(theirs) as (port, served):
             for _ in range(3):
@@ -351,7 +351,7 @@ def test_who_knows_another_secret_is_refused_and_told_so(theirs, ours, caplog):
     assert caplog.text.count("has been refused") == 1
 
 
-def test_an_impostor_is_found_out_by_who_calls_him():
+def test_impostor_is_found_out_by_the_caller():
     """He repeats what he has been told, or makes something up."""
 
     async def impostor(reader, writer):
@@ -372,7 +372,7 @@ def test_an_impostor_is_found_out_by_who_calls_him():
     run(test())
 
 
-def test_nobody_who_answers_is_waited_for_no_longer_than_asked():
+def test_call_without_an_answer_ends_after_the_requested_time():
     async def test():
         begin = asyncio.get_running_loop().time()
         with pytest.raises(OSError, match=rf"no answer from {A}:\d+"):
@@ -396,7 +396,7 @@ async def whole_of(connection):
     [b"\xff" * 8, struct.pack(">I", 4097), struct.pack(">I", 4) + b"abcd", struct.pack(">I", 2) + b"[]",
      struct.pack(">I", 16) + b'{"nonce": "abc"}', b""],
 )  # fmt: skip
-def test_who_proves_nothing_is_sent_away_in_time(words, monkeypatch):
+def test_caller_without_a_proof_is_disconnected_in_time(words, monkeypatch):
     monkeypatch.setattr(server, "HANDSHAKE_S", 0.3)
 
     async def test():
@@ -434,7 +434,7 @@ def test_a_proof_that_was_heard_is_worth_nothing_in_another_connection():
     run(test())
 
 
-def test_silent_strangers_make_room_for_who_comes_after_them():
+def test_silent_unauthenticated_clients_make_way_for_later_callers():
     async def test():
         async with serving() as (port, served):
             strangers = []
@@ -464,7 +464,7 @@ def pair():
     return Channel(one), Channel(other)
 
 
-def test_what_several_threads_send_arrives_whole_and_in_the_order_of_the_calls():
+def test_messages_of_several_threads_arrive_whole_in_order_of_the_calls():
     async def test():
         one, other = pair()
         lock, sent = threading.Lock(), []

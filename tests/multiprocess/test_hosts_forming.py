@@ -35,7 +35,7 @@ def told(run, *words):
 # ---- who wants another size before it has begun ----
 
 
-def test_a_size_that_is_wanted_while_a_host_is_missing_is_the_jobs_when_it_has_begun(hosts):
+def test_size_requested_while_a_host_is_missing_applies_at_the_start(hosts):
     flags, url = embedded(A)
     job = hosts([sys.executable, RECOVERY_PROGRAM], *flags, "-np", 4, slots={A: 2, B: 1, C: 1},
                 environments={C: {"KUNGFU_JOB_SECRET": "ff" * 16}})  # fmt: skip
@@ -65,7 +65,7 @@ def launch(kungfu_run, script):
     return start
 
 
-def test_two_that_each_wait_as_the_head_end_with_a_sentence(launch):
+def test_two_hosts_that_both_wait_as_the_head_node_end_with_a_sentence(launch):
     port = free_port()
     orders = {A: f"{A}:1,{B}:1", B: f"{B}:1,{A}:1"}
     runs = {host: launch(host, listed, port) for host, listed in orders.items()}
@@ -77,7 +77,7 @@ def test_two_that_each_wait_as_the_head_end_with_a_sentence(launch):
         )
 
 
-def test_who_waits_for_a_host_that_calls_another_one_says_so_and_is_told_there(launch):
+def test_wait_for_a_host_that_calls_another_one_is_reported_at_both(launch):
     port = free_port()
     head, other = launch(A, f"{A}:1,{B}:1", port), launch(B, f"{C}:1,{A}:1,{B}:1", port)
     head.wait_for(rf"kungfu-run was told -H {C}:1,{A}:1,{B}:1 on {B} and calls {C}; here it is {A}:1,{B}:1\. Give the")
@@ -98,7 +98,7 @@ def test_who_waits_for_a_host_that_calls_another_one_says_so_and_is_told_there(l
         ),
     ],
 )
-def test_the_head_says_what_it_hears_of_a_host_that_does_not_come(launch, answer, told):
+def test_head_node_reports_the_reason_of_a_host_that_does_not_come(launch, answer, told):
     port = free_port()
     head = launch(A, f"{A}:1,{B}:1", port, KUNGFU_JOIN_TIMEOUT="8")
 
@@ -125,7 +125,7 @@ def test_the_head_says_what_it_hears_of_a_host_that_does_not_come(launch, answer
     assert told in head.stderr[-1]
 
 
-def test_the_head_says_once_why_hosts_do_not_answer(launch):
+def test_head_node_reports_once_why_hosts_do_not_answer(launch):
     """In one line for all that have the reason in common. Somebody else listens at one, and hangs up."""
     port, listed = free_port(), f"{A}:1,{B}:1,{C}:1,{D}:1"
     with socket.create_server((D, port)) as stranger:
@@ -147,7 +147,7 @@ def hang_up(listener):
             listener.accept()[0].close()
 
 
-def test_a_host_that_runs_something_else_is_told_of_there_and_at_the_head(kungfu_run, script, tmp_path):
+def test_host_with_another_program_is_reported_there_and_at_the_head_node(kungfu_run, script, tmp_path):
     """Where another one has the interpreter and the script is its own affair."""
     port, (python, worker) = free_port(), script("import ms_kungfu as kf\nkf.init()")
     (tmp_path / "elsewhere").mkdir()
@@ -179,7 +179,7 @@ def test_a_host_that_runs_something_else_is_told_of_there_and_at_the_head(kungfu
 # ---- for how long ----
 
 
-def test_who_calls_says_why_nobody_answers_and_goes_on_for_so_long(launch):
+def test_calling_host_reports_why_no_host_answers_and_retries_for_a_time(launch):
     port = free_port()
     run = launch(B, f"{A}:1,{B}:1", port, KUNGFU_JOIN_TIMEOUT="8")
     run.assert_exit(1)
@@ -189,7 +189,7 @@ def test_who_calls_says_why_nobody_answers_and_goes_on_for_so_long(launch):
     assert "within 8 s (KUNGFU_JOIN_TIMEOUT)" in run.stderr[-1]
 
 
-def test_a_head_that_has_refused_a_host_says_for_how_long_it_goes_on_waiting(launch):
+def test_head_node_that_rejected_a_host_reports_how_long_it_still_waits(launch):
     port = free_port()
     head = launch(A, f"{A}:1,{B}:1", port, "-np", 2)
     launch(B, f"{A}:1,{B}:1", port, "-np", 1).assert_exit(1)
@@ -219,7 +219,7 @@ def test_a_timeout_holds_while_a_host_is_missing(launch, host, told):
 
 
 @pytest.mark.long
-def test_a_timeout_of_the_head_ends_those_who_have_come(launch):
+def test_timeout_of_the_head_node_ends_the_hosts_that_have_come(launch):
     port, listed = free_port(), f"{A}:1,{B}:1,{C}:1"
     runs = [launch(A, listed, port, "-timeout", "8s"), launch(B, listed, port, "-timeout", "8s")]
     for run in runs:

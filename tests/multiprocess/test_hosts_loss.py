@@ -147,7 +147,7 @@ def test_no_more_are_replaced_than_there_are_slots_for(hosts, start_module):  # 
     end(job)
 
 
-def test_newcomers_on_a_lost_host_are_given_up(hosts):  # noqa: F811
+def test_joining_workers_on_a_lost_host_are_removed(hosts):  # noqa: F811
     job = start(hosts, 4, slots=2)
     before = all_in_version(job, 0, {A: 2, B: 1, C: 1})
     put(job.url, 1, f"{A}:10000", f"{A}:10001", f"{B}:10000", f"{C}:10000", f"{B}:10001")
@@ -167,7 +167,7 @@ def test_a_host_without_workers_is_not_missed(hosts):  # noqa: F811
     end(job)
 
 
-def test_all_who_have_the_state_are_lost(hosts):  # noqa: F811
+def test_loss_of_all_hosts_with_the_state_ends_the_job(hosts):  # noqa: F811
     job = start(hosts, 1, head=B)
     all_in_version(job, 0, {A: 1})
     lose(job, A)

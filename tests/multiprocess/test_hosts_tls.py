@@ -108,7 +108,7 @@ def test_where_one_end_alone_has_it_both_say_so_at_once(host, caplog):
     assert "has been refused: it speaks no TLS, and this host does; set KUNGFU_TLS_CERT" in caplog.text
 
 
-def test_whose_certificate_will_not_do_is_refused_and_both_ends_say_why(authority, host, tmp_path, caplog):
+def test_host_with_wrong_certificate_is_rejected_and_both_ends_report_why(authority, host, tmp_path, caplog):
     stranger = Authority(tmp_path, "other").sign(A, B)
     for theirs in (stranger, {**stranger, "KUNGFU_TLS_CA": host["KUNGFU_TLS_CA"]}):
         said = refusal(theirs, host)
@@ -151,7 +151,7 @@ def with_tls(authority, *names):
     return {name: authority.sign(name) for name in names}
 
 
-def test_a_job_over_two_hosts_with_tls_reduces_averages_and_changes_its_size(hosts, authority):  # noqa: F811
+def test_job_over_two_hosts_with_tls_reduces_averages_and_resizes(hosts, authority):  # noqa: F811
     flags, url = embedded(A)
     flags[-1] = url = url.replace("http:", "https:")
     job = hosts(
@@ -196,7 +196,7 @@ def test_a_job_of_which_one_host_has_tls_ends_there_with_a_sentence(hosts, scrip
     job[A].assert_exit(130)
 
 
-def test_half_of_the_variables_or_another_hosts_certificate_is_refused_before_the_start(kungfu_run, authority):
+def test_incomplete_tls_variables_or_foreign_certificate_prevent_the_start(kungfu_run, authority):
     two = ("-np", 2, "-H", f"{A}:1,{B}:1", "-self", A, "true")
     halves = {"KUNGFU_JOB_SECRET": JOB_SECRET, "KUNGFU_TLS_CA": str(authority.file)}
     for environment, why in (
@@ -217,7 +217,7 @@ def server(start_module, host):
     return program.wait_for(r"serving (https://\S+/config)")[0][1]
 
 
-def test_the_config_server_speaks_https_to_whom_the_authority_knows(server, host, tmp_path, monkeypatch):
+def test_config_server_speaks_https_to_clients_of_the_authority(server, host, tmp_path, monkeypatch):
     for name, value in host.items():
         monkeypatch.setenv(name, value)
     store = open_store(server, JOB_SECRET)

@@ -82,7 +82,7 @@ def test_cores_are_shared_evenly_or_not_at_all(kungfu_run, script):
     assert job.stdout == 2 * [f"cores {' '.join(map(str, cores))} None"]
 
 
-def test_what_the_user_has_set_stays(kungfu_run, script):
+def test_environment_set_by_the_user_stays(kungfu_run, script):
     worker = script("import os; print(os.environ['OMP_NUM_THREADS'], os.environ['KUNGFU_JOB_SECRET'])")
     job = kungfu_run("-q", *worker, environment={"OMP_NUM_THREADS": "7", "KUNGFU_JOB_SECRET": "abcdef"})
     job.assert_exit(0)
@@ -119,7 +119,7 @@ def test_success_ends_with_0_and_leaves_nothing(kungfu_run):
     assert "all workers have finished" in job.output
 
 
-def test_what_a_finished_worker_leaves_behind_ends_with_the_job(kungfu_run):
+def test_processes_that_a_finished_worker_left_end_with_the_job(kungfu_run):
     job = kungfu_run("sh", "-c", "sleep 1000 & setsid sleep 1000 & echo broker=$KUNGFU_BROKER")
     job.assert_exit(0)
     job.assert_gone(time.monotonic())
@@ -240,7 +240,7 @@ def test_a_job_that_nohup_started_outlives_a_hangup(kungfu_run, script):
     job.assert_exit(128 + signal.SIGTERM)
 
 
-def test_signals_reach_the_workers_who_may_finish_their_work(kungfu_run, script):
+def test_signals_reach_the_workers_and_let_them_finish(kungfu_run, script):
     worker = script(
         "import signal, sys, time\n"
         "def save(number, frame):\n"
@@ -365,7 +365,7 @@ def test_the_launchers_lines_have_the_time(kungfu_run):
     assert all(re.match(r"\[kungfu-run\] \d\d:\d\d:\d\d \w", line) for line in job.lines), job.output
 
 
-def test_logs_that_cannot_be_written_are_given_up_once_and_end_nobody(kungfu_run, tmp_path):
+def test_log_that_cannot_be_written_is_reported_once_and_ends_no_worker(kungfu_run, tmp_path):
     logs = tmp_path / "logs"
     logs.mkdir()
     os.mkfifo(logs / "127.0.0.1.10000.stdout.log")  # no process ever reads it
@@ -387,7 +387,7 @@ def test_logs_that_cannot_be_written_are_given_up_once_and_end_nobody(kungfu_run
     ]
 
 
-def test_workers_that_never_join_are_told_of_as_copies(kungfu_run):
+def test_workers_that_never_join_are_reported_as_copies(kungfu_run):
     job = kungfu_run("-np", 2, "sleep", 5)
     job.assert_exit(0)
     assert job.output.count("none of the 2 workers has joined the job within ") == 1, job.output
@@ -398,7 +398,7 @@ def test_workers_that_never_join_are_told_of_as_copies(kungfu_run):
     ("size", "lived_s", "has_granted", "is_told"),
     [(4, 60, False, True), (4, 60, True, False), (4, 1.9, False, False), (1, 60, False, False)],
 )
-def test_workers_that_have_run_without_joining_are_told_of_once(size, lived_s, has_granted, is_told, caplog):
+def test_workers_that_ran_without_joining_are_reported_once(size, lived_s, has_granted, is_told, caplog):
     watch = CopiesWatch(lambda: False, lambda: has_granted, lambda: size, _since=100.0, clock=lambda: 100.0 + lived_s)
     for _ in range(2):
         watch.warn()
@@ -407,7 +407,7 @@ def test_workers_that_have_run_without_joining_are_told_of_once(size, lived_s, h
     assert len(caplog.records) == is_told
 
 
-def test_a_worker_without_descriptors_for_its_output_is_a_death_like_any_other(kungfu_run):
+def test_worker_without_descriptors_for_its_output_is_a_failed_worker(kungfu_run):
     def few_descriptors():
         resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
 
@@ -426,7 +426,7 @@ def test_a_limit_under_which_nothing_runs_is_a_sentence(kungfu_run):
     assert job.output == "kungfu-run: 16 open files (ulimit -n) are too few; the least is 32"
 
 
-def test_a_full_disk_under_logfile_is_told_once(kungfu_run, tmp_path):
+def test_full_disk_under_logfile_is_reported_once(kungfu_run, tmp_path):
     (tmp_path / "launcher.log").symlink_to("/dev/full")
     job = kungfu_run("-np", 2, "-logfile", "launcher.log", "true")
     job.assert_exit(0)
@@ -456,7 +456,7 @@ def test_output_arrives_when_it_is_written_also_without_a_line_end(kungfu_run, s
     os.close(reading)
 
 
-def test_a_reader_that_has_gone_does_not_end_the_training(kungfu_run, tmp_path):
+def test_closed_output_reader_does_not_end_the_training(kungfu_run, tmp_path):
     reading, writing = os.pipe()
     os.close(reading)
     log = "logs/127.0.0.1.10000.stdout.log"

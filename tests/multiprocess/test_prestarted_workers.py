@@ -49,7 +49,7 @@ def test_the_workers_of_the_next_entry_are_there_before_it(job, tmp_path):
     assert not re.search(r"worker 1 \(.* started|worker 2 \(.* started", one.program.output)
 
 
-def test_a_death_before_it_is_needed_is_no_death_and_the_end_may_come_first(job):
+def test_prestarted_worker_killed_before_its_use_is_replaced(job):
     one = job("-np", 1, program=["schedule=1000000:3", "ahead"])
     pids = one.in_version(0, 1)
     first = standby(one, 1)
@@ -92,7 +92,7 @@ def test_the_newest_word_counts_and_only_in_its_version(job):
     assert not re.search(r"standby 5|standby 2 .*before it was needed", one.program.output)
 
 
-def test_who_dies_again_and_again_is_started_no_more_ahead(job):
+def test_worker_that_fails_repeatedly_is_no_longer_prestarted(job):
     one = job("-np", 1, "-recover", "replace", "-max-restarts", 1, program=["fail=1"])
     pids = one.in_version(0, 1)
     client(pids[0]).expect(0, 1, 2, 30)

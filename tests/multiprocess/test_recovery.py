@@ -59,7 +59,7 @@ def test_a_dead_worker_is_replaced_and_the_replacement_gets_the_state(job):
     assert steps[-1] > steps[2]
 
 
-def test_a_newcomer_may_die_before_it_joins(job):
+def test_joining_worker_may_fail_before_it_joins(job):
     one = job("-np", 2, program=["fail=2"])
     pids = one.in_version(0, 2)
     assert one.command("resize", "4")[0] == 0
@@ -72,7 +72,7 @@ def test_a_newcomer_may_die_before_it_joins(job):
     assert re.search(r"the other workers have finished, but worker 2 .* exited with code 5$", one.program.output, re.M)
 
 
-def test_a_member_may_die_while_a_newcomer_gets_ready(job):
+def test_member_may_fail_while_a_joining_worker_gets_ready(job):
     one = job("-np", 2, program=["slow=1"])
     pids = one.in_version(0, 2)
     one.command("resize", "3")
@@ -83,7 +83,7 @@ def test_a_member_may_die_while_a_newcomer_gets_ready(job):
     one.finish(2)
 
 
-def test_members_train_on_until_the_newcomers_are_ready(job):
+def test_members_train_until_the_joining_workers_are_ready(job):
     one = job("-np", 1, program=["slow=1"])
     one.in_version(0, 1)
     one.command("resize", "2")
@@ -96,7 +96,7 @@ def test_members_train_on_until_the_newcomers_are_ready(job):
     one.finish(2)
 
 
-def test_a_newcomer_that_does_not_get_ready_is_given_up(job):
+def test_joining_worker_that_does_not_get_ready_is_removed(job):
     one = job("-np", 1, program=["slow=1000"], environment={"KUNGFU_JOIN_TIMEOUT": "2"})
     pids = one.in_version(0, 1)
     one.command("resize", "2")
@@ -107,7 +107,7 @@ def test_a_newcomer_that_does_not_get_ready_is_given_up(job):
     one.finish(1)
 
 
-def test_a_place_is_not_filled_after_two_late_newcomers(job):
+def test_slot_stays_empty_after_two_late_joining_workers(job):
     one = job("-np", 1, "-recover", "replace", program=["slow=1000"], environment={"KUNGFU_JOIN_TIMEOUT": "1"})
     one.in_version(0, 1)
     one.command("resize", "2")
@@ -200,9 +200,7 @@ def test_a_worker_that_gets_sigterm_leaves_and_exits_with_0(job):
     one.program.assert_gone(time.monotonic())
 
 
-def test_with_few_descriptors_some_join_others_are_tried_in_growing_pauses_and_it_can_be_taken_back(
-    kungfu_run, start_module
-):
+def test_starts_without_descriptors_are_retried_and_can_be_canceled(kungfu_run, start_module):
     def few_descriptors():
         resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
 
@@ -255,7 +253,7 @@ def test_sigterm_ends_a_worker_that_was_evicted_and_is_needed_again(job):
     one.program.assert_exit(137)
 
 
-def test_a_policy_that_evicts_too_many_is_told_so_and_the_job_goes_on(job):
+def test_policy_that_evicts_too_many_is_refused_and_the_job_continues(job):
     one = job("-np", 2, "-min-np", 2, program=["evict=5:1"])
     pids = one.in_version(0, 2)
     one.wait_for(r"not evicted: \S+ can't leave: 1 worker would be left, -min-np is 2$")
@@ -273,7 +271,7 @@ def test_the_launchers_own_signal_still_ends_the_job_at_once(job):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_stopped_worker_is_killed_and_gone_without(job, rank):
+def test_stopped_worker_is_killed_and_removed(job, rank):
     one = job("-np", 2, "-peer-timeout", "1s")
     pids = one.in_version(0, 2)
     os.kill(pids[rank], signal.SIGSTOP)
@@ -327,7 +325,7 @@ def test_job_that_is_frozen_goes_on_as_if_nothing_had_been(job, tmp_path):
     assert one.finish(2) == set(pids.values())
 
 
-def test_a_newcomer_and_a_standby_that_are_stopped_before_they_count_are_killed(job):
+def test_stopped_joining_worker_and_standby_are_killed(job):
     one = job("-np", 1, "-recover", "replace", "-standby", 1, "-peer-timeout", "1s", program=["slow=1000"])
     pids = one.in_version(0, 1)
     standby = int(one.wait_for(r"standby 1 \(pid (\d+)\) started")[0][1])
@@ -341,7 +339,7 @@ def test_a_newcomer_and_a_standby_that_are_stopped_before_they_count_are_killed(
     assert one.finish(1) == set(pids.values())
 
 
-def test_of_newcomers_that_a_job_ends_before_they_are_needed_nothing_is_said(job, tmp_path):
+def test_joining_workers_that_end_with_the_job_are_not_reported(job, tmp_path):
     one = job("-np", 1, "-logdir", tmp_path / "logs", program=["slow=1000"])
     pids = one.in_version(0, 1)
     one.command("resize", "2")
@@ -364,7 +362,7 @@ def test_a_fixed_number_of_cores_also_for_standbys_and_after_deaths(job):
     assert one.finish(2) == set(after.values())
 
 
-def test_who_was_started_with_more_cores_gets_as_many_as_all_when_one_asks(job):
+def test_worker_started_with_more_cores_gets_the_common_number_on_request(job):
     one = job("-np", 1, "-standby", 1)
     pids = one.in_version(0, 1)
     standby = int(one.wait_for(r"standby 1 \(pid (\d+)\) started")[0][1])
@@ -408,7 +406,7 @@ def test_a_standby_takes_the_place_of_the_dead(job):
     assert one.finish(2) == {pids[0], standby}
 
 
-def test_a_schedule_is_followed_when_the_newcomers_are_ready(job):
+def test_schedule_is_followed_once_the_joining_workers_are_ready(job):
     one = job("-np", 1, program=["schedule=10:3"])
     one.in_version(0, 1)
     steps = [int(m[3]) for m in one.wait_for(IN_VERSION.format(1, 3), 3)]
@@ -432,7 +430,7 @@ def external(start_module, tmp_path):
     return ExternalServer(start_module, tmp_path / "run", free_port())
 
 
-def test_deaths_are_survived_and_wishes_wait_while_the_config_server_is_away(job, external):
+def test_failures_are_survived_and_resizes_wait_without_the_config_server(job, external):
     # The schedule's wish comes when the server is gone.
     one = job("-np", 3, "-config-server", external.url, program=["schedule=300:1"])
     pids = one.in_version(0, 3)
@@ -461,7 +459,7 @@ print("beyond", kf.using_kungfu(), flush=True)
 """
 
 
-def test_who_fails_inside_of_a_context_is_gone_on_without(kungfu_run, script):
+def test_worker_that_fails_inside_a_context_is_removed(kungfu_run, script):
     job = kungfu_run("-np", 3, "-w", *script(IN_CONTEXT))
     job.wait_for(r"worker 1 .* exited with code 1; the others go on without it")
     assert len(job.wait_for(r"^finished with 2$", 2)) == 2
@@ -477,7 +475,7 @@ print(sys.argv[1], int(kf.comm.all_reduce(np.ones(1))[0]), flush=True)
 """
 
 
-def test_two_programs_in_one_worker_are_told_what_is_wrong(kungfu_run, script):
+def test_two_programs_in_one_worker_raise_stale_cluster_error(kungfu_run, script):
     python, program = script(TWICE)
     job = kungfu_run("-np", 2, "sh", "-c", f"{python} {program} first && {python} {program} second")
     assert len(job.wait_for(r"^first 2$", 2)) == 2
@@ -499,7 +497,7 @@ for step in range(9):
 
 
 @pytest.mark.parametrize("flags", [(), ("-w",)], ids=["fixed", "watch"])
-def test_who_has_left_the_others_alone_is_named_at_the_end(kungfu_run, script, flags):
+def test_worker_that_left_early_is_named_at_the_end(kungfu_run, script, flags):
     job = kungfu_run("-np", 3, *flags, *script(EARLY))
     job.assert_exit(1)
     assert re.search(r"exited with code 1; worker 1 \(.*\) was the first to end, with code 0$", job.stderr[-1])
@@ -515,7 +513,7 @@ while True:  # its own wait would end at the same deadline, and the first rank t
 """
 
 
-def test_worker_that_resizes_alone_is_told_that_all_have_to(kungfu_run, script):
+def test_worker_that_resizes_alone_learns_that_all_have_to(kungfu_run, script):
     """Without recovery: with it the launcher ends the rank that doesn't come."""
     flags = ["-np", 2, "-w", "-recover", "fail"]
     job = kungfu_run(*flags, *script(ALONE), environment={"KUNGFU_COLLECTIVE_TIMEOUT": "2"})
@@ -541,7 +539,7 @@ print("of version 0:", membership.participants_of(0), "since then:", membership.
 """
 
 
-def test_a_resize_by_hand_leaves_it_known_who_took_part_in_the_step(kungfu_run, script):
+def test_manual_resize_keeps_the_participants_of_the_step(kungfu_run, script):
     job = kungfu_run("-np", 3, "-w", *script(BY_HAND))
     assert len(job.wait_for(r"^of version 0: \[0, 1\] since then: \[0, 1\]$", 2)) == 2
     job.assert_exit(0)

@@ -89,7 +89,7 @@ def test_ranks_steps_and_the_reasons_of_the_last_changes(job, status, one_job):
     assert status() == (0, "no job of this user runs on this machine")
 
 
-def test_who_joins_is_shown_before_it_has(job, one_job):
+def test_joining_worker_is_shown_in_the_status_before_it_has_joined(job, one_job):
     run = job("-np", 1, program=["slow=1000"])
     run.in_version(0, 1)
     assert run.command("resize", 2)[0] == 0
@@ -201,7 +201,7 @@ def test_a_config_server_without_a_job_shows_what_it_holds(start_module, status,
     assert [line.split()[1] for line in text.splitlines() if ":10000" in line] == ["10.0.0.1", "10.0.0.2"]
 
 
-def test_those_who_ask_and_do_not_listen_hold_nobody_up(job, one_job):
+def test_status_clients_that_do_not_read_delay_no_other(job, one_job):
     run = job("-np", 1)
     run.in_version(0, 1)
     path = next(run.program.runtime_dir.rglob("*.status"))
@@ -216,7 +216,7 @@ def test_those_who_ask_and_do_not_listen_hold_nobody_up(job, one_job):
     run.finish(1)
 
 
-def test_the_head_knows_of_all_hosts_and_every_host_tells_it(start_module, one_job, status, tmp_path):
+def test_every_host_reports_the_controllers_status_of_all_hosts(start_module, one_job, status, tmp_path):
     secret, port = "0123456789abcdef" * 2, free_port()
     words = ["-np", 2, "-H", f"{A}:1,{B}:1", "-port", port]
     program = [sys.executable, RECOVERY_PROGRAM]

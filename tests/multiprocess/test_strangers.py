@@ -59,9 +59,7 @@ def descriptors_of(pid):
 
 
 @pytest.mark.alone  # of connections
-def test_a_job_notices_nothing_of_five_thousand_idle_half_sent_and_slow_connections(
-    kungfu_run, start_module, strangers
-):
+def test_job_is_not_disturbed_by_5000_idle_or_slow_connections(kungfu_run, start_module, strangers):
     job = kungfu_run(
         "-np", 1, "-w", sys.executable, PROGRAMS / "follower.py", 3, preexec_fn=few_descriptors
     )  # fmt: skip
@@ -82,7 +80,7 @@ def test_a_job_notices_nothing_of_five_thousand_idle_half_sent_and_slow_connecti
 
 
 @pytest.mark.alone
-def test_a_config_server_of_its_own_serves_whoever_asks_among_five_thousand_strangers(start_module, strangers):
+def test_config_server_answers_beside_5000_unauthenticated_connections(start_module, strangers):
     secret = "5ec7e7"
     server = start_module(
         "ms_kungfu.config_server", "-port", 0, environment={"KUNGFU_JOB_SECRET": secret}, preexec_fn=few_descriptors
@@ -117,7 +115,7 @@ async def answer_of(url):
     return await asyncio.get_running_loop().run_in_executor(None, open_store(url).get)
 
 
-def test_a_face_that_fails_is_begun_again_on_its_port_and_the_store_has_forgotten_nothing(monkeypatch, caplog):
+def test_failed_http_face_restarts_on_its_port_and_the_store_is_kept(monkeypatch, caplog):
     monkeypatch.setattr(server_module, "_RESTART_S", 0.0)
     failed = threading.Event()
     real = server_module._Face._accept
@@ -140,7 +138,7 @@ def test_a_face_that_fails_is_begun_again_on_its_port_and_the_store_has_forgotte
 
 
 @pytest.mark.alone  # the server's thread has to come to its turn within 0.3 s
-def test_who_goes_while_the_job_is_busy_has_written_nothing_and_is_no_bug(caplog):
+def test_client_that_hangs_up_on_a_busy_job_has_written_nothing(caplog):
     document = b'{"Workers": [], "Runners": []}'
     head = f"PUT /config HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer 5ec7e7\r\nContent-Length: {len(document)}\r\n\r\n"
 
@@ -177,7 +175,7 @@ def test_a_request_has_its_time_and_no_more(monkeypatch):
     asyncio.run(run())
 
 
-def test_of_many_who_wait_for_a_newer_version_the_last_are_answered_at_once(monkeypatch):
+def test_latest_of_many_long_polls_is_answered_at_once(monkeypatch):
     monkeypatch.setattr(server_module, "connection_limit", lambda: 8)
     wait = b"GET /config?newer_than=0&timeout=50 HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -198,7 +196,7 @@ def test_of_many_who_wait_for_a_newer_version_the_last_are_answered_at_once(monk
     asyncio.run(run())
 
 
-def test_workers_keep_the_users_limit_of_descriptors_and_the_launcher_raises_its_own(kungfu_run, script):
+def test_launcher_raises_its_descriptor_limit_and_workers_keep_the_users(kungfu_run, script):
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     soft = min(200, hard)
     job = kungfu_run(
@@ -216,7 +214,7 @@ def test_workers_keep_the_users_limit_of_descriptors_and_the_launcher_raises_its
     assert f"launcher {hard}" in job.lines
 
 
-def test_a_text_that_cant_be_encoded_is_told_where_it_is_ours_and_not_where_a_stranger_expects_it(monkeypatch, caplog):
+def test_text_that_cannot_be_encoded_is_reported_only_if_it_is_our_own(monkeypatch, caplog):
     async def answer(server, head):
         reader, writer = await asyncio.open_connection(server.host, server.port)
         writer.write(b"GET /config HTTP/1.1\r\nHost: us\r\nConnection: close\r\n" + head + b"\r\n")
@@ -249,7 +247,7 @@ def test_a_text_that_cant_be_encoded_is_told_where_it_is_ours_and_not_where_a_st
     ],
     ids=["no-host", "method", "version", "length", "header"],
 )
-def test_what_is_no_request_is_answered_by_a_sentence_that_echoes_nothing(sent):
+def test_malformed_request_is_answered_without_an_echo(sent):
     async def answer():
         async with serving() as server:
             reader, writer = await asyncio.open_connection(server.host, server.port)

@@ -167,7 +167,7 @@ class Overheard:
         return [words for whose, words in self.words if whose == id(channel)]
 
 
-def test_launchers_let_nobody_in_for_what_he_says_at_random(lots, caplog, monkeypatch):
+def test_launchers_admit_no_client_that_sends_random_messages(lots, caplog, monkeypatch):
     served, overheard, growth = [], Overheard(monkeypatch), Growth()
 
     async def serve(channel):
@@ -280,7 +280,7 @@ def status_of(answer):
 
 
 @pytest.mark.parametrize("knows_the_secret", [False, True])
-def test_the_config_server_answers_what_comes_at_random_and_keeps_what_it_has(lots, caplog, knows_the_secret):
+def test_config_server_answers_random_requests_and_keeps_the_cluster(lots, caplog, knows_the_secret):
     first = Cluster((PeerID("127.0.0.1", 10000),), (), 5)
     authorization = f"Authorization: Bearer {SECRET.hex()}" if knows_the_secret else ""
     statuses, growth = {}, Growth()
@@ -365,7 +365,7 @@ print("right", step, flush=True)
 """
 
 
-def test_a_training_over_two_hosts_notices_nothing_of_strangers_and_each_source_is_told_of_once(
+def test_training_ignores_random_clients_and_logs_each_source_once(
     hosts,  # noqa: F811
     script,
     lots,

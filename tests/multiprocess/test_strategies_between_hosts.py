@@ -71,7 +71,7 @@ WAYS = {
 # `HostsAllReduce.SendsWhatTheAlgorithmOfItsStrategySays` (cpp) tests what each sends, `unit/test_host_flags.py` that
 # the flag takes each name: one shows that a job's flag arrives there.
 @pytest.mark.parametrize("strategy", ["RING", *map(long, list(WAYS)[1:])])
-def test_hosts_send_to_whom_the_strategy_says(hosts, script, strategy):  # noqa: F811
+def test_hosts_send_to_the_hosts_of_the_strategy(hosts, script, strategy):  # noqa: F811
     job = hosts(script(REDUCES), "-np", 4, "-strategy", strategy.lower(), slots=dict.fromkeys((A, B, C, D), 1))
     job.wait_for("^reduced", dict.fromkeys((A, B, C, D), 1))
     for host, expected in WAYS[strategy].items():

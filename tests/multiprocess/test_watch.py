@@ -138,7 +138,7 @@ def watch(kungfu_run, start_module, script):
     return start
 
 
-def test_cluster_grows_and_shrinks_by_hand_and_workers_keep_their_processes(watch):
+def test_manual_resize_grows_and_shrinks_and_workers_keep_their_processes(watch):
     job = watch("-np", 1)
     job.wait_for_version(0, 1)
     code, output = job.resize("4")
@@ -186,14 +186,14 @@ def test_workers_that_ask_for_it_have_one_core_from_then_on(watch):
     job.finish()
 
 
-def test_nobody_is_pinned_where_affinity_is_none(watch):
+def test_workers_are_not_pinned_if_affinity_is_none(watch):
     cores = len(os.sched_getaffinity(0))
     job = watch("-np", 1, "-affinity", "none", environment={"FIX": "1"})
     job.wait_for(rf"^fixed 127.0.0.1:10000: 0 \{{{cores}\}}")
     job.finish()
 
 
-def test_a_peer_that_comes_back_is_started_anew_even_while_the_old_process_lingers(watch):
+def test_returning_peer_is_started_anew_while_the_old_process_lingers(watch):
     job = watch("-np", 2, "-leave-grace", "1h", environment={"STUBBORN": "1"})
     job.wait_for_version(0, 2)
     job.put(cluster_of(1, 10000).to_json())
@@ -211,7 +211,7 @@ def test_any_rank_may_leave_also_the_first(watch):
     job.finish()
 
 
-def test_nobody_waits_for_a_worker_that_has_left_and_works_on_but_its_place_is_taken_only_when_needed(watch):
+def test_removed_worker_that_still_runs_keeps_its_slot_until_needed(watch):
     job = watch("-np", 2, "-leave-grace", "200ms", environment={"STUBBORN": "1"})
     job.wait_for_version(0, 2)
     job.resize("1")
@@ -224,7 +224,7 @@ def test_nobody_waits_for_a_worker_that_has_left_and_works_on_but_its_place_is_t
     job.finish()
 
 
-def test_the_end_of_a_job_does_not_wait_for_who_left_long_ago(watch):
+def test_end_of_a_job_does_not_wait_for_workers_removed_long_ago(watch):
     job = watch("-np", 2, "-leave-grace", "200ms", environment={"STUBBORN": "1"})
     job.wait_for_version(0, 2)
     job.resize("1")
@@ -233,7 +233,7 @@ def test_the_end_of_a_job_does_not_wait_for_who_left_long_ago(watch):
     job.finish()  # the other one's end is the job's
 
 
-def test_the_newest_wish_wins_at_once_and_ends_who_is_not_needed(watch):
+def test_newest_resize_request_wins_at_once_and_ends_unneeded_workers(watch):
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     try:
@@ -396,7 +396,7 @@ def test_kungfus_own_command_line_works(watch):
     job.finish()
 
 
-def test_job_ends_when_its_members_have_finished_although_newcomers_still_wait(kungfu_run, script, start_module):
+def test_job_ends_with_its_members_although_joining_workers_still_wait(kungfu_run, script, start_module):
     # Rank 0 never moves to the new version; whoever was started for it waits in vain.
     worker = script(WORKER.replace("while True:", "while incarnation == 0: time.sleep(0.01)\nwhile True:"))
     job = Job(kungfu_run("-np", 1, "-w", *worker), start_module)
@@ -410,7 +410,7 @@ def test_job_ends_when_its_members_have_finished_although_newcomers_still_wait(k
     job.program.assert_gone(time.monotonic())
 
 
-def test_with_recover_fail_a_killed_newcomer_ends_the_job_and_is_named(watch):
+def test_killed_joining_worker_with_recover_fail_ends_the_job_and_is_named(watch):
     job = watch("-np", 1, "-recover", "fail")
     job.wait_for_version(0, 1)
     job.resize("2")
@@ -496,9 +496,7 @@ def test_init_version_is_the_first_version(follow, external):
 
 
 @pytest.mark.parametrize("returns_with", ["nothing", "an old cluster"])
-def test_training_goes_on_while_the_config_server_is_gone_and_changes_when_it_is_back(
-    follow, external, returns_with, tmp_path
-):
+def test_training_continues_without_the_config_server_and_resizes_later(follow, external, returns_with, tmp_path):
     job = follow("-np", 1, "-init-version", "5")
     members(job, 5, 1)
     external.client.put(external.client.get().resized(2, range(10000, 10010)))
@@ -518,7 +516,7 @@ def test_training_goes_on_while_the_config_server_is_gone_and_changes_when_it_is
     job.assert_exit(0)
 
 
-def test_what_this_host_cannot_run_is_refused_and_the_job_goes_on(follow, external):
+def test_version_that_this_host_cannot_run_is_refused_and_job_continues(follow, external):
     job = follow("-np", 1, "-H", "127.0.0.1:1")
     members(job, 0, 1)
     external.client.put(cluster_of(1, 10000, 10001))
@@ -557,7 +555,7 @@ def test_waiting_for_a_config_server_can_be_interrupted(kungfu_run):
     ],
     ids=["counts no steps", "counts steps"],
 )
-def test_a_program_that_never_looks_for_changes_is_told_of(start_module, script, in_step, said):
+def test_program_that_never_looks_for_changes_is_warned_of(start_module, script, in_step, said):
     port = free_port()
     run = start_module(
         "tests.multiprocess.programs.impatient_launcher", "-np", 1, "-w", "-builtin-config-port", port,

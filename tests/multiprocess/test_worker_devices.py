@@ -28,7 +28,7 @@ def devices(job, incarnation):
     return sorted(line.split()[2:] for line in job.stdout if line.startswith(f"device {incarnation} "))
 
 
-def test_a_list_is_divided_and_newcomers_get_the_devices_of_those_that_left(kungfu_run, script):
+def test_devices_are_divided_and_joining_workers_get_those_of_removed_ones(kungfu_run, script):
     environment = {**NO_LISTS, "CUDA_VISIBLE_DEVICES": "5,2,7"}
     job = kungfu_run("-np", 3, "-w", *script(WORKER), environment=environment)
     job.assert_exit(0)

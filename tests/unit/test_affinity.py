@@ -27,7 +27,7 @@ def test_cores_are_divided_evenly_and_completely(cores, workers):
 @pytest.mark.parametrize(
     ("cores", "allowed", "given"), [((0, 1), [1], (0, 1)), ((2, 3), [0, 1], ()), ((), [0], ())],
 )  # fmt: skip
-def test_a_worker_whose_cores_are_gone_starts_unpinned(cores, allowed, given, caplog, tmp_path):
+def test_worker_whose_cores_are_offline_starts_unpinned(cores, allowed, given, caplog, tmp_path):
     started = []
     machine = SimpleNamespace(allowed_cores=lambda: allowed, environ={})
     guard = SimpleNamespace(start=lambda key, environment, cores, out, err: started.append(cores))

@@ -41,7 +41,7 @@ def test_a_join_that_fails_is_a_status_and_a_text(failing_join):
 
 
 @pytest.mark.parametrize("ends", [KeyboardInterrupt, SystemExit])
-def test_who_interrupts_a_join_gets_what_the_signal_raised(ends: type[BaseException]) -> None:
+def test_interrupted_join_raises_the_exception_of_the_signal(ends: type[BaseException]) -> None:
     def join() -> None:
         raise ends("now")
 

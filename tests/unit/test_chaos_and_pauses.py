@@ -14,7 +14,7 @@ def samples(memory_mib, descriptors, mappings):
     return [Sample(m * MIB, d, s) for m, d, s in zip(memory_mib, descriptors, mappings)]
 
 
-def test_what_stays_the_same_is_no_leak():
+def test_constant_usage_is_no_leak():
     assert leaks(samples([300 + i % 7 for i in range(100)], [12 + i % 3 for i in range(100)], [1] * 100)) == []
 
 
@@ -26,7 +26,7 @@ def test_growth_is_named():
     assert grown[2] == "shared mappings grew from 50 to 100"
 
 
-def test_the_start_is_no_growth_and_who_lives_shortly_is_not_judged():
+def test_growth_at_the_start_and_short_lived_processes_are_no_leak():
     lived = samples([50] * 40 + [900] * 60, [3] * 40 + [20] * 60, [0] * 40 + [9] * 60)
     assert len(leaks(lived[:80])) == 3
     assert settled(lived, 20.0) == lived[40:]

@@ -64,7 +64,7 @@ def test_a_resize_keeps_the_first_ranks_and_counts_the_version(size: int, new_si
     assert old == cluster_of(size, version=4)
 
 
-def test_newcomers_take_the_lowest_free_ports() -> None:
+def test_joining_workers_take_the_lowest_free_ports() -> None:
     start = Cluster(tuple(PeerID("h", p) for p in (10000, 10003)))
     grown = start.resized(4, range(10000, 10100))
     assert [w.port for w in grown.workers] == [10000, 10003, 10001, 10002]
@@ -75,7 +75,7 @@ def hosts_of(cluster: Cluster) -> str:
     return "".join(worker.host for worker in cluster.workers)
 
 
-def test_newcomers_go_where_the_fewest_are_and_a_slot_is_free() -> None:
+def test_joining_workers_go_to_the_emptiest_hosts_with_a_free_slot() -> None:
     start = Cluster((PeerID("a", 10000), PeerID("b", 10000)))
     slots = {"a": 2, "b": 3, "c": 1}
     grown = start.resized(6, range(10000, 10100), slots=slots)
@@ -88,13 +88,13 @@ def test_newcomers_go_where_the_fewest_are_and_a_slot_is_free() -> None:
     assert leaving.workers[-1].port == 10002
 
 
-def test_newcomers_fill_the_hosts_in_their_order_where_that_is_wanted() -> None:
+def test_joining_workers_with_fill_placement_fill_the_hosts_in_order() -> None:
     start = Cluster((PeerID("b", 10000),), slots={"a": 2, "b": 3, "c": 1}, placement="fill")
     assert hosts_of(start.resized(6, range(10000, 10100))) == "baabbc"
     assert hosts_of(start.resized(6, range(10000, 10100)).resized(3, ()).resized(4, range(10000, 10100))) == "baab"
 
 
-def test_what_a_resize_has_to_know_goes_with_the_cluster() -> None:
+def test_slots_and_placement_go_with_the_cluster() -> None:
     start = Cluster((PeerID("a", 1),), (), 3, slots={"a": 1, "b": 2}, placement="fill")
     for cluster in (start, start.following(start.workers), Cluster.from_json(json.loads(start.dumps()))):
         assert hosts_of(cluster.resized(3, range(1, 9))) == "abb"
@@ -102,7 +102,7 @@ def test_what_a_resize_has_to_know_goes_with_the_cluster() -> None:
     assert {*plain.to_json()} == {"Runners", "Workers", "Version"}
 
 
-def test_newcomers_go_where_the_fewest_are_if_nobody_says_how_many_there_may_be() -> None:
+def test_joining_workers_without_slots_go_to_the_emptiest_hosts() -> None:
     start = Cluster((PeerID("a", 10000), PeerID("a", 10001), PeerID("b", 10000)))
     assert hosts_of(start.resized(6, range(10000, 10100))) == "aabbab"
 
@@ -113,7 +113,7 @@ def test_a_port_range_that_is_too_small_is_refused() -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1])
-def test_a_cluster_of_nobody_is_refused(size: int) -> None:
+def test_cluster_without_workers_is_refused(size: int) -> None:
     with pytest.raises(ValueError, match=f"size {size}"):
         cluster_of(2).resized(size, range(10000, 10100))
 
@@ -129,7 +129,7 @@ def test_json_is_read_as_it_was_written() -> None:
     assert Cluster.from_json(json.loads(cluster.dumps())) == cluster
 
 
-def test_who_wrote_a_cluster_is_not_part_of_it_and_not_of_the_next_one() -> None:
+def test_writer_of_a_cluster_is_not_compared_and_not_inherited() -> None:
     cluster = Cluster.from_json(cluster_of(2).to_json(), writer="me")
     assert cluster.writer == "me"
     assert cluster == cluster_of(2)

@@ -46,14 +46,14 @@ def test_first_workers_get_the_version_that_the_launcher_chose():
     assert versions.answer(joining_worker(B, 3)) == Grant(cluster(3, A, B), 1)
 
 
-def test_nobody_gets_in_before_a_version_is_chosen():
+def test_no_worker_is_admitted_before_a_version_is_committed():
     versions = ClusterVersions()
     versions.admit(cluster(0, A))
     assert versions.answer(joining_worker(A, 0)) == Wait()
     assert isinstance(versions.answer(member(A, 0, 1)), Refuse)
 
 
-def test_newcomer_waits_until_members_choose_its_version():
+def test_joining_worker_waits_until_members_commit_its_version():
     versions = started(cluster(0, A), cluster(1, A, B))
     assert versions.answer(joining_worker(B, 1)) == Wait()
     assert versions.answer(member(A, 0, 1)) == Grant(cluster(1, A, B), 0)
@@ -67,7 +67,7 @@ def test_members_may_skip_a_version():
     assert versions.answer(joining_worker(C, 2)) == Grant(cluster(2, A, C), 1)
 
 
-def test_a_member_leaves_when_one_that_stays_has_gone_over():
+def test_member_leaves_once_a_staying_one_has_adopted_the_version():
     versions = started(cluster(0, A, B), cluster(1, A))
     assert versions.answer(member(B, 0, 1)) == Wait()
     assert versions.committed == 0
@@ -108,7 +108,7 @@ def test_a_version_that_the_host_cannot_run_is_refused_with_the_reason():
     assert versions.answer(member(A, 0, 1)) == Refuse("cluster version 1 is refused: 2 slots")
 
 
-def test_who_is_not_a_member_of_the_chosen_version_cannot_choose():
+def test_worker_outside_the_committed_version_cannot_commit():
     versions = started(cluster(0, A), cluster(1, A, B), cluster(2, B, C))
     assert isinstance(versions.answer(member(C, 0, 2, incarnation=2)), Refuse)
     versions.answer(member(A, 0, 1))
@@ -154,7 +154,7 @@ def test_exclusions_of_versions_long_over_are_forgotten():
 # ---- deaths and newcomers ----
 
 
-def test_a_version_is_announced_when_its_newcomers_are_ready():
+def test_version_is_prepared_once_its_joining_workers_are_ready():
     versions = started(cluster(0, A), cluster(1, A, B, C))
     assert versions.preparable() == 0
     versions.ready.add((B, 1))
@@ -163,18 +163,18 @@ def test_a_version_is_announced_when_its_newcomers_are_ready():
     assert versions.preparable() == 1
 
 
-def test_a_newer_version_that_needs_nobody_new_does_not_wait():
+def test_newer_version_without_joining_workers_does_not_wait():
     versions = started(cluster(0, A, B), cluster(1, A, B, C), cluster(2, B))
     assert versions.preparable() == 2
 
 
-def test_an_older_version_that_is_ready_is_announced_while_a_newer_one_is_not():
+def test_older_ready_version_is_prepared_while_a_newer_one_waits():
     versions = started(cluster(0, A), cluster(1, A, B), cluster(2, A, B, C))
     versions.ready.add((B, 1))
     assert versions.preparable() == 1
 
 
-def test_a_dead_member_holds_up_nobody():
+def test_failed_member_delays_no_version():
     versions = started(cluster(0, A, B), cluster(1, A, B, C))
     versions.ready.add((C, 1))
     versions.record_end(B, 0)
@@ -183,7 +183,7 @@ def test_a_dead_member_holds_up_nobody():
     assert versions.answer(member(A, 0, 1)) == Grant(cluster(1, A, B, C), 0)
 
 
-def test_a_newcomer_that_has_died_is_not_let_in():
+def test_failed_joining_worker_is_not_admitted():
     """Its place would count as filled, and a step would be trained without its samples."""
     versions = started(cluster(0, A, B), cluster(1, A, B, C))
     versions.ready.add((C, 1))
@@ -200,7 +200,7 @@ def test_a_newcomer_that_has_died_is_not_let_in():
     assert versions.answer(member(A, 0, 3)) == Grant(cluster(3, A, B, C), 0)
 
 
-def test_a_newcomer_that_dies_when_the_first_member_has_gone_over_is_dead_for_all():
+def test_joining_worker_that_fails_after_the_commit_is_failed_for_all():
     versions = started(cluster(0, A, B), cluster(1, A, B, C))
     versions.ready.add((C, 1))
     assert versions.answer(member(A, 0, 1)) == Grant(cluster(1, A, B, C), 0)
@@ -208,7 +208,7 @@ def test_a_newcomer_that_dies_when_the_first_member_has_gone_over_is_dead_for_al
     assert versions.answer(member(B, 0, 1)) == Grant(cluster(1, A, B, C), 1)
 
 
-def test_a_dead_worker_stays_dead_in_versions_whose_writers_had_not_heard_of_it():
+def test_failed_worker_stays_failed_in_versions_of_unaware_writers():
     versions = started(cluster(0, A, B))
     versions.record_end(B, 0)
     versions.admit(cluster(1, A, B, C))
@@ -269,7 +269,7 @@ def test_a_version_that_would_lose_the_state_is_not_announced():
 # ---- several wishes outstanding ----
 
 
-def test_the_newest_wish_wins_at_once():
+def test_newest_resize_request_wins_at_once():
     versions = started(cluster(0, A), cluster(1, A, B, C))
     versions.ready.add((B, 1))
     versions.admit(cluster(2, A, B))  # the first was a mistake
@@ -281,7 +281,7 @@ def test_the_newest_wish_wins_at_once():
     assert versions.answer(joining_worker(B, 1)) == Grant(cluster(2, A, B), 1)
 
 
-def test_who_was_not_needed_for_a_moment_comes_back_as_another_process():
+def test_worker_unneeded_for_a_moment_returns_as_another_process():
     versions = started(cluster(0, A))
     for wanted in (cluster(1, A, B), cluster(2, A), cluster(3, A, B)):
         versions.admit(wanted)
@@ -335,7 +335,7 @@ def test_a_process_is_dead_only_in_versions_that_mean_it():
     assert versions.preparable() == 4
 
 
-def test_a_process_that_ended_is_remembered_when_its_successor_has_ended_too():
+def test_ended_process_is_remembered_after_its_successor_has_ended():
     versions = started(cluster(0, A, B))
     versions.record_end(B, 0)
     versions.admit(cluster(1, A))
@@ -345,7 +345,7 @@ def test_a_process_that_ended_is_remembered_when_its_successor_has_ended_too():
     assert versions.ended_in(cluster(2, A, B)) == [B]
 
 
-def test_who_would_be_left_counts_members_that_live_and_stay():
+def test_remaining_workers_are_the_living_members_that_stay():
     versions = started(cluster(0, A, B, C))
     assert versions.staying_without(A, ()) == 2
     assert versions.staying_without(A, {B}) == 1
@@ -356,7 +356,7 @@ def test_who_would_be_left_counts_members_that_live_and_stay():
     assert versions.staying_without(A, ()) == 0
 
 
-def test_when_all_have_finished_whoever_comes_is_another_process():
+def test_worker_that_comes_after_all_have_finished_is_another_process():
     versions = started(cluster(0, A, B), cluster(1, A, B, C))
     versions.record_end(A, 0)
     versions.exclude_everybody()
@@ -382,7 +382,7 @@ def test_no_version_over_a_lost_host_is_chosen_any_more():
     assert versions.answer(member(A, 0, 2)) == Grant(cluster(2, A, B), 0)
 
 
-def test_a_version_over_a_lost_host_that_was_chosen_before_is_gone_over_to_by_all():
+def test_version_committed_before_a_host_loss_is_adopted_by_all():
     away = PeerID("127.0.0.2", 10000)
     versions = started(cluster(0, A, B, away), cluster(1, A, B, away))
     assert isinstance(versions.answer(member(away, 0, 1)), Grant)

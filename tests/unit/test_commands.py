@@ -38,7 +38,7 @@ def test_every_command_is_named():
             assert importlib.util.find_spec(command.split()[-1])
 
 
-def test_it_prints_a_line_each_without_loading_mindspore():
+def test_list_of_commands_is_printed_without_loading_mindspore():
     code = "import sys; from ms_kungfu.__main__ import main; main([]); sys.exit('mindspore' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

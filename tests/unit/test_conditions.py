@@ -22,7 +22,7 @@ def recorded(folder, found):
     return book
 
 
-def test_conditions_are_told_apart():
+def test_numeric_environments_are_distinguished():
     assert conditions.differences(HERE, dict(HERE)) == ""
     other = {**HERE, "isa": "AVX", "more": 1}
     assert conditions.differences(HERE, other) == "instruction set AVX2 there and AVX here"
@@ -39,7 +39,7 @@ def test_without_onednn_the_runtimes_own_instruction_set_counts(tmp_path):
     assert conditions.instruction_set(tmp_path) == _core.instruction_set()
 
 
-def test_the_ledgers_header_has_them_and_an_earlier_reader_leaves_them_unread(tmp_path):
+def test_ledger_header_has_numeric_environment_and_older_reader_ignores_it(tmp_path):
     recorded(tmp_path, HERE)
     (header,) = ledger.headers(tmp_path)
     assert header["conditions"] == HERE
@@ -47,7 +47,7 @@ def test_the_ledgers_header_has_them_and_an_earlier_reader_leaves_them_unread(tm
     assert audit.audit(*audit.read(tmp_path)).exact
 
 
-def test_the_header_has_room_for_the_longest_conditions_and_reason(tmp_path):
+def test_header_fits_the_longest_numeric_environment_and_reason(tmp_path):
     longest = {**HERE, "cpu": "x" * conditions._CPU_CHARS, "isa": "AVX512_CORE_AMX_FP16", "ms_kungfu": "10.10.10.dev10"}
     longest.update(numpy="1.26.4", cores=1024, shards=1 << 20, global_batch=1 << 30, seed=1 << 62)
     book = recorded(tmp_path, longest)

@@ -106,7 +106,7 @@ def test_no_worker_claims_contents_that_one_could_not_compare(monkeypatch):
         assert dataset.contents is None
 
 
-def test_workers_that_compare_other_numbers_of_samples_compare_what_both_have(monkeypatch):
+def test_workers_with_different_sample_counts_compare_the_common_samples(monkeypatch):
     for dataset in workers(monkeypatch, [of(np.arange(90)), of(np.arange(90), True)]):
         state_transfer.compare_contents(dataset)
 

@@ -25,7 +25,7 @@ def policy_on(cores: set[int]) -> int:
     return found[0]
 
 
-def test_on_one_core_who_is_woken_does_not_take_it() -> None:
+def test_thread_on_one_core_gets_batch_scheduling() -> None:
     before = os.sched_getscheduler(0)
     assert policy_on({min(os.sched_getaffinity(0))}) == os.SCHED_BATCH
     assert os.sched_getscheduler(0) == before  # the thread that asks alone

@@ -100,7 +100,7 @@ def test_decode_object_refuses_other_values():
         decode_object(b"[]", 10)
 
 
-def test_what_is_decoded_of_anything_can_be_encoded():
+def test_any_decoded_document_can_be_encoded():
     lots = random.Random(32)
     decoded = 0
     for number in range(3000):

@@ -141,7 +141,7 @@ def killed(during: str) -> Outcome:
     return Outcome(error=f"the process was killed by SIGBUS, {during}", during=during)
 
 
-def test_what_a_process_was_doing_when_it_was_killed_is_said() -> None:
+def test_killed_check_process_is_reported_with_its_activity() -> None:
     program = "doing('importing a'); doing('importing b'); import os, signal; os.kill(os.getpid(), signal.SIGABRT)"
     said = Outcome(error="the process was killed by SIGABRT, importing b", during="importing b")
     assert System().run(program) == said
@@ -208,7 +208,7 @@ def test_mindspore_that_is_not_there_or_does_not_fit(
     assert remedy in said[2]
 
 
-def test_kernels_are_told_for_each_device() -> None:
+def test_kernels_are_reported_for_each_device() -> None:
     cpu, gpu, ascend = findings(software.check_kernels)
     assert [f.topic for f in (cpu, gpu, ascend)] == ["CPU kernels", "GPU kernels", "Ascend kernels"]
     assert [f.status for f in (cpu, gpu, ascend)] == [OK, MISSING, MISSING]

@@ -16,7 +16,7 @@ ALONE = Cluster((PeerID("10.0.0.1", 10000),), version=4)
 
 @pytest.mark.parametrize("cluster", [BEGAN, ALONE], ids=["one that it begins with", "one that has shrunk"])
 @pytest.mark.parametrize("joins_later", [False, True])
-def test_everybody_is_told_how_the_job_began(cluster, joins_later):
+def test_every_worker_gets_the_initial_job_in_its_environment(cluster, joins_later):
     options = parse_command_line(["-np", "3", "sh"])
     process = SimpleNamespace(
         peer=cluster.workers[0], standby=None, incarnation=cluster.version, host="10.0.0.1", rank=0,

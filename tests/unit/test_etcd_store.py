@@ -69,7 +69,7 @@ def test_a_url_that_makes_no_sense_is_refused_in_a_sentence(url, told):
         ({"ETCDCTL_CERT": "/none.crt", "ETCDCTL_KEY": "/none.key"}, "are no pair: No such file"),
     ],
 )
-def test_what_etcdctl_is_told_is_checked(environment, told, monkeypatch):
+def test_etcdctl_variables_are_checked(environment, told, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=".") as caught:
@@ -168,7 +168,7 @@ def test_a_write_whose_answer_was_lost_is_found_again(member):
     assert [path for path, *_ in second.asked] == ["/v3/kv/txn"]
 
 
-def test_a_write_that_somebody_else_was_faster_with_is_stale(member):
+def test_write_after_a_concurrent_write_is_stale(member):
     instead = {"header": {"revision": "10"}, "responses": [{"response_range": held(5, mark="other", revision=10)}]}
     one = member((200, held(4)), (200, instead))
     with pytest.raises(StaleVersionError, match="version 5 was written before"):
@@ -189,7 +189,7 @@ def test_a_write_of_which_is_not_known_what_became_is_not_called_stale(member):
         open_store(f"etcd://{first.member},{second.member}/job").put(cluster(2, 5))
 
 
-def test_a_head_writes_the_wanted_cluster_only_with_its_seat(member):
+def test_controller_writes_the_desired_cluster_only_with_its_lease(member):
     one = member((200, held(4)), (200, {"succeeded": True}), (200, held(5)), (200, {"succeeded": True}))
     store = open_store(f"etcd://{one.member}/job")
     terms = iter([12, 15])  # between the two writes its lease was over, and it has come back
@@ -206,7 +206,7 @@ def test_a_head_writes_the_wanted_cluster_only_with_its_seat(member):
         assert of_holder == {"target": "CREATE", "result": "EQUAL", "create_revision": since}
 
 
-def test_a_head_without_its_seat_is_told_so(member):
+def test_controller_without_its_lease_gets_an_error(member):
     """The wanted cluster is as it was read, so it is the lease that isn't."""
     instead = {"header": {"revision": "10"}, "responses": [{"response_range": held(4)}]}
     one = member((200, held(4)), (200, instead))
@@ -306,7 +306,7 @@ def test_a_token_that_is_over_is_asked_for_again(member, monkeypatch):
         (200, "x" * 2_000_000, "answered more than"),
     ],
 )
-def test_what_is_answered_otherwise_is_told_in_a_sentence(member, status, answer, told):
+def test_unexpected_etcd_answer_is_reported_in_a_sentence(member, status, answer, told):
     one = member((status, answer))
     with pytest.raises(ConfigServerError) as caught:
         open_store(f"etcd://{one.member}/job").get()

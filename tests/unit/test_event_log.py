@@ -33,7 +33,7 @@ def cluster(monkeypatch, *, size, version=0, lost=(), speaks=True):
     monkeypatch.setattr(membership, "speaks_for_all", lambda: speaks)
 
 
-def test_a_size_that_comes_true_is_told_when_it_is_wanted_and_when_it_is_there(lines, monkeypatch):
+def test_reached_size_is_logged_when_requested_and_when_reached(lines, monkeypatch):
     event_log.scheduled(20, 3, wait=False)
     assert lines() == [
         "step 20: 3 workers wanted, 2 starting; training goes on meanwhile, and wait=True would have it wait for them"
@@ -45,7 +45,7 @@ def test_a_size_that_comes_true_is_told_when_it_is_wanted_and_when_it_is_there(l
     assert lines() == []
 
 
-def test_a_size_that_was_never_reached_is_told_at_the_end_with_the_remedy(lines):
+def test_size_that_was_never_reached_is_logged_at_the_end_with_the_remedy(lines):
     event_log.scheduled(20, 3, wait=False)
     lines()
     event_log._at_exit()
@@ -54,7 +54,7 @@ def test_a_size_that_was_never_reached_is_told_at_the_end_with_the_remedy(lines)
     assert "wait=True" in line
 
 
-def test_a_size_whose_successor_came_first_is_told_then(lines):
+def test_size_superseded_by_another_is_logged_then(lines):
     event_log.scheduled(20, 3, wait=True)
     assert lines() == ["step 20: 3 workers wanted, 2 starting"]
     event_log.scheduled(30, 1, wait=True)
@@ -70,7 +70,7 @@ def test_one_worker_speaks_of_the_schedule(lines, monkeypatch):
     assert lines() == []
 
 
-def test_a_death_is_told_once_and_is_the_reason_of_the_change_that_follows(lines, monkeypatch):
+def test_failure_is_logged_once_as_the_reason_of_the_next_change(lines, monkeypatch):
     cluster(monkeypatch, size=4, version=2, lost=[1])
     event_log.deaths(7)
     event_log.deaths(8)
@@ -83,7 +83,7 @@ def test_a_death_is_told_once_and_is_the_reason_of_the_change_that_follows(lines
     assert lines() == ["step 9: 4 -> 2 workers, cluster version 3, without rank 1, rank 3, dead"]
 
 
-def test_who_has_died_and_is_in_the_new_version_yet_is_told_once_and_named_when_it_is_left_out(lines, monkeypatch):
+def test_failed_worker_in_the_new_version_is_logged_once_and_when_removed(lines, monkeypatch):
     cluster(monkeypatch, size=3, lost=[0, 1])
     event_log.deaths(2)
     assert len(lines()) == 2
@@ -110,14 +110,14 @@ def test_a_replacement_is_not_called_asked_for(lines, monkeypatch):
     ]
 
 
-def test_who_leaves_by_the_schedule_says_so(lines, monkeypatch):
+def test_worker_that_leaves_by_the_schedule_logs_it(lines, monkeypatch):
     cluster(monkeypatch, size=3)
     event_log.scheduled(8, 1, wait=False)
     event_log.changed(9, Change(True, True, 3, 3))
     assert lines()[-1] == "step 9: left the cluster of 3 workers, as the schedule has it from step 8 on"
 
 
-def test_who_leaves_and_who_joins_says_so(lines, monkeypatch):
+def test_leaving_worker_and_joining_worker_log_it(lines, monkeypatch):
     event_log.changed(12, Change(True, True, 2, 2))
     assert lines() == ["step 12: left the cluster of 2 workers, as asked for"]
     monkeypatch.setattr(membership, "was_evicted", lambda: True)

@@ -138,7 +138,7 @@ def test_log_file_of_the_launcher_that_is_a_fifo_is_refused(fifo):
         cli._ToFile(fifo, None)
 
 
-def test_log_file_of_the_launcher_that_is_a_pipe_never_waits_for_its_reader():
+def test_launcher_log_into_a_pipe_never_waits_for_its_reader():
     reader, writer = os.pipe()
     told = []
     handler = cli._ToFile(f"/dev/fd/{writer}", SimpleNamespace(say=told.append))

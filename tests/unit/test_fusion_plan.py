@@ -37,7 +37,7 @@ def model(name):
 @pytest.mark.parametrize(
     ("nbytes", "limit_mb"), [(0, 2), (16 * MB, 2), (16 * MB + 1, 3), (100 * MB, 13), (128 * MB, 16), (1 << 40, 16)]
 )
-def test_what_is_to_overlap_goes_in_eight_groups_where_the_mode_is_auto(nbytes, limit_mb):
+def test_overlapped_gradients_in_auto_mode_form_eight_groups(nbytes, limit_mb):
     assert for_overlap(parse("auto"), nbytes) == Mode("auto", limit_mb)
     for fusion in ("none", size(64), index(2, 4)):
         assert for_overlap(parse(fusion), nbytes) == parse(fusion)
@@ -73,7 +73,7 @@ def test_a_split_point_is_the_last_gradient_of_its_group():
     assert members(sizes, index(5)) == [[0, 1, 2, 3, 4, 5]]
 
 
-def test_a_split_point_beyond_the_gradients_is_told_and_ignored(caplog):
+def test_split_point_beyond_the_gradients_is_reported_and_ignored(caplog):
     with caplog.at_level(logging.WARNING):
         assert members(gradients(1, 1, 1), index(0, 7)) == [[0], [1, 2]]
     assert "split point 7 of fusion is beyond the 3 gradients" in caplog.text
@@ -132,7 +132,7 @@ def test_the_first_difference_of_two_plans_is_under_one_name():
     assert a[1].members != b[1].members
 
 
-def test_the_plan_prints_who_is_where():
+def test_fusion_plan_prints_the_group_of_each_gradient():
     plan = make_plan(gradients(1, 2, 0.5, ids=[2, 1, 2]), parse(size(32)))
     assert str(plan).splitlines() == [
         "3 gradients, 3.5 MB, in 2 groups (size: up to 32 MB a group)",
@@ -144,7 +144,7 @@ def test_the_plan_prints_who_is_where():
     ]
 
 
-def test_what_mindspore_has_configured():
+def test_mindspore_fusion_configuration_becomes_a_mode():
     default = {kind: {"mode": "auto", "config": None} for kind in ("allreduce", "allgather", "reducescatter")}
     assert configured({"openstate": True, **default}) == parse("auto") == Mode("auto", 64)
     assert configured({"openstate": False, **default}) == parse("none")

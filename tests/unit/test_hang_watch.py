@@ -23,18 +23,18 @@ def test_a_worker_whose_count_stands_still_for_the_limit_hangs():
     assert found == [[], [], [], [2], [2]]
 
 
-def test_who_has_not_begun_to_count_does_not_hang():
+def test_rank_that_has_not_begun_to_count_does_not_hang():
     watch = HangWatch(1.0)
     assert looks(watch, *((t, {1: ()}) for t in range(10))) == [[]] * 10
 
 
-def test_who_is_stopped_before_it_has_begun_to_count_hangs_after_the_limit():
+def test_rank_stopped_before_it_counts_hangs_after_the_limit():
     watch = HangWatch(2.0)
     found = [watch.hung(t, {1: (), 2: ()}, stopped) for t, stopped in enumerate([[1], [1, 2], [1], [1, 2]])]
     assert found == [[], [], [1], [1]]
 
 
-def test_who_was_stopped_and_goes_on_starts_afresh():
+def test_rank_that_was_stopped_and_continues_starts_afresh():
     watch = HangWatch(2.0)
     for t, (beat, stopped) in enumerate([((), [1]), ((), [1]), ((), []), ((), [1]), ((), [1]), ((1,), []), ((2,), [])]):
         assert watch.hung(t, {1: beat}, stopped) == []
@@ -57,7 +57,7 @@ def test_a_process_is_stopped_between_two_signals():
     assert not is_stopped(child.pid)
 
 
-def test_who_waits_for_a_core_does_not_hang_until_it_stands_still_beside():
+def test_rank_waiting_for_a_core_does_not_hang_unless_it_stands_still():
     watch = HangWatch(2.0)
     asked = []
     starved = {1}

@@ -88,7 +88,7 @@ def test_a_host_has_one_name_however_it_is_written(text, names):
     assert [host.address for host in hosts.each] == [name.strip("[]") for name in names]
 
 
-def test_a_head_may_have_no_slots():
+def test_head_node_may_have_no_slots():
     hosts = options("-np", "2", "-H", "127.0.0.1:0,127.0.0.2:2", "-self", "127.0.0.1").hosts
     assert hosts.is_head
     assert hosts.slots_by_host == {"127.0.0.1": 0, "127.0.0.2": 2}
@@ -135,7 +135,7 @@ def test_one_host_that_others_may_join_is_as_one_of_several():
         (",", "',' is neither"),
     ],
 )
-def test_what_is_no_list_of_hosts_is_refused(text, told):
+def test_malformed_list_of_hosts_is_refused(text, told):
     assert told in refusal("-H", text)
 
 
@@ -162,7 +162,7 @@ def test_a_hostfile_is_read_as_kungfu_reads_it(tmp_path):
         ("10.0.0.1\n10.0.0.1\n", "10.0.0.1 is named 2 times"),
     ],
 )
-def test_a_wrong_hostfile_is_told_with_its_line(text, told, tmp_path):
+def test_wrong_hostfile_is_refused_with_its_line(text, told, tmp_path):
     file = tmp_path / "hosts"
     file.write_text(text)
     assert told in refusal("-hostfile", str(file))
@@ -177,7 +177,7 @@ def test_a_hostfile_that_cannot_be_read(tmp_path):
 # ---- which one is this? ----
 
 
-def test_this_host_may_be_told_by_name_address_or_interface():
+def test_this_host_may_be_given_by_name_address_or_interface():
     assert options("-H", THREE, "-self", "10.0.0.2").hosts.self_name == "10.0.0.2"
     assert options("-H", THREE, "-nic", "eth0").hosts.self_name == "10.0.0.2"
     assert options("-H", "[fd00::1]:1,[fd00::2]:1", "-nic", "eth0").hosts.self_name == "[fd00::2]"
@@ -190,7 +190,7 @@ def test_a_name_is_this_machine_where_it_has_one_of_its_addresses(second_of_thre
     assert options("-H", "10.0.0.1:1,gpu3:1", "-self", "fd00::3").hosts.self_name == "gpu3"
 
 
-def test_several_hosts_on_one_machine_need_to_be_told_which_they_are():
+def test_several_hosts_on_one_machine_need_self_or_nic():
     two = "127.0.0.1:2,127.0.0.2:2"
     assert refusal("-H", two) == (
         "this machine is 127.0.0.1 and 127.0.0.2 at once; give the one that this is meant to be by -self"
@@ -215,7 +215,7 @@ def test_several_hosts_on_one_machine_need_to_be_told_which_they_are():
         (["-H", "gpu1:2,10.0.0.1:2"], "gpu1 and 10.0.0.1 are one machine"),
     ],
 )
-def test_a_machine_that_is_not_one_of_the_hosts_is_told_why(arguments, told):
+def test_machine_outside_the_hosts_is_refused_with_the_reason(arguments, told):
     assert told in refusal(*arguments)
 
 
@@ -230,7 +230,7 @@ def test_one_host_may_be_named_by_its_address_or_interface_alone():
 # ---- the config server ----
 
 
-def test_the_head_is_where_the_config_server_is():
+def test_head_node_is_the_host_of_the_config_server():
     there = "http://10.0.0.2:9100/config"
     assert options("-H", THREE, "-w", "-config-server", there).hosts.head.name == "10.0.0.2"
     assert options("-H", THREE, "-w", "-config-server", "http://10.7.7.7:9100/config").hosts.head.name == "10.0.0.1"
@@ -282,7 +282,7 @@ def test_hosts_of_one_machine_may_have_its_own_config_server():
 # ---- the secret ----
 
 
-def test_several_hosts_need_a_secret_and_are_told_how_to_make_one():
+def test_several_hosts_without_a_secret_are_refused_with_the_remedy():
     sentence = refusal("-H", THREE, secret="")
     assert "openssl rand -hex 32" in sentence
     assert "-secret-file" in sentence
@@ -327,7 +327,7 @@ def test_a_file_that_holds_no_secret(text, tmp_path):
     assert "more than 4096 bytes" in refusal("-H", THREE, "-secret-file", str(file), secret="")
 
 
-def test_what_is_no_file_is_no_secret(tmp_path):
+def test_secret_file_that_is_no_file_is_refused(tmp_path):
     assert "can't be read: No such file" in refusal("-H", THREE, "-secret-file", str(tmp_path / "none"), secret="")
     assert "is not a file" in refusal("-H", THREE, "-secret-file", str(tmp_path), secret="")
     os.mkfifo(tmp_path / "fifo", 0o600)
@@ -346,7 +346,7 @@ def test_a_secret_of_another_users_is_none(tmp_path):
 # ---- limits, strategy, placement ----
 
 
-def test_limits_are_told_before_anything_starts():
+def test_limits_are_checked_before_a_worker_starts():
     assert "-np 9 is more than the 8 slots of -H" in refusal("-H", THREE, "-np", "9")
     many = ",".join(f"10.0.0.{number}:250" for number in range(1, 6))
     assert "the 1024 workers that a job on several hosts can have" in refusal("-H", many, "-np", "1025")
@@ -371,7 +371,7 @@ def test_a_strategy_is_one_of_hosts_and_said_to_change_nothing_on_one(name):
 
 
 @pytest.mark.parametrize("name", ["AUTO", "SHM"])
-def test_what_is_carried_out_is_not_worth_a_word(name):
+def test_supported_strategy_is_not_reported(name):
     assert what_is_done_instead(name, is_several=False) == ""
 
 
@@ -390,7 +390,7 @@ def test_placement():
 # ---- kungfu-distribute's ----
 
 
-def test_the_hosts_of_kungfu_distribute_are_those_of_a_command_that_names_none(monkeypatch):
+def test_command_without_hosts_uses_those_of_kungfu_distribute(monkeypatch):
     monkeypatch.setenv("KUNGFU_DISTRIBUTE_HOSTS", "10.0.0.1:2,10.0.0.2:4,[fd00::7]:1")
     assert str(options("-np", "5").hosts) == "10.0.0.1:2,10.0.0.2:4,[fd00::7]:1"
     assert options("-np", "5").host.name == "10.0.0.2"

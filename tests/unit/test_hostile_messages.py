@@ -217,7 +217,7 @@ def listened(*messages, owner=None):
         return ended.value
 
 
-def test_what_a_host_says_at_random_ends_its_connection_only(lots, caplog):
+def test_random_message_of_a_host_ends_only_its_connection(lots, caplog):
     heard = []
     for _ in range(TRIES):
         heard.append(listened(hostile.mutated(lots, msgspec.to_builtins(lots.choice(SAID)), 0.15)))

@@ -50,7 +50,7 @@ def drip(count):
     return [f"X-Header-{k}: x\r\n".encode() for k in range(count)]
 
 
-def test_what_drips_is_held_to_the_limit(served):
+def test_slowly_dripping_answer_is_held_to_the_time_limit(served):
     for pieces in ([OK, *drip(600)], [OK, b"\r\n", *drip(600)], [b"H"] * 600):
         store = open_store(served(*pieces, apart_s=0.1), timeout_s=0.5)
         began = time.monotonic()
@@ -70,7 +70,7 @@ def test_a_whole_answer_is_read_to_its_end(served):
     ("body", "why"),
     [(b"", "not JSON"), (b"\xff", "not UTF-8"), (b"[" * 100_000, "nested over"), (b"1" * 5000, "over 64 bits")],
 )
-def test_what_is_no_status_is_a_sentence(served, body, why):
+def test_malformed_status_answer_is_an_error_in_a_sentence(served, body, why):
     url = served(OK + b"\r\n" + body)
     with pytest.raises(ConfigServerError, match=f"{url} did not answer with a job's status: .*{why}"):
         open_store(url).status()
@@ -83,7 +83,7 @@ def test_neither_is_nothing(served, status):
 
 
 @pytest.mark.parametrize("url", ["http://a..b/config", f"http://{'a' * 70}/config", "http://x/é", "https://.x/config"])
-def test_what_no_request_can_be_made_of_is_no_url(url):
+def test_malformed_url_is_refused(url):
     with pytest.raises(ValueError, match="is not a URL like"):
         open_store(url)
 
@@ -110,7 +110,7 @@ def test_a_refusal_does_nothing_to_the_terminal(served):
         (ConnectionResetError(104, "..."), None, False),
     ],
 )  # fmt: skip
-def test_an_end_without_tls_is_told_by_types_not_texts(kind, error, reason, is_named, monkeypatch):
+def test_peer_without_tls_is_recognized_by_exception_type(kind, error, reason, is_named, monkeypatch):
     if isinstance(error, ssl.SSLError):
         error.reason, error.verify_message = reason, "why"
 

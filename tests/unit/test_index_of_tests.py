@@ -8,7 +8,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[1]
 
 
-def test_every_file_that_starts_processes_is_in_the_index_and_all_in_it_are_there() -> None:
+def test_index_lists_exactly_the_files_that_start_processes() -> None:
     files = [*TESTS.rglob("test_*.py"), *TESTS.glob("cpp/*_test.cc")]
     index = (TESTS / "README.md").read_text().partition("## Where a behaviour is tested")[2]
     named = set()

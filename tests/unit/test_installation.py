@@ -75,7 +75,7 @@ def test_a_copy_of_the_folder_is_of_no_wheel_and_lacks_nothing(monkeypatch: pyte
     assert "install-kungfu.sh" in _installation.reinstall()
 
 
-def test_files_that_are_gone_and_libraries_that_are_cut_are_damage(install: Install) -> None:
+def test_missing_files_and_truncated_libraries_are_damage(install: Install) -> None:
     package = install()
     assert _installation.damaged() == []
     (package / "__init__.py").write_text("edited by its user")

@@ -69,7 +69,7 @@ def test_each_change_has_its_own_reasons():
     assert history.changes[-1].why == "somebody else asked for it: kungfu-run evict, of h:10000"
 
 
-def test_a_wish_that_a_newer_version_has_passed_is_dropped():
+def test_resize_request_older_than_the_version_is_dropped():
     """A controller was lost with two workers while another size was wanted."""
     history = History(lambda: 1000.0)
     history.begun(cluster(0, 3))
@@ -148,7 +148,7 @@ def test_the_table_has_a_column_for_devices_where_there_are_some():
     assert "hosts: a (removed), b" in as_text(document(hosts=hosts), 0)
 
 
-def test_a_joiners_rank_is_told_with_its_version_where_another_one_may_have_it_in_the_present_one():
+def test_rank_of_a_joining_worker_is_shown_with_its_version_if_ambiguous():
     """Rank 1 of three has died, so rank 2 is to be 1, and the joiner 2."""
     joining = process(rank=2, peer="b:10000", why="joining, not ready yet", standing="joining", joined_with=3)
     member = process(rank=2, standing="member", joined_with=0)
@@ -222,7 +222,7 @@ def test_process_state_is_shown_with_what_it_waits_for(standing, more, ready, st
     assert told["why"] == (waits if standing is JOINING and not ready else goes)
 
 
-def test_a_change_is_told_with_its_step_and_what_the_job_follows():
+def test_change_is_shown_with_its_step_and_the_source_of_resizes():
     history = History(lambda: 0)
     history.desired(cluster(1, 4, "x"), cluster(0, 2), JOB)
     history.committed(cluster(1, 4), 100)
@@ -241,7 +241,7 @@ def test_a_change_is_told_with_its_step_and_what_the_job_follows():
         {"job": [1]}, {"hosts": 7}, {"cluster": {"size": 1}},
     ],
 )  # fmt: skip
-def test_what_is_no_status_is_a_sentence_and_hides_no_other_job(wrong, monkeypatch, capsys):
+def test_malformed_status_is_reported_and_hides_no_other_job(wrong, monkeypatch, capsys):
     jobs = [document(**wrong), document(command=["the good one"])]
     monkeypatch.setattr(status_command, "jobs_of_this_user", lambda timeout_s: iter(jobs))
     assert main(["status"]) == 1
@@ -250,7 +250,7 @@ def test_what_is_no_status_is_a_sentence_and_hides_no_other_job(wrong, monkeypat
     assert "the good one" in out
 
 
-def test_what_others_have_told_does_nothing_to_the_terminal(monkeypatch, capsys):
+def test_status_of_other_jobs_is_printed_without_control_characters(monkeypatch, capsys):
     hostile = document(command=["\x1b[2J", "a\nb", "\udcff", "é"], why="\x1b]0;x\x07")
     monkeypatch.setattr(status_command, "jobs_of_this_user", lambda timeout_s: iter([hostile]))
     assert main(["status"]) == 0
@@ -266,7 +266,7 @@ def test_printing_has_no_characters_that_it_can_not_print(environment):
     assert done.stdout.strip() in (rb"\xe9 \udcff", "é \\udcff".encode())
 
 
-def test_printing_to_a_full_disk_is_a_sentence_and_to_who_has_gone_nothing():
+def test_output_to_a_full_disk_is_an_error_and_to_a_closed_pipe_is_none():
     program = "from ms_kungfu._processes import printing\nwith printing('p'): print('x' * 100000, flush=True)"
     for shell, code, told in (("{} > /dev/full", 1, "p: what it has to say can't be written: No space left on device"),
                               ("{} | true", 0, "")):  # fmt: skip
@@ -275,7 +275,7 @@ def test_printing_to_a_full_disk_is_a_sentence_and_to_who_has_gone_nothing():
         assert (done.returncode, done.stderr.strip()) == (code, told)
 
 
-def test_a_bug_in_what_is_told_is_the_answer_and_no_more(caplog):
+def test_bug_in_the_status_is_the_answer_and_the_job_continues(caplog):
     def fails():
         raise KeyError("rank")
 
@@ -293,7 +293,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "run" / "ms_kungfu"
 
 
-def test_a_socket_that_a_killed_launcher_has_left_is_passed_over_and_removed(folder):
+def test_socket_of_a_killed_launcher_is_skipped_and_removed(folder):
     folder.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(folder / "77.x.status"))
@@ -301,7 +301,7 @@ def test_a_socket_that_a_killed_launcher_has_left_is_passed_over_and_removed(fol
     assert os.listdir(folder) == []
 
 
-def test_one_that_hangs_up_is_just_ending_and_one_that_says_nothing_does_not_answer(folder):
+def test_launcher_that_hangs_up_is_ending_and_silent_one_does_not_answer(folder):
     folder.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as ending, socket.socket(socket.AF_UNIX) as silent:
         ending.bind(str(folder / "77.x.status"))
@@ -322,7 +322,7 @@ def test_one_that_hangs_up_is_just_ending_and_one_that_says_nothing_does_not_ans
     assert second["error"].startswith("the job of process 78 doesn't answer within 0.5 s")
 
 
-def test_nobody_else_can_enter_the_folder_and_a_folder_of_others_is_not_used(folder):
+def test_status_folder_is_private_and_a_foreign_one_is_not_used(folder):
     async def serve():
         async def answer():
             return {"job": "mine"}
@@ -342,7 +342,7 @@ def test_nobody_else_can_enter_the_folder_and_a_folder_of_others_is_not_used(fol
     assert found == [{"job": "mine"}]
 
 
-def test_nobody_hears_of_it_where_nobody_reads_on(folder):
+def test_status_command_with_a_closed_pipe_prints_no_error(folder):
     """... | head"""
     code = "import sys; from ms_kungfu.launcher.cli import main; sys.exit(main(['status']))"
     read, write = os.pipe()
@@ -381,7 +381,7 @@ def told_at_the_url(monkeypatch, capsys, holder="", cluster=ELECTED, **snapshot)
     return capsys.readouterr().out
 
 
-def test_a_head_that_is_gone_is_named_and_who_may_take_its_place(monkeypatch, capsys):
+def test_failed_controller_is_named_with_the_hosts_that_may_succeed_it(monkeypatch, capsys):
     told = told_at_the_url(monkeypatch, capsys)
     assert "unknown, version 0 of 1 worker is desired: a, which had the job, is gone, and nobody has it now" in told
     assert (
@@ -392,7 +392,7 @@ def test_a_head_that_is_gone_is_named_and_who_may_take_its_place(monkeypatch, ca
     assert "is gone, and the job with it: no other host" in told_at_the_url(monkeypatch, capsys, **alone)
 
 
-def test_who_has_the_job_is_named_and_how_it_has_ended(monkeypatch, capsys):
+def test_status_names_the_leader_and_the_end_of_the_job(monkeypatch, capsys):
     told = told_at_the_url(monkeypatch, capsys, holder="b")
     assert "b has the job, and tells more of it there (kungfu-run status)" in told
     assert "; should it be gone, a takes its place when its lease is over (-host-timeout)" in told
@@ -401,7 +401,7 @@ def test_who_has_the_job_is_named_and_how_it_has_ended(monkeypatch, capsys):
     assert "10000" not in told, "nobody works"
 
 
-def test_what_a_job_of_several_hosts_has_left_is_not_the_affair_of_one_on_a_single_host(monkeypatch, capsys):
+def test_end_of_a_job_of_several_hosts_is_ignored_for_a_single_host_job(monkeypatch, capsys):
     told = told_at_the_url(monkeypatch, capsys, cluster=cluster(4, 1), end=(0, None))
     assert "knows only what is wanted; ask on a host of the job" in told
 
@@ -413,7 +413,7 @@ def test_what_a_job_of_several_hosts_has_left_is_not_the_affair_of_one_on_a_sing
         (None, "starting", "waits for kungfu-run on a"),
     ],
 )
-def test_a_host_without_a_head_tells_whether_it_has_had_one(led_since, state, why):
+def test_host_without_a_controller_reports_whether_it_has_had_one(led_since, state, why):
     hosts = Hosts((Host("a", 2), Host("b", 2)), "b")
     options = SimpleNamespace(hosts=hosts, host=hosts.own, command=["train"], watch=True)
     own, succession = OwnController(None, None), SimpleNamespace(head_name="a", since=led_since)
@@ -422,7 +422,7 @@ def test_a_host_without_a_head_tells_whether_it_has_had_one(led_since, state, wh
     assert (told["state"], told["why"]) == (state, why)
 
 
-def test_the_next_head_tells_what_the_one_before_has_told():
+def test_next_controller_reports_the_status_of_the_previous_one():
     """As of the record's last entry, which is written before the version in it is chosen."""
     before = History(lambda: 5.0)
     before.begun(cluster(0, 2))

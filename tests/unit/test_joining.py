@@ -35,7 +35,7 @@ SECRET = "ab" * 16
 # ---- the command line ----
 
 
-def test_what_a_host_says_that_joins(monkeypatch):
+def test_join_flags_make_a_join_request(monkeypatch):
     monkeypatch.setenv("KUNGFU_JOB_SECRET", SECRET)
     request = parse_command_line(["-join", URL, "-self", "[fd00::3]:4", "-q", "-logdir", "logs", "-logfile", "run.log"])
     assert isinstance(request, JoinRequest)
@@ -59,7 +59,7 @@ def test_what_a_host_says_that_joins(monkeypatch):
         (["-self", "10.0.0.3", "-nic", "eth0"], "-self and -nic both say"),
     ],
 )
-def test_what_makes_no_sense_beside_join(monkeypatch, words, sentence):
+def test_flag_that_contradicts_join_is_refused(monkeypatch, words, sentence):
     monkeypatch.setenv("KUNGFU_JOB_SECRET", SECRET)
     with pytest.raises(UsageError, match=sentence):
         parse_command_line(["-join", URL, *words])
@@ -84,7 +84,7 @@ def test_no_host_has_such_a_name_or_so_many_slots(name, slots):
         joining_host(name, slots)
 
 
-def test_a_host_is_told_what_the_job_is_and_of_those_who_are_there():
+def test_joining_host_gets_the_job_and_its_hosts():
     options = parse_command_line(["-port", "4000", "-cores-per-worker", "1", "sh", "-c", "true"])
     hosts = Hosts(parse_hosts("a:1,b:2,c:3"), "a").without("b").joined_by(joining_host("d", 4))
     terms = terms_of(options, hosts)
@@ -158,7 +158,7 @@ def test_a_host_leaves_where_enough_stay_and_else_the_job_ends(left, least, goes
 # ---- what is written to the store ----
 
 
-def test_each_revision_is_without_a_host_that_leaves_whoever_lists_it():
+def test_each_revision_omits_a_leaving_host():
     own = PeerID("127.0.0.1", 10000)
     job = over_hosts(own, *AWAY, flags=())
     job.hosts = job.hosts.letting_go("127.0.0.2")
@@ -174,7 +174,7 @@ def test_each_revision_is_without_a_host_that_leaves_whoever_lists_it():
     assert job.revision(-1, ended=[], living=[own], taken_ports=()) is None
 
 
-def test_nobody_is_sent_away_where_nobody_else_is_left():
+def test_last_host_is_not_removed():
     own = PeerID("127.0.0.1", 10000)
     job = over_hosts(own, *AWAY, flags=())
     job.hosts = job.hosts.letting_go("127.0.0.2")
@@ -182,7 +182,7 @@ def test_nobody_is_sent_away_where_nobody_else_is_left():
     assert job.members_to_leave([own, *AWAY]) == {*AWAY}
 
 
-def test_the_slots_of_a_host_that_joins_are_one_more_version_of_the_same_workers():
+def test_slots_of_a_joining_host_make_a_version_of_the_same_workers():
     own = PeerID("127.0.0.1", 10000)
     job = over_hosts(own, flags=())
     job.newest = job.hosts.described(job.newest)
@@ -276,7 +276,7 @@ def asked(monkeypatch, leaders, answers, url=ETCD):
         return str(error), calls
 
 
-def test_who_joins_while_nobody_has_the_job_waits_for_the_next_head(monkeypatch):
+def test_host_that_joins_without_a_leader_waits_for_the_next_controller(monkeypatch):
     terms, gone = TERMS, ["127.0.0.1", "", "", "127.0.0.2"]
     assert asked(monkeypatch, gone, {"127.0.0.2": [terms]}) == (terms, ["127.0.0.1"] * 3 + ["127.0.0.2"])
     # The new leader may not know it yet.
@@ -286,7 +286,7 @@ def test_who_joins_while_nobody_has_the_job_waits_for_the_next_head(monkeypatch)
     assert asked(monkeypatch, [StoreUnreachableError("no leader"), "127.0.0.2"], {"127.0.0.2": [terms]})[0] == terms
 
 
-def test_who_joins_is_told_that_nobody_has_the_job_after_some_leases(monkeypatch):
+def test_joining_host_learns_after_some_leases_that_the_job_has_no_leader(monkeypatch):
     told, calls = asked(monkeypatch, [""], {"127.0.0.1": [m.RegistrationRejected("127.0.0.1 hasn't got the job")]})
     assert told.startswith(f"nobody has the job of {ETCD} at the moment: 127.0.0.1, which had it, is gone, and no")
     assert len(calls) > 8
@@ -294,13 +294,13 @@ def test_who_joins_is_told_that_nobody_has_the_job_after_some_leases(monkeypatch
     assert (told, len(calls) > 8) == ("127.0.0.2:38080 doesn't answer", True)
 
 
-def test_the_head_of_a_job_that_runs_is_asked_once(monkeypatch):
+def test_controller_of_a_running_job_is_asked_once(monkeypatch):
     refused = {"127.0.0.1": [m.RegistrationRejected("the job is about to end")]}
     assert asked(monkeypatch, ["127.0.0.1"], refused) == ("the job is about to end", ["127.0.0.1"])
     assert asked(monkeypatch, [""], {}, URL) == ("127.0.0.1:38080 doesn't answer", ["127.0.0.1"])
 
 
-def test_nobody_joins_a_job_that_has_ended(monkeypatch):
+def test_ended_job_accepts_no_joining_host(monkeypatch):
     told = asked(monkeypatch, [(3, "kungfu-run: worker 0 failed")], {})
     assert told == (f"the job of {ETCD} has ended (exit code 3, kungfu-run: worker 0 failed)", [])
     # The next job of this name may be one that doesn't move its controller, and leaves no record.

@@ -43,14 +43,14 @@ def test_the_dead_are_left_out_first_and_replaced_in_the_next_version():
     assert job.accept(second, own=True, ended=[], living=[A]) == [C]
 
 
-def test_a_size_that_somebody_asks_for_is_not_filled_up_by_those_who_died_before():
+def test_requested_size_is_not_filled_by_workers_that_failed_before():
     job = coordinator(A, B, C)
     job.vacant, job.pausing = [1], [2]
     assert job.accept(cluster(1, A, D), own=False, ended=[], living=[A]) == []
     assert (job.vacant, job.pausing) == ([], [])
 
 
-def test_who_is_listed_and_has_died_is_replaced_whoever_has_written_it():
+def test_failed_worker_of_a_written_cluster_is_replaced():
     job = coordinator(A, B, C)
     job.vacant = [1, 2]
     job.accept(cluster(1, A, B), own=False, ended=[B], living=[A])
@@ -71,12 +71,12 @@ def test_the_last_ones_stay_although_all_were_granted_to_leave():
     assert job.members_to_leave([A, B, C]) == {A, B}
 
 
-def test_a_version_that_somebody_else_has_written_meanwhile_is_counted():
+def test_version_that_another_writer_wrote_meanwhile_is_counted():
     job = coordinator(A, B)
     assert job.revision(7, ended=[B], living=[A], taken_ports=()).version == 8
 
 
-def test_late_newcomers_in_a_row_are_counted_by_their_place():
+def test_successive_late_joining_workers_are_counted_by_slot():
     job = coordinator(A, B)
     assert [job.count_late(slot, True) for slot in (0, 0, 1)] == [1, 2, 1]
     assert [job.count_late(0, is_late) for is_late in (False, True)] == [0, 1]  # one of them got ready between
@@ -91,7 +91,7 @@ def test_restarts_are_counted_for_five_minutes():
 
 
 @pytest.mark.parametrize(("error", "code", "is_the_programs"), [("", 3, True), ("", -9, False), ("hung", 1, False)])
-def test_only_a_programs_own_failure_decides_the_exit_code_of_a_job_that_survives(error, code, is_the_programs):
+def test_exit_code_of_a_surviving_job_is_set_by_program_failures_alone(error, code, is_the_programs):
     job = coordinator(A, B, flags=())
     assert job.member_failed("worker 1", code, error, "") is is_the_programs
     assert not job.member_failed("worker 2", 4, "", "") or not is_the_programs  # the first one counts
@@ -100,7 +100,7 @@ def test_only_a_programs_own_failure_decides_the_exit_code_of_a_job_that_survive
     assert (verdict.action, verdict.exit_code) == (Action.FAIL, 3 if is_the_programs else 4)
 
 
-def test_who_was_lost_with_its_host_is_not_the_one_that_failed():
+def test_worker_lost_with_its_host_is_not_named_as_the_failed_one():
     job = coordinator(A, B, flags=("-recover", "shrink"))
     lost = "was on host a, which was lost: it is silent"
     job.member_failed("worker 0", 1, lost, "")
@@ -118,7 +118,7 @@ def test_who_was_lost_with_its_host_is_not_the_one_that_failed():
         assert verdict.exit_code == 3
 
 
-def test_what_somebody_outside_wrote_before_the_launcher_knew_of_the_store_again_stays_his():
+def test_write_of_another_client_during_a_store_outage_is_kept():
     heard, kept = [], {}
 
     def put(wanted):  # as the store was opened for
@@ -132,7 +132,7 @@ def test_what_somebody_outside_wrote_before_the_launcher_knew_of_the_store_again
 
 
 @pytest.mark.parametrize("puts_back", [True, False])
-def test_a_cluster_that_somebody_has_deleted_is_put_back_but_into_an_etcd(puts_back):
+def test_deleted_cluster_is_restored_except_in_etcd(puts_back):
     watcher, kept = None, []
 
     def watch(version, timeout_s):

@@ -84,7 +84,7 @@ def test_allow_nvlink_shows_all_gpus_and_tells_each_worker_its_own() -> None:
         ({"DEVICE_ID": "1", "CUDA_VISIBLE_DEVICES": "0,1"}, "DEVICE_ID=1 names one device, but the job may have"),
     ],
 )
-def test_what_makes_no_sense_is_refused(environ: dict[str, str], sentence: str) -> None:
+def test_contradictory_device_list_is_refused(environ: dict[str, str], sentence: str) -> None:
     with pytest.raises(DeviceListError) as caught:
         found(environ)
     assert sentence in str(caught.value)
@@ -153,7 +153,7 @@ def test_a_new_worker_gets_a_free_device() -> None:
     assert pool.choose([0, 1, 2, 3, 3, 1], [0]) == 2  # shared by as few as can be
 
 
-def test_without_devices_there_is_a_number_for_everybody() -> None:
+def test_host_without_devices_has_a_number_for_every_worker() -> None:
     pool = Devices()
     assert [pool.choose(list(range(n)), []) for n in range(5)] == [0, 1, 2, 3, 4]
     assert pool.choose([0, 2], [1]) == 3

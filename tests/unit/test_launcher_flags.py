@@ -98,7 +98,7 @@ def test_help_needs_no_program(help_flag):
         (["-affinity", "some", "sh"], "'some' is neither auto nor none"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_in_one_sentence(arguments, told):
+def test_flag_that_cannot_be_honoured_is_refused_in_one_sentence(arguments, told):
     assert told in refusal(*arguments)
 
 
@@ -111,7 +111,7 @@ def test_a_flag_of_kungfus_without_a_meaning_here_is_named_with_its_reason(flag,
     assert "did you mean" not in sentence
 
 
-def test_a_script_without_python_is_told_what_is_missing(tmp_path, monkeypatch):
+def test_script_without_python_is_refused_with_the_remedy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
     assert refusal("train.py", "--epochs", "3") == (
@@ -122,7 +122,7 @@ def test_a_script_without_python_is_told_what_is_missing(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("options", [[], ["-u"], ["-W", "ignore"], ["-Xdev"], ["--"]])
-def test_a_script_that_is_not_there_is_told_before_anything_starts(options, tmp_path, monkeypatch):
+def test_missing_script_is_refused_before_a_worker_starts(options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert refusal(sys.executable, *options, "train.py", "-np", "3").startswith("there is no script 'train.py' here")
     (tmp_path / "train.py").write_text("")
@@ -130,7 +130,7 @@ def test_a_script_that_is_not_there_is_told_before_anything_starts(options, tmp_
 
 
 @pytest.mark.parametrize("options", [["-m", "train"], ["-c", "pass"], ["-um", "train"], ["-"], ["-V"], []])
-def test_what_is_no_script_is_pythons_to_find(options):
+def test_python_option_is_not_taken_for_a_script(options):
     assert parse_command_line([sys.executable, *options]).size == 1
 
 
@@ -190,7 +190,7 @@ def test_the_time_after_which_a_worker_hangs(monkeypatch):
     assert refusal("sh") == "KUNGFU_PEER_TIMEOUT must be a number of seconds up to 2e6, 0 for never, got 'soon'"
 
 
-def test_what_each_worker_would_have_against_a_variable_is_said_before_the_start(monkeypatch):
+def test_wrong_variable_is_refused_before_a_worker_starts(monkeypatch):
     monkeypatch.setenv("KUNGFU_COLLECTIVE_TIMEOUT", "1e300")
     assert refusal("sh") == "KUNGFU_COLLECTIVE_TIMEOUT must be a positive number of seconds up to 2e6, got '1e300'"
 

@@ -68,7 +68,7 @@ def spread(cluster):
     return " ".join(map(str, cluster.workers))
 
 
-def test_workers_are_dealt_evenly_and_ranks_go_from_host_to_host():
+def test_workers_are_spread_evenly_and_ranks_go_from_host_to_host():
     hosts = of("a:2,b:4,c:1")
     assert spread(hosts.first_cluster(1, range(7, 12), 1, 0)) == "a:7"
     assert spread(hosts.first_cluster(4, range(7, 12), 1, 0)) == "a:7 a:8 b:7 c:7"
@@ -85,7 +85,7 @@ def test_hosts_are_filled_one_after_the_other_where_that_is_wanted():
 
 
 @pytest.mark.parametrize("placement", ["even", "fill"])
-def test_the_start_and_growing_deal_alike(placement):
+def test_start_and_growth_place_workers_alike(placement):
     hosts = of("a:2,b:4,c:1", placement=placement)
     for size in range(1, 8):
         started = hosts.first_cluster(size, WORKER_PORTS, 1, 0)
@@ -93,7 +93,7 @@ def test_the_start_and_growing_deal_alike(placement):
         assert sorted(started.workers) == sorted(grown.workers)
 
 
-def test_each_host_has_a_launcher_and_one_host_tells_nobody_its_slots():
+def test_each_host_has_a_launcher_and_single_host_publishes_no_slots():
     cluster = of("a:2,b:4").first_cluster(1, WORKER_PORTS, 38080, 0)
     assert [str(runner) for runner in cluster.runners] == ["a:38080", "b:38080"]
     assert (cluster.slots, cluster.placement) == ({"a": 2, "b": 4}, "even")
@@ -115,7 +115,7 @@ def test_one_slot_is_no_slots_and_one_worker_no_workers():
     assert write_size(held, 1).startswith("cluster version 1: 2 -> 1 worker without")
 
 
-def test_what_one_host_of_several_cannot_run_is_refused_with_its_name():
+def test_cluster_that_one_host_cannot_run_is_refused_with_the_host_name():
     hosts = of("a:2,b:1")
     workers = tuple(PeerID(name, port) for name, port in (("a", 1), ("b", 1), ("b", 2)))
     with pytest.raises(HostError, match="2 workers on b are more than the 1 slot of that host"):
@@ -141,7 +141,7 @@ def test_where_ssh_finds_a_host():
     assert [host.login for host in hosts] == ["a", "x.y", "fd00::1", "fd00::2"]
 
 
-def test_a_lost_host_has_no_slots_and_no_newcomers():
+def test_lost_host_has_no_slots_and_no_joining_workers():
     hosts = of("a:2,b:2,c:2").without("b")
     assert (hosts.slots_by_host, hosts.slots) == ({"a": 2, "c": 2}, 4)
     assert hosts.has_room(4)

@@ -56,7 +56,7 @@ def test_a_progress_bar_leaves_nothing_behind_on_a_terminal():
     assert shown(write) == b"100 of 100\rdone\n"
 
 
-def test_output_that_nobody_reads_is_dropped():
+def test_output_without_a_reader_is_dropped():
     reading, writing = os.pipe()
     os.close(reading)
     screen = Screen(writing)
@@ -66,7 +66,7 @@ def test_output_that_nobody_reads_is_dropped():
     os.close(writing)
 
 
-def test_last_words_come_on_stderr_while_nobody_reads_stdout():
+def test_last_message_is_on_stderr_if_stdout_has_no_reader():
     """The worker's output has filled the pipe of stdout, and the thread that writes both waits there."""
     (unread, stdout), (words, stderr) = os.pipe(), os.pipe()
     output = Output(stdout=stdout, stderr=stderr)

@@ -62,7 +62,7 @@ def test_a_program_that_cannot_be_run_says_so():
     assert "can't run 'x'" in verdict.reason
 
 
-def test_a_newcomer_that_never_joined_is_told_about():
+def test_joining_worker_that_never_joined_is_reported():
     assert "does the program call ms_kungfu.init()" in decide(exited(0, Standing.JOINING), RUNNING).reason
 
 
@@ -79,7 +79,7 @@ def test_other_ends_name_their_cause():
     assert "-timeout 5 s" in timed_out(5).reason
 
 
-def test_newcomers_are_started_unless_the_job_is_ending():
+def test_joining_workers_are_started_unless_the_job_is_ending():
     old, new = PeerID("127.0.0.1", 10000), PeerID("127.0.0.1", 10001)
     cluster = Cluster((old, new), (), 1)
     assert peers_to_start(cluster, {old}, (), finishing=False) == [new]
@@ -108,7 +108,7 @@ def test_the_others_go_on_without_a_worker_that_died(standing):
     assert verdict.reason.endswith("the others go on without it")
 
 
-def test_a_newcomer_that_exits_before_it_joined_is_not_waited_for():
+def test_joining_worker_that_exits_early_is_not_waited_for():
     for recover in Recover:
         assert decide(exited(0, Standing.JOINING), surviving(recover)).action is Action.SHRINK
 
@@ -121,7 +121,7 @@ def test_a_place_is_filled_anew_only_so_often():
 
 
 @pytest.mark.parametrize(("late", "action"), [(1, Action.REPLACE), (2, Action.SHRINK), (3, Action.SHRINK)])
-def test_a_place_is_not_filled_after_two_late_newcomers(late, action):
+def test_slot_stays_empty_after_two_late_joining_workers(late, action):
     ended = WorkerExited("worker 1", Standing.JOINING, -9, "was not ready to join in time", late=late)
     verdict = decide(ended, surviving(Recover.REPLACE))
     assert verdict.action is action
@@ -129,7 +129,7 @@ def test_a_place_is_not_filled_after_two_late_newcomers(late, action):
 
 
 @pytest.mark.parametrize("recover", [Recover.SHRINK, Recover.REPLACE])
-def test_when_all_have_died_the_first_failure_is_named_and_gives_the_exit_code(recover):
+def test_first_failure_of_a_failed_job_is_named_and_sets_the_exit_code(recover):
     first = Failure("worker 0 exited with code 7", 7)
     verdict = decide(exited(-9), surviving(recover, members=0, first_failure=first))
     assert (verdict.action, verdict.exit_code) == (Action.FAIL, 7)
@@ -150,7 +150,7 @@ def test_an_exit_status_that_tells_no_signal_is_the_program_s_failure(code, fail
     assert fails_by_itself(code) == failed
 
 
-def test_a_program_that_failed_is_told_when_the_others_have_finished():
+def test_failed_program_is_reported_once_the_others_have_finished():
     failed = Failure("worker 0 exited with code 3, see w.stderr.log", 3)
     state = Situation(members=0, leaving=0, program_failure=failed, first_failure=failed, finished=True)
     verdict = decide(exited(0), state)
@@ -169,7 +169,7 @@ def test_the_job_ends_below_its_smallest_size():
     assert leaves("worker 0", left=2, min_size=2).action is Action.SHRINK
 
 
-def test_the_job_ends_when_all_workers_were_told_to_end():
+def test_job_ends_once_all_workers_were_terminated():
     """The last to ask may not leave and ends by the signal; those before are still on their way out, or out already."""
     for recover in (Recover.SHRINK, Recover.REPLACE):
         for members, code in ((0, -15), (1, -15), (2, 128 + 15)):
@@ -183,7 +183,7 @@ def test_the_job_ends_when_all_workers_were_told_to_end():
     assert few.reason.endswith("was killed by SIGTERM; 1 worker would be left, -min-np is 2")
 
 
-def test_whoever_left_the_others_alone_is_named():
+def test_worker_that_left_the_others_alone_is_named():
     for recover, members in ((Recover.FAIL, 1), (Recover.SHRINK, 0)):
         state = surviving(recover, members=members, finished=True, first_to_finish="worker 0 (a:1)")
         assert decide(exited(1), state).reason.endswith(
@@ -207,7 +207,7 @@ A, B, C, D = (PeerID("127.0.0.1", 10000 + i) for i in range(4))
 PORTS = range(10000, 10010)
 
 
-def test_nothing_is_written_as_long_as_nobody_is_gone():
+def test_nothing_is_written_without_a_failed_worker():
     assert revised(Cluster((A, B), (), 4), 4, (), [A, B], 0, PORTS) is None
 
 
@@ -224,18 +224,18 @@ def test_a_revision_has_not_the_writer_of_the_version_it_builds_on(writer):
     assert (shrunk, shrunk.writer) == (Cluster((B,), (), 5), "")
 
 
-def test_what_was_written_and_cannot_be_run_is_overwritten():
+def test_written_cluster_that_cannot_run_is_overwritten():
     assert revised(Cluster((A, B), (), 4), 7, {A}, [B], 0, PORTS) == Cluster((B,), (), 8)
     assert revised(Cluster((A, B), (), 4), 7, (), [A, B], 0, PORTS) == Cluster((A, B), (), 8)
 
 
-def test_somebody_who_has_the_state_stays():
+def test_member_with_the_state_is_kept_if_the_others_failed():
     # A wanted cluster kept only B of the members, and B has died before they went over to it.
     assert revised(Cluster((B, C), (), 4), 4, {B}, [A], 0, PORTS) == Cluster((A, C), (), 5)
     assert revised(Cluster((A, B), (), 4), 4, {A, B}, [], 0, PORTS) is None
 
 
-def test_a_range_without_a_free_port_is_told():
+def test_port_range_without_a_free_port_is_reported():
     with pytest.raises(ValueError, match="port range is too small"):
         revised(Cluster((A, B), (), 4), 4, (), [A, B], 1, range(10000, 10002))
 
@@ -250,7 +250,7 @@ def test_a_leaver_that_is_the_last_to_go_does_not_end_the_job_well():
     assert decide(exited(0), finished).action is Action.FINISH
 
 
-def test_a_newcomer_that_dies_when_a_member_has_finished_is_missed_by_nobody():
+def test_joining_worker_that_fails_after_a_member_finished_is_not_replaced():
     leavers = surviving(Recover.SHRINK, members=0, finished=True)
     leavers.leaving = 1
     below = surviving(Recover.SHRINK, members=2, finished=True, min_size=3)
@@ -259,6 +259,6 @@ def test_a_newcomer_that_dies_when_a_member_has_finished_is_missed_by_nobody():
     assert decide(exited(1, Standing.MEMBER), below).action is Action.FAIL
 
 
-def test_a_bug_that_has_no_text_is_told_by_its_type():
+def test_bug_without_a_text_is_reported_by_its_type():
     assert bug(AssertionError()) == "AssertionError"
     assert bug(KeyError("x")) == "KeyError: 'x'"

@@ -219,7 +219,7 @@ def test_python_imports_downwards_only():
     check(python_files(), python_arrows, layers("Python"), below_package)
 
 
-def test_only_who_may_import_everything_computes_a_name():
+def test_only_files_that_may_import_everything_compute_a_name():
     free = [layer for layer in layers("Python") if layer.name in ("façades", "programs")]
     assert [path for path in computing(python_files()) if layer_of(below_package(path), free) is None] == []
 
@@ -292,13 +292,13 @@ def lines_of(classes):
         ({"A": 301}, {"a.py:A": " "}, "without a reason"),
     ],
 )
-def test_what_is_too_long_or_needs_no_exception_is_seen(classes, exceptions, wrong):
+def test_excess_length_or_unneeded_exception_is_found(classes, exceptions, wrong):
     files = {Path("ms_kungfu/a.py"): lines_of(classes)}
     with pytest.raises(AssertionError, match=wrong):
         check_lengths(files, exceptions)
 
 
-def test_what_is_within_the_limits_or_excepted_passes():
+def test_length_within_the_limits_or_excepted_passes():
     files = {Path("ms_kungfu/a.py"): lines_of({"A": 300, "B": 200}), Path("ms_kungfu/b.py"): lines_of({"C": 301})}
     check_lengths(files, {"b.py:C": "a reason"})
 

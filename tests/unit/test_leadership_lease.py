@@ -114,7 +114,7 @@ of_either = pytest.mark.parametrize("act", ACTS.values(), ids=ACTS.keys())
 
 @of_either
 @pytest.mark.parametrize("is_there", [True, False])
-def test_a_head_does_not_come_back_once_another_one_has_decided(keys, act, is_there):
+def test_controller_does_not_return_after_another_one_has_decided(keys, act, is_there):
     """Not when that one has died, either: he may have chosen what this one doesn't know."""
     one = held(keys)
     keys.now_s += LEASE_S
@@ -131,7 +131,7 @@ def test_a_head_does_not_come_back_once_another_one_has_decided(keys, act, is_th
 
 
 @of_either
-def test_a_head_whose_lease_is_over_comes_back_to_what_it_has_written(keys, act):
+def test_controller_with_an_expired_lease_returns_to_its_own_writes(keys, act):
     one = held(keys)
     one.write({"step": 1})
     keys.now_s += LEASE_S
@@ -142,7 +142,7 @@ def test_a_head_whose_lease_is_over_comes_back_to_what_it_has_written(keys, act)
 
 @of_either
 @pytest.mark.parametrize("again", ACTS.values(), ids=ACTS.keys())
-def test_a_head_that_has_come_back_knows_itself_where_it_was_not_told(keys, act, again):
+def test_returning_controller_recognizes_its_unanswered_lease(keys, act, again):
     one = held(keys)
     keys.now_s += LEASE_S
     keys.fates = ["answer lost"]
@@ -156,7 +156,7 @@ def test_a_head_that_has_come_back_knows_itself_where_it_was_not_told(keys, act,
     assert_keeps_the_lease(one, keys)
 
 
-def test_of_two_that_have_seen_an_empty_seat_one_gets_it(keys):
+def test_two_hosts_that_saw_a_free_lease_elect_one_leader(keys):
     seen = keys.look()
     one = held(keys)
     other = LeadershipLease(keys, "other", LEASE_S)
@@ -190,7 +190,7 @@ def test_a_write_that_was_sent_twice_is_known_by_its_mark(keys):
     assert_keeps_the_lease(one, keys)
 
 
-def test_what_a_write_without_an_answer_has_left_is_written_over(keys):
+def test_remains_of_an_unanswered_write_are_overwritten(keys):
     one = held(keys)
     keys.fates = ["answer lost"]
     with pytest.raises(StoreUnreachableError):
@@ -201,7 +201,7 @@ def test_what_a_write_without_an_answer_has_left_is_written_over(keys):
 
 
 @pytest.mark.parametrize("done", [0, 1, 2])
-def test_of_several_tries_at_the_seat_the_one_that_was_done_has_the_lease(keys, done):
+def test_successful_one_of_several_tries_has_the_lease(keys, done):
     """Each has a lease of its own, and only one of them keeps the lease."""
     one = LeadershipLease(keys, "one", LEASE_S)
     keys.fates = ["under way"] * 3

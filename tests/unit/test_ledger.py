@@ -257,7 +257,7 @@ def test_samples_that_were_trained_twice_are_named_with_their_steps(recorded):
     assert epoch.missing == sorted(order[32:48].tolist())
 
 
-def test_a_dead_workers_record_of_a_step_that_was_committed_without_it_does_not_count(recorded):
+def test_failed_workers_record_of_a_step_committed_without_it_is_ignored(recorded):
     first, second = recorded
     # rank 1 died in the last step of epoch 0, of which it believes to be a part; rank 0 trained its share after it
     for path in recorded:
@@ -421,7 +421,7 @@ def test_a_worker_of_two_datasets_is_one_worker(recorded):
     assert (report.workers, len(report.epochs)) == (2, 4)
 
 
-def test_the_command_prints_a_verdict_and_exits_by_it(recorded):
+def test_ledger_command_prints_an_outcome_and_exits_by_it(recorded):
     folder = recorded[0].parent
 
     def run(*arguments):
@@ -540,7 +540,7 @@ def test_a_file_without_its_header_is_found(recorded):
     assert not verdict(recorded[0].parent).exact
 
 
-def test_a_delivery_that_is_not_the_share_is_found_also_where_a_sample_is_repeated(tmp_path):
+def test_delivery_other_than_the_share_is_found_also_with_repeated_samples(tmp_path):
     """One sample, two workers: rank 1 repeats it."""
     workers = [Worker(tmp_path, 1), Worker(tmp_path, 1)]
     common = {"global_batch": 8, "drop_remainder": False, "total": 1, "seed": 0, "shuffle": True}
@@ -632,7 +632,7 @@ def damage(folder, rng):
     drop_remainder=st.booleans(),
     times=st.integers(1, 3),
 )
-def test_what_is_called_exact_after_damage_is_what_was_trained(
+def test_damaged_ledger_that_passes_the_audit_has_only_trained_samples(
     seed, total, epochs, global_batch, drop_remainder, times
 ):
     """It may be less of it: who cuts the end of all files leaves a shorter training."""

@@ -169,12 +169,12 @@ def test_a_shard_that_is_left_out_or_doubled_after_a_death_is_named(recorded, sh
 @pytest.mark.parametrize(
     "share", [[[9, 15]], [[9, 18], [0, 3]], [[9, 17]], [[9, 12], [12, 18], [12, 15]], [], [[12, 18], [10, 12]]]
 )
-def test_a_share_that_isnt_the_shards_that_were_dealt_is_found_without_a_death(recorded, share):
+def test_share_other_than_the_assigned_shards_is_found_without_a_failure(recorded, share):
     change(recorded[1], lambda line: {**line, "share": share}, at(0, 0))
     assert not verdict(recorded[0].parent).exact
 
 
-def test_without_a_death_nobody_has_a_second_sum_to_make_up(tmp_path):
+def test_second_sum_without_a_failure_counts_as_repetition(tmp_path):
     simulate(tmp_path, random.Random(0), 24, 1, restless=False, workers=2, sums=2)
     assert verdict(tmp_path).exact
     for path in tmp_path.glob("*.jsonl"):
@@ -193,6 +193,6 @@ def test_the_format_is_new_only_where_there_are_shards(recorded, tmp_path):
 @pytest.mark.parametrize(
     "edit", [{"shards": 0}, {"shards": 7}, {"weights": [1, 1]}, {"weights": [1, 0, 1]}, {"sums": 0}, {"weights": None}]
 )
-def test_a_deal_that_cant_be_is_damage(recorded, edit):
+def test_impossible_assignment_of_shards_is_damage(recorded, edit):
     change(recorded[0], lambda line: {**line, **edit}, at(0, 0))
     assert "line 2: not a record of a step" in "".join(verdict(recorded[0].parent).problems)

@@ -21,7 +21,7 @@ def run(test: Callable[[LocalChannel, LocalChannel], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def test_what_threads_and_the_loop_send_arrives_in_the_order_of_the_calls() -> None:
+def test_messages_of_threads_and_loop_arrive_in_the_order_of_the_calls() -> None:
     async def test(one: LocalChannel, other: LocalChannel) -> None:
         for number in range(0, 200, 2):
             thread = threading.Thread(target=one.send, args=(m.Interrupted(1 + number % 60),))
@@ -62,7 +62,7 @@ def test_the_end_comes_behind_what_was_sent_and_nothing_behind_the_end() -> None
     run(test)
 
 
-def test_who_waits_hears_of_the_end() -> None:
+def test_waiting_receiver_learns_of_the_close() -> None:
     async def test(one: LocalChannel, other: LocalChannel) -> None:
         waiting = asyncio.ensure_future(other.receive(m.FROM_HOST))
         await asyncio.sleep(0)
@@ -73,7 +73,7 @@ def test_who_waits_hears_of_the_end() -> None:
     run(test)
 
 
-def test_what_the_other_end_does_not_say_is_refused() -> None:
+def test_message_of_the_wrong_direction_is_refused() -> None:
     async def test(one: LocalChannel, other: LocalChannel) -> None:
         one.send(m.End(0, None))
         with pytest.raises(ProtocolError):

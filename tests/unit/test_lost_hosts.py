@@ -23,19 +23,19 @@ def look(leases, begin, end, heard):
     return [], end
 
 
-def test_who_says_nothing_for_the_time_is_lost_and_nobody_else():
+def test_only_the_silent_host_is_lost_after_the_limit():
     lost, when = look(Leases(10), 0, 30, {A: 3, B: 100})
     assert lost == [A]
     assert 13 <= when <= 13.5
 
 
-def test_it_is_looked_often_enough_also_for_a_short_time():
+def test_short_limit_is_checked_often_enough():
     leases = Leases(0.4)
     assert leases.period_s <= 0.1
     assert look(leases, 0, 2, {A: 1})[1] == pytest.approx(1.4, abs=0.06)
 
 
-def test_who_stood_still_itself_gives_everybody_the_whole_time_again():
+def test_paused_observer_gives_every_host_the_whole_time_again():
     leases = Leases(10)
     assert look(leases, 0, 5, {A: 5, B: 5}) == ([], 5)
     # Stopped from 5 to 40. B is heard again, A isn't.
@@ -44,7 +44,7 @@ def test_who_stood_still_itself_gives_everybody_the_whole_time_again():
     assert 50 <= when <= 50.5
 
 
-def test_who_is_fenced_gives_itself_no_more_than_a_moment_to_read():
+def test_fenced_host_has_only_a_moment_to_read():
     leases = Leases(10, after_pause_s=0.5)
     assert look(leases, 0, 5, {A: 5}) == ([], 5)
     assert leases.run_out(40, {A: 5}) == []
@@ -62,16 +62,16 @@ def test_a_look_that_is_a_little_late_changes_nothing():
 ONE_EACH = dict.fromkeys(ORDER, 1)
 
 
-def test_nobody_goes_where_all_reach_each_other():
+def test_fully_connected_hosts_all_stay():
     assert to_evict([], ONE_EACH, ORDER, A) == []
 
 
-def test_the_head_stays():
+def test_head_node_stays():
     assert to_evict([(B, A)], ONE_EACH, ORDER, A) == [B]
     assert to_evict([(A, B), (C, B), (A, D)], ONE_EACH, ORDER, A) == [B, D]
 
 
-def test_the_one_goes_whom_several_do_not_reach():
+def test_host_that_several_do_not_reach_is_removed():
     assert to_evict([(B, C), (D, C), (C, E)], ONE_EACH, ORDER, A) == [C]
     assert to_evict([(B, C), (D, C), (C, E)], {**ONE_EACH, C: 9}, ORDER, A) == [C]  # fewest hosts, whatever they have
 
@@ -82,11 +82,11 @@ def test_of_two_the_one_with_fewer_workers_goes_and_of_equals_the_later():
     assert to_evict([(B, C), (C, D)], ONE_EACH, ORDER, A) == [C]
 
 
-def test_who_goes_for_the_heads_sake_heals_others_too():
+def test_host_removed_for_the_head_node_heals_other_pairs():
     assert to_evict([(A, B), (B, C), (C, D)], ONE_EACH, ORDER, A) == [B, D]
 
 
-def test_it_is_the_best_choice_of_all():
+def test_removed_hosts_are_the_best_choice_of_all():
     choose = random.Random(7)
     hosts = [f"h{number}" for number in range(8)]
     for _ in range(300):

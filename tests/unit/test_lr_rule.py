@@ -36,7 +36,7 @@ def test_the_size_at_the_start_has_factor_1(rule):
 @pytest.mark.parametrize(
     ("rule", "error"), [("lineal", ValueError), ("", ValueError), (2, TypeError), (None, TypeError)]
 )
-def test_what_is_no_rule_is_refused(rule, error):
+def test_malformed_learning_rate_rule_is_refused(rule, error):
     with pytest.raises(error, match="use 'linear', 'sqrt', 'none' or a function"):
         parse_lr_rule(rule)
 

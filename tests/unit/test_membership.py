@@ -43,7 +43,7 @@ def test_each_owner_hears_of_what_came_since_it_asked():
     assert outcomes.of_nobody.take_participants() == [0, 3]
 
 
-def test_who_asked_before_the_process_joined_hears_of_what_comes_then():
+def test_owner_that_asked_before_the_join_gets_later_changes():
     core = Core()
     member = Member(Ports(core=core))
     dataset = Reductions(member.outcomes)  # a program makes its data before it joins
@@ -52,7 +52,7 @@ def test_who_asked_before_the_process_joined_hears_of_what_comes_then():
     assert dataset.take_participants() == [0, 1, 3]
 
 
-def test_the_end_of_a_version_keeps_who_took_part_and_forgets_the_rest():
+def test_end_of_a_version_keeps_the_participants_and_drops_the_rest():
     core = Core()
     outcomes = Outcomes(core)
     mine = Reductions(outcomes)
@@ -83,7 +83,7 @@ def test_a_member_that_is_used_is_this_contexts_alone():
     assert membership.current() is not own
 
 
-def test_a_process_that_nobody_started_has_no_name():
+def test_process_without_a_launcher_has_no_name():
     with pytest.raises(KungFuError, match="not started by kungfu-run"):
         membership.identity()
 

@@ -38,7 +38,7 @@ def test_a_record_is_a_line_of_json_that_everything_can_read():
     assert json.loads(line)["compute_seconds"] == [0.1, 0.19, 0.05]
 
 
-def test_the_log_names_who_is_slow():
+def test_log_names_the_slow_ranks():
     assert "rank 1 computes 1.9x as long as the median" in describe(make())
     assert "computes" not in describe(make(compute_seconds=(0.1, 0.1, 0.12)))
 
@@ -58,7 +58,7 @@ def reduce(gradient):
     _core.all_reduce("gradients/0", gradient, np.empty_like(gradient), 1)
 
 
-def test_what_all_have_trained_is_counted_where_it_is_known():
+def test_samples_of_all_workers_are_counted_if_known():
     monitor = Monitor(interval=2)
     monitor.begin()
     for trained in (8, 5, 8):

@@ -61,7 +61,7 @@ def test_the_world_is_as_large_as_the_job_may_become(words, size, largest):
         ("-np 4 --output-filename log_output", "-logdir DIR keeps"),
     ],
 )
-def test_what_is_not_meant_is_refused_by_name(words, sentence):
+def test_unsupported_msrun_flag_is_refused_by_name(words, sentence):
     with pytest.raises(UsageError, match=sentence):
         parse_command_line([*words.split(), *PROGRAM])
 
@@ -83,7 +83,7 @@ def test_a_cluster_larger_than_the_world_is_refused():
         options.hosts.check(first.resized(4, options.ports), first.workers)
 
 
-def test_a_port_that_is_no_place_is_refused_before_anybody_starts():
+def test_unusable_port_is_refused_before_a_worker_starts():
     options = parse_command_line(["--msrun", "-np", "3", "-msrun-size", "4", "-port-range", "20000-20002", *PROGRAM])
     cluster = options.hosts.first_cluster(3, options.ports, options.control_port, 0)
     without = cluster.without([cluster.workers[0]])
@@ -93,7 +93,7 @@ def test_a_port_that_is_no_place_is_refused_before_anybody_starts():
     assert parse_command_line(["-np", "3", "-port-range", "20000-20002", *PROGRAM]).hosts.ports is None
 
 
-def test_who_comes_after_the_first_one_died_has_its_place():
+def test_worker_that_replaces_a_failed_first_one_has_its_slot():
     options = parse_command_line(["--msrun", "-np", "3", *PROGRAM])
     cluster = options.hosts.first_cluster(3, options.ports, options.control_port, 0)
     without = cluster.without([cluster.workers[0]])

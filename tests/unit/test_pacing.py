@@ -58,6 +58,6 @@ def test_any_other_choice_of_the_system_stays() -> None:
         assert pacing.pace_of(connection) == b"reno"
 
 
-def test_what_launchers_make_begins_so() -> None:
+def test_sockets_of_the_launcher_use_the_chosen_congestion_control() -> None:
     with Machine().make_socket(socket.AF_INET) as made:
         assert pacing.pace_of(made) == {b"bbr": b"cubic"}.get(pacing.of_the_system(), pacing.of_the_system())

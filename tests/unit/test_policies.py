@@ -172,7 +172,7 @@ def test_of_two_workers_the_other_one_is_the_measure():
         ((0.1, 0.24, 0.25, 0.1, 0.24), {"slowdown": 2.2}),  # two are as slow: the next one would hold up all the same
     ],
 )
-def test_nobody_is_sent_away_without_need(times, options):
+def test_straggler_policy_evicts_only_if_needed(times, options):
     assert compute(StragglerPolicy(patience=3, **options), times, 20) == [None] * 20
 
 
@@ -182,7 +182,7 @@ def test_a_worker_that_is_slow_now_and_then_stays():
     assert made == [None] * 40
 
 
-def test_the_compilation_after_a_change_makes_nobody_a_straggler():
+def test_compilation_after_a_change_makes_no_worker_a_straggler():
     assert compute(StragglerPolicy(patience=1, warmup=3), (0.1, 5.0), 3, at=1) == [None] * 3
 
 
@@ -193,7 +193,7 @@ def congested(size):
     return 0.1 + 0.004 * (size - 1) ** 2
 
 
-def test_it_grows_while_noise_says_so_and_stops_where_communication_says_so():
+def test_noise_scale_policy_grows_until_communication_costs_too_much():
     cluster = Cluster(NoiseScalePolicy(8, price=0.25), congested, noise=lambda step: 4000.0).run(900)
     visited = [size for i, size in enumerate(cluster.sizes) if i == 0 or size != cluster.sizes[i - 1]]
     assert visited[:3] == [1, 2, 4]
@@ -218,7 +218,7 @@ def test_a_worker_alone_measures_the_noise_of_its_shards():
         assert "one worker alone can't measure the noise scale" in run(shards, 1.0).reasons[0]
 
 
-def test_it_shrinks_when_the_noise_has_gone():
+def test_noise_scale_policy_shrinks_once_the_noise_has_dropped():
     noise = lambda step: 500.0 if step < 500 else 4.0  # noqa: E731
     cluster = Cluster(NoiseScalePolicy(8, min_size=2), lambda size: 0.1, size=2, noise=noise).run(1000)
     assert max(cluster.sizes) == 8
@@ -226,7 +226,7 @@ def test_it_shrinks_when_the_noise_has_gone():
     assert cluster.size == 2
 
 
-def test_a_noise_scale_that_lags_while_it_rises_does_not_take_a_change_back():
+def test_lagging_rise_of_the_noise_scale_does_not_revert_a_change():
     times = {1: 1.0, 2: 1.06, 4: 1.45, 8: 3.4}
     noise = lambda step: min(4000.0, 82 * math.exp(0.0435 * (step - 25)))  # noqa: E731
     policy = NoiseScalePolicy(8, min_size=2)
@@ -362,7 +362,7 @@ def quadratic(policies, size, seed, resize=4.0, compute=0.5, network=0.024, batc
     return time, worker_seconds, sizes
 
 
-def test_it_comes_within_10_percent_of_the_best_fixed_size_without_being_told():
+def test_noise_scale_policy_costs_at_most_10_percent_over_best_fixed_size():
     rate = NoiseScaleLearningRate
     fixed = {n: np.mean([quadratic([rate(0.3)], n, s)[:2] for s in (1, 2)], axis=0) for n in (2, 4, 8)}
     best = min(fixed, key=lambda n: fixed[n][0] * fixed[n][1])

@@ -97,7 +97,7 @@ def test_a_policy_that_overrides_nothing_changes_nothing():
 
 
 @pytest.mark.parametrize("wrong", ["10:2", [None], 3, [Policy(), "x"]])
-def test_what_is_no_policy_is_refused(wrong):
+def test_object_that_is_no_policy_is_refused(wrong):
     with pytest.raises(TypeError, match="policy is a ms_kungfu.elastic.Policy"):
         as_policy(wrong)
 

@@ -106,7 +106,7 @@ def members(monkeypatch):
     return members
 
 
-def test_the_next_entry_is_told_once_in_a_version(members):
+def test_next_schedule_entry_is_sent_once_in_a_version(members):
     training = ahead.Ahead("60:2,140:4,300:1")
     for step in range(1, 61):
         training.look(step)
@@ -122,7 +122,7 @@ def test_the_next_entry_is_told_once_in_a_version(members):
     assert members.told[2:] == [(0, 4)]
 
 
-def test_a_change_that_nobody_scheduled_is_told_anew(members):
+def test_next_entry_is_sent_again_after_an_unscheduled_change(members):
     training = ahead.Ahead({100: 4})
     training.look(1)
     members.version, members.present = 1, 3
@@ -142,7 +142,7 @@ def test_the_lowest_rank_tells_and_the_next_one_after_it(members):
     assert members.told == [(3, 4)]
 
 
-def test_what_is_not_known_ahead_is_not_told(members):
+def test_unknown_next_entry_is_not_sent(members):
     for schedule in (None, lambda step: 4 if step == 100 else None):
         ahead.Ahead(schedule).look(1)
     assert members.told == []
@@ -187,7 +187,7 @@ def test_memory_in_a_container_of_the_older_interface(machine, tmp_path):
     assert machine("5:devices:/\n") == 1000
 
 
-def test_what_a_process_takes_is_its_own_pages(tmp_path):
+def test_memory_of_a_process_is_its_own_pages(tmp_path):
     write(tmp_path / "999999999/status", "VmRSS:\t  500 kB\nRssAnon:\t  300 kB\nRssFile:\t 200 kB\n")
     assert taken_bytes(999999999, tmp_path) == 300 * 1024
     assert taken_bytes(999999998, tmp_path) == 0

@@ -29,7 +29,7 @@ def test_members_and_leavers_are_counted():
     assert table(A, B, C, out=[B], told=[C]).headcount() == Headcount(members=2, leaving=1, terminated=1)
 
 
-def test_nobody_counts_on_who_is_as_good_as_gone():
+def test_unkillable_overdue_or_dismissed_worker_is_not_counted():
     for state in (WorkerState.UNKILLABLE, WorkerState.OVERDUE, WorkerState.DISMISSED):
         processes = table(A, B, told=[B])
         processes.get(1).state = state

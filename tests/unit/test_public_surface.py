@@ -67,7 +67,7 @@ def test_public_names_and_their_arguments_stay():
     assert gone == [], "these were public"
 
 
-def test_what_is_new_in_public_is_listed():
+def test_new_public_name_is_listed():
     pytest.importorskip("mindspore")
     listed = LISTED.read_text().splitlines()
     assert [line for line in surface() if line not in listed] == [], f"list it: {__doc__}"

@@ -137,14 +137,14 @@ def test_each_mistake_has_its_sentence(change: Callable[[dict[str, Any]], object
     assert str(caught.value).startswith("rank table x.json: ")
 
 
-def test_a_gap_is_told_once_and_not_as_an_echo_of_another_mistake() -> None:
+def test_gap_is_reported_once_and_not_as_an_echo_of_another_mistake() -> None:
     # Each leaves rank 0 missing, which is not what went wrong.
     for rank, sentence in (("x", "must be a number as text"), ("1", "rank 1 is given twice")):
         (mistake,) = find_mistakes(changed(lambda d, rank=rank: devices(d)[1].update(rank_id=rank)))
         assert sentence in mistake
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     def change(document: dict[str, Any]) -> None:
         document["server_count"] = "3"
         devices(document)[0]["rank_id"] = "0"
@@ -167,7 +167,7 @@ def test_all_mistakes_are_told_at_once() -> None:
         ('{"group_list": []}', "of the first form, with group_list, but not one group"),
     ],
 )
-def test_what_is_no_table_is_refused(text: str, sentence: str) -> None:
+def test_malformed_rank_table_is_refused(text: str, sentence: str) -> None:
     with pytest.raises(RankTableError, match=sentence):
         parse(text)
 
@@ -230,7 +230,7 @@ def test_a_table_of_the_first_form_is_converted() -> None:
     }
 
 
-def test_what_is_wrong_in_a_table_of_the_first_form_is_said_alike() -> None:
+def test_mistake_in_a_table_of_the_first_form_is_reported_alike() -> None:
     with pytest.raises(RankTableError, match="rank 0 is given twice"):
         parse(of_first_form(("0", "10.0.0.1", "0"), ("0", "10.0.0.1", "1")))
     with pytest.raises(RankTableError, match='status is "initializing"'):

@@ -79,12 +79,12 @@ def follow(monkeypatch):
 @pytest.mark.parametrize(
     "kept", [None, snapshot(end=(0, None)), snapshot(port=PORT + 1), StoreUnreachableError("away")]
 )
-def test_the_job_ends_with_its_head_unless_the_store_says_that_others_go_on(follow, kept):
+def test_job_ends_with_its_head_node_unless_other_hosts_may_lead(follow, kept):
     assert follow(ETCD, Agent(3), Agent(), kept) == 3
     assert follow(HTTP, Agent(3), Agent(), kept) == 3
 
 
-def test_where_the_heads_host_leaves_or_is_lost_the_status_is_that_of_who_ends_with_the_job(follow):
+def test_exit_status_without_the_head_node_is_that_of_the_last_host(follow):
     assert follow(ETCD, Agent(0), Agent(3), snapshot()) == 3
     assert follow(ETCD, Agent(137), Agent(0), snapshot()) == 0
 
@@ -95,13 +95,13 @@ def test_a_sigterm_ends_the_job_and_has_no_host_leave_it(follow):
     assert head.signals == [INT]
 
 
-def test_a_sigterm_is_passed_on_as_one_where_no_seat_moves(follow):
+def test_sigterm_is_passed_on_if_the_controller_cannot_move(follow):
     head = Agent(codes={INT: 130, TERM: 143})
     assert follow(HTTP, head, Agent(), None, [TERM]) == 143
     assert head.signals == [TERM]
 
 
-def test_a_signal_reaches_the_others_where_the_head_has_gone(follow):
+def test_signal_reaches_the_other_hosts_if_the_head_node_is_lost(follow):
     other, signals = Agent(codes={INT: 130}), []
 
     def output():
@@ -147,7 +147,7 @@ def refusal(monkeypatch):
     return run
 
 
-def test_whatever_ray_raises_as_it_starts_is_told_in_a_sentence(refusal):
+def test_exception_of_ray_at_the_start_is_reported_in_a_sentence(refusal):
     """It has a bare `Exception` for a raylet that takes too long."""
     assert refusal(Exception("The node timed out.\nMore"))[0] == "Ray doesn't start: The node timed out."
     assert refusal(OSError(28, "No space left"), ["-address=local"])[0].startswith("-address local: ")
@@ -160,7 +160,7 @@ def test_an_address_that_is_none_is_refused_by_what_one_is(refusal, address):
     assert refusal(words=[], environment=address) == (f"RAY_ADDRESS={told}", [])
 
 
-def test_without_an_address_it_is_rays_own_variable_then_who_runs_here_then_a_new_one(refusal):
+def test_missing_address_means_the_variable_the_local_cluster_or_a_new_one(refusal):
     assert refusal(ConnectionError("none runs"))[1] == ["auto", "local"]
     assert refusal(ValueError("no"), environment="local")[1] == ["local"]
     told, asked = refusal(environment="127.0.0.1:1")
@@ -168,13 +168,13 @@ def test_without_an_address_it_is_rays_own_variable_then_who_runs_here_then_a_ne
     assert not asked  # and no other one instead
 
 
-def test_a_cluster_that_nobody_has_named_is_known_as_that(monkeypatch):
+def test_unnamed_ray_cluster_is_marked_as_found(monkeypatch):
     monkeypatch.setattr(cluster.ray, "init", lambda *_, **__: None)
     assert cluster.connect(None, None) == cluster.Connection(ours=True, found=True)
     assert cluster.connect("auto", None) == cluster.connect("local", None) == cluster.Connection(True, False)
 
 
-def test_a_node_that_ray_has_just_given_up_is_told_of(monkeypatch):
+def test_node_that_ray_has_just_declared_dead_is_reported(monkeypatch):
     monkeypatch.setattr(cluster, "wish", lambda *_: None)
     monkeypatch.setattr(cluster, "nodes", lambda: [Node("b", "10.0.0.2", {"CPU": 1.0})])
     monkeypatch.setattr(cluster, "own_node", lambda: "a")

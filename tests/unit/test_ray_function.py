@@ -75,7 +75,7 @@ def test_a_function_goes_by_its_own_name():
     assert function_name(print) == "print"
 
 
-def test_a_cluster_that_is_too_small_for_a_call_is_told_of_in_its_words():
+def test_ray_cluster_too_small_for_a_call_is_reported_in_the_calls_terms():
     told = too_small([Node("n", "10.0.0.1", {"CPU": 3.0})], {"CPU": 1.0}, 50, 50, 0, "a:1", True, ARGUMENTS)
     assert told.startswith("num_workers=50 is more than the 3 workers that the Ray cluster at a:1 has room for")
     assert "give a smaller num_workers, add nodes, or let it wait for some (wait_s=600)" in told
@@ -101,19 +101,19 @@ class Unreadable(Exception):
         super().__init__(f"{one} and {two}")
 
 
-def test_what_the_last_cluster_has_returned_comes_by_its_ranks():
+def test_values_returned_by_the_last_cluster_are_in_rank_order():
     ends = [returned("b", 2, 1), returned("old", 1, 2), returned("a", 2, 0), raised(ValueError("outlived"), 0, 0.0)]
     assert values("train", ends) == ["a", "b"]
     assert values("train", []) == []
 
 
-def test_what_cannot_be_pickled_is_named_with_its_rank():
+def test_value_that_cannot_be_pickled_is_named_with_its_rank():
     ends = [returned(0), returned(lambda: 0, rank=1)]
     with pytest.raises(TypeError, match=r"train returned at rank 1 \(of builtins.function\) can't be pickled: "):
         values("train", ends)
 
 
-def test_what_cannot_be_read_here_is_named_with_its_rank():
+def test_value_that_cannot_be_unpickled_is_named_with_its_rank():
     with pytest.raises(TypeError, match="train returned at rank 3 can't be read here: ModuleNotFoundError: No module"):
         values("train", [End("returned", 0, 3, 1.0, b"cno_such_module\nname\n.")])
 
@@ -130,7 +130,7 @@ def test_the_first_exception_is_the_failure():
     assert (str(again), again.traceback) == (str(error), error.traceback)
 
 
-def test_an_exception_that_cannot_be_read_here_is_told_of_all_the_same():
+def test_exception_that_cannot_be_unpickled_is_reported_all_the_same():
     error = failure("train", 1, [raised(Unreadable(1, 2), 0, 1.0)])
     assert str(error) == "train has failed at rank 0: Unreadable: 1 and 2"
     assert error.__cause__ is None

@@ -33,15 +33,15 @@ def node(number, address="10.0.0.1", leaves=False, **free):
         ({}, {"CPU": 1}, 0),
     ],
 )
-def test_a_node_has_room_for_as_many_as_each_resource_has(free, needs, room):
+def test_node_fits_as_many_workers_as_its_scarcest_resource(free, needs, room):
     assert node(1, **free).room(needs) == room
 
 
-def test_nobody_is_placed_on_a_node_that_is_about_to_go():
+def test_draining_node_gets_no_worker():
     assert node(1, leaves=True, CPU=8).room(CPU) == 0
 
 
-def test_the_roomiest_nodes_come_first_and_no_more_are_taken_than_are_needed():
+def test_nodes_with_most_space_come_first_and_only_needed_ones_are_taken():
     nodes = [node(1, CPU=2), node(2, CPU=8), node(3, CPU=4)]
     assert deal(nodes, CPU, 16) == {"n2": 8, "n3": 4, "n1": 2}
     assert deal(nodes, CPU, 10) == {"n2": 8, "n3": 2}
@@ -50,7 +50,7 @@ def test_the_roomiest_nodes_come_first_and_no_more_are_taken_than_are_needed():
 
 
 @given(st.lists(st.integers(0, 9), max_size=9), st.integers(0, 40))
-def test_what_is_dealt_has_room_and_is_as_much_as_can_be(rooms, most):
+def test_placement_fits_the_nodes_and_places_as_many_as_possible(rooms, most):
     nodes = [node(number, CPU=count) for number, count in enumerate(rooms)]
     dealt = deal(nodes, CPU, most)
     assert sum(dealt.values()) == min(most, sum(rooms))
@@ -89,7 +89,7 @@ def test_a_second_raylet_of_a_machine_among_others_is_left_out():
     assert names_of("10.0.0.1", "10.0.0.2", "10.0.0.1") == ["10.0.0.1", "10.0.0.2", None]
 
 
-def test_a_node_elsewhere_cannot_join_hosts_of_the_loopback_nor_the_other_way_round():
+def test_remote_node_and_loopback_hosts_cannot_share_a_job():
     assert Names([node(1), node(2)]).name(node(3, "10.0.0.2"), []) is None
     assert Names([node(1)]).name(node(3, "127.0.0.1"), ["10.0.0.1"]) is None
     assert Names([node(1)]).name(node(3, "10.0.0.3"), ["10.0.0.1"]) == "10.0.0.3"
@@ -129,7 +129,7 @@ def test_sizes_by_default_are_those_that_are_given():
     assert not any("min-np" in word for word in request("-np", "3").flags)
 
 
-def test_what_a_worker_takes():
+def test_resources_of_a_worker_follow_the_flags():
     assert request().needs == {"CPU": 1.0}
     assert request("-cpus-per-worker", "0", "-gpus-per-worker", "0.5", "-npus-per-worker=2").needs == {
         "GPU": 0.5, "NPU": 2.0
@@ -155,7 +155,7 @@ def test_other_flags_go_to_the_kungfu_run_of_each_node():
         (["-gpus-per-worker", "-1"], "'-1' is no amount"),
     ],
 )
-def test_what_an_engine_cannot_honour_is_refused(words, told):
+def test_flag_that_ray_cannot_honour_is_refused(words, told):
     with pytest.raises(UsageError, match=told):
         request(*words)
 
@@ -170,7 +170,7 @@ def test_the_engines_flags_need_one():
         parse_command_line(["-engine", "ray"])
 
 
-def test_what_another_host_says_comes_with_its_name():
+def test_output_of_another_host_has_its_name():
     pytest.importorskip("ray")
     from ms_kungfu.ray.driver import of_host
 

@@ -343,7 +343,7 @@ def test_the_citation_has_the_packages_version():
     assert cited == VERSION
 
 
-def test_what_is_missing_is_seen(tmp_path, monkeypatch):
+def test_missing_line_of_a_reference_page_is_found(tmp_path, monkeypatch):
     """Each of the above can fail: a page that lacks one line."""
     for page, gone in (
         ("errors.md", "| `ResizeError`"),
@@ -381,7 +381,7 @@ def test_what_is_missing_is_seen(tmp_path, monkeypatch):
         ("metrics.md", "| `step_time` | s |", "ms", "metrics"),
     ],
 )
-def test_what_is_wrong_is_seen(page, line, wrong, check, tmp_path, monkeypatch):
+def test_wrong_line_of_a_reference_page_is_found(page, line, wrong, check, tmp_path, monkeypatch):
     text = (DOCS / page).read_text(encoding="utf-8")
     # In flags.md the section, as flags of several programs have one name.
     start = text.index(f"\n## {check}\n") if check in PROGRAMS else 0

@@ -16,7 +16,7 @@ HEAD = Registration("a", "1.0", "2.10.0", {"-np": "2", "-H": "a:1,b:1"}, [0, 1])
 OTHER = Registration("b", "1.0", "2.10.0", {"-np": "2", "-H": "a:1,b:1"}, [4], "GPU", GPUS.each, b"logs")
 
 
-def test_hello_of_host_names_its_devices_and_folder(tmp_path):
+def test_registration_of_host_names_its_devices_and_folder(tmp_path):
     for logdir, devices in ((tmp_path / "l\udcff", GPUS), (None, Devices())):
         options = parse_command_line([*([] if logdir is None else ["-logdir", str(logdir)]), "true"])
         registration = Reads(Registration)(msgspec.json.encode(registration_of(options, devices, [0, 1], {"-np": "2"})))
@@ -30,7 +30,7 @@ def test_hello_of_host_names_its_devices_and_folder(tmp_path):
      {"devices": {}}, {"devices": 5}, {"more": 1}, {"logdir": None}, {"logdir": "%"},
      {"device_kind": "toaster"}, {"devices": [{"name": "0"}]}],
 )  # fmt: skip
-def test_what_cannot_be_a_hosts_words_is_refused(change):
+def test_malformed_registration_is_refused(change):
     Reads(Registration).convert(msgspec.to_builtins(OTHER))
     with pytest.raises(ProtocolError):
         Reads(Registration).convert({**msgspec.to_builtins(OTHER), **change})
@@ -38,7 +38,7 @@ def test_what_cannot_be_a_hosts_words_is_refused(change):
         Reads(Registration).convert("hello")
 
 
-def test_a_host_like_the_head_may_take_part():
+def test_host_like_the_head_node_may_take_part():
     assert objection(OTHER, HEAD, {"a": None}) == ""
 
 
@@ -57,7 +57,7 @@ def test_a_host_like_the_head_may_take_part():
         ({"host": "a"}, "a is there already"),
     ],
 )
-def test_another_is_told_what_speaks_against_it(change, sentence):
+def test_unfit_host_is_rejected_with_the_reason(change, sentence):
     assert objection(replace(OTHER, **change), HEAD, {"a": None}) == sentence
 
 
@@ -79,7 +79,7 @@ LAUNCH = Launch(3, "b.10000", 1, False, {"RANK_ID": "1", "KUNGFU_STANDBY": None}
     "change",
     [{"log_name": "../../etc/passwd"}, {"environment": {"X": 1}}, {"cores": ["0"]}, {"key": "3"}, {"more": 1}],
 )
-def test_what_is_no_process_is_not_started(change):
+def test_malformed_launch_message_is_refused(change):
     with pytest.raises(ProtocolError):
         Reads(Launch).convert({**msgspec.to_builtins(LAUNCH), **change})
 
@@ -102,19 +102,19 @@ def test_interpreters_and_the_folders_of_files_may_differ(command):
 @pytest.mark.parametrize(
     ("at", "word"), [(1, "b.py"), (1, "/opt/b.py"), (3, "2"), (4, "--data=/opt/others.csv"), (4, "--date=/opt/set.csv")]
 )
-def test_another_word_is_told_with_both_commands(at, word):
+def test_different_argument_is_reported_with_both_commands(at, word):
     command = [*HEADS[:at], word, *HEADS[at + 1 :]]
     assert other_command("b", command, "a", HEADS, exists=lambda path: path.startswith("/opt/")) == (
         f'b runs "{" ".join(command)}", and a "{" ".join(HEADS)}": all hosts should train alike'
     )
 
 
-def test_a_word_more_and_a_folder_of_something_that_is_no_file_are_told():
+def test_extra_argument_and_different_url_are_reported():
     assert other_command("b", [*HEADS, "-v"], "a", HEADS)
     assert other_command("b", ["python", "--url=http://b/x"], "a", ["python", "--url=http://a/x"])
 
 
-def test_of_long_commands_the_place_is_told_where_they_differ_and_terminals_get_text_alone():
+def test_difference_of_long_commands_is_reported_as_plain_text():
     long = ["python", "-c", "x = 1\n" * 1000, "--epochs"]
     told = other_command("b", [*long, "2\x1b[2J", "more " * 1000], "a", [*long, "1"])
     assert len(told) < 500

@@ -121,9 +121,7 @@ PUBLISHED = {
 }
 
 
-def test_versions_of_mindspore_are_those_for_each_python_in_their_order_and_within_the_packages_limits(
-    program, monkeypatch
-):
+def test_mindspore_versions_of_each_python_are_ordered_and_within_limits(program, monkeypatch):
     wheels = program("wheels")
     monkeypatch.setattr(wheels, "run", index(PUBLISHED))
     assert wheels.accepted("3.9") == ["2.7.2", "2.9.0"]
@@ -133,9 +131,7 @@ def test_versions_of_mindspore_are_those_for_each_python_in_their_order_and_with
     assert matrix.newer("3.9") == []
 
 
-def test_a_mindspore_without_a_wheel_for_this_python_is_no_failure_and_any_other_reason_is_one(
-    program, tmp_path, monkeypatch
-):
+def test_mindspore_without_a_wheel_for_this_python_is_no_failure(program, tmp_path, monkeypatch):
     wheels = program("wheels")
     monkeypatch.setattr(wheels, "DOWNLOADS", tmp_path)
     monkeypatch.setattr(wheels, "run", index(PUBLISHED))
@@ -221,9 +217,7 @@ def test_a_compiler_is_known_by_its_name(program, name):
         assert not program("matrix").is_compiler(other)
 
 
-def test_what_is_tried_is_the_newest_package_for_that_python_with_each_mindspore_that_has_a_wheel(
-    program, tmp_path, monkeypatch
-):
+def test_newest_package_is_tried_with_each_mindspore_that_has_a_wheel(program, tmp_path, monkeypatch):
     matrix = program("matrix")
     monkeypatch.setattr(matrix, "version_of", lambda python: "3.9")
     monkeypatch.setattr(matrix, "accepted", lambda python: ["2.9.0", "2.10.0"])
@@ -278,7 +272,7 @@ def checkout(folder, changelog, cited="1.2.0"):
         ("## [1.2.0] - 2026-01-31\n\n- It works.\n", "1.1.0", ["v1.2.0"], ["CITATION.cff", "the tag v1.2.0"]),
     ],
 )
-def test_what_is_left_to_do_before_a_release(program, tmp_path, changelog, cited, tags, left):
+def test_obstacles_to_a_release_are_listed(program, tmp_path, changelog, cited, tags, left):
     found = [*program("notes").obstacles(checkout(tmp_path, changelog, cited), tags)]
     assert len(found) == len(left)
     for sentence, word in zip(found, left):

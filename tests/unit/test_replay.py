@@ -95,13 +95,13 @@ def test_an_audit_names_the_first_step_after_which_workers_had_other_bits(train)
     "entry",
     [{"step": 0, "tensors": {}}, {"step": 2}, {"step": 2, "tensors": {"w": 1}}, {"step": "2", "tensors": {}}, 7],
 )
-def test_what_is_no_fingerprint_is_damage(train, entry):
+def test_malformed_fingerprint_is_damage(train, entry):
     folder = train(1, 4)
     change(min(folder.glob("*.jsonl")), lambda line: {**line, "fingerprint": entry}, at(0, 1))
     assert "not a record of a step" in "".join(verdict(folder).problems)
 
 
-def test_what_is_compared_is_what_counts_of_the_ledger(train, tmp_path):
+def test_replay_compares_the_steps_that_count_in_the_ledger(train, tmp_path):
     folder = train(1, 9, "a")
     assert planned(folder) == [2, 4, 6, 8]
     assert planned(folder, until=7) == [2, 4, 6]
@@ -179,7 +179,7 @@ def recorded(*had):
         ),
     ],
 )
-def test_what_differs_is_named(had, said):
+def test_differing_tensor_is_named(had, said):
     assert difference(recorded(*had), bits(2)) == said
 
 
@@ -256,7 +256,7 @@ def test_the_first_difference_is_named_and_ends_the_program(train, again):
     )
 
 
-def test_another_machine_is_told_before_training_begins(train, again):
+def test_replay_on_another_machine_is_reported_before_training_begins(train, again):
     status, _, error = again(train(1, 4), isa="AVX")
     assert status == 0
     assert "ran under other conditions (instruction set AVX2 there and AVX here)" in error
@@ -271,7 +271,7 @@ def test_another_machine_is_told_before_training_begins(train, again):
         ({"steps": 5}, "ended with exit status 7 when 2 fingerprints of 4, until step 4, had been compared"),
     ],
 )
-def test_a_program_that_cant_be_compared_is_told_why(train, again, options, said):
+def test_program_that_cannot_be_compared_is_refused_with_the_reason(train, again, options, said):
     status, _, error = again(train(1, 9), **options)
     assert status == 2
     assert said in error.splitlines()[-1]
@@ -296,7 +296,7 @@ def test_a_command_line_that_makes_no_sense_is_one_sentence(train, capsys):
         assert said in last
 
 
-def test_who_ends_a_replay_ends_the_program(train):
+def test_terminated_replay_ends_the_program(train):
     words = [sys.executable, "-m", "ms_kungfu.replay", train(1, 4), "--"]
     words += [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"]
     with subprocess.Popen(list(map(str, words)), stdout=subprocess.PIPE, text=True) as process:

@@ -34,7 +34,7 @@ def test_a_function_of_the_step_decides():
         (401, 1, (0, 1)),
     ],
 )
-def test_who_is_new_at_the_next_entry_is_known_ahead(step, size, ahead):
+def test_joining_workers_of_the_next_schedule_entry_are_known_ahead(step, size, ahead):
     known = entries("140:4,60:2,300:1,400:3")
     assert newcomers_ahead(known, step, size) == ahead
 
@@ -75,6 +75,6 @@ def test_bad_input_is_one_sentence_with_the_value(schedule, error, named):
 
 
 @pytest.mark.parametrize(("returned", "error"), [(0, ValueError), (-1, ValueError), (2.0, TypeError), ("4", TypeError)])
-def test_what_a_function_returns_is_checked(returned, error):
+def test_size_returned_by_a_schedule_function_is_checked(returned, error):
     with pytest.raises(error, match="size"):
         parse_schedule(lambda step: returned)(3)

@@ -43,14 +43,14 @@ def test_secret_is_found_by_url_whatever_loopback_is_called():
     assert read_secret("http://10.1.2.3:9100/config") is None
 
 
-def test_it_is_found_by_a_shell_that_lacks_the_variable(monkeypatch, own_folders):
+def test_secret_file_is_found_by_a_shell_without_the_variable(monkeypatch, own_folders):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(own_folders / "missing"))
     write_secret(URL, "abc")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(own_folders / "run"))
     assert read_secret(URL) == "abc"
 
 
-def test_it_is_found_whatever_the_folder_for_temporary_files_is(monkeypatch, own_folders):
+def test_secret_file_is_found_with_any_temporary_folder(monkeypatch, own_folders):
     (own_folders / "other").mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(own_folders / "missing"))
     for mine, theirs in (("other", None), (None, "other")):

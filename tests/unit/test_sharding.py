@@ -30,7 +30,7 @@ def lengths(left, global_batch, drop_remainder=False):
 
 @pytest.mark.parametrize("total", [1, 2, 7, 31, 32, 33, 47, 48, 49, 97, 1500])
 @pytest.mark.parametrize("global_batch", [1, 2, 24, 32])
-def test_steps_cover_the_epoch_and_their_number_is_that_of_a_stock_pipeline(total, global_batch):
+def test_steps_cover_the_epoch_and_are_as_many_as_in_a_stock_pipeline(total, global_batch):
     cut = lengths(total, global_batch)
     assert sum(cut) == total
     assert len(cut) == count_steps(total, global_batch) == -(-total // global_batch)
@@ -125,14 +125,14 @@ def test_gradients_of_several_batches_are_committed_together():
     assert walk.steps == 2
 
 
-def test_what_was_handed_out_and_not_trained_is_handed_out_again():
+def test_samples_handed_out_and_not_trained_are_handed_out_again():
     walk = EpochCursor(16)
     first = walk.take(4, [0])
     walk.put_back()
     assert walk.take(4, [0]) == first
 
 
-def test_a_worker_without_a_sample_is_dealt_a_repeated_one_which_is_nobodys_share():
+def test_worker_without_a_sample_gets_a_repeated_one_outside_all_shares():
     walk = EpochCursor(5)
     assert [walk.deal(2, [0, 1, 2, 3], rank)[0].tolist() for rank in range(4)] == [
         [0, 2, 4],
@@ -152,7 +152,7 @@ def test_a_worker_without_a_sample_is_dealt_a_repeated_one_which_is_nobodys_shar
     drop_remainder=st.booleans(),
     deaths=st.lists(st.integers(0, 6), max_size=4),
 )
-def test_the_deal_is_what_is_handed_out_step_by_step(total, global_batch, workers, drop_remainder, deaths):
+def test_partition_equals_the_samples_handed_out_step_by_step(total, global_batch, workers, drop_remainder, deaths):
     walk = EpochCursor(total, drop_remainder)
     members = list(range(workers))
     for failed in deaths:  # a pool of several ranges

@@ -22,7 +22,7 @@ from ms_kungfu.errors import DivergenceError
     total=st.integers(1, 200), unit=st.integers(1, 5), per_step=st.integers(1, 8), workers=st.integers(1, 9),
     drop=st.booleans(),
 )  # fmt: skip
-def test_each_sample_is_dealt_once_and_only_the_epochs_last_shard_is_shorter(total, unit, per_step, workers, drop):
+def test_each_sample_is_in_one_shard_and_only_the_last_shard_is_shorter(total, unit, per_step, workers, drop):
     members = list(range(workers))
     cursor = sharding.EpochCursor(total, drop)
     cursor.unit = unit
@@ -69,18 +69,18 @@ def test_the_last_shard_counts_by_its_samples():
         (16, [0, 1, 2, 3], [1000, 1000, 1000, 333], [list(range(5)), list(range(5, 10)), list(range(10, 15)), [15]]),
     ],
 )
-def test_shards_are_dealt_in_blocks_by_speed(count, members, weights, expected):
+def test_shards_are_assigned_in_blocks_by_speed(count, members, weights, expected):
     assert [_core.deal_shards(count, members, weights, rank) for rank in members] == expected
 
 
-def test_a_new_deal_follows_from_what_a_shard_takes_each():
+def test_new_assignment_follows_from_the_time_per_shard():
     seconds = {0: 0.01, 1: 0.03, 3: 0.01}  # rank 2 has died
     assert speeds(seconds, 4) == [1000, 333, 1000, 1000]
     assert longest(7, seconds, []) == pytest.approx(0.06)
     assert longest(7, seconds, speeds(seconds, 4)) == pytest.approx(0.03)
 
 
-def test_what_differs_is_named_with_the_ranks():
+def test_differing_tensor_is_named_with_the_ranks():
     names = ["the gradient of 'a'", "the gradient of 'b'"]
     assert difference({0: [1, 2], 1: [1, 2]}, {1: [1, 2]}, names) is None
     assert "rank 1 computed one shard twice, and the gradient of 'b' differs" in difference(
@@ -101,7 +101,7 @@ def agreed(monkeypatch):
     return straggler_weights.StragglerWeights(), mine, other
 
 
-def test_what_the_first_step_compiled_makes_nobody_slow(agreed):
+def test_compilation_in_the_first_step_makes_no_worker_slow(agreed):
     measured, mine, _ = agreed
     mine[0] = (400.0, 4)
     assert measured.step_end(version=3, size=2, shards=8, weights=[]) == []
@@ -109,7 +109,7 @@ def test_what_the_first_step_compiled_makes_nobody_slow(agreed):
     assert measured.step_end(version=3, size=2, shards=8, weights=[]) == []  # both need a second for a shard
 
 
-def test_what_a_later_step_compiled_makes_nobody_slow(agreed):
+def test_compilation_in_a_later_step_makes_no_worker_slow(agreed):
     """The shorter shard at the end of an epoch."""
     measured, mine, _ = agreed
     mine[0] = (4.0, 4)
@@ -119,7 +119,7 @@ def test_what_a_later_step_compiled_makes_nobody_slow(agreed):
 
 
 @pytest.mark.parametrize(("seconds", "gains"), [(1.05, False), (2.0, True)])
-def test_a_deal_that_gains_little_stays(agreed, seconds, gains):
+def test_assignment_with_a_small_gain_stays(agreed, seconds, gains):
     """Of 41 shards a worker that is a twentieth slower would be dealt one less, for a fortieth of the time."""
     measured, mine, _ = agreed
     mine[0] = (seconds * 20, 20)
@@ -127,7 +127,7 @@ def test_a_deal_that_gains_little_stays(agreed, seconds, gains):
     assert (measured.step_end(version=3, size=2, shards=41, weights=[]) != []) == gains
 
 
-def test_what_was_compared_before_does_not_count_again(agreed):
+def test_time_compared_before_does_not_count_again(agreed):
     """A worker that was slow and isn't any more has its share back."""
     measured, mine, _ = agreed
     mine[0] = (40.0, 4)
@@ -140,7 +140,7 @@ def test_what_was_compared_before_does_not_count_again(agreed):
 
 
 @pytest.mark.parametrize("silent", ["this worker", "the other one"])
-def test_nobody_is_weighed_by_what_was_not_measured(agreed, silent):
+def test_worker_without_a_measurement_is_not_weighed(agreed, silent):
     measured, mine, other = agreed
     mine[0] = (12.0, 4)
     if silent == "the other one":
@@ -161,7 +161,7 @@ def test_weights_are_of_the_ranks_that_were_measured(agreed):
 
 
 @pytest.mark.parametrize("differs", [LOSS, "the gradient of 'a'"])
-def test_a_loss_that_differs_alone_is_told_and_a_gradient_ends_training(monkeypatch, caplog, differs):
+def test_differing_loss_is_logged_and_differing_gradient_ends_training(monkeypatch, caplog, differs):
     """At a newcomer. The loss isn't the last of the hashes where there are gradients of float64."""
     names = ["the gradient of 'a'", LOSS, "the gradient of 'b'"]
 

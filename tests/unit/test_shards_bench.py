@@ -35,7 +35,7 @@ def lines(pid: int, at_the_end: int = 3, digest: str = "aa", before: int = 3) ->
     ]
 
 
-def test_the_longest_step_behind_the_first_epoch_counts_at_those_who_stayed() -> None:
+def test_longest_step_after_the_first_epoch_counts_at_remaining_workers() -> None:
     steps = {1: rows(0.1), 2: rows(0.2), 3: rows(0.7, 8)}  # 3 was killed
     found = summary(steps, [*lines(1), *lines(2, 4), *lines(3)[:2]], [1, 2], 5)
     assert (round(found.longest_ms), found.at_step, found.compiled, found.compiled_before) == (200, 8, 1, 3)
@@ -52,7 +52,7 @@ def test_the_longest_step_behind_the_first_epoch_counts_at_those_who_stayed() ->
         ([*lines(1, before=0, at_the_end=0), *lines(2)], "nothing was compiled in the first epoch"),
     ],
 )
-def test_what_is_wrong_with_a_run_is_said(told: list[dict[str, Any]], said: str) -> None:
+def test_wrong_run_of_the_shards_bench_is_refused_with_the_reason(told: list[dict[str, Any]], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         summary({1: rows(0.1), 2: rows(0.1)}, told, [1, 2], 5)
 

@@ -28,12 +28,12 @@ def cluster(monkeypatch):
     return found
 
 
-def test_a_data_set_that_begins_behind_a_death_deals_to_those_who_go_on(cluster):
+def test_dataset_that_begins_after_a_failure_is_split_among_survivors(cluster):
     assert shares.Shares(64, global_batch_size=8, shards=4).members == (1, 2)
     assert shares.Shares(64, global_batch_size=8).members == (0, 1, 2)
 
 
-def test_who_has_yet_to_join_tells_its_batch_without_it(cluster):
+def test_batch_size_before_the_join_is_known_without_the_cluster(cluster):
     """MindSpore asks for it before it compiles, and the others wait for who has joined."""
     cluster.deferred = True
     data = shares.Shares(64, global_batch_size=8, shards=4)

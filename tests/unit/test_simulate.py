@@ -20,7 +20,7 @@ def measured(network, hosts, noise=lambda number: 1.0):
     return [Measurement(n, s, network.seconds(n, s) * noise(i)) for i, (n, s) in enumerate(pairs)]
 
 
-def test_it_counts_the_steps_and_bytes_of_what_the_runtime_does():
+def test_simulation_counts_the_steps_and_bytes_of_the_runtime():
     only = {name: Network(*(float(name == other) for other in ("base", "step", "byte", "work"))).seconds
             for name in ("base", "step", "byte", "work")}  # fmt: skip
     assert [only["step"](n, 1000, False) for n in (2, 3, 4, 5, 8, 1024)] == [1, 3, 2, 4, 3, 10]
@@ -32,7 +32,7 @@ def test_it_counts_the_steps_and_bytes_of_what_the_runtime_does():
 
 
 # HostsAuto.ChangesOverByWhatWasMeasuredAndByTheNumberOfHosts has the runtime's.
-def test_it_changes_over_where_the_runtime_does():
+def test_simulation_changes_algorithm_at_the_size_of_the_runtime():
     source = Path(__file__).parents[2] / "ops_src/collectives/hosts/selector.cc"
     found = re.search(r"kUnhiddenReduction = (\d+);", source.read_text())
     assert found is not None

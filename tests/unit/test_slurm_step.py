@@ -64,7 +64,7 @@ def test_a_list_of_nodes_is_each_in_its_order(text, nodes):
         ("n[1-3],n2", "names n2 twice"),
     ],
 )
-def test_what_is_no_list_of_nodes_is_refused_in_a_sentence(text, told):
+def test_malformed_list_of_nodes_is_refused_in_a_sentence(text, told):
     with pytest.raises(ValueError, match="^'") as caught:
         nodes_of(text)
     assert told in str(caught.value)
@@ -83,7 +83,7 @@ def test_numbers_are_one_for_each_node():
 
 
 @pytest.mark.parametrize("text", ["", "x", "2(3)", "2(x0)", "2(x3", "1,,2", "-1", "1(x99999999)"])
-def test_what_is_no_list_of_numbers_is_refused(text):
+def test_malformed_list_of_numbers_is_refused(text):
     with pytest.raises(ValueError, match="is no list of numbers like"):
         counts_of(text)
 
@@ -115,7 +115,7 @@ def test_the_nodes_of_a_step_are_the_hosts_and_its_tasks_the_workers():
     assert found.in_slurm
 
 
-def test_one_task_a_node_may_have_as_many_workers_as_the_allocation_has_cores():
+def test_single_task_of_a_node_may_have_a_worker_for_each_allocated_core():
     found = options("-np", "6", SLURM_TASKS_PER_NODE="1(x3)")
     assert found.hosts.each == (Host("n1", 8), Host("n2", 4), Host("n3", 4))
     assert found.size == 6
@@ -152,7 +152,7 @@ def test_one_node_is_a_host_without_a_name():
         ([], {"SLURM_JOB_ID": ""}),
     ],
 )
-def test_whoever_names_hosts_or_is_no_task_of_srun_has_what_he_says(arguments, changes):
+def test_explicit_hosts_or_a_process_outside_srun_ignore_the_step(arguments, changes):
     found = options(*arguments, SLURM_JOB_NODELIST="no list[", **changes)
     assert not found.in_slurm
     assert found.size == 1
@@ -177,7 +177,7 @@ def test_another_task_of_the_node_has_nothing_to_do():
         ({"SLURM_TASKS_PER_NODE": "1(x3)", "SLURM_JOB_CPUS_PER_NODE": "many"}, "SLURM_JOB_CPUS_PER_NODE: 'many'"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_value_and_remedy(changes, told):
+def test_contradictory_slurm_variable_is_refused_by_value_and_remedy(changes, told):
     with pytest.raises(UsageError) as caught:
         options(**changes)
     assert told in str(caught.value)

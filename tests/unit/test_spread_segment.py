@@ -56,7 +56,7 @@ def test_nothing_is_left_of_a_version_that_is_closed_while_it_is_made(turns: int
     asyncio.run(run())
 
 
-def test_one_report_confirms_nobody() -> None:
+def test_single_report_confirms_no_rank() -> None:
     """Rank 1 has said that it waits for rank 0, overdue, and its launcher gets no core from then on."""
     now, sure_s = 100.0, stuck_sure_s(60.0)
     agents = {name: AgentHandle(name) for name in (HERE, THERE)}

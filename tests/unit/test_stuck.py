@@ -64,7 +64,7 @@ def test_only_rank_of_another_host_is_found_though_no_rank_there_waits() -> None
     assert stuck_among({0, 1, 2}, waits_between_hosts(told, ranks)) == {1: [0, 2]}
 
 
-def test_hosts_that_wait_for_nobody_of_theirs_have_no_stuck_rank() -> None:
+def test_hosts_that_wait_for_no_own_rank_have_no_stuck_rank() -> None:
     """The network keeps them: no program does."""
     told: dict[str, list[tuple[int, int, bool]]] = {"a": [(0, -1, True)], "b": [(1, -1, True)]}
     assert stuck_among({0, 1}, waits_between_hosts(told, {"a": [0], "b": [1]})) == {}

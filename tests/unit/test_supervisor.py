@@ -20,7 +20,7 @@ print(supervisor.kill_descendants(60))
 """
 
 
-def test_who_cannot_be_killed_does_not_hold_up_the_end_for_ever():
+def test_process_that_cannot_be_killed_does_not_block_the_end_for_ever():
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True, env=os.environ
     )
@@ -28,7 +28,7 @@ def test_who_cannot_be_killed_does_not_hold_up_the_end_for_ever():
     assert supervisor._PATIENCE_S >= 5
 
 
-def test_a_worker_on_cores_that_are_gone_runs_where_it_may():
+def test_worker_pinned_to_offline_cores_runs_on_allowed_ones():
     """The cpuset is rewritten between the launcher's look and the start."""
     told = []
     guard = supervisor._SupervisorProcess(None, ["true"])

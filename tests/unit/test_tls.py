@@ -44,7 +44,7 @@ def test_a_certificate_that_the_others_accept_will_do(authority):
         tls.check(name)
 
 
-def test_what_the_others_would_refuse_is_refused_here(authority, tmp_path):
+def test_certificate_that_other_hosts_would_reject_is_refused_here(authority, tmp_path):
     good = authority.sign("10.0.0.1")
     assert "IP address mismatch, certificate is not valid for '10.0.0.2'" in why_not(good, "10.0.0.2")
     assert "Hostname mismatch" in why_not(good, "node1")

@@ -17,14 +17,14 @@ async def value_of(work, *, later=0.0):
     return work() if callable(work) else work
 
 
-def test_it_returns_and_raises_what_the_work_does():
+def test_within_returns_the_value_and_raises_the_exception_of_the_work():
     assert asyncio.run(within(5, value_of(3))) == 3
     assert asyncio.run(within(None, value_of(4))) == 4
     with pytest.raises(ZeroDivisionError):
         asyncio.run(within(5, value_of(lambda: 1 // 0)))
 
 
-def test_what_takes_too_long_has_ended_when_that_is_told():
+def test_work_that_exceeds_the_time_has_ended_when_the_timeout_raises():
     ended = []
 
     async def work():
@@ -68,7 +68,7 @@ def test_a_call_that_is_cancelled_as_the_other_end_resets_it(passes):
     assert asyncio.run(run()) == []
 
 
-def test_a_connection_that_nobody_gets_is_closed():
+def test_connection_that_no_caller_receives_is_closed():
     class Connection:
         closed = False
 

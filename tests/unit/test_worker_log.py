@@ -31,7 +31,7 @@ def said(before="", after="", **environment):
     return done.stderr.splitlines()
 
 
-def test_a_program_that_says_nothing_about_logging_gets_lines_with_time_and_rank():
+def test_program_without_logging_setup_gets_lines_with_time_and_rank():
     lines = said()
     assert len(lines) == 3
     assert re.fullmatch(rf"{TIME} ms_kungfu\[rank 2\] INFO: a line", lines[0])

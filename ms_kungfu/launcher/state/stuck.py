@@ -8,7 +8,7 @@ Each rank says in shared memory for which rank it sleeps, and, once most of its 
    (`test_circle_has_no_stuck_rank`.)
 2. The launcher acts on what it has found in every look for a while, so that a rank which arrives in that time isn't
    taken for stuck. What a host has told counts for less than that while: a host whose launcher gets no core confirms
-   nobody. (`test_rank_that_arrives_is_not_confirmed`, `test_one_report_confirms_nobody`.)
+   nobody. (`test_rank_that_arrives_is_not_confirmed`, `test_single_report_confirms_no_rank`.)
 3. From the decision to the end of the process the others don't give up (`Board::SetEnding`): else they would fail for
    a rank that is being ended. If it arrives meanwhile, no wait is overdue any more, and it goes on.
 

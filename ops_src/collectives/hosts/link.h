@@ -51,7 +51,7 @@
 //
 // 4. An operation with planes depends on which ranks take part. All hosts bring it again in G.
 // Test: ShardsDeaths.AStepIsWholeWhereverOneDies
-// Test: ShardsStep.IsWholeWithoutWhoStopsInTheMidstOfIt
+// Test: ShardsStep.IsWholeWithoutARankThatStopsInTheMiddle
 //
 // 5. A host may hear of a failure later than another host, whose header already counts it. A link
 // or rank that needs the failure waits until the control block of its host has it.
@@ -60,7 +60,7 @@
 // 6. If no rank of a host lives, the host begins nothing more, and none of its ranks can tell the
 // other hosts. Its link tells them once how many operations of each name its ranks had begun
 // (Ending). The host takes part in these, and in no later one.
-// Test: ClusterEnds.AFailureAfterTheEndOfItsRanksIsToldToTheOthers
+// Test: ClusterEnds.FailureAfterTheEndOfItsRanksReachesTheOthers
 // Test: Cluster.FewBytesAreThoseOfHostsWithRanks
 //
 // If something fails that not all ranks share, or if the members don't go on after a failure, the
@@ -68,7 +68,7 @@
 // which ends all waits of its ranks. A link in a later epoch drops that message. The job's
 // controller hears of the failure from the launcher of the failed link, and ends the wait there.
 // Test: ClusterDeaths.WithoutRecoveryAllFail
-// Test: ClusterEnds.WhoGivesUpOnOneHostEndsTheOthersWaits
+// Test: ClusterEnds.RankThatGivesUpEndsTheWaitsOnOtherHosts
 //
 // Losses of hosts
 //
@@ -116,8 +116,8 @@
 // that, by 2 and 6. Both cases fail the operation at all ranks. The hosts without a source rank are
 // assigned to those with one, by their order among the hosts that have ranks in G, which all links
 // know. The caller answers for the source ranks bringing the same.
-// Test: Cluster.ABroadcastIsTakenFromTheHostsOwnGiver
-// Test: ClusterDeaths.WhereAGiverHasDiedABroadcastFailsEverywhereAndAnotherOneServes
+// Test: Cluster.BroadcastUsesTheSourceRankOfTheSameHost
+// Test: ClusterDeaths.BroadcastFromAFailedSourceFailsAndAnotherSourceServes
 //
 // Algorithms between hosts
 //

@@ -70,6 +70,6 @@ def test_training_without_a_seed_begins_from_one_workers_state(run_elastic, case
         ("nothing:pynative", re.compile(FIRST_STEP, re.DOTALL)),
     ],
 )
-def test_what_differs_at_one_worker_is_refused(run_elastic, case, sentence):
+def test_setting_that_differs_at_one_worker_is_refused(run_elastic, case, sentence):
     reports = run_elastic(PROGRAM, case, np=3, status=1)
     check_refused(reports, case, sentence, [reports.output] * 3)

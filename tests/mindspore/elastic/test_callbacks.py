@@ -182,7 +182,7 @@ class Reduced(nn.Cell):
         return self.all_reduce(self.net(x))
 
 
-def test_a_model_that_nobody_averages_is_told_of(caplog):
+def test_model_without_averaging_is_warned_of(caplog):
     model, net = make_model()
     model.train(1, ElasticDataset(make_source(), 4), callbacks=[KungFuElasticCallback()], dataset_sink_mode=False)
     assert "no optimizer of ms_kungfu and no KungFuGradReducer here (Momentum)" in caplog.text
@@ -203,7 +203,7 @@ def parallel(monkeypatch):
     ms.reset_auto_parallel_context()
 
 
-def test_settings_without_effect_and_gradients_that_are_reduced_twice_are_told_of_once(parallel, caplog):
+def test_settings_without_effect_and_double_reductions_are_warned_of_once(parallel, caplog):
     _, net = make_model()
     ours = KungFuMomentum(net.trainable_params(), 0.01, 0.9)
     parallel(comm_fusion={"allreduce": {"mode": "auto", "config": None}})
@@ -226,7 +226,7 @@ def test_settings_without_effect_and_gradients_that_are_reduced_twice_are_told_o
     assert "twice" not in caplog.text
 
 
-def test_several_workers_of_whom_nobody_reduces_are_told_of(parallel, caplog, monkeypatch):
+def test_several_workers_without_a_reduction_are_warned_of(parallel, caplog, monkeypatch):
     _, net = make_model()
     monkeypatch.setattr(Collective, "_made", False)
     for steps, workers, told in ((9, 2, 0), (30, 1, 0), (30, 2, 1), (30, 2, 1)):
@@ -251,7 +251,7 @@ def test_several_workers_of_whom_nobody_reduces_are_told_of(parallel, caplog, mo
     assert len(caplog.records) == 1
 
 
-def test_an_ordinary_dataset_is_told_of(caplog):
+def test_ordinary_dataset_is_warned_of(caplog):
     model, _ = make_model()
     model.train(1, make_source().batch(4), callbacks=[KungFuElasticCallback()], dataset_sink_mode=False)
     assert "unless the program shards it, each worker trains all of its samples" in caplog.text
@@ -267,7 +267,7 @@ def test_an_ordinary_dataset_is_told_of(caplog):
         ({"checkpoint_dir": "x", "resume": True}, "resume works with an ElasticDataset"),
     ],
 )
-def test_what_an_ordinary_dataset_cannot_do_is_refused(options, sentence):
+def test_option_that_needs_an_elastic_dataset_is_refused(options, sentence):
     model, _ = make_model()
     with pytest.raises(ValueError, match=sentence):
         model.train(1, make_source().batch(4), callbacks=[KungFuElasticCallback(**options)], dataset_sink_mode=False)
@@ -333,7 +333,7 @@ class Outputs(dict):
     net_outputs = None
 
 
-def test_the_outputs_of_an_epoch_may_die_with_those_who_had_them(monkeypatch):
+def test_outputs_of_an_epoch_may_be_lost_with_their_workers(monkeypatch):
     """All that they had told is the loss; who joined after the epoch's last step lives, has the state, and goes on."""
     told = {0: {"has": True, "loss": 2.0, "rows": 4}, 1: {"has": False, "loss": None, "rows": 0}}
     monkeypatch.setattr(epoch_outputs, "gather", lambda row: told)
@@ -361,14 +361,14 @@ def test_the_others_wait_to_the_end_of_the_outermost_block(busy):
 
 
 @pytest.mark.parametrize("state", ["is_deferred", "is_detached"])
-def test_to_have_the_others_wait_joins_nobody(busy, monkeypatch, state):
+def test_waiting_callback_does_not_join_the_cluster(busy, monkeypatch, state):
     monkeypatch.setattr(membership, state, lambda: True)
     with keep_waiting():
         pass
     assert busy == []
 
 
-def test_who_is_behind_the_others_has_them_wait_while_it_evaluates(busy, monkeypatch):
+def test_worker_behind_the_others_has_them_wait_while_it_evaluates(busy, monkeypatch):
     """A joiner passes the calls that the others have made before, and each evaluation between them."""
     monkeypatch.setattr(evaluation, "is_behind", lambda: True)
     during = []

@@ -91,7 +91,7 @@ def test_a_snapshot_is_not_changed_by_the_next_step(tmp_path):
     assert folder.load()[1]["w"].asnumpy().tolist() == [1.0, 2.0]
 
 
-def test_parameters_of_one_name_are_told_apart(tmp_path):
+def test_parameters_of_one_name_are_distinguished(tmp_path):
     saved, empty = (of(parameter([a], "global_step"), parameter([b], "global_step")) for a, b in ((3, 4), (0, 0)))
     folder = CheckpointFolder(tmp_path)
     folder.save(take_snapshot(1, saved, {}))
@@ -235,7 +235,7 @@ def saved(folder, step):
     folder.wait()
 
 
-def test_what_a_job_writes_that_was_given_up_does_not_count(tmp_path, caplog, monkeypatch):
+def test_checkpoint_of_an_abandoned_job_does_not_count(tmp_path, caplog, monkeypatch):
     """Its host slept: the job went on elsewhere from its last checkpoint, and then it wakes."""
     given_up, goes_on = (CheckpointFolder(tmp_path, keep=2) for _ in range(2))
     given_up.job = given_up.take_job()
@@ -434,9 +434,7 @@ def test_resume_at_the_end_of_an_epoch_ends_it_with_its_outputs(tmp_path, new_pr
 
 
 @pytest.mark.parametrize(("first", "calls"), [(True, 4), (False, 1), long(True, 1), long(False, 4)])
-def test_a_resume_takes_on_what_mindspores_callbacks_have_learnt_not_what_the_program_gave_them(
-    tmp_path, new_process, first, calls
-):
+def test_resume_restores_callback_state_and_keeps_program_arguments(tmp_path, new_process, first, calls):
     """The first loss is the best, and epochs 2 and 3 don't better it by 100. Until step 12 every second was saved."""
 
     def go(folder, every, patience, **options):
@@ -607,7 +605,7 @@ def test_the_last_checkpoint_is_written_anew_where_its_writer_dies(run_elastic, 
 
 
 @pytest.mark.parametrize("place", [long("texts"), long("first"), "write"])
-def test_a_death_during_a_checkpoint_costs_neither_a_worker_nor_the_checkpoint(run_elastic, tmp_path, place):
+def test_failure_during_a_checkpoint_keeps_survivors_and_the_checkpoint(run_elastic, tmp_path, place):
     folder = tmp_path / "checkpoints"
     reports = run_elastic("deaths.py", place, str(folder), np=3, ledger=False)
     steps = reports.by_step("step")

@@ -120,7 +120,7 @@ def test_evaluation_changes_nothing_and_draws_nothing(mode, shard):
     assert ((net.set_train()(x).asnumpy() != 0) == expected(0.3, 7, 1, 0, x.size)).all()
 
 
-def test_what_has_no_mask_is_refused(monkeypatch):
+def test_dropout_with_wrong_probability_is_refused(monkeypatch):
     for p in (-0.1, 1, 1.5):
         with pytest.raises(ValueError, match="less than 1"):
             Dropout(p=p)
@@ -134,7 +134,7 @@ def test_what_has_no_mask_is_refused(monkeypatch):
             Dropout(p=0.5)
 
 
-def test_to_make_one_joins_nobody(monkeypatch):
+def test_construction_of_dropout_does_not_join_the_cluster(monkeypatch):
     """Workers build their networks while others have yet to start."""
     monkeypatch.setattr(runtime, "init", lambda *_: pytest.fail("it joins"))
     monkeypatch.setenv("KUNGFU_BROKER", "unix:nowhere")

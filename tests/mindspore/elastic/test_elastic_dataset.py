@@ -43,7 +43,7 @@ def test_a_change_at_the_last_step_of_an_epoch(cluster):
 # -- deaths ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_dead_worker_had_taken_is_trained_last_in_the_same_epoch(cluster):
+def test_samples_of_a_failed_worker_are_trained_last_in_the_same_epoch(cluster):
     cluster.size = 4
     _, undisturbed = train(cluster, generator(96), epochs=1, global_batch_size=16)
     epochs, steps = train(cluster, generator(96), deaths={2: 1}, epochs=1, global_batch_size=16)
@@ -67,7 +67,7 @@ def test_each_sample_once_an_epoch_under_deaths(cluster, deaths, options):
     assert train(cluster, generator(96), deaths=deaths, **options)[0] == [collections.Counter(range(96))] * 2
 
 
-def test_the_ledger_of_resizes_and_deaths_is_exact_and_says_what_was_trained(cluster, tmp_path, monkeypatch):
+def test_ledger_of_resizes_and_failures_lists_trained_samples_exactly(cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("KUNGFU_LEDGER_DIR", str(tmp_path / "ledger"))
     cluster.size = 3
     changes = {"resizes": {5: 4, 13: 2, 20: 5}, "deaths": {2: 1, 16: 0, 28: 4}}
@@ -105,7 +105,7 @@ def begin(cluster, size, samples, driven=False, **options):
 
 
 @pytest.mark.parametrize("look", [lambda data: data.global_batch_size, lambda data: data.members, len, None])
-def test_who_looks_at_a_dataset_after_a_resize_by_hand_changes_nothing(cluster, tmp_path, look):
+def test_reading_a_dataset_after_a_manual_resize_changes_nothing(cluster, tmp_path, look):
     workers = begin(cluster, 2, 24, global_batch_size=8, ledger=tmp_path)
     for cluster.rank, (_, iterator) in enumerate(workers):
         next(iterator)
@@ -159,7 +159,7 @@ def test_a_death_in_the_last_reduction_of_an_epoch_loses_nothing(cluster):
     assert data.epoch == 1
 
 
-def test_what_was_delivered_is_recorded_not_what_should_have_been(cluster, tmp_path, monkeypatch):
+def test_ledger_records_delivered_samples_not_the_planned_ones(cluster, tmp_path, monkeypatch):
     """A deal that doesn't hand out the shares: the audit sees it."""
     right = sharding.EpochCursor.deal
 
@@ -201,7 +201,7 @@ def test_gradients_count_by_the_samples_they_stand_for(cluster):
     assert weights == [(6, 12, 12), (6, 12, 12), (5, 10, 10)]
 
 
-def test_a_worker_without_a_sample_trains_a_repeated_one_that_counts_nothing(cluster):
+def test_worker_without_a_sample_trains_a_repeated_one_of_weight_zero(cluster):
     cluster.size = 4
     found = []
     for cluster.rank in range(4):
@@ -338,7 +338,7 @@ def test_formats_through_resizes_and_deaths(cluster, tmp_path, kind, through_map
     assert steps[0] == order[:batch].tolist(), "in the order of the epoch"
 
 
-def test_who_takes_over_a_position_in_mid_epoch_goes_on_with_the_samples_behind_it(cluster):
+def test_worker_given_a_position_in_mid_epoch_continues_after_it(cluster):
     """As asynchronous workers do that come together for a checkpoint: the cluster is as before."""
     cluster.size = 2
     giver, taker = (ElasticDataset(generator(45), global_batch_size=6) for _ in range(2))
@@ -382,7 +382,7 @@ def by_zip(numbers):
     return ds.zip((ds.GeneratorDataset(Order(numbers), ["x"]), ds.NumpySlicesDataset(numbers, ["y"], shuffle=False)))
 
 
-def test_contents_are_of_the_source_below_its_maps_and_in_the_programs_sampling():
+def test_contents_are_read_below_the_maps_in_the_sampling_of_the_program():
     numbers = list(range(40))
     whole = contents_of(Order(numbers))
     assert len(whole.some) == 8
@@ -396,7 +396,7 @@ def test_contents_are_of_the_source_below_its_maps_and_in_the_programs_sampling(
     assert contents_of(Order(numbers), contents_check="none") is None
 
 
-def test_contents_that_change_from_read_to_read_are_left_out_unless_asked_for(monkeypatch):
+def test_contents_that_change_between_reads_are_left_out_unless_requested(monkeypatch):
     np.random.seed(3)
     before = np.random.get_state()[1].tolist()
     assert contents_of(Augmented(40)) is None
@@ -425,7 +425,7 @@ def test_ledger_header_has_the_contents_that_were_read(cluster, tmp_path):
     assert (report.exact, report.proves, report.epochs[0].compared) == (True, "numbers and contents", 8)
 
 
-def test_it_is_the_dataset_of_an_unmodified_model_train(cluster):
+def test_elastic_dataset_works_with_an_unmodified_model_train(cluster):
     ms.set_context(mode=ms.PYNATIVE_MODE)
     data = ElasticDataset(
         ds.NumpySlicesDataset((np.arange(50, dtype=np.float32)[:, None], np.zeros((50, 1), np.float32)), ["x", "y"]),
@@ -488,13 +488,13 @@ def test_bad_input_is_one_sentence(cluster, make, error, named):
         make()
 
 
-def test_its_pipeline_is_there_for_whoever_draws_it():
+def test_elastic_dataset_can_be_serialized_for_a_drawing():
     """SummaryCollector warns of an error in the dataset where it can't have it."""
     drawn = ds.serialize(ElasticDataset(ds.NumpySlicesDataset(list(range(10)), shuffle=False), global_batch_size=4))
     assert (drawn["op_type"], drawn["batch_size"]) == ("Batch", 4)
 
 
-def test_what_mindspore_asks_of_a_dataset_is_answered_and_what_it_puts_behind_it_refused():
+def test_elastic_dataset_answers_queries_and_refuses_later_operations():
     source = ds.NumpySlicesDataset(np.zeros((20, 1), np.float32), ["x"], shuffle=False)
     data = ElasticDataset(source.batch(4).repeat(3))
     assert (data.get_repeat_count(), data.num_classes()) == (3, source.num_classes())

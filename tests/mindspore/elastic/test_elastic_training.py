@@ -104,7 +104,7 @@ def test_with_an_ordinary_dataset_all_stop_after_the_same_step(run_elastic):
 
 
 @pytest.mark.long
-def test_a_joiner_of_a_later_model_train_arrives_there(run_elastic):
+def test_joining_worker_of_a_later_model_train_arrives_there(run_elastic):
     reports = run_elastic("model_train.py", "4:3,30:2", "1", "3")
     seen = samples_by_epoch(reports, key=lambda row: row["call"])
     assert seen == {call: collections.Counter(range(90)) for call in range(3)}
@@ -150,7 +150,7 @@ def check_log(reports):
     assert "never reached" not in reports.output
 
 
-def test_what_dead_workers_had_taken_is_trained_by_the_others(run_elastic):
+def test_samples_of_failed_workers_are_trained_by_the_others(run_elastic):
     deaths = ["10:0:taken", "13:1:trained"]  # the first one dies in the last step of an epoch
     reports = run_elastic("own_loop.py", "3:3", "3", "25", "graph", "checkpoint:30", *deaths)
     check_log(reports)
@@ -198,7 +198,7 @@ def test_models_of_their_own_become_one_with_their_statistics(run_elastic):
         assert len({row[what] for row in reports.of("merged")}) == 1
 
 
-def test_what_pynative_mode_has_queued_decides_whose_samples_count(run_elastic):
+def test_queued_pynative_operations_decide_which_samples_count(run_elastic):
     reports = run_elastic("queued.py", np=3)
     assert samples_by_epoch(reports, key=lambda row: 0)[0] == collections.Counter(range(36))
 
@@ -410,7 +410,7 @@ def test_asynchronous_workers_meet_only_for_a_change(run_elastic, mode):
         assert max(seen.values(), default=1) == 1, f"epoch {epoch}"
 
 
-def test_what_takes_all_workers_at_every_step_is_refused_for_asynchronous_ones(tmp_path, monkeypatch):
+def test_synchronous_feature_is_refused_for_asynchronous_workers(tmp_path, monkeypatch):
     monkeypatch.delenv("KUNGFU_LEDGER_DIR", raising=False)
     net = nn.Dense(4, 2)
     pair = PairAveragingOptimizer(nn.Momentum(net.trainable_params(), 0.1, 0.9))

@@ -7,7 +7,7 @@ from ms_kungfu.elastic import ElasticTraining
 from ms_kungfu.elastic.fingerprints import fingerprint
 
 
-def test_a_fingerprint_is_of_all_that_training_changes_but_for_what_may_differ():
+def test_fingerprint_covers_all_trained_state_that_must_be_equal():
     net = nn.SequentialCell(nn.Dense(3, 4), nn.BatchNorm1d(4))
     net.insert_param_to_cell("own", ms.Parameter(ms.Tensor([1.0]), name="own", requires_grad=False))
     optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)

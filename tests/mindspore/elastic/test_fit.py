@@ -59,7 +59,7 @@ def test_every_worker_gets_the_same_numbers(fit, mode, valid, np):
 
 
 @pytest.mark.long
-def test_what_one_rank_alone_was_to_evaluate_others_do_when_it_dies(fit):
+def test_evaluation_of_a_failed_rank_is_done_by_another(fit):
     """In batch 3 of the second evaluation rank 0 dies, in the third rank 1, which is then the lowest but one."""
     reports = fit(4, mode="graph", epochs=3, deaths=[["eval:2:3", 0], ["eval:3:2", 1]])
     found = epochs(reports)
@@ -121,7 +121,7 @@ def test_the_last_file_is_there_though_its_writer_died_in_it(fit, every):
 
 
 @pytest.mark.parametrize("last", [False, long(True)], ids=["elastic callback first", "elastic callback last"])
-def test_a_joiner_decides_as_the_others_do(fit, last):
+def test_joining_worker_decides_like_the_others(fit, last):
     """It joins after the last step of epoch 2, and so does another one in the midst of epoch 4."""
     reports = fit(1, schedule="10:2,17:3", epochs=8, callbacks=[*OWN, "Counter", "Carried"], min_delta=100.0, last=last)
     found = epochs(reports)
@@ -200,7 +200,7 @@ def test_an_ordinary_dataset_ends_at_one_step(fit, schedule, sizes):
 
 
 @pytest.mark.long
-def test_nobody_gives_up_while_others_evaluate(fit, monkeypatch):
+def test_worker_waits_while_others_evaluate(fit, monkeypatch):
     """13 s at rank 0 alone, by a callback of the program's, and as long by all; nobody waits longer than 8 s."""
     monkeypatch.setenv("KUNGFU_COLLECTIVE_TIMEOUT", "8")
     reports = fit(2, epochs=1, valid="slow", callbacks=["Alone"])

@@ -114,7 +114,7 @@ def test_rates_that_follow_something_else_are_no_rates_to_go_on_with():
     of_samples.restore(saved)
 
 
-def test_what_cannot_be_scaled_is_refused():
+def test_learning_rate_that_cannot_be_scaled_is_refused():
     net = nn.Dense(2, 1)
     with pytest.raises(ValueError, match="needs an optimizer"):
         LearningRates.of([net], 1)

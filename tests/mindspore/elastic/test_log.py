@@ -16,7 +16,7 @@ def said(reports, rank):
 
 
 @pytest.mark.long  # test_elastic_training.py checks these lines of its loop with failures
-def test_resizes_deaths_and_checkpoints_are_lines_with_time_step_and_reason(run_elastic):
+def test_resize_failure_and_checkpoint_are_logged_with_step_and_reason(run_elastic):
     reports = run_elastic("told.py", "3:3", "wait", "12", "8:1")
     lines = said(reports, 0)
     assert lines[0] == "INFO: step 3: 3 workers wanted, 2 starting"

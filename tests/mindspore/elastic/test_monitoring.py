@@ -11,7 +11,7 @@ from tests.conftest import long
 
 
 @pytest.mark.parametrize("mode", ["graph", long("pynative")])
-def test_what_is_measured(run_elastic, tmp_path, mode):
+def test_monitored_training_reports_noise_scale_and_callback_metrics(run_elastic, tmp_path, mode):
     reports = run_elastic("monitored.py", mode, "noise_scale,callback", np=2)
     check_noise_scale(reports.by_step("noise")[150])
     check_callback(reports.by_step("callback")[5], tmp_path / "reports1")

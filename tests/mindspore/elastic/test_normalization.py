@@ -27,7 +27,7 @@ def parts(step):
     return {rank: samples[batch[slice(*blocks[rank])]] for rank in step["participants"]}
 
 
-def test_weights_and_moving_statistics_are_those_of_one_process_with_the_same_parts(run_elastic):
+def test_weights_and_moving_statistics_equal_those_of_one_process(run_elastic):
     """Each worker's statistics are its own, and at a change and at the end the mean of theirs who have trained."""
     reports = run_elastic("normalized.py")
     steps = steps_of(reports.ledger)

@@ -201,7 +201,7 @@ def test_nothing_that_training_changes_is_left_behind(as_joining_worker):
     assert joining.last == veteran.last
 
 
-def test_what_is_new_and_not_carried_is_found(as_joining_worker):
+def test_new_state_that_is_not_carried_over_is_found(as_joining_worker):
     class Counting(ElasticDataset):
         commits = 0
 

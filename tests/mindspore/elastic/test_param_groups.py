@@ -143,7 +143,7 @@ def test_schedulers_are_found_by_their_optimizer_in_one_order():
     assert id(unrelated) not in map(id, found)
 
 
-def test_schedulers_that_cannot_be_told_apart_are_named_unless_given(caplog):
+def test_schedulers_that_cannot_be_distinguished_are_named_unless_given(caplog):
     optimizer = optim.SGD(nn.Dense(3, 1).trainable_params(), lr=0.1)
     twins = [lr_scheduler.StepLR(optimizer, 2), lr_scheduler.StepLR(optimizer, 3)]
     assert inventory.collect_schedulers([optimizer], [optimizer]) == []

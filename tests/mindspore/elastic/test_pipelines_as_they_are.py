@@ -43,7 +43,7 @@ def test_a_batch_is_each_workers_at_the_start_and_is_held_from_then_on(cluster, 
     assert str(ds.serialize(given)) == written, "the program's own pipeline is as it was"
 
 
-def test_the_number_of_workers_at_the_start_is_told_to_those_that_join(cluster, monkeypatch):
+def test_number_of_workers_at_the_start_is_sent_to_joining_workers(cluster, monkeypatch):
     cluster.size = 3
     monkeypatch.setenv("KUNGFU_START_SIZE", "2")
     assert ElasticDataset(generator(50).batch(8)).global_batch_size == 16
@@ -52,7 +52,7 @@ def test_the_number_of_workers_at_the_start_is_told_to_those_that_join(cluster, 
     assert ElasticDataset(sharded(50, 8).batch(8)).global_batch_size == 64, "a number of the program's own"
 
 
-def test_what_is_given_beside_a_batch_counts(cluster):
+def test_batch_size_given_beside_a_batch_counts(cluster):
     cluster.size = 2
     assert ElasticDataset(generator(50).batch(8), 5).global_batch_size == 10
     assert ElasticDataset(generator(50).batch(8), global_batch_size=5).global_batch_size == 5
@@ -136,7 +136,7 @@ def test_samples_of_many_lengths_are_padded_to_few(cluster):
     assert trained == [collections.Counter(range(40))] * 2
 
 
-def test_repeat_makes_epochs_of_several_passes_with_each_sample_once_in_each(cluster, tmp_path):
+def test_repeat_makes_epochs_of_passes_with_each_sample_once_in_each(cluster, tmp_path):
     cluster.size = 2
     options = {"ledger": tmp_path, "seed": 1}
     epochs, steps = train(cluster, generator(50).batch(8).repeat(3), {2: 3, 5: 2}, {8: 1}, epochs=2, **options)
@@ -191,7 +191,7 @@ def test_samples_that_a_sampler_has_chosen(cluster, sampler, samples):
         (ds.DistributedSampler(3, 1, num_samples=2), 6),
     ],
 )
-def test_a_number_of_samples_that_a_shuffling_sampler_draws_are_others_each_epoch(cluster, sampler, samples):
+def test_samples_that_a_shuffling_sampler_draws_differ_in_each_epoch(cluster, sampler, samples):
     source = ds.GeneratorDataset(Samples(12), ["x"], sampler=sampler)
     epochs = train(cluster, source, {1: 2}, epochs=8, global_batch_size=4)[0]
     assert [len(epoch) for epoch in epochs] == [samples] * 8
@@ -231,7 +231,7 @@ def test_a_split_that_draws_needs_a_seed(cluster, seed):
     assert epochs == [collections.Counter(range(20, 40))] * 2
 
 
-def test_what_was_replaced_is_said_once(cluster, caplog, monkeypatch):
+def test_replaced_operations_are_logged_once(cluster, caplog, monkeypatch):
     caplog.set_level(logging.INFO, "ms_kungfu")
     cluster.size = 2
     ElasticDataset(generator(50).shuffle(9).batch(8))
@@ -276,7 +276,7 @@ def below(sampler):
         (lambda: ds.GeneratorDataset(lambda: iter([]), ["x"]).batch(3), TypeError, "no sampler"),
     ],
 )
-def test_what_has_no_meaning_here_is_one_sentence(cluster, make, error, named):
+def test_pipeline_without_meaning_is_refused_in_one_sentence(cluster, make, error, named):
     with pytest.raises(error, match=named):
         ElasticDataset(make())
 

@@ -98,12 +98,12 @@ def train(policy, data=None, optimizer=None, steps=3, **options):
         ({"evict": (1,)}, "evict the ranks \\[1\\] of 1 workers"),
     ],
 )
-def test_what_cannot_be_done_is_refused(changes, message):
+def test_decision_that_cannot_be_applied_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         train(Once(**changes))
 
 
-def test_what_can_be_done_is_done_and_logged(caplog):
+def test_decisions_of_a_policy_are_applied_and_logged(caplog):
     caplog.set_level(logging.INFO, "ms_kungfu.elastic.policy_runner")
     optimizer, data = Switching(make_net().trainable_params(), 0.1, 0.9), make_data()
     gone = []
@@ -256,7 +256,7 @@ def test_the_batch_follows_a_size_once_and_when_it_comes_true(holds, sizes, expe
             assert each.pending_size is None
 
 
-def test_what_has_become_of_a_size_is_in_the_state_that_newcomers_get():
+def test_outcome_of_a_resize_request_is_in_the_transferred_state():
     """It is handed over before the change is over at the others."""
     net, data = make_net(), make_data(64, 8)
     data.set_batch_size(global_batch_size=8)
@@ -286,7 +286,7 @@ def test_a_size_that_has_not_come_true_is_asked_for_again_in_another_job(job, as
 @pytest.mark.parametrize(
     ("old", "new", "expected"), [(1, 4, (64, 16)), (4, 2, (8, 2)), (2, 3, (24, 6)), (3, 1, (4, 1))]
 )
-def test_more_workers_are_dealt_more_shards_of_the_same_shape(old, new, expected):
+def test_more_workers_get_more_shards_of_the_same_shape(old, new, expected):
     net, data = make_net(), make_data(64, global_batch_size=16, shards=4)
     elastic = ElasticTraining(net, nn.Momentum(net.trainable_params(), 0.1, 0.9), dataset=data, policy=Asks())
     elastic._measuring.policies._keeping = (new, old)
@@ -303,7 +303,7 @@ def test_more_workers_are_dealt_more_shards_of_the_same_shape(old, new, expected
         ({"local_batch_size": 4}, "not a batch_size"),
     ],
 )
-def test_shards_that_cannot_be_dealt_are_refused(changes, message):
+def test_shards_that_cannot_be_assigned_are_refused(changes, message):
     data = make_data(global_batch_size=16, shards=4)
     with pytest.raises(ValueError, match=message):
         train(Once(**changes), data)
@@ -324,7 +324,7 @@ def test_a_learning_rate_follows_a_global_batch_that_a_policy_changes():
     assert elastic.step == 3
 
 
-def test_a_batch_that_a_policy_changes_is_dealt_anew():
+def test_batch_changed_by_a_policy_is_partitioned_again():
     net, data = make_net(), make_data(24, 4)
     policy = SchedulePolicy(global_batch_size={2: 8})
     elastic = ElasticTraining(net, nn.Momentum(net.trainable_params(), 0.1, 0.9), dataset=data, policy=policy)
@@ -368,7 +368,7 @@ class Ranks:
         self.training.step += 1
 
 
-def test_an_eviction_is_asked_for_again_where_the_one_who_asked_has_died(monkeypatch):
+def test_eviction_is_requested_again_if_the_requester_has_failed(monkeypatch):
     ranks = Ranks(monkeypatch, "a", "b", "c", "d")
     steers = ranks.steering()
     ranks.ask(steers)
@@ -380,7 +380,7 @@ def test_an_eviction_is_asked_for_again_where_the_one_who_asked_has_died(monkeyp
         assert ranks.sent == [[1]], "rank 0 was gone before anybody left"
 
 
-def test_a_joiner_evicts_nobody_who_has_only_the_address_of_one_that_was_evicted(monkeypatch):
+def test_joining_worker_evicts_no_worker_at_a_reused_address(monkeypatch):
     """It gets the state before the others have drawn their conclusions from the change, and may be the lowest rank."""
     ranks = Ranks(monkeypatch, "a", "c", "d", "b")
     monkeypatch.setattr(eviction.membership, "peer_of", lambda rank: ranks.names[rank][0])  # cc has c's address

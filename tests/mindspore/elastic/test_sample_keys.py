@@ -36,7 +36,7 @@ HISTORIES = [
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_sample_is_augmented_alike_whoever_makes_it(cluster, workers):
+def test_sample_is_augmented_alike_by_every_worker(cluster, workers):
     seen = []
     for cluster.size, resizes, deaths in HISTORIES:
         epochs, _ = train(
@@ -104,6 +104,6 @@ def test_keys_are_one_function():
         ),
     ],
 )
-def test_what_has_no_place_for_a_key_is_one_sentence(cluster, source, options, error, named):
+def test_source_that_takes_no_key_is_refused_in_one_sentence(cluster, source, options, error, named):
     with pytest.raises(error, match=named):
         next(iter(ElasticDataset(source, 3, **options)))

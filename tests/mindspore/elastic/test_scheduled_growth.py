@@ -14,7 +14,7 @@ TWICE = "4:2,8:3,12:1"
     ("kind", "schedule"),
     [("shards", "8:2,12:1"), long("shards", TWICE), long("parts", TWICE), long("loop", TWICE)],
 )
-def test_who_is_new_by_a_schedule_is_ready_before_its_step(run_program, tmp_path, kind, schedule):
+def test_joining_worker_of_a_schedule_is_ready_before_its_step(run_program, tmp_path, kind, schedule):
     log = tmp_path / "launcher.log"
     flags = ("-logfile", str(log))
     output = run_program(PROGRAMS / "ahead.py", tmp_path, log, kind, schedule, np=1, watch=True, flags=flags)

@@ -166,7 +166,7 @@ def test_gradients_are_reduced_in_no_other_way(one_step, where):
         one_step(forward_backward, reduced if where == "update" else lambda gradients: None)
 
 
-def test_a_reducer_that_the_step_is_told_of_leaves_the_gradients_as_they_are(one_step):
+def test_reducer_known_to_the_step_leaves_the_gradients_unchanged(one_step):
     seen, reducer = [], KungFuGradReducer()
     one_step(mean, lambda gradients: seen.append(float(reducer(gradients)[0])), trained=reducer)
     assert seen == [5.0]
@@ -469,7 +469,7 @@ def loop():
     ms.set_context(mode=ms.GRAPH_MODE)
 
 
-def test_moving_statistics_of_which_no_step_is_told_are_refused_by_name(loop):
+def test_moving_statistics_unknown_to_the_step_are_refused_by_name(loop):
     net = nn.BatchNorm1d(2)
     with pytest.raises(ValueError, match=r"no ShardedStep keeps 'mean' alike, .*trained=net"):
         loop([net])
@@ -488,7 +488,7 @@ def test_gradients_are_not_accumulated_over_several_batches_of_shards(loop):
         loop([nn.Dense(1, 1)], ends=False)
 
 
-def test_the_record_of_a_step_is_of_the_batch_as_it_was_dealt(loop, tmp_path):
+def test_record_of_a_step_has_the_batch_as_it_was_partitioned(loop, tmp_path):
     batches = iter([4, 2])
     loop(
         [nn.Dense(1, 1)], between=lambda data: data.set_batch_size(global_batch_size=next(batches, 2)), ledger=tmp_path
@@ -497,7 +497,7 @@ def test_the_record_of_a_step_is_of_the_batch_as_it_was_dealt(loop, tmp_path):
     assert report.exact, audit.to_text(report)
 
 
-def test_what_differs_is_named_in_the_order_in_which_it_is_summed():
+def test_tensors_of_a_shard_are_named_in_the_order_of_the_sum():
     parameters = [ms.Parameter(ms.Tensor([1.0], dtype), name) for name, dtype in (("a", ms.float32), ("b", ms.float16))]
     names = shard_loop.ShardLoop(parameters, True, lambda: ["Float32", "Float16", "Float32"])._names(3)
     assert names == ["the gradient of 'b'", "the gradient of 'a'", "the loss"]
@@ -509,7 +509,7 @@ def test_what_differs_is_named_in_the_order_in_which_it_is_summed():
     ("loss_type", "type_"), [(ms.float32,) * 2, (ms.float16, ms.float32), (ms.float32, ms.float64)]
 )
 @pytest.mark.parametrize("differing", ["gradient 1", "the loss"])
-def test_a_gradient_that_differs_is_told_from_the_loss(one_step, caplog, loss_type, type_, differing):
+def test_differing_gradient_is_distinguished_from_the_loss(one_step, caplog, loss_type, type_, differing):
     calls = []
 
     def forward_backward(x):

@@ -71,7 +71,7 @@ def test_every_history_of_the_cluster_has_the_bits_of_one_worker(run_elastic, al
 
 
 @pytest.mark.long
-def test_a_slow_worker_is_dealt_less_and_the_bits_stay(run_elastic):
+def test_slow_worker_gets_fewer_shards_and_the_bits_stay(run_elastic):
     expected = history(run_elastic(PROGRAM, "graph", "plain", "8", "none", "6", ledger=False))
     reports = run_elastic(PROGRAM, "graph", "slow", "8", "none", "6", np=2)
     assert history(reports) == expected
@@ -82,14 +82,14 @@ def test_a_slow_worker_is_dealt_less_and_the_bits_stay(run_elastic):
 
 
 @pytest.mark.long  # test_sharded_features.py has the error, unit/test_shards.py its names
-def test_gradients_that_are_no_function_of_the_shard_end_training_with_a_name(run_elastic):
+def test_gradient_that_is_no_function_of_the_shard_ends_training_by_name(run_elastic):
     output = run_elastic(PROGRAM, "graph", "stock", "8", "none", "1", np=2, ledger=False, status=1).output
     assert "computed one shard twice, and the gradient of " in output
     assert "Dropout" in output
 
 
 @pytest.mark.long
-def test_gradients_that_are_no_function_of_the_shard_are_only_told_where_asked_for(run_elastic):
+def test_gradient_that_is_no_function_of_the_shard_is_logged_if_requested(run_elastic):
     seen = run_elastic(PROGRAM, "graph", "stock", "8", "none", "1", "warn", np=2)
     assert "computed one shard twice, and the gradient of " in seen.output
     assert "the bits of this training may not be those of another one" in seen.output
@@ -106,7 +106,7 @@ def test_ranks_with_other_numbers_of_cores_are_refused(run_elastic):
 
 
 @pytest.mark.long
-def test_what_is_measured_and_decided_by_it_is_a_function_of_the_seed(run_elastic):
+def test_measurements_and_their_decisions_are_a_function_of_the_seed(run_elastic):
     """A policy sets the rate by the noise scale, and others change the number of shards and their shape."""
     seen = [
         run_elastic(PROGRAM, "graph", "steered", "8", schedule, "2", *deaths, np=np)
@@ -130,7 +130,7 @@ def test_what_is_measured_and_decided_by_it_is_a_function_of_the_seed(run_elasti
     assert len(rates) > 3
 
 
-def test_a_newcomer_with_another_instruction_set_ends_training_with_its_name(run_elastic):
+def test_joining_worker_with_another_instruction_set_ends_training_by_name(run_elastic):
     output = run_elastic(PROGRAM, "graph", "plain", "8", "2:2", "2", "narrow", status=1).output
     assert "the workers aren't alike in what bits depend on: instruction set " in output
     assert " at rank 0 and AVX at rank 1" in output
@@ -151,7 +151,7 @@ def test_shards_divide_a_global_batch():
     assert dataset(global_batch_size=9, shards=3).shard_sizes() == [3, 1]
 
 
-def test_who_takes_over_a_changed_batch_deals_the_same_shards():
+def test_worker_given_a_changed_batch_assigns_the_same_shards():
     giver = dataset(global_batch_size=8, shards=4)
     giver.set_batch_size(global_batch_size=12)
     taker = dataset(global_batch_size=8, shards=4)
@@ -159,7 +159,7 @@ def test_who_takes_over_a_changed_batch_deals_the_same_shards():
     assert (taker.global_batch_size, taker.shard_sizes()) == (12, giver.shard_sizes()) == (12, [3, 1])
 
 
-def test_a_step_that_nobody_has_summed_is_refused():
+def test_step_without_a_sum_is_refused():
     batches = dataset(global_batch_size=8, shards=2).create_tuple_iterator()
     next(batches)
     with pytest.raises(KungFuError, match="ShardedStep"):

@@ -225,14 +225,14 @@ def test_moving_statistics_are_found_by_the_kind_of_cell():
 @pytest.mark.parametrize(
     ("averaged", "names"), [(None, {"norm.moving_mean", "norm.moving_variance"}), ((), set()), ("bias", {"dense.bias"})]
 )
-def test_what_is_averaged_can_be_told(averaged, names):
+def test_averaged_parameters_can_be_named(averaged, names):
     net = Net()
     elastic = ElasticTraining(net, averaged=[net.dense.bias] if averaged == "bias" else averaged)
     assert {p.name for p in elastic.training_state.averaged} == names
 
 
 @pytest.mark.parametrize("wrong", ["norm", [1], [ms.Tensor([1])]])
-def test_what_has_no_mean_is_refused(wrong):
+def test_averaged_values_that_are_no_parameters_are_refused(wrong):
     with pytest.raises(TypeError, match="averaged is a list of Parameters"):
         ElasticTraining(nn.Dense(1, 1), averaged=wrong)
 
@@ -285,7 +285,7 @@ def test_a_root_that_was_asked_for_goes_first(meetings):
     assert tried == [2, 0]
 
 
-def test_nobody_left_with_the_state_is_an_error(meetings):
+def test_loss_of_all_workers_with_the_state_is_an_error(meetings):
     meetings([True, False], [None, False])
     with pytest.raises(KungFuError, match="every worker that had the training state has died"):
         state_transfer.from_lowest_rank(lost, able=False)

@@ -79,7 +79,7 @@ def test_a_weight_that_one_worker_changes_alone_is_an_error_that_names_it(run_el
 
 
 @pytest.mark.long
-def test_what_is_the_same_is_no_error(run_elastic):
+def test_equal_values_on_all_workers_are_no_error(run_elastic):
     check_by_design(run_elastic("apart.py", "nothing:after:25", np=2, ledger=False), "nothing", 2)
 
 
@@ -97,7 +97,7 @@ def test_each_piece_comes_once_in_a_period_and_large_ones_apart():
     assert all(len(set(range(5)) & set(due)) <= 1 for due in looked_at), "large ones not together"
 
 
-def test_who_has_what_is_said():
+def test_divergence_error_names_ranks_and_their_values():
     told = {rank: {"the loss scale": (rank // 2, str(1024 >> rank // 2))} for rank in range(5)}
     with pytest.raises(
         DivergenceError, match="step 9: the loss scale .* ranks 0, 1: 1024; ranks 2, 3: 512; rank 4: 256"

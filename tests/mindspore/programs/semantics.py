@@ -166,7 +166,7 @@ def test_two_branches_of_collectives_in_forward_and_backward():
         equal(b, [4, 9, 16])
 
 
-def test_mistakes_between_ranks_raise_everywhere_and_leave_the_cluster_usable():
+def test_mismatch_between_ranks_raises_on_all_and_keeps_the_cluster_usable():
     if SIZE == 1:
         return
     all_reduce = KungFuAllReduce(name="mistake")
@@ -192,7 +192,7 @@ def test_mistakes_between_ranks_raise_everywhere_and_leave_the_cluster_usable():
     equal(all_reduce(vector(RANK)), [sum(RANKS)])
 
 
-def test_what_a_collective_cannot_take():
+def test_collective_refuses_unsupported_input():
     for dtype in (ms.bool_, ms.complex64):
         raises(TypeError, "supported are float16", lambda dtype=dtype: KungFuAllReduce()(Tensor(np.ones(3), dtype)))
     raises(ValueError, "can't gather a 0-d tensor", lambda: KungFuAllGather()(Tensor(1.0, ms.float32)))
