@@ -1,7 +1,8 @@
 """The pages and the docstrings of the public surface follow docs/style.md.
 
 Of pages: sentences, line width, page length and the words of its glossary. Of docstrings the same, and that they name
-all arguments and exceptions. ruff checks their format (pyproject.toml).
+all arguments and exceptions. ruff checks their format (pyproject.toml). Names of tests have a subject, a length and the
+words of the glossary.
 """
 
 from __future__ import annotations
@@ -355,3 +356,58 @@ def test_examples_in_docstrings_run():
     modules = {d.path[: -len(".py")].replace("/", ".") for d in PUBLIC.values() if ">>>" in d.doc}
     assert modules
     assert [doctest.testmod(importlib.import_module(module)).failed for module in modules] == [0] * len(modules)
+
+
+# ---- names of tests --------------------------------------------------------------------------------------------------
+
+MAX_NAME = 70
+NO_SUBJECT = re.compile(r"(?:what|whatever|whose|it|its|and)\b")
+
+
+def name_findings(name):
+    """{rule: what breaks it} of `test_name` or `Suite.Name`."""
+    found = {}
+    if len(name) > MAX_NAME:
+        found["length"] = [name]
+    words = re.sub(r"_|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name.removeprefix("test_")).lower()
+    words = words.rpartition(".")[2].strip()
+    if NO_SUBJECT.match(words):
+        found["subject"] = [words.split()[0]]
+    if banned_words := [m.group() for m in [*BANNED.finditer(words), *re.finditer(r"\bheads?\b(?! node)", words)]]:
+        found["glossary"] = banned_words
+    return found
+
+
+def test_names_of_tests_follow_the_style_guide():
+    files = [*(ROOT / "tests").rglob("*.py")]
+    names = {
+        name for file in files for name in re.findall(r"^ *(?:async )?def (test_\w+)", file.read_text(), re.MULTILINE)
+    }
+    for file in (ROOT / "tests" / "cpp").glob("*.cc"):
+        names |= {
+            ".".join(found)
+            for found in re.findall(r"^TEST(?:_F|_P)?\((\w+),\s*(\w+)\)", file.read_text(), re.MULTILINE)
+        }
+    assert {"test_names_of_tests_follow_the_style_guide", "Mesh.RefusesWhatCannotBe"} <= names
+    assert {name: broken for name in names if (broken := name_findings(name))} == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("test_worker_" + "x" * 59, "length"),
+        ("test_what_is_ready_starts", "subject"),
+        ("test_its_rank_is_kept", "subject"),
+        ("test_worker_that_nobody_started_fails", "glossary"),
+        ("test_newcomer_waits", "glossary"),
+        ("test_host_outlives_the_head", "glossary"),
+        ("Mesh.ItsEndIsSeen", "subject"),
+        ("Mesh.NobodyWaits", "glossary"),
+    ],
+)
+def test_broken_rule_of_test_names_is_found(name, rule):
+    assert list(name_findings(name)) == [rule]
+
+
+def test_correct_test_name_passes():
+    assert name_findings("test_departed_worker_of_the_head_node_keeps_what_it_" + "x" * 18) == {}
