@@ -22,7 +22,7 @@ def free_port(*addresses: str) -> int:
         raise RuntimeError(f"net.ipv4.ip_local_port_range begins at {end}: no ports are left for servers of tests")
     while True:
         port = _random.randrange(_FIRST, end)
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):  # somebody has it at one of them
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):  # another program has it at one of them
             for address in addresses or ("127.0.0.1",):
                 stack.enter_context(socket.socket()).bind((address, port))
             return port

@@ -14,7 +14,7 @@ the history before: the workers it begins with, where the size stays; and, where
 newcomers that are still on their way. The n-th of a job trains the n-th epoch's order of the samples, and is compared
 with the n-th of the job of one worker. All of a job's steps are proven by its ledger.
 
-Nobody dies who is the last (`dooms` in programs/history.py). What is drawn and doesn't happen isn't counted.
+The last worker is never killed (`dooms` in programs/history.py). What is drawn and doesn't happen isn't counted.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Outcome:
     sha256: list[str]
     """Of each history."""
     sizes: list[dict[int, int]]
-    """Of each history: how many workers a step was dealt to, as far as somebody saw it who came to its end."""
+    """Of each history: how many workers a step was assigned to, as far as a worker that finished the step saw it."""
     happened: list[list[Stroke]]
 
 

@@ -27,7 +27,7 @@ from tests.hosts import namespaces
 
 HOSTS, OF_A_JOB, STEP_S = 4, 20, 0.005
 MOMENT = "a random moment"
-# Who is to die there meets it when somebody else has died.
+# The worker that is to fail there gets there after another one has failed.
 AFTER_A_DEATH = (
     "before_the_others_have_come", "before_the_next_generation", "before_it_brings_its_part_again", *PLACES_OF_A_CHANGE,
 )  # fmt: skip
@@ -96,7 +96,7 @@ class HostKills(Campaign):
                 self.analyse(job, moments, weights)
 
     def strike(self, job: Job, pids: list[int], place: str, rng: random.Random) -> tuple[float, list[int]]:
-        """Kills one there, or two; when the first one died, and who did."""
+        """Kills one there, or two; when the first one died, and which ones did."""
         victim, other = rng.sample(pids, 2)
         nth = rng.randrange(1, 5) if place in COLLECTIVE_PLACES or place in PLACES_BETWEEN_HOSTS else 1
         if place == MOMENT:

@@ -142,7 +142,7 @@ class Losses:
         for number in lost:
             launcher = self.job.launchers[number]
             code = launcher.wait(_FENCED_WITHIN_S)
-            if way != ALL_OF_IT:  # else there was nobody to remove its secret
+            if way != ALL_OF_IT:  # else no process was left to remove its secret
                 launcher.assert_gone(time.monotonic())
             assert not launcher.processes(), f"{way}: {launcher.processes()} are left"
             expected = -signal.SIGKILL if way in KILLED or number in self.also_killed else 1

@@ -104,7 +104,7 @@ class Job(job.Job):
         return workers_of(self.launchers[number]) - self.lost.keys()
 
     def holders(self) -> list[int]:
-        """Who has the state, and is in the cluster as far as can be seen."""
+        """The workers that have the state, and are in the cluster as far as can be seen."""
         running = set().union(*(workers_of(launcher) for launcher in self.launchers))
         gone = {*self.lost, *self.told("left"), *self.told("failed"), *self.told("end")}
         return sorted((self.told("member").keys() - gone) & running)
@@ -242,7 +242,7 @@ def check(folder: Path, lines: Sequence[dict[str, Any]], lost: Collection[int]) 
 
 
 def weights_after(folder: Path) -> dict[int, dict[int, list[int]]]:
-    """By step and by what they were, who has gone on from it with these weights; lost workers, too."""
+    """By step and weights, the workers that went on from them; lost workers, too."""
     after: dict[int, dict[int, list[int]]] = {}
     for path in folder.glob("weights.*"):
         content = path.read_bytes()

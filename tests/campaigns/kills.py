@@ -163,7 +163,7 @@ class Trial:
             victims = self.rng.sample(able, self.rng.randrange(1, len(able) + 1))
         elif self.rng.random() < 0.3:
             members = self.job.told("member")
-            victims = [min(able, key=lambda pid: members[pid]["time"])]  # rank 0, or who comes next
+            victims = [min(able, key=lambda pid: members[pid]["time"])]  # rank 0, or the next one
         else:
             victims = [self.rng.choice(able)]
         return self.kill(victims, "several at once" if len(victims) > 1 else "members killed")
@@ -174,14 +174,14 @@ class Trial:
         return len(pids)
 
     def lose_host(self, holders: list[int]) -> int:
-        """Kills a launcher, where somebody who is to live is on another host."""
+        """Kills a launcher if a worker that is to live is on another host."""
         host, spared = self.rng.choice(self.hosts[1:]), self.spared(holders)
         there = self.job.processes(host)
         if spared in there or not set(holders) - there:
             return 0
         self.hosts.remove(host)
         launcher = self.job.launchers[host]
-        launcher.signal(signal.SIGSTOP)  # it starts nobody any more
+        launcher.signal(signal.SIGSTOP)  # it starts no worker any more
         there |= workers_of(launcher) - self.job.lost.keys()
         self.job.lost.update(dict.fromkeys(there, kill(launcher.process.pid)))
         self.tally.done["hosts lost"] += 1
@@ -189,8 +189,8 @@ class Trial:
         return len(there)
 
     def spared(self, holders: list[int]) -> int | None:
-        """Where steps are short, who is in all clusters wished for: it can't be seen from outside whether the others
-        have left already. None: anybody but one."""
+        """If steps are short, the workers in all requested clusters: it can't be seen from outside whether the others
+        have left already. None: all workers but one."""
         if not holders:
             return None
         wanted, versions = self.wanted(), self.job.versions()
@@ -207,7 +207,7 @@ class Trial:
         return in_all[0] if in_all else holders[0]
 
     def wanted(self) -> Cluster | None:
-        """The newest cluster that was asked for; None where nobody answers."""
+        """The newest cluster that was asked for; None if no server answers."""
         with contextlib.suppress(KungFuError, OSError):
             return self.store.get()
         return None
@@ -230,7 +230,7 @@ class Trial:
         places = [PeerID(address, 10000 + slot) for address in addresses for slot in range(_SLOTS)]
         free = iter(sorted(set(places) - set(workers), key=lambda _: self.rng.random()))
         workers = workers[:size] + [next(free) for _ in range(size - len(workers))]
-        with contextlib.suppress(KungFuError, OSError):  # somebody else was faster, or the server says no
+        with contextlib.suppress(KungFuError, OSError):  # another writer was faster, or the server says no
             self.store.put(replace(wanted, workers=tuple(workers), version=wanted.version + 1))
             self.wishes.append(tuple(workers))
             self.tally.done["resizes"] += 1

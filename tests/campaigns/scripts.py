@@ -124,7 +124,7 @@ def finish(script: Script, job: Job) -> list[int]:
     fired = {numbers[name]: pid for name, pid in job.fired(numbers).items()}
     faults = [script.faults[number] for number in fired]
     job.lost = {pid: 0.0 for n, pid in fired.items() if script.faults[n].ends and script.faults[n].kind != "evict"}
-    # Who is refused by the launcher raises, as a program that fails does, and the job then ends with its code.
+    # A worker that the launcher refuses raises, as a program that fails does, and the job then ends with its code.
     may_fail = any(fault.kind == "refuse" and fault.place.startswith("broker") for fault in faults)
     job.finish(codes=(0, 1) if may_fail else (0,))
     members, ends, left = job.told("member"), job.told("end"), job.told("left")

@@ -280,7 +280,7 @@ TEST(Cluster, AMeanCountsByWeights) {
       mean.weighting.own = rank == 0 ? 1 : rank == 1 ? 3 : 0;
       c.Run(mean);
       EXPECT_FLOAT_EQ(out, (1 * 1 + 3 * 2) / 4.F);
-      mean.weighting.own = 0;  // nobody counts: all alike
+      mean.weighting.own = 0;  // no rank counts: all alike
       c.Run(mean);
       EXPECT_FLOAT_EQ(out, 103 / 3.F);
       // A whole host counts for nothing, and brings what would spoil every sum.
@@ -581,7 +581,7 @@ Seen Do(const Task& task, uint32_t rank, Communicator& c) {
 }
 
 #if defined(__SANITIZE_THREAD__)
-// Who is fenced in the midst of an operation reads on for a moment what others write over (failure_rules.cc, 11), which
+// A rank fenced in the midst of an operation reads on for a moment what others write over (failure_rules.cc, 11), which
 // processes that are dead don't.
 constexpr bool kGently = true;
 #else
@@ -621,7 +621,7 @@ void LiveAndDie(const std::vector<uint32_t>& layout, std::mt19937& random, bool 
   std::shuffle(losses.begin(), losses.end(), random);
   std::vector<bool> lives(n, true), there(num_hosts, true);
   size_t kept = 0;
-  for (const Loss& loss : losses) {  // as long as somebody is left
+  for (const Loss& loss : losses) {  // as long as a host is left
     auto after = lives;
     for (uint32_t r = 0; r < n; r++) {
       if (r == loss.rank || cluster.places().HostOf(r) == loss.host) after[r] = false;
@@ -685,7 +685,7 @@ void LiveAndDie(const std::vector<uint32_t>& layout, std::mt19937& random, bool 
         its.out = ours.out;
         its.wrong.clear();
       }
-      // Of two hosts the one that is lost may have come to something that nobody else has, and a mismatch among its own
+      // Of two hosts the one that is lost may have come to something that no other has, and a mismatch among its own
       // ranks goes with it.
       if (!there[cluster.places().HostOf(r)] && (num_hosts == 2 || its.failed)) break;
       ASSERT_TRUE(its == ours) << "rank " << r << ", operation " << k << " of kind " << tasks[k].kind << ": failed "
@@ -825,7 +825,7 @@ TEST(ClusterEnds, NoDeadlineRunsWhileTheyAreHeld) {
   });
 }
 
-// By what its caller asked for, and by whom it waits for: the rank where that is on the same host, else the hosts.
+// By what its caller asked for, and what it waits for: the rank where that is on the same host, else the hosts.
 // Returns what the waits that have taken `timeout` have said meanwhile.
 std::string WaitTooLong(bool here, std::chrono::seconds timeout) {
   Clusters cluster({0, 0, 1, 1, 2}, false, {timeout, std::chrono::seconds(60), std::chrono::milliseconds(50)});

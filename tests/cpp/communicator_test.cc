@@ -221,7 +221,7 @@ TEST(Deadline, NamesOperationRankLimitAndVersionAndTheOthersFollow) {
   EXPECT_TRUE(zero == first || zero == "rank 1 (127.0.0.1:10001) gave up: " + first) << zero;
   EXPECT_EQ(ErrorOf(errors[0]).status(), KF_TIMEOUT);
   EXPECT_EQ(ErrorOf(errors[1]).status(), KF_TIMEOUT);
-  // The communicator is finished for everyone, also for whoever comes late.
+  // The communicator is finished for every rank, also for a late one.
   const auto late = ranks.Collect([&](uint32_t, Communicator& communicator) { Sum(communicator, "late", 1, 3); });
   for (const auto& error : late) EXPECT_EQ(ErrorOf(error).status(), KF_TIMEOUT) << ErrorOf(error).what();
 }
@@ -359,7 +359,7 @@ TEST(Closing, EndsAnOperationUnderWayAndLaterOnes) {
   EXPECT_EQ(ErrorOf(errors[0]).status(), KF_STALE);
   EXPECT_STREQ(ErrorOf(errors[0]).what(), "the cluster is at version 8");
   EXPECT_THROW(Sum(ranks.at(0), "x", 1, 2), Error);
-  // Whoever closes it tells the others what they are to know.
+  // The rank that closes it tells the others what they are to know.
   EXPECT_EQ(ranks.segment().status(0).gave_up.Count(), 0u);
 }
 

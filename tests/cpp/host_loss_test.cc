@@ -42,7 +42,7 @@ class Watch {
 
   void Begin() { begun_ = true; }
   void LetOn() { open_ = true; }
-  // Until so many have come to the place, and then until nobody comes to any: all are as far as they get. That nobody
+  // Until so many have come to the place, and then until none comes to any: all are as far as they get. That none
   // does can't be known; where a thread is held up for longer the test is of another order, which has to be as good.
   void AwaitStandstill(int came) {
     const auto end = std::chrono::steady_clock::now() + 20s;
@@ -57,7 +57,7 @@ class Watch {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   static constexpr auto kStill = 100ms;
 #else
-  static constexpr auto kStill = 30ms;  // the links look at what nobody tells them every 20
+  static constexpr auto kStill = 30ms;  // the links look at what isn't reported to them every 20
 #endif
 
   void Come(const char* at) {

@@ -175,7 +175,7 @@ TEST(HostsAllReduce, AgreesByEveryStrategy) {
   }
 }
 
-// Who sends to whom, and how much: in units of the whole, but for headers and what a small message costs.
+// Which host sends to which, and how much: in units of the whole, but for headers and what a small message costs.
 TEST(HostsAllReduce, SendsWhatTheAlgorithmOfItsStrategySays) {
   constexpr size_t kCount = 1 << 18;
   constexpr double kWhole = kCount * sizeof(float);
@@ -584,7 +584,7 @@ TEST(HostsOperations, AskALateHostForFewPiecesAhead) {
   munmap(memory, kBytes);
 }
 
-// Who waits for the lost host learns of it, has all others go over to a new epoch (as the hosts' launchers do), and
+// A host that waits for the lost one learns of it, has all others go over to a new epoch (as the hosts' launchers do), and
 // they do it again as a smaller group.
 TEST(HostsOperations, GoOnWithoutALostHost) {
   for (uint32_t round = 0; round < 40 / kSlower; round++) {
@@ -601,12 +601,12 @@ TEST(HostsOperations, GoOnWithoutALostHost) {
     hosts.Run([&](uint32_t self, Mesh& mesh) {
       if (self == victim) {
         std::this_thread::sleep_for(std::chrono::microseconds(lives_us));
-        hosts.End(victim);  // nobody else looks at it
+        hosts.End(victim);  // no other thread looks at it
         return;
       }
       std::vector<float> x(200000);
       try {
-        // The victim takes part in nothing, so nobody gets further than the first one.
+        // The victim takes part in nothing, so no host gets further than the first one.
         AllReduce(Everyone(mesh), Tag::Of("x", 0), strategy, KF_FLOAT32, KF_SUM, x.data(), x.data(), x.size());
         ADD_FAILURE() << "it went on without host " << victim;
       } catch (const Error& error) {

@@ -86,7 +86,7 @@ TEST(KeptLanes, AreNotWaitedFor) {
   }
 }
 
-// Who waits for room doesn't wait for other hosts: host 0 has begun more sums than there are lanes when it gathers
+// A wait for buffers isn't a wait for other hosts: host 0 has begun more sums than there are lanes when it gathers
 // something, which the other one does first.
 TEST(KeptLanes, LeaveBuffersFreeWhileOtherHostsAreAwaited) {
   constexpr int kNames = shm::kLanes + shm::kKeptLanes + 8;

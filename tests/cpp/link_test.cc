@@ -1,4 +1,4 @@
-// What a host's link keeps of operations: its memory, and whom it names while a loss waits to be recorded.
+// What a host's link keeps of operations: its memory, and the host it names while a loss waits to be recorded.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -191,7 +191,7 @@ TEST(MeshLoss, AKilledHostIsNamedSoon) {
         }
       }
       int status = 1;
-      // With its mesh: who closes a connection while the other still reads may take back what it has sent, since the
+      // With its mesh: an end that closes while the other still reads may take back what it has sent, since the
       // kernel drops that where anything that came is unread. Hosts end when all have come to the end.
       const auto end = [&](int with) {
         const auto told = static_cast<char>(with);

@@ -1,4 +1,4 @@
-// Messages between hosts: what arrives, who waits for whom, and what becomes of them when a host is lost or an epoch
+// Messages between hosts: what arrives, which host waits for which, and what becomes of them when a host is lost or an epoch
 // ends.
 #include <gtest/gtest.h>
 #include <algorithm>
@@ -100,7 +100,7 @@ TEST(Mesh, MessagesOfManyThreadsMeetInAnyOrder) {
   });
 }
 
-// ---- who waits for whom
+// ---- which host waits for which
 
 TEST(Mesh, LateReceiverDelaysNoOther) {
   Hosts hosts(2, 1);
@@ -290,7 +290,7 @@ TEST(Mesh, AWaitEndsAtItsDeadlineAndWhenItIsInterrupted) {
   EXPECT_EQ(Outcome(hosts.at(0), ticket).status(), KF_ABORTED);
 }
 
-// ---- who gives up
+// ---- hosts that give up
 
 // A message of which a part has arrived, and one of which a part has been sent.
 TEST(Mesh, AWithdrawnMessagesMemoryIsFree) {
@@ -354,7 +354,7 @@ TEST(Mesh, AfterCancelNoBufferIsTouchedAndNoOldMessageArrives) {
           std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
           mesh.Cancel(epoch + 1);
           for (auto& buffer : data)
-            std::fill(buffer.begin(), buffer.end(), char(0x77));  // if somebody still read it ...
+            std::fill(buffer.begin(), buffer.end(), char(0x77));  // if a thread still read it ...
           for (size_t i = 0; i < tickets.size(); i++) {
             const kf_status status = Outcome(mesh, tickets[i]).status();
             EXPECT_TRUE(status == KF_OK || status == KF_STALE) << status;

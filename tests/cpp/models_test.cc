@@ -190,7 +190,7 @@ TEST(ModelsOfOtherHosts, ReadsAreWholeAndNeverGoBack) {
   RethrowFirst(errors);
 }
 
-// Hosts are lost while all read from all: their end comes first (a kill), or the decision (a cut). Who is left reads
+// Hosts are lost while all read from all: their end comes first (a kill), or the decision (a cut). The rest reads
 // on; of the lost there is nothing once they are known as such, and before that what is whole, or nothing.
 TEST(ModelsOfOtherHosts, RemainingHostsReadOnIfOthersAreLost) {
   std::mt19937 random(Seed());
@@ -299,7 +299,7 @@ TEST(ModelsOfOtherHosts, TheEndOfTheVersionEndsAllRequests) {
   }
 }
 
-// The other end of a connection that nobody serves: a host that stands still.
+// The other end of a connection that no thread serves: a host that stands still.
 struct Silent {
   explicit Silent(std::chrono::milliseconds timeout = kTimeout) {
     Ends ends = Connect(3, 1);
@@ -449,7 +449,7 @@ TEST(ModelsOfOtherHosts, WorkerThatSendsSomethingElseIsDisconnected) {
   EXPECT_EQ(Request(*models.View(0, 1), "m", got), 1u);
 }
 
-// Else each message of a worker could leave its launcher one that nobody closes.
+// Else each message of a worker could leave its launcher one that stays open.
 TEST(ModelsOfOtherHosts, OfTwoDescriptorsInAMessageOneIsLetIn) {
   int ends[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);

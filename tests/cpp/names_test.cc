@@ -157,7 +157,7 @@ TEST(Names, GoOnForeverWithoutLookingLikeAMismatch) {
   Ranks ranks(3, {10s, 10s}, 2, /*recovers=*/true);
   shm::Segment& segment = ranks.segment();
   ranks.Run([&](uint32_t, Communicator& communicator) { Sum(communicator, "x", 1, 3); });
-  segment.channel(0).SetUser(200);  // keeps it while everybody gives the name back
+  segment.channel(0).SetUser(200);  // keeps it while every rank gives the name back
   ranks.Run([&](uint32_t, Communicator& communicator) {
     for (int i = 0; i < 600; i++) Sum(communicator, ("other" + std::to_string(i)).c_str(), 1, 3);
   });

@@ -67,7 +67,7 @@ inline Operation Op(Kind kind, const char* name, const std::vector<kf_tensor>& t
   return {kind, name, tensors.data(), tensors.size(), dtype, op, root, nullptr};
 }
 
-// Who took part in the gradient reductions (where there was none, in all-reduces) since the last call.
+// The participants of the gradient reductions (where there was none, in all-reduces) since the last call.
 inline Members TakeParticipants(Communicator& communicator) {
   const Reductions taken = communicator.TakeReductions();
   return communicator.MembersOf(std::max(taken.gradient > 0 ? taken.gradient : taken.any, 1u) - 1);

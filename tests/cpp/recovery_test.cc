@@ -37,7 +37,7 @@ struct Board {
     uint32_t participants[32];  // bit mask of TakeParticipants after each operation
     char failure[256];
   } ranks[8];
-  std::atomic<uint32_t> arrived[32];  // bit mask of those who have come to each barrier
+  std::atomic<uint32_t> arrived[32];  // bit mask of the ranks that have come to each barrier
 };
 constexpr uint32_t kRootLost = 1u << 16;
 constexpr uint32_t kMismatch = 1u << 17;
@@ -177,7 +177,7 @@ void Broadcast(Communicator& communicator, Board::Rank& mine, int slot, size_t c
   mine.participants[slot] = mine.took_part[slot];
 }
 
-// Nobody passes before everybody who is in it has come.
+// No rank passes before every member has come.
 void Barrier(Communicator& communicator, Board::Rank& mine, int slot) {
   board->arrived[slot].fetch_or(1u << communicator.rank());
   communicator.Run(Op(Kind::kBarrier, "w", {}, KF_UINT8));
@@ -309,7 +309,7 @@ class Cluster {
     }
     for (int slot = 0; slot < work_.results; slot++) {
       std::set<uint32_t> outcomes;
-      // Who was frozen may come to the next barrier, where nobody waits for it, while the others look who has come.
+      // A frozen rank may come to the next barrier, which doesn't wait for it, while the others look at the arrivals.
       const uint32_t counted = work_.name == "barrier" ? alive : ~0u;
       for (uint32_t r = 0; r < size_; r++) {
         if ((alive >> r & 1) == 0) continue;
@@ -398,7 +398,7 @@ void ExpectOneOutcomeWhereverOne(bool freezes) {
   std::shuffle(more.begin(), more.end(), random);
   cases.insert(cases.end(), more.begin(), more.end());
   if (!Everywhere()) cases.resize(works.size() + kMore);
-  std::set<std::string> struck;  // kinds of work in which somebody was
+  std::set<std::string> struck;  // kinds of work in which a rank was
   int kills = 0, places = 0, tried = 0;
   for (const Case& each : cases) {
     const bool first = tried < int(works.size());

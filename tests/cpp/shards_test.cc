@@ -1,5 +1,5 @@
-// A step of shards has the bits of one plain sum over its leaves, whoever computes which of them, in whatever order,
-// and whoever dies meanwhile, wherever.
+// A step of shards has the bits of one plain sum over its leaves, whichever ranks compute them, in whatever order,
+// and whichever rank dies meanwhile, wherever.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -253,7 +253,7 @@ TEST(ShardsDeal, EachShardHasOneMemberAndEachMemberAShardIfEnough) {
   }
 }
 
-// When all would be done that have more than the one that everybody has.
+// When all would be done that have more than the one that each rank has.
 double End(const Deal& deal, const Members& members, const std::vector<uint32_t>& speeds) {
   double end = 0;
   for (size_t i = 0; i < members.size(); i++) {
@@ -765,7 +765,7 @@ struct Board {
 struct Victim {
   uint32_t rank;
   int place;                // that it comes to while `armed`
-  bool inheriting = false;  // counted from when it computes a leaf of somebody who has died
+  bool inheriting = false;  // counted from when it computes a leaf of a dead rank
 };
 
 Board* board = nullptr;

@@ -330,7 +330,7 @@ struct FarView : ModelView {
   mutable std::atomic<int> asked{0};
 };
 
-// It was fetched while the cluster before was, and whoever is rank 1 now has another one.
+// It was fetched while the cluster before was, and the present rank 1 has another one.
 TEST(Exchange, TakesNothingThatWasFetchedInAnOlderCluster) {
   const auto before = std::make_shared<FarView>(1), after = std::make_shared<FarView>(2);
   const auto only = [](std::shared_ptr<ModelView> view) { return [view](uint32_t) { return view; }; };

@@ -338,7 +338,7 @@ Ask ModelAsk(uint32_t rank) {
   Ask ask;
   ask.kind = Ask::kModel;
   ask.rank = rank;
-  const kf_blob blob{const_cast<char*>(kText), sizeof kText};  // which nobody writes
+  const kf_blob blob{const_cast<char*>(kText), sizeof kText};  // which no thread writes
   ask.bytes = store::TotalBytes(&blob, 1);
   ask.padded = store::PaddedBytes(&blob, 1);
   CopyText(ask.name, "m");

@@ -99,7 +99,7 @@ TEST(WithoutOne, GiveUpOfALostRankIsIgnored) {
   EXPECT_FALSE(ranks.board().GaveUpForAll());
 }
 
-// Who waits for a survivor, which may do the operation again meanwhile.
+// Also ranks that wait for a survivor, which may do the operation again meanwhile.
 TEST(WithoutOne, SleepingRanksAreWoken) {
   Ranks ranks(3, {10s, 10s}, 2, /*recovers=*/true);
   ranks.Run([](uint32_t, Communicator& communicator) { Sum(communicator, "x", 1, 3); });
@@ -131,10 +131,10 @@ struct Story {
   }
   ~Story() { fault_hook = nullptr; }
 };
-struct Died {};  // no exception of anybody's
+struct Died {};  // no exception of any library
 
 // The dead rank has posted. Rank 0, whose operation goes in chunks, finds it unfinished and goes on without it, with no
-// complaint; rank 1, who comes then with an operation that is complete with its post, sees three that differ.
+// complaint; rank 1, which comes then with an operation that is complete with its post, sees three that differ.
 TEST(WithoutOne, AMismatchIsStillAMismatchWhereTheDeadHadPosted) {
   Ranks ranks(3, {5s, 5s}, /*cores=*/8, /*recovers=*/true);
   std::atomic<bool> posted{false}, gone_on{false};
@@ -380,7 +380,7 @@ TEST(WithoutOne, OneThatIsInterruptedWhileItJoinsIsOutAloneAndHasNotLeft) {
   close(fd);
 }
 
-// Where nobody recovers it is gone for good, and who meets it in an operation hears why.
+// If no rank recovers it has failed for good, and a rank that meets it in an operation gets the reason.
 TEST(Joining, InterruptedRankEndsTheOthersWithoutRecovery) {
   const int fd = shm::Segment::Create(2, 8, 2);
   const auto segment = std::make_shared<shm::Segment>(fd);
@@ -493,7 +493,7 @@ void ExpectWeightedMeans(kf_dtype dtype, double tolerance) {
       Ranks ranks(size);
       ranks.Run([&](uint32_t rank, Communicator& communicator) {
         std::vector<T> x(count), y(count);
-        // Who counts for nothing may bring anything.
+        // A rank without weight may bring anything.
         for (size_t i = 0; i < count; i++) x[i] = rank == 1 ? T(NAN) : ToStored<T>(float(rank + 1) * float(i % 13));
         const kf_tensor tensor{x.data(), y.data(), count};
         const Operation operation{Kind::kAllReduce, "w", &tensor, 1, dtype, KF_MEAN, 0, nullptr, {true, weights[rank]}};

@@ -1,4 +1,4 @@
-// TLS between hosts: who is let in, and the mesh over it. All other tests of meshes run over it with KUNGFU_TEST_TLS
+// TLS between hosts: which of them get in, and the mesh over it. All other tests of meshes run over it with KUNGFU_TEST_TLS
 // (hosts.h), by hand.
 #include <gtest/gtest.h>
 

@@ -114,7 +114,7 @@ TEST(Counter, LosesNoWakeUp) {
   EXPECT_LT(Clock::now() - begin, 50s);
 }
 
-// What another word says is seen by whoever is stirred after it, or goes to sleep after that.
+// What another word says is seen by a thread that is stirred after it, or goes to sleep after that.
 TEST(Counter, LosesNoNewsOfAnotherWord) {
   shm::Counter word{};
   std::atomic<uint32_t> news{0}, heard{0};
@@ -153,7 +153,7 @@ TEST(Counter, WrapsAndStaysFenced) {
   EXPECT_EQ(word.Count(), 0u);
 }
 
-// ---- who waits, and how ----
+// ---- threads that wait, and how ----
 
 // The launcher holds the deadlines for 60 ms, again and again.
 TEST(WaitingTime, EndsThoughItIsHeldNowAndThen) {

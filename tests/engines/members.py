@@ -23,10 +23,10 @@ def why_not() -> str | None:
 
 
 class Etcd:
-    """Its members run from the start. `election_ms`: how long they wait for a leader who says nothing."""
+    """Its members run from the start. `election_ms`: how long they wait for a leader that says nothing."""
 
     def __init__(self, folder: Path, count: int = 3, election_ms: int = 1000, flags: tuple[str, ...] = ()) -> None:
-        """Of an etcd whose `flags` have it speak TLS nobody here asks whether it is ready."""
+        """An etcd whose `flags` have it speak TLS isn't asked here whether it is ready."""
         self._folder, self._election_ms, self._flags = folder, election_ms, flags
         self._tls = "--cert-file" in flags
         folder.mkdir(parents=True, exist_ok=True)

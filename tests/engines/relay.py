@@ -47,7 +47,7 @@ class Relay:
         writer.close()
 
     def cut(self) -> None:
-        """Ends all that goes through it; what was asked may have been done, and nobody hears of it."""
+        """Ends all that goes through it; what was asked may have been done, and no client hears of it."""
 
         def end() -> None:
             for writer in self._open:

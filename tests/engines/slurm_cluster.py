@@ -86,7 +86,7 @@ class Slurm:
         self.environment = {"SLURM_CONF": str(folder / "slurm.conf"), "XDG_RUNTIME_DIR": str(folder / "run")}
         with (folder / "daemons.log").open("wb") as log:
             self._process = subprocess.Popen(
-                ["setpriv", "--pdeathsig=KILL",  # whoever has started it may be killed
+                ["setpriv", "--pdeathsig=KILL",  # the process that started it may be killed
                  "unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "bash", "-c", _START,
                  str(folder)], env={**os.environ, **self.environment}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,

@@ -117,7 +117,7 @@ def lose_members(etcd, job, kungfu_run, times, slack_s):
         etcd.start(lost)
         etcd.wait_until_ready()
     longest = [float(match[1]) for match in map(re.compile(r"longest ([\d.]+)").search, run.lines[at:]) if match]
-    assert max(longest) < ELECTION_MS / 1000 + slack_s, longest  # who had waited for etcd would have waited for that
+    assert max(longest) < ELECTION_MS / 1000 + slack_s, longest  # a worker that waits for etcd would wait for that
     return run
 
 

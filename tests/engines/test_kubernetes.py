@@ -1,4 +1,4 @@
-"""The example for Kubernetes: nobody here runs it, so it is looked at: YAML, schemas, and the commands in it."""
+"""The example for Kubernetes: no cluster runs it here, so it is looked at: YAML, schemas, and the commands in it."""
 
 from __future__ import annotations
 

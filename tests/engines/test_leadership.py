@@ -146,7 +146,7 @@ def test_restarted_head_node_leaves_the_job_to_its_leader_and_may_join(patient_e
         assert f"{patient_etcd.url('again')} is the job of another kungfu-run; give this one another name" in line
         job.size -= 2
         job.join(0)
-        job.size += 2  # those who have ended have been members, too
+        job.size += 2  # the workers that have ended have been members, too
         back = set().union(*job.wait_until_all_train().values())
         assert len(back) == 6
         assert left < back

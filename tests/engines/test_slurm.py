@@ -48,7 +48,7 @@ def run(slurm, *words, secret=SECRET):
 
 
 def files(folder):
-    """The program's checkpoint, and what it ends by. (Whoever enters the mounts of a Slurm has lost his folder.)"""
+    """The program's checkpoint, and what it ends by. (A process in the mounts of a Slurm has lost its folder.)"""
     return folder / "at", folder / "finish"
 
 

@@ -106,7 +106,7 @@ class OverEtcd:
         self._etcd.compact()
 
     def check_history(self, job, known):
-        """etcd's own revisions are one history of versions, without a gap or a fork, and everybody was told of it."""
+        """etcd's own revisions are one history of versions, without a gap or a fork, and every watcher got it."""
         history = self._etcd.history(job)
         first = history[0]["nth"]
         assert [each["nth"] for each in history] == list(range(first, first + len(history)))
@@ -148,13 +148,13 @@ class Trial:
     def __init__(self, url: str, rng: random.Random) -> None:
         self.url, self.rng = url, rng
         self.lock = threading.Lock()
-        self.known: dict[int, tuple[str, list[str]]] = {}  # version -> what it means, by whoever has seen it
+        self.known: dict[int, tuple[str, list[str]]] = {}  # version -> what it means, by a client that has seen it
         self.acknowledged: list[int] = []
         self.stale: list[tuple[int, tuple[str, list[str]]]] = []  # writes that were refused, and what they meant
-        self.newest = -1  # that anybody has been told of
+        self.newest = -1  # that any client has been notified of
         self.deletes = 0  # that were begun
         self.trouble: list[BaseException] = []
-        self.over = threading.Event()  # the writers have written all, and nobody disturbs any more
+        self.over = threading.Event()  # the writers have written all, and no disturbance comes any more
         self.last: int | None = None  # the version that is the last one
 
     def seen(self, cluster: Cluster, at_least: int) -> None:
@@ -192,7 +192,7 @@ class Trial:
                     last = max(last, held.version)
                 elif self.deletes == deletes == 0:
                     assert at_least == -1, "the cluster is gone, and nobody has deleted it"
-                # Where it was forgotten the version counts on, and nobody says from where.
+                # Where it was forgotten the version counts on, and no answer says from where.
                 version = (held.version if held is not None else max(last, self.newest)) + 1
                 workers = (PeerID(name, 1 + rng.randrange(60000)),)
                 wanted = Cluster(workers, (), version)
@@ -259,7 +259,7 @@ def play(keeper, job: str, seed: int) -> None:
         assert not any(thread.is_alive() for thread in writers), "nothing moves"
         trial.over.set()
         faults.join(_LIMIT_S)
-        # Whoever comes last leaves a cluster, so that each watcher comes to an end.
+        # The last writer leaves a cluster, so that each watcher comes to an end.
         store = open_store(trial.url, SECRET, "last", timeout_s=20.0)
         while True:
             with contextlib.suppress(StaleVersionError, StoreUnreachableError):

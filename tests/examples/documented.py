@@ -107,7 +107,7 @@ def own_loop(names):
 
 
 def plain(names):
-    """An optimizer of MindSpore's, for who reduces by himself."""
+    """An optimizer of MindSpore's, for a program that reduces by itself."""
     names["optimizer"] = names["nn"].Momentum(names["net"].trainable_params(), 0.05, 0.9)
 
 

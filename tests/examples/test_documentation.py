@@ -109,7 +109,7 @@ def test_chinese_page_has_the_sections_numbers_and_code_of_the_english_one(page)
 
 
 def test_no_code_hides_as_an_indented_block():
-    """Four spaces make a block, too, which nobody would run."""
+    """Four spaces make a block, too, which no test would run."""
     hidden = []
     for page in PAGES:
         text = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)

@@ -121,7 +121,7 @@ def schedule_of(seed: int) -> Schedule:
         setup = replace(setup, epochs_a_call=rng.choice((1, 2)))
     if setup.shards is not None or setup.reductions > 1:  # steps take longer, so there are fewer before the end
         setup = replace(setup, schedule=tuple((step // 3, size) for step, size in setup.schedule))
-    if rng.random() < 0.25 and setup.step_s < 0.1 and setup.min_size == 1:  # who is new has time to start ahead
+    if rng.random() < 0.25 and setup.step_s < 0.1 and setup.min_size == 1:  # a joining worker has time to start ahead
         entries = (rng.randrange(4, 8), rng.randint(2, 4)), (rng.randrange(8, 12), rng.randint(1, 4))
         setup = replace(setup, schedule=entries, prepare_s=0.1)
     if rng.random() < 0.1:
@@ -154,7 +154,7 @@ def _shards(rng: random.Random, setup: Setup, happenings: list[Happening]) -> tu
 
 
 def _wishes_and_deaths(rng: random.Random, setup: Setup) -> tuple[Setup, list[Happening]]:
-    """Steps so slow that several wishes are outstanding, and deaths among those who would carry them out."""
+    """Steps so slow that several wishes are outstanding, and deaths among the workers that would carry them out."""
     setup = replace(
         setup, step_s=rng.choice((0.03, 0.3, 0.6)), prepare_s=rng.choice((0.1, 0.5, 1.0)), schedule=(), min_size=1
     )
@@ -180,7 +180,7 @@ def _wishes_and_deaths(rng: random.Random, setup: Setup) -> tuple[Setup, list[Ha
 
 
 def _freeze(rng: random.Random, when: float) -> Happening:
-    """For a moment, for longer than anybody waits, or for ever (0)."""
+    """For a moment, for longer than any process waits, or for ever (0)."""
     return Happening(round(when, 4), "freeze", rng.randrange(8), rng.choice((0.0, 0.5, 8.0, 25.0)))
 
 
@@ -293,12 +293,12 @@ def _long_outage(seed: int) -> Iterator[Happening]:
 
 
 def _after_the_lease(seed: int) -> Iterator[Happening]:
-    """To The new leader, and whom the others look for."""
+    """To the new controller, for which the others look."""
     rng = random.Random(f"behind the seat {seed}")
-    if rng.random() < 0.2:  # to who tells the next controller what it has
+    if rng.random() < 0.2:  # to the host that reports to the next controller what it has
         kind = rng.choice(("kill reporter", "kill reporter's worker", "kill reporter's guard"))
         yield Happening(0.0, kind, rng.randrange(6), round(0.1 * rng.random() ** 2, 4))
-    if rng.random() < 0.2:  # while nobody has the lease, or somebody has just taken it
+    if rng.random() < 0.2:  # while no host has the lease, or one has just taken it
         kind = rng.choice(("host leaves", "interrupt", "kill launcher", "kill member", "resize"))
         yield Happening(round(rng.random(), 4), kind, rng.randrange(1, 6), term=rng.choice((1, 2)))
     if rng.random() < 0.4:

@@ -25,7 +25,7 @@ PLAIN = Path(__file__).with_name("programs") / "plain.py"
 pytestmark = pytest.mark.timeout(900)
 needs_mindspore = pytest.mark.skipif(find_spec("mindspore") is None, reason="MindSpore is not installed")
 
-# The lowest rank and another one at a time, in a sum over all; who dies behind its last shard; a stop, a slow worker;
+# The lowest rank and another one at a time, in a sum over all; a death behind the last shard; a stop, a slow worker;
 # growing behind a death, and shrinking.
 SCRIPT = Plan(
     "lenet",
@@ -53,7 +53,7 @@ def test_a_job_that_is_struck_has_the_bits_of_one_worker() -> None:
     assert alone is not None, campaign.tally.broken
     assert found.sha256 == alone.sha256
     assert len(set(alone.sha256)) == 2
-    # Nobody dies who is the last: the second history's last one isn't struck down.
+    # The last worker is never killed: the second history's last one isn't struck down.
     assert found.happened == [list(SCRIPT.histories[0].strokes), [SCRIPT.histories[1].strokes[0]]]
     assert [found.sizes[0][step] for step in (1, 3, 7)] == [3, 3, 2]
     assert [found.sizes[1][step] for step in (1, 10)] == [2, 1]

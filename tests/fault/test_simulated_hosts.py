@@ -81,7 +81,7 @@ def try_the_first_version_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def leave_what_is_superseded_while_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hosts keep parts of a version that nobody knows any more."""
+    """Hosts keep parts of a version that no controller knows any more."""
 
     def close(self):
         if self._is_made:

@@ -104,12 +104,12 @@ STORIES = [
     (Setup(size=4, recover=Recover.REPLACE), (Happening(0.18, "terminate", 0), Happening(0.25, "kill member", 6))),
     # The only other one dies while a worker leaves.
     (Setup(size=2, recover=Recover.REPLACE), (Happening(0.251, "kill member", 7), Happening(0.252, "terminate", 0))),
-    # Those who would stay die, and the one that was to go is the last who has the state.
+    # The workers that would stay die, and the one that was to go is the last with the state.
     (
         Setup(size=3),
         (Happening(0.039, "resize", 2), Happening(0.15, "kill member", 6), Happening(0.15, "kill member", 2)),
     ),
-    # All who have the state die or leave when a newcomer is just let in.
+    # All workers with the state die or leave when a joining worker is just admitted.
     (
         Setup(size=3, recover=Recover.REPLACE, prepare_s=0.1),
         (Happening(0.926, "kill member", 1), Happening(1.213, "evict", 7), Happening(1.28, "kill member", 0)),
@@ -136,19 +136,19 @@ STORIES = [
             Happening(1.7, "kill newcomer", 0),
         ),
     ),
-    # The only one who would stay dies when all have agreed on it, and others have the state.
+    # The only worker that would stay dies when all have agreed on it, and others have the state.
     (
         Setup(size=3, step_s=0.3),
         (Happening(0.9, "resize", 1), Happening(1.0, "resize", 5), Happening(1.05, "kill member", 0)),
     ),
-    # The same, where nobody wants more: one is there in the end.
+    # The same, where no request wants more: one is there in the end.
     (Setup(size=2, step_s=0.3, recover=Recover.REPLACE), (Happening(0.9, "resize", 1), Happening(1.0, "kill lone"))),
     # A wish for what the launcher is about to write because of a death: it is a wish all the same.
     (
         Setup(size=2, recover=Recover.REPLACE, external=True),
         (Happening(0.9, "resize", 1), Happening(0.91, "kill member", 1)),
     ),
-    # Newcomers of a wish don't take the place of one who has died, which is in that wish.
+    # Joining workers of a request don't take the slot of a failed one, which is in that request.
     (
         Setup(size=3, recover=Recover.REPLACE, external=True),
         (Happening(0.9, "kill member", 1), Happening(0.88, "resize", 5)),
@@ -183,7 +183,7 @@ STORIES = [
         for recover, wait in ((Recover.SHRINK, True), (Recover.REPLACE, False))
         for when in (0.26, 0.4, 0.65)
     ),
-    # Somebody else wants another size, and the lowest rank dies, who has told of the schedule.
+    # Another client wants another size, and the lowest rank dies, which has sent the schedule.
     (AHEAD, (Happening(0.4, "resize", 3), Happening(0.9, "resize", 1))),
     (
         replace(AHEAD, size=2, schedule=((6, 4),)),
@@ -220,7 +220,7 @@ def test_courses_that_failed_once_break_no_promise() -> None:
     ],
 )
 def test_a_size_that_is_asked_for_while_the_server_forgets_comes_true(kind, before, prepare_s) -> None:
-    """The workers, who ask for it, and the launcher, who tells the server what the cluster is, come at one moment."""
+    """The workers, which ask for it, and the launcher, which writes the cluster to the server, come at one moment."""
     for seed in range(30):
         setup = Setup(size=1, external=True, schedule=((14, 4),), samples=240, step_s=0.1, prepare_s=prepare_s)
         outage = Happening(2.0, kind, 0, 0.5 + 0.03 * seed)
@@ -349,7 +349,7 @@ def let_newcomers_begin_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def go_over_to_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any member makes the version that was agreed on the chosen one, whoever is left in it."""
+    """Any member makes the version that was agreed on the committed one, whichever members are left in it."""
 
     def would_commit(self, request):
         return self.clusters.get(request.version) if request.member_of == self.committed else None
@@ -376,7 +376,7 @@ def wait_for_who_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def count_sync_points_over_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who stays has been to more sync points than there were in the version, and newcomers have not."""
+    """Members that stay have been to more sync points than there were in the version, and joining workers have not."""
 
     def enter(member, granted, has_state):
         been_to = member.sync_points

@@ -47,7 +47,7 @@ def test_no_course_of_events_breaks_a_promise(batch: int, everything: bool) -> N
 
 # Of some 10,000: a failure that the next controller didn't know of; workers that trained before that was on record; a
 # version that was refused because its host had gone; a newcomer taken for the dead one whose name it has; a host that
-# had left and was said to be lost; nobody left and no end; an end written over by what was under way; a host that
+# had left and was said to be lost; no host left and no end; an end written over by what was under way; a host that
 # joined twice.
 FOUND = (474, 1750, 5367, 5433, 5598, 5643, 8111, 8235, 8493, 10191, 12867, 13047, 14588, 15193, 15495, 701892)
 
@@ -179,7 +179,7 @@ def go_on_without_who_comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forget_the_deaths_that_were_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those who have died are reported, but not in which order they have."""
+    """The dead workers are reported, but not the order of their deaths."""
     monkeypatch.setattr(resuming, "all_losses", lambda reports, version: [])
 
 

@@ -91,7 +91,7 @@ def test_a_new_job_goes_on_from_a_checkpoint_at_another_size() -> None:
 
 
 def test_shards_changed_by_a_policy_change_for_all_and_for_joining_workers() -> None:
-    """At a step, whoever dies around it; a joiner and a resumed job have them from those who were there."""
+    """At a step, whichever rank dies around it; a joining worker and a resumed job have them from the members."""
     dealt = set()
     for seed in range(40):
         rng = random.Random(seed)
@@ -159,7 +159,7 @@ def deal_by_weights_of_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measure_on_over_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who stays compares paces at other steps than newcomers."""
+    """Members compare speeds at other steps than joining workers."""
 
     def step_end(self, version, size, shards, weights, counts=True):
         self._version = version
@@ -211,7 +211,7 @@ def give_a_dead_workers_shards_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def record_what_is_only_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shard that all compute for comparison is on everybody's record."""
+    """The shard that all compute for comparison is on the record of every rank."""
 
     def batch(self, shard):
         found = real(self, shard)
@@ -224,7 +224,7 @@ def record_what_is_only_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def record_what_was_dealt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Instead of what was computed: a dead worker's shards are on nobody's record."""
+    """Instead of what was computed: a dead worker's shards are on no record."""
 
     def batch(self, shard):
         found = real(self, shard)
@@ -242,7 +242,7 @@ def record_what_was_dealt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compute_what_one_had_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever has brought all that it was dealt waits for the sum, also where somebody has died."""
+    """A rank that has brought all its shards waits for the sum, also if another one has died."""
 
     def make(core, first, compute):
         for shard in core.missing_shards():
@@ -257,7 +257,7 @@ def compute_what_one_had_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def end_the_step_with_ones_own_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is committed though a leaf is missing, which somebody else owes."""
+    """It is committed though a shard is missing, which another rank owes."""
 
     def make(core, first, compute):
         for shard in core.missing_shards():
@@ -329,7 +329,7 @@ def add_up_by_owners(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forget_a_leaf(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last one of who has died."""
+    """The last one of a dead worker."""
 
     def lose(dealt, rank):
         dealt[rank] = dealt[rank][:-1]
@@ -351,7 +351,7 @@ def deal_a_leaf_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def deal_to_whoever_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has died and is known to have here gets nothing, whatever the others know."""
+    """A worker that is known here to have died gets nothing, whatever the others know."""
     real = shards.Step._move_to
     monkeypatch.setattr(
         shards.Step, "_move_to", lambda self, generation: real(self, max(generation, len(self._segment.deaths)))
@@ -359,7 +359,7 @@ def deal_to_whoever_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wait_though_one_owes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has got a dead worker's leaves waits for the sum first."""
+    """A rank that has got a dead worker's shards waits for the sum first."""
 
     def part(self, generation, group):
         self._move_to(generation)

@@ -1,4 +1,4 @@
-"""What happens to who has just taken the lease of a job's controller, and whom the others look for: on a virtual clock.
+"""What happens to a controller that has just taken the lease, and that the others look for: on a virtual clock.
 
 An outsider has found that these went wrong; random courses (`test_simulated_leadership.py`) come to such moments
 rarely.
@@ -71,7 +71,7 @@ def test_pause_of_all_hosts_during_takeover_loses_no_host() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, 3 * HOST_TIMEOUT_S])
 def test_lost_second_controller_loses_no_other_host(seconds: float) -> None:
-    """Who has called it doesn't wait for it longer than the third one waits for him."""
+    """The caller doesn't wait for it longer than the third host waits for the caller."""
     second = Happening(0.0, "pause head" if seconds else "kill head", 0, seconds, term=2)
     for schedule in variations(JOB, (KILL, second), 5, 0.3):
         world = run(schedule)
@@ -124,7 +124,7 @@ def test_workers_go_on_while_a_version_waits_for_a_store_that_is_away() -> None:
 
 
 def test_launchers_end_if_the_keys_of_the_job_are_deleted() -> None:
-    """Deleted by somebody, or lost with etcd's data. Nothing can be decided any more, nor looked up."""
+    """Deleted by a client, or lost with etcd's data. Nothing can be decided any more, nor looked up."""
     setup = HostsSetup(size=6, hosts=3, recover=Recover.SHRINK, moves=True, samples=40)
     for schedule in variations(setup, (Happening(0.9, "delete keys"),), 4, 0.5):
         world = HostsWorld(schedule.seed, schedule.setup, schedule.happenings, [])
@@ -231,9 +231,7 @@ def test_ended_job_has_released_the_lease(happenings: tuple[Happening, ...]) -> 
         assert world.server.leadership.look().holder == "", story(schedule)
 
 
-@pytest.mark.parametrize(
-    "at", [0.8, 1.3, 3.0]
-)  # as the controller dies, while nobody has the lease, when somebody has it
+@pytest.mark.parametrize("at", [0.8, 1.3, 3.0])  # as the controller dies, while no host has the lease, when one has it
 def test_host_joining_while_the_controller_fails_finds_the_next_one(at: float) -> None:
     setup = HostsSetup(size=6, hosts=3, recover=Recover.SHRINK, moves=True, samples=200)
     for schedule in variations(setup, (KILL, Happening(at, "host joins", 3)), 4, 0.2):
@@ -249,7 +247,7 @@ def test_job_without_a_controller_waits_for_an_unreachable_store() -> None:
     away = Happening(0.95, "server away", 0, 2 * JOIN_TIMEOUT_S)
     for schedule in variations(replace(JOB, samples=400), (KILL, away), 3, 0.05):
         world = HostsWorld(schedule.seed, schedule.setup, schedule.happenings, [])
-        world.outages.append((0.9, 1.0 + 3 * JOIN_TIMEOUT_S))  # in which nobody can go on without the controller's two
+        world.outages.append((0.9, 1.0 + 3 * JOIN_TIMEOUT_S))  # in which no host can go on without the controller's two
         assert world.run().exit_code == 0, story(schedule)
 
 

@@ -145,7 +145,7 @@ class Job:
         return self._jobs.start(self.network.hosts[number], LAUNCHER, *words, environment=environment)
 
     def finish(self, code: int = 0, among=None) -> list[tuple[int, str]]:
-        """(step, weights) of all who are left: all end at the same step with the same weights, and nothing is left."""
+        """(step, weights) of the survivors: all end at the same step with the same weights, and nothing is left."""
         among = range(len(self.launchers)) if among is None else among
         for number in among:
             self.launchers[number].signal(signal.SIGUSR1)

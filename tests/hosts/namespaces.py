@@ -1,6 +1,6 @@
 """Hosts that are network namespaces of this machine: own addresses, own /dev/shm, joined by a bridge that can be cut.
 
-The bridge is in a namespace of its own: nothing of the machine's network is touched, and who removes the namespaces has
+The bridge is in a namespace of its own: nothing of the machine's network is touched, and removing the namespaces has
 removed all. A process of its own does that, when the end of a pipe tells it that the tests are over, or were killed.
 """
 
@@ -157,7 +157,7 @@ class Host:
 
     @contextlib.contextmanager
     def cut(self) -> Iterator[None]:
-        """Nothing comes in or goes out. Nobody is told: the host's own end stays up, as behind a switch that fails."""
+        """Nothing comes in or goes out. No host is notified: its own end stays up, as behind a switch that fails."""
         with contextlib.ExitStack() as healing:
             for chain in ("INPUT", "OUTPUT"):
                 healing.enter_context(self._dropping(chain, "!", "-i" if chain == "INPUT" else "-o", "lo"))

@@ -8,7 +8,7 @@
 an all-reduce, 2 (n - 1) / n * bytes / rate, is reached. Beside it stands what each of the streams of a ring gets when
 all hosts send to the next one at once: where one machine plays them all, its cores may be busy with less than the
 links could carry, and `--mtu 9000` has them handle a sixth of the packets. `--slow MEGABITS` gives the last host a
-slower link: then the bound is that link's. `vs` shapes nothing: there the kernel's copies bound everybody; contenders
+slower link: then the bound is that link's. `vs` shapes nothing: there the kernel's copies bound all of them; baselines
 take turns in one run. `overlap` trains a network of dense layers with MindSpore, its gradients reduced in the
 background or not (`programs/overlapped.py`); `--megabits 0` shapes nothing.
 

@@ -43,7 +43,7 @@ def test_host_leaves_and_returns_without_naming_itself(jobs, network):
     left = job.newest(1, 4)
     assert {*left.values()} == {who for who in before.values() if who[0] != 2}
     assert "is lost" not in job.output
-    join(jobs, job, 2)  # with one slot: nobody has said more
+    join(jobs, job, 2)  # with one slot: no flag says more
     resize(job, 5)
     there = job.newest(2, 5)
     assert [who[0] for who in there.values()].count(2) == 1

@@ -39,7 +39,7 @@ def without_the_head(job):
 
 
 def head_goes_on(job, before):
-    """With its own workers: whoever has the store goes on."""
+    """With its own workers: the host that has the store goes on."""
     after = job.newest(1, 2)
     assert {*after.values()} == {before[0], before[1]}
 

@@ -1,4 +1,4 @@
-"""More ranks than anybody has cores for: 64 of them on eight hosts."""
+"""More ranks than a machine has cores for: 64 of them on eight hosts."""
 
 from __future__ import annotations
 

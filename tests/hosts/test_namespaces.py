@@ -146,7 +146,7 @@ def test_nothing_is_left_when_the_tests_are_killed(number, network):
 
 
 def _lives(pid):
-    """Whether it is more than a zombie, which waits for whoever has inherited it."""
+    """Whether it is more than a zombie, which waits for the process that has inherited it."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
     except OSError:

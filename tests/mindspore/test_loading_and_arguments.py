@@ -38,7 +38,7 @@ def test_build_without_mindspore_is_reported_with_the_remedy(tmp_path, monkeypat
 
 
 def test_error_in_an_installed_wheel_suggests_no_build(tmp_path, monkeypatch):
-    """Who has no checkout can't build anything anew."""
+    """A user without a checkout can't build anything anew."""
     monkeypatch.setattr(_plugin, "reinstall", lambda: "`pip install ms_kungfu`")
     monkeypatch.setattr(_plugin, "is_of_a_wheel", lambda: True)
     with pytest.raises(

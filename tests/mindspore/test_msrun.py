@@ -112,7 +112,7 @@ class Job:
         return found
 
     def played(self) -> dict[int, set[int]]:
-        """By step the virtual rank of who stood for the last one."""
+        """By step the virtual rank of the worker that stood for the last one."""
         found: dict[int, set[int]] = {}
         for path in self.folder.glob("played.*"):
             for step, rank in (map(int, line.split()) for line in path.read_text().splitlines()):
@@ -161,7 +161,7 @@ def check_that_they_trained_the_same(elastic: Job, alone: Job, epochs: int) -> N
 
 
 def test_mindcvs_calls_train_the_same_bits_while_the_cluster_changes(tmp_path):
-    """No line of the program is about elasticity; V shards a step are V shards whoever computes them."""
+    """No line of the program is about elasticity; V shards a step are V shards, whichever workers compute them."""
     with Job(tmp_path / "elastic", 1, 3, "paced", "summed") as elastic:
         grow_and_kill(elastic)
     with Job(tmp_path / "alone", 1, 3) as alone:
@@ -289,7 +289,7 @@ class Looping:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["plain", "break", "limit", "queued", "rank0"])
 def test_a_loop_that_counts_its_batches_grows_between_its_passes(kind, tmp_path, kungfu_run):
-    """It reduces something every fifth batch, where who came within a pass would wait alone."""
+    """It reduces something every fifth batch, where a worker that came within a pass would wait alone."""
     looping = Looping(kungfu_run, tmp_path, 1, kind, 12, 0.15)
     looping.until("^rank 0 epoch 1 ")
     looping.resize(3)

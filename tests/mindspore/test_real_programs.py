@@ -24,7 +24,7 @@ def test_a_program_trains_as_on_one_device_while_workers_join_and_die(name, tmp_
 
 
 def test_a_worker_that_fails_ends_the_trial_with_its_last_lines(tmp_path):
-    """The first one goes on, and nobody waits for it."""
+    """The first one goes on, and no rank waits for it."""
     program = tmp_path / "fails_where_others_train.py"
     program.write_text(
         "import pathlib, time, ms_kungfu\n"

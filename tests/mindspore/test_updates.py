@@ -86,7 +86,7 @@ class SMA:
 
 
 class Pair:
-    """Whom a worker takes its neighbour's model from is chance; the workers say it, and the version, afterwards."""
+    """The neighbour from which a worker takes a model is chance; the workers print it, and the version, afterwards."""
 
     def __init__(self, inner_momentum, in_turn):
         self.inner_momentum, self.in_turn = inner_momentum, in_turn
@@ -101,7 +101,7 @@ class Pair:
         for rank, (source, version) in enumerate(sources):
             assert source != rank
             assert -1 <= source < len(peers)
-            # Everybody has met at the end of the last step, so whoever made it has saved; only then is nobody's taken.
+            # All ranks have met at the end of the last step, so each of them has saved; else no model is taken.
             others = [m for r, m in enumerate(members) if r != rank and m.saved]
             assert version > 0 if others else source == -1 or version > 0
             # What is fetched ahead is from the step before; what isn't, is the latest.
@@ -198,7 +198,7 @@ def agree(folder, sizes, death=None):
     clusters = [at[0]["size"] for at in steps]
     if death is None:
         assert clusters == sizes
-    else:  # who dies is counted until the step is over, and the launcher has seen it
+    else:  # a rank that dies is counted until the step is over, and the launcher has seen it
         assert clusters[: death + 1] == [sizes[0]] * (death + 1)
         assert clusters[death:] == sorted(clusters[death:], reverse=True)
         assert clusters[-1] == sizes[-1]

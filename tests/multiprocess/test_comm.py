@@ -74,7 +74,7 @@ def test_wait_for_a_late_rank_uses_no_cpu(run_program: Run, np: int) -> None:
 @pytest.mark.parametrize("manner", ["fail", "recover", long("stay"), "quit"])
 def test_ctrl_c_ends_a_collective_that_waits(run_program: Run, manner: str) -> None:
     recovers = manner != "fail"
-    # Who is out is ended also where nobody looks for hangs.
+    # A rank that is out is ended also if no launcher looks for hangs.
     flags = ["-recover", "shrink", "-peer-timeout", "0"] if recovers else []
     output = run_program(PROGRAMS / "interrupted.py", manner, np=3, watch=recovers, flags=flags, timeout_s=60)
     assert output.count("rank 1 interrupted") == 1

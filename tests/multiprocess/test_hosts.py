@@ -173,7 +173,7 @@ def test_models_are_read_on_all_hosts(hosts, script):
 
 
 def reading(job, version, counts, pattern=r"(\d+)"):
-    """Once all who are in a version have read models of workers on other hosts there: whose."""
+    """Once all members of a version have read models of workers on other hosts there: whose."""
     return job.wait_for(rf"^read in version {version} the model of rank {pattern} ", counts)
 
 
@@ -300,7 +300,7 @@ def test_log_files_are_each_hosts_own(hosts, script, tmp_path):
     )
 
 
-# ---- who takes part ----
+# ---- the hosts that take part ----
 
 
 def test_host_with_another_secret_is_rejected_and_the_right_one_awaited(hosts, script):
@@ -371,7 +371,7 @@ def test_a_host_that_goes_before_the_start_may_come_again(hosts, script):
 
 
 def put(url, version, *workers):
-    """What somebody outside wants."""
+    """The cluster that a client outside wants."""
     open_store(url, SECRET).put(Cluster(tuple(map(PeerID.parse, workers)), (), version))
 
 
@@ -420,7 +420,7 @@ def test_workers_of_a_stopped_launcher_do_not_count_as_hanging(hosts):
     assert "stood still" not in job.output
 
 
-# ---- versions over several hosts: who gets what ----
+# ---- versions over several hosts: what each host gets ----
 
 PLACE = r"^in version {} rank (\d+) of {} pid (\d+) has {}$"
 OVER_HOSTS, ON_ONE = "mmss", "m"  # segment, board, sockets to the link and for models; a segment

@@ -151,7 +151,7 @@ def test_host_leaving_during_growth_takes_its_joining_workers_along(hosts, start
 def test_request_for_workers_on_a_leaving_host_is_answered_with_the_reason(hosts):  # noqa: F811
     job = start(hosts, 2, "-leave-grace", "20s", slots={A: 1, B: 2}, program=["hold=400:go"])
     all_in_version(job, 0, {A: 1, B: 1})
-    # They wait before the 400th step's end, so nobody can leave.
+    # They wait before the 400th step's end, so no worker can leave.
     deadline = time.monotonic() + 60
     job[B].signal(signal.SIGTERM)
     job[A].wait_for(f"host {B} is leaving")
@@ -185,7 +185,7 @@ def test_host_with_all_workers_does_not_leave_and_ends_the_job(hosts):  # noqa: 
 
 
 def test_the_others_die_before_a_host_has_left(hosts):  # noqa: F811
-    """Whoever is left is on a host that wants to go: the job ends, as where all of one host's workers are told to."""
+    """The last workers are on a host that wants to go: the job ends, as where all of one host's workers are told to."""
     job = start(hosts, 2, slots={A: 1, B: 1}, program=["hold=1:never"])
     before = all_in_version(job, 0, {A: 1, B: 1})
     job[B].signal(signal.SIGTERM)
@@ -307,7 +307,7 @@ def test_a_host_comes_back(hosts, start_module, how):  # noqa: F811
 
 @pytest.mark.long
 def test_the_replaced_find_a_host_that_joins(hosts, start_module):  # noqa: F811
-    """Placement fills hosts evenly, whoever has come last."""
+    """Placement fills hosts evenly, whichever host has come last."""
     job = start(hosts, 4, "-recover", "replace", slots={A: 2, B: 2})
     before = all_in_version(job, 0, {A: 2, B: 2})
     join_well(job, start_module, C, 2)

@@ -1,4 +1,4 @@
-"""Connections between launchers: who is let in, and the links of a version. All ends are in this process."""
+"""Connections between launchers: which callers get in, and the links of a version. All ends are in this process."""
 
 from __future__ import annotations
 
@@ -287,14 +287,14 @@ def test_failure_is_in_control_block_by_job_rank_and_in_its_hosts_segment(monkey
     assert told == [[], [(1, "died", True, True)]]
     segment.mark_lost(2, "died", True, False)
     assert told == [[(1, "died", True, False)], [(1, "died", True, True), (2, "died", True, False)]]
-    assert order[1:] == [segment._board, segment._segment]  # who learns of it by the segment finds it on the board
+    assert order[1:] == [segment._board, segment._segment]  # a rank that reads the segment finds it on the board
     assert segment.gave_up(2) == "1"  # by its place on this host
     assert segment.heartbeat(2) == 11
     assert segment.progress(2) == (1, 0.5, 2.0)
     segment.close()
 
 
-# ---- who is let in ----
+# ---- callers that are admitted ----
 
 
 async def first_of(channel):
@@ -528,7 +528,7 @@ def no_bug():
     """Nothing reaches the loop's exception handler, by which a launcher ends its job."""
     found = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: found.append(context))
-    with collected():  # of a task that nobody looks at the exception gets there late
+    with collected():  # the exception of a task that isn't awaited gets there late
         yield
     assert found == []
 

@@ -1,5 +1,5 @@
 # ruff: noqa: F811
-"""Before a job on several hosts has begun: who waits for whom, for how long, and what those who wait say."""
+"""Before a job on several hosts has begun: which host waits for which, for how long, and what a waiting host says."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def told(run, *words):
     return done.stdout + done.stderr, done.returncode
 
 
-# ---- who wants another size before it has begun ----
+# ---- requests for another size before it has begun ----
 
 
 def test_size_requested_while_a_host_is_missing_applies_at_the_start(hosts):
@@ -51,7 +51,7 @@ def test_size_requested_while_a_host_is_missing_applies_at_the_start(hosts):
     finish(job, {A: 1, B: 1})
 
 
-# ---- who waits for whom ----
+# ---- which host waits for which ----
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_head_node_reports_the_reason_of_a_host_that_does_not_come(launch, answe
 
 
 def test_head_node_reports_once_why_hosts_do_not_answer(launch):
-    """In one line for all that have the reason in common. Somebody else listens at one, and hangs up."""
+    """In one line for all that have the reason in common. Another program listens at one, and hangs up."""
     port, listed = free_port(), f"{A}:1,{B}:1,{C}:1,{D}:1"
     with socket.create_server((D, port)) as stranger:
         threading.Thread(target=hang_up, args=(stranger,), daemon=True).start()

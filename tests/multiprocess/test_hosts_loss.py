@@ -38,7 +38,7 @@ def lose(job, host):
 
 
 def end(job):
-    """All who are left end at the same step, having seen the same."""
+    """All workers that are left end at the same step, having seen the same."""
     next(iter(job.runs.values())).signal(signal.SIGUSR1)
     job.assert_exit(0)
     ends = [m for run in job.runs.values() for m in run.wait_for(r"^finished pid \d+ (step \d+ weights \w+)", 0)]
@@ -161,7 +161,7 @@ def test_a_host_without_workers_is_not_missed(hosts):  # noqa: F811
     job = start(hosts, 2)
     all_in_version(job, 0, {A: 1, B: 1})
     lose(job, C)
-    all_in_version(job, 1, {A: 1, B: 1})  # the same workers: whoever resizes hears that C's slots are gone
+    all_in_version(job, 1, {A: 1, B: 1})  # the same workers: a client that resizes hears that C's slots are lost
     put(job.url, 2, f"{A}:10000", f"{B}:10000", f"{B}:10001")
     all_in_version(job, 2, {A: 1, B: 2})
     end(job)
@@ -193,7 +193,7 @@ def test_without_watch_mode_all_name_the_host_that_is_silent(hosts):  # noqa: F8
         os.kill(pid, signal.SIGSTOP)
     job[A].assert_exit(1)
     for pid in stopped:
-        with contextlib.suppress(ProcessLookupError):  # whoever wakes first ends the others
+        with contextlib.suppress(ProcessLookupError):  # the one that wakes first ends the others
             os.kill(pid, signal.SIGCONT)
     job[B].assert_exit(1)
     silent = f"kungfu-run: host {B} is lost: nothing came from it for 2 s (-host-timeout)"

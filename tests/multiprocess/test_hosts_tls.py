@@ -231,7 +231,7 @@ def test_config_server_speaks_https_to_clients_of_the_authority(server, host, tm
         monkeypatch.setenv(name, value)
     with pytest.raises(StoreUnreachableError, match="its certificate isn't accepted"):
         open_store(server).get()
-    context = ssl.create_default_context(cafile=host["KUNGFU_TLS_CA"])  # who shows none
+    context = ssl.create_default_context(cafile=host["KUNGFU_TLS_CA"])  # a client that shows none
     connection = http.client.HTTPSConnection(*re.findall(r"//([^:]+):(\d+)", server)[0], timeout=10, context=context)
     with contextlib.suppress(OSError):  # the server may be done with it before the answer is waited for
         connection.request("GET", "/config")

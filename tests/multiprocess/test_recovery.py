@@ -53,7 +53,7 @@ def test_a_dead_worker_is_replaced_and_the_replacement_gets_the_state(job):
     found = one.in_version(2, 2)
     assert found[0] == pids[1]
     assert found[1] not in pids.values()
-    # Whoever trains on does not wait for the newcomer.
+    # A member that trains on does not wait for the joining worker.
     steps = [int(m[3]) for m in one.wait_for(r"^in version (\d) rank (\d) of \d pid \d+ step (\d+)", 5)]
     assert one.finish(2) == {pids[1], found[1]}
     assert steps[-1] > steps[2]
@@ -66,7 +66,7 @@ def test_joining_worker_may_fail_before_it_joins(job):
     one.wait_for(r"worker 2 .* exited with code 5; the others go on without it")
     found = one.in_version(2, 3)
     assert {found[0], found[1]} == set(pids.values())
-    # Nobody shrugs off a program that fails, though the others go on.
+    # A program that fails isn't ignored, though the others go on.
     one.finish(3, code=5)
     assert re.search(r"the program of worker 2 .* failed; the job will end with 5$", one.program.output, re.M)
     assert re.search(r"the other workers have finished, but worker 2 .* exited with code 5$", one.program.output, re.M)
@@ -195,7 +195,7 @@ def test_a_worker_that_gets_sigterm_leaves_and_exits_with_0(job):
     assert one.in_version(1, 1) == {0: pids[1]}
     one.wait_for(rf"^left pid {pids[0]} step \d+$")
     one.wait_for(r"worker 0 .* exited with code 0")
-    os.kill(pids[1], signal.SIGTERM)  # nobody is left to go on
+    os.kill(pids[1], signal.SIGTERM)  # no worker is left to go on
     one.program.assert_exit(143)
     one.program.assert_gone(time.monotonic())
 

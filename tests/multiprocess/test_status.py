@@ -1,4 +1,4 @@
-"""`kungfu-run status`: what it shows of jobs, with and without -w, over one and several hosts, and to whom."""
+"""`kungfu-run status`: what it shows of jobs, with and without -w, over one and several hosts, and to which users."""
 
 import http.client
 import json

@@ -117,7 +117,7 @@ def message(body):
 
 
 def conversation(lots, heard):
-    """What a stranger says. `heard`: the words of one who knew the secret."""
+    """What an unauthenticated client says. `heard`: the words of one that knew the secret."""
     nonce = {"type": "nonce", "nonce": new_nonce(), "protocol": m.PROTOCOL}
     proof = {"type": "proof", "proof": proof_of(b"t" * 16, "caller", new_nonce(), nonce["nonce"])}
     kind = lots.randrange(12)
@@ -312,7 +312,7 @@ def test_config_server_answers_random_requests_and_keeps_the_cluster(lots, caplo
     asyncio.run(run())
     # 500: aiohttp can't quote an Expect that is no text.
     assert all(status <= 500 for status in statuses), statuses
-    if knows_the_secret:  # all but whoever happened to write a document
+    if knows_the_secret:  # all but a client that happened to write a document
         assert set(statuses) <= {200, 400, 409, 413, 0}, statuses
     else:
         assert statuses.get(401, 0) + statuses.get(403, 0) > TRIES // 50, statuses

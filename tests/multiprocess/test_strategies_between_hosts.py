@@ -1,4 +1,4 @@
-"""Who sends to whom, by -strategy: as the kernel counts what went over the launchers' connections."""
+"""Which host sends to which, by -strategy: as the kernel counts what went over the launchers' connections."""
 
 from __future__ import annotations
 

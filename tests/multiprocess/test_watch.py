@@ -247,7 +247,7 @@ def test_newest_resize_request_wins_at_once_and_ends_unneeded_workers(watch):
         assert "12 workers are far more than the 1 core of this machine" in output
         job.wait_for("12 workers are far more than the 1 core of the job")
         assert job.resize("2")[0] == 0
-        job.wait_for(r"worker \d+ .* is not needed any more", 10)  # nobody has gone over to anything
+        job.wait_for(r"worker \d+ .* is not needed any more", 10)  # no member has gone over to anything
         job.wait_for(r"worker 1 .* is ready")
         job.finish()
     finally:
@@ -397,7 +397,7 @@ def test_kungfus_own_command_line_works(watch):
 
 
 def test_job_ends_with_its_members_although_joining_workers_still_wait(kungfu_run, script, start_module):
-    # Rank 0 never moves to the new version; whoever was started for it waits in vain.
+    # Rank 0 never moves to the new version; the workers that were started for it wait in vain.
     worker = script(WORKER.replace("while True:", "while incarnation == 0: time.sleep(0.01)\nwhile True:"))
     job = Job(kungfu_run("-np", 1, "-w", *worker), start_module)
     job.wait_for_version(0, 1)

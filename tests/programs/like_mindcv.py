@@ -2,9 +2,9 @@
 mindcv's ``train.py --distribute`` makes (at 51b0636), in the same order, on digits and a small network.
 
 Options: ``pynative``, ``sum`` (gradients_mean left at MindSpore's default, which sums), ``clip`` (a training cell of
-its own, which reduces and clips), ``summed`` (behind each step all ranks add up something, and the last one tells who
-it is), ``guarded`` (rank 0 alone has a ModelCheckpoint, too), ``paced`` (no step is begun behind the one that the file
-``OUT/pace`` names, for whoever changes the cluster meanwhile).
+its own, which reduces and clips), ``summed`` (behind each step all ranks add up something, and the last one names
+itself), ``guarded`` (rank 0 alone has a ModelCheckpoint, too), ``paced`` (no step is begun behind the one that the file
+``OUT/pace`` names, for the test that changes the cluster meanwhile).
 """
 
 import json

@@ -168,7 +168,7 @@ class Job:
 
     def change(self, kills_the_first: bool, after: int) -> str:
         """1 -> 3 -> one is killed and replaced -> 2, from this step on. Returns what it was."""
-        trained: list[int] = []  # who killed whom is by the order of their first steps
+        trained: list[int] = []  # a killer and its victim are told apart by the order of their first steps
 
         def at_least(count: int) -> bool:
             trained[:] = self.workers()
@@ -186,7 +186,7 @@ class Job:
         self.wait(lambda: self.ready() == 3)
         self.wait(lambda: at_least(4), 0.5)
         if kills_the_first:
-            self.ask("evict", 0)  # who came last plays rank 0 of msrun's world, and prints what is compared
+            self.ask("evict", 0)  # the last one plays rank 0 of msrun's world, and prints what is compared
         else:
             self.resize(2)
         self.wait(lambda: "left the cluster of" in self.log.read_text(), 0.5)

@@ -48,7 +48,7 @@ def test_the_launcher_is_judged_at_equal_numbers_of_workers():
 
 
 def test_a_pause_is_what_the_affected_step_takes_longer_than_the_median():
-    # Two survivors with steps of 10 ms; at 1.005 s somebody dies, and the change follows in the step after.
+    # Two survivors with steps of 10 ms; at 1.005 s a worker dies, and the change follows in the step after.
     def rows(redo, adoption):
         times = [(0.9 + i / 100, 0.91 + i / 100) for i in range(10)]
         times += [(1.0, 1.01 + redo), (1.01 + redo, 1.02 + redo + adoption)]

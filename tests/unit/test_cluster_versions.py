@@ -274,7 +274,7 @@ def test_newest_resize_request_wins_at_once():
     versions.ready.add((B, 1))
     versions.admit(cluster(2, A, B))  # the first was a mistake
     assert versions.preparable() == 2
-    assert versions.is_out(C, 1)  # who is not needed any more
+    assert versions.is_out(C, 1)  # a worker that is not needed any more
     assert versions.answer(joining_worker(C, 1)) == Detached()
     assert not versions.is_out(B, 1)
     assert versions.answer(member(A, 0, 2)) == Grant(cluster(2, A, B), 0)
@@ -295,7 +295,7 @@ def test_worker_unneeded_for_a_moment_returns_as_another_process():
 def test_members_stay_where_what_they_agreed_on_has_been_superseded():
     versions = started(cluster(0, A, B), cluster(1, A))
     assert versions.preparable() == 1
-    versions.admit(cluster(2, A, B, C))  # keeps B, who would have left
+    versions.admit(cluster(2, A, B, C))  # keeps B, which would have left
     assert versions.preparable() == 0
     assert versions.answer(member(A, 0, 1)) == Stay()
     assert versions.answer(member(B, 0, 1)) == Stay()
@@ -341,7 +341,7 @@ def test_ended_process_is_remembered_after_its_successor_has_ended():
     versions.admit(cluster(1, A))
     versions.admit(cluster(2, A, B))
     versions.record_end(B, 2)
-    assert versions.ended_in(cluster(0, A, B)) == [B]  # the members are still there, and wait for nobody
+    assert versions.ended_in(cluster(0, A, B)) == [B]  # the members are still there, and wait for no worker
     assert versions.ended_in(cluster(2, A, B)) == [B]
 
 
@@ -352,7 +352,7 @@ def test_remaining_workers_are_the_living_members_that_stay():
     assert versions.staying_without(A, {A, B}) == 1
     versions.record_end(C, 0)
     assert versions.staying_without(A, {B}) == 0
-    versions.admit(cluster(1, A, PeerID("127.0.0.1", 10003)))  # who comes has no state yet
+    versions.admit(cluster(1, A, PeerID("127.0.0.1", 10003)))  # the joining worker has no state yet
     assert versions.staying_without(A, ()) == 0
 
 

@@ -248,7 +248,7 @@ def test_requirements() -> None:
 
 
 def test_extras() -> None:
-    """Those for people who work on this package are nobody else's to install."""
+    """Those for developers of this package are for no other user to install."""
     status, found, remedy = verdict(software.check_extras)
     assert (status, found, remedy) == (MISSING, "no matplotlib", 'pip install "matplotlib>=3.6"')
     status, found, _ = verdict(software.check_extras, versions=versions(matplotlib="3.5"))

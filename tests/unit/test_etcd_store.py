@@ -141,7 +141,7 @@ def test_a_member_that_can_not_say_is_followed_by_the_next(member):
     assert store.get() == cluster(1, 4)
     assert len(alone.asked) == 1
     store.get()
-    assert len(alone.asked) == 1  # who has answered last is asked first
+    assert len(alone.asked) == 1  # the member that has answered last is asked first
     assert well.asked[0][2]["Grpc-Metadata-hasleader"] == "true"
     well.close()
     with pytest.raises(StoreUnreachableError, match="no leader|refused"):
@@ -180,7 +180,7 @@ def test_write_after_a_concurrent_write_is_stale(member):
 
 
 def test_a_write_of_which_is_not_known_what_became_is_not_called_stale(member):
-    """The first member may have done it, and somebody else have written over it: "stale" would say that it was never
+    """The first member may have done it, and another client have written over it: "stale" would say that it was never
     done."""
     instead = {"header": {"revision": "11"}, "responses": [{"response_range": held(6, mark="other", revision=11)}]}
     first = member((200, held(4)), (503, {"error": "transport is closing", "code": 14}))

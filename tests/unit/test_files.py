@@ -107,7 +107,7 @@ def test_refused_file_leaves_no_descriptor(fifo):
     assert os.listdir("/proc/self/fd") == before
 
 
-# ---- those who open ----
+# ---- the processes that open ----
 
 
 def test_log_that_fails_later_is_given_up_once(tmp_path, monkeypatch):

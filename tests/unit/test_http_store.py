@@ -1,4 +1,4 @@
-"""What a config server answers, or whoever listens there, to who asks over HTTP."""
+"""What a config server, or another server at its port, answers to a client over HTTP."""
 
 import socket
 import ssl
@@ -13,7 +13,7 @@ from ms_kungfu.errors import ConfigServerError
 
 @pytest.fixture
 def served():
-    """A server that says these pieces to each who asks, so many seconds apart; its URL."""
+    """A server that sends these pieces to each client, so many seconds apart; its URL."""
     listeners = []
 
     def serve(*pieces, apart_s=0.0):

@@ -108,7 +108,7 @@ if "." in sys.argv:
 
 
 class Checkout:
-    """One whose sources nobody compiles, with an environment that has a MindSpore."""
+    """One whose sources aren't compiled, with an environment that has a MindSpore."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -228,7 +228,7 @@ def test_a_host_that_is_lost_again_is_in_no_version():
     assert versions.lost_host_of(cluster(0, PeerID("127.0.0.9", 1))) is None
 
 
-# ---- who is asked, where the controller moves ----
+# ---- hosts that are asked, where the controller moves ----
 
 ETCD = "etcd://e:2379/job"
 TERMS = m.Terms([b"sh"], [], "127.0.0.2", None, "even", None, {}, None)
@@ -237,7 +237,7 @@ RUNS = Cluster((PeerID("127.0.0.1", 10000),), (PeerID("127.0.0.1", 38080), PeerI
 
 
 def asked(monkeypatch, leaders, answers, url=ETCD):
-    """What a host is told that joins, and who was asked. `leaders`: who has the lease, look by look, or how the job has
+    """What a joining host is told, and which hosts were asked. `leaders`: the leader, look by look, or how the job has
     ended; `answers`: of each host, look by look; a host without one doesn't answer. The last ones stay."""
     hosts, now = tuple(Host(f"127.0.0.{n}", 2) for n in (1, 2)), [0.0]
     snapshot = LeaderSnapshot("j", "127.0.0.1", RUNS, hosts, ClusterVersions(clusters={0: RUNS}, committed=0))

@@ -39,7 +39,7 @@ def test_the_dead_are_left_out_first_and_replaced_in_the_next_version():
     assert job.accept(first, own=True, ended=[], living=[A]) == []
     job.last_version = 1
     second = job.revision(-1, ended=[], living=[A], taken_ports={10000, 10001})
-    assert second == cluster(2, A, C)  # the port of who has died may not be free yet
+    assert second == cluster(2, A, C)  # the port of a dead worker may not be free yet
     assert job.accept(second, own=True, ended=[], living=[A]) == [C]
 
 

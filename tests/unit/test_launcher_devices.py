@@ -148,7 +148,7 @@ def test_workers_of_one_start_get_the_devices_in_order() -> None:
 def test_a_new_worker_gets_a_free_device() -> None:
     pool = found(gpus=4)
     assert pool.choose([0, 2, 3], []) == 1
-    assert pool.choose([0, 3], [1]) == 2  # a device that nobody has goes before one that is about to be free
+    assert pool.choose([0, 3], [1]) == 2  # a device that no worker has goes before one that is about to be free
     assert pool.choose([0, 3, 2], [1]) == 1
     assert pool.choose([0, 1, 2, 3, 3, 1], [0]) == 2  # shared by as few as can be
 

@@ -103,7 +103,7 @@ def test_the_others_go_on_without_a_worker_that_died(standing):
     verdict = decide(exited(1, standing), surviving(Recover.REPLACE))
     assert verdict.action is Action.REPLACE
     assert "a new worker is started" in verdict.reason
-    verdict = decide(exited(1, Standing.MEMBER), surviving(Recover.REPLACE, finished=True))  # it would find nobody
+    verdict = decide(exited(1, Standing.MEMBER), surviving(Recover.REPLACE, finished=True))  # it would find no member
     assert verdict.action is Action.SHRINK
     assert verdict.reason.endswith("the others go on without it")
 
@@ -176,7 +176,7 @@ def test_job_ends_once_all_workers_were_terminated():
             verdict = decide(exited(code), surviving(recover, members=members, terminated=members))
             assert (verdict.action, verdict.exit_code) == (Action.FAIL, 143)
             assert verdict.reason.endswith("; no worker is left that was not told to end")
-        # Who stays has the state. Nor is a death of another kind the end, as whoever was to leave stays then.
+        # A worker that stays has the state. Nor is a death of another kind the end: a leaving worker stays then.
         assert decide(exited(-15), surviving(recover, members=2, terminated=1)).action is not Action.FAIL
         assert decide(exited(-9), surviving(recover, members=1, terminated=1)).action is not Action.FAIL
     few = decide(exited(-15), surviving(Recover.REPLACE, members=2, terminated=1, min_size=2))

@@ -1,4 +1,4 @@
-"""Who has the controller's seat, whatever becomes of leases and answers; a small store in memory stands for etcd."""
+"""Which host leads, whatever becomes of leases and answers; a small store in memory stands for etcd."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MOST_OF_A_LEASE_S = 5.0  # two of them are more than one lease
 
 
 class Keys:
-    """The lease's two keys, as etcd keeps them: one revision for all, and leases that are over where nobody renews
-    them.
+    """The lease's two keys, as etcd keeps them: one revision for all, and leases that expire without a
+    renewal.
 
     `fates`: what becomes of the next writes: "answer lost"; "sent twice", to the next member where the first one's
-    answer is lost; "under way", where nobody knows whether it will be done: by `done_late`, with its number.
+    answer is lost; "under way", if it is unknown whether it will be done: by `done_late`, with its number.
     """
 
     def __init__(self):

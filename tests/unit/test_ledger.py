@@ -86,14 +86,14 @@ def simulate(folder, rng, total, epochs, global_batch=None, per_worker=4, drop_r
                 rng.choice((before, unrecorded, after)).add(rank)
         participants = [rank for rank in members if rank not in before]
         lost = sum(count(step.share(rank)) for rank in before)
-        # Where nobody with a sample of its own is left, the repeated one is trained.
+        # If no rank with a sample of its own is left, the repeated one is trained.
         given_back += lost - (lost == count(step.batch))
         trained = count(step.batch) - lost + (lost == count(step.batch))
         progress[-1].append(trained + (progress[-1][-1] if progress[-1] else 0))
         for rank in participants:
             living[rank].commit(version, size, rank, participants, rank not in unrecorded, common)
         living = {rank: worker for rank, worker in living.items() if rank not in before | unrecorded | after}
-        # The survivors know who took part. Who died after that is dealt to once more, unless the cluster changes.
+        # The survivors know the participants. A rank that died later gets one share more, unless the cluster changes.
         members = participants
         if rng.random() < 0.3:
             state = living[min(living)].walk.state()
@@ -635,7 +635,7 @@ def damage(folder, rng):
 def test_damaged_ledger_that_passes_the_audit_has_only_trained_samples(
     seed, total, epochs, global_batch, drop_remainder, times
 ):
-    """It may be less of it: who cuts the end of all files leaves a shorter training."""
+    """It may be less of it: a cut at the end of all files leaves a shorter training."""
     rng = random.Random(seed)
     drop_remainder = drop_remainder and total > 40
     with tempfile.TemporaryDirectory() as name:

@@ -1,4 +1,4 @@
-"""The ledger and its audit where steps are deals of shards: all of a step is trained, whoever dies in it."""
+"""The ledger and its audit where steps are deals of shards: all of a step is trained, whichever rank dies in it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def lose(deal, rank):
 
 
 def train_step(members, deaths, count_of_shards, weights, sums, rng):
-    """The shards that are delivered to each who lives, in their order; deaths are spread over the sums of the step."""
+    """The shards delivered to each living rank, in their order; deaths are spread over the sums of the step."""
     delivered = {rank: [] for rank in members}
     deaths = list(deaths)
     for number in range(sums):

@@ -1,4 +1,4 @@
-"""Which hosts are lost: whose lease has run out, and who goes where some don't reach each other."""
+"""Which hosts are lost: whose lease has run out, and which go if some don't reach each other."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_look_that_is_a_little_late_changes_nothing():
     assert leases.run_out(10.2, {A: 0}) == [A]
 
 
-# ---- who goes ----
+# ---- the hosts that go ----
 
 ONE_EACH = dict.fromkeys(ORDER, 1)
 

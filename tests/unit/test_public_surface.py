@@ -1,10 +1,10 @@
 """What users import goes on being there, with the same arguments.
 
-`public_surface.txt` lists it. Whoever adds something runs
+`public_surface.txt` lists it. A developer that adds something runs
 
     python -m tests.unit.test_public_surface > tests/unit/public_surface.txt
 
-and reads the difference: a line that is gone, or that has changed, is somebody's program that breaks.
+and reads the difference: a line that is gone, or that has changed, is a user's program that breaks.
 """
 
 import importlib

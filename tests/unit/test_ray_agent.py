@@ -13,7 +13,7 @@ from ms_kungfu.ray import agent
 
 
 def answer():
-    """What `start` raises. Whoever waits for an agent that says nothing would wait for ever."""
+    """What `start` raises. A caller of an agent that says nothing would wait for ever."""
     told = []
 
     def start():

@@ -101,7 +101,7 @@ def test_a_library_that_tells_where_it_was_built_is_named(program, tmp_path):
 
 
 def index(published):
-    """`run` for an index with these versions for each Python; who isn't in it can't be reached."""
+    """`run` for an index with these versions for each Python; for another one there is no index."""
 
     def run(*words):
         assert words[2:5] == ("pip", "index", "versions")

@@ -1,4 +1,4 @@
-"""The pure rules of shards: what is dealt to whom, and what is said of gradients that differ."""
+"""The pure rules of shards: what each rank gets, and what is said of gradients that differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""To whom a data set deals its steps, and when it asks."""
+"""To which workers a data set assigns its steps, and when it asks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ms_kungfu.dataset import dealing, shares
 
 @pytest.fixture
 def cluster(monkeypatch):
-    """Of three, of whom the first has died in a step of shards."""
+    """Of three, of which the first has died in a step of shards."""
     found = SimpleNamespace(deferred=False, asked=0)
 
     def sharded_members():
@@ -34,7 +34,7 @@ def test_dataset_that_begins_after_a_failure_is_split_among_survivors(cluster):
 
 
 def test_batch_size_before_the_join_is_known_without_the_cluster(cluster):
-    """MindSpore asks for it before it compiles, and the others wait for who has joined."""
+    """MindSpore asks for it before it compiles, and the others wait for a worker that has joined."""
     cluster.deferred = True
     data = shares.Shares(64, global_batch_size=8, shards=4)
     assert data.global_batch_size == 8

@@ -1,4 +1,4 @@
-"""A limit on time, beside cancellation: who is cancelled ends by that, and no exception is left that nobody hears."""
+"""A limit on time, beside cancellation: a cancelled task ends by that, and no exception is left unheard."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""Who stands for which rank of a virtual world."""
+"""Which worker stands for which rank of a virtual world."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ from ms_kungfu.msrun import world
 
 @pytest.fixture
 def of(monkeypatch):
-    """Workers by the ports of their places, which are not in the order of their ranks: somebody was replaced."""
+    """Workers by the ports of their places, which are not in the order of their ranks: one worker was replaced."""
 
     def make(ports, lives, size, hosts=("h",)):
         workers = tuple(PeerID(*where) if isinstance(where, tuple) else PeerID("h", where) for where in ports)

@@ -28,7 +28,7 @@ out = [Array(100_000, dtype) for _ in NAMES]
 
 
 def members(i: int) -> list[int]:
-    """Who took part in group `i`, read from its sum: each rank brings another power of ten."""
+    """The participants of group `i`, read from its sum: each rank brings another power of ten."""
     got = out[i].read(stream).astype(np.int64)
     for some in ([0, 1, 2], [r for r in range(size) if r != victim]):
         if (got == len(some) * ((np.arange(100_000) + i) % 7) + sum(10**r for r in some)).all():

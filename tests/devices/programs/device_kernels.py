@@ -89,7 +89,7 @@ launch("KungFuAllReduceWait", "num_tensors=[#1,#1", everything, everything)
 assert (outs[0].read(stream) == total).all()
 assert (outs[2].read(stream) == total).all()
 
-# The model store: the others' as they were saved; one's own where nobody has saved under the name.
+# The model store: the others' as they were saved; one's own if no rank has saved under the name.
 version, source = Array(1, "int64"), Array(2, "int64")
 for times in (1, 2):
     model = Array.of(index * times + 100 * rank, "float32", stream)

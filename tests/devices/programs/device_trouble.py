@@ -68,7 +68,7 @@ for what, body in (("reduce", reduce), ("health", reduce), ("copy", stage)):
         body()  # on a new team, where it had one
 expect(in_place, "rank 1: ")
 
-# This rank alone, which nobody else has to know of.
+# This rank alone; no other has to know of it.
 try:
     Array(1 << 20, "float64")
 except errors.DeviceError as error:

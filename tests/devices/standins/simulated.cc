@@ -397,7 +397,7 @@ Status RecordEvent(void* event, void* stream) {
   auto recorded = std::make_shared<EventState>();
   recorded->recorded = true;
   recorded->clock = state->clock;
-  world.events[event] = recorded;  // who waits for an earlier record keeps that
+  world.events[event] = recorded;  // a wait for an earlier record keeps that
   Work work;
   work.marks = recorded;
   work.always = true;

@@ -8,7 +8,7 @@
 //   - two streams that use the same bytes, one of them writing, without an event or a wait of the host in between,
 //   whether
 //     or not they meet this time (vector clocks);
-//   - a stream or event that is destroyed, of another device, or the default one; an event that nobody has recorded;
+//   - a stream or event that is destroyed, of another device, or the default one; an event that was never recorded;
 //   - collectives that come in another order, size or type at one rank than at another.
 //
 // Environment, read when the library is loaded:

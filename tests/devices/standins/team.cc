@@ -326,7 +326,7 @@ void Team::Run(const Call& call, const char* input, char* output) {
       Receive(socket_, &word, 1) && word == 1 && Receive(socket_, output, OutputBytes(call, size_))) {
     return;
   }
-  // Nobody may take what is there for a result.
+  // No rank may take what is there for a result.
   std::memset(output, 0xee, OutputBytes(call, size_));
   if (!given_up_) failed = true;
 }

@@ -1,4 +1,4 @@
-"""All-reduces and sleeps until somebody sends SIGUSR1 to the job, over deaths and changes of the cluster. Each second
+"""All-reduces and sleeps until the test sends SIGUSR1 to the job, over deaths and changes of the cluster. Each second
 it tells how many steps it has made, and how long the longest was since the last word."""
 
 import os

@@ -1,7 +1,7 @@
 """FOLDER STEP_S: counts how often each sample is trained, in one weight a sample, until FOLDER/stop is there.
 
-After E epochs every weight is E, whoever died or came meanwhile: that can be read from the weights alone. A step's
-update is 1 for the samples that are in the mean of the gradients, whatever anybody believes of who took part. There are
+After E epochs every weight is E, whatever failed or joined meanwhile: that can be read from the weights alone. A step's
+update is 1 for the samples that are in the mean of the gradients, whatever a rank believes of them. There are
 two groups of gradients, by two protocols of the collectives, that have to contain the same samples.
 A worker tells of each weight that isn't what it has to be by an event "wrong".
 """

@@ -2,7 +2,7 @@
 
     KUNGFU_FAULTS="kill rank=2 step=7 place=after_the_post:3; slow newcomer=0 place=parked seconds=0.2"
 
-A line has a kind, who (``rank`` and ``step``, or ``from`` a step on, or ``newcomer``, counted in the order of their
+A line has a kind, a rank (``rank`` and ``step``, or ``from`` a step on, or ``newcomer``, counted in the order of their
 start), and a place:
 
 - ``kill`` (SIGKILL), ``stop`` (SIGSTOP; with ``seconds`` it is continued then), ``slow`` (it sleeps ``seconds``): at
@@ -148,7 +148,7 @@ def to_text(faults: Iterable[Fault]) -> str:
 
 
 def load_runtime(path: str) -> ctypes.CDLL:
-    """The runtime's build for tests, in the place of the installed one: whoever needs the library finds it loaded."""
+    """The runtime's build for tests, in the place of the installed one: a user of the library finds it loaded."""
     return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
 
 

@@ -52,7 +52,7 @@ class Strokes:
         self.sleep_s = 0.0
 
     def step_begins(self, history, step):
-        rank, self.members = kf.current_rank(), data.members  # to whom the step is dealt
+        rank, self.members = kf.current_rank(), data.members  # the workers to which the step is assigned
         self.where = f"at.{kf.cluster_version()}"
         if not (folder / f"{self.where}.{rank}").exists():
             leave(f"{self.where}.{rank}")
@@ -80,7 +80,7 @@ class Strokes:
             time.sleep(1)
 
     def dooms(self):
-        """Whether the training goes on without this worker, on which nobody counts from here on, then. Who is a member
+        """Whether the training goes on without this worker, on which no other counts from here on. A member
         in this step can't leave the cluster before this worker has ended the step, or died."""
         with open(folder / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -25,7 +25,7 @@ def steps(total, unit):
 
 
 def sum_by_the_tree(values):
-    """Left plus right, level by level; who has no right neighbour goes up as it is."""
+    """Left plus right, level by level; a sum without a right neighbour goes up as it is."""
     while len(values) > 1:
         pairs = [values[i : i + 2] for i in range(0, len(values), 2)]
         values = [pair[0] + pair[1] if len(pair) == 2 else pair[0] for pair in pairs]

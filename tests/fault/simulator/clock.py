@@ -1,4 +1,4 @@
-"""Time and threads: everybody's clock, and greenlets in the place of processes' threads."""
+"""Time and threads: the clock of all processes, and greenlets in the place of processes' threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ms_kungfu.elastic import program
 
 
 class Clock:
-    """Everybody's: runs what is due next, at once."""
+    """The clock of all processes: runs what is due next, at once."""
 
     def __init__(self):
         self.now = 0.0

@@ -11,7 +11,7 @@ from tests.fault.simulator.clock import Condition
 
 
 class LeadershipLog:
-    """The lease's two keys, as etcd keeps them: one revision for all, and a lease that nobody renews takes the holder
+    """The lease's two keys, as etcd keeps them: one revision for all, and a lease without a renewal takes the holder
     away."""
 
     def __init__(self, world):

@@ -33,7 +33,7 @@ class Segment:
         self.sync_points = 0
         self.deaths = []
         self.reaped = set()
-        self.lost = {}  # rank -> reason, where nobody goes on
+        self.lost = {}  # rank -> reason, if no rank goes on
         self.attached = {}  # rank -> process
         self.words = {}  # (name, generation, number) -> {rank: what it brings}
         self.changed = Condition(world)
@@ -141,7 +141,7 @@ class Core:
         self.own_rank = 0
         self.generations = {}  # name -> the generation it has come to
         self.numbers = {}  # (name, generation) -> operations so far
-        self.committed_in = []  # the generations of commits, from 1, that nobody has asked for
+        self.committed_in = []  # the generations of commits, from 1, that no rank has asked for
         self.reduced_in = 0  # the latest one of anything else, likewise
         self.has_state = False
         self.sharded = Step(self)

@@ -57,7 +57,7 @@ class Events:
             crowd = others if kind == "kill newcomer" else members
             if kind in ("stop", "freeze"):
                 crowd = members + others
-            if kind == "freeze":  # nobody is waited for who has no place yet, but for the first workers
+            if kind == "freeze":  # a worker without a slot isn't waited for, but for the first workers
                 crowd = [p for p in crowd if p.granted is not None or env.PARKED.name in p.environ]
             if kind == "kill lone":
                 crowd = self._lonely(members)
@@ -127,7 +127,7 @@ class Events:
         process.slow /= 20
 
     def falls_into_a_trap(self, process, place):
-        """Whether the process dies here. Who would be the last of all doesn't."""
+        """Whether the process dies here. The last worker of all doesn't."""
         for i, (kind, who, times, where) in enumerate(self.traps):
             segment = process.core.segment
             if place != where or segment is None or (who < 8 and process.core.own_rank != who % segment.size):
@@ -148,7 +148,7 @@ class Events:
         return False
 
     def _lonely(self, members):
-        """Those of whom a cluster that somebody wished for has only one: the smallest such cluster's."""
+        """Those of which a requested cluster has only one: the smallest such cluster's."""
         known = {process.granted[0]: process for process in members if process.granted is not None}
         clusters = [[known[peer] for peer in wish.workers if peer in known] for wish in self.wished]
         return min((present for present in clusters if present), key=len, default=[])[:1]

@@ -20,7 +20,7 @@ _HEARD_S = 1.0  # until a message of the launcher to itself is heard
 
 
 class HostLoop(asyncio.AbstractEventLoop):
-    """The event loop of a launcher, on everybody's clock. What is due while the host stands still waits."""
+    """The event loop of a launcher, on the clock of all processes. What is due while the host stands still waits."""
 
     def __init__(self, world, host):
         self._world, self._host = world, host
@@ -262,7 +262,7 @@ class Host:
         self.stands_still = False
         self.is_over = False  # its launcher is gone
         self.has_been_seen = False
-        self.was_killed = False  # before anybody knew how the job ends
+        self.was_killed = False  # before any launcher knew how the job ends
         self.was_disturbed = False  # in a way for which it may be given up
         self.had_reset_links = False
         self.is_leaving = self.is_told = False  # by a SIGTERM; by another signal
@@ -322,7 +322,7 @@ class Host:
         self.is_over, self.was_killed = True, self.world.verdict is None
         self.launcher.alive = False
         for end in [*self.world.network.sockets]:
-            if end.host is self:  # nobody hears of it
+            if end.host is self:  # no process hears of it
                 end.is_open, end.outgoing = False, type(end.outgoing)()
         for listener in [*self.world.network.listeners.values()]:
             if listener.host is self:
@@ -352,11 +352,11 @@ class Host:
         """After all has been seen."""
         if not self.task.done():
             self.is_over = self.stands_still = False
-            self.has_been_seen = True  # what it does in its end concerns nobody
+            self.has_been_seen = True  # what it does in its end concerns no other host
             self.loop.within(self.task.cancel)
 
     def close_coroutines(self):
-        """Those of a launcher that was killed, which nobody goes on with. Left to the garbage collector they would end
+        """Those of a killed launcher, which no process goes on with. Left to the garbage collector they would end
         in the midst of another world, and take its loop for theirs."""
         self.is_over = True
         for _ in range(3):  # what ends may begin something

@@ -1,7 +1,7 @@
 """One job over several hosts and one course of events: launchers, the network between them, and what is promised there.
 
-What is promised of a job on one host is promised here, too. Besides: nobody is given up to whom nothing has happened,
-whoever is given up ends by itself, nobody waits for longer than it takes to find that out, and all launchers end alike.
+What is promised of a job on one host is promised here, too. Besides: no host is given up to which nothing has happened,
+a host given up ends by itself, none waits for longer than it takes to find that out, and all launchers end alike.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class HostsWorld(World):
         self._check_gone(host)
 
     def _check_gone(self, host):
-        """Whoever was given up ends by itself, whether it hears of it or not: where the controller moves it hears of it
+        """A host given up ends by itself, whether it hears of it or not: where the controller moves it hears of it
         from the store."""
         if host.is_over or self.closing:
             return
@@ -139,12 +139,12 @@ class HostsWorld(World):
         super().job_is_settled(verdict)
         living = [p for p in self.everybody if p.alive and not (p.host.is_over or p.host.is_lost)]
         if self._has_begun() and not any(p.member.received for p in living):
-            # Whoever has chosen the last version may have died with its host while the answer was on its way.
+            # The host that has committed the last version may have died with its host while the answer was on its way.
             self.holders.setdefault(self.broker.current().version, []).append(None)
 
     def end_is_heard(self, name):
-        """It is on record then: a controller that dies here leaves it to the next one. Of a store that is away nobody
-        waits for that."""
+        """It is on record then: a controller that dies here leaves it to the next one. No host
+        waits for a store that is away."""
         away = any(happening.kind in ("server away", "lose store", "fill store") for happening in self.happenings)
         if self.setup.moves and self._has_begun() and not away and not self.server.leadership.now.snapshot["end"]:
             raise Violation(f"{name} hears of the end, and that isn't on record")
@@ -174,7 +174,7 @@ class HostsWorld(World):
         return max((until - since for since, until in self.outages), default=0.0)
 
     def _is_disturbed(self, host):
-        """Enough to be given up, as who has lost a link to another host may be."""
+        """Enough to be given up, as a host that has lost a link to another one may be."""
         return host.had_reset_links or self._is_cut_off(host)
 
     def _is_cut_off(self, host):
@@ -237,7 +237,7 @@ class HostsWorld(World):
         elif kind == "kill reporter's guard" and len(self.present) > 1:
             host.was_disturbed = True
             host.guard.tell(None)
-            for process in living:  # with it, and nobody is left who could tell
+            for process in living:  # with it, and no process is left to report it
                 process.alive, process.killed = False, True
                 self.deaths += 1
                 self.processes.pop(process.key, None)
@@ -255,7 +255,7 @@ class HostsWorld(World):
         self.loop.at(happening.more, self.without_store.remove, host)
 
     def _fill_store(self, happening):
-        """It answers, but takes nothing. Whoever has the lease has it on, since a lease is renewed without room."""
+        """It answers, but takes nothing. The leader keeps the lease, since a renewal needs no room."""
         self.say("do", f"-- the store is full for {happening.more:g} s")
         self._disturb([], happening.more)
         self.server.fill(happening.more)
@@ -292,7 +292,7 @@ class HostsWorld(World):
         self.loop.at(happening.more, host.go_on)
 
     def _pause_all(self, happening):
-        """Nobody may be given up for it: whose own clock has stood still gives the others time to be heard. (Who stood
+        """No host is given up for it: one whose clock has stood still gives others time to be heard. (One that stood
         still already goes on in its own time, and may miss the others.)"""
         self.say("do", f"-- all stand still for {happening.more:g} s")
         self._disturb(self.present if any(host.stands_still for host in self.present) else [], happening.more)
@@ -379,7 +379,7 @@ class HostsWorld(World):
         host.signal(signal.SIGINT)
 
     def _is_alone(self, host):
-        """In no job, or in one that has nobody who could hear of it."""
+        """In no job, or in one without a host that could hear of it."""
         if self.setup.moves and host.program.succession.since is not None:
             return False
         return (self.setup.moves or host is not self.head) and host.program._channel is None
@@ -420,7 +420,7 @@ class HostsWorld(World):
         self._check_gaps()
 
     def _check_quiet(self):
-        """When nothing has happened for long: hosts have what the controller has, and whoever was given up is gone."""
+        """When nothing has happened for long: hosts have what the controller has, and each host given up has ended."""
         if self.verdict is not None or self.head.is_over or not self._has_begun():
             return
         known = set(self.broker._versions.clusters)
@@ -439,7 +439,7 @@ class HostsWorld(World):
                 raise Violation(f"the hosts have other deaths in version {version}: {deaths}")
 
     def _check_gaps(self):
-        """Nobody stands still for longer than it takes to find out why, and to go on without it."""
+        """No host stands still for longer than it takes to find out why, and to go on without it."""
         for before, after in itertools.pairwise(self.commits):
             out_s = sum(min(after, until) - max(before, since) for since, until in self.outages
                         if min(after, until) > max(before, since))  # fmt: skip
@@ -462,7 +462,7 @@ class HostsWorld(World):
                 raise Violation(f"{host.name} was given up, and ends well")
             waited = "nobody else has it" in outcome.words or "not let this host go" in outcome.words
             if host.is_leaving and waited and (head.code or self.longest_outage_s > COLLECTIVE_TIMEOUT_S):
-                continue  # all go, and nobody is left who takes the lease; or the store is away
+                continue  # all go, and no host is left to take the lease; or the store is away
             if not host.is_lost and not disturbed and outcome.code and outcome.code != head.code:
                 raise Violation(
                     f"{host.name} ends with {outcome.code} ({outcome.words}), the controller with {head.code}"
@@ -472,7 +472,7 @@ class HostsWorld(World):
                 raise Violation(f"{host.name} ends with {outcome.words!r}, the controller with {head.words!r}")
 
     def _check_history(self):
-        """Of the lease: one job, whose versions grow, and nothing after its end. A choice that nobody was told of may
+        """Of the lease: one job, whose versions grow, and nothing after its end. A commit that no host heard of may
         be taken back, for the version before it."""
         before, committed = None, [-1]
         for snapshot in self.server.leadership.history:

@@ -15,7 +15,7 @@ from tests.fault.simulator.setting import Violation
 
 
 class Memory(Segment):
-    """A segment or a board. Whoever waits for its list of deaths is called."""
+    """A segment or a board. The processes that wait for its list of deaths are called."""
 
     def __init__(self, world, size, version, recovers):
         super().__init__(world, size, version, recovers)
@@ -121,7 +121,7 @@ class Link:
     def close(self):
         waiting = {rank for each in self.operations.values() if each.given is None for rank in each.brought}
         left = [who for who in self.local.attached.values() if who.alive and waiting]
-        if left and not self.is_closed:  # who waits at a link that is gone fails with an error of its program's
+        if left and not self.is_closed:  # a worker that waits at a closed link fails with an error of its program's
             gone = f"{self.host.name} takes the link of version {self.board.version} from {left[0].name}"
             self.world.trouble.append(Violation(gone))
         self.is_closed = True
@@ -259,7 +259,7 @@ class Link:
         if awaited:
             return False
         if not operation.brought and number > self.endings.get(self.own, self.begun).get(name, 0):
-            return False  # nobody here had begun it
+            return False  # no rank here had begun it
         operation.missing = max(
             (place + 1 for place, rank in enumerate(dead) if rank not in operation.brought), default=0
         )

@@ -189,7 +189,7 @@ class Guard:
         pass
 
     def close(self):
-        """Nobody is left, whoever has ended the launcher."""
+        """No process is left, whatever has ended the launcher."""
         for process in self._host.workers():
             process.alive = False
             self._world.processes.pop(process.key, None)

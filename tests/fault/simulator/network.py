@@ -63,7 +63,7 @@ class Network:
             self.world.say("do", f"-- {' and '.join(sorted(host.name for host in pair))} are joined again")
 
     def reset(self, end):
-        """Somebody between them ends a connection: both ends hear of it, and what was under way is lost."""
+        """A machine between them ends a connection: both ends hear of it, and what was under way is lost."""
         for each in (end, end.peer):
             if each is not None:
                 each.outgoing.clear()
@@ -98,7 +98,7 @@ class Socket:
         self.eof = False  # the other end sends no more
         self.error = None  # errno
         self.silent_s = None  # TCP_USER_TIMEOUT
-        self.queue = deque()  # of a listener: who has called
+        self.queue = deque()  # of a listener: the callers
         self.inbox = bytearray()
         self.outgoing = deque()
         self.under_way = 0  # bytes
@@ -270,7 +270,7 @@ class Socket:
         elif not peer.is_open:
             if (
                 item is not _FIN and peer.error is None and self.is_open
-            ):  # nobody is there any more, and its kernel says so
+            ):  # no process is there any more, and its kernel says so
                 self.fail(errno.ECONNRESET)
         elif item is _FIN:
             peer.eof = True

@@ -1,4 +1,4 @@
-"""Processes: the launcher, workers, somebody at another terminal. Each is a member of its own, with its own ports."""
+"""Processes: the launcher, workers, a user at another terminal. Each is a member of its own, with its own ports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fault.simulator.setting import MAX_WORKERS
 
 
 class Process:
-    """The launcher, a worker, or somebody at another terminal."""
+    """The launcher, a worker, or a user at another terminal."""
 
     def __init__(self, world, name, environ):
         self.world, self.name, self.environ = world, name, environ

@@ -35,7 +35,7 @@ class Promises:
             self.checkpoints.update(before.checkpoints)
 
     def _is_excused(self, process, error):
-        """Only what can't be helped: all who came to its version with the state have died, and somebody had."""
+        """Only what can't be helped: all workers that came to its version with the state have died, and one had it."""
         holders = self.holders.get(process.core.segment.version, ()) if process.core.segment is not None else ()
         return (
             isinstance(error, StateLostError)
@@ -98,7 +98,7 @@ class Promises:
                 self.shares.setdefault((epoch, position), []).append(program.process)
 
     def met(self, program, version, number):
-        """At a sync point: all who are there go on from the same place."""
+        """At a sync point: all workers there go on from the same place."""
         self._same(self.sync_points, (version, number), program, f"sync point {number} of version {version}")
 
     def arrived(self, program):
@@ -117,7 +117,7 @@ class Promises:
         for entry in self.trouble:
             if isinstance(entry, Violation):
                 raise entry
-        if not finished_well and self.survivors_at_verdict == 0:  # then that is what whoever comes too late finds
+        if not finished_well and self.survivors_at_verdict == 0:  # then that is what a worker that comes too late finds
             self.trouble = [entry for entry in self.trouble if not isinstance(entry[1], StateLostError)]
         if self.trouble:
             process, error = self.trouble[0]
@@ -153,13 +153,13 @@ class Promises:
             self._check_size()
 
     def _were_all_killed(self, workers):
-        """Before anybody knew the end: who has chosen a version may die before it comes to it, and the others too."""
+        """Before any worker knew the end: the one that committed a version may die before it, and the others too."""
         last = {process.environ.get(env.SELF.name): process for process in self.everybody}
         there = [last.get(str(worker)) for worker in workers]
         return all(it is not None and (it.killed or (it.host is not None and it.host.was_killed)) for it in there)
 
     def _check_checkpoints(self):
-        """The last one that was due, or a later one in its place, is there, whoever died while it wrote it; and one
+        """The last one that was due, or a later one in its place, is there, whatever died while writing it; and one
         that was lost was made up for in the next change, unless another was due before."""
         every = self.setup.checkpoint_every
         if every is None:
@@ -198,7 +198,7 @@ class Promises:
         expected = max(self.wished, key=lambda wish: wish.version).size if self.wished else setup.size
         if setup.recover is Recover.SHRINK:
             if self.wished:
-                return  # those who died before the last wish are in its size already, or not
+                return  # workers that died before the last request are in its size already, or not
             expected -= sum((p.killed or p.fatal is not None) and env.SELF.name in p.environ for p in self.everybody)
         if self.deaths < setup.max_restarts and committed.size != expected:
             raise Violation(f"{expected} workers are to be there in the end, {committed.size} are")

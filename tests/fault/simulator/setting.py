@@ -28,8 +28,8 @@ class Happening:
     kind: str
     who: int = 0
     more: float = 0.0
-    place: str = ""  # of "kill at" and "stop at": whoever has the rank `who` (from 8: anybody) comes there next
-    term: int = 0  # `at` counts from when somebody takes the lease for so many times; 0: from the beginning
+    place: str = ""  # of "kill at" and "stop at": the worker of rank `who` (from 8: any worker) that comes there next
+    term: int = 0  # `at` counts from when a host takes the lease for so many times; 0: from the beginning
 
     def __str__(self):
         more = f" ({self.more:g})" if self.more else ""
@@ -66,7 +66,7 @@ class Setup:
     uneven: bool = False  # some workers are slower than others
     seed: int = 0  # of the data's order, where a step is a deal of shards; likewise
     drop_remainder: bool = False
-    leavers_stay_s: float = 0.0  # whoever has left the cluster does something at its program's end
+    leavers_stay_s: float = 0.0  # a worker that has left the cluster does something at its program's end
     processes: float = float("inf")  # of which the machine has memory
 
 

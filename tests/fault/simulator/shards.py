@@ -192,7 +192,7 @@ class Step:
         return now.members(self._generation if now is self._segment else 0)
 
     def check_wait(self, name):
-        """Who waits for a sum owes nothing to it, so that nobody waits in a circle."""
+        """A rank that waits for a sum owes nothing to it, so that no ranks wait in a circle."""
         if self.inside and name.startswith("shards/") and self.missing():
             raise Violation(f"{self._core.process.name} waits for {name} and owes the leaves {self.missing()}")
 

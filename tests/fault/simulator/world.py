@@ -62,7 +62,7 @@ class World(Events, Promises):
         self.network_random = random.Random(f"{seed} network")
         self.network = Network(self)
         self.hosts = []  # each that there ever was
-        self.job = self.head = None  # who decides, and on which host
+        self.job = self.head = None  # the controller, and its host
         self.pids = itertools.count(100)
         self.received_things = {}  # what workers have got from their launchers
         self._received = itertools.count(1_000_000)
@@ -116,7 +116,7 @@ class World(Events, Promises):
         self.current = None
 
     def switch_out(self):
-        """The running thread waits until somebody resumes it."""
+        """The running thread waits until another one resumes it."""
         self.hub.switch()
 
     def sleep(self, seconds):

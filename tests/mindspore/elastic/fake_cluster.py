@@ -36,7 +36,7 @@ class FakeRuntime:
         return False
 
     def current(self):
-        """The member, of whose cluster nobody has died."""
+        """The member, in whose cluster no worker has died."""
         return SimpleNamespace(core=SimpleNamespace(sharded_members=lambda: list(range(self.size))))
 
     def uid(self):

@@ -123,7 +123,7 @@ def test_one_callback_serves_several_calls():
 
 @pytest.mark.parametrize("first", [True, False], ids=["before the elastic one", "after it"])
 def test_a_stop_in_a_cluster_of_one_is_settled_before_the_cluster_changes(monkeypatch, first):
-    """Whoever joined in the step that one alone stops after would train on for ever without it."""
+    """A worker that joined in the step after which one alone stops would train on for ever without it."""
     stops = []
 
     def step(size=None, wait=False, word=0, settle=None):
@@ -334,11 +334,11 @@ class Outputs(dict):
 
 
 def test_outputs_of_an_epoch_may_be_lost_with_their_workers(monkeypatch):
-    """All that they had told is the loss; who joined after the epoch's last step lives, has the state, and goes on."""
+    """They had sent only the loss; the worker that joined after the epoch's last step has the state and goes on."""
     told = {0: {"has": True, "loss": 2.0, "rows": 4}, 1: {"has": False, "loss": None, "rows": 0}}
     monkeypatch.setattr(epoch_outputs, "gather", lambda row: told)
     params = Outputs()
-    epoch_outputs.agree_on_outputs(params, 0)  # the one that lives is the only one to answer who has them
+    epoch_outputs.agree_on_outputs(params, 0)  # only the one that lives answers that it has them
     assert params.net_outputs is None
 
 
@@ -391,7 +391,7 @@ def test_an_evaluation_is_nothing_that_was_trained(tmp_path, monkeypatch):
     model = Model(net, nn.MSELoss(), metrics={"mae"})
     for callbacks in ([KungFuElasticCallback()], None):
         assert model.eval(data, callbacks=callbacks, dataset_sink_mode=False)
-        assert bool(list(tmp_path.iterdir())) == (callbacks is None)  # without it nobody knows what it is
+        assert bool(list(tmp_path.iterdir())) == (callbacks is None)  # without it no reader knows what it is
 
 
 def test_at_a_worker_that_leaves_no_epoch_ends(monkeypatch):

@@ -121,7 +121,7 @@ def test_reading_a_dataset_after_a_manual_resize_changes_nothing(cluster, tmp_pa
 
 @pytest.mark.parametrize("driven", [True, False], ids=["step_end", "next batch"])
 def test_a_resize_by_hand_after_a_death_in_the_same_step_loses_nothing(cluster, tmp_path, driven):
-    """Rank 2 dies in step 1, which is committed without it; before anybody counts the step the program resizes."""
+    """Rank 2 dies in step 1, which is committed without it; before any rank counts the step the program resizes."""
     workers = begin(cluster, 3, 48, driven, global_batch_size=12, ledger=tmp_path)
     seen = [collections.Counter(), collections.Counter()]
     for step in range(10):
@@ -146,7 +146,7 @@ def test_a_resize_by_hand_after_a_death_in_the_same_step_loses_nothing(cluster, 
 
 
 def test_a_death_in_the_last_reduction_of_an_epoch_loses_nothing(cluster):
-    """Gradients accumulated to the end of the epoch: nobody counts the step before the iterator ends."""
+    """Gradients accumulated to the end of the epoch: no rank counts the step before the iterator ends."""
     cluster.size = 2
     data = ElasticDataset(generator(8), global_batch_size=8)
     data.driven = cluster

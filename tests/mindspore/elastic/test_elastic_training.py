@@ -159,7 +159,7 @@ def test_samples_of_failed_workers_are_trained_by_the_others(run_elastic):
     proof = reports.audit()
     assert proof.exact, audit.to_text(proof)
     assert [epoch.finished for epoch in proof.epochs] == [True] * 3
-    # who dies when its step is done may be dealt to once more
+    # a rank that dies when its step is done may get a share once more
     assert [epoch.given_back for epoch in proof.epochs] in ([5, 0, 0], [5, 12, 0])
     for step, rows in reports.by_step("after").items():
         assert len({row["parameters"] for row in rows}) == 1, f"step {step}"
@@ -283,7 +283,7 @@ def test_a_global_batch_held_by_the_callback_trains_as_one_worker_does(run_elast
     begins = [row for row in resized.of("begin") if row["step"] > 0]
     assert collections.Counter(row["step"] for row in begins) == {11: 1, 20: 2}
     assert {row["compiled"] for row in begins} == {1}, "a joiner compiles before it joins"
-    if samples == 24:  # the same share for everybody in every step
+    if samples == 24:  # the same share for every rank in every step
         assert {row["compiled"] for row in resized.of("after") if row["rank"] == 1 and row["step"] == 12} == {1}
         assert resized.workers[0][-1]["compiled"] == 4, "each shape is compiled once, and kept for when it comes back"
 
@@ -297,7 +297,7 @@ def test_averages_and_rates_follow_changes_and_checkpoints_resume(run_elastic, t
         "checkpoint_dir": str(folder),
         "keep_checkpoints": 9,
     }
-    schedule = "15:3,21:2"  # somebody joins where a checkpoint is due
+    schedule = "15:3,21:2"  # a worker joins where a checkpoint is due
     every = {"checkpoint_every": 15}
     whole = run_elastic("through_changes.py", "norm", schedule, json.dumps({**options, **every}), np=2)
     before, after = whole.by_step("step"), whole.by_step("after")
@@ -376,7 +376,7 @@ def test_asynchronous_workers_meet_only_for_a_change(run_elastic, mode):
     assert met[1] == [9, 19]
     assert len(met[2]) <= 6, met
 
-    # Who is furthest ends it for both, who then are at the same place, with the same model.
+    # The worker that is furthest ends it for both, which then are at the same place, with the same model.
     ends = [[row for row in reports.of("merged") if row["call"] == call] for call in range(3)]
     assert [[(row["step"], row["epoch"]) for row in at] for at in ends[:2]] == [[(12, 1)] * 2, [(24, 3)] * 2]
     assert all(len({row["parameters"] for row in at}) == 1 for at in ends)
@@ -387,7 +387,7 @@ def test_asynchronous_workers_meet_only_for_a_change(run_elastic, mode):
     written = sorted(path.name for path in reports.folder.glob("checkpoints/*.ckpt"))
     assert written == ["step-00000010.ckpt", "step-00000020.ckpt"]
 
-    # 2 -> 4, of which one dies, -> 1; those who stay go on from the same step, and a joiner with the lowest's model.
+    # 2 -> 4, of which one dies, -> 1; the rest goes on from the same step, a joining worker with the lowest's model.
     at_root = [row["size"] for row in calls[2] if row["rank"] == 0]
     assert [size for size, before in zip(at_root, [0, *at_root]) if size != before] == [2, 4, 3, 1]
     changes = [row for row in calls[2] if row["size"] != row["to"] and not row["detached"]]
@@ -401,7 +401,7 @@ def test_asynchronous_workers_meet_only_for_a_change(run_elastic, mode):
     ] * 2
     assert len({row["source"] for row in calls[2] if row["rank"] == 0 and row["size"] == 4} - {-1}) == 3
 
-    # Of those that live nobody trains what another one has.
+    # Of those that live none trains what another one has.
     died = {row["uid"] for row in steps} - {row["uid"] for row in steps if row["detached"]} - {ends[2][0]["uid"]}
     assert len(died) == 1
     for epoch in {row["epoch"] for row in steps}:

@@ -46,7 +46,7 @@ def test_every_worker_gets_the_same_numbers(fit, mode, valid, np):
     found = epochs(reports)
     assert {epoch: len(rows) for epoch, rows in found.items()} == {1: np, 2: np}
     for rows in found.values():
-        # each sample counts once, whoever evaluated it
+        # each sample counts once, whichever rank evaluated it
         assert sorted(rows[0]["seen"]) == sorted([*range(26), *([0] if valid == "sharded" else [])])
         if valid == "same":
             assert rows[0]["seen"] == list(range(26))
@@ -188,7 +188,7 @@ def test_files_and_steps_are_numbered_within_their_epoch(fit, last):
     ("schedule", "sizes"), [("13:2", [1] * 13 + [2] * 17), long("13:2,24:3", [1] * 13 + [2] * 11 + [3] * 6)]
 )
 def test_an_ordinary_dataset_ends_at_one_step(fit, schedule, sizes):
-    """A share of one of two, or of three, beside whole ones of those who began alone."""
+    """A share of one of two, or of three, beside whole ones of the workers that began alone."""
     reports = fit(1, train="sharded", schedule=schedule, epochs=3, batch=4)
     steps = reports.by_step("step")
     assert list(steps) == list(range(1, 31))
@@ -201,7 +201,7 @@ def test_an_ordinary_dataset_ends_at_one_step(fit, schedule, sizes):
 
 @pytest.mark.long
 def test_worker_waits_while_others_evaluate(fit, monkeypatch):
-    """13 s at rank 0 alone, by a callback of the program's, and as long by all; nobody waits longer than 8 s."""
+    """13 s at rank 0 alone, by a callback of the program's, and as long by all; no rank waits longer than 8 s."""
     monkeypatch.setenv("KUNGFU_COLLECTIVE_TIMEOUT", "8")
     reports = fit(2, epochs=1, valid="slow", callbacks=["Alone"])
     assert {epoch: len(rows) for epoch, rows in epochs(reports).items()} == {1: 2}

@@ -28,7 +28,7 @@ def parts(step):
 
 
 def test_weights_and_moving_statistics_equal_those_of_one_process(run_elastic):
-    """Each worker's statistics are its own, and at a change and at the end the mean of theirs who have trained."""
+    """Each worker's statistics are its own, and at a change and at the end the mean of those that have trained."""
     reports = run_elastic("normalized.py")
     steps = steps_of(reports.ledger)
     sizes = [step["size"] for step in steps]

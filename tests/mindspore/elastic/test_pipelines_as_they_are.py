@@ -223,7 +223,7 @@ def test_a_part_of_a_split_is_trained_and_no_sample_of_the_other(cluster, seed, 
 
 
 def test_a_split_that_draws_needs_a_seed(cluster, seed):
-    seed(5489)  # as nobody had called it
+    seed(5489)  # as if it had not been called
     for part in split(40):
         with pytest.raises(ValueError, match="a RandomSampler below a SequentialSampler .*set_seed"):
             ElasticDataset(part.batch(4))

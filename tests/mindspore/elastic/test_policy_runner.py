@@ -230,7 +230,7 @@ class Asks(Policy):
     ("holds", "sizes", "expected"),
     [
         (True, (4, 2, 4), (32, 32, 32)),
-        (True, (2, 4, 2), (8, 32, 32)),  # somebody died, or asked for another size
+        (True, (2, 4, 2), (8, 32, 32)),  # a worker died, or a client asked for another size
         (False, (4, 2, 4), (8, 8, 8)),
     ],
 )

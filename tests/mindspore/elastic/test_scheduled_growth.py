@@ -1,4 +1,4 @@
-"""A growth that a schedule has told ahead costs no start: who is new is ready, compiled, before the entry's step."""
+"""A growth by a schedule costs no start: the joining worker is ready, compiled, before the entry's step."""
 
 import re
 
@@ -36,7 +36,7 @@ def test_joining_worker_of_a_schedule_is_ready_before_its_step(run_program, tmp_
     sizes = {step: len(rows) for step, rows in reports.by_step("step").items()}
     entries = [tuple(map(int, entry.split(":"))) for entry in schedule.split(",")]
     assert sizes == {step: [1, *(size for at, size in entries if at < step)][-1] for step in range(1, 17)}
-    # Where steps are dealt in shards one shape does. Else who stays compiles for its new part, and who is new has done.
+    # Where steps are dealt in shards one shape does. Else a member compiles for its new part, a new one has done so.
     graphs = {row["rank"]: row["graphs"] for row in reports.by_step("step")[12]}
     assert graphs == ({0: 3, 1: 2, 2: 1} if kind == "parts" else dict.fromkeys(range(most), 1))
     for rows in reports.by_step("after").values():

@@ -40,7 +40,7 @@ class Resize(nn.Cell):
 
 
 def step_of_the_others(step):
-    """A newcomer learns the step by summing: those who know it bring it, the newcomers 0 of 0."""
+    """A joining worker learns the step by summing: the members bring it, the joining workers 0 of 0."""
     known = reduce_(ms.Tensor(np.array([step, 1] if step >= 0 else [0, 0], np.float32)))[0].asnumpy()
     return int(known[0] / known[1]) if known[1] else 0
 

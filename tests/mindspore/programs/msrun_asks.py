@@ -66,7 +66,7 @@ class Sent(nn.Cell):
         return self.send(x)
 
 
-# Who hasn't begun to train stands for all.
+# A worker that hasn't begun to train stands for all.
 for mode in (ms.GRAPH_MODE, ms.PYNATIVE_MODE):
     ms.set_context(mode=mode)
     for dtype in (np.int32, np.int64, np.float16, np.float32, np.float64, np.uint8):

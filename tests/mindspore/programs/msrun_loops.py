@@ -116,5 +116,5 @@ for epoch in range(epochs):
     weights = step.net.weight.asnumpy().tobytes().hex()
     print(f"rank {get_rank()} epoch {epoch} steps {count} there {there:.0f} weights {weights}", flush=True)
     if kind == "queued":
-        kept = all_reduce(ops.ReduceMax()(ops.matmul(ms.Tensor(x), ms.Tensor(x.T))))  # which nobody reads
+        kept = all_reduce(ops.ReduceMax()(ops.matmul(ms.Tensor(x), ms.Tensor(x.T))))  # whose result isn't read
 print(f"rank {get_rank()} done", flush=True)

@@ -1,4 +1,4 @@
-"""MODE AVERAGING: a step that overflows at one rank is skipped by all, and the scale falls at all; nobody hangs. S-SGD
+"""MODE AVERAGING: a step that overflows at one rank is skipped by all, and the scale falls at all; no rank hangs. S-SGD
 goes through a step of one's own and MindSpore's, and model averaging through AVERAGING, one of these."""
 
 import sys
@@ -120,7 +120,7 @@ def run(what, around, make_step, models_equal):
 
 
 def alone():
-    """The same training of one worker on everybody's batches, without the steps that overflow."""
+    """The same training of one worker on the batches of all ranks, without the steps that overflow."""
     net, optimizer, with_loss = make(lambda inner: inner)
     grad = ops.grad(with_loss, None, optimizer.parameters)
     for step in set(range(STEPS)) - set(OVERFLOWS):

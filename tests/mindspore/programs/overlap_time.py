@@ -1,7 +1,7 @@
 """How long a step takes with and without overlap: `overlap_time.py NAP.so`.
 
-The backward pass has four kernels that sleep for 20 ms; KUNGFU_TEST_COMM_DELAY_MS makes communication take as long. Who
-sleeps needs no core, so the times hold on a busy machine.
+The backward pass has four kernels that sleep for 20 ms; KUNGFU_TEST_COMM_DELAY_MS makes communication take as long. A
+sleep needs no core, so the times hold on a busy machine.
 """
 
 from __future__ import annotations

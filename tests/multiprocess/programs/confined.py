@@ -1,7 +1,7 @@
 """confined.py DEV COMMAND...: runs the command as a container without /dev/shm and without ptrace would.
 
 It is started in a mount namespace of its own (unshare -m). DEV: `absent`: /dev has a few devices and nothing else;
-`read-only`: /dev/shm is there, empty, and nobody can write to it.
+`read-only`: /dev/shm is there, empty, and no user can write to it.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""kungfu-run that waits only for a moment before it says that nobody follows a change."""
+"""kungfu-run that waits only for a moment before it says that no worker follows a change."""
 
 from __future__ import annotations
 

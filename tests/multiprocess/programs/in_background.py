@@ -38,7 +38,7 @@ for wrong, error, text in (
     else:
         raise AssertionError(text)
 assert pending.wait().tolist() == [size] * 3
-# One that nobody waits for takes nobody's memory, and its name is free again.
+# One that no rank waits for takes no memory, and its name is free again.
 comm.all_reduce_async(np.ones(1000), name="left")
 gc.collect()
 assert comm.all_reduce_async(np.ones(2), name="left").wait().tolist() == [size] * 2

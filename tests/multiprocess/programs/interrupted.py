@@ -1,4 +1,4 @@
-"""fail|recover|stay|quit: rank 1 gets signals while it waits for rank 0, who comes when it has been interrupted."""
+"""fail|recover|stay|quit: rank 1 gets signals while it waits for rank 0, which comes when it has been interrupted."""
 
 import os
 import signal

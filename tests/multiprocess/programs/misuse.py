@@ -61,7 +61,7 @@ if rank == 0:
     raises(ValueError, "not read-only", lambda: comm.all_reduce(x, out=locked))
     assert isinstance(kf.last_error(), ValueError), kf.last_error()
 
-# The ranks differ: every one of them is told, and by whom.
+# The ranks differ: each of them gets an error that names all.
 different = np.ones((2, 3) if rank == 0 else (3, 2), np.float32)
 error = raises(kf.CollectiveMismatchError, 'under the name "w"', lambda: comm.all_reduce(different, name="w"))
 others = "rank " + ", ".join(str(r) for r in range(1, size))

@@ -1,6 +1,6 @@
-"""Trains until somebody sends SIGUSR1 to the job, over deaths and changes of the cluster, and tells what happens.
+"""Trains until the test sends SIGUSR1 to the job, over deaths and changes of the cluster, and tells what happens.
 
-The weights after a step do not depend on who took part in it, so each survivor knows what they have to be. Arguments:
+The weights after a step do not depend on its participants, so each survivor knows what they have to be. Arguments:
 ``schedule=STEP:SIZE,...``, ``evict=STEP:RANK``, ``wait`` (for a size of the schedule), ``slow=SECONDS`` (a newcomer
 takes so long to get ready), ``fail=RANK`` (a newcomer that is this rank fails at once), ``ahead`` (the launcher hears
 of the schedule's next entry), ``hold=STEP:FILE`` (there it waits until there is such a file), ``loop=STEP:RANK:FILE``

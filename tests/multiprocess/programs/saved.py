@@ -11,7 +11,7 @@ def values(rank, version):
 
 
 def check_everyone(version):
-    """Each rank's latest is what that rank has saved, and nobody has saved under another name."""
+    """Each rank's latest is what that rank has saved, and no rank has saved under another name."""
     for rank in range(kf.current_cluster_size()):
         found = comm.request(rank, "values")
         assert found is not None, rank

@@ -1,6 +1,6 @@
 """OUT MODE: pair averaging whose cluster changes, beside a worker that takes five times as long for a step.
 
-Compute is modelled by sleeping, so that cores don't decide. First a call of training where nobody is slow; then one
+Compute is modelled by sleeping, so that cores don't decide. First a call of training without a slow worker; then one
 that the fast one of two workers ends for both; then one in which 2 workers become 4, one of them dies, and 3 become 1.
 "graph" goes through ``Model.train``, "pynative" is a loop of one's own. Each worker reports its steps and what they
 took.

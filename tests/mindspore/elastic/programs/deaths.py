@@ -36,7 +36,7 @@ def gather_living(row, name):
 
 
 if place == "half":
-    # What a large broadcast leaves at those who have received a part of it when its root dies.
+    # What a large broadcast leaves at the ranks that have received a part of it when its root dies.
     own = [ms.Parameter(ms.Tensor([1.5 * kf.current_rank()] * 3, ms.float32), name="float")]
     own.append(ms.Parameter(ms.Tensor([kf.current_rank()] * 3, ms.int32), name="integer"))
     broadcast_parameters = _sync.broadcast_parameters
@@ -101,7 +101,7 @@ if place in ("between", "loop"):
     end()
 
 if place == "average":
-    # Nobody changes over: the others train on in the cluster that the last rank has died in.
+    # No worker changes over: the others train on in the cluster that the last rank has died in.
     ms.set_seed(kf.current_rank())
     parameters = nn.Dense(2, 1).trainable_params()
     averaging = SynchronousAveragingOptimizer(nn.SGD(parameters, 0.1), 0.5, momentum=0.7)

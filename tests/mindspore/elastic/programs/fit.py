@@ -2,7 +2,7 @@
 
 Each worker reports every step and epoch. OPTIONS is JSON: mode, schedule, epochs, total, batch, valid (same, shuffled,
 sharded, elastic), train (elastic, per worker, sharded), callbacks (names), deaths ([step, "eval:EPOCH:BATCH" or
-"save:STEP", rank, or "first": who comes there first]).
+"save:STEP", rank, or "first": the rank that comes there first]).
 """
 
 import json
@@ -193,7 +193,7 @@ optimizer = KungFuMomentum(net.trainable_params(), options.get("rate", 0.05), 0.
 model = Model(net, Loss(), optimizer, metrics={"error": Error(), "mean": nn.Loss()})
 elastic = KungFuElasticCallback(options.get("schedule"), wait=True)
 others = [make[name]() for name in options.get("callbacks", [])]
-# Who counts steps stands before the elastic callback, in whose place the state is handed over.
+# A callback that counts steps stands before the elastic callback, in whose place the state is transferred.
 before = [c for c in others if options.get("last") or isinstance(c, Carried)]
 callbacks = [*before, elastic, *(c for c in others if c not in before)]
 report("start", joins=membership.is_joining())

@@ -1,5 +1,5 @@
 """OUT SCHEDULE EPOCHS BATCH MODE [checkpoint:STEP] [STEP:RANK:PLACE ...]: a loop of one's own. A worker kills itself
-where it has that rank in that step: "taken" is when it has its batch and nobody has its gradients, "trained" when the
+where it has that rank in that step: "taken" is when it has its batch and no rank has its gradients, "trained" when the
 step is done and it has not been counted."""
 
 import sys
