@@ -584,8 +584,8 @@ TEST(HostsOperations, AskALateHostForFewPiecesAhead) {
   munmap(memory, kBytes);
 }
 
-// A host that waits for the lost one learns of it, has all others go over to a new epoch (as the hosts' launchers do), and
-// they do it again as a smaller group.
+// A host that waits for the lost one learns of it, has all others go over to a new epoch (as the hosts' launchers do),
+// and they do it again as a smaller group.
 TEST(HostsOperations, GoOnWithoutALostHost) {
   for (uint32_t round = 0; round < 40 / kSlower; round++) {
     const uint32_t n = 3 + round % 3, victim = round % n;

@@ -1,5 +1,5 @@
-// Messages between hosts: what arrives, which host waits for which, and what becomes of them when a host is lost or an epoch
-// ends.
+// Messages between hosts: what arrives, which host waits for which, and what becomes of them when a host is lost or an
+// epoch ends.
 #include <gtest/gtest.h>
 #include <algorithm>
 #include <chrono>

@@ -1,5 +1,5 @@
-// TLS between hosts: which of them get in, and the mesh over it. All other tests of meshes run over it with KUNGFU_TEST_TLS
-// (hosts.h), by hand.
+// TLS between hosts: which of them get in, and the mesh over it. All other tests of meshes run over it with
+// KUNGFU_TEST_TLS (hosts.h), by hand.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

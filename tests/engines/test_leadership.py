@@ -75,7 +75,7 @@ def test_joined_host_takes_the_leadership_lease(patient_etcd, tmp_path, asked_un
 
 
 @pytest.mark.long
-def test_standby_of_another_host_gets_a_slot_from_the_next_head(patient_etcd, tmp_path) -> None:
+def test_standby_of_another_host_gets_a_slot_after_a_takeover(patient_etcd, tmp_path) -> None:
     job = ElectedJob(patient_etcd, "standbys", tmp_path / "job", "-standby", "3")  # all slots are taken: one a host
     try:
         job.launchers[0].wait_for(r"standby \d \(.*\) is ready", 3)

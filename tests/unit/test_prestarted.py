@@ -35,7 +35,7 @@ def test_standbys_are_where_the_next_workers_would_be(workers, slots, hosts):
 
 
 @pytest.mark.parametrize("placement", ["even", FILL])
-def test_next_slots_with_room_are_those_of_a_resize(placement):
+def test_next_slots_with_free_slots_are_those_of_a_resize(placement):
     present = cluster("aabc", {"c": 4, "a": 3, "b": 3}, placement)
     grown = present.resized(10, range(10000, 10100))
     assert next_slots(present, 6) == [worker.host for worker in grown.workers[4:]]
