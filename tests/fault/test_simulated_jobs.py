@@ -79,7 +79,7 @@ def test_workers_of_a_schedule_are_ready_before_its_entry() -> None:
         run(Schedule(seed, AHEAD, ()), told)
         story = "\n".join(told)
         for version in (1, 2):
-            wanted, committed = (story.index(f"cluster version {version} {what}") for what in ("is wanted", "has been"))
+            wanted, committed = (story.index(f"cluster version {version} {what}") for what in ("is desired", "has been"))
             assert " started" not in story[wanted:committed], story
             assert story[:wanted].count("is ready") == story[:committed].count("becomes worker") == 2 * version - 1, (
                 story

@@ -100,6 +100,15 @@ def test_a_host_that_is_given_up_hears_of_it_when_it_is_on_record() -> None:
     assert "host 10.0.0.3 is lost: it and 10.0.0.2 don't reach each other" in "\n".join(told)
 
 
+def test_host_whose_registration_gets_lost_ends_with_the_job() -> None:
+    """The controller gives it up before it has heard that it takes part, and ends the job."""
+    setup = HostsSetup(size=6, hosts=3, slots=2, moves=True)
+    for seed in (453, 858):
+        for way in (1, 7):
+            for at in (0.289, 0.29, 0.291):
+                run(Schedule(seed, setup, (Happening(at, "cut", way, 3.48, "one way"),)))
+
+
 def record_lengths(cycles: int) -> tuple[int, list[int]]:
     """Hosts that there ever were, and the length of each record, of a job whose heads and other hosts go in turn, each
     time for a host that the job has never had."""

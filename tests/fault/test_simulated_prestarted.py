@@ -48,7 +48,7 @@ def test_workers_of_a_schedule_are_ready_on_their_hosts() -> None:
         assert [host for _, host, _ in found] == [A, B, A], told
         assert all(running[int(pid)] == host for _, host, pid in found), told
         for version in (1, 2):
-            wanted, committed = (told.index(f"cluster version {version} {what}") for what in ("is wanted", "has been"))
+            wanted, committed = (told.index(f"cluster version {version} {what}") for what in ("is desired", "has been"))
             assert " started" not in told[wanted:committed], told
 
 
@@ -141,7 +141,7 @@ def test_standbys_wait_for_the_next_report_of_the_members(setup: Setup, change: 
 
 
 def test_standby_that_may_yet_be_refused_gets_no_slot() -> None:
-    processes = ProcessTable(SimpleNamespace(ready_standbys=set), {})
+    processes = ProcessTable(SimpleNamespace(requests=SimpleNamespace(ready_standbys=set())), {})
     launched, running = Process(1, "", A, standby=1), Process(2, "", A, standby=2, pid=7)
     for process in (launched, running):
         processes.add(process)

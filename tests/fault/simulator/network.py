@@ -17,6 +17,7 @@ from collections import deque
 _ROOM = 1 << 18  # bytes under way, or unread, before a sender has to wait
 _RESEND_S = 0.2
 _SYN_S = 0.5
+_PROBE_S = 1.0
 _FIN, _RESET = object(), object()
 
 
@@ -61,6 +62,9 @@ class Network:
         if all(not self.cut.get(way) for way in itertools.permutations(pair)):
             self.cut_since.pop(pair, None)
             self.world.say("do", f"-- {' and '.join(sorted(host.name for host in pair))} are joined again")
+            for end in self.sockets:
+                if end.is_open and frozenset((end.host, end.other_host)) == pair:
+                    self.world.loop.at(_PROBE_S, end.probe)
 
     def reset(self, end):
         """A machine between them ends a connection: both ends hear of it, and what was under way is lost."""
@@ -306,6 +310,13 @@ class Socket:
             since = self.network.cut_since[frozenset((self.host, self.other_host))]
             wait = self.silent_s * (1 + 0.6 * self.network.random.random())
             self.network.world.loop.at(wait, self._had_enough, since)
+
+    def probe(self):
+        """A keepalive: the other end may have given up meanwhile, and this one has got no word of it."""
+        whole = self.network.passes(self.host, self.other_host) and self.network.passes(self.other_host, self.host)
+        peer_is_gone = not self.peer.is_open and not self.peer.outgoing
+        if self.silent_s is not None and whole and peer_is_gone and not self.eof:
+            self.fail(errno.ECONNRESET)
 
     def _had_enough(self, since):
         if self.network.cut_since.get(frozenset((self.host, self.other_host))) == since:

@@ -26,7 +26,7 @@ def test_joining_worker_of_a_schedule_is_ready_before_its_step(run_program, tmp_
 
     most = 3 if schedule == TWICE else 2
     for version in range(1, most):
-        wanted, chosen = (place(rf"cluster version {version} {what}") for what in ("is wanted", "has been committed"))
+        wanted, chosen = (place(rf"cluster version {version} {what}") for what in ("is desired", "has been committed"))
         assert place(rf"standby {version} .* is ready") < wanted
         between = "\n".join(lines[wanted:chosen])
         assert f"standby {version} becomes worker {version}" in between
