@@ -116,6 +116,8 @@ class Stream:
     async def hear_out(self) -> None:
         """Call it before the end of a connection that was rejected. If one end closes with bytes unread, the kernel
         discards what it has sent last, which is the reason."""
+        if self._ended:
+            return
         await self.flushed()
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             self._socket.shutdown(socket.SHUT_WR)
