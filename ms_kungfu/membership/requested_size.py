@@ -14,12 +14,13 @@ import numpy as np
 
 from ms_kungfu import env
 from ms_kungfu.cluster import WORKER_PORTS, Cluster, PeerID, writer_of_workers
-from ms_kungfu.cluster_store import StaleVersionError, StoreUnreachableError
+from ms_kungfu.cluster_store import ClusterStore, StaleVersionError, StoreUnreachableError
 from ms_kungfu.errors import KungFuError, PeerLostError, ResizeError
 from ms_kungfu.membership.member import Member, current
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.2
+_CHECK_S = 2.0  # whether the store keeps what was written
 _HINT_S = 10.0
 _MAX_REFUSAL_BYTES = 1024
 
@@ -37,7 +38,11 @@ def unpack(packed: int) -> tuple[int, int, int]:
 
 
 class SizeRequest:
-    """Writes a cluster of a size to the store, in a thread of its own, until it is there, refused or cancelled."""
+    """Writes a cluster of a size to the store, in a thread of its own, until it is there or refused.
+
+    A config server keeps nothing on disk: one that is restarted has lost what the launcher hasn't read yet. So the
+    thread checks that the store keeps the cluster, and writes it again, until the ranks adopt a version.
+    """
 
     def __init__(self, member: Member, cluster: Cluster, size: int, failed: list[PeerID]) -> None:
         self.size = size
@@ -45,36 +50,52 @@ class SizeRequest:
         self.refusal = ""
         self.trouble = ""
         self.settled = member.ports.event()  # one of these is known
-        self.cancelled = False
+        self._is_over = member.ports.event()
         self._member = member
         self._cluster = cluster
         self._failed = failed
         member.ports.start_thread("kungfu-propose", self._run)
 
+    def cancel(self) -> None:
+        self._is_over.set()
+
     def _run(self) -> None:
-        while not self.cancelled:
+        while not self._is_over.is_set():
             try:
-                self.version = _write(self._member, self._cluster, self.size, self._failed)
+                if self.version is None or not _keeps(self._member, self.version):
+                    self.version = _write(self._member, self._cluster, self.size, self._failed)
+                self.settled.set()
+                self._is_over.wait(_CHECK_S)
             except StoreUnreachableError as error:
-                if not self.trouble:
+                if self.version is None and not self.trouble:
                     self.trouble = str(error)
                     _log.warning("%s; the change to %d workers waits, training goes on", error, self.size)
                 self.settled.set()
-                self._member.ports.sleep(_RETRY_S)
-                continue
+                self._is_over.wait(_RETRY_S)
             except Exception as error:
                 # Whatever it is, the others have to be told.
                 known = isinstance(error, (KungFuError, ValueError))
                 self.refusal = str(error) if known else f"{type(error).__name__}: {error}"
-            self.settled.set()
-            return
+                self.settled.set()
+                return
+
+
+def _keeps(member: Member, version: int) -> bool:
+    """Whether the store has this version, or a newer one."""
+    found = _store(member).get()
+    return found is not None and found.version >= version
+
+
+def _store(member: Member) -> ClusterStore:
+    url = member.get(env.CONFIG_SERVER)
+    if url is None:
+        raise ResizeError("resizing needs a config server: start the job with kungfu-run -w, which embeds one")
+    return member.ports.store(url, member.get(env.JOB_SECRET), writer_of_workers(member.get(env.JOB) or ""))
 
 
 def _write(member: Member, cluster: Cluster, size: int, failed: list[PeerID]) -> int:
     """Writes a cluster of `size` workers to the store and returns its version."""
-    url, secret = member.get(env.CONFIG_SERVER), member.get(env.JOB_SECRET)
-    if url is None:
-        raise ResizeError("resizing needs a config server: start the job with kungfu-run -w, which embeds one")
+    store = _store(member)
     if not member.get(env.WATCH):
         raise ResizeError("resizing needs a launcher that follows the config server: start it with kungfu-run -w")
     hosts = member.get(env.HOSTS)
@@ -84,12 +105,11 @@ def _write(member: Member, cluster: Cluster, size: int, failed: list[PeerID]) ->
         where = "several hosts" if is_several else "one host"
         raise ResizeError(f"{size} workers were asked for, {where} can have {most}")
     ports = member.get(env.PORT_RANGE) or WORKER_PORTS
-    store = member.ports.store(url, secret, writer_of_workers(member.get(env.JOB) or ""))
     while True:
         # The store may hold a newer version than this cluster has adopted; a size is built on the newest.
         newest = store.get() or cluster
         if newest.version < cluster.version:
-            raise StoreUnreachableError(f"config server {url} has come back with an older cluster")
+            raise StoreUnreachableError(f"config server {store.url} has come back with an older cluster")
         if newest.version > cluster.version and newest.size == size:
             return newest.version
         # Where hosts have come or gone the store knows it, and the environment doesn't.
@@ -135,10 +155,17 @@ def pursue(member: Member, wait: bool, must: bool) -> int:
     """At the lowest living rank: has the requested size written, and tells what became of it, packed. With `wait`, not
     before something did; with `must` a store that is away is a refusal."""
     request: SizeRequest | None = member.request
-    if member.requested_size is None or not member.speaks_first() or member.cluster is None:
+    if not member.speaks_first() or member.cluster is None:
         drop(member)
         return pack(NOTHING, 0, 0)
-    if request is None or request.size != member.requested_size:
+    if member.requested_size is None:
+        if request is None or member.pending is None or request.size != member.pending[0]:
+            drop(member)
+            return pack(NOTHING, 0, 0)
+        if request.version == member.pending[1] and not request.refusal:
+            return pack(NOTHING, 0, 0)
+        wait = False  # the store had lost it, and it is written again
+    elif request is None or request.size != member.requested_size:
         drop(member)
         living = set(member.core.living())
         failed = [worker for i, worker in enumerate(member.cluster.workers) if i not in living]
@@ -148,7 +175,8 @@ def pursue(member: Member, wait: bool, must: bool) -> int:
     if request.version is not None:
         return pack(PENDING, request.size, request.version)
     if must and request.trouble:
-        request.cancelled, request.refusal = True, request.trouble
+        request.cancel()
+        request.refusal = request.trouble
     if request.refusal:
         return pack(REFUSED, request.size, int(member.core.rank()))
     return pack(LATER if request.trouble else NOTHING, request.size, 0)
@@ -180,7 +208,7 @@ def is_changing() -> bool:
 
 def drop(member: Member) -> None:
     if member.request is not None:
-        member.request.cancelled = True
+        member.request.cancel()
         member.request = None
 
 

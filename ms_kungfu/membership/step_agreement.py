@@ -141,7 +141,6 @@ def follow(member: Member, wait: bool, must: bool = False, word: int = 0, settle
             member.requested_size = None
             raise ResizeError(refusal)
         if kind == PENDING:
-            drop(member)
             member.pending = (size, value) if value > version else None
             if size == requested:
                 member.requested_size = None

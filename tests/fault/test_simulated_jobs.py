@@ -79,7 +79,9 @@ def test_workers_of_a_schedule_are_ready_before_its_entry() -> None:
         run(Schedule(seed, AHEAD, ()), told)
         story = "\n".join(told)
         for version in (1, 2):
-            wanted, committed = (story.index(f"cluster version {version} {what}") for what in ("is desired", "has been"))
+            wanted, committed = (
+                story.index(f"cluster version {version} {what}") for what in ("is desired", "has been")
+            )
             assert " started" not in story[wanted:committed], story
             assert story[:wanted].count("is ready") == story[:committed].count("becomes worker") == 2 * version - 1, (
                 story
@@ -210,6 +212,17 @@ def test_courses_that_failed_once_break_no_promise() -> None:
     for schedule in stories(3):
         violation = violation_of(schedule)
         assert violation is None, f"{violation}\n{story(schedule)}"
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_size_that_the_server_lost_unread_is_written_again(wait: bool) -> None:
+    """The workers wrote it, and the launcher had not read it yet."""
+    setup = Setup(size=2, external=True, schedule=((5, 4),), wait=wait, samples=240, prepare_s=0.5)
+    for hundredth in range(70, 110):
+        loss = Happening(hundredth / 100, "server loses all", 0, 1.0)
+        world = World(70750, setup, (loss,))
+        world.run()
+        assert world.broker.current().size == 4, story(Schedule(70750, setup, (loss,)))
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,8 @@ def test_workers_of_a_schedule_are_ready_on_their_hosts() -> None:
         assert [host for _, host, _ in found] == [A, B, A], told
         assert all(running[int(pid)] == host for _, host, pid in found), told
         for version in (1, 2):
-            wanted, committed = (told.index(f"cluster version {version} {what}") for what in ("is desired", "has been"))
+            places = [told.index(f"cluster version {version} {what}") for what in ("is desired", "has been")]
+            wanted, committed = places
             assert " started" not in told[wanted:committed], told
 
 
