@@ -86,7 +86,7 @@ class LeadershipLease:
         return self._held.since
 
     def take(self, seen: LeadershipState, snapshot: Mapping[str, Any]) -> None:
-        """SeatLostError where somebody else has it, or has got it since this was `seen`."""
+        """LeadershipLostError where somebody else has it, or has got it since this was `seen`."""
         if self._is_own(seen) and seen.holder == self._host:
             self._holds(seen)  # by the try before
         elif seen.holder:

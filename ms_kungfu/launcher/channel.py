@@ -275,7 +275,13 @@ class WorkerChannel(Stream):
 
     def send(self, message: msgspec.Struct, fds: Sequence[int] = ()) -> None:
         """`fds` stay the caller's."""
-        self._enqueue(encode(message), [os.dup(fd) for fd in fds])
+        own: list[int] = []
+        try:
+            own.extend(map(os.dup, fds))
+        except OSError:
+            close_all(own)
+            raise
+        self._enqueue(encode(message), own)
 
     def remind(self, message: msgspec.Struct) -> None:
         """Send it, unless the other end hasn't read what was sent before."""

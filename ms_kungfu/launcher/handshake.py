@@ -9,6 +9,7 @@ both ends use an empty one, which is public. In the clear, what follows the proo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Callable
 
 from ms_kungfu._decoding import ProtocolError
 from ms_kungfu._words import printable
@@ -45,14 +46,15 @@ async def prove(channel: Stream, secret: bytes) -> None:
         raise ProtocolError("who answers there doesn't know the job's secret (KUNGFU_JOB_SECRET, -secret-file)")
 
 
-async def challenge(channel: Stream, secret: bytes, roles: Roles) -> None:
-    """The end that is called."""
+async def challenge(channel: Stream, secret: bytes, roles: Roles, proved: Callable[[], None]) -> None:
+    """The end that is called. `proved` is called before the caller can know that it has proved itself."""
     nonce, challenge = await _nonce_on(channel), new_nonce()
     channel.send(m.Nonce(challenge, m.PROTOCOL))
     proof = await channel.receive(m.PROOF, MAX_STRANGERS_BYTES)
     if isinstance(proof, m.Error) or not is_proof(proof.proof, secret, roles.caller, challenge, nonce):
         channel.send(m.Error(roles.rejection))
         raise ProtocolError("it doesn't know the job's secret")
+    proved()
     channel.send(m.Proof(proof_of(secret, roles.called, challenge, nonce)))
 
 

@@ -1,7 +1,8 @@
 """The launcher's servers: how connections are accepted, and which are served.
 
 1. An unauthenticated client costs a bounded amount: it has `HANDSHAKE_S` to prove that it knows the job's secret, sends
-   small messages until then, and at most `most_unproved` such connections exist. One more ends the oldest.
+   small messages until then, and at most `most_unproved` such connections are served. One more ends the oldest, which
+   a caller sees before it has its answer, so that it can call again.
 2. Without descriptors or memory a listener rests for a moment; clients wait in its backlog.
 3. No exception leaves a connection: the loop's handler of exceptions ends the job.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import resource
 import socket
 from typing import Any, Callable, Generic, TypeVar, Union
 
@@ -23,6 +25,12 @@ C = TypeVar("C", bound=Union[Stream, LocalChannel])
 _log = logging.getLogger(__name__)
 HANDSHAKE_S = 10.0
 _RETRY_S = 0.2
+_PART_OF_THE_DESCRIPTORS = 4
+
+
+def descriptor_limit() -> int:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 20 if limit == resource.RLIM_INFINITY else limit
 
 
 class Listener:
@@ -81,7 +89,9 @@ class Server(Generic[C]):
         self._listener: Listener | None = None
         self._unproved: dict[asyncio.Task[None], tuple[Stream, float]] = {}  # oldest first: since when
         self._proved: set[asyncio.Task[None]] = set()
-        self._trouble = ""
+        self._troubles: set[str] = set()  # those that were logged
+        # On a process that may have few descriptors clients may not take them all.
+        self.most_unproved = min(self.most_unproved, max(1, descriptor_limit() // _PART_OF_THE_DESCRIPTORS))
 
     # ---- what a kind of server adds ----
 
@@ -126,13 +136,12 @@ class Server(Generic[C]):
         task.add_done_callback(self._forget)
 
     def _on_trouble(self, error: OSError) -> None:
-        if str(error) != self._trouble:
-            self._trouble = str(error)
+        if str(error) not in self._troubles:
+            self._troubles.add(str(error))
             self._troubled(error)
         self._make_room()
 
     def _on_accepted(self, connection: socket.socket, source: Any) -> None:
-        self._trouble = ""
         if len(self._unproved) >= self.most_unproved:
             self._make_room()
         name = str(source[0]) if source else "this host"
@@ -170,9 +179,11 @@ class Server(Generic[C]):
         """All exceptions before the proof are a rejection. After it the connection ends; what `_serve` has begun, that
         ends itself."""
         assert isinstance(channel, Stream)
+        task = asyncio.current_task()
+        assert task is not None
         has_proved = False
         try:
-            await within(HANDSHAKE_S, challenge(channel, self._secret, self._roles))
+            await within(HANDSHAKE_S, challenge(channel, self._secret, self._roles, lambda: self._note_proved(task)))
             has_proved = True
         except Exception as error:
             self._reject(source, error)
@@ -181,11 +192,11 @@ class Server(Generic[C]):
         finally:
             if not has_proved:
                 channel.close()
-        task = asyncio.current_task()
-        assert task is not None
+        await self._serve_proved(channel, source)
+
+    def _note_proved(self, task: asyncio.Task[None]) -> None:
         self._unproved.pop(task, None)
         self._proved.add(task)
-        await self._serve_proved(channel, source)
 
     async def _serve_proved(self, channel: C, source: str) -> None:
         given_away = False

@@ -21,8 +21,10 @@ from ms_kungfu._version import VERSION
 from ms_kungfu.broker_protocol import BrokerClient, Connection, Detached, Granted, Stay
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.errors import CollectiveTimeoutError, KungFuError, PeerLostError, ResizeError
+from ms_kungfu.launcher import channel as channels
 from ms_kungfu.launcher.agent import relay
 from ms_kungfu.launcher.agent.broker_server import BrokerServer
+from ms_kungfu.launcher.channel import WorkerChannel
 from ms_kungfu.launcher.controller.broker import Broker
 from ms_kungfu.launcher.state.segment import NotMadeYet
 from ms_kungfu.launcher.wire import messages as m
@@ -67,6 +69,9 @@ class MemorySegment:
 
     def announce(self, version):
         self.told.append(version)
+
+    def lose_host(self, host):
+        self.told.append(host)
 
     def close(self):
         self.closed = True
@@ -620,6 +625,102 @@ def test_joining_worker_fails_after_its_timeout(host):
         one.ask(B, 1, timeout=0.2)
 
 
+def child_of(ask):
+    """Forks a process that asks: 7 if it is told that the slot isn't its own."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ask()
+        except KungFuError as error:
+            os._exit(7 if "belongs to process" in str(error) else 1)
+        os._exit(0)
+    return pid
+
+
+def test_child_of_a_standby_gets_no_slot_and_costs_the_parent_none(host):
+    one = host(cluster(0, A))
+    one.ask(A)
+    spare = one.later(lambda: one.identity(7))
+    one.wait_until(lambda: one.broker.requests.ready_standbys == {7})
+    one.broker.admit(cluster(3, A, B))
+    one.call(one.broker.requests.assign, 7, B, 3)
+    one.ask(A, 0, 0, 3)
+    os.close(spare.result().fd)
+    pid = child_of(lambda: one.identity(7))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    one.broker.admit(cluster(4, A, B))
+    assert one.ask(B, 3, 3, 4)[0] == 4
+
+
+def test_child_that_asks_before_the_parent_has_its_slot_gets_none(host):
+    one = host(cluster(0, A), cluster(1, A, B))
+    one.ask(A)
+    parent = one.ask_later(B, 1)
+    one.wait_until(lambda: one.broker.is_ready(B, 1))
+    pid = child_of(lambda: one.grant(B, 1, None, None, 20))
+    one.wait_until(lambda: len(one.broker.requests._waiting) == 2)
+    one.ask(A, 0, 0, 1)
+    assert parent.result()[0] == 1
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
+def test_leaver_is_answered_if_the_version_is_given_up(host):
+    """By each change that may be its answer: nothing looks again by itself."""
+    one = host(cluster(0, A, B), cluster(1, A, C), recovers=True)
+    leaver = one.ask_later(B, 0, 0, 1)
+    one.wait_until(lambda: one.broker.requests._waiting)
+    one.broker.mark_lost(C, "was killed by SIGKILL", 1, recover=True)
+    assert leaver.result() == Stay()
+
+
+def test_leaver_is_answered_if_its_host_is_lost(host):
+    one = host(cluster(0, A, B), cluster(1, A, C), recovers=True)
+    leaver = one.ask_later(B, 0, 0, 1)
+    one.wait_until(lambda: one.broker.requests._waiting)
+    one.broker.lose_host("127.0.0.1", [(C, 1)], "is gone")
+    assert leaver.result() == Stay()
+
+
+def test_leaver_is_answered_when_all_have_finished(host):
+    one = host(cluster(0, A, B), cluster(1, A), recovers=True)
+    leaver = one.ask_later(B, 0, 0, 1)
+    one.wait_until(lambda: one.broker.requests._waiting)
+    one.broker.exclude_everybody()
+    assert leaver.result() == Detached()
+
+
+def test_honest_clients_are_not_evicted_once_they_have_proved_themselves(host, monkeypatch):
+    monkeypatch.setattr(BrokerServer, "most_unproved", 2)
+    one = host(cluster(0, A))
+    asking = [one.later(lambda: one.client().expect(0, 1, 2, 20.0)) for _ in range(60)]
+    for each in asking:
+        each.result()
+
+
+def test_descriptors_that_cannot_be_doubled_are_not_left(host, monkeypatch):
+    one, other = socket.socketpair()
+    loop = Loop()
+    channel = loop.call(WorkerChannel, one)
+    real, made = os.dup, []
+
+    def dup(fd):
+        if len(made) == 2:
+            raise OSError(errno.EMFILE, "Too many open files")
+        made.append(real(fd))
+        return made[-1]
+
+    monkeypatch.setattr(channels.os, "dup", dup)
+    with pytest.raises(OSError, match="Too many"):
+        loop.call(channel.send, m.Noted(), (0, 1, 2))
+    monkeypatch.undo()
+    for fd in made:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+    loop.call(channel.close)
+    other.close()
+    loop.stop()
+
+
 def test_waiting_worker_learns_of_the_failed_launcher(host):
     one = host(cluster(0, A), cluster(1, A, B))
     waiting = one.ask_later(B, 1)
@@ -780,7 +881,7 @@ def test_member_keeps_its_connection_and_forked_child_authenticates_itself(host)
         try:
             ask(0, 1)
         except ResizeError as error:
-            os._exit(0 if "has no place of its own" in str(error) and client._connection is None else 2)
+            os._exit(0 if "has no slot of its own" in str(error) and client._connection is None else 2)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert ask(0, 1) == 1

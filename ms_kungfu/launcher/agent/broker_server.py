@@ -92,15 +92,16 @@ class BrokerServer(Server[WorkerChannel]):
         _log.warning("a worker can't be heard for now: %s", error)
 
     async def _serve(self, channel: WorkerChannel) -> bool:
-        reading = self._read(channel)
+        reading: asyncio.Task[tuple[m.ToBroker, list[int]]] | None = None
         try:
             while True:
                 try:
-                    asked, fds = await reading
+                    asked, fds = await (reading or self._read(channel))
                 except ProtocolError as error:
                     channel.send(m.Error(str(error)))
                     await channel.hear_out()
                     return False
+                reading = None  # `fds` are closed by whatever answers
                 request = Request(channel)
                 self._answer(request, asked, fds)
                 reading = self._read(channel)  # also to see the end of a worker that waits
@@ -114,7 +115,8 @@ class BrokerServer(Server[WorkerChannel]):
         except ConnectionError:
             return False
         finally:
-            await _stop(reading)
+            if reading is not None:
+                await _stop(reading)
 
     def _read(self, channel: WorkerChannel) -> asyncio.Task[tuple[m.ToBroker, list[int]]]:
         return asyncio.ensure_future(channel.receive_with_fds(m.TO_BROKER, MAX_MESSAGE_BYTES))

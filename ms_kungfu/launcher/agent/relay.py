@@ -142,10 +142,9 @@ class Relay:
 
     def serve(self, request: Request, asked: m.ToJobBroker) -> None:
         """`request` gets its answer, now or later."""
-        refusal = self._refusal_of(asked, request.pid) if isinstance(asked, m.SlotRequest) else ""
-        if refusal:
-            request.send(m.Error(refusal))
-        elif self._closed:
+        if isinstance(asked, m.SlotRequest) and self._is_taken(PeerID.parse(asked.peer), asked.incarnation, request):
+            return
+        if self._closed:
             request.end()
         else:
             number = next(self._numbers)
@@ -161,21 +160,24 @@ class Relay:
                 del self._asked[number]
                 self._send(m.HungUp(number))
 
-    def _refusal_of(self, asked: m.SlotRequest, pid: int) -> str:
-        """A forked child has its parent's name and secret, but not its slot."""
-        peer = PeerID.parse(asked.peer)
-        holder = self._holders.get((peer, asked.incarnation))
-        if holder is None or holder == pid or not self._is_alive(holder):
-            return ""
-        return f"the place of {peer} belongs to process {holder}; process {pid} has no place of its own"
+    def _is_taken(self, peer: PeerID, incarnation: int, request: Request) -> bool:
+        """Reject the request of a forked child: it has its parent's name and secret, but not its slot."""
+        holder = self._holders.get((peer, incarnation))
+        if holder is None or holder == request.pid or not self._is_alive(holder):
+            return False
+        own = f"process {request.pid} has no slot of its own"
+        request.send(m.Error(f"the slot of {peer} belongs to process {holder}; {own}"))
+        return True
 
     def _hand_over(self, request: Request, slot: m.Slot) -> None:
-        version = slot.cluster.version
+        version, peer = slot.cluster.version, PeerID.parse(slot.peer)
+        if self._is_taken(peer, slot.incarnation, request):  # both have asked before one of them got it
+            return
         segment = self._segments.get(version)
         if segment is None:  # a newer one has been committed since, of which it will ask for its slot
             request.send(m.Error(f"cluster version {version} is over"))
             return
-        self._holders[PeerID.parse(slot.peer), slot.incarnation] = request.pid
+        self._holders[peer, slot.incarnation] = request.pid
         try:
             with contextlib.suppress(KeyError):  # the controller gave a rank that isn't here
                 segment.hand_over(request, slot, slot.rank)

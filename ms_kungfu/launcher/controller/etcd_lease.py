@@ -232,9 +232,9 @@ class EtcdLease:
             self._on_store_awaited(not before)
 
     async def write(self, snapshot: Callable[[], LeaderSnapshot]) -> bool:
-        """Until it is there, however long the store is away. Within `act`; SeatLostError as there. False where this
-        host leaves the lease meanwhile: then it isn't, as far as this controller can tell, and nothing may be said by
-        it."""
+        """Write it, however long the store is away. Within `act`; LeadershipLostError as there. Return False if this
+        host leaves the lease meanwhile: then it isn't there, as far as this controller can tell, and may not be acted
+        on."""
         try:
             return await self._write(snapshot)
         finally:

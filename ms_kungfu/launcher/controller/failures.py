@@ -27,7 +27,7 @@ _HOSTS_TELL_S = 5.0
 
 @dataclass(eq=False)
 class WorkerFailures:
-    """Implements `workers.Reports`."""
+    """Implements `workers.WorkerEvents`."""
 
     job: JobContext
     nodes: JobNodes

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class JobNodes:
-    """Implements `remote_agent.Reports`. `status`: the job's; `left_s`: of its -timeout; `interrupted`: ends it."""
+    """Implements `remote_agent.NodeEvents`. `status`: the job's; `left_s`: of its -timeout; `interrupted`: ends it."""
 
     job: JobContext
     snapshot: SnapshotWriter

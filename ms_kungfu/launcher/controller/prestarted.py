@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Callable
 
 from ms_kungfu.launcher.controller.agents import AgentHandle
 from ms_kungfu.launcher.controller.broker import Broker
@@ -34,6 +35,7 @@ class PrestartedWorkers:
     coordinator: Coordinator
     starting: StartOfWorkers
     ending: EndOfWorkers
+    removed: Callable[[Process], None]  # a host may wait for its last process
 
     def __post_init__(self) -> None:
         self._kept = self.options.standbys
@@ -101,6 +103,7 @@ class PrestartedWorkers:
             return
         self.processes.remove(process)
         process.to(WorkerState.EXITED)
+        self.removed(process)
         if host not in self._told:
             self._told.add(host)
             _log.info("prestart: no memory for a standby host=%s %s retry_s=%g", host, why, _LOOK_AGAIN_S)

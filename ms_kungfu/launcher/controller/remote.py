@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Collection, Mapping
 from typing import Callable
 
 from ms_kungfu import env
-from ms_kungfu._decoding import ProtocolError
 from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.cluster_store import LeadershipLease
@@ -94,8 +93,8 @@ class RemoteHosts:
             for said in early:
                 try:
                     agent.hear(self.workers.result(), said)
-                except ProtocolError as error:
-                    self.lose(agent, f"{PROGRAM} on host {agent.name} says what isn't understood: {error}")
+                except Exception as error:
+                    self.lose(agent, agent.trouble_with(error))
                     break
 
     async def end(self, code: int, words: str | None) -> None:

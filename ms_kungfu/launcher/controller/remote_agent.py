@@ -216,8 +216,6 @@ class RemoteAgent:
                     self.hear(self._owner.workers.result(), said)
                 elif self._owner.resumes:  # else it has nothing to tell of yet
                     self.early.append(said)
-        except ProtocolError as error:
-            return f"{PROGRAM} on host {self.name} says what isn't understood: {error}"
         except OSError as error:
             if self._farewell:
                 return f"{self._farewell}, and it has ended its workers"
@@ -225,12 +223,18 @@ class RemoteAgent:
         except asyncio.CancelledError:
             self.give_up("the job is over")
             raise
-        except Exception as error:  # this host is lost by it, never the job
-            _log.error(
-                "internal error: message from host %s: %r; the launcher closes the connection",
-                self.name, error, exc_info=error,
-            )  # fmt: skip
-            return f"internal error: message from {PROGRAM} on host {self.name}: {error!r}"
+        except Exception as error:
+            return self.trouble_with(error)
+
+    def trouble_with(self, error: Exception) -> str:
+        """A message from this host leads to `error`: the host is lost by it, never the job."""
+        if isinstance(error, ProtocolError):
+            return f"{PROGRAM} on host {self.name} says what isn't understood: {error}"
+        _log.error(
+            "internal error: message from host %s: %r; the launcher closes the connection",
+            self.name, error, exc_info=error,
+        )  # fmt: skip
+        return f"internal error: message from {PROGRAM} on host {self.name}: {error!r}"
 
     def hear(self, workers: Workers, said: m.FromHost) -> None:
         """ProtocolError where it can't say that now."""

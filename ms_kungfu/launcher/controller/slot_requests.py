@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from typing import Callable, Protocol, Union
 
@@ -13,6 +14,7 @@ from ms_kungfu.launcher.state.software import JobsSoftware
 from ms_kungfu.launcher.state.versions import ClusterVersions, Grant, Refuse, Request, StandbyRequest, Wait
 from ms_kungfu.launcher.wire import messages as m
 
+_log = logging.getLogger(__name__)
 Answer = Union[Grant, m.Detached, m.Stay, Refuse, Wait]
 
 
@@ -99,7 +101,12 @@ class SlotRequests:
         self._will_look = False
         for waiting in list(self._waiting):
             if waiting in self._waiting:
-                self._look_at(waiting)
+                try:
+                    self._look_at(waiting)
+                except Exception as error:  # this worker gets no answer; the job goes on
+                    _log.error("internal error: a worker isn't answered: %r", error, exc_info=error)
+                    self.withdraw(waiting.asker)
+                    waiting.asker.end()
 
     def _look_at(self, waiting: _Waiting) -> None:
         """Answer a request if there is an answer now."""

@@ -129,8 +129,9 @@ class WorkerManager:
             self.broker, self.processes, self._is_over, awaits_store=lambda: self.events.awaits_store
         )
         self.prestarted = PrestartedWorkers(
-            self.options, self.broker, self.processes, self.agents, self.coordinator, self.starting, self.ending
-        )
+            self.options, self.broker, self.processes, self.agents, self.coordinator, self.starting, self.ending,
+            self.events.worker_reaped,
+        )  # fmt: skip
 
     def _new_broker(self) -> Broker:
         events = self.events

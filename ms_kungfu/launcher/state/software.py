@@ -1,8 +1,8 @@
 """Which ms_kungfu and MindSpore a job goes by, and what it has against a worker that has others. Pure.
 
-Hosts are compared when they come (hello.py), each worker when it asks for its first place. A package that is installed
-anew while a job runs would otherwise bring workers into it that speak another protocol, or whose kernels compute other
-bits.
+Hosts are compared when they register (registration.py), each worker when it requests its first slot. A package that is
+installed anew while a job runs would otherwise bring workers into it that speak another protocol, or whose kernels
+compute other bits.
 """
 
 from __future__ import annotations
