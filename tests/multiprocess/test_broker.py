@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import errno
 import functools
+import gc
 import inspect
 import json
 import os
@@ -294,6 +295,7 @@ def host():
         made.append(Host(*clusters, **options))
         return made[-1]
 
+    gc.collect()  # what other tests have left
     descriptors = len(os.listdir("/proc/self/fd"))
     yield make
     for one in made:
