@@ -55,4 +55,4 @@ def set_up(rank: Callable[[], int]) -> None:
         _logger.addHandler(_UntilTheProgramLogs(rank))
     # Called on a thread of the runtime's own, for which no collective waits. It needs the GIL, which no collective and
     # no kernel of MindSpore holds while it waits.
-    _core.set_log(lambda line: _logger.warning("%s", line))
+    _core.set_log(lambda line: _logger.warning("runtime: %s", line))

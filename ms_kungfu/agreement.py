@@ -94,7 +94,7 @@ def told_by_one(
                 raise
             # Where it wasn't the root but the communicator that is lost, the next gathering says so.
             if telling:
-                _log.warning("rank %d died while it %s", root, telling)
+                _log.warning('rank failed: rank=%d during="%s"', root, telling)
 
 
 def told_by_lowest(text: str, name: str) -> tuple[str, int]:

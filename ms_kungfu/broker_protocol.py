@@ -118,7 +118,7 @@ class BrokerClient:
         request = {"type": "standby_request", "number": standby, "software": _software()}
         answer = self._ask(request, f"standby {standby}", "its place", None)
         if not isinstance(answer, (Granted, Detached)):
-            raise KungFuError(f"the broker told standby {standby}: {answer}")
+            raise KungFuError(f"the broker rejected standby {standby}: {answer}")
         return answer
 
     def request_leave(self, peer: PeerID, timeout: float, terminated: bool = False) -> None:
@@ -217,7 +217,7 @@ def _explained(who: str, about: str, timeout: float | None) -> Iterator[None]:
     except socket.timeout:
         raise CollectiveTimeoutError(f"{who}: no answer from the launcher about {about} within {timeout:g} s") from None
     except OSError as error:
-        raise PeerLostError(f"{who}: the launcher is gone ({error.strerror or error})") from None
+        raise PeerLostError(f"{who}: the launcher has ended ({error.strerror or error})") from None
     except (ProtocolError, ValueError) as error:
         raise KungFuError(f"{who}: {error}") from None
 

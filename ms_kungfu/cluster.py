@@ -108,14 +108,12 @@ class Cluster:
         while len(workers) < size:
             if slots is not None and size > sum(slots.values()):
                 room = counted(sum(slots.values()), "slot")
-                raise ValueError(f"{size} workers are more than the {room} of the job's hosts")
+                raise ValueError(f"{size} workers: the job's hosts have {room}; ask for fewer, or add a host")
             host = next_host(present, hosts, slots, self.placement)
             free = (PeerID(host, port) for port in ports if PeerID(host, port) not in taken)
             joining = next(free, None)
             if joining is None:
-                raise ValueError(
-                    f"the port range is too small for {counted(size, 'worker')}; give a larger -port-range"
-                )
+                raise ValueError(f"{counted(size, 'worker')}: the port range is too small; give a larger -port-range")
             workers.append(joining)
             taken.add(joining)
             present[host] += 1

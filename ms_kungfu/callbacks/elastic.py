@@ -174,9 +174,10 @@ class KungFuElasticCallback(Callback):
             connect_summary(training.monitor, params)
         if self._sharded is None and not inventory.synchronises([params.train_network]):
             _log.warning(
-                "Model.train has no optimizer of ms_kungfu and no KungFuGradReducer here (%s): unless the program "
-                "reduces the gradients itself, each worker trains a model of its own",
-                ", ".join(type(optimizer).__name__ for optimizer in training.optimizers) or "no optimizer",
+                'misuse: check=optimizer optimizers="%s". Model.train has no optimizer of ms_kungfu and no '
+                "KungFuGradReducer: unless the program reduces the gradients itself, each worker trains a "
+                "model of its own",
+                ", ".join(type(optimizer).__name__ for optimizer in training.optimizers),
             )
         training.carries_more = bool(self._options.components) or others.carries_the_programs
         training.before_checkpoint = partial(self._outputs.keep, training, params)
@@ -190,9 +191,8 @@ class KungFuElasticCallback(Callback):
             others.hook(training.asynchronous)
         if not elastic_data:
             _log.warning(
-                "train_dataset is a %s, not an ElasticDataset: unless the program shards it, each worker trains all of "
-                "its samples, and after a resize they are not dealt out anew; give Model.train an "
-                "ElasticDataset(train_dataset)",
+                "misuse: check=dataset type=%s. Unless the program shards it, each worker trains all of its "
+                "samples, and a resize partitions nothing; give Model.train an ElasticDataset(train_dataset)",
                 type(params.train_dataset).__name__,
             )
             if training.should_stop:
@@ -399,7 +399,9 @@ class _AgreedSteps:
                     left -= 1
                     yield element
             if empty and self._endless:
-                raise ValueError("this worker's share of train_dataset has no batch")
+                raise ValueError(
+                    "this worker's share of train_dataset has no batch; train with smaller batches or fewer workers"
+                )
             if left > 0:
                 # The first iterator was made for as many epochs as are trained, and this takes more.
                 self._batches, self._endless = self._dataset.create_tuple_iterator(num_epochs=-1), True

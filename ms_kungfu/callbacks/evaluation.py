@@ -149,7 +149,8 @@ class Evaluation:
                 told = gather({"digests": digests, "outputs": brought, "stop": self._context.get_stop_requested()})
                 workers = sorted(told)
                 if any(row["digests"] != told[workers[0]]["digests"] for row in told.values()):
-                    _log.info("the workers' batches differ: rank %d evaluates alone", workers[0])
+                    if runtime.current_rank() == workers[0]:
+                        _log.info('evaluation: rank=%d reason="the workers\' batches differ"', workers[0])
                     return _TOLD, workers[0]
                 outputs.update({row["outputs"][0]: row["outputs"][1] for row in told.values() if row["outputs"]})
                 if len(outputs) == len(elements):
@@ -181,7 +182,9 @@ class Evaluation:
             if kind == _DEALT and element is not None:
                 self._dataset.commit(sorted(told))
             if kind == _JOINED and present - set(told):
-                _log.warning("rank %d died: its share of the evaluation is missing", min(present - set(told)))
+                _log.warning(
+                    "rank failed: rank=%d during=evaluation. The result lacks its share", min(present - set(told))
+                )
             present = set(told)
             brought = {other: row for other, row in sorted(told.items()) if row["outputs"] is not None}
             outputs = {other: unpack(row["outputs"]) for other, row in brought.items()}

@@ -175,11 +175,13 @@ class Others:
             return
         own = {key for key, callback in self._callbacks.items() if is_carried(callback)}
         if own != set(captured) and self._are_alike:
+            differing = ", ".join(sorted(own ^ set(captured)))
             if Others.resumed:
-                text = "the checkpoint is of a program with other callbacks (%s); those that both have go on from it"
+                _log.warning('checkpoint differs: callbacks="%s". These callbacks begin anew', differing)
             else:
-                text = "the callbacks differ between workers (%s); start all with the same program"
-            _log.warning(text, ", ".join(sorted(own ^ set(captured))))
+                _log.warning(
+                    'misuse: check=callbacks differing="%s". Start all workers with the same program', differing
+                )
         self._restored = {key: captured[key] for key in own & set(captured)}
         for key, found in self._restored.items():
             _restore(self._callbacks[key], found)
@@ -194,8 +196,9 @@ class Others:
         if named and not self._warned and _is_lowest():
             self._warned = True
             _log.warning(
-                "a worker has joined, and callbacks of the program keep state that it doesn't have: %s; give them "
-                "state_dict() and load_state_dict(state), or KungFuElasticCallback components=",
+                'misuse: check=callbacks callbacks="%s". A worker has joined without what these callbacks '
+                "keep; give them state_dict() and load_state_dict(state), or KungFuElasticCallback "
+                "components=",
                 ", ".join(named),
             )
 

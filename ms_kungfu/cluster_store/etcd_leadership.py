@@ -70,8 +70,8 @@ class EtcdLeadershipKeys(EtcdMembers):
             )
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ConfigServerError(
-                f"{self.url}: the keys below {self._folder} hold no seat of ms_kungfu's ({error}); give another name "
-                "than the job's, or delete them"
+                f"{self.url}: the keys below {self._folder} hold no leadership lease of ms_kungfu ({error}); give "
+                "another name than the job's, or delete them"
             ) from None
 
 

@@ -107,7 +107,7 @@ class EtcdMembers:
                 f"etcdctl role grant-permission ROLE readwrite --prefix=true {self._folder}"
             )
         if _FULL in text:
-            return "its database is full; make room by etcdctl compact and defrag, then etcdctl alarm disarm"
+            return "its database is full; free space by etcdctl compact and defrag, then etcdctl alarm disarm"
         return text
 
     def _say(self, turn: int, path: str, message: Mapping[str, Any], timeout_s: float) -> tuple[int, dict[str, Any]]:
@@ -149,7 +149,9 @@ def _parsed(url: str) -> tuple[tuple[tuple[str, int], ...], str]:
     parts = urlsplit(url)
     job = parts.path.strip("/")
     if "@" in parts.netloc:
-        raise ValueError("a config server's URL is seen by everybody; give etcd's user by ETCDCTL_USER=NAME:PASSWORD")
+        raise ValueError(
+            "the URL of a config server has a user and is public; give etcd's user by ETCDCTL_USER=NAME:PASSWORD"
+        )
     if re.fullmatch(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*", job) is None or parts.query or parts.fragment:
         raise ValueError(f"{url!r} names no job; write it like {_EXAMPLE}")
     members = []

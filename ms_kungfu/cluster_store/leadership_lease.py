@@ -30,7 +30,7 @@ class LeadershipGoneError(LeadershipLostError):
     """Nobody has it: the record, and with it all that was decided, is gone from the store."""
 
     def __init__(self) -> None:
-        super().__init__("the job's keys are gone from the store, deleted or with its data")
+        super().__init__("the store has lost the job's keys: they were deleted, or its data was")
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class LeadershipLease:
             raise (
                 LeadershipGoneError
                 if found.snapshot is None
-                else LeadershipLostError(f"{found.holder or 'somebody'} has the lease")
+                else LeadershipLostError(f"{found.holder or 'another host'} has the lease")
             )
         self._holds(found)
 

@@ -30,9 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 when stopped by a signal or -ttl, 1 when it can't serve, 2 for a wrong command line."""
     parser = FlagParser(PROGRAM, f"{PROGRAM} [flags]", "Stores the wanted cluster of an elastic job.")
     parser.flag("port", "port to listen on; 0 takes a free one", type=integer(0, 65535), default=9100, metavar="PORT")
-    parser.flag(
-        "host", "address to listen on; reading is free for all who reach it", default="127.0.0.1", metavar="HOST"
-    )
+    parser.flag("host", "address to listen on; each host that reaches it may read", default="127.0.0.1", metavar="HOST")
     parser.flag("init", "JSON file with the first cluster", metavar="FILE")
     parser.flag("endpoint", "path of the URL", default="/config", metavar="PATH")
     parser.flag("ttl", "stop after this time, e.g. 10m; 0 is never", type=duration, default=0.0, metavar="TIME")

@@ -127,7 +127,7 @@ class ConfigServer:
         except (ValueError, StaleVersionError):
             raise
         except Exception as error:  # of this document: it is refused, and nothing has changed
-            _log.error("internal error: a cluster is refused by %r", error, exc_info=error)
+            _log.error('internal error: where=config-server error="%r"', error, exc_info=error)
             raise ValueError(f"internal error: {error!r}") from error
         self._changed(cluster)
         return cluster
@@ -150,10 +150,7 @@ class ConfigServer:
                 self._face = _Face(self, self._listeners)
                 asyncio.run(self._face.serve(self._stopping))
             except Exception as error:
-                _log.error(
-                    "the config server has failed (%s: %s) and is started again; the job goes on",
-                    type(error).__name__, error,
-                )  # fmt: skip
+                _log.error('config server failed: error="%s: %s" action=restart', type(error).__name__, error)
                 self._stopping.wait(_RESTART_S)
 
     async def write(self, body: bytes, writer: str) -> Cluster:
@@ -294,7 +291,7 @@ class _Face:
             return
         if str(error) not in self._told:
             self._told.add(str(error))
-            _log.error("config server: %s", message, exc_info=error)
+            _log.error('internal error: where=config-server error="%s"', message, exc_info=error)
 
     async def serve(self, stopping: threading.Event) -> None:
         """Until `stop`. Raises what has made it fail."""

@@ -288,8 +288,8 @@ def _trained(name: str, claim: Claim, records: Sequence[Record], report: Report)
             given = []
         if not set(dealt[rank]) <= set(given) or len(set(given)) < len(given):
             report.problems.append(
-                f"{name}: rank {rank} trained {_text(record.share)}, and was dealt the shards {dealt[rank]} of {unit} "
-                f"samples each of {_text(claim.batch)} ({record.where})"
+                f"{name}: rank {rank} trained {_text(record.share)}, and was assigned the shards {dealt[rank]} of "
+                f"{unit} samples each of {_text(claim.batch)} ({record.where})"
             )
         for shard in given:
             (times if dealt[rank] or shard < count - 1 else idle)[shard] += 1
@@ -305,8 +305,8 @@ def _trained(name: str, claim: Claim, records: Sequence[Record], report: Report)
             times[shard] = min(times[shard], 1)
         if times[shard] != 1:
             owner = next(rank for rank in claim.members if shard in dealt[rank])
-            said = "nobody" if times[shard] == 0 else f"{times[shard]} workers"
-            report.problems.append(f"{name}: shard {shard} of {count}, dealt to rank {owner}, was trained by {said}")
+            said = "no worker" if times[shard] == 0 else f"{times[shard]} workers"
+            report.problems.append(f"{name}: shard {shard} of {count}, assigned to rank {owner}, was trained by {said}")
     trained = [
         piece
         for shard in times.elements()

@@ -60,7 +60,7 @@ class Batches:
         if cursor.taken and goes_on and dataset.shards is not None:
             raise KungFuError(
                 "a step of shards ends with its batch: call step_end() behind each; to accumulate gradients over more "
-                "samples, deal more shards"
+                "samples, use more shards"
             )
         if cursor.taken and not goes_on:
             dataset.commit(self._participants())

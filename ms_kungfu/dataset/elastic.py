@@ -34,13 +34,11 @@ def _global_batch(pipeline: pipelines.Pipeline, shuffle: bool) -> int:
         workers = pipeline.num_shards
     samples = pipeline.batch_size * workers
     if env.RANK_ID.get() == 0:
-        order = "in a permutation of all samples each epoch" if shuffle else "in their own order"
-        of = f" for each of {workers} workers" if workers > 1 else ""
+        order = "permutation" if shuffle else "sequential"
         _log.info(
-            "ElasticDataset: batch(%d)%s is a global batch of %d, held at any size of the cluster (batch_size=%d would "
-            "let it grow), %s%s",
-            pipeline.batch_size, of, samples, pipeline.batch_size, order,
-            ", which takes the place of shuffle()" if pipeline.shuffles and shuffle else "",
+            "dataset: global_batch_size=%d batch=%d workers=%d order=%s. The global batch stays at any size of the "
+            "cluster; batch_size=%d would let it grow with the workers",
+            samples, pipeline.batch_size, workers, order, pipeline.batch_size,
         )  # fmt: skip
     return samples
 
@@ -220,7 +218,7 @@ class ElasticDataset(Shares, ds.Dataset):
         except contents.UnstableError as error:
             if of_all:
                 raise ValueError(f"contents_check='all': {error}; give 'some', or 'none'") from error
-            _log.info("ElasticDataset: workers compare samples by number, not by content: %s", error)
+            _log.info('dataset: contents_check=none reason="%s". Workers compare samples by number', error)
 
     # -- what MindSpore calls -----------------------------------------------------------------------------------------
 

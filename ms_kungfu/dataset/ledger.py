@@ -232,7 +232,7 @@ class Ledger:
         path = self._folder if self._file is None else self._file.name
         text = f"{reason}: the ledger {path} can't be written"
         if goes_on:
-            _log.warning("%s; training goes on without it, as ledger_errors='warn' asks", text)
+            _log.warning("ledger failed: error=\"%s\". Training goes on without it, as ledger_errors='warn' asks", text)
             self._error = error
             return
         remedy = "training ends here, since it would not be on record (ledger_errors='warn' goes on)"

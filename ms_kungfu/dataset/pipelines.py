@@ -120,7 +120,7 @@ def take_apart(pipeline: ds.Dataset) -> Pipeline:
 
 def _check_batch(node: Any, other: Any) -> None:
     if other is not None:
-        raise TypeError("a pipeline with two batch() has no samples to deal; leave one of them out")
+        raise TypeError("a pipeline with two batch() has no samples to partition; leave one of them out")
     if node.batch_size_func is not None:
         raise TypeError(
             "batch() with a function for its size has no batch size that could be divided; give it a number, or "
@@ -142,7 +142,7 @@ def _check_below(sampler: Any) -> None:
         if isinstance(below, ds.DistributedSampler):
             raise TypeError(
                 f"a {name} below a {type(sampler).__name__} leaves each worker samples of its own, which can't be "
-                "dealt anew; shard behind the other sampler, or leave the shards out"
+                "partitioned again; shard behind the other sampler, or leave the shards out"
             )
         if isinstance(below, ds.Sampler):
             raise TypeError(f"a {name} below a {type(sampler).__name__} may give other samples to each pipeline")

@@ -139,8 +139,11 @@ class Replay:
         """Of one dataset; says first under what other conditions it is trained now."""
         told = differences(self.orders.conditions.get(str(data), {}), conditions())
         if told:
-            text = "the training on record ran under other conditions (%s), which alone may make bits differ"
-            _log.warning(text, told)
+            _log.warning(
+                'numeric environment differs: differing="%s". Bits may differ from the training on record by '
+                "that alone",
+                told,
+            )
         return Comparison(self, data)
 
     def is_left(self, place: tuple[int, int, int]) -> bool:

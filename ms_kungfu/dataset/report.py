@@ -88,7 +88,7 @@ def to_text(report: Report) -> str:
         if epoch.dropped:
             text += f", the remainder of {len(epoch.dropped)} dropped"
         if epoch.given_back:
-            text += f"; {epoch.given_back} of them dealt out again after a death"
+            text += f"; {epoch.given_back} of them assigned again after a failure"
         lines.append(f"{name_of(epoch.data, epoch.epoch)}: {text}")
         if epoch.missing:
             lines.append(f"  not trained: {counted(len(epoch.missing), 'sample')}: {_some(epoch.missing)}")

@@ -178,7 +178,7 @@ class Shares:
             ValueError: for both sizes or none, or shards that don't divide the global batch.
         """
         if shards is not None and self.shards is None:
-            raise ValueError("this ElasticDataset deals no shards; give shards= when it is made")
+            raise ValueError("this ElasticDataset has no shards; give shards= when it is made")
         self._hold(BatchSize(batch_size, global_batch_size, self.shards if shards is None else shards))
         self._dealing.changes += 1
 
@@ -222,7 +222,7 @@ class Shares:
         """Return the members of a step of shards. All of it is trained, whichever workers live."""
         if not self._sums:
             raise KungFuError(
-                "this ElasticDataset deals shards, and nothing summed those of the step: train with Model.train and "
+                "this ElasticDataset has shards, and nothing summed those of the step: train with Model.train and "
                 "KungFuElasticCallback, or call a ms_kungfu.elastic.ShardedStep with each batch"
             )
         return members_of_a_step_of_shards() if dealt.version == runtime.cluster_version() else dealt.members

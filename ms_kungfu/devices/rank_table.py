@@ -150,7 +150,7 @@ def find_mistakes(document: object) -> Iterator[str]:
         yield f'version must be "{VERSION}", the only one that is supported, got {_shown(version)}'
     status = document.get("status")
     if status == "initializing":
-        yield 'status is "initializing": whoever writes the table has not finished; wait for "completed"'
+        yield 'status is "initializing": the table is not complete; wait for "completed"'
     elif status != "completed":
         yield f'status must be "completed", got {_shown(status)}'
     servers = document.get("server_list")

@@ -52,10 +52,10 @@ class Beside:
             return
         Beside._told = True
         _log.warning(
-            "training changes %s beside the network, and nothing carries it: its parameters are named like the "
-            "network's, a worker that joins makes it anew, and a checkpoint has none of it; give it to "
-            "ElasticTraining(net, optimizer, ...), or its state as components= (docs/elastic-training.md, "
-            '"State beside the network")',
+            'misuse: check=beside changed="%s". Training changes this beside the network, and nothing '
+            "carries it: its parameters are named like the network's, a joining worker makes it anew, and"
+            " a checkpoint has none of it; give it to ElasticTraining(net, optimizer, ...), or its state "
+            'as components= (docs/elastic-training.md, "State beside the network")',
             ", ".join(map(_described, changed)),
         )
 

@@ -39,7 +39,6 @@ from ms_kungfu import membership, runtime
 from ms_kungfu._decoding import decode_object
 from ms_kungfu._files import open_regular
 from ms_kungfu._version import VERSION
-from ms_kungfu._words import counted
 from ms_kungfu.agreement import broadcast_json, gather_json
 from ms_kungfu.comm import Array
 from ms_kungfu.dataset import replaying
@@ -112,7 +111,7 @@ class CheckpointFolder:
         """Have it written in the background."""
         with self._lock:
             if self._waiting is not None:
-                _log.warning("the checkpoint of step %d is left out: the disk is too slow", self._waiting.step)
+                _log.warning('checkpoint skipped: step=%d reason="the disk is too slow"', self._waiting.step)
             self._waiting = snapshot
             if not self._writing:
                 self._writing = True
@@ -135,16 +134,20 @@ class CheckpointFolder:
             try:
                 self._write(snapshot)
             except Exception as error:  # whatever MindSpore makes of it; training is worth more than its checkpoint
-                text = "the checkpoint of step %d can't be written to %s (%s: %s); training goes on, earlier ones stay"
-                _log.warning(text, snapshot.step, self.folder, type(error).__name__, error)
+                _log.warning(
+                    'checkpoint failed: step=%d folder=%s error="%s: %s". Training goes on, earlier checkpoints stay',
+                    snapshot.step, self.folder, type(error).__name__, error,
+                )  # fmt: skip
 
     def _write(self, snapshot: Snapshot) -> None:
         import mindspore as ms
 
         self.folder.mkdir(parents=True, exist_ok=True)
         if (newest := self._newest_job()) > self.job:  # looked at for a warning; names are what makes it safe
-            text = "the checkpoint of step %d isn't written: job %d has begun to train with %s, and this is job %d"
-            _log.warning(text, snapshot.step, newest, self.folder, self.job)
+            _log.warning(
+                'checkpoint skipped: step=%d folder=%s job=%d reason="job %d has begun to train with the folder"',
+                snapshot.step, self.folder, self.job, newest,
+            )  # fmt: skip
             return
         path = self._path(snapshot.step)
         unfinished = self.folder / f"{self._unfinished}{path.name}"
@@ -157,7 +160,7 @@ class CheckpointFolder:
             _flush(unfinished)
             os.replace(unfinished, path)
             _flush(self.folder)
-            _log.info("step %d: checkpoint %s is written", snapshot.step, path)
+            _log.info("checkpoint written: step=%d path=%s", snapshot.step, path)
         except BaseException:
             for rest in self.folder.glob(f"{self._unfinished}*"):  # MindSpore writes to yet another name
                 rest.unlink(missing_ok=True)
@@ -175,7 +178,7 @@ class CheckpointFolder:
             except FileExistsError:
                 continue  # another job's, a moment ago
             except OSError as error:
-                _log.warning("no checkpoints can be written to %s: %s", self.folder, error)
+                _log.warning('checkpoint failed: folder=%s error="%s"', self.folder, error)
                 return number
             return number  # earlier marks stay: who looks while one is taken away and another comes may see neither
 
@@ -253,11 +256,11 @@ class CheckpointFolder:
                     "can't be read" if isinstance(error, OSError) else "is damaged: its content isn't what was written"
                 )
                 _log.warning(
-                    "checkpoint %s %s; it is %s now, and %s (the reason given: %s)", path, what, damaged.name,
-                    f"{paths[place - 1].name} is tried" if place else "there is no earlier one", error,
+                    'checkpoint damaged: path=%s renamed=%s next=%s reason="%s" error="%s"',
+                    path, damaged.name, paths[place - 1].name if place else "none", what, error,
                 )  # fmt: skip
         if paths:
-            raise KungFuError(f"none of the {len(paths)} checkpoints in {self.folder} can be read")
+            raise KungFuError(f"none of the {len(paths)} checkpoints in {self.folder} can be read; restore one")
         return None
 
 
@@ -375,11 +378,7 @@ class Checkpointing:
         if found != "writing":
             mine.checkpoint = None
         if found == "lost":
-            _log.warning(
-                "the checkpoint of step %d was lost with the worker that wrote it; one of step %d takes its place",
-                last,
-                step,
-            )
+            _log.warning('checkpoint lost: step=%d next_step=%d reason="the worker that wrote it failed"', last, step)
             self.write(step)
 
     def begin(self, joined: bool, goes_on: bool) -> bool:
@@ -436,16 +435,22 @@ class Checkpointing:
         batch = "".join(_other_batch(c.capture(), found.get(c.name)) for c in now.components if c.name == "dataset")
         differing = self._resume_components(now, found, answer["path"], of_another=beyond)
         mine.checkpoint, mine.job = None, answer["job"]  # what the file says is of the job that wrote it
-        _log.info("resumed from %s on %s", answer["path"], counted(runtime.current_cluster_size(), "worker"))
+        if membership.speaks_for_all():
+            _log.info("resumed: path=%s workers=%d", answer["path"], runtime.current_cluster_size())
         if differing and membership.speaks_for_all():
-            text = "%s and this program don't have the same state: %s begins anew, or is left out"
-            _log.warning(text, answer["path"], ", ".join(differing))
+            _log.warning(
+                'checkpoint differs: path=%s state="%s". This state begins anew, or is left out',
+                answer["path"], ", ".join(differing),
+            )  # fmt: skip
         if batch and "conditions" not in host and membership.speaks_for_all():  # else they say so
-            _log.warning("training goes on with %s", batch)
+            _log.warning("checkpoint differs: path=%s. Training goes on with %s", answer["path"], batch)
         told = differences(host.get("conditions", {}), conditions)
         if told and membership.speaks_for_all():
-            text = "%s was written under other conditions (%s): what follows isn't bit for bit what it would have been"
-            _log.warning(text, answer["path"], told)
+            _log.warning(
+                'numeric environment differs: path=%s differing="%s". Bits may differ from a training without'
+                " the checkpoint",
+                answer["path"], told,
+            )  # fmt: skip
         return True
 
     def _resume_components(
@@ -484,7 +489,7 @@ class Checkpointing:
                 return {"error": "", "call": call}
             job = folder.take_job() if replaying.current() is None else 1
             if found is None:
-                _log.info("no checkpoint in %s: training starts from the beginning", folder.folder)
+                _log.info("no checkpoint: folder=%s. Training starts from the beginning", folder.folder)
                 return {"error": "", "host": None, "job": job}
             path, entries, host = found
             restore_tensors(now, entries, path)

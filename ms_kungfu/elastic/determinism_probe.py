@@ -104,7 +104,9 @@ class DeterminismProbe:
         if what is not None and check == "raise":
             raise DivergenceError(what)
         if what is not None:
-            _log.warning("%s; the bits of this training may not be those of another one", what)
+            _log.warning(
+                'determinism probe: finding="%s". The bits of this training may not be those of another one', what
+            )
 
     @staticmethod
     def _hashes(compute: Callable[[int], Any]) -> list[int]:

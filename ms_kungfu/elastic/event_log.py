@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from ms_kungfu import membership
-from ms_kungfu._words import counted
 from ms_kungfu.elastic import program
 from ms_kungfu.elastic.program import Entry
 from ms_kungfu.errors import ResizeError
@@ -30,9 +29,7 @@ def scheduled(step: int, size: int, wait: bool) -> None:
     own.pending = Entry(step, size) if size != present else None
     if own.pending is None or not membership.speaks_for_all():
         return
-    starting = f", {size - present} starting" if size > present else ""
-    meanwhile = "; training goes on meanwhile, and wait=True would have it wait for them" if size > present else ""
-    _log.info("step %d: %s wanted%s%s", step, counted(size, "worker"), starting, "" if wait else meanwhile)
+    _log.info("resize requested: %d -> %d workers step=%d reason=schedule wait=%s", present, size, step, wait)
     if not own.at_exit and membership.current().ports.owns_process:
         own.at_exit = True
         atexit.register(_at_exit)
@@ -58,13 +55,13 @@ def deaths(step: int) -> None:
     told = own.reported_failed[1] if own.reported_failed[0] == version else {}
     for rank in lost:
         if rank not in told:
-            _log.warning("step %d: rank %d (%s) has died; the others go on", step, rank, membership.peer_of(rank))
+            _log.warning("rank failed: rank=%d peer=%s step=%d", rank, membership.peer_of(rank), step)
     own.reported_failed = (version, {**told, **_peers(lost)})
 
 
 def joined(step: int) -> None:
     """This worker has come into a running job, and has its state."""
-    _log.info("step %d: joined as rank %d of %s", step, membership.rank(), counted(membership.size(), "worker"))
+    _log.info("joined: rank=%d size=%d step=%d", membership.rank(), membership.size(), step)
 
 
 def passes(call: int, call_of_state: int) -> None:
@@ -73,11 +70,9 @@ def passes(call: int, call_of_state: int) -> None:
     if not own.told_passing:
         own.told_passing = True
         _log.warning(
-            "call %d of training is skipped: the job is in call %d. What this worker reports before that call is of an "
-            "untrained model",
-            call,
-            call_of_state,
-        )
+            "call skipped: call=%d job_call=%d. What this worker reports before that call is of an untrained model",
+            call, call_of_state,
+        )  # fmt: skip
 
 
 def changed(step: int, change: Change) -> None:
@@ -86,14 +81,12 @@ def changed(step: int, change: Change) -> None:
     if change.detached:
         entry, own.pending = own.pending, None
         scheduled = entry is not None and entry.size < change.old_size
-        reason = f"as the schedule has it from step {entry.step} on" if entry and scheduled else "as asked for"
-        if membership.was_evicted():
-            reason = "evicted"
-        _log.info("step %d: left the cluster of %s, %s", step, counted(change.old_size, "worker"), reason)
+        reason = "evicted" if membership.was_evicted() else "schedule" if scheduled else "request"
+        _log.info("left: size=%d step=%d reason=%s", change.old_size, step, reason)
         return
     version = membership.cluster_version()
-    # Nobody here knows whether a newcomer was asked for, or takes the place of one that died long ago.
-    reason = "as its new workers are ready" if change.new_size > change.old_size else "as asked for"
+    # A worker can't know whether a joining one was requested, or replaces one that failed long ago.
+    reason = "joined" if change.new_size > change.old_size else "request"
     if change.new_size == change.old_size:
         reason = _with_as_many(change)
     # Who died last may be in the new version yet, under another number, and is left out of the next one.
@@ -101,29 +94,20 @@ def changed(step: int, change: Change) -> None:
     kept = {rank: peer for rank, peer in _peers(membership.lost_ranks()).items() if peer in failed.values()}
     own.reported_failed = (version, kept)
     if failed_ranks := [rank for rank in change.lost if failed.get(rank) not in kept.values()]:
-        reason = f"without {', '.join(f'rank {rank}' for rank in failed_ranks)}, dead"
+        reason = f"failed ranks={','.join(map(str, failed_ranks))}"
     if own.pending is not None and own.pending.size == change.new_size:
-        reason = f"as the schedule has it from step {own.pending.step} on"
+        reason = "schedule"
         own.pending = None
     _log.info(
-        "step %d: %d -> %s, cluster version %d, %s",
-        step,
-        change.old_size,
-        counted(change.new_size, "worker"),
-        version,
-        reason,
+        "resize: %d -> %d workers version=%d step=%d reason=%s", change.old_size, change.new_size, version, step, reason
     )
 
 
 def _with_as_many(change: Change) -> str:
     if not change.is_of_the_same_workers:
-        return "with other workers"
-    told = [
-        f"{', '.join(names)} {what} the job"
-        for names, what in ((change.hosts_joined, "joined"), (change.hosts_left, "left"))
-        if names
-    ]
-    return "with the same workers" + (f": {' and '.join(told)}" if told else "")
+        return "replaced"
+    hosts = (("joined", change.hosts_joined), ("left", change.hosts_left))
+    return " ".join(["hosts", *(f"{what}={','.join(names)}" for what, names in hosts if names)])
 
 
 def _peers(ranks: Iterable[int]) -> dict[int, str]:
@@ -132,7 +116,7 @@ def _peers(ranks: Iterable[int]) -> dict[int, str]:
 
 def _tell_missed(entry: Entry, why: str) -> None:
     if membership.speaks_for_all():
-        _log.warning("size %d of the schedule at step %d was never reached: %s", entry.size, entry.step, why)
+        _log.warning('resize missed: workers=%d step=%d reason="%s"', entry.size, entry.step, why)
 
 
 def _at_exit() -> None:

@@ -73,7 +73,9 @@ class Evictions:
                 for rank in ranks:
                     membership.evict(rank)
         except Exception as error:  # the others don't know of it and would wait for this worker
-            _log.error("can't evict the ranks %s: %s: %s", list(ranks), type(error).__name__, error)
+            _log.error(
+                'eviction failed: ranks=%s error="%s: %s"', ",".join(map(str, ranks)), type(error).__name__, error
+            )
 
 
 def _uids() -> dict[int, int]:

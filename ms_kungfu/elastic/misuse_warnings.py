@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from ms_kungfu import membership, runtime
-from ms_kungfu._words import counted
 from ms_kungfu.elastic.options import Options
 from ms_kungfu.trained import inventory
 
@@ -41,7 +40,7 @@ class MisuseWarnings:
         if theirs and self._synchronises:
             self._say(
                 "twice",
-                "the gradients are reduced twice: by MindSpore's DistributedGradReducer, which parallel_mode=%r or the "
+                "The gradients are reduced twice: by MindSpore's DistributedGradReducer, which parallel_mode=%r or the "
                 "program makes, and by ms_kungfu's optimizer or reducer; leave the former out",
                 mode,
             )
@@ -64,8 +63,8 @@ class MisuseWarnings:
 
         if not Collective._made:  # one of the program's own may reduce gradients that don't say so
             self._say(
-                "nobody",
-                "none of %d workers has reduced gradients in %d steps: unless the program does so by ms_kungfu.comm, "
+                "unreduced",
+                "None of %d workers has reduced gradients in %d steps: unless the program does so by ms_kungfu.comm, "
                 "each trains a model of its own; give it an optimizer of ms_kungfu.optimizers, or a KungFuGradReducer",
                 workers,
                 _STEPS,
@@ -74,7 +73,7 @@ class MisuseWarnings:
     def _say(self, which: str, text: str, *arguments: Any) -> None:
         if which not in self._told:
             self._told.add(which)
-            _log.warning(text, *arguments)
+            _log.warning("misuse: check=%s. " + text, which, *arguments)
 
 
 def warn_of_one_epoch(options: Options) -> None:
@@ -82,7 +81,8 @@ def warn_of_one_epoch(options: Options) -> None:
     asked = [name for name in ("schedule", "policy") if getattr(options, name)]
     if asked and membership.speaks_for_all():
         _log.warning(
-            "ElasticTraining.epochs(1) without dataset=: the cluster changes between epochs only, so it stays at "
-            "%s in this call of training, whatever %s asks for; give dataset=, or divide the steps into epochs",
-            counted(runtime.current_cluster_size(), "worker"), " and ".join(asked),
+            "misuse: check=epochs size=%d. ElasticTraining.epochs(1) without dataset= changes the cluster"
+            " between epochs only, so %s changes nothing in this call of training; give dataset=, or "
+            "divide the steps into epochs",
+            runtime.current_cluster_size(), " and ".join(asked),
         )  # fmt: skip

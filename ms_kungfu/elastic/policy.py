@@ -107,7 +107,10 @@ class Decision:
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} is an integer of 1 or more, got {value!r}")
         if self.global_batch_size is not None and self.local_batch_size is not None:
-            raise ValueError("a decision sets global_batch_size or local_batch_size, not both")
+            raise ValueError(
+                "a decision sets global_batch_size or local_batch_size, not both, got "
+                f"{self.global_batch_size} and {self.local_batch_size}"
+            )
         if self.shards is not None and self.global_batch_size is None:
             raise ValueError("shards goes with the global_batch_size that they are parts of")
         if self.keeps_local_batch and self.size is None:

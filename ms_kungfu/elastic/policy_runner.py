@@ -130,7 +130,7 @@ class PolicyRunner:
         if decision is None or not decision.changes:
             return
         level = logging.INFO if runtime.current_rank() == 0 else logging.DEBUG  # all would say the same
-        _log.log(level, "step %d: %s: %s", training.step, describe(decision), decision.reason)
+        _log.log(level, 'policy: %s step=%d reason="%s"', describe(decision), training.step, decision.reason)
         self._check(decision, training)
         if decision.size is not None:
             self._wanted_size = decision.size
@@ -218,8 +218,11 @@ def agree(mine: Decision | None) -> tuple[Decision | None, int]:
 
 
 def describe(decision: Decision) -> str:
-    """ "size 4, learning_rate 0.1" """
-    return ", ".join(
-        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in decision.changes.items()
-    )
+    """ "size=4 learning_rate=0.1" """
+
+    def text(value: object) -> str:
+        if isinstance(value, tuple):
+            return ",".join(map(str, value))
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+    return " ".join(f"{name}={text(value)}" for name, value in decision.changes.items())

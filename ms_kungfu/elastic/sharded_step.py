@@ -98,7 +98,9 @@ class ShardedStep:
         """Train a step; the class describes columns and result."""
         batches = ShardBatches.current()
         if batches is None:
-            raise KungFuError("a ShardedStep takes what an ElasticDataset with shards has yielded")
+            raise KungFuError(
+                "a ShardedStep takes what an ElasticDataset with shards has yielded; call it in a loop over one"
+            )
         place = _places(columns, batches.batch(batches.first))
 
         def compute(shard: int) -> Any:
@@ -172,7 +174,7 @@ class _Statistics:
         for parameter, value in before:
             if not np.array_equal(parameter.asnumpy(), value, equal_nan=True):
                 raise ValueError(
-                    f"a ShardedStep changes {parameter.name!r}, of whose network it wasn't told: give each step all "
+                    f"a ShardedStep changes {parameter.name!r}, whose network it doesn't know: give each step all "
                     "networks that it calls in training mode, ShardedStep(..., trained=[net, other_net])"
                 )
 

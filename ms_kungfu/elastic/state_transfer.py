@@ -170,7 +170,7 @@ def begin_alike(state: TrainingState, data: Mapping[str, Any] | None = None) -> 
 
         from_lowest_rank(receive)
         if runtime.current_rank() == min(rows):
-            _log.info("the workers' parameters differed: training begins from this one's")
+            _log.info('state transfer: source_rank=%d reason="the workers\' parameters differed"', min(rows))
     claims.mark(tensors)
 
 
@@ -277,7 +277,7 @@ def from_lowest_rank(receive: Callable[[int], Received], able: bool = True, pref
     def choose(answers: Mapping[int, Array]) -> int:
         roots = [rank for rank, answer in answers.items() if answer]
         if not roots:
-            raise StateLostError("every worker that had the training state has died")
+            raise StateLostError("every worker that had the training state has failed; resume from a checkpoint")
         return preferred if preferred in roots else roots[0]
 
     return told_by_one(

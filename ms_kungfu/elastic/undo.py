@@ -73,11 +73,10 @@ class LastStep:
         for restore, captured in host:
             restore(captured)
         _log.warning(
-            "step %d: rank %s died between two gradient reductions, so the step is undone and its samples are trained "
-            "again",
-            step,
-            ranks,
-        )
+            "step undone: step=%d failed=%s. A rank failed between two gradient reductions; the samples "
+            "are trained again",
+            step, ranks,
+        )  # fmt: skip
         return False
 
     def take_participants(self) -> list[int]:

@@ -142,7 +142,10 @@ def _parts(gradients: Sequence[Gradient], mode: Mode) -> list[int]:
     if mode.name == "index":
         for point in mode.split_points:
             if point >= len(gradients):
-                _log.warning("the split point %d of fusion is beyond the %d gradients", point, len(gradients))
+                _log.warning(
+                    "fusion: split_point=%d gradients=%d. The split point is beyond the last gradient",
+                    point, len(gradients),
+                )  # fmt: skip
         return [bisect_left(mode.split_points, i) for i in range(len(gradients))]
     parts: list[int] = []
     filled: dict[str, tuple[int, int]] = {}  # by dtype: the part that is being filled, and its bytes

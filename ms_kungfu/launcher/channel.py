@@ -92,7 +92,9 @@ class Stream:
         except (OSError, ValueError):  # the socket, TLS
             self.end()
         except Exception as error:  # this is a callback of the loop's, where it would end the job
-            _log.error("internal error: sending: %r; the launcher closes the connection", error, exc_info=error)
+            _log.error(
+                'internal error: where=sending error="%r". The launcher closes the connection', error, exc_info=error
+            )
             self.end()
 
     def _has_more_to_send(self) -> bool:

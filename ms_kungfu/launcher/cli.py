@@ -16,7 +16,6 @@ from ms_kungfu._files import open_regular
 from ms_kungfu._flags import UsageError, failed
 from ms_kungfu._processes import raise_descriptor_limit
 from ms_kungfu._run_loop import run
-from ms_kungfu._words import counted
 from ms_kungfu.launcher import signals
 from ms_kungfu.launcher.agent.output import Output
 from ms_kungfu.launcher.agent.supervisor import Supervisor, set_process_name
@@ -144,9 +143,4 @@ def _set_up_log(options: Options, output: Output) -> None:
         file = _ToFile(options.logfile, output)
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(file)
-        log.info(
-            "job of %s, launcher process %d: %s",
-            counted(options.size, "worker"),
-            os.getpid(),
-            " ".join(options.command),
-        )
+        log.info('job: workers=%d pid=%d command="%s"', options.size, os.getpid(), " ".join(options.command))

@@ -32,7 +32,7 @@ _CALL_RETRY_S = 0.2
 # A packet that is thrown away on its way is never answered, and the caller has to say so; the kernel sends it three
 # times within this.
 _CONNECT_S = 5.0
-_SOMEBODY = "who listens there"  # says too little to be a launcher
+_SOMEBODY = "another listener"  # says too little to be a launcher
 
 
 class RefusedError(Exception):
@@ -147,12 +147,9 @@ async def call_once(machine: Machine, own: str, host: str, port: int, secret: by
         except Exception as error:  # whatever the other end has said: it is refused, as what isn't understood is
             channel.close()
             _log.error(
-                "internal error: call to %s:%d: %r; the launcher closes the connection",
-                host,
-                port,
-                error,
-                exc_info=error,
-            )
+                'internal error: where=call to=%s:%d error="%r". The launcher closes the connection',
+                host, port, error, exc_info=error,
+            )  # fmt: skip
             raise ProtocolError(f"internal error: {error!r}") from error
         except BaseException:
             channel.close()
@@ -212,10 +209,10 @@ class ControlServer(Server[AnyChannel]):
         return await self._serve_one(channel)
 
     def _troubled(self, error: OSError) -> None:
-        _log.warning("the other hosts can't be heard for now: %s", error)
+        _log.warning('accept failed: from=hosts error="%s"', error)
 
     def _ended(self, source: str, error: Exception) -> None:
-        _log.warning("a connection from %s has ended: %s", source, error)
+        _log.warning('connection ended: from=%s error="%s"', source, error)
 
     def _rejected(self, source: str, error: Exception) -> None:
         """Log why, once a source."""
@@ -226,7 +223,7 @@ class ControlServer(Server[AnyChannel]):
         if isinstance(error, ProtocolError):
             why = str(error)
         elif isinstance(error, (OSError, asyncio.TimeoutError)):
-            why = "it didn't say who it is"
+            why = "it didn't prove its identity"
         _log.warning(
-            "a connection from %s has been refused: %s; others from there are, too%s", source, why, self._then()
+            'connection rejected: from=%s reason="%s". Others from there are rejected, too%s', source, why, self._then()
         )

@@ -14,7 +14,7 @@ from ms_kungfu._flags import FlagParser, UsageError, duration, integer
 ENGINES = ("ray",)
 _NOT_WITH_AN_ENGINE = {
     **dict.fromkeys(("H", "hostfile", "self", "nic", "nnodes", "standalone"), "the engine finds the hosts"),
-    **dict.fromkeys(("nproc-per-node", "nproc_per_node"), "a node has as many workers as it has room for"),
+    **dict.fromkeys(("nproc-per-node", "nproc_per_node"), "a node has as many workers as fit on it"),
     **dict.fromkeys(("join", "joinable"), "nodes join by themselves"),
     "port": "the engine takes one that is free on all nodes",
     "builtin-config-port": "the engine takes one that is free",
@@ -45,8 +45,10 @@ def amount(text: str) -> float:
 
 ENGINE_FLAGS: dict[str, dict[str, Any]] = {
     "engine": {
-        "help": "who places the job: ray has one kungfu-run on each node of a Ray cluster, which follows nodes as they "
-        "come and go; ms_kungfu[ray] has what it needs",
+        "help": (
+            "what places the job: ray has one kungfu-run on each node of a Ray cluster, which follows nodes as they "
+            "come and go; ms_kungfu[ray] has what it needs"
+        ),
         "type": _engine,
         "metavar": "NAME",
     },
@@ -57,7 +59,7 @@ ENGINE_FLAGS: dict[str, dict[str, Any]] = {
     },
     "max-np": {"help": "with -engine: grow up to so many workers (default -np)", "type": integer(1), "metavar": "N"},
     "wait": {
-        "help": "with -engine: how long to wait for room for -np workers before the job begins with fewer, -min-np at "
+        "help": "with -engine: how long to wait until -np workers fit, before the job begins with fewer, -min-np at "
         "least (default 0s)",
         "type": duration,
         "metavar": "TIME",
@@ -112,7 +114,7 @@ def engine_request(flags: Namespace, parser: FlagParser, command: Sequence[str])
         needs[resource] = default if given is None else given
     needs = {resource: count for resource, count in needs.items() if count}
     if not needs:
-        raise UsageError("-cpus-per-worker 0: a worker takes something of a node, else there is room for any number")
+        raise UsageError("-cpus-per-worker 0: a worker needs more than 0 CPUs, GPUs or NPUs of a node")
     passed = [word for word in parser.spelled if word[1:].partition("=")[0] not in {*_SETTLED, *ENGINE_FLAGS}]
     if "min-np" in parser.given:
         passed.append(f"-min-np={least}")

@@ -43,7 +43,7 @@ async def prove(channel: Stream, secret: bytes) -> None:
     if isinstance(answer, m.Error):
         raise ProtocolError(printable(answer.error))
     if not is_proof(answer.proof, secret, roles.called, challenge, nonce):
-        raise ProtocolError("who answers there doesn't know the job's secret (KUNGFU_JOB_SECRET, -secret-file)")
+        raise ProtocolError("the other end doesn't know the job's secret (KUNGFU_JOB_SECRET, -secret-file)")
 
 
 async def challenge(channel: Stream, secret: bytes, roles: Roles, proved: Callable[[], None]) -> None:

@@ -91,7 +91,7 @@ HOST_FLAGS: dict[str, dict[str, Any]] = {
         "metavar": "FILE",
     },
     "no-secret": {
-        "help": "let whoever reaches -port take part: in a network that is trusted",
+        "help": "let each host that reaches -port take part: in a trusted network",
         "type": switch,
         "default": False,
     },
@@ -148,7 +148,7 @@ def settle_hosts(flags: Namespace, given: Collection[str]) -> None:
         flags.hosts = replace(flags.hosts, placement=flags.placement or EVEN)
         _settle_config_server(flags)
     elif flags.placement is not None:
-        raise UsageError("-placement says how workers are dealt to several hosts (-H), and this job has one")
+        raise UsageError("-placement says how workers are assigned to several hosts (-H), and this job has one")
     if flags.hosts.is_several and flags.strategy == "SHM":
         raise UsageError("-strategy SHM is shared memory, which several hosts don't have; leave it out")
     for name in HOST_FLAGS:
@@ -257,7 +257,7 @@ def secret_of(flags: Namespace, is_several: bool) -> str | None:
         return given
     if given is None:
         how = SLURM_MAKES_ONE if flags.in_slurm else MAKE_ONE
-        raise UsageError(f"several hosts need a secret that they share, against strangers: {how}")
+        raise UsageError(f"several hosts need a secret that they share: {how}")
     if len(given) < _SECRET_DIGITS:
         raise UsageError(
             f"the job's secret has {len(given)} digits, of the {_SECRET_DIGITS} at least that several hosts need: "

@@ -156,7 +156,7 @@ async def _terms(request: JoinRequest, store: ClusterStore, cluster: Cluster) ->
                 raise
             if loop.time() >= deadline:
                 raise RefusedError(vacant or str(error)) from None
-        before = holder or "nobody"
+        before = holder or "-"
         await asyncio.sleep(_LOOK_S)
 
 
@@ -167,15 +167,15 @@ def _leader_of(url: str, cluster: Cluster) -> tuple[str, str]:
         found = open_leadership(url).look()
         snapshot = None if found.snapshot is None else LeaderSnapshot.from_json(found.snapshot)
     except StoreUnreachableError as error:  # its leader may have died with the controller
-        return "", f"who has the job of {url} can't be told: {error}"
+        return "", f"the host that has the job of {url} is unknown: {error}"
     except (ConfigServerError, ProtocolError) as error:
-        raise RefusedError(f"who has the job of {url} can't be told: {error}") from None
+        raise RefusedError(f"the host that has the job of {url} is unknown: {error}") from None
     if snapshot is not None and snapshot.end is not None and snapshot.has(cluster):
         raise RefusedError(f"the job of {url} has ended ({how_it_has_ended(snapshot.end)})")
     if found.holder or snapshot is None or not may_go_on(found, snapshot.head):
         return found.holder, ""
     return "", (
-        f"nobody has the job of {url} at the moment: {snapshot.head}, which had it, is gone, and no other host has "
+        f"no host has the job of {url} at the moment: {snapshot.head}, which had it, has failed, and no other host has "
         f"taken its place within {_LEADER_S:g} s"
     )
 

@@ -43,7 +43,7 @@ NO_MSRUN_FLAGS = {
 # mpirun's, of scripts that start MindSpore's programs by it.
 NO_MPIRUN_FLAGS = {
     "n": "-np N is how many workers there are",
-    "allow-run-as-root": "whoever it is may start a job; leave it out",
+    "allow-run-as-root": "any user may start a job; leave it out",
     "oversubscribe": "a host has as many workers as -H HOST:SLOTS says, whatever its cores; leave it out",
     "merge-stderr-to-stdout": "on the screen both come together, and with -logdir into a file each; leave it out",
     "output-filename": "-logdir DIR keeps what the workers write",
@@ -95,7 +95,7 @@ def settle_world(flags: Namespace) -> None:
     else:
         if flags.standbys:
             raise UsageError(
-                "-standby keeps processes that are nobody yet, and with --msrun a program asks for its rank at its "
+                "-standby keeps processes that have no rank yet, and with --msrun a program asks for its rank at its "
                 "start; leave it out"
             )
         if flags.msrun_size is None:

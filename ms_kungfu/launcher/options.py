@@ -35,7 +35,7 @@ _NO_FLAGS = {
     "debug-port": "there is no debug server: -logfile has what the launcher does, a Monitor in the program serves "
     "metrics (KUNGFU_METRICS_PORT), and the config server tells the cluster",
     "k": "a job ends with its workers: start kungfu-run again for the next cluster",
-    "t0": "nobody needs the time of the job's start: lines of the log have the time",
+    "t0": "the time of the job's start isn't needed: lines of the log have the time",
     "elastic-mode": "there is one mode: with -w, workers that stay keep their processes and their state (KungFu's "
     '"delta"); leave it out',
     "auto-recover": "the workers that are left go on without a restart: give -w, and -recover replace for a new "
@@ -181,7 +181,7 @@ class Options:
     cores_per_worker: int | None = _flag(
         "cores-per-worker",
         "each worker has exactly K cores, at every size of the cluster, shared where there are too few (default: all "
-        "are divided, but for 1 each where training deals shards)",
+        "are divided, but for 1 each if training has shards)",
         type=integer(1),
         metavar="K",
     )
@@ -236,7 +236,7 @@ class Options:
     )
     msrun_size: int | None = _flag(
         "msrun-size",
-        "with --msrun: the number of ranks that the program is told of, for ever; no more workers than that (default: "
+        "with --msrun: the number of ranks that the program sees, for ever; no more workers than that (default: "
         "the slots of -H, else -np)",
         type=integer(1),
         metavar="V",
@@ -328,7 +328,7 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest | Engi
     # 0 is torchrun's default, and what happens anyway.
     if flags.max_restarts and flags.recover is not Recover.REPLACE and not flags.standbys:
         raise UsageError(
-            "-max-restarts needs -recover replace or -standby: it says how often these start somebody again; nothing "
+            "-max-restarts needs -recover replace or -standby: it limits how often these start a worker again; nothing "
             "restarts all workers, as torchrun's does"
         )
     if flags.cores_per_worker is not None:

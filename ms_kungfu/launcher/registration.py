@@ -11,7 +11,7 @@ from typing import Any, Callable
 from ms_kungfu._version import VERSION, mindspore_version
 from ms_kungfu._words import printable
 from ms_kungfu.launcher.devices import ASCEND, GPU, Devices
-from ms_kungfu.launcher.options import PROGRAM, Options
+from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.wire.messages import Registration
 
 # What each host may have its own way, or only one of them has.
@@ -100,8 +100,8 @@ def objection(
     for name, value in own.flags.items() if same_flags else ():
         if registration.flags.get(name) != value:
             return (
-                f"{PROGRAM} was told {name} {registration.flags.get(name)} on {registration.host}, and {value} on "
-                f"{own.host}; give the same flags on all hosts"
+                f"{name} is {registration.flags.get(name)} on {registration.host}, and {value} on {own.host}; give "
+                "the same flags on all hosts"
             )
     if registration.host in present:
         return f"{registration.host} is there already"

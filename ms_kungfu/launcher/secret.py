@@ -37,11 +37,11 @@ def read_secret_file(path: str) -> str:
         if not stat.S_ISREG(info.st_mode):
             raise SecretError(f"-secret-file {path} is not a file")
         if info.st_uid not in (os.geteuid(), 0):
-            raise SecretError(f"-secret-file {path} belongs to another user, who knows it then; make one of your own")
+            raise SecretError(f"-secret-file {path} belongs to another user, which knows it then; make one of your own")
         if info.st_mode & 0o077:
             raise SecretError(
                 f"-secret-file {path} can be read or written by others (mode {stat.S_IMODE(info.st_mode):04o}); "
-                f"chmod 600 {path}, and make a new secret where somebody may have read it"
+                f"chmod 600 {path}, and make a new secret if another user may have read it"
             )
         text = os.read(fd, _MOST_BYTES + 1)
     finally:

@@ -172,7 +172,10 @@ class Server(Generic[C]):
 
     def _reject(self, source: str, error: Exception) -> None:
         if not isinstance(error, (OSError, ProtocolError, asyncio.TimeoutError)):
-            _log.error("internal error: connection from %s: %r; the launcher closes it", source, error, exc_info=error)
+            _log.error(
+                'internal error: where=connection from=%s error="%r". The launcher closes the connection',
+                source, error, exc_info=error,
+            )  # fmt: skip
         self._rejected(source, error)
 
     async def _meet(self, channel: C, source: str) -> None:
@@ -205,7 +208,10 @@ class Server(Generic[C]):
         except (OSError, ProtocolError, asyncio.TimeoutError) as error:
             self._ended(source, error)
         except Exception as error:
-            _log.error("internal error: connection from %s: %r; the launcher closes it", source, error, exc_info=error)
+            _log.error(
+                'internal error: where=connection from=%s error="%r". The launcher closes the connection',
+                source, error, exc_info=error,
+            )  # fmt: skip
         finally:
             if not given_away:
                 channel.close()

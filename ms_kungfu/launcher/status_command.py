@@ -174,14 +174,14 @@ def _who_has_it(holder: str, snapshot: LeaderSnapshot) -> str:
         others = []
     next_one = f"{' or '.join(others)} takes its place"
     if holder:
-        after = f"; should it be gone, {next_one} when its lease is over (-host-timeout)" if others else ""
+        after = f"; if it has failed, {next_one} when its lease is over (-host-timeout)" if others else ""
         return f"{head} has the job, and tells more of it there ({_PROGRAM}){after}"
-    gone = f"{head}, which had the job, is gone"
+    gone = f"the controller on {head} has failed"
     if not others:
         return f"{gone}, and the job with it: no other host has its state"
     return (
-        f"{gone}, and nobody has it now; {next_one} within the time of a lease (-host-timeout), unless {PROGRAM} has "
-        "ended there, too"
+        f"{gone}, and no host has the job now; {next_one} within the time of a lease (-host-timeout), unless "
+        f"{PROGRAM} has ended there, too"
     )
 
 

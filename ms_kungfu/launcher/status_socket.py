@@ -81,7 +81,7 @@ class StatusServer:
             except (OSError, ProtocolError, asyncio.TimeoutError):
                 raise
             except Exception as error:  # ends this connection, never the job
-                _log.error("internal error: the job's status isn't told: %r", error, exc_info=error)
+                _log.error('internal error: where=status error="%r"', error, exc_info=error)
 
 
 def _bind(listening: socket.socket) -> tuple[Path, int]:
@@ -112,7 +112,7 @@ def never_raises(describe: Callable[[], dict[str, Any]]) -> Callable[[], dict[st
         except Exception as error:
             if repr(error) not in told:
                 told.add(repr(error))
-                _log.error("the job's status can't be told: %r", error, exc_info=error)
+                _log.error('internal error: where=status error="%r"', error, exc_info=error)
             return {"error": f"internal error: {error!r}"}
 
     return described

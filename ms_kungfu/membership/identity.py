@@ -15,7 +15,9 @@ def identity() -> tuple[PeerID, int]:
     """This process's name in the job, and the cluster version that it was started for."""
     member = current()
     if member.self_id is None:
-        raise KungFuError("this process was not started by kungfu-run, so it has no name in a job")
+        raise KungFuError(
+            "this process was not started by kungfu-run, so it has no name in a job; start it with kungfu-run"
+        )
     return member.self_id, member.incarnation
 
 

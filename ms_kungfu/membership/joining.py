@@ -152,9 +152,10 @@ def _tell_who_works_on(member: Member) -> None:
     def tell() -> None:
         ports.sleep(_LEAVING_S)
         _log.warning(
-            "this worker left the cluster %.0f s ago and still works; nobody waits for it, and it is ended when its "
-            "place is needed or the job ends. ms_kungfu.detached() tells a program that it has left: it should skip "
-            "what only a worker of the cluster does, such as an evaluation at the end",
+            "still running: seconds=%.0f. This worker has left the cluster and still works. No other "
+            "worker waits for it, and the launcher ends it when its slot is needed or the job ends. "
+            "ms_kungfu.detached() is True in a worker that has left: skip what only a worker of the "
+            "cluster does, such as an evaluation at the end",
             ports.monotonic() - left,
         )
 
@@ -226,5 +227,7 @@ def evict(rank: int) -> None:
     if not 0 <= rank < size:
         raise ValueError(f"there is no rank {rank} in a cluster of {size}")
     if member.cluster is None:
-        raise ResizeError("a cluster that kungfu-run has not started stays at 1 rank")
+        raise ResizeError(
+            "this process was not started by kungfu-run, so no rank can leave; start it with kungfu-run -w"
+        )
     member.broker().request_leave(member.cluster.workers[rank], member.get(env.JOIN_TIMEOUT))

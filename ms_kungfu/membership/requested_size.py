@@ -69,7 +69,9 @@ class SizeRequest:
             except StoreUnreachableError as error:
                 if self.version is None and not self.trouble:
                     self.trouble = str(error)
-                    _log.warning("%s; the change to %d workers waits, training goes on", error, self.size)
+                    _log.warning(
+                        'store unavailable: workers=%d error="%s". The change waits, training goes on', self.size, error
+                    )
                 self.settled.set()
                 self._is_over.wait(_RETRY_S)
             except Exception as error:
@@ -102,8 +104,8 @@ def _write(member: Member, cluster: Cluster, size: int, failed: list[PeerID]) ->
     is_several = len(hosts or ()) > 1
     most = member.ports.max_workers_of_hosts if is_several else member.ports.max_workers
     if size > most:
-        where = "several hosts" if is_several else "one host"
-        raise ResizeError(f"{size} workers were asked for, {where} can have {most}")
+        where = "in a job" if is_several else "per host"
+        raise ResizeError(f"{size} workers: at most {most} {where}; ask for fewer")
     ports = member.get(env.PORT_RANGE) or WORKER_PORTS
     while True:
         # The store may hold a newer version than this cluster has adopted; a size is built on the newest.
@@ -116,7 +118,9 @@ def _write(member: Member, cluster: Cluster, size: int, failed: list[PeerID]) ->
         slots = newest.slots or hosts
         if slots is not None and size > sum(slots.values()):
             given = ",".join(f"{host}:{count}" for host, count in slots.items())
-            raise ResizeError(f"{size} workers were asked for, -H {given} has {sum(slots.values())} slots")
+            raise ResizeError(
+                f"{size} workers: -H {given} has {sum(slots.values())} slots; ask for fewer, or give more slots"
+            )
         try:
             return store.put(newest.resized(size, ports, failed, slots)).version
         except StaleVersionError:
@@ -194,7 +198,7 @@ def expect(joining: int, size: int) -> None:
         try:
             member.broker().expect(version, joining, size, _HINT_S)
         except KungFuError as error:
-            _log.debug("the launcher doesn't hear that %d workers will be wanted: %s", size, error)
+            _log.debug('hint lost: workers=%d error="%s"', size, error)
 
     if member.cluster is not None and member.get(env.WATCH):
         member.ports.start_thread("kungfu-expect", tell)

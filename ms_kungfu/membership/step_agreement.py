@@ -111,7 +111,7 @@ def has_no_cluster(member: Member, size: int | None) -> bool:
 
 def _not_started(size: int) -> ResizeError:
     remedy = "start it with kungfu-run -w"
-    return ResizeError(f"a cluster that kungfu-run has not started stays at 1 rank, {size} were asked for; {remedy}")
+    return ResizeError(f"{size} workers: a cluster without kungfu-run has 1 rank; {remedy}")
 
 
 def follow(member: Member, wait: bool, must: bool = False, word: int = 0, settle: Settle | None = None) -> Change:

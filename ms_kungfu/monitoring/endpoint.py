@@ -70,7 +70,7 @@ class MetricsEndpoint:
         except OSError as error:
             raise OSError(f"the metrics endpoint can't use port {wanted} on {address}: {error.strerror}") from None
         self.url = f"http://{address}:{self._server.server_port}/metrics"
-        _log.info("metrics: %s", self.url)
+        _log.info("metrics: url=%s", self.url)
 
     def collect(self) -> Iterator[Any]:
         """Yield the metrics of the last record; prometheus_client calls it."""

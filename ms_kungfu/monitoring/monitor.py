@@ -17,7 +17,6 @@ import numpy as np
 from ms_kungfu import _core, env, runtime
 from ms_kungfu._checks import at_least
 from ms_kungfu._files import open_regular
-from ms_kungfu._words import counted
 from ms_kungfu.agreement import gather_living
 from ms_kungfu.monitoring.endpoint import MetricsEndpoint
 from ms_kungfu.monitoring.noise_scale import NoiseScaleEstimator
@@ -338,7 +337,7 @@ class Monitor:
                     self._file = self._open_jsonl()
                 self._file.write(json.dumps(record.to_json()) + "\n")
             if self._records % self._log_interval == 0 and _log.isEnabledFor(logging.INFO):
-                _log.info("%s", describe(record))
+                _log.info("monitor: %s", describe(record))
         if self.summary is not None:
             _write_summary(self.summary, record)
         for sink in self._sinks:
@@ -358,22 +357,20 @@ def _write_summary(summary: Any, record: StepRecord) -> None:
 
 def describe(record: StepRecord) -> str:
     """Describe a record in a line for the log."""
-    parts = [f"step {record.step}"]
+    parts = [f"step={record.step}"]
     if record.loss is not None:
-        parts.append(f"loss {record.loss:.4g}")
+        parts.append(f"loss={record.loss:.4g}")
     parts += [
-        counted(record.cluster_size, "worker"),
-        f"batch {record.batch_size}",
-        f"{record.seconds * 1e3:.1f} ms a step",
+        f"cluster_size={record.cluster_size} batch_size={record.batch_size} step_ms={record.seconds * 1e3:.1f}",
+        f"communication_ms={record.communication_seconds * 1e3:.2f} hidden={record.hidden_fraction:.0%}",
     ]
-    parts.append(f"communication {record.communication_seconds * 1e3:.2f} ms, {record.hidden_fraction:.0%} hidden")
     if record.cluster_size > 1 and record.slowdown > 1.5:
-        parts.append(f"rank {record.slowest} computes {record.slowdown:.1f}x as long as the median")
+        parts.append(f"slowest={record.slowest} slowdown={record.slowdown:.1f}")
     if record.gradient_noise_scale is not None:
-        parts.append(f"noise scale {record.gradient_noise_scale:.3g}")
+        parts.append(f"gradient_noise_scale={record.gradient_noise_scale:.3g}")
     if record.update_ratio is not None:
-        parts.append(f"update ratio {record.update_ratio:.2g}")
-    return ", ".join(parts)
+        parts.append(f"update_ratio={record.update_ratio:.2g}")
+    return " ".join(parts)
 
 
 def _number(loss: Any) -> float:

@@ -23,7 +23,7 @@ def check_group(group: Any) -> None:
         return
     if not isinstance(group, str):
         raise TypeError(f"a group is a name, a text, not {group!r}")
-    raise refused(f"group {group!r}", "there is one group, of everybody; nobody has made another of this name")
+    raise refused(f"group {group!r}", "there is one group, of all ranks; create_group has made no other of this name")
 
 
 def init(backend_name: str | None = None) -> None:

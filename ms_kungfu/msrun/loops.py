@@ -49,7 +49,7 @@ def _outermost() -> list[Any]:
         if issubclass(type(each), nn.Cell) and id(each) not in known and any(True for _ in each.get_parameters()):
             raise refused(
                 f"a loop of one's own beside a {type(each).__name__} that copy.deepcopy, or the like, has made",
-                "who joins couldn't tell which it is; make it by its class, or keep it in another cell",
+                "a joining worker couldn't identify it; make it by its class, or keep it in another cell",
             )
     return [cell for cell in found if id(cell) not in inner]
 
@@ -135,8 +135,8 @@ class _Training:
         self.in_pass = False
         if self._passes == 1 and not self._passes_of_others and self._updates == cells.updates():
             _log.warning(
-                "--msrun: no optimizer has made a step in the first loop over a sharded dataset, which is dealt as the "
-                "training data, once there is a reducer; evaluate behind it"
+                "misuse: check=msrun. No optimizer has made a step in the first loop over a sharded dataset, "
+                "which is partitioned as the training data, once there is a reducer; evaluate after it"
             )
         self._elastic.average_statistics()  # for an evaluation
         # What hangs on a count of the program's own over all passes (a rate) is another one at who has joined.
@@ -166,7 +166,7 @@ class Unsharded:
                 raise refused(
                     "a loop that trains by a dataset that isn't sharded",
                     f"give it num_shards=get_group_size(), which is {world.size()}, and shard_id=get_rank(); what a "
-                    "program picks by its rank itself, and zip(), can't be dealt anew",
+                    "program picks by its rank itself, and zip(), can't be partitioned again",
                 )
             self._looks, self._updates = self._looks + 1, updates
         return next(self._iterator)
@@ -243,13 +243,13 @@ class Loop:
         if self._in_pass and updates != self._updates and _training is None:
             raise refused(
                 "a loop that trains, beside Model.train",
-                "the workers are dealt what Model.train trains, and a loop is an evaluation then; train by one of them",
+                "the workers partition what Model.train trains, and a loop is an evaluation then; train by one of them",
             )
         if self._in_pass and updates != self._updates:
             raise refused(
                 "a second sharded dataset that a loop trains by",
-                "the first one that a loop has read, once there was a reducer, is dealt to the workers; make one to "
-                "train by, before the loop over epochs, and read it before any that evaluates",
+                "the first one that a loop has read, once there was a reducer, is partitioned among the workers; "
+                "make one to train by, before the loop over epochs, and read it before any that evaluates",
             )
         self._updates = updates
         cut = self._in_pass and world.passes_by()  # of what is over, one batch is as good as all

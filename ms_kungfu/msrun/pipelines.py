@@ -41,7 +41,7 @@ def take_apart(dataset: ds.Dataset, use: str = "training") -> pipelines.Pipeline
         raise refused(
             f"{use} on a dataset {'that is not sharded' if shards is None else f'in {shards} shards'}",
             f"give it num_shards=get_group_size(), which is {world.size()}, and shard_id=get_rank(): each sample is "
-            f"{seen}, whoever lives; what a program picks by its rank itself can't be dealt anew",
+            f"{seen}, at any number of workers; what a program picks by its rank itself can't be partitioned again",
         )
     if parts.batch_size is None:
         raise refused(f"{use} on a dataset without batch()", "the batch of a rank times V is that of a step")

@@ -274,9 +274,9 @@ def _tell(what: str, tensors: Sequence[Any], samples: int, ranks: int) -> None:
     if key not in _step.told:
         _step.told.add(key)
         _log.warning(
-            "--msrun: a gradient function is called with tensors of shapes %s, no columns of the dataset, which %s "
-            "(this worker's batch: %d rows of %d ranks)",
-            shapes, what, samples, ranks,
+            'misuse: check=msrun shapes="%s" rows=%d ranks=%d. A gradient function is called with these '
+            "tensors, no columns of the dataset, which %s",
+            shapes, samples, ranks, what,
         )  # fmt: skip
 
 

@@ -89,7 +89,10 @@ class Rest:
         self._told = True
         told = [f"{name.split()[0]} (rank {', '.join(map(str, ranks))})" for name, ranks in self._apart.items()]
         more = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
-        _log.info("--msrun: not on all workers: %s%s; all other cells are kept equal", ", ".join(told[:_SHOWN]), more)
+        _log.info(
+            'msrun: cells="%s%s". They are not on all workers; all other cells are kept equal',
+            ", ".join(told[:_SHOWN]), more,
+        )  # fmt: skip
 
     def _hand_over(self, name: str, everyones: Mapping[int, Mapping[str, Any]], joins: bool) -> None:
         """Collective: from a worker that has the cell, or a copy of its values, to those that join and have it."""
@@ -105,12 +108,14 @@ class Rest:
             return
         what = type(self._cells[name]).__name__
         if packed is None:
-            _log.warning(
-                "--msrun: %s, which only some workers have, begins anew: each worker that had it has failed", what
-            )
+            _log.warning('msrun: cell=%s action="begins anew" reason="each worker that had it has failed"', what)
             return
         if not live:
-            _log.warning("--msrun: %s, which only some workers have, goes on from the end of the last pass", what)
+            _log.warning(
+                'msrun: cell=%s action="goes on from the end of the last pass" reason="each worker that had '
+                'it has failed"',
+                what,
+            )
         kept = _ids(cell for other, cell in self._cells.items() if other not in self._apart)
         for parameter, values in zip(self._cells[name].get_parameters(), unpack(packed)):
             if id(parameter) not in kept:  # which comes with the rest of the state

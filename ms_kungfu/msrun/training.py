@@ -36,7 +36,7 @@ def answer_for(method: Callable[..., Any]) -> Callable[..., Any]:
         call = signature.bind(self, *arguments, **named)
         data = call.arguments.get("train_dataset")
         if not world.begun():
-            _log.warning("--msrun: the program hasn't called init(), so this worker trains alone")
+            _log.warning("misuse: check=msrun. The program has not called init(), so this worker trains alone")
             return method(self, *arguments, **named)
         if isinstance(data, ElasticDataset) or not isinstance(data, ds.Dataset):
             return method(self, *arguments, **named)  # as the program has it
@@ -61,11 +61,11 @@ def answer_for(method: Callable[..., Any]) -> Callable[..., Any]:
         elastic = _callbacks.setdefault(self, _Elastic())
         # Behind the program's, whose collectives are of the cluster that has trained the step.
         given["callbacks"] = [*_listed(given["callbacks"]), elastic]
-        _log.info(
-            "--msrun: %s plays rank %d of %d; a step is %d samples%s",
-            "this worker", world.rank(), world.size(), given["train_dataset"].global_batch_size,
-            f" in {world.size()} shards" if by_shards else "",
-        )  # fmt: skip
+        if world.rank() == 0:
+            _log.info(
+                "msrun: rank=%d size=%d global_batch_size=%d sharded=%s",
+                world.rank(), world.size(), given["train_dataset"].global_batch_size, by_shards,
+            )  # fmt: skip
         return method(*call.args, **call.kwargs)
 
     return train

@@ -35,7 +35,7 @@ def folder_for(running: str, plugins: Path) -> Path:
     if not built:
         why = "ms_kungfu was built without MindSpore, so its kernels were left out"
         if is_of_a_wheel():
-            why = "the kernels of ms_kungfu are gone, so its installation is damaged"
+            why = "the kernels of ms_kungfu are missing: the installation is damaged"
         raise ImportError(f"{why}; {reinstall()}")
     raise _built_for_another(", ".join(built), running, built[-1])
 

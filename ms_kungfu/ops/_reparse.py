@@ -44,7 +44,7 @@ def mend(cls: type) -> None:
         return
     if "construct" not in getattr(inspect.unwrap(construct), "__code__", construct).co_names:
         return  # it never calls the base's
-    _log.info("jitted %s.construct, which would run twice otherwise", definers[0].__qualname__)
+    _log.debug('jitted: class=%s reason="its construct would run twice otherwise"', definers[0].__qualname__)
     definers[0].construct = mindspore.jit(backend="ms_backend")(construct)  # type: ignore[attr-defined]
 
 

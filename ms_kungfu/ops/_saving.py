@@ -128,8 +128,8 @@ def _look_for_others(path: Path) -> None:
     if (found.st_ino, found.st_mtime_ns) != _written[path]:
         _told = True
         _log.warning(
-            "%s was written by another process, or by another function of this one, since this worker saved it: each "
-            "file is whole, and the last one stays; if several workers save to one path, save at one worker only, "
-            "`if kf.current_rank() == 0:`, or to a path of each worker's own",
+            "misuse: check=save path=%s. Another process, or another function of this one, wrote the file"
+            " after this worker saved it: each file is whole, and the last one stays; save at one worker "
+            "only, `if kf.current_rank() == 0:`, or to a path of each worker's own",
             path,
         )

@@ -163,12 +163,12 @@ class KungFuGradReducer(nn.Cell):
         if self._overlap:
             raise ValueError(
                 "overlap=True reduces the gradients of one backward pass while it goes on, and a step of shards has "
-                "several; leave it out where the ElasticDataset deals shards"
+                "several; leave it out with an ElasticDataset(shards=)"
             )
         if mean and not self.mean:
             raise ValueError(
-                "gradients_mean=False sums the gradients over the workers, on whose number nothing depends where the "
-                "ElasticDataset deals shards; leave it out, or give it to the ShardedStep too, for the sum over the "
+                "gradients_mean=False sums the gradients over the workers, on whose number nothing depends with an "
+                "ElasticDataset(shards=); leave it out, or give it to the ShardedStep too, for the sum over the "
                 "shards"
             )
         self.left_to_shards = True

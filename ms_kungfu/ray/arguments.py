@@ -82,7 +82,7 @@ def resources(*counts: object) -> list[str]:
     """The flags of CPUs, GPUs and NPUs a worker."""
     found = [amount(name, count) for name, count in zip(_RESOURCES, counts)]
     if not any(found):
-        raise ValueError("cpus_per_worker=0: a worker takes something of a node, else there is room for any number")
+        raise ValueError("cpus_per_worker=0: a worker needs more than 0 CPUs, GPUs or NPUs of a node")
     return [f"-{name.replace('_', '-')}={count}" for name, count in zip(_RESOURCES, found)]
 
 

@@ -116,7 +116,7 @@ class Driver:
                 for host in self._hosts.values():
                     cluster.end_agent(host.agent)
                 if not cluster.in_time(self._give_back, _LOOK_S if self._is_silent else 2 * _SETTLE_S):
-                    self._say("Ray's head (its GCS) doesn't answer, and isn't told that the job has ended")
+                    self._say("Ray's head (its GCS) doesn't answer, and doesn't learn that the job has ended")
         return Outcome(code, self._returned, self._signals)
 
     def _give_back(self) -> None:
@@ -168,7 +168,7 @@ class Driver:
                 raise self._too_small(nodes)
             if request.wait_s:
                 self._say_once(
-                    f"waiting for room for {request.size} workers, {request.wait_s:g} s at most ({self._words.wait})"
+                    f"waiting until {request.size} workers fit, {request.wait_s:g} s at most ({self._words.wait})"
                 )
             time.sleep(_LOOK_S)
 
@@ -286,8 +286,8 @@ class Driver:
             return
         except RayActorError:
             if self._ends_job(host):
-                raise JobError(f"the agent of {host.name}, the head node, has gone, and the job with it") from None
-            what = f"the {'agent on' if self._is_there(host) else 'node of'} {host.name} has gone"
+                raise JobError(f"the agent of {host.name}, the head node, has failed, and the job with it") from None
+            what = f"the {'agent on' if self._is_there(host) else 'node of'} {host.name} has failed"
             self._say(f"{what}, and with it the host's workers")
             self._drop(host)
             if not self._signals and self._still_starts():

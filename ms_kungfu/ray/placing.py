@@ -108,8 +108,8 @@ def too_small(
     what = words.least if least < size else words.size
     found = f"; it was found running here: {words.for_a_new_one} has a new one for this job alone" if is_found else ""
     return (
-        f"{what}{least} is more than the {room} worker{'' if room == 1 else 's'} that the Ray cluster at {address} has "
-        f"room for{waited}: its {'1 node has' if len(nodes) == 1 else f'{len(nodes)} nodes have'} {has} free, and a "
+        f"{what}{least} is more than the {room} worker{'' if room == 1 else 's'} that fit on the Ray cluster at "
+        f"{address}{waited}: its {'1 node has' if len(nodes) == 1 else f'{len(nodes)} nodes have'} {has} free, and a "
         f"worker takes {each}; give a smaller {what.strip(' =')}, add nodes, or let it wait for some "
         f"({words.for_example}){found}"
     )

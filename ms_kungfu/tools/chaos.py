@@ -150,13 +150,13 @@ class _Job:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             print(line, end="", flush=True)
-            if found := re.search(r"config server: (http\S+)", line):
+            if found := re.search(r"config server: url=(http\S+)", line):
                 self.url = found[1]
             elif found := re.search(r"\bparameters ([0-9a-f]{8,})\s*$", line):
                 self.checksums.append(found[1])
-            elif re.search(r"cluster version \d+ is wanted", line):
+            elif re.search(r"cluster desired: version=\d+", line):
                 self.has_changed = True
-            elif found := re.search(r"cluster version (\d+) has been committed: (\d+) workers", line):
+            elif found := re.search(r"cluster committed: version=(\d+) workers=(\d+)", line):
                 self.has_followed = self.has_followed or int(found[1]) > 0
                 self._note(int(found[2]))
 
@@ -218,7 +218,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if not (low.isdigit() and high.isdigit() and 1 <= int(low) <= int(high)):
         parser.error(f"-resize {args.resize} is not A:B with 1 <= A <= B")
     if args.every <= 0 or args.duration <= 0:
-        parser.error("-every and -for are positive numbers of seconds")
+        parser.error(f"-every {args.every:g} -for {args.duration:g}: both are positive numbers of seconds")
     args.sizes = range(int(low), int(high) + 1)
     return args
 
@@ -295,7 +295,7 @@ def _check(job: _Job, code: int | None, ledger: Path) -> tuple[list[str], bool]:
         )
     elif not job.has_followed:
         wrong.append(
-            "the program has no workers: nobody followed a change of the cluster; it has to train by way of ms_kungfu"
+            "the program has no workers: none followed a change of the cluster; it has to train by way of ms_kungfu"
         )
     if code is None:
         wrong.append("the job did not finish")
@@ -311,7 +311,7 @@ def _check(job: _Job, code: int | None, ledger: Path) -> tuple[list[str], bool]:
         print("chaos: the program writes no ledger here; one that it names itself is for ms_kungfu.dataset.audit")
     if len(set(job.checksums)) > 1:
         wrong.append(f"the workers' parameters differ: {', '.join(sorted(set(job.checksums)))}")
-    print(f"chaos: {len(job.checksums)} workers told their parameters")
+    print(f"chaos: {len(job.checksums)} workers reported their parameters")
     judged = {pid: held for pid, samples in job.samples.items() if (held := settled(samples, _START_S))}
     wrong += [f"worker process {pid}: {text}" for pid, samples in judged.items() for text in leaks(samples)]
     wrong += [f"the launcher: {text}" for text in launcher_leaks(job.launcher)]

@@ -132,11 +132,10 @@ def collect_schedulers(trained: Iterable[Any], optimizers: Sequence[Any]) -> lis
             given.append(several[0])
         elif several:
             _log.warning(
-                "%d schedulers %s set the rates of one optimizer, and joining workers receive the state of neither: "
-                "give them to ElasticTraining, in their order",
-                len(several),
-                name,
-            )
+                "misuse: check=schedulers schedulers=%d type=%s. They set the rates of one optimizer, and "
+                "joining workers receive the state of none: give them to ElasticTraining, in their order",
+                len(several), name,
+            )  # fmt: skip
     return [part for item in given for part in _parts(item)]
 
 
@@ -182,7 +181,7 @@ def check_reduced(trained: Iterable[Any], shards: int | None) -> None:
     if shards is None and reducers(trained, left_to_shards=True):
         raise ValueError(
             "this optimizer is trained by a ShardedStep, whose sums take the place of its own reduction, and this "
-            "training deals no shards: give it the dataset that does (ElasticTraining(..., dataset=data)), or make a "
+            "training has no shards: give it the dataset with shards (ElasticTraining(..., dataset=data)), or make a "
             "new optimizer"
         )
 
@@ -197,7 +196,7 @@ def check_sharded(trained: Iterable[Any]) -> None:
     for statistic in moving_statistics(trained):
         if statistics_of_shards.get(id(statistic)) is not statistic:
             raise ValueError(
-                f"no ShardedStep keeps {statistic.name!r} alike, since none was told of its network: give "
+                f"no ShardedStep keeps {statistic.name!r} alike, since none has its network: give "
                 "ShardedStep(..., trained=net)"
             )
 

@@ -106,7 +106,7 @@ std::string Describe(const Operation& part) {
   if (operation.layout != nullptr && operation.layout[0] != '\0') text += Text(" ", operation.layout);
   if (operation.layout == nullptr && operation.num_tensors > 1) text += Text(" in ", operation.num_tensors, " tensors");
   if (Reduces(operation.kind)) text += Text(", ", NameOf(operation.op));
-  if (operation.planes != nullptr) text += Text(" of shards (deal ", operation.planes->hash, ")");
+  if (operation.planes != nullptr) text += Text(" of shards (partition ", operation.planes->hash, ")");
   if (operation.kind == Kind::kBroadcast) text += Text(", root ", operation.root);
   if (operation.givers != nullptr) text += Text(", given by ", operation.givers->size(), " ranks");
   return text;

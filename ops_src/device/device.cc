@@ -77,7 +77,7 @@ uint64_t Device::Enqueue(JobPtr job) {
   }
   if (by_ticket_.size() >= Session::kMostReady || queue_.size() >= Session::kMostReady) {
     throw Error(KF_INVALID,
-                Text(Session::kMostReady, " operations are under way, or nobody has waited for them; no more can be"));
+                Text("at most ", Session::kMostReady, " operations are under way at a time; wait for one first"));
   }
   if (sequence_of_.lock() != job->communicator) {
     sequence_.clear();

@@ -217,7 +217,8 @@ void Step::UndoUpdate() {
 
 bool Step::Over() const {
   std::lock_guard<std::mutex> guard(mutex_);
-  if (taken_ != Taken::kNothing) throw Error(KF_INVALID, "a shard was taken whose gradients nobody has brought");
+  if (taken_ != Taken::kNothing)
+    throw Error(KF_INVALID, "a shard was taken whose gradients are missing; bring them before the next step");
   return over_;
 }
 
@@ -343,7 +344,8 @@ void Step::MoveTo(uint32_t generation) {
     const Members before = communicator_->MembersOf(generation_), after = communicator_->MembersOf(generation_ + 1);
     const auto dead = std::find_if(before.begin(), before.end(),
                                    [&](uint32_t r) { return std::find(after.begin(), after.end(), r) == after.end(); });
-    KUNGFU_CHECK(dead != before.end(), "nobody has died between generations ", generation_, " and ", generation_ + 1);
+    KUNGFU_CHECK(dead != before.end(), "no rank has failed between generations ", generation_, " and ",
+                 generation_ + 1);
     deal_.Lose(*dead);
   }
 }

@@ -81,7 +81,7 @@ std::unique_ptr<Parcel> Parcel::Make(uint64_t padded) {
 std::unique_ptr<Parcel> Parcel::Open(int fd, uint64_t padded) {
   const int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || padded > kMostRoom || FileSize(fd, "a parcel") < kHead + padded) {
-    throw Error(KF_INVALID, Text("what came with a request for a model has no room for ", padded, " bytes"));
+    throw Error(KF_INVALID, Text("what came with a request for a model is too small for ", padded, " bytes"));
   }
   return std::unique_ptr<Parcel>(new Parcel(fd, padded));
 }

@@ -41,7 +41,7 @@ class ElectedJob(Job):
 
     def join(self, number: int, *flags: object) -> None:
         super().join(number, *flags)
-        self.launchers[number].wait_for("this host takes part in the job", timeout=60)
+        self.launchers[number].wait_for("host registered: head_node=", timeout=60)
         self.size += 2
         self.resize(self.size, by=number)
 

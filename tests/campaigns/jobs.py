@@ -156,7 +156,7 @@ class Job(job.Job):
         """Typed on host `by` until the hosts that have come are known."""
         deadline = time.monotonic() + within_s
         while (command := self.over.command(by, "resize", size)).wait() != 0:
-            assert "are more than the" in command.output, command.output
+            assert " workers: the job's hosts have " in command.output, command.output
             assert time.monotonic() < deadline, f"no host has come within {within_s:g} s: {command.output}"
 
     def stop(self) -> None:

@@ -93,7 +93,7 @@ class Trial:
 
     def run(self) -> None:
         job = self.job
-        url = job.launchers[0].wait_for(r"config server: (http\S+)", timeout=self.patience_s)[0][1]
+        url = job.launchers[0].wait_for(r"config server: url=(http\S+)", timeout=self.patience_s)[0][1]
         self.store = open_store(url, SECRET, timeout_s=self.patience_s)
         killed = 0
         following, waits = time.monotonic(), False

@@ -141,9 +141,9 @@ def test_a_job_over_several_hosts_is_joined_by_way_of_etcd(etcd, start_module):
     runs = [start_module("ms_kungfu.launcher", "-self", host, *words, environment=secret) for host in (A, B)]
     for run in runs:
         run.wait_for(r"^in version 0 rank \d of 4 ", 2, timeout=60)
-    assert f"config server: {url}" in runs[0].output, "which -join and resize take"
+    assert f"config server: url={url}" in runs[0].output, "which -join and resize take"
     runs.append(start_module("ms_kungfu.launcher", "-join", url, "-self", f"{C}:2", environment=secret))
-    runs[2].wait_for("this host takes part in the job", timeout=60)
+    runs[2].wait_for("host registered: head_node=", timeout=60)
     while C not in (open_store(url).get().slots or {}):
         time.sleep(0.05)
     store = open_store(url)
@@ -203,7 +203,7 @@ def test_full_etcd_database_is_reported_and_written_once_space_is_free(etcd_of):
         key = base64.b64encode(f"filling{number % 2}".encode()).decode()
         if "error" in etcd.call("/v3/kv/put", {"key": key, "value": filling}):
             break
-    with pytest.raises(ConfigServerError, match="its database is full; make room by etcdctl compact"):
+    with pytest.raises(ConfigServerError, match="its database is full; free space by etcdctl compact"):
         store.put(replace(first, version=1))
     assert store.get() == first
     etcd.compact()

@@ -64,12 +64,12 @@ def test_joined_host_takes_the_leadership_lease(patient_etcd, tmp_path, asked_un
         job.wait_until_all_train()
         job.join(1)
         left = job.strike("agent")
-        told = "running: 127.0.0.1, which had the job, is gone; this host waits for the next controller"
+        told = "running: the controller on 127.0.0.1 has failed; this host waits for the next controller"
         assert told in asked_until(told)
-        told = "should it be gone, 127.0.0.2 takes its place when its lease is over"
+        told = "if it has failed, 127.0.0.2 takes its place when its lease is over"
         assert told in asked_until(told, patient_etcd.url("joined"))
         job.judge("agent", left)
-        assert "this host has the job from now on" in job.launchers[1].output
+        assert "leadership taken: host=" in job.launchers[1].output
     finally:
         job.end()
 
@@ -78,8 +78,8 @@ def test_joined_host_takes_the_leadership_lease(patient_etcd, tmp_path, asked_un
 def test_standby_of_another_host_gets_a_slot_after_a_takeover(patient_etcd, tmp_path) -> None:
     job = ElectedJob(patient_etcd, "standbys", tmp_path / "job", "-standby", "3")  # all slots are taken: one a host
     try:
-        job.launchers[0].wait_for(r"standby \d \(.*\) is ready", 3)
-        started = {match[1] for match in job.launchers[0].wait_for(r"standby \d \(pid (\d+)\) started", 3)}
+        job.launchers[0].wait_for(r"worker ready: standby \d", 3)
+        started = {match[1] for match in job.launchers[0].wait_for(r"worker started: standby \d \(pid (\d+)\)", 3)}
         left = job.strike("agent")
         one = min(left & job.processes(2))
         job.await_more_steps(left, 20, LEASE_S + 60)
@@ -87,8 +87,11 @@ def test_standby_of_another_host_gets_a_slot_after_a_takeover(patient_etcd, tmp_
         left.remove(one)
         job.await_more_steps(left, 20, 60)
         job.resize(4, by=1)
-        (next_head,) = [each for each in job.launchers if "this host has the job from now on" in each.output]
-        ((pid,),) = [match.groups() for match in next_head.wait_for(r"becomes worker 3 \(127.0.0.3:\d+, pid (\d+)\)")]
+        (next_head,) = [each for each in job.launchers if "leadership taken: host=" in each.output]
+        ((pid,),) = [
+            match.groups()
+            for match in next_head.wait_for(r"standby used: standby=\d+ rank=3 peer=127.0.0.3:\d+ pid=(\d+)")
+        ]
         assert pid in started
         while int(pid) not in job.told("member"):
             time.sleep(0.05)
@@ -114,7 +117,7 @@ def test_time_limit_holds_across_a_change_of_controller(patient_etcd, tmp_path) 
         job.strike("agent")
         job.launchers[1].assert_exit(124, limit_s + 60)
         assert time.monotonic() - begun > limit_s - 3
-        assert "this host has the job from now on" in job.launchers[1].output
+        assert "leadership taken: host=" in job.launchers[1].output
         assert f"after -timeout {limit_s} s" in job.launchers[1].output
     finally:
         job.end()
@@ -140,7 +143,7 @@ def test_restarted_head_node_leaves_the_job_to_its_leader_and_may_join(patient_e
     try:
         left = job.strike("agent")
         again = job.over.begin(0)
-        again.wait_for("waiting for the last job of .* to be over", timeout=60)
+        again.wait_for("waiting for the last job: ", timeout=60)
         again.assert_exit(1, 60)
         (line,) = [line for line in again.stderr if line.startswith("kungfu-run: ")]
         assert f"{patient_etcd.url('again')} is the job of another kungfu-run; give this one another name" in line
@@ -167,7 +170,7 @@ def test_job_of_a_failed_head_node_is_kept_for_its_hosts_for_one_lease(etcd, sta
     new = start_module(
         "ms_kungfu.launcher", *words, "-host-timeout", "5s", "-config-server", url, "true", environment=secret
     )
-    new.wait_for("waiting for the last job of .* to be over", timeout=60)
+    new.wait_for("waiting for the last job: ", timeout=60)
     dead.leave()  # as when the lease is over
     LeadershipLease(keys, "other", 60).take(keys.look(), snapshot)
     new.assert_exit(1, 90)

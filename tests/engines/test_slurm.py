@@ -161,7 +161,7 @@ def test_a_node_that_fails_costs_its_workers_and_not_the_job(slurm, tmp_path):
     job, out = submit(slurm, tmp_path)
     wait_for(r"^begins at step 0 rank \d of 4", out, 4)
     slurm.run("scontrol", "update", "nodename=n2", "state=down", "reason=test")
-    wait_for("host n2 is lost", out)
+    wait_for("host lost: host=n2", out)
     # Slurm kills what runs on the node one by one: a worker's death may be seen before its host's, as a version.
     wait_for(r"cluster version \d is desired: 2 workers", out)
     reached = int(wait_for(r"[1-9]\d*", tmp_path / "at")[0][0])
@@ -180,11 +180,11 @@ def test_a_running_job_is_resized_and_asked_from_within_its_allocation(slurm, tm
     """As docs/slurm.md has it."""
     job, out = submit(slurm, tmp_path)
     wait_for(r"^begins at step 0 rank \d of 4", out, 4)
-    (url,) = {match[1] for match in wait_for(r"config server: (http\S+)", out)}
+    (url,) = {match[1] for match in wait_for(r"config server: url=(http\S+)", out)}
     within = ["srun", f"--jobid={job}", "--overlap", "-N1", "-n1", "-w", "n1", *KUNGFU_RUN]
     told = slurm.run(*within, "resize", 2, "-config-server", url)
     assert "cluster version 1: 4 -> 2 workers" in told
-    wait_for("cluster version 1 has been committed: 2 workers", out)
+    wait_for("cluster committed: version=1 workers=2", out)
     told = slurm.run(*within, "status")
     assert f"config server {url}" in told
     assert "version 1: 4 -> 2 workers" in told

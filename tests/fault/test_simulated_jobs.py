@@ -79,14 +79,12 @@ def test_workers_of_a_schedule_are_ready_before_its_entry() -> None:
         run(Schedule(seed, AHEAD, ()), told)
         story = "\n".join(told)
         for version in (1, 2):
-            wanted, committed = (
-                story.index(f"cluster version {version} {what}") for what in ("is desired", "has been")
-            )
-            assert " started" not in story[wanted:committed], story
-            assert story[:wanted].count("is ready") == story[:committed].count("becomes worker") == 2 * version - 1, (
-                story
-            )
-        assert story.count("becomes worker") == 3
+            wanted, committed = (story.index(f"cluster {what}: version={version}") for what in ("desired", "committed"))
+            assert "worker started: " not in story[wanted:committed], story
+            assert (
+                story[:wanted].count("worker ready: ") == story[:committed].count("standby used: ") == 2 * version - 1
+            ), story
+        assert story.count("standby used: ") == 3
 
 
 def test_no_worker_is_prestarted_without_memory_for_it() -> None:
@@ -94,9 +92,9 @@ def test_no_worker_is_prestarted_without_memory_for_it() -> None:
         told: list[str] = []
         run(Schedule(1, replace(AHEAD, processes=processes), ()), told)
         story = "\n".join(told)
-        assert story.count("becomes worker") == ahead, story
+        assert story.count("standby used: ") == ahead, story
         assert ("no memory for a standby" in story) == (ahead < 3)
-        assert "cluster version 2 has been committed: 4 workers" in story
+        assert "cluster committed: version=2 workers=4" in story
 
 
 # ---- what was wrong once ----
@@ -297,7 +295,7 @@ def test_a_failed_worker_is_replaced_after_growth_by_schedule() -> None:
         told: list[str] = []
         run(Schedule(seed, grown, (Happening(3.0, "kill member", seed % 2),)), told)
         _, _, after = "\n".join(told).partition("a new worker is started")
-        assert "has been committed: 2 workers" in after, "\n".join(told)
+        assert "cluster committed: version=2 workers=2" in after, "\n".join(told)
 
 
 @pytest.mark.parametrize("external", [False, True])
@@ -307,7 +305,7 @@ def test_a_deleted_cluster_is_put_back_before_anything_fails(external: bool) -> 
     for seed in range(2):
         told: list[str] = []
         run(Schedule(seed, Setup(size=2, external=external, samples=120), happenings), told)
-        assert "has been committed: 4 workers" in "\n".join(told), "\n".join(told)
+        assert " workers=4 step=" in "\n".join(told), "\n".join(told)
 
 
 # ---- a protocol that is broken is found out, in few schedules and with a short story ----

@@ -88,7 +88,7 @@ def test_sigterm_to_the_head_node_ends_that_host_and_not_the_job(times: int) -> 
     for schedule in variations(replace(THREE, samples=100), happenings, 8, 0.2):
         told: list[str] = []
         assert run(schedule, told).exit_code == 0, "\n".join(told)
-        assert "this host has the job from now on" in "\n".join(told)
+        assert "leadership taken: host=" in "\n".join(told)
 
 
 def test_a_host_that_is_given_up_hears_of_it_when_it_is_on_record() -> None:
@@ -97,7 +97,7 @@ def test_a_host_that_is_given_up_hears_of_it_when_it_is_on_record() -> None:
     told: list[str] = []
     outcome = run(Schedule(0, setup, (Happening(1.1, "cut", 3, 8.0, "both ways"),)), told)
     assert outcome.exit_code == 0, "\n".join(told)
-    assert "host 10.0.0.3 is lost: it and 10.0.0.2 don't reach each other" in "\n".join(told)
+    assert "host lost: host=10.0.0.3 reason=\"it and 10.0.0.2 don't reach each other" in "\n".join(told)
 
 
 def test_host_whose_registration_gets_lost_ends_with_the_job() -> None:

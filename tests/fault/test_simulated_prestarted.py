@@ -24,8 +24,8 @@ KEPT = HostsSetup(size=4, hosts=2, slots=3, standbys=2, recover=Recover.REPLACE,
 MOVES = HostsSetup(
     size=3, hosts=3, slots=2, standbys=2, recover=Recover.REPLACE, moves=True, samples=240, prepare_s=0.1
 )
-STARTED = re.compile(r"standby \d+ \(pid (\d+)\) started")
-SLOT = re.compile(r"standby (\d+) becomes worker \d+ \((\S+):\d+, pid (\d+)\)")
+STARTED = re.compile(r"worker started: standby \d+ \(pid (\d+)\)")
+SLOT = re.compile(r"standby used: standby=(\d+) rank=\d+ peer=(\S+):\d+ pid=(\d+)")
 
 
 def run(schedule: Schedule) -> tuple[World, str]:
@@ -48,9 +48,8 @@ def test_workers_of_a_schedule_are_ready_on_their_hosts() -> None:
         assert [host for _, host, _ in found] == [A, B, A], told
         assert all(running[int(pid)] == host for _, host, pid in found), told
         for version in (1, 2):
-            places = [told.index(f"cluster version {version} {what}") for what in ("is desired", "has been")]
-            wanted, committed = places
-            assert " started" not in told[wanted:committed], told
+            wanted, committed = (told.index(f"cluster {what}: version={version}") for what in ("desired", "committed"))
+            assert "worker started: " not in told[wanted:committed], told
 
 
 def test_each_host_prestarts_as_many_as_it_has_memory_for() -> None:
@@ -73,7 +72,7 @@ def test_standbys_of_a_lost_host_are_replaced_elsewhere() -> None:
     setup = replace(MOVES, standbys=3, moves=False, max_restarts=0, recover=Recover.SHRINK)
     for schedule in variations(setup, (Happening(0.9, "kill launcher", 1),), 10, 0.2):
         world, told = run(schedule)
-        lost = re.search(r"host (\S+) is lost", told)
+        lost = re.search(r"host lost: host=(\S+)", told)
         assert lost is not None, told
         running = hosts_of(world)
         before = [running[int(pid)] for pid in STARTED.findall(told[: lost.start()])]
@@ -87,10 +86,10 @@ def test_standbys_of_a_lost_host_are_replaced_elsewhere() -> None:
 def test_standbys_of_a_leaving_host_are_ended_first() -> None:
     for schedule in variations(replace(MOVES, standbys=3), (Happening(0.9, "host leaves", 1),), 10, 0.2):
         world, told = run(schedule)
-        leaving, left = (re.search(rf"host (\S+) {what}", told) for what in ("is leaving", "has left"))
+        leaving, left = (re.search(rf"host {what}: host=(\S+)", told) for what in ("leaving", "left"))
         assert leaving is not None, told
         assert left is not None, told
-        assert "is not needed any more" in told[leaving.start() : left.start()], told
+        assert "not needed any more" in told[leaving.start() : left.start()], told
         assert "for more than 3 s (-leave-grace)" not in told, told
         after = [hosts_of(world)[int(pid)] for pid in STARTED.findall(told[leaving.start() :])]
         assert len(after) == 1, told
@@ -137,7 +136,7 @@ def test_standbys_wait_for_the_next_report_of_the_members(setup: Setup, change: 
     """It comes a step after the version that another change has led to."""
     for schedule in variations(setup, (change,), 5, 1.5):
         _, told = run(schedule)
-        assert "is not needed any more" not in told, told
+        assert "not needed any more" not in told, told
         assert len(SLOT.findall(told)) == 3, told
 
 

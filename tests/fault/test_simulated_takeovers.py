@@ -129,7 +129,7 @@ def test_launchers_end_if_the_keys_of_the_job_are_deleted() -> None:
     for schedule in variations(setup, (Happening(0.9, "delete keys"),), 4, 0.5):
         world = HostsWorld(schedule.seed, schedule.setup, schedule.happenings, [])
         assert world.run().exit_code == 1, story(schedule)
-        assert all("are gone from the store" in host.outcome.words for host in world.hosts), story(schedule)
+        assert all("the store has lost the job's keys" in host.outcome.words for host in world.hosts), story(schedule)
 
 
 def test_next_controller_reports_the_whole_past_of_the_job() -> None:

@@ -33,4 +33,4 @@ def test_lenet_minds_nothing(tmp_path: Path) -> None:
     assert kills + resizes >= SECONDS / 20, told
     assert int(re.findall(r"^chaos: (\d+) of \d+ worker processes", done.stdout, re.MULTILINE)[0]) >= 1
     assert "exact: each sample was trained once" in done.stdout
-    assert int(re.findall(r"^chaos: (\d+) workers told their parameters", done.stdout, re.MULTILINE)[0]) >= 1
+    assert int(re.findall(r"^chaos: (\d+) workers reported their parameters", done.stdout, re.MULTILINE)[0]) >= 1

@@ -20,7 +20,7 @@ MIB = 1 << 20
 def join(jobs, job, number, *words):
     """A new launcher there, in the place of the one that has ended."""
     job.launchers[number] = jobs.start(job.network.hosts[number], "ms_kungfu.launcher", "-join", job.url, *words)
-    job.launchers[0].wait_for(rf"host {job.network.hosts[number].address} has (come back to|joined) the job")
+    job.launchers[0].wait_for(rf"host joined: host={job.network.hosts[number].address} ")
 
 
 def resize(job, size):
@@ -29,7 +29,7 @@ def resize(job, size):
         command = job.command(0, "resize", size)
         if command.wait() == 0:
             return
-        assert "are more than the" in command.output
+        assert " workers: the job's hosts have " in command.output
     raise AssertionError(command.output)
 
 
@@ -42,7 +42,7 @@ def test_host_leaves_and_returns_without_naming_itself(jobs, network):
     assert len(leaver.wait_for(r"^left pid \d+ step \d+", 2)) == 2
     left = job.newest(1, 4)
     assert {*left.values()} == {who for who in before.values() if who[0] != 2}
-    assert "is lost" not in job.output
+    assert "host lost: " not in job.output
     join(jobs, job, 2)  # with one slot: no flag says more
     resize(job, 5)
     there = job.newest(2, 5)
@@ -99,7 +99,7 @@ def test_members_know_of_a_change_by_a_host_alone_that_it_is_that(jobs, network)
     words = ["-np", 2, "-H", listed, "-w", "-config-server", url, "-builtin-config-port", PORT]
     words += [sys.executable, "-c", ONE_CHANGE]
     launchers = [jobs.start(host, "ms_kungfu.launcher", *words) for host in hosts[:2]]
-    launchers[0].wait_for("worker . .* started", 2)
+    launchers[0].wait_for("worker started: worker . .*", 2)
     launchers.append(jobs.start(hosts[2], "ms_kungfu.launcher", "-join", url))
     for launcher in launchers:
         launcher.assert_exit(0)
@@ -125,10 +125,10 @@ def test_each_sample_is_trained_once_while_hosts_leave_and_join(jobs, network, t
         assert time.monotonic() < deadline
         time.sleep(0.05)
     launchers.append(jobs.start(hosts[2], "ms_kungfu.launcher", "-join", url))
-    launchers[0].wait_for("has joined the job", timeout=60)
+    launchers[0].wait_for("host joined: ", timeout=60)
     while (command := jobs.start(hosts[0], "ms_kungfu.launcher", "resize", 3, "-config-server", url)).wait() != 0:
-        assert "are more than the" in command.output
-    launchers[0].wait_for(r"has been committed: 3 workers, after step", timeout=120)
+        assert " workers: the job's hosts have " in command.output
+    launchers[0].wait_for(r"cluster committed: .*workers=3 step=\d", timeout=120)
     launchers[1].signal(signal.SIGTERM)
     launchers[1].assert_exit(0, 60)
     for launcher in (launchers[0], launchers[2]):

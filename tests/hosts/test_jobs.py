@@ -175,7 +175,7 @@ def test_growing_past_the_slots_is_refused_wherever_it_is_asked_for(jobs, networ
     job.in_version(0, 2)
     command = job.command(1, "resize", 5)
     command.assert_exit(1)
-    assert "5 workers are more than the 4 slots of the job's hosts" in command.output
+    assert "5 workers: the job's hosts have 4 slots" in command.output
     assert len(job.finish()) == 2
 
 
@@ -243,7 +243,8 @@ def test_firewall_before_the_head_node_is_reported_at_both_ends(jobs, network):
             why = "nothing comes back within 5 s"
             remedy = "is kungfu-run started there, and port 38080 open?"
             launcher.assert_exit(1)
-            assert len([line for line in launcher.stderr if f"{silence} so far: {why}; {remedy}" in line]) == 1
+            told = f'no answer: hosts={other.address}:38080 reason="{why}". Remedy: {remedy}'
+            assert len([line for line in launcher.stderr if told in line]) == 1
         assert (
             f"The last of {hosts[1].address}: no answer from {hosts[1].address}:38080: {why}" in launchers[0].stderr[-1]
         )
@@ -256,7 +257,7 @@ def test_foreign_server_at_a_hosts_port_is_reported_by_the_head_node(jobs, netwo
     jobs.start(hosts[1], "http.server", 38080)  # which waits for a line to end
     head = jobs.start(hosts[0], "ms_kungfu.launcher", "-np", 2, "-H", listed, "true")
     head.wait_for(
-        rf"no answer from {hosts[1].address}:38080 so far: who listens there .*; does another program have port"
+        rf"no answer: hosts={hosts[1].address}:38080 reason=.another listener .* Remedy: does another program have port"
     )
     head.signal(signal.SIGINT)
     head.assert_exit(130)

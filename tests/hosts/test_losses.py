@@ -87,7 +87,7 @@ def test_short_cable_outage_loses_no_host(cut_s, timeout_s, jobs, network):
         time.sleep(cut_s)  # is what is tried here
     time.sleep(timeout_s)  # for what would come of it
     assert len(job.finish()) == 6
-    assert "is lost" not in job.output
+    assert "host lost: " not in job.output
     assert before == job.in_version(0, 6)
 
 
@@ -150,7 +150,7 @@ def test_pause_of_all_launchers_loses_no_host(jobs, network):
         launcher.signal(signal.SIGCONT)
     time.sleep(TIMEOUT_S + 1)  # what must not happen takes that long
     assert len(job.finish()) == 6
-    assert "is lost" not in job.output
+    assert "host lost: " not in job.output
     assert before == job.in_version(0, 6)
 
 

@@ -42,7 +42,7 @@ def test_error_in_an_installed_wheel_suggests_no_build(tmp_path, monkeypatch):
     monkeypatch.setattr(_plugin, "reinstall", lambda: "`pip install ms_kungfu`")
     monkeypatch.setattr(_plugin, "is_of_a_wheel", lambda: True)
     with pytest.raises(
-        ImportError, match="kernels of ms_kungfu are gone, so its installation is damaged; `pip install "
+        ImportError, match="kernels of ms_kungfu are missing: the installation is damaged; `pip install "
     ):
         _plugin.folder_for(ms.__version__, tmp_path)
     with pytest.raises(ImportError, match=r"==2\.7\.0\"`, or a wheel of ms_kungfu for 2\.9\.0$"):

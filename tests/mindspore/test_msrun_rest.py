@@ -93,7 +93,7 @@ def test_cell_of_one_rank_stays_out_of_what_all_keep_alike(together, caplog):
     with caplog.at_level(logging.INFO):
         assert together(*workers) == [[w.net, w.optimizer] for w in workers]
     (told,) = [record.getMessage() for record in caplog.records]
-    assert told == "--msrun: not on all workers: Average (rank 0); all other cells are kept equal"
+    assert told == 'msrun: cells="Average (rank 0)". They are not on all workers; all other cells are kept equal'
     (alone,) = together(workers[0])
     assert alone == [workers[0].net, workers[0].optimizer, *workers[0].average]
 
@@ -114,14 +114,14 @@ def test_copy_of_the_rest_survives_its_only_owner(together, caplog):
     replaced = Worker(True, joins=True)
     together(second, replaced)
     assert replaced.mean == 3.0
-    assert "Average, which only some workers have, goes on from the end of the last pass" in caplog.text
+    assert 'msrun: cell=Average action="goes on from the end of the last pass"' in caplog.text
 
 
 def test_rest_begins_anew_with_a_warning_if_no_worker_has_it(together, caplog):
     replaced = Worker(True, joins=True)
     together(Worker(False), replaced)
     assert replaced.mean == 0.0
-    assert "Average, which only some workers have, begins anew" in caplog.text
+    assert 'msrun: cell=Average action="begins anew"' in caplog.text
 
 
 def test_workers_that_train_other_parameters_are_refused_by_name(together):

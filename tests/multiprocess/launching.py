@@ -154,7 +154,7 @@ class Job:
         return {int(match[1]): int(match[2]) for match in found}
 
     def command(self, *words):
-        url = self.wait_for(r"config server: (http://\S+/config)")[0][1]
+        url = self.wait_for(r"config server: url=(http://\S+/config)")[0][1]
         environment = {"XDG_RUNTIME_DIR": str(self.program.runtime_dir)}
         command = self._start_module("ms_kungfu.launcher", *words, "-config-server", url, environment=environment)
         return command.wait(), command.output

@@ -728,9 +728,9 @@ def test_waiting_worker_learns_of_the_failed_launcher(host):
     waiting = one.ask_later(B, 1)
     one.wait_for_connections(1)
     one.close()
-    with pytest.raises(PeerLostError, match="the launcher is gone"):
+    with pytest.raises(PeerLostError, match="the launcher has ended"):
         waiting.result()
-    with pytest.raises(PeerLostError, match="the launcher is gone"):
+    with pytest.raises(PeerLostError, match="the launcher has ended"):
         one.ask(A)
 
 

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.timeout(90)
 @pytest.mark.parametrize(
     ("seconds", "every", "told"),
     [
-        long(1000, 1, "the program has no workers: nobody followed a change"),
+        long(1000, 1, "the program has no workers: none followed a change"),
         (0, 1000, "nothing was done to the job before it ended"),  # however long the job takes to start
     ],
 )

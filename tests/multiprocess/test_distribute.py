@@ -181,7 +181,7 @@ def test_job_with_lost_head_node_ends(distribute):
         "-H", f"{a}:1,{b}:1", "sh", "-c", LAUNCHES, sys.executable, "-port", free_port(), "-np", 2, "sleep", 600
     )
     launchers = {match[1]: int(match[2]) for match in program.wait_for(r"\] launcher (\S+) (\d+)$", 2)}
-    program.wait_for(r"worker [01] .* started", 2, timeout=60)
+    program.wait_for(r"worker started: worker [01] .*", 2, timeout=60)
     os.kill(launchers[a], signal.SIGKILL)
     program.assert_exit(137, timeout=30)
     assert program.stderr[-1] == f"kungfu-distribute: the command exited with code 137 on {a}"

@@ -234,7 +234,7 @@ def test_a_host_that_is_killed_ends_the_job_with_a_sentence_that_names_it(hosts,
     for host in (A, C):
         job[host].assert_exit(1)
         assert re.match(
-            rf"kungfu-run: host {B} is lost: kungfu-run on host {B} is gone .*, and its workers with it$",
+            rf"kungfu-run: host {B} is lost: kungfu-run on host {B} has ended .*, and its workers with it$",
             job[host].stderr[-1],
         )
         job[host].assert_gone(begin, GONE_WITHIN_S)
@@ -248,7 +248,7 @@ def test_workers_end_if_their_head_node_is_killed(hosts, script):
     job[A].signal(signal.SIGKILL)
     job[B].assert_exit(1)
     assert re.match(
-        rf"kungfu-run: kungfu-run on {A}, which has the job, is gone .*; the workers here are ended$", job[B].stderr[-1]
+        rf"kungfu-run: kungfu-run on {A}, the head node, has ended .*; the workers here are ended$", job[B].stderr[-1]
     )
     for run in job.runs.values():
         run.assert_gone(begin, GONE_WITHIN_S)
@@ -293,8 +293,8 @@ def test_log_files_are_each_hosts_own(hosts, script, tmp_path):
     job[B].signal(signal.SIGUSR1)
     job.assert_exit(4)
     logs = ", ".join(f"logs/{B}.10000.{what}.log" for what in ("stdout", "stderr"))
-    assert f"what worker 1 ({B}:10000" in job[A].output
-    assert f"wrote: {logs} on {B}" in job[A].output
+    assert f"worker logs: worker 1 ({B}:10000" in job[A].output
+    assert f'files="{logs} on {B}"' in job[A].output
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == sorted(
         f"{host}.10000.{what}.log" for host in (A, B) for what in ("stdout", "stderr")
     )
@@ -307,7 +307,7 @@ def test_host_with_another_secret_is_rejected_and_the_right_one_awaited(hosts, s
     job = hosts((*script(ENDS), "0"), "-np", 2, environments={B: {"KUNGFU_JOB_SECRET": "ff" * 16}})
     job[B].assert_exit(1)
     assert "the launcher there has another secret" in job[B].stderr[-1]
-    job[A].wait_for(rf"a connection from {B} has been refused: it doesn't know the job's secret")
+    job[A].wait_for(rf"connection rejected: from={B} reason=.it doesn't know the job's secret")
     job.runs[B] = job.start_one(B)
     job.wait_for("^ready", {A: 1, B: 1})
     for run in job.runs.values():
@@ -330,10 +330,7 @@ def test_flags_that_differ_are_refused_by_name(kungfu_run, script):
     head = kungfu_run("-self", A, "-np", 2, *words, *script(STAYS), environment={"KUNGFU_JOB_SECRET": SECRET})
     other = kungfu_run("-self", B, "-np", 1, *words, *script(STAYS), environment={"KUNGFU_JOB_SECRET": SECRET})
     other.assert_exit(1)
-    assert (
-        other.stderr[-1]
-        == f"kungfu-run: kungfu-run was told -np 1 on {B}, and 2 on {A}; give the same flags on all hosts"
-    )
+    assert other.stderr[-1] == f"kungfu-run: -np is 1 on {B}, and 2 on {A}; give the same flags on all hosts"
     head.signal(signal.SIGTERM)
     head.assert_exit(143)
 
@@ -356,9 +353,9 @@ def test_a_host_that_goes_before_the_start_may_come_again(hosts, script):
         (*script(ENDS), "0"), "-np", 3, slots={A: 1, B: 1, C: 1}, environments={C: {"KUNGFU_JOB_SECRET": "ff" * 16}}
     )
     job[C].assert_exit(1)
-    job[A].wait_for(f"host {B} is there")
+    job[A].wait_for(f"host registered: host={B} ")
     job[B].signal(signal.SIGKILL)
-    job[A].wait_for(f"kungfu-run on host {B} is gone")
+    job[A].wait_for(f"kungfu-run on host {B} has ended")
     for host in (B, C):
         job.runs[host] = job.start_one(host)
     job.wait_for("^ready", {A: 1, B: 1, C: 1})
@@ -656,4 +653,4 @@ def test_unauthenticated_clients_at_the_port_do_not_disturb_the_job(hosts, scrip
         run.signal(signal.SIGUSR1)
     job.assert_exit(0)
     for run in job.runs.values():
-        assert run.output.count("has been refused") == 1
+        assert run.output.count("connection rejected: ") == 1

@@ -20,7 +20,7 @@ from ms_kungfu.cluster_store import open_store
 
 pytestmark = pytest.mark.timeout(120)
 TRAINS = [sys.executable, RECOVERY_PROGRAM]
-LEFT = "this host has left the job"
+LEFT = "host left: host=this"
 
 
 def start(hosts, size, *flags, head=A, slots=None, program=()):  # noqa: F811
@@ -54,7 +54,7 @@ def join_well(job, start_module, host, slots=2):
 
 
 def wait_until_it_is_there(job, host):
-    job[host].wait_for("this host takes part in the job", timeout=60)
+    job[host].wait_for("host registered: head_node=", timeout=60)
     deadline = time.monotonic() + 30
     while host not in (open_store(job.url).get().slots or {}):
         assert time.monotonic() < deadline, job.output
@@ -94,7 +94,7 @@ def test_host_with_sigterm_leaves_after_a_step_and_the_others_continue(hosts, he
     left = gone.wait_for(r"^left pid (\d+) step (\d+)", 2)
     after = newest(job, dict.fromkeys(job.runs, 2))
     assert {*after.values()} | {int(match[1]) for match in left} == {*before.values()}
-    assert f"host {leaver} has left the job" in job[head].output
+    assert f"host left: host={leaver}" in job[head].output
     assert "the others go on without it" not in job.output
     assert leaver not in open_store(job.url).get().slots
     job[head].signal(signal.SIGUSR1)
@@ -117,7 +117,7 @@ def test_a_host_without_workers_leaves_at_once(hosts, start_module):  # noqa: F8
     all_in_version(job, 0, {A: 1, B: 1})
     send_away(job, C)
     newest(job, {A: 1, B: 1})
-    assert "5 workers are more than the 4 slots" in resize(job, start_module, 5, code=1)
+    assert "5 workers: the job's hosts have 4 slots" in resize(job, start_module, 5, code=1)
     finish(job, {A: 1, B: 1})
 
 
@@ -154,12 +154,12 @@ def test_request_for_workers_on_a_leaving_host_is_answered_with_the_reason(hosts
     # They wait before the 400th step's end, so no worker can leave.
     deadline = time.monotonic() + 60
     job[B].signal(signal.SIGTERM)
-    job[A].wait_for(f"host {B} is leaving")
+    job[A].wait_for(f"host leaving: host={B}")
     version = open_store(job.url).get().version
     while version == 0:
         assert time.monotonic() < deadline
         version = open_store(job.url).get().version
-    with pytest.raises(Exception, match=f"{B}:10001 is on host {B}, which (is leaving the job|has gone); leave it out"):
+    with pytest.raises(Exception, match=f"{B}:10001 is on host {B}, which is (leaving the job|lost); leave it out"):
         put(job.url, version + 1, f"{A}:10000", f"{B}:10001")
     job[B].assert_exit(0)
     del job.runs[B]
@@ -189,7 +189,7 @@ def test_the_others_die_before_a_host_has_left(hosts):  # noqa: F811
     job = start(hosts, 2, slots={A: 1, B: 1}, program=["hold=1:never"])
     before = all_in_version(job, 0, {A: 1, B: 1})
     job[B].signal(signal.SIGTERM)
-    job[A].wait_for(f"host {B} is leaving")
+    job[A].wait_for(f"host leaving: host={B}")
     os.kill(before[0], signal.SIGKILL)
     job.assert_exit(143)
     assert "without which 0 workers would be left" in job[A].stderr[-1]
@@ -199,9 +199,9 @@ def test_a_host_that_is_killed_while_it_leaves_is_lost(hosts):  # noqa: F811
     job = start(hosts, 3, slots={A: 2, B: 1}, program=["hold=1:go"])
     all_in_version(job, 0, {A: 2, B: 1})
     job[B].signal(signal.SIGTERM)
-    job[A].wait_for(f"host {B} is leaving")
+    job[A].wait_for(f"host leaving: host={B}")
     lose(job, B)
-    job[A].wait_for(f"host {B} is lost")
+    job[A].wait_for(f"host lost: host={B}")
     (job[A].runtime_dir.parent / "go").touch()
     assert len(newest(job, {A: 2})) == 2
     finish(job, {A: 2})
@@ -212,7 +212,7 @@ def test_a_second_sigterm_ends_a_host_at_once(hosts):  # noqa: F811
     job = start(hosts, 3, slots={A: 2, B: 1}, program=["hold=1:go"])
     all_in_version(job, 0, {A: 2, B: 1})
     job[B].signal(signal.SIGTERM)
-    job[A].wait_for(f"host {B} is leaving")
+    job[A].wait_for(f"host leaving: host={B}")
     job[B].signal(signal.SIGTERM)
     job[B].assert_exit(143)
     (job[A].runtime_dir.parent / "go").touch()
@@ -237,7 +237,7 @@ def test_a_sigint_ends_the_job_also_while_a_host_leaves(hosts):  # noqa: F811
     job = start(hosts, 2, slots={A: 1, B: 1}, program=["hold=1:never"])
     all_in_version(job, 0, {A: 1, B: 1})
     job[B].signal(signal.SIGTERM)
-    job[A].wait_for(f"host {B} is leaving")
+    job[A].wait_for(f"host leaving: host={B}")
     job[B].signal(signal.SIGINT)
     job.assert_exit(130)
 
@@ -254,7 +254,7 @@ def test_a_host_joins_and_is_given_workers(hosts, start_module, flags):  # noqa:
     before = all_in_version(job, 0, {A: 2, B: 2})
     join_well(job, start_module, C, 3)
     assert before == newest(job, {A: 2, B: 2})
-    assert "8 workers are more than the 7 slots" in resize(job, start_module, 8, code=1)
+    assert "8 workers: the job's hosts have 7 slots" in resize(job, start_module, 8, code=1)
     resize(job, start_module, 7)
     after = newest(job, {A: 2, B: 2, C: 3})
     assert {*before.values()} < {*after.values()}
@@ -278,7 +278,7 @@ def test_head_node_without_slots_survives_each_host_that_has_workers(hosts, star
     job = start(hosts, 1, slots={A: 0, B: 1})
     before = all_in_version(job, 0, {B: 1})
     join_well(job, start_module, C, 1)
-    assert "3 workers are more than the 2 slots" in resize(job, start_module, 3, code=1)
+    assert "3 workers: the job's hosts have 2 slots" in resize(job, start_module, 3, code=1)
     resize(job, start_module, 2)
     after = newest(job, {B: 1, C: 1})
     assert after[0] == before[0]
@@ -376,7 +376,7 @@ def test_end_of_the_head_node_ends_a_joined_host(hosts, start_module):  # noqa: 
     job[A].signal(signal.SIGKILL)
     for host in (B, C):
         job[host].assert_exit(1)
-        assert f"kungfu-run on {A}, which has the job, is gone" in job[host].stderr[-1]
+        assert f"kungfu-run on {A}, the head node, has ended" in job[host].stderr[-1]
     late = join(job, start_module, C)
     late.assert_exit(1)
     assert "is the job running" in late.stderr[-1]
@@ -426,7 +426,7 @@ def test_job_without_watch_accepts_no_joining_host(hosts, start_module):  # noqa
 def test_job_on_one_host_accepts_no_joining_host(job, start_module):
     alone = job("-np", "1")
     alone.in_version(0, 1)
-    url = alone.wait_for(r"config server: (http://\S+/config)")[0][1]
+    url = alone.wait_for(r"config server: url=(http://\S+/config)")[0][1]
     run = start_module("ms_kungfu.launcher", "-join", url, environment={"KUNGFU_JOB_SECRET": SECRET})
     run.assert_exit(1)
     assert "was started on one host, and listens to no other" in run.stderr[-1]
@@ -500,7 +500,7 @@ def test_hosts_come_and_go_at_random_among_deaths_and_resizes(hosts, start_modul
         for run, code in leaving:
             assert run.wait() == code, run.output
         for host, run in joining:
-            run.wait_for("this host takes part in the job", timeout=60)
+            run.wait_for("host registered: head_node=", timeout=60)
             job.runs[host] = run
         pids, cluster = settled(job)
         assert cluster.workers[0].host == A

@@ -40,7 +40,7 @@ def test_size_requested_while_a_host_is_missing_applies_at_the_start(hosts):
     job = hosts([sys.executable, RECOVERY_PROGRAM], *flags, "-np", 4, slots={A: 2, B: 1, C: 1},
                 environments={C: {"KUNGFU_JOB_SECRET": "ff" * 16}})  # fmt: skip
     job[C].assert_exit(1)
-    job[A].wait_for(f"host {B} is there")
+    job[A].wait_for(f"host registered: host={B} ")
     assert "cluster version 1: 4 -> 3 workers" in told(job[A], "resize", "3", "-config-server", url)[0]
     assert told(job[A], "evict", "0", "-config-server", url)[1] == 0
     output, code = told(job[A], "resize", "9", "-config-server", url)
@@ -80,8 +80,10 @@ def test_two_hosts_that_both_wait_as_the_head_node_end_with_a_sentence(launch):
 def test_wait_for_a_host_that_calls_another_one_is_reported_at_both(launch):
     port = free_port()
     head, other = launch(A, f"{A}:1,{B}:1", port), launch(B, f"{C}:1,{A}:1,{B}:1", port)
-    head.wait_for(rf"kungfu-run was told -H {C}:1,{A}:1,{B}:1 on {B} and calls {C}; here it is {A}:1,{B}:1\. Give the")
-    other.wait_for(rf"kungfu-run was told -H {A}:1,{B}:1 on {A} and waits there for this host, which calls {C};")
+    head.wait_for(rf"kungfu-run on {B} has -H {C}:1,{A}:1,{B}:1 and calls {C}; here it is {A}:1,{B}:1\. Give the")
+    other.wait_for(
+        rf"hosts differ: host={A} reason=.kungfu-run waits there as head node of -H {A}:1,{B}:1, here it has -H {C}:1"
+    )
     for run in (head, other):
         run.signal(signal.SIGINT)
         run.assert_exit(130)
@@ -120,7 +122,7 @@ def test_head_node_reports_the_reason_of_a_host_that_does_not_come(launch, answe
     head.assert_exit(1)
     told = told.replace("PORT", str(port))
     assert told in head.output
-    assert f"waiting for kungfu-run on {B}, for 8 s (KUNGFU_JOIN_TIMEOUT)" in head.output
+    assert f"waiting for hosts: hosts={B} KUNGFU_JOIN_TIMEOUT=8" in head.output
     assert f"nothing was heard of {B} within 8 s (KUNGFU_JOIN_TIMEOUT)" in head.stderr[-1]
     assert told in head.stderr[-1]
 
@@ -132,10 +134,11 @@ def test_head_node_reports_once_why_hosts_do_not_answer(launch):
         threading.Thread(target=hang_up, args=(stranger,), daemon=True).start()
         head = launch(A, listed, port, KUNGFU_JOIN_TIMEOUT="15")
         head.assert_exit(1)
-    told = [line.partition("no answer from ")[2] for line in head.stderr if "so far" in line]
+    told = [line.partition("no answer: hosts=")[2] for line in head.stderr if "no answer: " in line]
     assert sorted(told) == [
-        f"{B}:{port}, {C}:{port} so far: Connection refused; is kungfu-run started there, and port {port} open?",
-        f"{D}:{port} so far: who listens there hangs up; does another program have port {port} there? -port "
+        f'{B}:{port},{C}:{port} reason="Connection refused". Remedy: is kungfu-run started there, and port {port} '
+        "open?",
+        f'{D}:{port} reason="another listener hangs up". Remedy: does another program have port {port} there? -port '
         "gives another one, the same on all hosts",
     ]
     assert f"The last of {B}: no answer from {B}:{port}: Connection refused" in head.stderr[-1]
@@ -171,8 +174,8 @@ def test_host_with_another_program_is_reported_there_and_at_the_head_node(kungfu
     for host in (A, B):
         assert f'{B} runs "' in warned[host][0]
         assert f'worker.py --epochs=2", and {A} "' in warned[host][0]
-        assert warned[host][0].endswith('worker.py --epochs=1": all hosts should train alike')
-        started = next(line for line in runs[A].lines if " started" in line)
+        assert warned[host][0].endswith('worker.py --epochs=1": all hosts should train alike"')
+        started = next(line for line in runs[A].lines if "worker started: " in line)
         assert host != A or runs[A].lines.index(warned[host][0]) < runs[A].lines.index(started)
 
 
@@ -183,9 +186,12 @@ def test_calling_host_reports_why_no_host_answers_and_retries_for_a_time(launch)
     port = free_port()
     run = launch(B, f"{A}:1,{B}:1", port, KUNGFU_JOIN_TIMEOUT="8")
     run.assert_exit(1)
-    reasons = [line for line in run.stderr if "so far" in line]
+    reasons = [line for line in run.stderr if "no answer: " in line]
     assert len(reasons) == 1
-    assert f"no answer from {A}:{port} so far: Connection refused; is kungfu-run started there, and port" in reasons[0]
+    assert (
+        f'no answer: hosts={A}:{port} reason="Connection refused". Remedy: is kungfu-run started there, and port'
+        in reasons[0]
+    )
     assert "within 8 s (KUNGFU_JOIN_TIMEOUT)" in run.stderr[-1]
 
 
@@ -193,10 +199,10 @@ def test_head_node_that_rejected_a_host_reports_how_long_it_still_waits(launch):
     port = free_port()
     head = launch(A, f"{A}:1,{B}:1", port, "-np", 2)
     launch(B, f"{A}:1,{B}:1", port, "-np", 1).assert_exit(1)
-    refused = f"kungfu-run was told -np 1 on {B}, and 2 on {A}; give the same flags on all hosts"
-    head.wait_for(rf"{refused}; {B} may still come, for \d+ s more \(KUNGFU_JOIN_TIMEOUT\)")
+    refused = f"-np is 1 on {B}, and 2 on {A}; give the same flags on all hosts"
+    head.wait_for(rf"{refused}.; {B} may still come, for \d+ s more \(KUNGFU_JOIN_TIMEOUT\)")
     launch(B, f"{A}:1,{B}:1", port, "-np", 2, KUNGFU_JOB_SECRET="ff" * 16).assert_exit(1)
-    head.wait_for(rf"a connection from {B} has been refused: .*; {B} may still come, for \d+ s more")
+    head.wait_for(rf"connection rejected: from={B} .*; {B} may still come, for \d+ s more")
     head.signal(signal.SIGINT)
     head.assert_exit(130)
 

@@ -57,7 +57,7 @@ def test_the_others_go_on_in_the_same_processes(hosts, head, lost):  # noqa: F81
     lost_ranks = {A: (0, 1), B: (2, 3), C: (4, 5)}[lost]
     assert set(after.values()) == {pid for rank, pid in before.items() if rank not in lost_ranks}
     # At once, by the end of its connection, not by its silence.
-    job[head].wait_for(rf"host {lost} is lost: kungfu-run on host {lost} is gone")
+    job[head].wait_for(rf"host lost: host={lost} reason=.kungfu-run on host {lost} has ended")
     job[head].wait_for(rf"worker {lost_ranks[0]} .* was on host {lost}, which was lost: .*; the others go on")
     assert len(end(job)) == 4
 
@@ -143,7 +143,7 @@ def test_no_more_are_replaced_than_there_are_slots_for(hosts, start_module):  # 
         environment={"KUNGFU_JOB_SECRET": job[A].environment["KUNGFU_JOB_SECRET"]},
     )  # fmt: skip
     assert command.wait() == 1
-    assert "5 workers are more than the 4 slots" in command.output
+    assert "5 workers: the job's hosts have 4 slots" in command.output
     end(job)
 
 

@@ -303,7 +303,7 @@ def test_timeout_ends_the_job_with_124(kungfu_run, script):
 
 def test_delay_can_be_interrupted(kungfu_run):
     job = kungfu_run("-delay", "1h", "true")
-    job.wait_for("starting in 3600 s")
+    job.wait_for("start delayed: seconds=3600")
     begin = time.monotonic()
     job.signal(signal.SIGTERM)
     job.assert_exit(143)

@@ -37,7 +37,7 @@ def test_two_die_at_once_and_later_another_one(job):
     pids = one.in_version(0, 4)
     for rank in (0, 2):
         os.kill(pids.pop(rank), signal.SIGKILL)
-    one.wait_for("cluster version 2 has been committed|cluster version 1 has been committed: 2 workers")
+    one.wait_for("cluster committed: version=2|cluster committed: version=1 workers=2")
     one.wait_for(r"^in version \d+ rank \d of 2 ", 2)
     os.kill(pids.pop(1), signal.SIGKILL)
     one.wait_for(r"^in version \d+ rank 0 of 1 ")
@@ -68,7 +68,7 @@ def test_joining_worker_may_fail_before_it_joins(job):
     assert {found[0], found[1]} == set(pids.values())
     # A program that fails isn't ignored, though the others go on.
     one.finish(3, code=5)
-    assert re.search(r"the program of worker 2 .* failed; the job will end with 5$", one.program.output, re.M)
+    assert re.search(r"program failed: worker 2 .* exit_code=5\b", one.program.output, re.M)
     assert re.search(r"the other workers have finished, but worker 2 .* exited with code 5$", one.program.output, re.M)
 
 
@@ -183,7 +183,7 @@ def test_a_policy_evicts_a_rank(job):
     one = job("-np", 3, program=["evict=5:1"])
     pids = one.in_version(0, 3)
     assert one.in_version(1, 2) == {0: pids[0], 1: pids[2]}
-    told = one.wait_for(r"cluster version 1 has been committed: 2 workers, after step (\d+)$")[0]
+    told = one.wait_for(r"cluster committed: version=1 workers=2 step=(\d+)$")[0]
     assert one.wait_for(rf"^left pid {pids[1]} step (\d+) evicted$")[0][1] == told[1]
     assert one.finish(2) == {pids[0], pids[2]}
 
@@ -194,7 +194,7 @@ def test_a_worker_that_gets_sigterm_leaves_and_exits_with_0(job):
     os.kill(pids[0], signal.SIGTERM)
     assert one.in_version(1, 1) == {0: pids[1]}
     one.wait_for(rf"^left pid {pids[0]} step \d+$")
-    one.wait_for(r"worker 0 .* exited with code 0")
+    one.wait_for(r"worker exited: worker 0 .* code=0")
     os.kill(pids[1], signal.SIGTERM)  # no worker is left to go on
     one.program.assert_exit(143)
     one.program.assert_gone(time.monotonic())
@@ -227,7 +227,7 @@ def test_when_all_workers_get_sigterm_the_job_ends_in_one_way(job, flags):
         os.kill(pid, signal.SIGTERM)
     one.program.assert_exit(143)
     one.program.assert_gone(time.monotonic())
-    assert one.program.stderr[-1].endswith("was killed by SIGTERM; no worker is left that was not told to end")
+    assert one.program.stderr[-1].endswith("was killed by SIGTERM; no worker is left without a SIGTERM")
 
 
 def test_sigterm_to_all_ends_the_job_though_one_dies_otherwise(job):
@@ -239,7 +239,7 @@ def test_sigterm_to_all_ends_the_job_though_one_dies_otherwise(job):
         os.kill(pid, signal.SIGTERM)
     one.program.assert_exit(137)
     one.program.assert_gone(time.monotonic())
-    assert any("was told to end, and nobody else is left to go on: it ends now" in line for line in one.program.stderr)
+    assert any("it got SIGTERM, and no other worker is left to go on" in line for line in one.program.stderr)
 
 
 def test_sigterm_ends_a_worker_that_was_evicted_and_is_needed_again(job):
@@ -247,7 +247,7 @@ def test_sigterm_ends_a_worker_that_was_evicted_and_is_needed_again(job):
     pids = one.in_version(0, 2)
     os.kill(pids[1], signal.SIGSTOP)  # so the step doesn't end
     assert one.command("evict", "0")[0] == 0
-    one.wait_for("cluster version 1 is desired: 1 worker")
+    one.wait_for("cluster desired: version=1 workers=1")
     os.kill(pids[0], signal.SIGTERM)
     os.kill(pids[1], signal.SIGKILL)  # before or after the other one has asked to leave
     one.program.assert_exit(137)
@@ -328,12 +328,12 @@ def test_job_that_is_frozen_goes_on_as_if_nothing_had_been(job, tmp_path):
 def test_stopped_joining_worker_and_standby_are_killed(job):
     one = job("-np", 1, "-recover", "replace", "-standby", 1, "-peer-timeout", "1s", program=["slow=1000"])
     pids = one.in_version(0, 1)
-    standby = int(one.wait_for(r"standby 1 \(pid (\d+)\) started")[0][1])
+    standby = int(one.wait_for(r"worker started: standby 1 \(pid (\d+)\)")[0][1])
     os.kill(standby, signal.SIGSTOP)
     one.wait_for(r"standby 1 .* stood still for 1 s \(-peer-timeout\) and was killed before it was needed")
-    one.wait_for(r"standby 2 \(pid (\d+)\) started")
+    one.wait_for(r"worker started: standby 2 \(pid (\d+)\)")
     one.command("resize", "3")
-    joining_worker = int(one.wait_for(r"worker 2 \(.*, pid (\d+)\) started")[0][1])
+    joining_worker = int(one.wait_for(r"worker started: worker 2 \(.*, pid (\d+)\)")[0][1])
     os.kill(joining_worker, signal.SIGSTOP)
     one.wait_for(r"worker 2 .* stood still for 1 s \(-peer-timeout\) and was killed; the others go on")
     assert one.finish(1) == set(pids.values())
@@ -343,16 +343,16 @@ def test_joining_workers_that_end_with_the_job_are_not_reported(job, tmp_path):
     one = job("-np", 1, "-logdir", tmp_path / "logs", program=["slow=1000"])
     pids = one.in_version(0, 1)
     one.command("resize", "2")
-    one.wait_for(r"worker 1 \(.*, pid \d+\) started")
+    one.wait_for(r"worker started: worker 1 \(.*, pid \d+\)")
     assert one.finish(1) == set(pids.values())
-    assert "what worker" not in one.program.output
+    assert "worker logs: " not in one.program.output
 
 
 def test_a_fixed_number_of_cores_also_for_standbys_and_after_deaths(job):
     one = job("-np", 2, "-recover", "replace", "-standby", 1, "-cores-per-worker", 1)
     pids = one.in_version(0, 2)
-    standby = int(one.wait_for(r"standby 1 \(pid (\d+)\) started")[0][1])
-    one.wait_for("standby 1 .* is ready")
+    standby = int(one.wait_for(r"worker started: standby 1 \(pid (\d+)\)")[0][1])
+    one.wait_for("worker ready: standby 1")
     living = [pids[0], pids[1], standby]
     assert [len(mask) for pid in living for mask in masks_of(pid)] == [1] * 3
     os.kill(pids[0], signal.SIGKILL)
@@ -365,8 +365,8 @@ def test_a_fixed_number_of_cores_also_for_standbys_and_after_deaths(job):
 def test_worker_started_with_more_cores_gets_the_common_number_on_request(job):
     one = job("-np", 1, "-standby", 1)
     pids = one.in_version(0, 1)
-    standby = int(one.wait_for(r"standby 1 \(pid (\d+)\) started")[0][1])
-    one.wait_for("standby 1 .* is ready")
+    standby = int(one.wait_for(r"worker started: standby 1 \(pid (\d+)\)")[0][1])
+    one.wait_for("worker ready: standby 1")
     cores = len(os.sched_getaffinity(0))
     assert {len(mask) for pid in (pids[0], standby) for mask in masks_of(pid)} == {cores}
     environment = Path(f"/proc/{pids[0]}/environ").read_text()
@@ -392,14 +392,14 @@ def masks_of(pid):
 def test_a_standby_takes_the_place_of_the_dead(job):
     one = job("-np", 2, "-recover", "replace", "-standby", 1)
     pids = one.in_version(0, 2)
-    standby = int(one.wait_for(r"standby 1 \(pid (\d+)\) started")[0][1])
-    one.wait_for("standby 1 .* is ready")
+    standby = int(one.wait_for(r"worker started: standby 1 \(pid (\d+)\)")[0][1])
+    one.wait_for("worker ready: standby 1")
     assert "parked" not in one.program.output  # what a standby prints is shown when it is needed
     os.kill(pids[1], signal.SIGKILL)
-    one.wait_for(rf"standby 1 becomes worker 1 \(127.0.0.1:10001, pid {standby}\)")
+    one.wait_for(rf"standby used: standby=1 rank=1 peer=127.0.0.1:10001 pid={standby}")
     assert one.in_version(2, 2) == {0: pids[0], 1: standby}
     one.wait_for(f"^parked pid {standby}")
-    one.wait_for(r"standby 2 \(pid (\d+)\) started")
+    one.wait_for(r"worker started: standby 2 \(pid (\d+)\)")
     uids = {m[4] for m in one.wait_for(IN_VERSION.format(2, 2), 2)}
     host = 0x7F000001 << 16  # 127.0.0.1
     assert uids == {str(host | 10000), str(2 << 48 | host | 10001)}
@@ -435,10 +435,10 @@ def test_failures_are_survived_and_resizes_wait_without_the_config_server(job, e
     one = job("-np", 3, "-config-server", external.url, program=["schedule=300:1"])
     pids = one.in_version(0, 3)
     external.program.kill_all()
-    one.wait_for("the job goes on, changes of the cluster have to wait")
+    one.wait_for("The job goes on; changes of the cluster wait")
     os.kill(pids[0], signal.SIGKILL)
-    one.wait_for("it is told of the change later")
-    one.wait_for("the change to 1 workers waits, training goes on", timeout=60)
+    one.wait_for("the store receives the change later")
+    one.wait_for("store unavailable: workers=1 .* The change waits, training goes on", timeout=60)
     external.start()
     one.wait_for(r"^in version \d+ rank 0 of 1 ", timeout=60)
     one.program.signal(signal.SIGUSR1)

@@ -155,7 +155,7 @@ def test_two_jobs_of_which_one_is_asked_for(job, kungfu_run, script, status):
     other.wait_for("^there")
     _, text = status("--json")
     assert {j["launcher"]["pid"] for j in json.loads(text)} == {one.program.process.pid, other.process.pid}
-    url = one.wait_for(r"config server: (http://\S+/config)")[0][1]
+    url = one.wait_for(r"config server: url=(http://\S+/config)")[0][1]
     _, text = status(url.replace("127.0.0.1", "localhost"), "-json")
     assert json.loads(text)["launcher"]["pid"] == one.program.process.pid
     assert json.loads(status("-config-server", url, "-json")[1])["launcher"]["pid"] == one.program.process.pid
@@ -169,7 +169,7 @@ def test_two_jobs_of_which_one_is_asked_for(job, kungfu_run, script, status):
 def test_from_elsewhere_the_secret_shows_it_and_nothing_else_does(job, status, tmp_path):
     run = job("-np", 1)
     run.in_version(0, 1)
-    url = run.wait_for(r"config server: (http://\S+/config)")[0][1]
+    url = run.wait_for(r"config server: url=(http://\S+/config)")[0][1]
     secret = next(run.program.runtime_dir.rglob("*.secret")).read_text()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
@@ -229,7 +229,7 @@ def test_every_host_reports_the_controllers_status_of_all_hosts(start_module, on
             environment={"KUNGFU_JOB_SECRET": secret, "XDG_RUNTIME_DIR": str(folder), "TMPDIR": str(folder)},
         )  # fmt: skip
         if host == A:
-            runs[A].wait_for(f"waiting for kungfu-run on {B}")
+            runs[A].wait_for(f"waiting for hosts: hosts={B}")
             code, text = status(XDG_RUNTIME_DIR=str(folder))
             assert (code, f"starting: waits for kungfu-run on {B}" in text) == (0, True), text
     pids = {host: int(run.wait_for(IN_VERSION.format(0, 2))[0][2]) for host, run in runs.items()}

@@ -63,7 +63,7 @@ def test_job_is_not_disturbed_by_5000_idle_or_slow_connections(kungfu_run, start
     job = kungfu_run(
         "-np", 1, "-w", sys.executable, PROGRAMS / "follower.py", 3, preexec_fn=few_descriptors
     )  # fmt: skip
-    url = job.wait_for(r"config server: (http://\S+/config)")[0][1]
+    url = job.wait_for(r"config server: url=(http://\S+/config)")[0][1]
     job.wait_for("rank 0 of 1 began")
     strangers(port_of(url))
     assert descriptors_of(job.process.pid) < server_module._MAX_CONNECTIONS + SLACK
@@ -134,7 +134,7 @@ def test_failed_http_face_restarts_on_its_port_and_the_store_is_kept(monkeypatch
 
     asyncio.run(run())
     assert failed.is_set()
-    assert "has failed (OSError: no memory) and is started again; the job goes on" in caplog.text
+    assert 'config server failed: error="OSError: no memory" action=restart' in caplog.text
 
 
 @pytest.mark.alone  # the server's thread has to come to its turn within 0.3 s

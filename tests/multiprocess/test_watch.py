@@ -80,7 +80,7 @@ class Job:
         self.program = program
         self.wait_for = program.wait_for
         self._start_module = start_module
-        self.url = program.wait_for(r"config server: (http://\S+/config)")[0][1]
+        self.url = program.wait_for(r"config server: url=(http://\S+/config)")[0][1]
 
     def resize(self, *arguments, server=True):
         """`kungfu-run resize` from another shell of the same user."""
@@ -218,7 +218,7 @@ def test_removed_worker_that_still_runs_keeps_its_slot_until_needed(watch):
     job.wait_for(r"worker 1 .* is not in cluster version 1 any more and still works after 0.2 s \(-leave-grace\)")
     assert "asked to leave" not in job.program.output
     job.resize("2")  # its name is given to another one
-    job.wait_for(r"worker 1 .*, which has left the cluster, is ended: its place is needed")
+    job.wait_for(r"worker dismissed: worker 1 .* reason=.it has left the cluster, and its slot is needed")
     job.wait_for("^asked to leave")
     job.wait_for_version(2, 2)
     job.finish()
@@ -241,14 +241,16 @@ def test_newest_resize_request_wins_at_once_and_ends_unneeded_workers(watch):
         job.wait_for_version(0, 1)
         code, output = job.resize("257")
         assert code == 1
-        assert "257 workers are more than the 256 that one host can have" in output
+        assert "257 workers: at most 256 workers per host; add hosts with -H" in output
         code, output = job.resize("12")
         assert code == 0
         assert "12 workers are far more than the 1 core of this machine" in output
-        job.wait_for("12 workers are far more than the 1 core of the job")
+        job.wait_for("many workers: workers=12 cores=1")
         assert job.resize("2")[0] == 0
-        job.wait_for(r"worker \d+ .* is not needed any more", 10)  # no member has gone over to anything
-        job.wait_for(r"worker 1 .* is ready")
+        job.wait_for(
+            r"worker dismissed: worker \d+ .* reason=.not needed any more", 10
+        )  # no member has gone over to anything
+        job.wait_for(r"worker ready: worker 1")
         job.finish()
     finally:
         os.sched_setaffinity(0, cores)
@@ -267,7 +269,7 @@ def test_growing_past_the_slots_is_refused_at_the_caller(watch):
     job.wait_for_version(0, 1)
     code, output = job.resize("3")
     assert code == 1
-    assert "3 workers are more than the 2 slots that -H 127.0.0.1:2 gives" in output
+    assert "3 workers: -H 127.0.0.1:2 has 2 slots" in output
     assert job.resize("2")[0] == 0
     job.wait_for_version(1, 2)
     job.finish()
@@ -402,9 +404,9 @@ def test_job_ends_with_its_members_although_joining_workers_still_wait(kungfu_ru
     job = Job(kungfu_run("-np", 1, "-w", *worker), start_module)
     job.wait_for_version(0, 1)
     job.resize("2")
-    job.wait_for("worker 1 .* started")
+    job.wait_for("worker started: worker 1 .*")
     job.wait_for("broker=", 2)
-    worker = job.wait_for(r"worker 0 \(127.0.0.1:10000, pid (\d+)\) started")[0][1]
+    worker = job.wait_for(r"worker started: worker 0 \(127.0.0.1:10000, pid (\d+)\)")[0][1]
     os.kill(int(worker), signal.SIGUSR1)
     job.program.assert_exit(0)
     job.program.assert_gone(time.monotonic())
@@ -415,7 +417,7 @@ def test_killed_joining_worker_with_recover_fail_ends_the_job_and_is_named(watch
     job.wait_for_version(0, 1)
     job.resize("2")
     job.wait_for_version(1, 2)
-    pid = int(job.wait_for(r"worker 1 \(127.0.0.1:10001, pid (\d+)\) started")[0][1])
+    pid = int(job.wait_for(r"worker started: worker 1 \(127.0.0.1:10001, pid (\d+)\)")[0][1])
     begin = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     job.program.assert_exit(137)
@@ -477,7 +479,7 @@ def test_the_next_job_at_the_same_server_goes_on_with_the_versions(follow, exter
 
 def test_init_version_minus_1_waits_for_a_cluster(follow, external):
     job = follow("-np", 1, "-init-version", "-1")
-    job.wait_for("waiting for .* to hold a cluster")
+    job.wait_for("waiting for a cluster: url=")
     external.client.put(cluster_of(4, 20000, 20001))
     assert {m[1] for m in members(job, 4, 2)} == {"127.0.0.1:20000", "127.0.0.1:20001"}
 
@@ -502,13 +504,13 @@ def test_training_continues_without_the_config_server_and_resizes_later(follow, 
     external.client.put(external.client.get().resized(2, range(10000, 10010)))
     members(job, 6, 2)
     external.program.kill_all()
-    job.wait_for("the job goes on, changes of the cluster have to wait")
+    job.wait_for("The job goes on; changes of the cluster wait")
     if returns_with == "nothing":
         external.start()
     else:
         (tmp_path / "old.json").write_text(cluster_of(0, 10007).dumps())
         external.start("-init", tmp_path / "old.json")
-    job.wait_for("is back")
+    job.wait_for("store available: ")
     assert external.client.get().version == 6
     external.client.put(external.client.get().resized(3, range(10000, 10010)))
     members(job, 7, 3)
@@ -520,7 +522,7 @@ def test_version_that_this_host_cannot_run_is_refused_and_job_continues(follow, 
     job = follow("-np", 1, "-H", "127.0.0.1:1")
     members(job, 0, 1)
     external.client.put(cluster_of(1, 10000, 10001))
-    job.wait_for("cluster version 1 is refused: 2 workers are more than the 1 slot")
+    job.wait_for("cluster rejected: version=1 reason=.2 workers: -H .* has 1 slot")
 
 
 def test_an_external_server_that_is_not_there_is_one_sentence(kungfu_run, monkeypatch):
@@ -547,10 +549,10 @@ def test_waiting_for_a_config_server_can_be_interrupted(kungfu_run):
 @pytest.mark.parametrize(
     ("in_step", "said"),
     [
-        ("pass", r"no worker has looked for it\..*KungFuElasticCallback or ElasticTraining"),
+        ("pass", r"\. No worker has looked for it\..*KungFuElasticCallback or ElasticTraining"),
         (
             "kf.membership.step_ended(i)",
-            r"the workers, which are at step \d+, have not followed it\. .*epochs\(\) and no dataset= they do at",
+            r" step=\d+\. The workers have not followed it\. .*epochs\(\) and no dataset= they do at",
         ),
     ],
     ids=["counts no steps", "counts steps"],
@@ -568,12 +570,12 @@ def test_program_that_never_looks_for_changes_is_warned_of(start_module, script,
     run.wait_for("^reduces")
     resize = start_module("ms_kungfu.launcher", "resize", 2, "-config-server", f"http://127.0.0.1:{port}/config")
     resize.assert_exit(0)
-    told = r"cluster version 1 waits: for 0\.5 s " + said
+    told = r"change waits: version=1 seconds=0\.5" + said
     run.wait_for(told)
     run.signal(signal.SIGTERM)
     run.assert_exit(143)
     assert len(run.wait_for(told)) == 1
-    assert len([line for line in run.lines if "cluster version 1 waits" in line]) == 1
+    assert len([line for line in run.lines if "change waits: version=1" in line]) == 1
 
 
 def test_while_a_worker_has_yet_to_join_the_change_is_said_to_wait_for_it(start_module, script):
@@ -588,10 +590,10 @@ def test_while_a_worker_has_yet_to_join_the_change_is_said_to_wait_for_it(start_
     run.wait_for("^imports")
     resize = start_module("ms_kungfu.launcher", "resize", 2, "-config-server", f"http://127.0.0.1:{port}/config")
     resize.assert_exit(0)
-    told = r"cluster version 1 waits: members of the present one haven't joined that yet: worker 0 "
+    told = r"change waits: version=1 not_joined=.worker 0 "
     run.wait_for(told)
     time.sleep(1.2)
     run.signal(signal.SIGTERM)
     run.assert_exit(143)
     assert len(run.wait_for(told)) == 1
-    assert not [line for line in run.lines if "no worker has looked" in line]
+    assert not [line for line in run.lines if "No worker has looked" in line]

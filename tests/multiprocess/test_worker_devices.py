@@ -37,7 +37,7 @@ def test_devices_are_divided_and_joining_workers_get_those_of_removed_ones(kungf
     assert [(rank, size) for rank, size, *_ in joining] == [("1", "4"), ("2", "4"), ("3", "4")]
     assert sorted(visible for *_, visible in joining[:2]) == ["2", "7"]
     assert joining[2][2:] == ["0", "5"]
-    assert re.search(r"GPU 5 is shared by 2 workers: the job has 3 devices for 4 workers", job.output)
+    assert re.search(r'device shared: device="GPU 5" host=\S+ workers=2 devices=3 host_workers=4', job.output)
 
 
 def test_ascend_devices_are_divided_by_their_own_variable(kungfu_run, script):
@@ -55,7 +55,7 @@ def test_allow_nvlink_leaves_all_gpus_visible(kungfu_run, script):
     assert sorted(job.stdout) == ["device 0 5,2", "device 1 5,2"]
     job = kungfu_run("-allow-nvlink", *script(SHOW), environment=NO_LISTS)
     job.assert_exit(0)
-    assert "-allow-nvlink changes nothing: the job has no GPUs" in job.output
+    assert 'flag ignored: flag=-allow-nvlink reason="the job has no GPUs"' in job.output
 
 
 def test_a_rank_table_names_the_devices(kungfu_run, script, tmp_path):

@@ -23,10 +23,11 @@ from tests.ports import free_port
 
 HERE = Path(__file__).parent
 LIMIT_S = 600
-_READY = " is ready"
+_READY = " worker ready: "
 # What the launcher writes of a worker that has ended and shouldn't have.
 _ENDED = re.compile(
-    r"^\[kungfu-run\] \S+ worker \d+ \((\S+), pid (\d+)\) .*(?:exited with code [1-9]|was killed|exited before).*$",
+    r"^\[kungfu-run\] \S+ [\w ]+: .*reason=.worker \d+ \((\S+), pid (\d+)\) "
+    r".*(?:exited with code [1-9]|was killed|exited before).*$",
     re.M,
 )
 

@@ -35,7 +35,7 @@ def test_worker_whose_cores_are_offline_starts_unpinned(cores, allowed, given, c
     starter = Starter("here", machine, guard, output, {}, lambda: 0)
     starter.start(Launch(0, "log", 5, False, {}, cores, 1, False))
     assert started == [given]
-    told = "worker 5 starts unpinned: host=here cores=2,3 allowed=0,1" in caplog.text
+    told = "worker unpinned: rank=5 host=here cores=2,3 allowed=0,1" in caplog.text
     assert told == bool(cores and not given)
 
 

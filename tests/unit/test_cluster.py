@@ -81,7 +81,7 @@ def test_joining_workers_go_to_the_emptiest_hosts_with_a_free_slot() -> None:
     grown = start.resized(6, range(10000, 10100), slots=slots)
     assert hosts_of(grown) == "abcabb"
     assert [w.port for w in grown.workers] == [10000, 10000, 10000, 10001, 10001, 10002]  # a port is a host's own
-    with pytest.raises(ValueError, match="7 workers are more than the 6 slots of the job's hosts"):
+    with pytest.raises(ValueError, match="7 workers: the job's hosts have 6 slots"):
         start.resized(7, range(10000, 10100), slots=slots)
     leaving = grown.resized(6, range(10000, 10100), without=[PeerID("a", 10000)], slots=slots)
     assert hosts_of(leaving) == "bcabba"  # the leaver's slot is free, its port is not

@@ -195,7 +195,7 @@ def test_mindspore_matches_the_kernels() -> None:
         ),
         (
             {"package": "/elsewhere", "wheel": True},
-            WRONG, "2.10.0, but the kernels of ms_kungfu are gone: the installation is damaged", "--force-reinstall",
+            WRONG, "2.10.0, but the kernels of ms_kungfu are missing: the installation is damaged", "--force-reinstall",
         ),
     ],
 )  # fmt: skip

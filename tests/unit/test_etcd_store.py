@@ -296,7 +296,7 @@ def test_a_token_that_is_over_is_asked_for_again(member, monkeypatch):
         (404, {"error": "there is no cluster yet"}, "doesn't answer as etcd's v3 API does"),
         (403, {"error": "etcdserver: permission denied", "code": 7}, "etcdctl role grant-permission ROLE readwrite"),
         (400, {"error": "etcdserver: user name is empty", "code": 3}, "set ETCDCTL_USER=NAME:PASSWORD"),
-        (429, {"error": "etcdserver: mvcc: database space exceeded", "code": 8}, "its database is full; make room by"),
+        (429, {"error": "etcdserver: mvcc: database space exceeded", "code": 8}, "its database is full; free space by"),
         (
             200,
             {"header": {"revision": "1"}, "kvs": [{"value": "bm9uZQ==", "mod_revision": "1"}]},

@@ -35,12 +35,10 @@ def cluster(monkeypatch, *, size, version=0, lost=(), speaks=True):
 
 def test_reached_size_is_logged_when_requested_and_when_reached(lines, monkeypatch):
     event_log.scheduled(20, 3, wait=False)
-    assert lines() == [
-        "step 20: 3 workers wanted, 2 starting; training goes on meanwhile, and wait=True would have it wait for them"
-    ]
+    assert lines() == ["resize requested: 1 -> 3 workers step=20 reason=schedule wait=False"]
     cluster(monkeypatch, size=3, version=1)
     event_log.changed(45, Change(True, False, 1, 3))
-    assert lines() == ["step 45: 1 -> 3 workers, cluster version 1, as the schedule has it from step 20 on"]
+    assert lines() == ["resize: 1 -> 3 workers version=1 step=45 reason=schedule"]
     event_log._at_exit()
     assert lines() == []
 
@@ -50,15 +48,15 @@ def test_size_that_was_never_reached_is_logged_at_the_end_with_the_remedy(lines)
     lines()
     event_log._at_exit()
     (line,) = lines()
-    assert line.startswith("size 3 of the schedule at step 20 was never reached: ")
+    assert line.startswith("resize missed: workers=3 step=20 ")
     assert "wait=True" in line
 
 
 def test_size_superseded_by_another_is_logged_then(lines):
     event_log.scheduled(20, 3, wait=True)
-    assert lines() == ["step 20: 3 workers wanted, 2 starting"]
+    assert lines() == ["resize requested: 1 -> 3 workers step=20 reason=schedule wait=True"]
     event_log.scheduled(30, 1, wait=True)
-    assert lines() == ["size 3 of the schedule at step 20 was never reached: the entry of step 30 came first"]
+    assert lines() == ['resize missed: workers=3 step=20 reason="the entry of step 30 came first"']
     event_log._at_exit()
     assert lines() == []
 
@@ -74,13 +72,13 @@ def test_failure_is_logged_once_as_the_reason_of_the_next_change(lines, monkeypa
     cluster(monkeypatch, size=4, version=2, lost=[1])
     event_log.deaths(7)
     event_log.deaths(8)
-    assert lines() == ["step 7: rank 1 (host:1) has died; the others go on"]
+    assert lines() == ["rank failed: rank=1 peer=host:1 step=7"]
     cluster(monkeypatch, size=4, version=2, lost=[1, 3])
     event_log.deaths(9)
-    assert lines() == ["step 9: rank 3 (host:3) has died; the others go on"]
+    assert lines() == ["rank failed: rank=3 peer=host:3 step=9"]
     cluster(monkeypatch, size=2, version=3)
     event_log.changed(9, Change(True, False, 4, 2, (1, 3)))
-    assert lines() == ["step 9: 4 -> 2 workers, cluster version 3, without rank 1, rank 3, dead"]
+    assert lines() == ["resize: 4 -> 2 workers version=3 step=9 reason=failed ranks=1,3"]
 
 
 def test_failed_worker_in_the_new_version_is_logged_once_and_when_removed(lines, monkeypatch):
@@ -90,13 +88,13 @@ def test_failed_worker_in_the_new_version_is_logged_once_and_when_removed(lines,
     cluster(monkeypatch, size=2, version=1, lost=[0])
     monkeypatch.setattr(membership, "peer_of", lambda rank: f"host:{rank + 1}")
     event_log.changed(2, Change(True, False, 3, 2, (0, 1)))
-    assert lines() == ["step 2: 3 -> 2 workers, cluster version 1, without rank 0, dead"]
+    assert lines() == ["resize: 3 -> 2 workers version=1 step=2 reason=failed ranks=0"]
     event_log.deaths(3)
     assert lines() == []
     cluster(monkeypatch, size=1, version=2)
     monkeypatch.setattr(membership, "peer_of", lambda rank: f"host:{rank + 2}")
     event_log.changed(3, Change(True, False, 2, 1, (0,)))
-    assert lines() == ["step 3: 2 -> 1 worker, cluster version 2, without rank 0, dead"]
+    assert lines() == ["resize: 2 -> 1 workers version=2 step=3 reason=failed ranks=0"]
 
 
 def test_a_replacement_is_not_called_asked_for(lines, monkeypatch):
@@ -105,8 +103,8 @@ def test_a_replacement_is_not_called_asked_for(lines, monkeypatch):
     cluster(monkeypatch, size=2, version=6)
     event_log.changed(16, Change(True, False, 3, 2))
     assert lines() == [
-        "step 15: 2 -> 3 workers, cluster version 5, as its new workers are ready",
-        "step 16: 3 -> 2 workers, cluster version 6, as asked for",
+        "resize: 2 -> 3 workers version=5 step=15 reason=joined",
+        "resize: 3 -> 2 workers version=6 step=16 reason=request",
     ]
 
 
@@ -114,18 +112,18 @@ def test_worker_that_leaves_by_the_schedule_logs_it(lines, monkeypatch):
     cluster(monkeypatch, size=3)
     event_log.scheduled(8, 1, wait=False)
     event_log.changed(9, Change(True, True, 3, 3))
-    assert lines()[-1] == "step 9: left the cluster of 3 workers, as the schedule has it from step 8 on"
+    assert lines()[-1] == "left: size=3 step=9 reason=schedule"
 
 
 def test_leaving_worker_and_joining_worker_log_it(lines, monkeypatch):
     event_log.changed(12, Change(True, True, 2, 2))
-    assert lines() == ["step 12: left the cluster of 2 workers, as asked for"]
+    assert lines() == ["left: size=2 step=12 reason=request"]
     monkeypatch.setattr(membership, "was_evicted", lambda: True)
     event_log.changed(13, Change(True, True, 2, 2))
-    assert lines() == ["step 13: left the cluster of 2 workers, evicted"]
+    assert lines() == ["left: size=2 step=13 reason=evicted"]
     monkeypatch.setattr(membership, "rank", lambda: 0)
     event_log.joined(30)
-    assert lines() == ["step 30: joined as rank 0 of 1 worker"]
+    assert lines() == ["joined: rank=0 size=1 step=30"]
 
 
 def over(hosts, workers):
@@ -135,14 +133,14 @@ def over(hosts, workers):
 @pytest.mark.parametrize(
     ("hosts", "workers", "reason"),
     [
-        ("abc", ["a:1", "b:1"], "with the same workers: c joined the job"),
-        ("a", ["a:1", "b:1"], "with the same workers: b left the job"),
-        ("acd", ["a:1", "b:1"], "with the same workers: c, d joined the job and b left the job"),
-        ("ab", ["a:1", "b:1"], "with the same workers"),
-        ("abc", ["a:1", "c:1"], "with other workers"),
+        ("abc", ["a:1", "b:1"], "hosts joined=c"),
+        ("a", ["a:1", "b:1"], "hosts left=b"),
+        ("acd", ["a:1", "b:1"], "hosts joined=c,d left=b"),
+        ("ab", ["a:1", "b:1"], "hosts"),
+        ("abc", ["a:1", "c:1"], "replaced"),
     ],
 )
 def test_a_change_to_the_same_size_says_what_is_another_one(hosts, workers, reason, lines, monkeypatch):
     cluster(monkeypatch, size=2, version=1)
     event_log.changed(4, Change(True, False, 2, 2, (), over("ab", ["a:1", "b:1"]), over(hosts, workers)))
-    assert lines() == [f"step 4: 2 -> 2 workers, cluster version 1, {reason}"]
+    assert lines() == [f"resize: 2 -> 2 workers version=1 step=4 reason={reason}"]

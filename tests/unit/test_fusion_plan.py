@@ -76,7 +76,7 @@ def test_a_split_point_is_the_last_gradient_of_its_group():
 def test_split_point_beyond_the_gradients_is_reported_and_ignored(caplog):
     with caplog.at_level(logging.WARNING):
         assert members(gradients(1, 1, 1), index(0, 7)) == [[0], [1, 2]]
-    assert "split point 7 of fusion is beyond the 3 gradients" in caplog.text
+    assert "fusion: split_point=7 gradients=3" in caplog.text
 
 
 def test_ids_name_groups_and_0_is_alone():

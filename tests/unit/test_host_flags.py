@@ -95,7 +95,7 @@ def test_head_node_may_have_no_slots():
     first = hosts.first_cluster(2, range(10000, 10010), 38080, 0)
     assert {worker.host for worker in first.workers} == {"127.0.0.2"}
     assert Cluster.from_json(first.to_json()).slots == {"127.0.0.1": 0, "127.0.0.2": 2}
-    with pytest.raises(UsageError, match="-np 1 is more than the 0 slots"):
+    with pytest.raises(UsageError, match="-np 1: -H .* has 0 slots"):
         options("-np", "1", "-H", "127.0.0.1:0")
 
 
@@ -347,11 +347,11 @@ def test_a_secret_of_another_users_is_none(tmp_path):
 
 
 def test_limits_are_checked_before_a_worker_starts():
-    assert "-np 9 is more than the 8 slots of -H" in refusal("-H", THREE, "-np", "9")
+    assert "-np 9: -H " in refusal("-H", THREE, "-np", "9")
     many = ",".join(f"10.0.0.{number}:250" for number in range(1, 6))
-    assert "the 1024 workers that a job on several hosts can have" in refusal("-H", many, "-np", "1025")
+    assert "-np 1025: at most 1024 workers in a job" in refusal("-H", many, "-np", "1025")
     assert options("-H", many, "-np", "1024").size == 1024
-    assert "256 workers on 10.0.0.1 are more than the 255" in refusal("-H", "10.0.0.1:300,10.0.0.2:1", "-np", "257")
+    assert "256 workers on 10.0.0.1: at most 255" in refusal("-H", "10.0.0.1:300,10.0.0.2:1", "-np", "257")
     assert "too small for 2 workers" in refusal("-H", THREE, "-np", "5", "-port-range", "10000-10000")
     assert options("-H", THREE, "-np", "3", "-port-range", "10000-10000").size == 3  # one on each
 

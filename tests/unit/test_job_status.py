@@ -58,7 +58,7 @@ def test_each_change_has_its_own_reasons():
     assert (told[1].chosen_at, told[1].after_step, "schedule" in told[1].why) == (2, 100, True)
     assert (told[2].chosen_at, told[2].why) == (
         None,
-        "somebody else asked for it: kungfu-run resize, or another client",
+        "requested from outside: kungfu-run resize, or another client",
     )
     assert (told[3].why, told[3].size_before, told[3].after_step) == ("worker 3 died; worker 2 died", 4, None)
     assert told[3].chosen_at is not None
@@ -66,7 +66,7 @@ def test_each_change_has_its_own_reasons():
     assert told[5].why == "the launcher", "the reasons of version 3 are not those of version 5"
     left = cluster(5, 2).without([PeerID("h", 10000)])
     history.desired(replace(left, version=6, writer=WRITER_WHO_EVICTS), cluster(5, 2), JOB)
-    assert history.changes[-1].why == "somebody else asked for it: kungfu-run evict, of h:10000"
+    assert history.changes[-1].why == "requested from outside: kungfu-run evict, of h:10000"
 
 
 def test_resize_request_older_than_the_version_is_dropped():
@@ -83,11 +83,11 @@ def test_resize_request_older_than_the_version_is_dropped():
         history.note("host b has the job from now on")
     history.desired(cluster(3, 1, JOB), cluster(2, 1), JOB)
     told = as_text(document(changes=[msgspec.to_builtins(change) for change in history.changes]), 0)
-    assert "version 2: 3 -> 1 worker, desired; somebody else" in told
+    assert "version 2: 3 -> 1 worker, desired; requested from outside" in told
     history.committed(cluster(3, 1), None)
     told = as_text(document(changes=[msgspec.to_builtins(change) for change in history.changes]), 0).splitlines()
     assert "version 1: 3 -> 3 workers, rejected: too many;" in told[-3]
-    assert "version 2: 3 -> 1 worker, superseded; somebody else" in told[-2]
+    assert "version 2: 3 -> 1 worker, superseded; requested from outside" in told[-2]
     assert told[-1].endswith(
         "version 3: 3 -> 1 worker; host a is lost: nothing came from it; worker 2 was on host b, which was lost: by a "
         "reason of its own; host b has the job from now on"
@@ -229,7 +229,7 @@ def test_change_is_shown_with_its_step_and_the_source_of_resizes():
     changes = [msgspec.to_builtins(change) for change in history.changes]
     text = as_text(document(changes=changes, config_server="http://a:1/config", follows_changes=False), 0)
     assert "config server http://a:1/config, which it doesn't follow (-w)" in text
-    assert "version 1: 2 -> 4 workers, after step 100; somebody else" in text
+    assert "version 1: 2 -> 4 workers, after step 100; requested from outside" in text
     now = time.time()
     assert "-" not in as_text(document(started_at=now), now).partition("since ")[2].partition(" (")[0]
 
@@ -383,19 +383,21 @@ def told_at_the_url(monkeypatch, capsys, holder="", cluster=ELECTED, **snapshot)
 
 def test_failed_controller_is_named_with_the_hosts_that_may_succeed_it(monkeypatch, capsys):
     told = told_at_the_url(monkeypatch, capsys)
-    assert "unknown, version 0 of 1 worker is desired: a, which had the job, is gone, and nobody has it now" in told
+    assert (
+        "unknown, version 0 of 1 worker is desired: the controller on a has failed, and no host has the job now" in told
+    )
     assert (
         "; b takes its place within the time of a lease (-host-timeout), unless kungfu-run has ended there, too" in told
     )
     assert "hosts: a, b, c (removed)" in told
     alone = {"hosts": (Host("a", 2), Host("c", 2))}
-    assert "is gone, and the job with it: no other host" in told_at_the_url(monkeypatch, capsys, **alone)
+    assert "has failed, and the job with it: no other host" in told_at_the_url(monkeypatch, capsys, **alone)
 
 
 def test_status_names_the_leader_and_the_end_of_the_job(monkeypatch, capsys):
     told = told_at_the_url(monkeypatch, capsys, holder="b")
     assert "b has the job, and tells more of it there (kungfu-run status)" in told
-    assert "; should it be gone, a takes its place when its lease is over (-host-timeout)" in told
+    assert "; if it has failed, a takes its place when its lease is over (-host-timeout)" in told
     told = told_at_the_url(monkeypatch, capsys, holder="a", end=(3, "kungfu-run: worker 0 failed"))
     assert "  ended: exit code 3, kungfu-run: worker 0 failed" in told
     assert "10000" not in told, "nobody works"
@@ -409,7 +411,7 @@ def test_end_of_a_job_of_several_hosts_is_ignored_for_a_single_host_job(monkeypa
 @pytest.mark.parametrize(
     ("led_since", "state", "why"),
     [
-        (7, "running", "a, which had the job, is gone; this host waits for the next controller"),
+        (7, "running", "the controller on a has failed; this host waits for the next controller"),
         (None, "starting", "waits for kungfu-run on a"),
     ],
 )

@@ -288,7 +288,7 @@ def test_host_that_joins_without_a_leader_waits_for_the_next_controller(monkeypa
 
 def test_joining_host_learns_after_some_leases_that_the_job_has_no_leader(monkeypatch):
     told, calls = asked(monkeypatch, [""], {"127.0.0.1": [m.RegistrationRejected("127.0.0.1 hasn't got the job")]})
-    assert told.startswith(f"nobody has the job of {ETCD} at the moment: 127.0.0.1, which had it, is gone, and no")
+    assert told.startswith(f"no host has the job of {ETCD} at the moment: 127.0.0.1, which had it, has failed, and no")
     assert len(calls) > 8
     told, calls = asked(monkeypatch, ["127.0.0.2"], {})
     assert (told, len(calls) > 8) == ("127.0.0.2:38080 doesn't answer", True)

@@ -175,7 +175,7 @@ def test_job_ends_once_all_workers_were_terminated():
         for members, code in ((0, -15), (1, -15), (2, 128 + 15)):
             verdict = decide(exited(code), surviving(recover, members=members, terminated=members))
             assert (verdict.action, verdict.exit_code) == (Action.FAIL, 143)
-            assert verdict.reason.endswith("; no worker is left that was not told to end")
+            assert verdict.reason.endswith("; no worker is left without a SIGTERM")
         # A worker that stays has the state. Nor is a death of another kind the end: a leaving worker stays then.
         assert decide(exited(-15), surviving(recover, members=2, terminated=1)).action is not Action.FAIL
         assert decide(exited(-9), surviving(recover, members=1, terminated=1)).action is not Action.FAIL

@@ -693,7 +693,7 @@ def test_a_full_disk_ends_training_or_the_record_and_the_audit_names_it(tmp_path
         assert "training ends here, since it would not be on record (ledger_errors='warn' goes on)" in done.stderr
     else:
         assert (done.returncode, done.stderr.count("File too large")) == (0, 1)
-        assert "training goes on without it, as ledger_errors='warn' asks" in done.stderr
+        assert "Training goes on without it, as ledger_errors='warn' asks" in done.stderr
     report = verdict(folder)
     if room < 500:
         assert not report.exact

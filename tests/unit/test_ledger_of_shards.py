@@ -145,10 +145,13 @@ def test_shards_of_a_dead_worker_are_with_the_others(recorded):
 @pytest.mark.parametrize(
     ("shares", "said"),
     [
-        (([[72, 81]], [[90, 96], [84, 90]]), "shard 3 of 8, dealt to rank 1, was trained by nobody"),
-        (([[72, 81], [81, 87]], [[90, 96], [84, 90]]), "shard 4 of 8, dealt to rank 1, was trained by 2 workers"),
-        (([[72, 81], [81, 84]], [[93, 96], [84, 90]]), "shard 6 of 8, dealt to rank 2, was trained by nobody"),
-        (([[72, 81], [81, 83]], [[90, 96], [84, 90]]), "trained [72,81)+[81,83), and was dealt the shards [0, 1, 2]"),
+        (([[72, 81]], [[90, 96], [84, 90]]), "shard 3 of 8, assigned to rank 1, was trained by no worker"),
+        (([[72, 81], [81, 87]], [[90, 96], [84, 90]]), "shard 4 of 8, assigned to rank 1, was trained by 2 workers"),
+        (([[72, 81], [81, 84]], [[93, 96], [84, 90]]), "shard 6 of 8, assigned to rank 2, was trained by no worker"),
+        (
+            ([[72, 81], [81, 83]], [[90, 96], [84, 90]]),
+            "trained [72,81)+[81,83), and was assigned the shards [0, 1, 2]",
+        ),
     ],
 )
 def test_a_shard_that_is_left_out_or_doubled_after_a_death_is_named(recorded, shares, said):

@@ -56,7 +56,7 @@ def test_the_world_is_as_large_as_the_job_may_become(words, size, largest):
         ("--msrun --sim_level=1", "no simulation"),
         ("--msrun --bind_numa=True", "knows nothing of NUMA nodes"),
         ("-n 4", "-np N is how many workers there are"),
-        ("-np 4 --allow-run-as-root", "whoever it is may start a job"),
+        ("-np 4 --allow-run-as-root", "any user may start a job"),
         ("-np 4 --mca btl self", "sets up Open MPI"),
         ("-np 4 --output-filename log_output", "-logdir DIR keeps"),
     ],
@@ -79,7 +79,7 @@ def test_a_cluster_larger_than_the_world_is_refused():
     options = parse_command_line(["--msrun", "-np", "2", "-msrun-size", "3", *PROGRAM])
     first = options.hosts.first_cluster(2, options.ports, options.control_port, 0)
     options.hosts.check(first.resized(3, options.ports), first.workers)
-    with pytest.raises(HostError, match="4 workers are more than the 3 that -msrun-size tells the program of"):
+    with pytest.raises(HostError, match="4 workers: at most 3 workers by -msrun-size"):
         options.hosts.check(first.resized(4, options.ports), first.workers)
 
 

@@ -48,7 +48,7 @@ def look_for_the_next_controller(
         end=lambda *how: ends.append(how), has_ended=lambda: bool(ends), since=7,
     )  # fmt: skip
     loop = Loop()
-    assert loop.run_until_complete(search.next("a, which has the job, is gone", nothing)) is None
+    assert loop.run_until_complete(search.next("the head node a has ended", nothing)) is None
     loop.close()
     return ends[0]
 
@@ -62,7 +62,7 @@ def test_host_waits_for_a_store_that_is_full_or_away(monkeypatch: pytest.MonkeyP
 
     code, why = look_for_the_next_controller(monkeypatch, look)
     assert code == 1
-    assert "nobody else has it" not in why
+    assert "no other host has taken the job" not in why
 
 
 def test_host_whose_store_refuses_it_ends_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,4 +73,4 @@ def test_host_whose_store_refuses_it_ends_with_the_reason(monkeypatch: pytest.Mo
 
     code, why = look_for_the_next_controller(monkeypatch, look)
     assert code == 1
-    assert "nobody else has it (user 'u' may not read and write)" in why
+    assert "no other host has taken the job (user 'u' may not read and write)" in why

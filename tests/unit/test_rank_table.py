@@ -67,7 +67,7 @@ MISTAKES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda d: d.update(version="1.2"), 'version must be "1.0", the only one that is supported, got "1.2"'),
     (
         lambda d: d.update(status="initializing"),
-        'status is "initializing": whoever writes the table has not finished; wait for "completed"',
+        'status is "initializing": the table is not complete; wait for "completed"',
     ),
     (lambda d: d.pop("status"), 'status must be "completed", got nothing'),
     (

@@ -54,7 +54,7 @@ def needs(path, rate=0.1, *more, key, **others):
         ({"wait_s": math.inf}, ValueError, "wait_s=inf is no amount"),
         ({"wait_s": "10m"}, TypeError, "wait_s='10m' is no number"),
         ({"cpus_per_worker": -1}, ValueError, "cpus_per_worker=-1 is no amount"),
-        ({"cpus_per_worker": 0}, ValueError, "cpus_per_worker=0: a worker takes something"),
+        ({"cpus_per_worker": 0}, ValueError, "cpus_per_worker=0: a worker needs more than 0"),
         ({"address": 6379}, TypeError, "address=6379 is no text"),
     ],
 )
@@ -77,7 +77,7 @@ def test_a_function_goes_by_its_own_name():
 
 def test_ray_cluster_too_small_for_a_call_is_reported_in_the_calls_terms():
     told = too_small([Node("n", "10.0.0.1", {"CPU": 3.0})], {"CPU": 1.0}, 50, 50, 0, "a:1", True, ARGUMENTS)
-    assert told.startswith("num_workers=50 is more than the 3 workers that the Ray cluster at a:1 has room for")
+    assert told.startswith("num_workers=50 is more than the 3 workers that fit on the Ray cluster at a:1")
     assert "give a smaller num_workers, add nodes, or let it wait for some (wait_s=600)" in told
     assert told.endswith('; it was found running here: address="local" has a new one for this job alone')
 

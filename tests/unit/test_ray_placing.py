@@ -98,13 +98,13 @@ def test_remote_node_and_loopback_hosts_cannot_share_a_job():
 def test_the_sentence_for_a_cluster_that_is_too_small():
     needs = {"CPU": 1.0, "GPU": 1.0}
     assert too_small([node(1, CPU=3.0, GPU=2.0), node(2, CPU=1)], needs, 5, 4, 0, ADDRESS, False) == (
-        "-min-np 4 is more than the 2 workers that the Ray cluster at 10.0.0.1:6379 has room for: its 2 nodes have 4 "
+        "-min-np 4 is more than the 2 workers that fit on the Ray cluster at 10.0.0.1:6379: its 2 nodes have 4 "
         "CPU and 2 GPU free, and a worker takes 1 CPU and 1 GPU; give a smaller -min-np, add nodes, or let it wait for "
         "some (-wait 10m)"
     )
     told = too_small([node(1)], CPU, 4, 4, 30, ADDRESS, True)
     assert told.startswith(
-        "-np 4 is more than the 0 workers that the Ray cluster at 10.0.0.1:6379 has room for after 30 s: its 1 node has"
+        "-np 4 is more than the 0 workers that fit on the Ray cluster at 10.0.0.1:6379 after 30 s: its 1 node has"
     )
     assert told.endswith("; it was found running here: -address local has a new one for this job alone")
 
@@ -150,7 +150,7 @@ def test_other_flags_go_to_the_kungfu_run_of_each_node():
         (["-secret-file", "x"], "-secret-file and -engine"),
         (["-np", "2", "-min-np", "3"], "-np 2 is less than -min-np 3"),
         (["-np", "2", "-max-np", "1"], "-max-np 1 is less than -np 2"),
-        (["-cpus-per-worker", "0"], "a worker takes something of a node"),
+        (["-cpus-per-worker", "0"], "a worker needs more than 0"),
         (["-gpus-per-worker", "nan"], "'nan' is no amount"),
         (["-gpus-per-worker", "-1"], "'-1' is no amount"),
     ],

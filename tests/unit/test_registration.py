@@ -52,7 +52,7 @@ def test_host_like_the_head_node_may_take_part():
         ),
         (
             {"flags": {"-np": "3", "-H": "a:1,b:1"}},
-            "kungfu-run was told -np 3 on b, and 2 on a; give the same flags on all hosts",
+            "-np is 3 on b, and 2 on a; give the same flags on all hosts",
         ),
         ({"host": "a"}, "a is there already"),
     ],

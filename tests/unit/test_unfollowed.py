@@ -25,5 +25,5 @@ def test_program_is_not_blamed_while_the_store_is_away(awaits_store: bool, caplo
     watch._look_later = lambda *told: looks.append(told)
     with caplog.at_level("WARNING", "ms_kungfu"):
         watch._look(3, frozenset())
-    assert ("at step 13, have not followed it" in caplog.text) == (not awaits_store)
+    assert ("step=13. The workers have not followed it" in caplog.text) == (not awaits_store)
     assert len(looks) == awaits_store, "it looks again"

@@ -73,9 +73,15 @@ class NoiseScalePolicy(Policy):
         if not 0 <= improvement < 1:
             raise ValueError(f"improvement is a part between 0 and 1, got {improvement!r}")
         if min(patience, interval, probe) < 1 or min(min_measurements, warmup) < 0:
-            raise ValueError("patience, interval and probe are 1 or more, min_measurements and warmup 0 or more")
+            raise ValueError(
+                f"patience, interval and probe are 1 or more, min_measurements and warmup 0 or more, got {patience=}, "
+                f"{interval=}, {probe=}, {min_measurements=}, {warmup=}"
+            )
         if not max_step > 1 or not resize_time >= 0 or (horizon is not None and not horizon > 0):
-            raise ValueError("max_step is above 1, resize_time not negative, horizon positive")
+            raise ValueError(
+                f"max_step is above 1, resize_time not negative, horizon positive, got {max_step=}, {resize_time=}, "
+                f"{horizon=}"
+            )
         self._price, self._improvement, self._patience, self._interval = price, improvement, patience, interval
         self._min_measurements, self._resize_time, self._horizon = min_measurements, resize_time, horizon
         self._max_step, self._probe, self._warmup = max_step, probe, warmup
@@ -247,7 +253,8 @@ class NoiseScaleLearningRate(Policy):
     ) -> None:
         if not max_learning_rate > 0 or not 0 < exponent <= 1 or not 0 <= tolerance < 1 or interval < 1:
             raise ValueError(
-                "max_learning_rate is positive, exponent and tolerance lie between 0 and 1, interval is 1+"
+                "max_learning_rate is positive, exponent and tolerance lie between 0 and 1, interval is 1 or more, got "
+                f"{max_learning_rate=}, {exponent=}, {tolerance=}, {interval=}"
             )
         self._max, self._exponent, self._tolerance = max_learning_rate, exponent, tolerance
         self._interval, self._min_measurements = interval, min_measurements

@@ -30,7 +30,9 @@ class StragglerPolicy(Policy):
         if not slowdown > 1:
             raise ValueError(f"slowdown is a factor above 1, got {slowdown!r}")
         if patience < 1 or min_size < 1 or warmup < 0:
-            raise ValueError("patience and min_size are 1 or more, warmup is 0 or more")
+            raise ValueError(
+                f"patience and min_size are 1 or more, warmup is 0 or more, got {patience=}, {min_size=}, {warmup=}"
+            )
         self._slowdown, self._patience, self._min_size, self._warmup = slowdown, patience, min_size, warmup
         self._slow_for: dict[int, int] = {}  # rank -> steps in a row
 

@@ -57,7 +57,7 @@ class ThroughputPolicy(Policy):
         if not 0 < efficiency <= 1:
             raise ValueError(f"efficiency is a part of the ideal gain, above 0 and at most 1, got {efficiency!r}")
         if window < 1 or warmup < 0:
-            raise ValueError("window is 1 step or more, warmup 0 or more")
+            raise ValueError(f"window is 1 step or more, warmup 0 or more, got {window=}, {warmup=}")
         if drop is not None and not 0 < drop < 1:
             raise ValueError(f"drop is a part between 0 and 1, or None, got {drop!r}")
         self._sizes = candidates(min_size, max_size, sizes)

@@ -131,7 +131,7 @@ class Agent:
             head.on_bug(loop, context)  # it ends the job
             return
         error = context.get("exception")
-        _log.error("internal error: %s", context["message"], exc_info=error)
+        _log.error('internal error: where=agent error="%s"', context["message"], exc_info=error)
         self._end(1, f"{PROGRAM}: internal error: {context['message'] if error is None else bug(error)}")
 
     # ---- serving ----
@@ -235,7 +235,7 @@ class Agent:
                     await self.own.wait()
                     self._end(1, f"{PROGRAM}: {trouble}; the workers here are ended")
                     return
-                _log.warning("%s; the workers here go on with the next one", trouble)
+                _log.warning('controller lost: reason="%s". The workers here go on with the next one', trouble)
                 self._host.wait_for_a_controller()
                 channel = await succession.next(trouble, self._host)
                 words = m.Agent(self._registration, report=self._host.report()) if succession.is_known else joining
@@ -254,9 +254,9 @@ class Agent:
             self._begin(channel, registered, begun)
             succession.since = registered.lease
             if head != self._registration.host:
-                _log.info("this host takes part in the job of %s", head)
+                _log.info("host registered: head_node=%s", head)
             if registered.warning:
-                succession.warn_once(printable(registered.warning))
+                succession.warn_once(f'hosts differ: host={head} reason="{printable(registered.warning)}"')
             while not self._ended.done():
                 self._obey(await channel.receive(m.FROM_CONTROLLER))
             # The sockets close before the controller does: a worker that asks has exited by now, or is about to.
@@ -265,13 +265,14 @@ class Agent:
         except ProtocolError as error:
             return f"{head} says what isn't understood: {error}"
         except OSError as error:
-            return f"{PROGRAM} on {head}, which has the job, is gone ({error.strerror or error})"
+            return f"{PROGRAM} on {head}, the head node, has ended ({error.strerror or error})"
         except StartError:
             raise
         except Exception as error:  # the connection to this controller has ended, as by any other mistake it makes
             _log.error(
-                "internal error: message from %s: %r; the launcher closes the connection", head, error, exc_info=error
-            )
+                'internal error: where=message from=%s error="%r". The launcher closes the connection',
+                head, error, exc_info=error,
+            )  # fmt: skip
             return f"internal error: message from {head}: {error!r}"
         return ""
 
@@ -324,7 +325,7 @@ class Agent:
         if self.own.for_ever is not None:
             return  # its result says more
         if said.left:
-            _log.info("this host has left the job")
+            _log.info("host left: host=this")
         self._end(said.code, said.words or "")
 
     def _watch_controller(self, channel: AnyChannel, leases: Leases) -> None:

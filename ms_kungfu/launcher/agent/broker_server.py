@@ -89,7 +89,7 @@ class BrokerServer(Server[WorkerChannel]):
         return WorkerChannel(connection)
 
     def _troubled(self, error: OSError) -> None:
-        _log.warning("a worker can't be heard for now: %s", error)
+        _log.warning('accept failed: from=workers error="%s"', error)
 
     async def _serve(self, channel: WorkerChannel) -> bool:
         reading: asyncio.Task[tuple[m.ToBroker, list[int]]] | None = None

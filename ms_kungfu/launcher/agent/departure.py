@@ -47,7 +47,10 @@ class Departure:
             self.is_leaving = True
             self._tell(m.Leave())
             limit_s = self.options.leave_grace_s
-            _log.info("this host leaves the job: its workers do after their step, within %g s (-leave-grace)", limit_s)
+            _log.info(
+                "host leaving: host=%s limit_s=%g. Its workers leave after their step (-leave-grace)",
+                self.options.host.name, limit_s,
+            )  # fmt: skip
             late = f"{PROGRAM}: interrupted by SIGTERM, and the controller has not let this host go"
             self._end_later(limit_s + _LET_GO_S, number, late)
             return

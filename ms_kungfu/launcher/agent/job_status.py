@@ -43,7 +43,7 @@ class JobStatusAnswer:
         if not self.is_connected():
             if self.succession.since is None:
                 return outline(self.options, JobState.STARTING, f"waits for {PROGRAM} on {head}", self.started_at)
-            why = f"{head}, which had the job, is gone; this host waits for the next controller"
+            why = f"the controller on {head} has failed; this host waits for the next controller"
             return outline(self.options, JobState.RUNNING, why, self.started_at)
         number = next(self._numbers)
         answer = self._questions[number] = asyncio.get_running_loop().create_future()

@@ -66,10 +66,10 @@ class OwnController:
         if isinstance(error, StartError):
             self.fail(error)
         elif error is not None:
-            _log.error("internal error: the job can't be led", exc_info=error)
+            _log.error("internal error: where=controller", exc_info=error)
             self.end(1, f"{PROGRAM}: internal error: {bug(error)}")
         elif controller.has_left:
-            _log.info("this host has left the job")
+            _log.info("host left: host=this")
             self.end(0, "")
         elif not controller.moves:
             self.has_ended = True

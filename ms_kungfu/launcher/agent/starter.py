@@ -34,7 +34,7 @@ def find_devices(options: Options, machine: Machine) -> Devices:
     except (DeviceListError, RankTableError) as error:
         raise StartError(str(error)) from None
     if options.allow_nvlink and found.kind is not GPU:
-        _log.warning("-allow-nvlink changes nothing: the job has no GPUs")
+        _log.warning('flag ignored: flag=-allow-nvlink reason="the job has no GPUs"')
     return found
 
 
@@ -44,7 +44,7 @@ def serve_status(machine: Machine, supervisor: Supervisor, answer: Answer) -> Ca
     try:
         server = machine.serve_status(answer)
     except (OSError, SecretFileError) as error:
-        _log.warning("kungfu-run status won't find this job: %s", error)
+        _log.warning('status unavailable: error="%s". kungfu-run status does not list this job', error)
         return lambda: None
     supervisor.remove_at_end(server.path, server.inode)
     return server.close
@@ -85,8 +85,8 @@ class Starter:
         allowed = self.machine.allowed_cores() if launch.cores else []
         if launch.cores and not set(launch.cores).intersection(allowed):
             _log.warning(
-                "worker %d starts unpinned: host=%s cores=%s allowed=%s", launch.rank, self.name,
-                ",".join(map(str, launch.cores)), ",".join(map(str, allowed)),
+                "worker unpinned: rank=%d host=%s cores=%s allowed=%s",
+                launch.rank, self.name, ",".join(map(str, launch.cores)), ",".join(map(str, allowed)),
             )  # fmt: skip
             return ()
         return launch.cores

@@ -74,10 +74,10 @@ class Succession:
     def joins_one_that_moves(self) -> bool:
         return self.options.joins and moves(self.options)
 
-    def warn_once(self, sentence: str) -> None:
-        if sentence not in self._told:
-            self._told.add(sentence)
-            _log.warning("%s", sentence)
+    def warn_once(self, line: str) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            _log.warning(line)
 
     def _keys(self) -> LeadershipKeys:
         return self.machine.open_leadership(str(self.options.config_server), timeout_s=self.lease_s / 2)
@@ -96,7 +96,7 @@ class Succession:
         options, machine = self.options, self.machine
         if not self.obeys_itself:
             head_name = options.hosts.head.name
-            _log.info("calling %s, which has the job, for %g s (KUNGFU_JOIN_TIMEOUT)", head_name, wait_s)
+            _log.info("registering: head_node=%s KUNGFU_JOIN_TIMEOUT=%g", head_name, wait_s)
         if self.joins_one_that_moves:
             return await self.to_join(wait_s)
         if self.obeys_itself:
@@ -120,14 +120,14 @@ class Succession:
         self.silence = why
         if self.calls_for_s() >= _PATIENCE_S:
             head, port = self.options.hosts.head.name, self.options.control_port
-            self.warn_once(f"no answer from {head}:{port} so far: {why}; {remedy_for(why, port)}")
+            self.warn_once(f'no answer: hosts={head}:{port} reason="{why}". Remedy: {remedy_for(why, port)}')
 
     async def to_join(self, wait_s: float) -> AnyChannel:
         """The same, of a running job; the controller that told this host how to join may have failed by now."""
         url, loop = str(self.options.config_server), asyncio.get_running_loop()
         keys, deadline = self._keys(), loop.time() + wait_s
         while True:
-            trouble = "nobody has the job"
+            trouble = "no host has the job"
             try:
                 found = await self.machine.in_thread(keys.look)
                 snapshot = None if found.snapshot is None else LeaderSnapshot.from_json(found.snapshot)
@@ -139,7 +139,7 @@ class Succession:
             except (OSError, asyncio.TimeoutError, StoreUnreachableError) as error:
                 trouble = str(error) or f"{self.head_name} doesn't answer"
             except (ProtocolError, ConfigServerError) as error:
-                raise StartError(f"who has the job of {url} can't be told: {error}") from None
+                raise StartError(f"the host that has the job of {url} is unknown: {error}") from None
             if loop.time() > deadline:
                 raise StartError(f"{trouble}, within {wait_s:g} s (KUNGFU_JOIN_TIMEOUT); is the job of {url} running?")
             await asyncio.sleep(_LOOK_S)
@@ -162,8 +162,8 @@ class Succession:
         await channel.flushed()
         if not is_in_a_job and asking.host != own.head.name:
             self.warn_once(
-                f"{PROGRAM} was told -H {asking.hosts} on {asking.host} and waits there for this host, which calls "
-                f"{own.head.name}; here it is {own}. Give the same -H, in the same order, on all hosts"
+                f'hosts differ: host={asking.host} reason="{PROGRAM} waits there as head node of -H {asking.hosts}, '
+                f'here it has -H {own}". Give the same -H, in the same order, on all hosts'
             )
 
     # ---- the next controller ----
@@ -184,7 +184,7 @@ class Succession:
                 try:
                     snapshot = LeaderSnapshot.from_json(found.snapshot)
                 except ProtocolError as error:
-                    self.end(1, f"{PROGRAM}: who has the job can't be told: {error}; the workers here are ended")
+                    self.end(1, f"{PROGRAM}: the host that has the job is unknown: {error}; the workers here are ended")
                     return None
                 if why := self._is_over_for(snapshot, host):
                     self.end(*why)
@@ -193,20 +193,22 @@ class Succession:
                     return channel
             except (StoreFullError, StoreUnreachableError) as error:  # a full one takes no new lease: while that lasts
                 deadline = loop.time() + patience_s
-                self.warn_once(f"{error}: nobody can take the job, and the workers here go on as far as they can")
+                self.warn_once(
+                    f'store unavailable: error="{error}". No host can take the job; the workers here go on if they can'
+                )
             except (OSError, asyncio.TimeoutError, LeadershipLostError):
                 pass
             except ConfigServerError as error:  # a refusal doesn't mend itself
                 refused = str(error)
                 self.warn_once(
-                    f"{error}: this host can't take the job, and its workers are ended if that lasts for "
-                    f"{patience_s:g} s ({env.JOIN_TIMEOUT.name})"
+                    f'takeover failed: error="{error}". The workers here are ended if that lasts for {patience_s:g} s '
+                    f"({env.JOIN_TIMEOUT.name})"
                 )
             except ProtocolError as error:
-                self.warn_once(f"who has the job of {url} can't be told: {error}")
+                self.warn_once(f'takeover failed: url={url} error="{error}"')
             await asyncio.sleep(_LOOK_S)
         reason = f" ({refused})" if refused else ""
-        words = f"{PROGRAM}: {trouble}, and nobody else has it{reason}; the workers here are ended"
+        words = f"{PROGRAM}: {trouble}, and no other host has taken the job{reason}; the workers here are ended"
         self.end(self.departure.exit_code, words)
         return None
 
@@ -229,7 +231,7 @@ class Succession:
         own, codes = self.options.host.name, host.workers.exit_codes()
         has_begun = snapshot.versions.committed is not None or snapshot.end is not None
         if snapshot.job != host.job or not has_begun:
-            return 1, f"{PROGRAM}: {self.head_name}, which had the job, is gone, and the job with it"
+            return 1, f"{PROGRAM}: {self.head_name}, which had the job, has failed, and the job with it"
         if self.departure.is_leaving and own not in snapshot.present and codes == {0}:
             return 0, ""  # which the controller couldn't say any more
         # If a controller fails before it is on record that this host has joined, the host has no workers yet, and joins
@@ -252,7 +254,7 @@ class Succession:
         self._lease = self._lease or LeadershipLease(keys, own, self.lease_s)
         lease, snapshot = self._lease, snapshot.taken_by(own)
         await self.machine.in_thread(lambda: lease.take(found, snapshot.to_json()))
-        _log.warning("this host has the job from now on")
+        _log.info("leadership taken: host=%s", own)
         self._lease = None
         term = Term(keys, lease, snapshot, host.secret, self._started_at)
         self.lead(replace(options, hosts=snapshot.hosts_of(options)), term)

@@ -128,7 +128,7 @@ class Supervisor:
         # Finds something only where the supervisor was killed, or has had no more patience.
         for pid in kill_descendants(_PATIENCE_S / 10):
             why = "gets no core to end on" if waits_for_a_core(pid) else "hangs in the kernel"
-            _log.warning("process %d can't be killed now (it %s) and is left behind", pid, why)
+            _log.warning('process left behind: pid=%d reason="can\'t be killed now: it %s"', pid, why)
 
 
 def kill_descendants(patience_s: float = _PATIENCE_S) -> list[int]:

@@ -147,7 +147,7 @@ class Controller:
             before_first=self._acquire,
         )
         if instead := what_is_done_instead(options.strategy, options.hosts.is_several):
-            _log.warning("%s", instead)
+            _log.warning('strategy: reason="%s"', instead)
         remote = self._expect_hosts(start, start.first)
         await remote.gather(start.join_timeout_s)
         manager = job.manager = self._new_manager(remote)
@@ -298,7 +298,7 @@ class Controller:
     def on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """An exception in a callback of the loop: a job that is not looked after must not go on."""
         error = context.get("exception")
-        _log.error("internal error: %s", context["message"], exc_info=error)
+        _log.error('internal error: where=controller error="%s"', context["message"], exc_info=error)
         what = context["message"] if error is None else policy.bug(error)
         self.course.end(Verdict(Action.FAIL, f"internal error: {what}", 1))
 

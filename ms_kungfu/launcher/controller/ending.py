@@ -57,7 +57,7 @@ class EndOfWorkers:
             if process.host != host or process.is_ending:
                 continue
             if self.processes.standing(process) is Standing.LEAVING:
-                _log.warning("%s, which has left the cluster, is ended: %s", process.who, reason)
+                _log.warning('worker dismissed: %s reason="it has left the cluster, and %s"', process.who, reason)
                 self.dismiss(process)
             else:
                 self.kill(process, f"{reason} and was killed")
@@ -90,7 +90,9 @@ class EndOfWorkers:
         for process in self.processes.of_standing(Standing.MEMBER):
             if process.peer in peers and process.peer in told and not process.told_again:
                 process.told_again = True
-                _log.warning("%s was told to end, and nobody else is left to go on: it ends now", process.who)
+                _log.warning(
+                    'worker dismissed: %s reason="it got SIGTERM, and no other worker is left to go on"', process.who
+                )
                 self._signal(signal.SIGTERM, process)
 
     def dismiss(self, process: Process) -> None:
@@ -103,13 +105,13 @@ class EndOfWorkers:
         """Dismiss those of the `joining` processes that a newer version does without."""
         for process in joining:
             if self.processes.standing(process) is Standing.LEAVING and not process.is_ending:
-                _log.info("%s is not needed any more", process.who)
+                _log.info('worker dismissed: %s reason="not needed any more"', process.who)
                 self.dismiss(process)
 
     def clear_slots(self) -> None:
         """Dismiss removed workers that still run if another worker needs their port or device."""
         for process in self.processes.in_the_way():
-            _log.warning("%s, which has left the cluster, is ended: its place is needed", process.who)
+            _log.warning('worker dismissed: %s reason="it has left the cluster, and its slot is needed"', process.who)
             self.dismiss(process)
 
     def _signal(self, number: int, process: Process) -> None:

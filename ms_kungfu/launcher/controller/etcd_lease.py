@@ -103,8 +103,10 @@ class EtcdLease:
                 trouble = self._taken()
                 if not told:
                     told, deadline = True, now + patience_s
-                    who = f"which {found.holder} has" if found.holder else "whose controller has gone"
-                    _log.info("waiting for the last job of %s, %s, to be over, for %.0f s", self._url, who, patience_s)
+                    _log.info(
+                        "waiting for the last job: url=%s holder=%s limit_s=%.0f",
+                        self._url, found.holder or "none", patience_s,
+                    )  # fmt: skip
             except StoreUnreachableError as error:
                 trouble = error.question
             except ConfigServerError as error:
@@ -198,7 +200,7 @@ class EtcdLease:
                     self._on_new_lease()
         except LeadershipGoneError as error:
             self.is_gone = True
-            self._lose_lease(f"{error}: nobody decides for the job any more", str(error))
+            self._lose_lease(f"{error}: no host decides for the job any more", str(error))
         except LeadershipLostError as error:
             self._lose_lease(f"{error}: another host decides for the job from now on")
 
@@ -254,7 +256,8 @@ class EtcdLease:
                 if not told:
                     told = True
                     _log.warning(
-                        "%s; changes and recoveries wait until the store answers, and no deadline of a worker runs",
+                        'store unavailable: error="%s". Changes and recoveries wait until the store answers, and no '
+                        "deadline of a worker runs",
                         error,
                     )
                 await asyncio.sleep(RENEW_S)
@@ -288,7 +291,7 @@ class EtcdLease:
     def _lose_lease(self, sentence: str, reason: str = "another host has the job") -> None:
         if not self.has_stepped_down:
             self.has_stepped_down = True
-            _log.warning("%s", sentence)
+            _log.warning('leadership lost: reason="%s"', sentence)
             self._on_step_down(reason)
 
     async def step_down(self) -> None:

@@ -60,7 +60,7 @@ class WorkerFailures:
         if dismissed:
             code = 0  # the controller's own doing, and logged already
         elif not self.is_over and code == 0 and process.peer is not None:
-            _log.info("%s %s", who, policy.how_it_ended(code))
+            _log.info("worker exited: %s code=%d", who, code)
         if finished:
             job.course.finishes()
             coordinator.member_finished(who)
@@ -74,11 +74,11 @@ class WorkerFailures:
             return
         if not self._settle(verdict):
             if code != 0 and logs and not job.course.has_ended_well:
-                _log.info("what %s wrote: %s", who, logs)
+                _log.info('worker logs: %s files="%s"', who, logs)
             return
         if code != 0 and standing in (Standing.MEMBER, Standing.JOINING):
             if coordinator.member_failed(who, code, error, logs):
-                _log.warning("the program of %s failed; the job will end with %d", who, code)
+                _log.warning("program failed: %s exit_code=%d. The job will end with this code", who, code)
         self._continue_without(process, standing, verdict, counted_on)
 
     def _settle(self, verdict: Verdict) -> bool:

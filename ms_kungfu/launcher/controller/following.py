@@ -49,25 +49,27 @@ class FollowWatch:
         absent = frozenset(process.who for process in self._members_yet_to_join())
         if absent - told:
             _log.warning(
-                "cluster version %d waits: members of the present one haven't joined that yet: %s. A worker joins at "
-                "its first collective, or when it begins to train", version, ", ".join(sorted(absent)),
+                'change waits: version=%d not_joined="%s". These members of the present cluster have not '
+                "joined it yet. A worker joins at its first collective, or when it begins to train",
+                version, ", ".join(sorted(absent)),
             )  # fmt: skip
         if absent:  # no member can look for a change before all have joined
             self._look_later(version, told | absent)
         elif steps := self._steps_of_members():
             _log.warning(
-                "cluster version %d waits: for %g s the workers, which are at step %d, have not followed it. They "
-                "follow a change at the end of a step. With ElasticTraining.epochs() and no dataset= they do at the "
+                "change waits: version=%d seconds=%g step=%d. The workers have not followed it. They follow a"
+                " change at the end of a step. With ElasticTraining.epochs() and no dataset= they do at the "
                 "end of each epoch but the last one, in a loop under --msrun at the end of a pass: "
                 "docs/elastic-training.md",
                 version, _UNFOLLOWED_S, max(steps),
             )  # fmt: skip
         else:
             _log.warning(
-                "cluster version %d waits: for %g s no worker has looked for it. A program follows changes that has "
-                "KungFuElasticCallback or ElasticTraining count its steps; in one that only reduces (ms_kungfu.comm) "
-                "new workers wait until the job ends, or `kungfu-run resize` wants the present size again: see "
-                "docs/change-a-program.md", version, _UNFOLLOWED_S,
+                "change waits: version=%d seconds=%g. No worker has looked for it. A program follows changes "
+                "if KungFuElasticCallback or ElasticTraining counts its steps. In one that only reduces "
+                "(ms_kungfu.comm) new workers wait until the job ends, or until `kungfu-run resize` requests "
+                "the present size again: docs/change-a-program.md",
+                version, _UNFOLLOWED_S,
             )  # fmt: skip
 
     def _steps_of_members(self) -> list[int]:
@@ -105,4 +107,4 @@ class CopiesWatch:
         size, seconds = self.size(), self.clock() - self._since
         if size > 1 and seconds >= _TRAINS_S:
             self._since = None
-            _log.warning("%s", policy.copies(size, seconds, ended))
+            _log.warning("misuse: check=join. %s", policy.copies(size, seconds, ended))

@@ -54,8 +54,8 @@ class HostGathering:
                 if others and others != told:
                     told = others
                     _log.info(
-                        "waiting for %s on %s, for %.0f s (KUNGFU_JOIN_TIMEOUT)",
-                        PROGRAM, ", ".join(others), max(0.0, deadline - self._loop.time()),
+                        "waiting for hosts: hosts=%s KUNGFU_JOIN_TIMEOUT=%.0f",
+                        ",".join(others), max(0.0, deadline - self._loop.time()),
                     )  # fmt: skip
                 self.news.clear()
                 if self._other_head_node:
@@ -139,7 +139,7 @@ class HostGathering:
                 told.add((name, why))
                 by_reason.setdefault(why, []).append(f"{name}:{port}")
         for why, places in by_reason.items():
-            _log.warning("no answer from %s so far: %s; %s", ", ".join(places), why, remedy_for(why, port))
+            _log.warning('no answer: hosts=%s reason="%s". Remedy: %s', ",".join(places), why, remedy_for(why, port))
 
     async def _ask(self, host: Host) -> None:
         options, why = self.options, ""
@@ -161,7 +161,7 @@ class HostGathering:
                 )
             elif answer.calls != self.name:
                 why = (
-                    f"{PROGRAM} was told -H {answer.hosts} on {host.name} and calls {answer.calls}; here it is "
+                    f"{PROGRAM} on {host.name} has -H {answer.hosts} and calls {answer.calls}; here it is "
                     f"{options.hosts}. Give the same -H, in the same order, on all hosts"
                 )
             elif answer.for_s > _CALLS_IN_VAIN_S:
@@ -179,7 +179,7 @@ class HostGathering:
             why = f"{host.name}:{options.control_port} answers, but wrongly: {error!r}"
         if why and self._rejected.get(host.name) != why:
             self._rejected[host.name] = why
-            _log.warning("%s", why)
+            _log.warning('host rejected: host=%s reason="%s"', host.name, why)
 
     def _meet_another_head_node(self, name: str, hosts: str) -> None:
         own = self.options.hosts
@@ -199,4 +199,4 @@ class HostGathering:
 
     def reject(self, host: str, why: str) -> None:
         self._rejected[host] = why
-        _log.warning("%s%s", why, self.then())
+        _log.warning('host rejected: host=%s reason="%s"%s', host, why, self.then())

@@ -80,7 +80,7 @@ class HangingWorkers:
         reason = self.broker.facts.gave_up(process.peer, process.incarnation)
         if reason:
             process.to(WorkerState.FAILING)
-            _log.warning("%s can't go on: %s; the others wait for its end", process.who, reason)
+            _log.warning('worker failing: %s reason="%s". The others wait for its end', process.who, reason)
             self._loop.call_later(_FAILING_S, self._end_failing, process, reason)
 
     def _end_failing(self, process: Process, reason: str) -> None:

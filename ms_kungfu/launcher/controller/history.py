@@ -93,5 +93,5 @@ def _who(cluster: Cluster, job: str, removed: Sequence[str]) -> str:
     if cluster.writer == job:
         return "the launcher"
     if cluster.writer == WRITER_WHO_EVICTS:
-        return f"somebody else asked for it: kungfu-run evict, of {' and '.join(removed) or 'nobody who was there'}"
-    return "somebody else asked for it: kungfu-run resize, or another client"
+        return f"requested from outside: kungfu-run evict, of {' and '.join(removed) or 'no member'}"
+    return "requested from outside: kungfu-run resize, or another client"

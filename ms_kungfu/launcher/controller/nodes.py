@@ -72,7 +72,7 @@ class JobNodes:
                 job.manager.forget_processes_on(name)
             job.course.settle(policy.host_lost(lost, self.exit_code))
         elif not job.course.is_over:
-            _log.warning("host %s is lost: %s", name, reason)
+            _log.warning('host lost: host=%s reason="%s"', name, reason)
             job.history.note(f"host {name} is lost: {reason}")
             self.snapshot.once_noted(name, lambda: self._lose(name, reason))
 
@@ -106,7 +106,7 @@ class JobNodes:
         hosts = self.hosts
         if name in hosts.leaving or name in hosts.lost:
             return
-        _log.warning("host %s is leaving (SIGTERM): its workers do after this step", name)
+        _log.warning("host leaving: host=%s reason=SIGTERM. Its workers leave after this step", name)
         job.history.note(f"host {name} is leaving")
         job.coordinator.hosts = hosts.letting_go(name)
         self._graces[name] = job.loop.call_later(job.options.leave_grace_s, self._on_grace_over, name)
@@ -148,7 +148,7 @@ class JobNodes:
             self.snapshot.once_noted(name, functools.partial(self._let_go, name))
 
     def _let_go(self, name: str) -> None:
-        _log.info("host %s has left the job", name)
+        _log.info("host left: host=%s", name)
         self._forget(name, "it has left the job")
         if name == self.job.options.hosts.self_name:
             self.job.in_background(self.leave())
@@ -191,10 +191,10 @@ class JobNodes:
 
     def host_joined(self, host: Host, agent: AgentHandle) -> None:
         job = self.job
-        how = "come back to" if host.name in self.hosts.names else "joined"
+        is_back = host.name in self.hosts.names
         job.coordinator.hosts = self.hosts.joined_by(host)
         job.workers.add_agent(agent)
         self.snapshot.note_soon()
-        _log.info("host %s has %s the job, with %s", host.name, how, counted(host.slots or 0, "slot"))
-        job.history.note(f"host {host.name} has {how} the job")
+        _log.info("host joined: host=%s slots=%d rejoined=%s", host.name, host.slots or 0, "yes" if is_back else "no")
+        job.history.note(f"host {host.name} has {'come back to' if is_back else 'joined'} the job")
         job.revisions.write()  # the store tells of its slots: a client that resizes the job fills them

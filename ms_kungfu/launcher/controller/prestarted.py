@@ -111,7 +111,7 @@ class PrestartedWorkers:
             self._timer = asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self.keep)
 
     def _end(self, process: Process) -> None:
-        _log.info("%s is not needed any more", process.who)
+        _log.info('worker dismissed: %s reason="not needed any more"', process.who)
         self.ending.dismiss(process)
 
     def _start(

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.controller.agents import AgentHandle
 from ms_kungfu.launcher.controller.broker import Broker
@@ -171,11 +170,13 @@ class ProcessTable:
         name = devices.name_of(chosen)
         if name is not None and chosen in staying:
             _log.warning(
-                "%s is shared by %d workers: the job has %s for %s%s",
-                name, staying.count(chosen) + 1, counted(len(devices.each), "device"),
-                counted(sum(worker.host == host for worker in cluster.workers), "worker"),
-                f" on {host}" if len(self._agents) > 1 else "",
-            )  # fmt: skip
+                'device shared: device="%s" host=%s workers=%d devices=%d host_workers=%d',
+                name,
+                host,
+                staying.count(chosen) + 1,
+                len(devices.each),
+                sum(worker.host == host for worker in cluster.workers),
+            )
         return chosen
 
     def in_the_way(self) -> list[Process]:

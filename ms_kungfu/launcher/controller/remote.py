@@ -208,10 +208,10 @@ class RemoteHosts:
         if self._holds_deadlines:
             agent.send(m.Hold(True))
         if agent.name != self.name:
-            _log.info("host %s is there: %s", agent.name, counted(len(registration.cores), "core"))
+            _log.info("host registered: host=%s cores=%d", agent.name, len(registration.cores))
         if warning and warning not in self._warned:
             self._warned.add(warning)
-            _log.warning("%s", warning)
+            _log.warning('hosts differ: host=%s reason="%s"', agent.name, warning)
         if self._last_words is not None:
             agent.send(self._last_words)
         if joining is not None:
@@ -250,7 +250,7 @@ class RemoteHosts:
             self.events.host_lost(agent.name, why)
         else:  # it may come again, but not to a controller that it has left because that stood still
             self.was_left = self.was_left or self.events.has_stood_still
-            _log.warning("%s", why)
+            _log.warning('host lost: host=%s reason="%s"', agent.name, why)
             del self.agents[agent.name]
             self.told.pop(agent.name, None)
             self.gathering.news.set()

@@ -219,7 +219,7 @@ class RemoteAgent:
         except OSError as error:
             if self._farewell:
                 return f"{self._farewell}, and it has ended its workers"
-            return f"{PROGRAM} on host {self.name} is gone ({error.strerror or error}), and its workers with it"
+            return f"{PROGRAM} on host {self.name} has ended ({error.strerror or error}), and its workers with it"
         except asyncio.CancelledError:
             self.give_up("the job is over")
             raise
@@ -231,7 +231,7 @@ class RemoteAgent:
         if isinstance(error, ProtocolError):
             return f"{PROGRAM} on host {self.name} says what isn't understood: {error}"
         _log.error(
-            "internal error: message from host %s: %r; the launcher closes the connection",
+            'internal error: where=message from=%s error="%r". The launcher closes the connection',
             self.name, error, exc_info=error,
         )  # fmt: skip
         return f"internal error: message from {PROGRAM} on host {self.name}: {error!r}"
@@ -299,7 +299,7 @@ class RemoteAgent:
         try:
             broker.serve(asker, message)
         except Exception as error:  # the worker gets no answer; the host and the job go on
-            _log.error("internal error: a worker of host %s isn't answered", self.name, exc_info=error)
+            _log.error("internal error: where=answer to=%s", self.name, exc_info=error)
             asker.end()
 
     def answer(self, number: int, message: m.FromJobBroker | None) -> None:

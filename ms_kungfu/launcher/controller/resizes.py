@@ -6,7 +6,6 @@ import contextlib
 import logging
 from dataclasses import dataclass, replace
 
-from ms_kungfu._words import counted
 from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster
 from ms_kungfu.launcher.controller.context import JobContext
 from ms_kungfu.launcher.controller.failures import WorkerFailures
@@ -49,7 +48,7 @@ class Resizes:
             return None
 
     def drop_joining(self, reason: str) -> None:
-        _log.error("no new worker is started: %s", reason)
+        _log.error('resize failed: reason="%s". No new worker is started', reason)
         self.job.coordinator.vacant.clear()
 
     # ---- what the store has ----
@@ -64,7 +63,7 @@ class Resizes:
         elif server is not None and not job.course.is_over and not coordinator.finishing:
             desired = coordinator.newest
             again = replace(desired.following(desired.workers), version=server.store.version + 1)
-            _log.warning("config server: the deleted cluster is put back version=%d", again.version)
+            _log.warning('cluster restored: version=%d reason="a client deleted it"', again.version)
             with contextlib.suppress(HostError):  # all its workers have failed: the revision without them follows
                 server.put(again.to_json(), job.begun.writer)
 
@@ -75,7 +74,7 @@ class Resizes:
         except HostError:
             raise
         except Exception as error:
-            _log.exception("cluster version %d is refused: internal error", cluster.version)
+            _log.exception("internal error: where=check version=%d", cluster.version)
             raise HostError(f"internal error: {policy.bug(error)}") from error
 
     def _check(self, cluster: Cluster) -> None:
@@ -97,24 +96,28 @@ class Resizes:
         if cluster.version <= coordinator.last_version or job.course.is_over:
             return
         if not job.options.watch:
-            _log.warning("the config server has a new cluster, which needs -w to be followed")
+            _log.warning(
+                'cluster ignored: version=%d workers=%d reason="the job has no -w"', cluster.version, cluster.size
+            )
             return
         if not job.has_begun:
             self._early = cluster
-            size = counted(cluster.size, "worker")
-            _log.info("cluster version %d is desired: %s, once the job has begun", cluster.version, size)
+            _log.info(
+                "cluster desired: version=%d workers=%d. The job takes it up once it has begun",
+                cluster.version, cluster.size,
+            )  # fmt: skip
             return
         workers, broker, writer = job.workers, job.workers.broker, job.begun.writer
         coordinator.last_version = cluster.version
         try:
             self.check(cluster)
         except HostError as error:  # a config server of its own does not know this host
-            _log.error("cluster version %d is refused: %s", cluster.version, error)
+            _log.error('cluster rejected: version=%d reason="%s"', cluster.version, error)
             broker.refuse(cluster.version, str(error))
             job.history.desired(cluster, coordinator.newest, writer, refused=str(error))
             job.revisions.write()
             return
-        _log.info("cluster version %d is desired: %s", cluster.version, counted(cluster.size, "worker"))
+        _log.info("cluster desired: version=%d workers=%d", cluster.version, cluster.size)
         job.history.desired(cluster, coordinator.newest, writer)
         workers.warn_of_crowd(cluster)
         living, joining = workers.processes.living_members(), workers.processes.of_standing(Standing.JOINING)

@@ -62,7 +62,9 @@ class Revisions:
             except ConfigServerError as error:
                 if str(error) != trouble:
                     trouble = str(error)
-                    _log.warning("%s; the workers go on, and it is told of the change later", error)
+                    _log.warning(
+                        'store unavailable: error="%s". The workers go on; the store receives the change later', error
+                    )
                 await asyncio.sleep(_RETRY_S)
 
     async def _write(self, cluster: Cluster) -> None:
@@ -145,20 +147,18 @@ class StoreWatcher:
                 if not reachable:
                     self._restore(known)
                     reachable, trouble = True, ""
-                    _log.info("the config server %s is back", self.store.url)
+                    _log.info("store available: url=%s", self.store.url)
                 found = self.store.watch(known.version, _LONG_POLL_S)
                 if found is not None and not self._stopped:
                     self.on_cluster(found)
                 elif self.puts_back and not self._stopped and self.store.get() is None:
                     self._put_back(known)
-                    _log.warning(
-                        "the config server %s had lost the job's cluster, which is there again", self.store.url
-                    )
+                    _log.warning('cluster restored: url=%s reason="the config server lost it"', self.store.url)
             except ConfigServerError as error:
                 reachable = reachable and not isinstance(error, StoreUnreachableError)
                 if str(error) != trouble and not self._stopped:
                     trouble = str(error)
-                    _log.warning("%s; the job goes on, changes of the cluster have to wait", error)
+                    _log.warning('store unavailable: error="%s". The job goes on; changes of the cluster wait', error)
                 self.machine.sleep(_RETRY_S)
                 continue
             if found is None and self.machine.monotonic() - begin < _RETRY_S:

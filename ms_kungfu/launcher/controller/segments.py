@@ -46,7 +46,7 @@ class Segments:
         if segment is None:
             lost = self._versions.lost_host_of(cluster)
             if lost is not None:
-                raise OSError(f"host {lost} has gone")
+                raise OSError(f"host {lost} is lost")
             segment = self._in_making.pop(cluster.version, None) or self.make(cluster, self._recovers)
             try:
                 segment.check_made()

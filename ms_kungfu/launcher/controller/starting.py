@@ -74,7 +74,7 @@ class StartOfWorkers:
                 slot = next(self._slots)
             process = self.processes.standby_for(rank, peer.host) if joins_later else None
             if process is not None:
-                _log.info("standby %s becomes worker %d (%s, pid %s)", process.standby, rank, peer, process.pid)
+                _log.info("standby used: standby=%d rank=%d peer=%s pid=%s", process.standby, rank, peer, process.pid)
             else:
                 device = self.processes.choose_device(cluster, peer.host)
                 process = Process(next(self._keys), f"{peer.host}.{peer.port}", peer.host, device=device)

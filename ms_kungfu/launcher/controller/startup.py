@@ -80,7 +80,7 @@ async def prepare(
             env.COMPILE_CACHE,
         )
     if options.delay_s:
-        _log.info("starting in %g s (-delay)", options.delay_s)
+        _log.info("start delayed: seconds=%g flag=-delay", options.delay_s)
         await asyncio.sleep(options.delay_s)
     try:
         join_timeout_s, secret = (
@@ -96,7 +96,7 @@ async def prepare(
         store = machine.open_store(url, secret, writer=writer)
         may_write = await before_first(writer, store, lambda: _first_cluster(options, 0))
         first = await _first_from(options, machine, store, may_write)
-        _log.info("config server: %s%s", url, "" if options.watch else ", which the job doesn't follow without -w")
+        _log.info("config server: url=%s followed=%s", url, "yes" if options.watch else "no")
         return JobStart(join_timeout_s, secret, first, writer, url, store=store)
     first = _first_cluster(options, max(options.init_version or 0, 0))
     start = JobStart(join_timeout_s, secret or secrets.token_hex(32), first, writer)
@@ -109,8 +109,8 @@ async def prepare(
             on_secret_left(file)
             closers.callback(file.remove)
         except SecretFileError as error:
-            _log.warning("%s; kungfu-run resize needs KUNGFU_JOB_SECRET then", error)
-        _log.info("config server: %s", start.url)
+            _log.warning('secret unavailable: error="%s". kungfu-run resize needs KUNGFU_JOB_SECRET', error)
+        _log.info("config server: url=%s", start.url)
     return start
 
 
@@ -178,7 +178,7 @@ async def _first_from(options: Options, machine: Machine, store: ClusterStore, m
                 return first
             if not told:
                 told = True
-                _log.info("waiting for %s to hold a cluster (-init-version -1)", store.url)
+                _log.info("waiting for a cluster: url=%s flag=-init-version", store.url)
         except StoreUnreachableError as error:
             if loop.time() > deadline:
                 instead = " -builtin-config-port runs one with the job" if store.needs_secret else ""

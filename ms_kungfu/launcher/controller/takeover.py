@@ -104,7 +104,7 @@ async def _desired(machine: Machine, store: ClusterStore) -> Cluster | None:
         except StoreUnreachableError:
             await asyncio.sleep(RENEW_S)
         except ConfigServerError as error:  # a client has written what isn't a cluster
-            _log.warning("%s; the job goes on as it is", error)
+            _log.warning('cluster rejected: error="%s". The job goes on as it is', error)
             return None
 
 

@@ -182,7 +182,7 @@ class WorkerManager:
                     raise StartError(trouble) from error
             if trouble not in told:
                 told.add(trouble)
-                _log.warning("%s; it is tried again", trouble)
+                _log.warning('shared memory failed: error="%s" action=retry', trouble)
             await asyncio.sleep(_RETRY_S)
 
     async def commit_version(self, cluster: Cluster) -> None:
@@ -213,8 +213,9 @@ class WorkerManager:
         cores = sum(len(agent.shares.cores) for agent in self.agents.values())
         if cluster.size > max(MANY_PER_CORE * cores, self.coordinator.newest.size):
             _log.warning(
-                "%d workers are far more than the %s of the job: if that was a mistake, a resize to another size "
-                "takes it back at once", cluster.size, counted(cores, "core"),
+                "many workers: workers=%d cores=%d. If that was a mistake, a resize to another size takes it "
+                "back at once",
+                cluster.size, cores,
             )  # fmt: skip
 
     # ---- what happens ----
@@ -223,14 +224,14 @@ class WorkerManager:
         """A host reports on a process of its own."""
         process = self.processes.get(event.key)
         if process is None or process.host != host:
-            _log.warning("%s tells of a process %d that it doesn't have", host, event.key)
+            _log.warning("unknown process: host=%s key=%d", host, event.key)
         elif isinstance(event, Exited):
             self.on_exit(process, event)
         else:
             process.pid = event.pid
             if process.state is WorkerState.STARTING:
                 process.to(WorkerState.RUNNING)
-            _log.info("%s started", process.who)
+            _log.info("worker started: %s", process.who)
 
     def on_exit(self, process: Process, event: Exited) -> None:
         if process.state is WorkerState.EXITED:  # with its host, after that couldn't start it
@@ -238,7 +239,7 @@ class WorkerManager:
         standing = self.processes.standing(process)
         self.processes.remove(process)
         if process.state is WorkerState.UNKILLABLE:
-            _log.info("%s is gone at last", process.who)
+            _log.info("worker reaped: %s", process.who)
             if process.peer is not None:
                 self.broker.mark_reaped(process.peer, process.incarnation)
             self.events.worker_reaped(process)
@@ -304,9 +305,10 @@ class WorkerManager:
     def _on_committed(self, cluster: Cluster, step: int | None) -> None:
         """The members have agreed on a version and are going over to it, after a step if they have told of any."""
         self._follow_watch.committed()
-        after = "" if step is None else f", after step {step}"
-        size = counted(cluster.size, "worker")
-        _log.info("cluster version %d has been committed: %s%s", cluster.version, size, after)
+        _log.info(
+            "cluster committed: version=%d workers=%d step=%s",
+            cluster.version, cluster.size, "none" if step is None else step,
+        )  # fmt: skip
         self.events.version_committed(cluster, step)
         for process in self.processes:
             standing = self.processes.standing(process)
@@ -326,7 +328,7 @@ class WorkerManager:
         """A joining worker (peer ID and incarnation), or standby number `who`, would join at once."""
         for process in self.processes.of_standing(Standing.JOINING, Standing.STANDBY):
             if who == (process.standby if process.peer is None else (process.peer, process.incarnation)):
-                _log.info("%s is ready", process.who)
+                _log.info("worker ready: %s", process.who)
                 if process.peer is None:
                     self.prestarted.keep()  # the next one has waited for it
 
@@ -336,7 +338,7 @@ class WorkerManager:
             return
         if trouble != self._trouble:
             self._trouble = trouble
-            _log.warning("%s; the workers go on as before, and it is tried again", trouble)
+            _log.warning('shared memory failed: error="%s" action=retry. The workers go on as before', trouble)
         if self._retry is None:
             self._retry = self._loop.call_later(_RETRY_S, self._prepare_again)
 

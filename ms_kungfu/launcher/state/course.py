@@ -44,11 +44,11 @@ class JobCourse:
         if self.is_over:
             return False
         if verdict.action in (Action.FINISH, Action.FAIL):
-            _log.info("%s%s", verdict.reason, "; ending the job" if verdict.action is Action.FAIL else "")
+            _log.info('job ends: exit_code=%d reason="%s"', verdict.exit_code, verdict.reason)
             self.end(verdict)
             return False
         if verdict.reason:
-            _log.warning("%s", verdict.reason)
+            _log.warning('recovery: action=%s reason="%s"', verdict.action.value, verdict.reason)
         if verdict.action in (Action.SHRINK, Action.REPLACE):
             self.on_change(verdict.reason)
         return True

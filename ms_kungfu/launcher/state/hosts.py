@@ -177,18 +177,18 @@ class Hosts:
         """The cluster a job starts with. HostError where there is no room for it."""
         if self.slots is not None and size > self.slots:
             raise HostError(
-                f"-np {size} is more than the {counted(self.slots, 'slot')} of -H {self}; ask for fewer workers or "
-                f"give {'the hosts' if self.is_several else 'the host'} more slots"
+                f"-np {size}: -H {self} has {counted(self.slots, 'slot')}; ask for fewer workers or give "
+                f"{'the hosts' if self.is_several else 'the host'} more slots"
             )
         if size > self.max_workers:
-            raise HostError(f"-np {size} is more than {self._most('worker')}; ask for fewer")
+            raise HostError(f"-np {size}: {self._most}")
         runners = tuple(PeerID(host.name, control_port) for host in self.each)
         dealt = self._dealt(size)
         most = max(dealt.values())
         self._check_each(dealt)
         if most > len(ports):
             raise HostError(
-                f"-port-range {ports[0]}-{ports[-1]} is too small for {counted(most, 'worker')}; give a larger one"
+                f"-port-range {ports[0]}-{ports[-1]}: too small for {counted(most, 'worker')}; give a larger one"
             )
         # Neighbours in rank are neighbours on a host: ranks go from host to host, whatever order they were dealt in.
         workers = tuple(PeerID(name, ports[i]) for name, count in self._dealt(size).items() for i in range(count))
@@ -212,12 +212,14 @@ class Hosts:
             count[next_host(count, self.names, self.slots_by_host, self.placement)] += 1
         return count
 
-    def _most(self, what: str) -> str:
-        most = counted(self.max_workers, what) if what else str(self.max_workers)
+    @property
+    def _most(self) -> str:
+        """The limit of a job's size, and the remedy."""
         if self.most == self.max_workers:
-            return f"the {most} that -msrun-size tells the program of"
-        where = "a job on several hosts" if self.is_several else "one host"
-        return f"the {most} that {where} can have"
+            return f"at most {counted(self.most, 'worker')} by -msrun-size; ask for fewer"
+        if self.is_several:
+            return f"at most {self.max_workers} workers in a job; ask for fewer"
+        return f"at most {self.max_workers} workers per host; add hosts with -H"
 
     def _check_each(self, workers: Mapping[str, int]) -> None:
         if not self.is_several:
@@ -225,8 +227,7 @@ class Hosts:
         for name, count in workers.items():
             if count > MAX_WORKERS_OF_EACH:
                 raise HostError(
-                    f"{count} workers on {name} are more than the {MAX_WORKERS_OF_EACH} that each of several hosts can "
-                    "have"
+                    f"{count} workers on {name}: at most {MAX_WORKERS_OF_EACH} per host of several; add hosts with -H"
                 )
 
     def check(
@@ -244,7 +245,7 @@ class Hosts:
             raise HostError(f"worker {strangers[0]} is on none of the job's hosts: {','.join(self.names)}")
         for worker in cluster.workers:
             if worker.host in self.lost and worker not in ended:
-                raise HostError(f"worker {worker} is on host {worker.host}, which has gone; leave it out")
+                raise HostError(f"worker {worker} is on host {worker.host}, which is lost; leave it out")
             if worker.host in self.leaving and worker not in going and worker not in ended:
                 raise HostError(f"worker {worker} is on host {worker.host}, which is leaving the job; leave it out")
         on_each = Counter(worker.host for worker in cluster.workers)
@@ -253,10 +254,9 @@ class Hosts:
             if slots is not None and count > slots:
                 if self.is_several:  # it may have joined, with slots of its own
                     raise HostError(
-                        f"{counted(count, 'worker')} on {name} {'is' if count == 1 else 'are'} more than the "
-                        f"{counted(slots, 'slot')} of that host"
+                        f"{counted(count, 'worker')} on {name}: that host has {counted(slots, 'slot')}; ask for fewer"
                     )
-                raise HostError(f"{count} workers are more than the {counted(slots, 'slot')} that -H {self} gives")
+                raise HostError(f"{count} workers: -H {self} has {counted(slots, 'slot')}; ask for fewer")
         for worker in cluster.workers:
             if self.ports is not None and worker.port not in self.ports:
                 ports = f"-port-range {self.ports[0]}-{self.ports[-1]}"
@@ -264,7 +264,7 @@ class Hosts:
                     f"worker {worker} is outside of {ports}, by which --msrun knows ranks; resize with {ports}"
                 )
         if cluster.size > self.max_workers:
-            raise HostError(f"{cluster.size} workers are more than {self._most('')}")
+            raise HostError(f"{cluster.size} workers: {self._most}")
         self._check_each(on_each)
         if members and not set(cluster.workers) & set(members):
             raise HostError(

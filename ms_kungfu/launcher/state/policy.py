@@ -138,7 +138,7 @@ def decide(event: WorkerExited | WorkerWorksOn, state: Situation) -> Verdict:
     if isinstance(event, WorkerWorksOn):
         reason = (
             f"{event.who} is not in cluster version {event.version} any more and still works after {event.grace_s:g} s "
-            "(-leave-grace); nobody waits for it, and it is ended when its place is needed or the job ends"
+            "(-leave-grace); no other worker waits for it, and it is ended when its slot is needed or the job ends"
         )
         return after_end(reason, state) or Verdict(Action.CONTINUE, reason)
 
@@ -198,7 +198,7 @@ def _after_death(event: WorkerExited, failure: Failure, state: Situation) -> Ver
         if first != failure:
             before = f"; no worker is left, the first that failed: {first.reason}{before}"
         elif by_sigterm:
-            before = f"; no worker is left that was not told to end{before}"
+            before = f"; no worker is left without a SIGTERM{before}"
         return Verdict(Action.FAIL, failure.reason + before, first.exit_code)
     if state.members - terminated < state.min_size:
         reason = f"{failure.reason}; {would_be_left(state.members - terminated, state.min_size)}"

@@ -71,7 +71,7 @@ def check_mindspore(system: System) -> Iterator[Finding]:
     if not system.names(f"{system.package}/plugins"):
         why = "ms_kungfu was built without MindSpore and has no kernels"
         if system.is_of_a_wheel():
-            why = "the kernels of ms_kungfu are gone: the installation is damaged"
+            why = "the kernels of ms_kungfu are missing: the installation is damaged"
         yield wrong("MindSpore", f"{found}, but {why}", again)
         return
     outcome = system.run(_LOAD_KERNELS, timeout_s=180.0)

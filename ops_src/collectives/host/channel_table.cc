@@ -152,8 +152,8 @@ void ChannelTable::Bind(const Operation& operation, BoundName& name) {
   }
   if (index == shm::kChannels) {
     if (free == shm::kChannels) {
-      throw Error(KF_INVALID, Text("more than ", shm::kChannels, " collective names are in flight at a time; \"",
-                                   operation.name, "\" finds no room"));
+      throw Error(KF_INVALID, Text("\"", operation.name, "\": at most ", shm::kChannels,
+                                   " collective names are in flight at a time; wait for one first"));
     }
     index = free;
     KUNGFU_FAULT_POINT("before a channel is declared");

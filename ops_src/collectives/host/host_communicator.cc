@@ -297,7 +297,7 @@ std::optional<uint32_t> HostCommunicator::RunGenerations(uint32_t from_generatio
       name.sequence = flight.sequence;
       CountTraffic(flight, began);
       if (flight.kept) {
-        KUNGFU_CHECK(kept != nullptr, "\"", operation.name, "\" keeps its lane, and nobody lets go of it");
+        KUNGFU_CHECK(kept != nullptr, "\"", operation.name, "\" keeps its staging buffer, and no caller releases it");
         const int lone = flight.StaysInLane() && operation.root == rank_ ? static_cast<int>(members.front()) : -1;
         kept->lane_.reset(new Kept::Lane{self_, lanes_, use.name, flight.channel, flight.sequence, flight.lane,
                                          members.size(), lone});

@@ -58,11 +58,12 @@ uint32_t Lanes::Pick(Flight& flight) const {
       return Text(shm::kLanes, " operations that need staging are in flight, cluster version ", self_.cluster_version);
     };
     if (waiting_.DeadlinePassed(flight, now)) {
-      throw Error(KF_TIMEOUT, Text(flight.Title(), "no room ", flight.deadline->Limit(), ", ", in_flight()));
+      throw Error(KF_TIMEOUT,
+                  Text(flight.Title(), "no free staging buffer ", flight.deadline->Limit(), ", ", in_flight()));
     }
     flight.deadline->Tell(now, [&](double seconds) {
       return Text(flight.Title(), self_.board.PeerName(self_.rank), " has waited ", static_cast<int>(seconds),
-                  " s for room, ", in_flight());
+                  " s for a free staging buffer, ", in_flight());
     });
     awaiting.NoteNoPeer();
     waiters.Sleep(armed, kSlice);

@@ -356,7 +356,8 @@ std::optional<uint32_t> ClusterCommunicator::Hear(const Operation& operation, Br
         Fail(operation, verdict);
       case Verdict::kDone:
         if (verdict.in_lane != 0) {
-          KUNGFU_CHECK(brought.HasLane(), "\"", operation.name, "\": its result is in a lane that is not kept");
+          KUNGFU_CHECK(brought.HasLane(), "\"", operation.name,
+                       "\": its result is in a staging buffer that is not kept");
           local_.Read(brought, link_, operation);
         } else if (BytesWithVerdictOf(operation) > 0) {
           host::Deal(operation, word.result);

@@ -525,7 +525,7 @@ void Link::ExchangeCopy(const Place& place, const tcp::Tag& tag, uint32_t genera
     Members members{giving[g]};
     for (size_t t = g; t < taking.size(); t += giving.size()) members.push_back(taking[t]);
     if (members.size() == 1 || std::find(members.begin(), members.end(), host_) == members.end()) continue;
-    KUNGFU_CHECK(HasRanks(giving[g], generation), "a giver's host has no ranks in generation ", generation);
+    KUNGFU_CHECK(HasRanks(giving[g], generation), "the host of a source rank has no ranks in generation ", generation);
     std::sort(members.begin(), members.end());
     const auto root = std::find(members.begin(), members.end(), giving[g]) - members.begin();
     std::vector<Figures> measured;

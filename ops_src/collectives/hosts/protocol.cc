@@ -79,7 +79,7 @@ std::vector<char> Request::Packed() const {
   Append(bytes, described.data(), described.size());
   if (bytes.size() > kMostBytes) {
     throw Error(KF_INVALID, Text(NameOf(kind), " \"", name.substr(0, 80),
-                                 "\": its name, or its deal of shards, is too "
+                                 "\": its name, or its partition of shards, is too "
                                  "long for an operation between hosts (",
                                  bytes.size(), " bytes)"));
   }

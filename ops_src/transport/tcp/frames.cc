@@ -251,7 +251,7 @@ void Mesh::BeginData(Host& host, Incoming& in) {
   Inbound& inbound = at->second;
   if (!inbound.asked) {  // then it is one frame, and charged
     if (header.length != header.total || header.total > kUnaskedBytes) {
-      Refuse(Text("it sent a message of ", header.total, " bytes that nobody has asked for"));
+      Refuse(Text("it sent a message of ", header.total, " bytes that was not requested"));
     }
     host.come += UnaskedCharge(header.total);
     if (host.come - host.taken > kUnaskedCredit) Refuse("it sent more than this host can keep");

@@ -47,7 +47,7 @@ TlsContext::TlsContext(const std::string& certificate, const std::string& key, c
   const Api& api = OpenSsl();
   api.ClearErrors();
   context_ = api.ContextNew(api.TlsMethod());
-  if (context_ == nullptr) throw Error(KF_INTERNAL, Text("OpenSSL has no room: ", LastError()));
+  if (context_ == nullptr) throw Error(KF_INTERNAL, Text("OpenSSL has no memory: ", LastError()));
   const auto refuse = [&](const char* what, const std::string& file) {
     const std::string why = LastError();
     api.ContextFree(context_);
@@ -79,7 +79,7 @@ TlsEnd::TlsEnd(std::shared_ptr<TlsContext> context, bool called, const std::stri
   openssl::Bio* const bio = session_ == nullptr ? nullptr : api.BioNew(method);
   if (bio == nullptr) {
     if (session_ != nullptr) api.SessionFree(session_);
-    throw Error(KF_INTERNAL, Text("OpenSSL has no room: ", LastError()));
+    throw Error(KF_INTERNAL, Text("OpenSSL has no memory: ", LastError()));
   }
   api.SetBioData(bio, this);
   api.SetBioInit(bio, 1);

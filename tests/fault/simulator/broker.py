@@ -119,7 +119,7 @@ class BrokerClient(broker_protocol.BrokerClient):
         process.requests.remove(asking)
         world.place("is answered")
         if asking.answer is None:
-            raise PeerLostError("the launcher is gone")
+            raise PeerLostError("the launcher has ended")
         return asking.answer, asking.fds
 
     def _ask(self, request, who, about, timeout):

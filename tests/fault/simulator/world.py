@@ -156,7 +156,7 @@ class World(Events, Promises):
         """What answers a worker: its host, and what passes on to the broker there."""
         host = process.host
         if host.server is None or host.is_over:
-            raise PeerLostError("the launcher is gone")
+            raise PeerLostError("the launcher has ended")
         return host, host.server.broker
 
     def received(self, fds, process):

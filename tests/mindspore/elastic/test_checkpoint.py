@@ -150,7 +150,7 @@ def test_training_does_not_wait_for_a_slow_disk(tmp_path, monkeypatch, caplog):
     go_on.set()
     folder.wait()
     assert files(tmp_path) == ["step-00000001.ckpt", "step-00000003.ckpt"]
-    assert "the checkpoint of step 2 is left out" in caplog.text
+    assert "checkpoint skipped: step=2 " in caplog.text
 
 
 FULL_DISK = """
@@ -244,7 +244,7 @@ def test_checkpoint_of_an_abandoned_job_does_not_count(tmp_path, caplog, monkeyp
     assert (given_up.job, goes_on.job) == (1, 2)
     saved(goes_on, 12)
     saved(given_up, 14)
-    assert "the checkpoint of step 14 isn't written: job 2 has begun to train with" in caplog.text
+    assert 'job=1 reason="job 2 has begun to train with the folder"' in caplog.text
     assert files(tmp_path) == ["step-00000010.ckpt", "step-00000012.job2.ckpt"]
     # It slept just between that look and its writing.
     monkeypatch.setattr(given_up, "_newest_job", lambda: 1)
@@ -281,7 +281,7 @@ def test_a_folder_that_nothing_can_be_written_to_is_a_warning(tmp_path, caplog):
     blocked = tmp_path / "file"
     blocked.write_text("")
     assert CheckpointFolder(blocked / "folder").take_job() == 1
-    assert "no checkpoints can be written to" in caplog.text
+    assert "checkpoint failed: folder=" in caplog.text
 
 
 def test_a_damaged_file_gives_way_to_the_one_before(tmp_path, caplog):
@@ -297,8 +297,8 @@ def test_a_damaged_file_gives_way_to_the_one_before(tmp_path, caplog):
     assert folder.load()[2] == {"step": 1}
     assert files(tmp_path) == ["step-00000001.ckpt", "step-00000002.ckpt.damaged"]
     assert (
-        f"checkpoint {newest} is damaged: its content isn't what was written; it is {newest.name}.damaged now, and "
-        "step-00000001.ckpt is tried (the reason given: "
+        f"checkpoint damaged: path={newest} renamed={newest.name}.damaged next=step-00000001.ckpt "
+        'reason="is damaged: its content isn\'t what was written"'
     ) in caplog.text
     (tmp_path / "step-00000001.ckpt").unlink()
     (tmp_path / "step-00000001.ckpt").write_bytes(b"")
@@ -476,12 +476,12 @@ def test_a_resume_under_other_conditions_says_what_differs(tmp_path, new_process
     assert (found["shards"], found["global_batch"], found["seed"], found["cores"]) == (4, 8, 0, 1)
     new_process()
     training().begin()
-    assert "other conditions (" not in caplog.text
+    assert "numeric environment differs: " not in caplog.text
     new_process()
     monkeypatch.setattr("ms_kungfu.dataset.elastic.of_machine", lambda cores: {**found, "isa": "MMX"})
     training(shards=2).begin()
-    (told,) = (record.message for record in caplog.records if "other conditions (" in record.message)
-    assert f"(instruction set {found['isa']} there and MMX here, shards 4 there and 2 here)" in told
+    (told,) = (record.message for record in caplog.records if "numeric environment differs: " in record.message)
+    assert f"instruction set {found['isa']} there and MMX here, shards 4 there and 2 here" in told
 
 
 def test_a_checkpoint_begins_after_ledgers_are_on_the_disk(tmp_path, new_process, monkeypatch):
@@ -525,7 +525,7 @@ def test_a_resume_says_whose_batch_goes_on(tmp_path, new_process, caplog, there)
         training(**again).begin()
         told = [record.message for record in caplog.records if "of the checkpoint" in record.message]
         ((name, count),) = there.items()
-        text = f"training goes on with {name}={count} of the checkpoint instead of the program's global_batch_size=2"
+        text = f"Training goes on with {name}={count} of the checkpoint instead of the program's global_batch_size=2"
         assert told == ([] if again == there else [text])
 
 
@@ -534,8 +534,8 @@ def test_a_resume_with_other_callbacks_says_what_differs(tmp_path, new_process, 
     train(after=[EarlyStopping("loss", patience=50)], **options)
     new_process()
     train(after=[History()], **options)
-    assert "the checkpoint is of a program with other callbacks (EarlyStopping/0, History/0)" in caplog.text
-    assert "differ between workers" not in caplog.text
+    assert 'checkpoint differs: callbacks="EarlyStopping/0, History/0"' in caplog.text
+    assert "check=callbacks" not in caplog.text
 
 
 @pytest.mark.parametrize("first", [{"monitor": True}, {}], ids=["it watched", "it did not"])
@@ -549,7 +549,7 @@ def test_a_resume_may_watch_the_training_in_another_way(tmp_path, new_process, c
     (tmp_path / "step-00000020.ckpt").unlink()
     new_process()
     assert watched(monitor=not first) == whole[10:]
-    assert "don't have the same state: monitor begins anew, or is left out" in caplog.text
+    assert 'state="monitor"' in caplog.text
 
 
 def test_checkpoints_are_written_at_the_steps_asked_for(tmp_path, new_process):
@@ -601,7 +601,7 @@ def test_bad_arguments_are_one_sentence(options, sentence):
 def test_the_last_checkpoint_is_written_anew_where_its_writer_dies(run_elastic, tmp_path):
     reports = run_elastic("deaths.py", "end", str(tmp_path / "checkpoints"), np=3, ledger=False)
     assert files(tmp_path / "checkpoints") == ["step-00000001.ckpt"]
-    assert "the checkpoint of step 1 was lost with the worker that wrote it" in reports.output
+    assert "checkpoint lost: step=1 " in reports.output
 
 
 @pytest.mark.parametrize("place", [long("texts"), long("first"), "write"])
@@ -615,10 +615,10 @@ def test_failure_during_a_checkpoint_keeps_survivors_and_the_checkpoint(run_elas
     assert all(len({row["parameters"] for row in rows}) == 1 for rows in steps.values())
     written = files(folder)
     if place == "write":
-        lost = re.search(r"checkpoint of step 4 was lost .* one of step (\d+) takes its place", reports.output)
+        lost = re.search(r"checkpoint lost: step=4 next_step=(\d+) ", reports.output)
         assert lost, reports.output
         assert written == [f"step-{int(lost[1]):08}.ckpt", f"step-{last + 1:08}.ckpt"]
-        assert f"the checkpoint of step {last + 1} was lost with the worker that wrote it" in reports.output
+        assert f"checkpoint lost: step={last + 1} " in reports.output
     else:
         assert written == ["step-00000004.ckpt"]
 

@@ -40,8 +40,8 @@ def test_model_train_goes_on_through_resizes_and_a_death(run_elastic):
     """In its second call. Each call has its own network, optimizer, dataset and callback, as in a cross-validation, and
     a joining worker receives the state in those of the call."""
     reports = run_elastic("model_train.py", "5:3,9:1,15:2", "2", "2", "fresh", "20:1")
-    assert reports.output.count("INFO: step 9: left the cluster of 3 workers, as the schedule has it") == 2
-    assert reports.output.count("of training is skipped: the job is in call 2") == 3
+    assert reports.output.count("INFO: left: size=3 step=9 reason=schedule") == 2
+    assert reports.output.count("call skipped: call=1 job_call=2") == 3
     # every sample once an epoch, dealt to all
     seen = samples_by_epoch(reports, key=lambda row: (row["call"], row["epoch"]))
     assert seen == {(call, epoch): collections.Counter(range(90)) for call in (0, 1) for epoch in (1, 2)}
@@ -140,14 +140,14 @@ def test_a_held_global_batch_trains_as_one_worker_does(run_elastic, mode, batch,
 def check_log(reports):
     """Each resize, death and checkpoint is a line with time, step and reason."""
     lines = said(reports, 0)
-    assert lines[0] == "INFO: step 3: 3 workers wanted, 2 starting"
-    assert lines[1] == "INFO: step 3: 1 -> 3 workers, cluster version 1, as the schedule has it from step 3 on"
-    assert "INFO: step 3: joined as rank 2 of 3 workers" in said(reports, 2)
+    assert lines[0] == "INFO: resize requested: 1 -> 3 workers step=3 reason=schedule wait=True"
+    assert lines[1] == "INFO: resize: 1 -> 3 workers version=1 step=3 reason=schedule"
+    assert "INFO: joined: rank=2 size=3 step=3" in said(reports, 2)
     told = "\n".join(re.findall(rf"^{TIME} ms_kungfu\[rank \d\] (.*)$", reports.output, re.MULTILINE))
-    assert re.search(r"^WARNING: step \d+: rank 0 \(127\.0\.0\.1:\d+\) has died; the others go on$", told, re.MULTILINE)
-    assert "cluster version 2, without rank 0, dead" in told
-    assert re.search(r"^INFO: step 30: checkpoint \S+step-00000030.ckpt is written$", told, re.MULTILINE)
-    assert "never reached" not in reports.output
+    assert re.search(r"^WARNING: rank failed: rank=0 peer=127\.0\.0\.1:\d+ step=\d+$", told, re.MULTILINE)
+    assert " reason=failed ranks=0" in told
+    assert re.search(r"^INFO: checkpoint written: step=30 path=\S+step-00000030.ckpt$", told, re.MULTILINE)
+    assert "resize missed" not in reports.output
 
 
 def test_samples_of_failed_workers_are_trained_by_the_others(run_elastic):
@@ -233,7 +233,7 @@ def test_a_step_in_which_a_worker_dies_between_two_updates_is_undone(run_elastic
     proof = reports.audit()
     assert proof.exact, audit.to_text(proof)
     assert [epoch.given_back for epoch in proof.epochs if epoch.data == 0] == [0, 0]
-    assert "step 3: rank 2 died between two gradient reductions" in reports.output
+    assert "step undone: step=3 failed=2" in reports.output
 
 
 @pytest.mark.long
@@ -245,7 +245,7 @@ def test_files_of_a_step_that_is_undone_are_written_anew(run_elastic):
     assert {path.name for path in (reports.folder / "saved").glob("*.ckpt")} == {
         f"net-1_{n}.ckpt" for n in range(1, 11)
     }
-    assert reports.output.count("so the step is undone") == 3
+    assert reports.output.count("step undone: ") == 3
     assert reports.audit().exact
 
 

@@ -130,7 +130,7 @@ def test_joining_worker_decides_like_the_others(fit, last):
     assert rates == pytest.approx([0.05, 0.05, 0.025, 0.025, 0.0125])
     assert len({row["parameters"] for row in reports.of("end")}) == 1
     assert {row["step"] for row in reports.of("end")} == {25}
-    warned = [line for line in reports.output.splitlines() if "callbacks of the program keep state" in line]
+    warned = [line for line in reports.output.splitlines() if "misuse: check=callbacks" in line]
     assert len(warned) == 1
     assert "Counter (count)" in warned[0]
     assert "Carried" not in warned[0]

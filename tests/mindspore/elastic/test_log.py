@@ -19,21 +19,21 @@ def said(reports, rank):
 def test_resize_failure_and_checkpoint_are_logged_with_step_and_reason(run_elastic):
     reports = run_elastic("told.py", "3:3", "wait", "12", "8:1")
     lines = said(reports, 0)
-    assert lines[0] == "INFO: step 3: 3 workers wanted, 2 starting"
-    assert lines[1] == "INFO: step 3: 1 -> 3 workers, cluster version 1, as the schedule has it from step 3 on"
-    assert re.fullmatch(r"WARNING: step 8: rank 1 \(127\.0\.0\.1:\d+\) has died; the others go on", lines[2])
-    assert "cluster version 2, without rank 1, dead" in lines[3]
-    assert re.fullmatch(r"INFO: step 12: checkpoint \S+step-00000012.ckpt is written", lines[-1])
-    assert "INFO: step 3: joined as rank 2 of 3 workers" in said(reports, 2)
-    assert "never reached" not in reports.output
+    assert lines[0] == "INFO: resize requested: 1 -> 3 workers step=3 reason=schedule wait=True"
+    assert lines[1] == "INFO: resize: 1 -> 3 workers version=1 step=3 reason=schedule"
+    assert re.fullmatch(r"WARNING: rank failed: rank=1 peer=127\.0\.0\.1:\d+ step=8", lines[2])
+    assert "version=2 step=8 reason=failed ranks=1" in lines[3]
+    assert re.fullmatch(r"INFO: checkpoint written: step=12 path=\S+step-00000012.ckpt", lines[-1])
+    assert "INFO: joined: rank=2 size=3 step=3" in said(reports, 2)
+    assert "resize missed" not in reports.output
 
 
 @pytest.mark.long
 def test_a_job_that_is_over_before_it_grows_says_so_and_names_the_remedy(run_elastic):
     reports = run_elastic("told.py", "2:3", "-", "4")
     lines = said(reports, 0)
-    assert lines[0].startswith("INFO: step 2: 3 workers wanted, 2 starting; training goes on meanwhile")
+    assert lines[0] == "INFO: resize requested: 1 -> 3 workers step=2 reason=schedule wait=False"
     assert lines[-1] == (
-        "WARNING: size 3 of the schedule at step 2 was never reached: the program was over before its workers were "
-        "ready; wait=True has training wait for them"
+        'WARNING: resize missed: workers=3 step=2 reason="the program was over before its workers were ready; '
+        'wait=True has training wait for them"'
     )

@@ -86,8 +86,8 @@ def test_policies_change_size_batch_and_rate_at_all_workers(run_elastic, tmp_pat
     assert max(row["trained"] for row in reports.of("step")) == 240, "each sample twice in two epochs"
     told = [row["lines"] for row in reports.of("told") if row["lines"]]
     first = max(told, key=len)
-    assert first[0] == "step 3: size 2: SchedulePolicy: the schedule's entry for step 3"
-    assert first[1] == "step 4: learning_rate 0.01: Own: rank 0 wants it"
+    assert first[0] == 'policy: size=2 step=3 reason="SchedulePolicy: the schedule\'s entry for step 3"'
+    assert first[1] == 'policy: learning_rate=0.01 step=4 reason="Own: rank 0 wants it"'
     lines = [json.loads(line) for line in (tmp_path / "reports1" / "training.json").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(steps)
 

@@ -238,9 +238,8 @@ def test_replaced_operations_are_logged_once(cluster, caplog, monkeypatch):
     monkeypatch.setenv("RANK_ID", "1")
     ElasticDataset(generator(50).shuffle(9).batch(8))
     assert [record.getMessage() for record in caplog.records] == [
-        "ElasticDataset: batch(8) for each of 2 workers is a global batch of 16, held at any size of the cluster "
-        "(batch_size=8 would let it grow), in a permutation of all samples each epoch, which takes the place of "
-        "shuffle()"
+        "dataset: global_batch_size=16 batch=8 workers=2 order=permutation. The global batch stays at any size of the "
+        "cluster; batch_size=8 would let it grow with the workers"
     ]
 
 

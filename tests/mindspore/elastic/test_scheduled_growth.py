@@ -26,12 +26,12 @@ def test_joining_worker_of_a_schedule_is_ready_before_its_step(run_program, tmp_
 
     most = 3 if schedule == TWICE else 2
     for version in range(1, most):
-        wanted, chosen = (place(rf"cluster version {version} {what}") for what in ("is desired", "has been committed"))
-        assert place(rf"standby {version} .* is ready") < wanted
+        wanted, chosen = (place(rf"cluster {what}: version={version}") for what in ("desired", "committed"))
+        assert place(rf"worker ready: standby {version} ") < wanted
         between = "\n".join(lines[wanted:chosen])
-        assert f"standby {version} becomes worker {version}" in between
-        assert " started" not in between
-    assert len([line for line in lines if line.endswith(") started")]) == most
+        assert f"standby used: standby={version} rank={version} " in between
+        assert "worker started: " not in between
+    assert len([line for line in lines if "worker started: " in line]) == most
     reports = Reports(tmp_path, output)
     sizes = {step: len(rows) for step, rows in reports.by_step("step").items()}
     entries = [tuple(map(int, entry.split(":"))) for entry in schedule.split(",")]

@@ -414,7 +414,7 @@ def test_an_optimizer_that_was_left_to_shards_is_refused_without():
         ElasticTraining(net, optimizer, dataset=ElasticDataset(samples(), 2)).begin()
     with pytest.raises(
         ValueError,
-        match="this training deals no shards: give it the dataset that does",
+        match="this training has no shards: give it the dataset with shards",
     ):
         ElasticTraining(net, optimizer).begin()
     ElasticTraining(net, optimizer, dataset=ElasticDataset(samples(), global_batch_size=2, shards=1)).begin()
