@@ -22,7 +22,7 @@ from ms_kungfu.fusion.shapes import GRADIENTS
 
 _MODELS = ["lenet", "resnet50", "bert-base"]
 _SIZES = "4,64K,1M,16M,64M,256M"
-# What may be named in an option: what it is called, and all of it.
+# What an option may name: the kind of name, and all names.
 _KNOWN: dict[str, tuple[str, Collection[str]]] = {
     "through": ("face ", contenders.THROUGH),
     "dtype": ("dtype ", DTYPES),
@@ -32,7 +32,7 @@ _KNOWN: dict[str, tuple[str, Collection[str]]] = {
     "part": ("part ", shards.PARTS),
     "networks": ("network ", shards.NETWORKS),
 }
-_RANKS = {"step": [1], "shards": [2, 4]}  # where it isn't 2
+_RANKS = {"step": [1], "shards": [2, 4]}  # the ranks of these, 2 for all others
 
 
 def _size(text: str) -> int:
@@ -201,7 +201,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(arguments: argparse.Namespace) -> list[str]:
-    """Names of the contenders; ValueError for what can't be measured, before anything is started."""
+    """Return the names of the baselines; ValueError for what can't be measured, before anything is started."""
     for option, (what, known) in _KNOWN.items():
         for name in getattr(arguments, option, []):
             if name not in known:
@@ -250,7 +250,10 @@ def _run(arguments: argparse.Namespace, names: Sequence[str], out: Report) -> No
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Exit status: 1 where a result was wrong or a contender failed, 2 for a wrong command line or a missing peer."""
+    """Run the benchmarks.
+
+    Exit status: 1 if a result was wrong or a baseline failed, 2 for a wrong command line or a missing peer.
+    """
     arguments = _parser().parse_args(words)
     if getattr(arguments, "ranks", []) is None:
         arguments.ranks = _RANKS.get(arguments.command, [2])
@@ -285,7 +288,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # What it starts finds this package, too, in whatever folder that is.
+    # Its processes find this package, too, in any folder.
     own = str(Path(__file__).resolve().parents[1])
     os.environ["PYTHONPATH"] = os.pathsep.join([own, *filter(None, [os.environ.get("PYTHONPATH")])])
     sys.exit(main())

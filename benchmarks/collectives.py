@@ -18,7 +18,7 @@ _KIB, _MIB = 1 << 10, 1 << 20
 
 @dataclass(frozen=True)
 class Settings:
-    """What is asked for, whatever the collective."""
+    """The settings of all collectives."""
 
     contenders: Sequence[str]
     ranks: int
@@ -28,11 +28,11 @@ class Settings:
     rounds: int = 5
     samples: int | None = None  # in each round; None: by size
     fresh_from: int = _MIB
-    timeout: float = 300.0  # seconds, for any one answer
+    timeout: float = 300.0  # seconds, for each answer
 
 
 def _groups(counts: Sequence[int], unit: int, way: str) -> tuple[tuple[int, int], ...]:
-    """Which tensors [begin, end) travel together when they do it in this way of :attr:`Contender.ways`."""
+    """Return which tensors [begin, end) travel together in this way of :attr:`Contender.ways`."""
     if way == "flat":
         return ((0, len(counts)),)
     mode = NONE if way == "each" else Mode("size", int(way[:-1]))
@@ -44,7 +44,7 @@ def _task(kind: str, counts: Sequence[int], way: str, settings: Settings) -> Tas
     unit = DTYPES[settings.dtype].unit
     nbytes = max(1, sum(counts) * unit)
     groups = _groups(counts, unit, way)
-    # Smaller ones are so short that reading the clock would show, and stay in the cache in a program, too.
+    # Smaller ones are so short that reading the clock would matter, and stay in the cache in a program, too.
     batch = min(100, max(1, 256 * _KIB // nbytes)) if len(counts) == 1 else 1
     samples = settings.samples or min(50, max(7, 256 * _MIB // (nbytes * batch)))
     sets = 1
@@ -86,7 +86,7 @@ def _running(settings: Settings) -> AbstractContextManager[dict[str, Group]]:
 
 
 def by_size(bench: str, sizes: Sequence[int], settings: Settings, out: report.Report) -> None:
-    """`all_reduce` or `broadcast` of one tensor of each size (bytes, rounded to whole elements)."""
+    """Measure `all_reduce` or `broadcast` of one tensor of each size (bytes, rounded to whole elements)."""
     unit = DTYPES[settings.dtype].unit
     what = f"{bench}, {settings.dtype}" + (f" {settings.op}" if bench == "all_reduce" else "")
     with _running(settings) as groups:
@@ -97,7 +97,7 @@ def by_size(bench: str, sizes: Sequence[int], settings: Settings, out: report.Re
 
 
 def gradients(models: Sequence[str], settings: Settings, out: report.Report) -> None:
-    """An all-reduce of a model's gradients, in each of the ways that a contender has for it."""
+    """Measure an all-reduce of a model's gradients, in each of a baseline's ways."""
     with _running(settings) as groups:
         for model in models:
             counts = GRADIENTS[model]

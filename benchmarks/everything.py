@@ -1,4 +1,4 @@
-"""`all`: what docs/benchmarks holds, each result beside the command that made it."""
+"""`all`: the contents of docs/benchmarks, each result beside its command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PEERS = ("mpi", "gloo", "mindspore", "memcpy")
 
 
 def _plan(peers: list[str], quick: bool) -> list[tuple[str, list[str]]]:
-    """(name of the files, command) of each result."""
+    """Return (name of the files, command) of each result."""
     vs = ["--vs", ",".join(peers)]
     # MindSpore's collectives are so slow that they would take most of the time at large sizes.
     fast = ["--vs", ",".join(p for p in peers if p != "mindspore")]
@@ -26,7 +26,7 @@ def _plan(peers: list[str], quick: bool) -> list[tuple[str, list[str]]]:
         ("all_reduce-4", ["all_reduce", "-np", "4", *fast]),
         ("all_reduce-faces-2", ["all_reduce", "-np", "2", "--sizes", "4,64K,1M,16M", *faces, *vs]),
         ("broadcast-2", ["broadcast", "-np", "2", *fast]),
-        # With BERT's, tensors of MindSpore in two contenders would fill the memory of a small machine.
+        # With BERT's, tensors of MindSpore in two baselines would fill the memory of a small machine.
         ("gradients-2", ["gradients", "-np", "2", "--models", "resnet50,lenet", "--through", "native,kernel", *fast]),
         ("gradients-bert-2", ["gradients", "-np", "2", "--models", "bert-base", *fast]),
         ("gradients-4", ["gradients", "-np", "4", *fast]),
@@ -45,8 +45,10 @@ def _plan(peers: list[str], quick: bool) -> list[tuple[str, list[str]]]:
 
 
 def run(out: Path, quick: bool, command: Callable[[Sequence[str]], int]) -> int:
-    """Writes NAME.jsonl and NAME.png of each, and commands.txt; goes on where one fails. The greatest exit status that
-    `command`, the command line, returned."""
+    """Write NAME.jsonl and NAME.png of each, and commands.txt; continue if one fails.
+
+    Return the greatest exit status of `command`, the command line.
+    """
     out.mkdir(parents=True, exist_ok=True)
     peers = []
     for name in _PEERS:

@@ -1,4 +1,4 @@
-"""The processes of one contender, seen from the process that the user has started."""
+"""The processes of one baseline, for the process that the user has started."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class GroupError(Exception):
-    """A contender's process has died, hangs or reports an error: one sentence, and the end of its log."""
+    """A baseline's process has failed, hangs or reports an error: one sentence, and the end of its log."""
 
 
 class Group:
-    """Starts the ranks, hands them tasks, ends them. Belongs to one thread."""
+    """Starts the ranks, sends them tasks, ends them. Belongs to one thread."""
 
     def __init__(self, name: str, contender: type[Contender], size: int, timeout_s: float) -> None:
         self.name, self.contender, self.size = name, contender, size
         self._timeout_s = timeout_s
-        self._folder = tempfile.mkdtemp(prefix="kungfu-bench-")  # mode 0700: nobody else reaches the socket
+        self._folder = tempfile.mkdtemp(prefix="kungfu-bench-")  # mode 0700: no other user reaches the socket
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
         self._pids: list[int] = []
-        self._failed = False  # then the others may be waiting for a rank that has gone
+        self._failed = False  # then the others may be waiting for a failed rank
         self._listener = socket.socket(socket.AF_UNIX)
         try:
             self._start()
@@ -60,7 +60,7 @@ class Group:
                             stdin=subprocess.DEVNULL,
                             stdout=log,
                             stderr=log,
-                            start_new_session=True,  # so that all of it can be ended, whatever mpirun has started
+                            start_new_session=True,  # so that all of it can be ended, also mpirun's processes
                         )
                     )
         finally:
@@ -68,7 +68,7 @@ class Group:
                 os.close(descriptor)
 
     def wait_ready(self) -> None:
-        """Until every rank has joined its contender's cluster and is blocked in a read."""
+        """Wait until every rank has joined its baseline's cluster and is blocked in a read."""
         deadline = time.monotonic() + self._timeout_s
         self._listener.settimeout(0.2)
         while len(self._connections) < self.size:
@@ -86,9 +86,9 @@ class Group:
         self._pids = [answers[connection]["pid"] for connection in self._connections]
 
     def measure(self, task: Any) -> list[dict[str, Any]]:
-        """All ranks do `task`; their answers by rank."""
+        """Have all ranks do `task`; return their answers by rank."""
         for connection in self._connections:
-            with contextlib.suppress(OSError):  # a dead rank shows when the answers are read
+            with contextlib.suppress(OSError):  # reading the answers detects a failed rank
                 connection.send(task)
         answers = self._answers()
         for rank, answer in enumerate(answers):
@@ -112,7 +112,7 @@ class Group:
         return [received[connection] for connection in self._connections]
 
     def cpu_seconds(self, starters: bool = False) -> float:
-        """Processor time that the ranks have used so far; with ``starters`` also what has started them."""
+        """Return the processor time that the ranks have used so far; with ``starters`` also that of their starters."""
         total = 0
         for pid in {*self._pids, *(process.pid for process in self._processes if starters)}:
             with contextlib.suppress(OSError):
@@ -127,7 +127,7 @@ class Group:
         return GroupError(f"{self.name}: {what}" + (f"; the end of its log:{tail}" if tail else ""))
 
     def close(self) -> None:
-        """Ends all processes: the ranks by themselves, when their connections close, or else by force."""
+        """End all processes: the ranks by themselves, when their connections close, or else by force."""
         self._listener.close()
         for connection in self._connections:
             connection.close()
@@ -147,7 +147,7 @@ class Group:
 
 @contextlib.contextmanager
 def running(kinds: Mapping[str, type[Contender]], ranks: int, timeout_s: float) -> Iterator[dict[str, Group]]:
-    """All contenders, started and waiting. They start side by side, since importing a framework takes seconds."""
+    """Run all baselines until they wait. They start in parallel, since importing a framework takes seconds."""
     with contextlib.ExitStack() as stack:
         groups = {
             name: stack.enter_context(contextlib.closing(Group(name, kind, ranks, timeout_s)))

@@ -1,4 +1,4 @@
-"""A job under kungfu-run that is watched while it trains, by what its workers leave in a folder."""
+"""A job under kungfu-run that is watched while it trains, by its workers' files in a folder."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ms_kungfu._processes import end_launcher
 from ms_kungfu.cluster_store import open_store
 from ms_kungfu.launcher.commands import write_size
 
-_LIMIT_S = 60.0  # for anything that is waited for
+_LIMIT_S = 60.0  # for each wait
 T = TypeVar("T")
 
 
 class Job:
-    """A job of a worker program with a `Recorder` (benchmarks.pauses_worker), and what it has left so far."""
+    """A job of a worker program with a `Recorder` (benchmarks.pauses_worker), and its files so far."""
 
     def __init__(self, bench: str, folder: Path, process: subprocess.Popen[bytes], timeout: float) -> None:
         """`process`: the launcher, which writes its log and all output to `folder`. `timeout`: for all, in seconds."""
@@ -45,7 +45,7 @@ class Job:
         return []
 
     def _await(self, look: Callable[[], T | None], what: str) -> T:
-        """What `look` finds. GroupError, which says `what` it waits for in vain, where the job ends or takes long."""
+        """Return what `look` finds. GroupError, which names `what` it waits for, if the job ends or takes long."""
         limit = min(self._deadline, time.monotonic() + _LIMIT_S)
         while time.monotonic() < limit and self.process.poll() is None:
             found = look()
@@ -55,7 +55,7 @@ class Job:
         raise self.error(what)
 
     def whole(self, size: int, after: int = -1) -> tuple[int, list[int]]:
-        """The newest version that has all of its `size` members, later than `after`, and their processes by rank."""
+        """Return the newest version after `after` that has all of its `size` members, and their processes by rank."""
 
         def look() -> tuple[int, list[int]] | None:
             versions: dict[int, dict[int, int]] = {}
@@ -69,7 +69,7 @@ class Job:
         return self._await(look, f"no whole cluster of {size} workers")
 
     def await_steps(self, pids: Sequence[int], count: int) -> None:
-        """Until each of these processes has done as many steps: its first ones compile, and touch memory anew."""
+        """Wait until each of these processes has done as many steps: its first ones compile, and touch new memory."""
 
         def look() -> bool | None:
             done = dict(read_steps(self.folder))
@@ -78,28 +78,28 @@ class Job:
         self._await(look, f"a worker has not done {count} steps")
 
     def heard(self) -> list[float]:
-        """When the launcher told of each death, which it does as soon as the survivors can see it."""
+        """Return when the launcher logged each failure, which it does as soon as the survivors can notice it."""
         log = (self.folder / "log").read_text()
         times = re.findall(r"^(.{23}) WARNING worker .* was killed by SIGKILL", log, re.MULTILINE)
         return [datetime.strptime(each, "%Y-%m-%d %H:%M:%S,%f").timestamp() - self._clock_began for each in times]
 
     def resized(self, size: int, version: int) -> tuple[int, list[int]]:
-        """Has `size` written to the cluster store, and waits for the cluster after `version` that follows."""
-        # What the launcher has told its workers.
+        """Write `size` to the cluster store, and wait for the cluster after `version` that follows."""
+        # The environment that the launcher has given its workers.
         environ = Path(f"/proc/{self.lines()[-1]['pid']}/environ").read_text().split("\0")
         told = dict(entry.partition("=")[::2] for entry in environ)
         write_size(open_store(told[env.CONFIG_SERVER.name], told[env.JOB_SECRET.name]), size)
         return self.whole(size, version)
 
     def take_turn(self, number: int) -> None:
-        """Lets the workers do what they do in a turn, where they do it in turns, and waits for the end of it."""
+        """Let the workers do one turn, if they work in turns, and wait for the end of it."""
         own = self.folder / "turn.new"
         own.write_text(str(number))
         own.rename(self.folder / "turn")
         self._await(lambda: len(self.turns()) > number or None, f"turn {number} has not ended")
 
     def turns(self) -> list[Any]:
-        """What they have told of each."""
+        """Return their records of each turn."""
         return self._json_lines("times.jsonl")
 
     def finish(self) -> None:
@@ -117,7 +117,7 @@ class Job:
 
 
 def parsed(text: bytes) -> list[Any]:
-    """Of lines of JSON those that are whole: a kill may tear one."""
+    """Return the whole lines of JSON: a kill may tear one."""
     found = []
     for line in text.splitlines():
         with contextlib.suppress(ValueError):
@@ -127,8 +127,10 @@ def parsed(text: bytes) -> list[Any]:
 
 @contextlib.contextmanager
 def running_job(bench: str, size: int, worker: Sequence[str], flags: Sequence[str], timeout: float) -> Iterator[Job]:
-    """A job of `size` workers of the module and arguments `worker`, in which ``{folder}`` is where they leave what they
-    have to tell. It is ended with the block, whatever became of it. `timeout`: for all of it, in seconds."""
+    """Run a job of `size` workers of the module and arguments `worker`, and end it with the block.
+
+    ``{folder}`` in these is where they leave their files. `timeout`: for all of it, in seconds.
+    """
     with tempfile.TemporaryDirectory(prefix="kungfu-bench-") as name:
         folder = Path(name)
         own = ["-q", "-logfile", str(folder / "log"), "-timeout", f"{timeout:.0f}s", "-w", "-np", str(size)]

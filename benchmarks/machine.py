@@ -1,4 +1,4 @@
-"""What a result has to say about where it comes from. Machines are named by their cores and CPU only."""
+"""The origin of a result. Machines are named by their cores and CPU only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ms_kungfu.tools.doctor.system import System
 
 
 def commit() -> str:
-    """Of the checkout that the current folder is in, with a + where it has been changed; else the package's version."""
+    """Return the commit of the current folder's checkout, with a + if it is changed; else the package's version."""
     try:
         if (Path(_git("rev-parse", "--show-toplevel")) / "benchmarks").is_dir():
             return _git("describe", "--always", "--dirty=+", "--abbrev=10", "--exclude=*")
@@ -36,7 +36,7 @@ def facts() -> dict[str, Any]:
 
 
 def cache_bytes() -> int:
-    """Size of the last-level cache, 32 MiB where the system doesn't tell."""
+    """Return the size of the last-level cache, 32 MiB if the system doesn't report it."""
     sizes = []
     for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = file.read_text().strip()

@@ -1,6 +1,6 @@
-"""What shards are measured and tested with: LeNet-5, a small ResNet and a small Transformer, of MindSpore's layers.
+"""Networks for measuring and testing shards: LeNet-5, a small ResNet and a small Transformer, of MindSpore's layers.
 
-Needs nothing of ms_kungfu, so that a program without it can train the same (tests/fault/programs/plain.py).
+They need nothing of ms_kungfu, so that a program without it can train the same (tests/fault/programs/plain.py).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Attention(nn.Cell):
 
 
 class _Block(nn.Cell):
-    """Pre-norm, as Xiong et al. (2020) have it."""
+    """Pre-norm, as in Xiong et al. (2020)."""
 
     def __init__(self, width: int, heads: int, dropout: Layer) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class _Transformer(nn.Cell):
 
 
 def lenet(dropout: Layer = None) -> Any:
-    """Of images (N, 1, 28, 28)."""
+    """Make LeNet-5 for images (N, 1, 28, 28)."""
     return nn.SequentialCell(
         nn.Conv2d(1, 6, 5, pad_mode="valid", has_bias=True), nn.ReLU(), nn.MaxPool2d(2, 2),
         nn.Conv2d(6, 16, 5, pad_mode="valid", has_bias=True), nn.ReLU(), nn.MaxPool2d(2, 2),
@@ -95,7 +95,7 @@ def lenet(dropout: Layer = None) -> Any:
 
 
 def resnet(dropout: Layer = None) -> Any:
-    """Of images (N, 3, 8, 8): two residual blocks, with BatchNorm."""
+    """Make two residual blocks with BatchNorm, for images (N, 3, 8, 8)."""
     return nn.SequentialCell(
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), _Residual(8, 8, 1), _Residual(8, 16, 2),
         _MeanOver((2, 3)), *([] if dropout is None else [dropout()]), nn.Dense(16, _SCORES),
@@ -103,16 +103,16 @@ def resnet(dropout: Layer = None) -> Any:
 
 
 def transformer(dropout: Layer = None) -> Any:
-    """Of texts of eight words (N, 8), int32: one block with two heads."""
+    """Make one block with two heads, for texts of eight words (N, 8), int32."""
     return _Transformer(dropout)
 
 
 NETWORKS: dict[str, Callable[..., Any]] = {"lenet": lenet, "resnet": resnet, "transformer": transformer}
-"""By name. Each takes what makes its dropout layers (None: it has none) and gives ten scores a sample."""
+"""By name. Each takes the function that makes its dropout layers (None: it has none) and gives ten scores a sample."""
 
 
 class Samples:
-    """`total` random samples for a network: indexable, of two columns, what it takes and an int32 label."""
+    """`total` random samples for a network: indexable, of two columns, its input and an int32 label."""
 
     def __init__(self, network: str, total: int) -> None:
         random = np.random.default_rng(1)

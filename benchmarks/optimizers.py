@@ -1,8 +1,8 @@
-"""`optimizers`: how many samples a second all workers train with S-SGD, SMA and pair averaging, beside each other.
+"""`optimizers`: compare the throughput of all workers with S-SGD, SMA and pair averaging.
 
 The yardstick is nn.Momentum at as many workers, which synchronises nothing. A round takes each in turn, in the same
-processes; steps are real ones, and nobody waits at them but for who has to. It is the throughput alone: what the
-optimizers make of as many samples is in examples/optimizers.
+processes; steps are real ones, and a worker waits at them only if its optimizer does. It measures only the throughput:
+examples/optimizers compares the accuracy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STEPS = 30
 
 
 def run(options: argparse.Namespace, ranks: int, out: report.Report) -> None:
-    """The options are the command line's."""
+    """Run the benchmark. The options are the command line's."""
     for network in options.networks:
         with running({"kungfu": Averaging}, ranks, options.timeout) as groups:
             task = {"network": network, "batch": options.batch, "samples": options.samples or _STEPS}
@@ -46,5 +46,5 @@ def run(options: argparse.Namespace, ranks: int, out: report.Report) -> None:
 
 
 def _together(seconds: Sequence[float]) -> float:
-    """The step time at which as many workers, all alike, would train as many samples a second as these do."""
+    """Return the step time at which as many equal workers would train as many samples a second as these do."""
     return len(seconds) / sum(1 / each for each in seconds)

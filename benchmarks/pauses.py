@@ -1,8 +1,8 @@
-"""`resize --pauses`: how long training pauses when a worker is killed, and when the cluster grows or shrinks.
+"""`resize --pauses`: measure how long training pauses when a worker is killed, and when the cluster grows or shrinks.
 
-A *pause* is how much longer the step that a change falls into takes than the run's median step, at the survivor where
-it takes longest. The program is :mod:`.pauses_worker`, under kungfu-run with ``-recover replace``; when the launcher
-knows of a death its log says.
+A *pause* is how much longer the step with a change takes than the run's median step, at the survivor with the longest
+one. The program is :mod:`.pauses_worker`, under kungfu-run with ``-recover replace``; its log says when the launcher
+knows of a failure.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from ms_kungfu.dataset import audit
 KINDS = ("kill", "grow", "grow-standby", "shrink")
 PROGRAMS = ("synthetic", "lenet")
 _WARM_UP_STEPS = 20
-# What is measured, and how it is called in the table.
+# The parts of a pause, and their names in the table.
 _PARTS = {
     "whole": "pause",  # the longest of all steps from the moment until the first change that follows
     "redo": "the step of the moment",
     "adoption": "the step of the change",  # the first change of the cluster that follows
     "joining": "the step of the next change",  # the second, e.g. when the replacement joins
-    "heard": "until the launcher tells of it",  # from the kill; the survivors can see it by then
+    "heard": "until the launcher tells of it",  # from the kill; the survivors can notice it by then
     "woken": "until the gradients are there",  # from there until the step's gradients were reduced
 }
 Row = tuple[int, float, float, float]
@@ -41,7 +41,7 @@ Row = tuple[int, float, float, float]
 
 @dataclass(frozen=True)
 class Trial:
-    """What is done, how often, and to what."""
+    """What is done, how often, and to which job."""
 
     kind: str
     program: str
@@ -53,7 +53,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Moment:
-    """Something that was done to the job: when, and the processes that go on."""
+    """An action on the job: when, and the processes that continue."""
 
     time: float
     survivors: tuple[int, ...]
@@ -61,14 +61,14 @@ class Moment:
 
 @dataclass(frozen=True)
 class Pauses:
-    """What came of it, in seconds: of each part a number for each moment."""
+    """The results in seconds: of each part a number for each moment."""
 
     median_step: float
     parts: dict[str, list[float]]
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
-    """Values that occurred: the smallest that half of them, or 99 per cent, don't exceed, and the greatest.
+    """Return values that occurred: the smallest that half of them, or 99 per cent, don't exceed, and the greatest.
 
     >>> summary([1.0, 2.0, 3.0, 4.0])
     {'p50': 2.0, 'p99': 4.0, 'max': 4.0}
@@ -83,12 +83,13 @@ def analyse(
     changes: Mapping[int, Sequence[float]],
     told: Sequence[float] = (),
 ) -> Pauses:
-    """What the moments cost.
+    """Return the cost of the moments.
 
     Args:
         steps: by process, its rows: step, begin, end of the reduction, end; in seconds of the same clock.
-        changes: by process, when it had adopted each of its cluster versions.
-        told: when the launcher told of each death, in their order.
+        changes: by
+        process, when it had adopted each of its cluster versions.
+        told: when the launcher logged each failure, in their order.
     """
     normal = statistics.median_high([end - begin for rows in steps.values() for _, begin, _, end in rows])
     result = Pauses(normal, {name: [] for name in _PARTS})
@@ -121,7 +122,7 @@ def _job(trial: Trial, size: int, standbys: int) -> contextlib.AbstractContextMa
 
 
 def _wrong(job: Job) -> str | None:
-    """What is not as it has to be at the end: the survivors' parameters, and the ledger."""
+    """Return what is wrong at the end: the survivors' parameters, and the ledger."""
     digests = {line["digest"] for line in job.lines() if "digest" in line}
     if len(digests) != 1:
         return f"the parameters differ at the end: {sorted(digests) or 'nobody told them'}"
@@ -130,7 +131,7 @@ def _wrong(job: Job) -> str | None:
 
 
 def measure(trial: Trial) -> tuple[Pauses, str | None]:
-    """Does it `count` times in one job, and what is wrong then. GroupError where the job doesn't go on."""
+    """Do it `count` times in one job, and return what is wrong then. GroupError if the job doesn't continue."""
     rng = random.Random(trial.seed)
     standbys = {"kill": 1, "grow-standby": 2}.get(trial.kind, 0)
     first, other = (2, 4) if trial.kind.startswith("grow") else (4, 2)
@@ -141,7 +142,7 @@ def measure(trial: Trial) -> tuple[Pauses, str | None]:
         for _ in range(trial.count):
             time.sleep(rng.uniform(0.3, 0.5))
             if trial.kind == "grow-standby":
-                time.sleep(4.0)  # until new standbys are ready: not what is measured
+                time.sleep(4.0)  # until new standbys are ready: that isn't measured
             before, begin = pids, time.monotonic()
             if trial.kind == "kill":
                 os.kill(rng.choice(pids), signal.SIGKILL)
@@ -161,7 +162,7 @@ def measure(trial: Trial) -> tuple[Pauses, str | None]:
 
 
 def run(options: argparse.Namespace, out: report.Report) -> None:
-    """The options are the command line's."""
+    """Run the benchmark. The options are the command line's."""
     for program in options.program:
         for kind in options.pauses:
             trial = Trial(kind, program, options.count, options.seed, options.step_ms, options.timeout)

@@ -1,7 +1,7 @@
-"""The program whose pauses `resize --pauses` measures: synthetic steps, or LeNet's, until a file says stop.
+"""The program of `resize --pauses`: synthetic steps, or LeNet's, until a file says stop.
 
-Each worker leaves a row of numbers for each step and a line for each change, as they happen: whoever is killed has
-left all but its last.
+Each worker leaves a row of numbers for each step and a line for each change, as they happen: a killed worker has left
+all but its last.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROW = struct.Struct("=qddd")
 
 
 class Recorder:
-    """What this worker leaves in `folder`."""
+    """The records of this worker in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -41,7 +41,7 @@ class Recorder:
         self._steps.write(ROW.pack(number, begin, reduced, end))
 
     def tell(self, event: str, step: int, **more: Any) -> None:
-        """A line of events.jsonl: "member" at the start and after each change, then how it ended."""
+        """Append a line to events.jsonl: "member" at the start and after each change, then how it ended."""
         line = {
             "event": event,
             "pid": os.getpid(),
@@ -53,7 +53,7 @@ class Recorder:
             **more,
         }
         with open(self._folder / "events.jsonl", "ab", buffering=0) as file:
-            file.write(b"\n%s\n" % json.dumps(line).encode())  # also behind a line that a kill has torn
+            file.write(b"\n%s\n" % json.dumps(line).encode())  # also after a line that a kill has torn
 
     def stop_asked(self) -> bool:
         return (self._folder / "stop").exists()
@@ -107,7 +107,7 @@ class Synthetic:
         return self.recorder.tell("end", self.step, digest=digest(self.weights), **self.ended())
 
     def at(self, place: str) -> None:
-        """The worker comes to a place where a test may do something to it."""
+        """Note that the worker is at a place at which a test may act on it."""
 
     def goes_on(self) -> bool:
         if not self.walk.left:
@@ -115,7 +115,7 @@ class Synthetic:
         return not self.stop
 
     def begins(self) -> int | None:
-        """A step begins. Returns the size of cluster that is wanted from now on, if that changes."""
+        """Begin a step. Return the size that the cluster should have from now on, if that changes."""
         self.at("begin")
         return None
 
@@ -148,11 +148,11 @@ class Synthetic:
         self.at("recorded")
 
     def gradients(self, own: Iterable[sharding.Range]) -> list[NDArray[np.float32]]:
-        """Of the worker's own samples; one or several groups, of which the last number is overwritten."""
+        """Return the gradients of the worker's samples: one or several groups; the last number is overwritten."""
         return [np.resize(np.sin(sharding.positions(own), dtype=np.float64).astype(np.float32), self.weights[0].size)]
 
     def reduce(self, gradients: list[NDArray[np.float32]]) -> None:
-        """To their mean over the workers, weighted by samples, in place."""
+        """Reduce to their mean over the workers, weighted by samples, in place."""
         comm.all_reduce(gradients[0], "mean", "gradient", gradients[0])
 
     def update(self, gradients: list[NDArray[np.float32]]) -> None:
@@ -164,7 +164,7 @@ class Synthetic:
         self.walk.end_epoch()
 
     def ended(self) -> dict[str, Any]:
-        """What a worker tells besides when it has come to the end."""
+        """Return a worker's further records at its end."""
         return {}
 
     def _common(self) -> dict[str, Any]:
@@ -198,12 +198,12 @@ class Synthetic:
         self.at("shared")
 
     def receive(self, weights: NDArray[Any], root: int, name: str) -> None:
-        """Collective: to every worker the weights of `root`."""
+        """Give every worker the weights of `root`; collective."""
         comm.broadcast(weights, root, name, weights)
 
 
 class _Samples:
-    """Images, and what they show: so many that no job comes to their end."""
+    """Images and their classes: so many that no job comes to their end."""
 
     def __init__(self) -> None:
         self.images = np.random.default_rng(1).standard_normal((64, 1, 28, 28)).astype(np.float32)
@@ -256,7 +256,7 @@ def _lenet(folder: Path) -> None:
 
 
 def read_steps(folder: Path) -> Iterator[tuple[int, list[tuple[int, float, float, float]]]]:
-    """Each process's rows; a torn last one is left out."""
+    """Return each process's rows; a torn last one is left out."""
     for path in folder.glob("*.steps"):
         content = path.read_bytes()
         whole = content[: len(content) // ROW.size * ROW.size]

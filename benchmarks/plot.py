@@ -1,4 +1,4 @@
-"""Draws results: time and ratio over size, or bars where no size varies. A panel for each number of ranks."""
+"""Draw results: time and ratio over size, or bars if no size varies. A panel for each number of ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BY_SIZE = ("all_reduce", "broadcast")
 
 
 def draw(records: Sequence[Record], path: str) -> None:
-    """Writes a PNG; `records` may be of several benches."""
+    """Write a PNG; `records` may be of several benches."""
     panels: dict[tuple[Any, ...], list[Record]] = {}
     for r in records:
         bench = r["bench"]

@@ -17,7 +17,7 @@ Record = dict[str, Any]
 
 
 def times(samples: Sequence[float]) -> Record:
-    """Seconds as the columns of a record."""
+    """Return seconds as the columns of a record."""
     quantiles = np.quantile(samples, (0, 0.5, 0.9, 0.99)) * 1e6
     return {
         "samples": len(samples),
@@ -26,12 +26,15 @@ def times(samples: Sequence[float]) -> Record:
 
 
 def verdict(wrong: str | None) -> Record:
-    """The last columns of a record: whether the result is right, and where it comes from."""
+    """Return the last columns of a record: whether the result is right, and its origin."""
     return {"verified": wrong is None, "wrong": wrong, **machine.facts()}
 
 
 def records(bench: str, entries: Sequence[Entry], base: Entry | None) -> list[Record]:
-    """One record an entry. Times are of the rank that counts; `ratio` is this entry's time over that of `base`."""
+    """Return one record an entry.
+
+    Times are of the rank that counts; `ratio` is this entry's time over that of `base`.
+    """
     made = []
     for e in entries:
         columns = times([seconds for turn in e.rounds for seconds in turn])
@@ -56,7 +59,7 @@ def records(bench: str, entries: Sequence[Entry], base: Entry | None) -> list[Re
 
 
 class Report:
-    """Collects the records of a run and shows them as they come."""
+    """Collects the records of a run and prints them as they come."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -71,7 +74,7 @@ class Report:
         return [r for r in self.records if not r["verified"]]
 
     def write(self, path: str) -> None:
-        """One object a line; "-" is standard output."""
+        """Write one object a line; "-" is standard output."""
         text = "".join(json.dumps(r) + "\n" for r in self.records)
         if path == "-":
             sys.stdout.write(text)
@@ -115,7 +118,7 @@ def table(title: str, rows: Sequence[Record]) -> str:
         notes = ""
         if not r["verified"]:
             notes += f"  WRONG RESULT: {r['wrong']}"
-        if r["idle_ranks_cpu"] > 0.1:  # less can't be told from the clock's tick
+        if r["idle_ranks_cpu"] > 0.1:  # a smaller part is below the clock's tick
             notes += f"  (the idle ranks used {r['idle_ranks_cpu']:.0%} of a core)"
         lines.append(f"  {r['contender']:{width}} {times} {speed:>7}  {relative}{notes}")
     return "\n".join(lines)

@@ -1,7 +1,7 @@
-"""`resize`: how long a change of the cluster takes under kungfu-run, from the call to the end of the next step.
+"""`resize`: measure a change of the cluster under kungfu-run, from the call to the end of the next step.
 
-The program is :mod:`.resize_worker`. A joiner is a new process, so growing includes the start of a Python and the
-import of NumPy; the state that it receives is broadcast by the veterans.
+The program is :mod:`.resize_worker`. A joining worker is a new process, so growing includes the start of a Python and
+the import of NumPy. The other workers broadcast the state that it receives.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _PHASES = ("resize_s", "sync_s", "step_s")
 
 
 def run(options: argparse.Namespace, out: report.Report) -> None:
-    """The options are the command line's."""
+    """Run the benchmark. The options are the command line's."""
     schedule, turns, state_bytes = options.schedule, options.rounds, options.state
     if len(schedule) < 2 or any(a == b for a, b in zip(schedule, schedule[1:])):
         raise GroupError("resize: the schedule needs two sizes or more, each unlike the one before")
-    # Back to the first size where a further turn begins.
+    # Back to the first size, at which a further turn begins.
     circle = [*schedule[1:], *([schedule[0]] if schedule[-1] != schedule[0] else [])]
     with tempfile.TemporaryDirectory(prefix="kungfu-bench-") as folder:
         results = Path(folder) / "results.jsonl"

@@ -15,7 +15,7 @@ _STEPS = 5  # between two changes
 
 
 class _Training:
-    """Weights that grow by one a step, so that everyone can tell whether its state is right."""
+    """Weights that grow by one a step, so that each worker can check its state."""
 
     def __init__(self, nbytes: int, step_s: float) -> None:
         self.done = np.zeros(2, np.int64)  # changes, steps
@@ -36,7 +36,7 @@ class _Training:
         membership.state_received()
 
     def difference(self) -> str | None:
-        """Collective; None if all ranks have the weights that the number of steps asks for."""
+        """Return None if all ranks have the weights that the number of steps implies; collective."""
         low, high = (comm.all_reduce(self._weights, op, "check") for op in ("min", "max"))
         steps = int(self.done[1])
         if low.min() == high.max() == steps:
@@ -45,7 +45,7 @@ class _Training:
 
 
 def _change(training: _Training, size: int) -> dict[str, Any] | None:
-    """None: this process is not part of the cluster any more."""
+    """Change the cluster. None: this process isn't part of it any more."""
     training.done[0] += 1
     comm.barrier()
     times = [time.perf_counter()]

@@ -1,13 +1,13 @@
-"""`shards`: what training as a deal of shards costs, and what it gives where workers are slow, die or join.
+"""`shards`: measure the cost of training in shards, and its benefit if workers are slow, fail or join.
 
 - cost: a step with as many shards as workers, beside the same without shards, in jobs that take turns
-- table: a step, and the most memory that a worker has had, by shards and workers
+- table: a step, and the most memory of a worker, by shards and workers
 - straggler: four workers of which one takes three times as long (asleep), 16 shards: throughput over the sum of the
   workers' speeds
-- kill: a worker of four is killed; grow: 1 -> 2 -> 4 workers by a schedule: the longest step at those who stay, and how
-  many graphs they have compiled
+- kill: a worker of four is killed; grow: 1 -> 2 -> 4 workers by a schedule: the longest step at the workers that stay,
+  and how many graphs they have compiled
 
-Each runs :mod:`.shards_worker` under kungfu-run, with one core a worker. Limits are those of the project: what exceeds
+Each runs :mod:`.shards_worker` under kungfu-run, with one core a worker. Limits are those of the project: a value over
 one is named and no failure; a wrong result is.
 """
 
@@ -46,7 +46,7 @@ _SLEEP_S, _SLOW = 0.02, 3  # a shard's computation, and how many times as long i
 _LENET = {"do": "model_train", "shards": 4, "batch": _BATCH, "total": 1500}
 _EPOCH = -(-1500 // _BATCH)  # steps
 _KILL_EPOCHS = 5
-_GROW_EPOCHS, _GROW_AT = 75, ((800, 2), (2400, 4))  # late enough that newcomers have had time to start
+_GROW_EPOCHS, _GROW_AT = 75, ((800, 2), (2400, 4))  # late enough that joining workers have had time to start
 Row = tuple[int, float, float, float]
 Shards = Optional[int]
 
@@ -56,7 +56,7 @@ def _flags() -> list[str]:
 
 
 def _result(ranks: int, plan: dict[str, Any], timeout: float) -> dict[str, Any]:
-    """What the workers have measured."""
+    """Return the workers' results."""
     with running_job("shards", ranks, [_WORKER, "{folder}", json.dumps(plan)], _flags(), timeout) as job:
         job.finish()
         found: dict[str, Any] = json.loads((job.folder / "result.json").read_text())
@@ -81,7 +81,7 @@ def _within(value: float, limit: float) -> str:
 
 
 def ratio(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
-    """How many times as long as `theirs` `ours` took: the median over rounds of what was measured in the same one.
+    """Return how many times as long as `theirs` `ours` took: the median over rounds of the ratios in each.
 
     >>> ratio([[2.0, 2.0], [30.0, 30.0]], [[1.0, 1.0], [10.0, 10.0]])
     2.5
@@ -92,10 +92,10 @@ def ratio(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) ->
 def _in_turns(
     model: str, ranks: int, ways: Sequence[Shards], options: argparse.Namespace
 ) -> dict[Shards, tuple[list[list[float]], dict[str, Any]]]:
-    """The times of each way's steps by turn, and what its workers have told at the end.
+    """Return the times of each way's steps by turn, and its workers' results at the end.
 
     Each way is a job of its own: of two trainings in one process the second is slower by 3 to 10 %, whichever it is.
-    They are there together and take turns of a second or less, since a shared machine's speed changes by the minute.
+    They run together and take turns of a second or less, since a shared machine's speed changes by the minute.
     """
     plan = {
         "do": "time_steps", "model": model, "batch": _BATCH, "turns": _TURNS, "samples": options.samples or _SAMPLES
@@ -141,7 +141,7 @@ def cost(options: argparse.Namespace, out: report.Report) -> None:
 
 
 def grid(cells: Mapping[tuple[Shards, int], tuple[float, float]]) -> str:
-    """A table of (ms a step, MiB) by shards and workers.
+    """Return a table of (ms a step, MiB) by shards and workers.
 
     >>> print(grid({(None, 1): (1.0, 500.0), (2, 1): (1.25, 510.0), (2, 2): (2.0, 520.0)}))
          shards            1 worker           2 workers
@@ -188,7 +188,7 @@ def table(options: argparse.Namespace, out: report.Report) -> None:
 
 
 def efficiency(shards: int, step_s: float, shard_s: Iterable[float]) -> float:
-    """Shards a second, over the sum of those that the workers could compute if none waited for another.
+    """Return shards a second, over the sum of those that the workers could compute if none waited for another.
 
     >>> efficiency(16, 0.1, [0.02, 0.02, 0.02, 0.06])
     0.96
@@ -207,7 +207,7 @@ def straggler(options: argparse.Namespace, out: report.Report) -> None:
         wrong = f"the parameters are {rows[0]['digest']}, one worker's {alone['rows'][0]['digest']}"
     step_s = max(row["step_s"] for row in rows)
     idle = [rank for rank, row in enumerate(rows) if not row["shard_s"]]
-    # Who is dealt nothing has a speed all the same.
+    # A rank without shards still has a speed.
     share = efficiency(plan["shards"], step_s, [row["shard_s"] or sleep_s[rank] for rank, row in enumerate(rows)])
     dealt = [row["dealt"] for row in rows]
     record = _record(
@@ -229,7 +229,7 @@ def straggler(options: argparse.Namespace, out: report.Report) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """One job, by those who were there from its second epoch to its end."""
+    """One job, by the workers that were there from its second epoch to its end."""
 
     median_ms: float
     longest_ms: float
@@ -251,8 +251,10 @@ class Run:
 def summary(
     steps: Mapping[int, Sequence[Row]], lines: Sequence[Mapping[str, Any]], stayed: Sequence[int], epoch: int
 ) -> Run:
-    """Of a job's rows (step, begin, ..., end in seconds) and lines by process, at those who stayed. ValueError where
-    they don't make a whole."""
+    """Summarise a job's rows (step, begin, ..., end in seconds) and lines by process, at the workers that stayed.
+
+    ValueError if they aren't complete.
+    """
     rows = [row for pid in stayed for row in steps[pid] if row[0] > epoch]
     ends = {pid: [line for line in lines if line["pid"] == pid and "digest" in line] for pid in stayed}
     if not rows or not all(ends.values()):
@@ -284,7 +286,7 @@ def _lenet(epochs: int, schedule: str | None) -> list[str]:
 
 
 def _killed(rng: random.Random, timeout: float) -> Run:
-    """One of four is killed at a random moment of the second or third epoch."""
+    """Kill one of four at a random moment of the second or third epoch."""
     with running_job("shards", 4, _lenet(_KILL_EPOCHS, None), _flags(), timeout) as job:
         _, pids = job.whole(4)
         job.await_steps(pids, _EPOCH + 2 + rng.randrange(_EPOCH))
@@ -366,6 +368,6 @@ def grow(options: argparse.Namespace, out: report.Report) -> None:
 
 
 def run(options: argparse.Namespace, out: report.Report) -> None:
-    """The options are the command line's."""
+    """Run the benchmark. The options are the command line's."""
     for part in options.part:
         {"cost": cost, "table": table, "straggler": straggler, "kill": kill, "grow": grow}[part](options, out)

@@ -1,7 +1,6 @@
 """The programs that `shards` runs under kungfu-run; see :mod:`.shards`.
 
-``python -m benchmarks.shards_worker FOLDER PLAN`` does what PLAN, which is JSON, says. Rank 0 writes
-FOLDER/result.json.
+``python -m benchmarks.shards_worker FOLDER PLAN`` carries out PLAN, which is JSON. Rank 0 writes FOLDER/result.json.
 """
 
 from __future__ import annotations
@@ -30,10 +29,11 @@ from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.elastic import ElasticTraining, ShardedStep
 from ms_kungfu.optimizers import KungFuMomentum
 
-_DIFFERENT = 64  # samples, which come again and again
+_DIFFERENT = 64  # samples, which repeat
 _AHEAD = 20  # steps: as many batches as MindSpore's pipelines hold, and a little
 _POLL_S = 0.005
-_EXECUTORS = ("GraphExecutor_", "JitExecutor_", "GraphExecutorPy", "JitExecutorPy")  # as MindSpore's versions call them
+# their names in MindSpore's versions
+_EXECUTORS = ("GraphExecutor_", "JitExecutor_", "GraphExecutorPy", "JitExecutorPy")
 
 
 class _Samples(networks.Samples):
@@ -49,7 +49,7 @@ class _Samples(networks.Samples):
 
 
 class Training:
-    """Steps of a network, dealt in shards, or (None) with a part for each worker."""
+    """Steps of a network, in shards, or (None) with a part for each worker."""
 
     def __init__(self, model: str, shards: int | None, batch: int, steps: int) -> None:
         ms.set_seed(1)
@@ -64,7 +64,7 @@ class Training:
         source = ds.GeneratorDataset(_Samples(model, batch * steps), ["x", "label"], shuffle=False)
         self._data = ElasticDataset(source, global_batch_size=batch, shuffle=False, shards=shards)
         self.elastic = ElasticTraining(net, optimizer, dataset=self._data)
-        # Moving statistics are each worker's own where a step isn't a deal of shards.
+        # Moving statistics are each worker's own if a step isn't partitioned into shards.
         self._same = net.trainable_params() if shards is None else self.elastic.parameters
         self.train: Any
         if shards is None:
@@ -76,7 +76,7 @@ class Training:
         self.steps = self._steps()
 
     def _steps(self) -> Iterator[None]:
-        """Each a whole step of the loop, from asking for data to the end of the step's agreement."""
+        """Yield whole steps of the loop, from asking for data to the end of the step's agreement."""
         for _ in self.elastic.epochs(1):
             for x, labels in self._data:
                 self.train(x, labels).asnumpy()
@@ -84,12 +84,12 @@ class Training:
                 yield
 
     def digest(self) -> str:
-        """Of what is the same at all workers."""
+        """Return a digest of what is the same at all workers."""
         return digest([p.asnumpy() for p in self._same])
 
 
 def _peak_mib() -> float:
-    """The most memory that this process has had."""
+    """Return the most memory that this process has had."""
     text = Path("/proc/self/status").read_text()
     return int(text.partition("VmHWM:")[2].split()[0]) / 1024
 
@@ -106,9 +106,11 @@ def _turn(folder: Path) -> int:
 
 
 def time_steps(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
-    """Steps in turns, each of which begins when FOLDER/turn has its number; of each step the slowest rank's time, into
-    FOLDER/times.jsonl. The first turn warms up, and so do the first steps of each, which take data that has been made
-    meanwhile."""
+    """Time steps in turns, each of which begins when FOLDER/turn has its number.
+
+    Of each step FOLDER/times.jsonl gets the slowest rank's time. The first turn warms up, and so do the first steps of
+    each, whose data was made meanwhile.
+    """
     turns, samples = plan["turns"], plan["samples"]
     training = Training(plan["model"], plan["shards"], plan["batch"], (turns + 1) * (_AHEAD + samples))
     first = runtime.current_rank() == 0
@@ -130,7 +132,10 @@ def time_steps(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def straggle(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
-    """LeNet's steps, where computing a shard takes a rank `sleep_s` more. The steps behind the first `adapt` count."""
+    """Time LeNet's steps, with `sleep_s` more for a rank to compute a shard.
+
+    The steps after the first `adapt` count.
+    """
     adapt, counted = plan["adapt"], plan["steps"]
     training = Training("lenet", plan["shards"], 2 * plan["shards"], adapt + counted)
     compute, sleep_s = training.train.cell, plan["sleep_s"][runtime.current_rank()]
@@ -145,7 +150,7 @@ def straggle(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
         if number == adapt:
             begin = time.perf_counter()
         next(training.steps)
-        seconds, dealt = _core.shard_pace()  # of this step, without what it has waited for others
+        seconds, dealt = _core.shard_pace()  # of this step, without waits for others
         if number >= adapt:
             spent, computed = spent + seconds, computed + dealt
     took = time.perf_counter() - begin
@@ -158,8 +163,10 @@ def straggle(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
 
 
 class Compilations:
-    """How many graphs this process has compiled since this was made, counted where MindSpore's Python hands them to
-    its compiler: for cells and for functions alike."""
+    """Count the graphs that this process has compiled since this was made.
+
+    It counts calls of MindSpore's Python to its compiler: for cells and for functions alike.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -177,7 +184,7 @@ class Compilations:
 
 
 class _Watch(Callback):
-    """Comes after the elastic callback. A step begins where the one before has ended."""
+    """Comes after the elastic callback. A step begins at the end of the one before."""
 
     def __init__(self, recorder: Recorder, compilations: Compilations) -> None:
         super().__init__()
@@ -208,7 +215,7 @@ class _Watch(Callback):
 
 
 def model_train(folder: Path, plan: dict[str, Any]) -> None:
-    """LeNet as examples/lenet-elastic trains it."""
+    """Train LeNet as in examples/lenet-elastic."""
     compilations = Compilations()
     ms.set_seed(1)
     net = networks.lenet()

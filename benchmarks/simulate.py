@@ -1,19 +1,21 @@
-"""How long an all-reduce between hosts takes where there are more of them than one has: an alpha-beta model, fitted to
-what was measured on a few.
+"""Predict an all-reduce between many hosts by an alpha-beta model, fitted to measurements on a few.
 
-Four numbers make a network. An operation takes `base_s`, whatever its size, for the ranks and their host's link to
-come together; `step_s` (alpha) for each message that waits for another host's; `byte_s` (beta) for each byte that goes
-through a host's cable; `work_s` for each byte that a host's memory and cores have, on its way to the link and back. The
-steps and bytes are those of two algorithms. They are selected as the runtime does it between hosts of like cables that
-have measured these numbers (`ops_src/collectives/hosts/selector.cc`; what goes in slices is taken for one):
+Four numbers make a network. An operation takes:
+- `base_s`, whatever its size, for the ranks and their host's transport to meet
+- `step_s` (alpha) for each message that waits for another host's
+- `byte_s` (beta) for each byte through a host's cable
+- `work_s` for each byte in a host's memory and cores, on its way to the transport and back
 
-- recursive doubling: log2(n) steps, two more where n is no power of two, each with all the bytes, which are reduced
-  before the next step;
+The steps and bytes are those of two algorithms. The model selects one as the runtime does between hosts of equal cables
+with these numbers (`ops_src/collectives/hosts/selector.cc`; slices count as one operation):
+
+- recursive doubling: log2(n) steps, two more if n is no power of two, each with all the bytes, which are reduced before
+  the next step;
 - a ring: 2 (n - 1) steps, each with 1/n of them.
 
-What it knows nothing of: hosts that compute meanwhile, cables that others use, switches that are oversubscribed (each
-host has all of its cable), a step's jitter, of which 2 (n - 1) of a ring wait for the worst. So with many hosts it says
-what can't be undercut, rather than what will be.
+It ignores hosts that compute meanwhile, cables that others use, and oversubscribed switches (each host has all of its
+cable). It also ignores a step's jitter, of which 2 (n - 1) steps of a ring wait for the worst. So with many hosts it
+gives a lower bound rather than a prediction.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ _NAMES = ("base_s", "step_s", "byte_s", "work_s")
 
 @dataclass(frozen=True)
 class Network:
-    """See above."""
+    """The four numbers (see above)."""
 
     base_s: float
     step_s: float
@@ -49,7 +51,7 @@ class Network:
     work_s: float
 
     def seconds(self, hosts: int, nbytes: int, ring: bool | None = None) -> float:
-        """`ring`: whether it goes around a ring; None: as the runtime chooses."""
+        """Return the time. `ring`: whether it uses a ring; None: as the runtime chooses."""
         ring = self.takes_ring(hosts, nbytes) if ring is None else ring
         return float(np.dot(_costs(hosts, nbytes, ring), astuple(self)))
 
@@ -59,8 +61,8 @@ class Network:
         return hosts > 1 and many * self.step_s + less * self.byte_s <= doubling
 
 
-# Assumed, and not measured: cables of 1 Gbit/s behind one switch, 0.1 ms for a message's way through both kernels and
-# the links' threads, memory of some GB/s. --measured puts facts in their place.
+# Assumed, and not measured: cables of 1 Gbit/s behind one switch, 0.1 ms for a message through both kernels and the
+# transports' threads, memory of some GB/s. --measured replaces them by facts.
 DEFAULT = Network(base_s=150e-6, step_s=100e-6, byte_s=8e-9, work_s=1e-9)
 
 
@@ -72,7 +74,7 @@ class Measurement:
 
 
 def _costs(hosts: int, nbytes: int, ring: bool) -> tuple[float, float, float, float]:
-    """How often each of a network's numbers counts."""
+    """Return how often each of a network's numbers counts."""
     if ring:
         steps, through = 2 * (hosts - 1), 2 * (hosts - 1) / hosts * nbytes
     else:
@@ -82,8 +84,11 @@ def _costs(hosts: int, nbytes: int, ring: bool) -> tuple[float, float, float, fl
 
 
 def fit(measured: Sequence[Measurement]) -> Network:
-    """The network with the least squares of relative errors, none of its numbers below 0. ValueError where that is not
-    enough to tell. Which way each took isn't in the file, and depends on the network: found by turns."""
+    """Fit the network with the least squares of relative errors, none of its numbers below 0.
+
+    ValueError if the data don't suffice. The algorithm of each measurement isn't in the file, and depends on the
+    network: it is found by iteration.
+    """
     network = DEFAULT
     for _ in range(_MOST_TURNS):
         ways = [network.takes_ring(m.hosts, m.nbytes) for m in measured]
@@ -100,7 +105,7 @@ def _fit_to(measured: Sequence[Measurement], ways: Sequence[bool]) -> Network:
         raise ValueError("to tell a network's numbers apart takes two numbers of hosts, small sizes and large ones")
     free = [True] * 4
     while True:
-        # Columns of like size, or the bytes' would decide what is rounded to nothing.
+        # Columns of similar size, otherwise the bytes' would decide what is rounded to nothing.
         scale = np.abs(costs).max(axis=0)
         found = np.zeros(4)
         found[free] = np.linalg.lstsq((costs / scale)[:, free], np.ones(len(costs)), rcond=None)[0]
@@ -110,7 +115,7 @@ def _fit_to(measured: Sequence[Measurement], ways: Sequence[bool]) -> Network:
 
 
 def read(path: Path) -> list[Measurement]:
-    """ValueError where a line is none."""
+    """Read measurements. ValueError if a line is invalid."""
     measured = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         try:
@@ -125,7 +130,7 @@ def read(path: Path) -> list[Measurement]:
 
 
 def errors(network: Network, measured: Iterable[Measurement]) -> list[float]:
-    """Of the prediction, as a part of what was measured."""
+    """Return the relative errors of the prediction."""
     return [network.seconds(m.hosts, m.nbytes) / m.seconds - 1 for m in measured]
 
 
@@ -174,7 +179,7 @@ def _tell_of_fit(network: Network, measured: Sequence[Measurement]) -> None:
 
 
 def measure(path: Path) -> None:
-    """Within a job over several hosts: each rank runs this, and rank 0 adds what it finds to the file."""
+    """Measure within a job over several hosts: each rank runs this, and rank 0 adds its results to the file."""
     import ms_kungfu as kf
     from ms_kungfu import comm
 

@@ -1,6 +1,6 @@
 """`step`: a training step of LeNet with KungFuMomentum, beside the same with nn.Momentum in the same processes.
 
-On one rank the difference is what the package costs a program that isn't distributed. On several, nn.Momentum reduces
+On one rank the difference is the package's cost for a program that isn't distributed. On several, nn.Momentum reduces
 nothing: its time is that of the computation alone while all ranks compute, and the difference is the communication.
 """
 
@@ -19,7 +19,7 @@ _TOLERANCE = 1e-3  # between sums of weights; MindSpore's threads add up in any 
 
 
 def run(options: argparse.Namespace, ranks: int, out: report.Report) -> None:
-    """The options are the command line's; `vs` may hold "mindspore": its data parallelism over its own collectives."""
+    """Run the benchmark. The options are the command line's; `vs` may hold "mindspore": its own data parallelism."""
     runs = [("KungFuMomentum", "kungfu", "KungFuMomentum"), ("nn.Momentum", "kungfu", "nn.Momentum")]
     kinds: dict[str, type[Contender]] = {"kungfu": KungFuTraining}
     if "mindspore" in options.vs and ranks > 1:
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace, ranks: int, out: report.Report) -> None:
 
 
 def _verify(entries: Sequence[rounds.Entry], ranks: int) -> None:
-    """Everyone who trains on the same data must have the same weights by now."""
+    """Check that all that train on the same data have the same weights by now."""
     together = [e for e in entries if ranks == 1 or e.label != "nn.Momentum"]
     sums = [(e, rank, float(a["checksum"])) for e in together for rank, a in enumerate(e.answers)]
     expected = sums[0][2]

@@ -1,4 +1,4 @@
-"""One rank of a contender: ``python -m benchmarks.worker module:Class folder rank size ...``; see :mod:`.group`.
+"""One rank of a baseline: ``python -m benchmarks.worker module:Class folder rank size ...``; see :mod:`.group`.
 
 It receives tasks from the socket in `folder` and answers each; between tasks it is blocked in a read. It ends when the
 other side does.

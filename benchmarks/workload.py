@@ -1,4 +1,4 @@
-"""What a contender works on: tensors whose values depend on rank and index, and what has to come out."""
+"""The data of a baseline: tensors whose values depend on rank and index, and the expected results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Dtype:
         return int(np.dtype(self.storage).itemsize)
 
     def encode(self, values: Array) -> Array:
-        if self.name == "bfloat16":  # all values here are small integers, for which cutting off is exact
+        if self.name == "bfloat16":  # all values here are small integers, for which truncation is exact
             return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
         return values.astype(self.storage)
 
@@ -48,7 +48,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Task:
-    """One measurement of one contender, the same at all its ranks.
+    """One measurement of one baseline, the same at all its ranks.
 
     `counts` are the elements of each tensor; `groups` the tensors [begin, end) that travel together. A measurement is
     `samples` times `batch` calls, which take `sets` sets of buffers in turns.
@@ -70,7 +70,7 @@ class Task:
 
 
 class Workload:
-    """The buffers of one rank. A contender reads ``sets[i][0]`` and leaves its results in ``sets[i][1]``.
+    """The buffers of one rank. A baseline reads ``sets[i][0]`` and leaves its results in ``sets[i][1]``.
 
     A broadcast is in place: its outputs are its inputs.
     """
@@ -102,7 +102,7 @@ class Workload:
         return self.dtype.encode(getattr(values, self.task.op)(0))
 
     def poison(self) -> None:
-        """Overwrites all outputs, so that only a call can have put the right values there."""
+        """Overwrite all outputs, so that only a call can have put the right values there."""
         if self.task.kind == "broadcast" and self.rank == self.task.root:
             return
         for _, outputs in self.sets:
@@ -110,7 +110,7 @@ class Workload:
                 output.view(np.uint8).fill(_POISON)
 
     def verify(self, used: int) -> str | None:
-        """What is wrong with the outputs of the first `used` sets; None where all is right."""
+        """Return what is wrong with the outputs of the first `used` sets; None if all is right."""
         for i, (_, outputs) in enumerate(self.sets[:used]):
             for t, output in enumerate(outputs):
                 wrong = self._difference(output.reshape(-1), self._expected(t))

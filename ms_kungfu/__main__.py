@@ -1,4 +1,4 @@
-"""``python -m ms_kungfu``: what there is, a line each."""
+"""``python -m ms_kungfu``: list the commands, a line each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ms_kungfu._installation import checkout
 from ms_kungfu._processes import printing
 from ms_kungfu._version import VERSION
 
-# As they are typed, and what they are for. tests/unit/test_commands.py looks whether any is missing.
+# The commands as they are typed, and their purpose. tests/unit/test_commands.py checks that none is missing.
 COMMANDS = {
     "kungfu-run": "starts a program as the workers of a job, on one host or several, and looks after them",
     "kungfu-run status": "shows the jobs that run: workers, steps, changes and their reasons",

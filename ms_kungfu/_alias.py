@@ -1,15 +1,15 @@
-"""KungFu's names in MindSpore: a finder of our own, asked after all others, answers for them.
+"""KungFu's names in MindSpore: ms_kungfu's finder, the last one that Python asks, answers for them.
 
 ``mindspore.ops.operations.kungfu_comm_ops`` is where KungFu's source-tree integration of MindSpore had its primitives,
 ``mindspore.nn.optim.kungfu`` and ``mindspore.train.callback._kungfu`` its optimizers and callbacks; ``mindspore.nn``
-had the optimizers, too, and ``mindspore._c_expression`` its bindings. Programs written for it import those
-modules. Nothing of MindSpore is changed: they get modules that hand out the classes and functions of this package, and
-modules that MindSpore has answer for the integration's names besides their own. What has no counterpart is refused
-with what to do instead.
+had the optimizers, too, and ``mindspore._c_expression`` its bindings. Programs written for it import those modules.
+MindSpore stays unchanged. Such programs get modules that return the classes and functions of this package, and
+MindSpore's own modules also answer for the integration's names. A name without a counterpart raises an error with the
+alternative.
 
-A program that imports the former before this package, or without it, is served by cmake/ms_kungfu_alias.pth and
-ms_kungfu_names.py, which lie beside the installed package: Python runs the first at each start, and that imports the
-second where a program imports MindSpore, which imports this package where it asks for one of these names.
+cmake/ms_kungfu_alias.pth and ms_kungfu_names.py, beside the installed package, serve a program that imports MindSpore
+before this package, or without it. Python runs the first at each start. That imports the second if a program imports
+MindSpore, and the second imports this package if the program asks for one of these names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CALLBACKS = "mindspore.train.callback._kungfu"
 MADE = (NAME, _OPTIMIZERS, _CALLBACKS)
 """Modules of the integration."""
 
-# What that integration called its bindings.
+# The integration's names for its bindings.
 _OLD_NAMES = {
     "kungfu_init": "init",
     "kungfu_finalize": "finalize",
@@ -43,7 +43,7 @@ _OLD_NAMES = {
 }
 
 
-# What it had and has no counterpart, with what to do instead.
+# Its names without a counterpart, with the alternative.
 _REFUSED = {
     "kungfu_nccl_init": "NCCL is taken by itself on GPUs; leave it out, or write ms_kungfu.KungFuContext(device='GPU')",
     "kungfu_nccl_finalize": "NCCL is left with the cluster; leave it out, or call ms_kungfu.finalize()",
@@ -55,9 +55,9 @@ _SUMMED = ("KungFuMomentum", "KungFuSGD")
 
 
 def _later(module: str, name: str, places: Sequence[str]) -> Any:
-    """What is only looked up when a program asks for it, because it imports more."""
+    """Look names up only when a program asks for them, because that imports more."""
     if name in _REFUSED:
-        # Not an AttributeError: `from ... import` would drop the sentence.
+        # Not an AttributeError: `from ... import` would drop the message.
         raise ImportError(f"ms_kungfu has no {name} of KungFu's MindSpore: {_REFUSED[name]}")
     if name in _OLD_NAMES:
         return getattr(import_module("ms_kungfu"), _OLD_NAMES[name])
@@ -76,8 +76,7 @@ def _later(module: str, name: str, places: Sequence[str]) -> Any:
 
 
 def of_mindspore(module: str, name: str) -> Any:
-    """What a module of MindSpore's that had names of the integration answers, for ms_kungfu_names.py; None where it had
-    none of this name."""
+    """Return a name of the integration in a module of MindSpore's, for ms_kungfu_names.py; None for other names."""
     try:
         return _later(module, name, () if module == "mindspore._c_expression" else ("optimizers",))
     except AttributeError:
@@ -103,7 +102,7 @@ class _Loader(Loader):
 
 
 def spec(name: str) -> ModuleSpec:
-    """What an import of a module of the integration is answered with."""
+    """Return the spec for an import of a module of the integration."""
     return ModuleSpec(name, _Loader())
 
 

@@ -1,7 +1,7 @@
-"""Lets `import ms_kungfu` work in the checkout's root, where the source folder shadows the installed package.
+"""Let `import ms_kungfu` work in the checkout's root, whose source folder shadows the installed package.
 
 The source folder holds no compiled runtime, so Python would find a package that can't work. The first lines of
-``ms_kungfu/__init__.py`` hand their namespace to :func:`use_installed_build`, which points the package at the installed
+``ms_kungfu/__init__.py`` pass their namespace to :func:`use_installed_build`, which points the package at the installed
 one. Copying the build into the source folder instead would give the checkout a second, soon outdated build.
 """
 
@@ -18,7 +18,7 @@ def _has_build(folder: Path) -> bool:
 
 
 def find_build(searched: Iterable[str]) -> Path | None:
-    """The first folder that holds the compiled runtime: one of `searched`, else that of an installed distribution."""
+    """Return the first folder that holds the compiled runtime: one of `searched`, else an installed distribution's."""
     return next((Path(f) for folders in (searched, _installed()) for f in folders if _has_build(Path(f))), None)
 
 
@@ -29,9 +29,9 @@ def _installed() -> Iterator[str]:
 
 
 def use_installed_build(package: MutableMapping[str, Any]) -> None:
-    """Makes the package whose globals are `package` load its modules from where the compiled runtime is.
+    """Make the package with the globals `package` load its modules from the folder of the compiled runtime.
 
-    Does nothing for an installed package and for an editable install, whose search path reaches the runtime already.
+    Do nothing for an installed package, nor for an editable install: its search path reaches the runtime already.
     """
     path: list[str] = package["__path__"]
     build = find_build(path)
@@ -46,6 +46,6 @@ def use_installed_build(package: MutableMapping[str, Any]) -> None:
 
         raise ImportError(f"{path[0]} lacks ms_kungfu._core: the installation is damaged; {reinstall()}")
     if str(build) not in path:
-        # In place: the import system holds on to this very list (the spec's search locations).
+        # In place: the import system keeps this very list (the spec's search locations).
         path[:] = [str(build)]
         package["__file__"] = str(build / "__init__.py")

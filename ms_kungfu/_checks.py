@@ -1,4 +1,4 @@
-"""What is asked of arguments in many places, and said of them alike."""
+"""Checks of arguments that many places need, with the same messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def at_least(least: int, value: Any, what: str) -> int:
-    """`value` as an int. ValueError unless it is an integer (no bool) of `least` or more."""
+    """Return `value` as an int. ValueError unless it is an integer (no bool) of `least` or more."""
     try:
         number = None if isinstance(value, bool) else index(value)
     except TypeError:

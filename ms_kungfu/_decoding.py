@@ -1,8 +1,8 @@
 """Decode JSON that another process, host or user has written.
 
-`json.loads` accepts more than the rest of this package can handle. It stops with RecursionError at deep nesting, and
-its values may raise much later: a lone surrogate when a text is encoded, 10**400 when it becomes a float, NaN when it
-is compared. `decode` refuses all of these, with one exception.
+`json.loads` accepts more than the rest of this package can handle. It stops with RecursionError at deep nesting. Its
+values may raise much later: a lone surrogate when a text is encoded, 10**400 when it becomes a float, NaN when it is
+compared. `decode` rejects all of these with one exception class.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class MalformedError(ValueError):
 
 
 class ProtocolError(Exception):
-    """The other end does not speak the protocol, or is not who it should be."""
+    """The other end doesn't speak the protocol, or isn't the expected one."""
 
 
 def decode(data: bytes | str, limit: int, *, raw_bytes: bool = False, own: bool = False) -> Any:
@@ -50,7 +50,7 @@ def decode(data: bytes | str, limit: int, *, raw_bytes: bool = False, own: bool 
         raise MalformedError(f"it has {len(data)} bytes; at most {limit} are read")
     try:
         text = data if isinstance(data, str) else data.decode("utf-8")
-        # Before json.loads: where a program has raised Python's recursion limit, deep nesting ends the process.
+        # Before json.loads: if a program has raised Python's recursion limit, deep nesting ends the process.
         _check_depth(text, _MAX_OWN_DEPTH if own else MAX_DEPTH)
         if own:
             value = json.loads(text)
@@ -66,7 +66,7 @@ def decode(data: bytes | str, limit: int, *, raw_bytes: bool = False, own: bool 
         raise MalformedError("it is not UTF-8") from None
     except ValueError as error:
         raise MalformedError(f"it is not JSON: {error}") from None
-    # UTF-8 has no surrogates, so that a lone one can only come of an escape.
+    # UTF-8 has no surrogates, so a lone one can only come from an escape.
     if _SURROGATE.search(text) or not (isinstance(data, bytes) or text.isascii()):
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape" if raw_bytes else "strict")

@@ -1,4 +1,4 @@
-"""Opening the device layer (`ops_src/include/kungfu/device.h`), and which of the vendors' libraries it is to take."""
+"""Open the device layer (`ops_src/include/kungfu/device.h`), and choose the vendors' libraries for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENGINES = ("auto", "vendor", "staging")  # in the order of kf_engine
 
 
 def check_target(device: str) -> str:
-    """MindSpore's spelling of a device target; ValueError for another one."""
+    """Return MindSpore's spelling of a device target; ValueError for another one."""
     for target in TARGETS:
         if isinstance(device, str) and device.upper() == target.upper():
             return target
@@ -40,8 +40,8 @@ def _is_loaded(path: str) -> bool:
 
 
 def _paths(libraries: Iterable[Library]) -> str:
-    # What the process has loaded already comes first: a second CUDA runtime beside MindSpore's would have another idea
-    # of which device is current.
+    # Libraries that the process has loaded already come first: a second CUDA runtime would have another current device
+    # than MindSpore's.
     found = dict.fromkeys(path for library in libraries for path in candidates(library))
     return ":".join(sorted(found, key=lambda path: not _is_loaded(path)))
 
@@ -50,8 +50,8 @@ def open_device(target: str) -> None:
     """Open the vendor's libraries for `target` (``"GPU"`` or ``"Ascend"``). Idempotent.
 
     Raises:
-        ImportError: with the name of the library that is missing, or where there is no device.
-        DeviceError: where the vendor's library refuses.
+        ImportError: with the name of the library that is missing, or if there is no device.
+        DeviceError: the vendor's library rejects the call.
     """
     kind = _KINDS[target]
     _core.device_open(
@@ -65,5 +65,5 @@ def open_device(target: str) -> None:
 
 
 def engine_in_use() -> str:
-    """What the collectives between devices went through last, and why, e.g. ``NCCL 2.21.5``; for people."""
+    """Return what the collectives between devices used last, and why, e.g. ``NCCL 2.21.5``; for messages."""
     return str(_core.device_engine())

@@ -1,9 +1,8 @@
-"""Command lines as Go's flag package reads them, which is what KungFu's users type, on top of argparse.
+"""Parse command lines like Go's flag package, as KungFu's users type them, by argparse.
 
-One dash or two; ``-name value`` or ``-name=value``; a switch stands alone or as ``-q=false``; the flags end at the
-first other word or at ``--``, so that the flags of the program to run are left alone. argparse by itself takes
-``-worker`` for ``-w orker`` and accepts abbreviations; here a name is right or it is an error that names the nearest
-right one.
+One dash or two; ``-name value`` or ``-name=value``; a switch is alone or ``-q=false``. The flags end at the first other
+word or at ``--``, so that the flags of the program to run stay. argparse by itself reads ``-worker`` as ``-w orker``
+and accepts abbreviations. Here a wrong name is an error that names the nearest right one.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ _UNIT_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m":
 
 
 class UsageError(Exception):
-    """A command line that makes no sense; the message is one sentence for the user."""
+    """An invalid command line; the message is one sentence for the user."""
 
 
 def failed(program: str, error: object, code: int) -> int:
-    """Says why the program ends, and returns its exit status."""
+    """Print why the program ends, and return its exit status."""
     print(f"{program}: {error}", file=sys.stderr)
     return code
 
@@ -33,25 +32,25 @@ class FlagParser(argparse.ArgumentParser):
     """An ArgumentParser for Go's way of writing flags."""
 
     def __init__(self, prog: str, usage: str, description: str, refused: Mapping[str, str] | None = None) -> None:
-        """`refused`: flags of other programs, or that belong elsewhere, and why they aren't flags here."""
+        """`refused`: flags of other programs, or of other commands, and why they aren't flags here."""
         super().__init__(prog, usage, description, add_help=False, allow_abbrev=False)
         self._is_switch: dict[str, bool] = {}
-        self.given: set[str] = set()  # the names of those that were there
-        self.spelled: list[str] = []  # those themselves, one word each
+        self.given: set[str] = set()  # the names of the flags in the command line
+        self.spelled: list[str] = []  # these flags, one word each
         self._refused = refused or {}
         self.flag("h", "show this help", type=switch)
         self.flag("help", argparse.SUPPRESS, type=switch)
 
     def flag(self, name: str, help: str, *, type: Callable[[str], Any] = str, metavar: str = "", **more: Any) -> None:
-        """`more`: as of add_argument. A flag of type `switch` may stand alone."""
-        # Always given a value below: nargs="?" would swallow the program's name after a switch.
+        """Add a flag. `more`: as of add_argument. A flag of type `switch` may stand alone."""
+        # Always given a value below: nargs="?" would take the program's name after a switch.
         self._is_switch[name] = type is switch
         self.add_argument(f"-{name}", help=help, type=type, metavar=metavar, **more)
 
     def parse(self, arguments: Sequence[str], flags: Namespace | None = None) -> tuple[Namespace, list[str]]:
-        """The flags, and the words after them; `flags` that were parsed before are added to.
+        """Return the flags, and the words after them; `flags` that were parsed before are extended.
 
-        UsageError says what is wrong. Who asks for help gets it, and the program ends.
+        UsageError says what is wrong. A request for help prints it and ends the program.
         """
         spelled = self.spelled = []
         words = list(arguments)
@@ -91,7 +90,7 @@ class FlagParser(argparse.ArgumentParser):
 
 
 def switch(text: str) -> bool:
-    """The type of flags that are on or off."""
+    """Parse a flag that is on or off."""
     if text.lower() in ("1", "t", "true"):
         return True
     if text.lower() in ("0", "f", "false"):
@@ -100,7 +99,7 @@ def switch(text: str) -> bool:
 
 
 def integer(low: int, high: int | None = None) -> Callable[[str], int]:
-    """A whole number from `low` to `high`."""
+    """Return a type of whole numbers from `low` to `high`."""
 
     def parse(text: str) -> int:
         if not re.fullmatch("[+-]?[0-9]+", text):  # int() alone takes "1_0" and other scripts' digits
@@ -115,7 +114,7 @@ def integer(low: int, high: int | None = None) -> Callable[[str], int]:
 
 
 def duration(text: str) -> float:
-    """Seconds from ``"1h30m"``, ``"1.5s"``, ``"200ms"`` as Go writes them, or from a plain number of seconds."""
+    """Return seconds from ``"1h30m"``, ``"1.5s"``, ``"200ms"`` as in Go, or from a plain number of seconds."""
     parts = re.findall(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h)", text)
     if parts and "".join(number + unit for number, unit in parts) == text:
         return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)

@@ -1,4 +1,4 @@
-"""How this package was installed, for sentences that say what is wrong with it and how to mend it."""
+"""How this package was installed, for messages on what is wrong with it and how to repair it."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from urllib.parse import unquote, urlparse
 def _own() -> Distribution | None:
     try:
         return distribution("ms-kungfu")
-    except PackageNotFoundError:  # somebody's copy of the folder
+    except PackageNotFoundError:  # a copied folder
         return None
 
 
 def _source(own: Distribution) -> tuple[str, bool]:
-    """What pip was given, and whether that is a folder; "": it was from an index."""
+    """Return what pip was given, and whether that is a folder; "": it was from an index."""
     given = json.loads(own.read_text("direct_url.json") or "{}")
     url = given.get("url", "")
     return unquote(urlparse(url).path) if url.startswith("file:") else url, "dir_info" in given
 
 
 def checkout() -> str | None:
-    """The folder that it was installed from, if it was one."""
+    """Return the folder that it was installed from, if it was one."""
     own = _own()
     source, is_folder = _source(own) if own is not None else ("", False)
     return source if is_folder else None
 
 
 def is_of_a_wheel() -> bool:
-    """Whether it came built: it can't be built anew where it is installed."""
+    """Return whether it came built, so that the machine can't rebuild it."""
     own = _own()
     return own is not None and not _source(own)[1]
 
 
 def reinstall() -> str:
-    """What mends an installation that is damaged, or builds it anew for what is there now; for a user to do."""
+    """Return the command for a user that repairs a damaged installation, or rebuilds it."""
     own = _own()
     source, is_folder = _source(own) if own is not None else ("", False)
     if own is None or (is_folder and not Path(source).is_dir()):
@@ -50,7 +50,7 @@ def reinstall() -> str:
 
 
 def damaged() -> list[str]:
-    """Files of the package that aren't there, and libraries that were cut, relative to the package's folder."""
+    """Return missing files of the package, and truncated libraries, relative to the package's folder."""
     own = _own()
     files = (own.files if own is not None else None) or []
     ours = [file for file in files if file.parts[0] == "ms_kungfu" and file.suffix != ".pyc"]
@@ -58,5 +58,5 @@ def damaged() -> list[str]:
 
 
 def _is_whole(path: Path, size: int | None) -> bool:
-    # Whoever edits a file of Python's knows what is in it.
+    # An edited Python file is no damage.
     return path.is_file() and (path.suffix != ".so" or size in (None, path.stat().st_size))

@@ -1,9 +1,9 @@
-"""Where the lines of logger ``ms_kungfu`` go in a worker whose program says nothing about logging.
+"""The output of logger ``ms_kungfu`` in a worker whose program doesn't configure logging.
 
-Python alone hides INFO, and so each resize, death and checkpoint. Under ``kungfu-run`` they are lines on stderr, with
-time and rank, from ``KUNGFU_LOG_LEVEL`` on. A program that gives a handler to the root logger or to ``ms_kungfu``,
-before or after, has them in its own way instead, and its levels hold. What the runtime has to tell meanwhile (who has
-waited long for whom) is a warning among them.
+Python by itself hides INFO, and so each resize, failure and checkpoint. Under ``kungfu-run`` they are lines on stderr,
+with time and rank, from ``KUNGFU_LOG_LEVEL`` on. If a program gives a handler to the root logger or to ``ms_kungfu``,
+before or after, its handlers and levels replace them. The runtime's own messages (which ranks have waited long for
+which) are warnings among them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FORMAT = "%(asctime)s ms_kungfu[%(rank)s] %(levelname)s: %(message)s"
 
 
 class _UntilTheProgramLogs(logging.Handler):
-    """Writes to stderr, and goes away at the first record after the program has set up logging."""
+    """Writes to stderr, and removes itself at the first record after the program has set up logging."""
 
     def __init__(self, rank: Callable[[], int]) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class _UntilTheProgramLogs(logging.Handler):
                 _logger.setLevel(logging.NOTSET)
             return
         record.rank = f"rank {self._rank()}"
-        # As of logging's own last resort: a stream that is closed or full is no reason to end a training.
+        # As logging's own last resort: a stream that is closed or full must not end a training.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(self.format(record) + "\n")
             sys.stderr.flush()
@@ -47,12 +47,12 @@ def _programs_handlers() -> bool:
 
 
 def set_up(rank: Callable[[], int]) -> None:
-    """For a worker. Idempotent; ValueError for a wrong KUNGFU_LOG_LEVEL."""
+    """Set up logging in a worker. Idempotent; ValueError for a wrong KUNGFU_LOG_LEVEL."""
     level = env.LOG_LEVEL.get()
     if _logger.level == logging.NOTSET and (os.environ.get(env.LOG_LEVEL.name) or not _programs_handlers()):
         _logger.setLevel(level)
     if not _logger.handlers and not _programs_handlers():
         _logger.addHandler(_UntilTheProgramLogs(rank))
-    # Called on a thread of the runtime's own, for which no collective waits. It needs the GIL, which no collective and
+    # A thread of the runtime's own calls this, for which no collective waits. It needs the GIL, which no collective and
     # no kernel of MindSpore holds while it waits.
     _core.set_log(lambda line: _logger.warning("runtime: %s", line))

@@ -1,5 +1,4 @@
-"""What the programs of this package do about processes: limits of their own, who is below whom, jobs that end with
-whoever starts them."""
+"""What the programs of this package do about processes: limits, ancestors, and jobs that end with their starter."""
 
 from __future__ import annotations
 
@@ -18,27 +17,32 @@ from types import FrameType
 from typing import Any
 
 _GRACE_S = 10.0
-# For a worker to write the Python stacks of its threads to stderr. Of those for real time, which programs hardly use.
+# Has a worker write the Python stacks of its threads to stderr. A real-time signal, which programs hardly use.
 STACK_SIGNAL = signal.SIGRTMIN + 13
 
 
 def raise_descriptor_limit() -> None:
-    """Lets this process have as many descriptors as the system allows it: the usual soft limit of 1024 is for programs
-    that use select(2). Its children inherit what holds when they are forked."""
+    """Let this process have as many descriptors as the system allows it.
+
+    The usual soft limit of 1024 is for programs that use select(2). Its children inherit the limit at their fork.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with contextlib.suppress(ValueError, OSError):  # some systems allow less than they say
+        with contextlib.suppress(ValueError, OSError):  # some systems allow less than they claim
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def stat_of(pid: int | str) -> list[str]:
-    """What /proc tells of a process, from its state on. OSError where it is gone."""
+    """Return the fields of a process in /proc, from its state on. OSError if it has ended."""
     # The name in parentheses may hold spaces and parentheses itself.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def pin_threads(pid: int | str, cores: set[int]) -> bool:
-    """Moves the threads of process `pid` to `cores`. Whether one had to be moved: it may have started others since."""
+    """Move the threads of process `pid` to `cores`.
+
+    Return whether one had to be moved: it may have started others since.
+    """
     moved = False
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -50,7 +54,7 @@ def pin_threads(pid: int | str, cores: set[int]) -> bool:
 
 
 def is_above(pid: int) -> bool:
-    """Whether that process has started this one, or one that has."""
+    """Return whether that process has started this one, or one that has."""
     above = os.getppid()
     while above > 1 and above != pid:
         try:
@@ -61,7 +65,7 @@ def is_above(pid: int) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """None where the process is gone."""
+    """Return the children; None if the process has ended."""
     found: list[int] = []
     files = glob.glob(f"/proc/{pid}/task/*/children")
     for file in files:
@@ -80,15 +84,17 @@ def descendants(pid: int) -> list[int]:
 
 
 def show_stacks_when_asked() -> None:
-    """From now on STACK_SIGNAL has this process write its threads' stacks, whatever they do; unless the program has a
-    use of its own for it."""
+    """Let STACK_SIGNAL have this process write its threads' stacks, unless the program uses the signal itself."""
     if signal.getsignal(STACK_SIGNAL) is signal.SIG_DFL:
         faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
 
 
 def ask_for_stack(pid: int) -> bool:
-    """Has a worker write its stacks. Whether it will: one that hasn't joined yet doesn't know the signal, and would end
-    by it. `pid` may be a script's, with the worker below it."""
+    """Have a worker write its stacks; return whether it will.
+
+    One that hasn't joined yet doesn't handle the signal, and would end by it. `pid` may be a script's, with the worker
+    below it.
+    """
     for each in (pid, *descendants(pid)):
         with contextlib.suppress(OSError):
             status = Path(f"/proc/{each}/status").read_text()
@@ -101,17 +107,19 @@ def ask_for_stack(pid: int) -> bool:
 
 @contextlib.contextmanager
 def printing(program: str) -> Iterator[None]:
-    """What is printed in it may have characters that the terminal lacks, and may end early (`... | head`). Where it
-    can't be written, as on a full disk, that is the program's last word."""
+    """Print in this block, whatever characters the terminal lacks, and even if the reader ends early (`... | head`).
+
+    If the output can't be written, as on a full disk, that is the program's last message.
+    """
     if sys.stdout is None:  # >&-
         sys.exit(f"{program}: what it has to say can't be written: standard output is closed")
-    with contextlib.suppress(AttributeError):  # somebody's own stream
+    with contextlib.suppress(AttributeError):  # a stream of another program's
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         yield
         sys.stdout.flush()
     except OSError as error:
-        # What is still in its buffer goes nowhere when the process ends.
+        # The rest of its buffer is discarded when the process ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             sys.exit(f"{program}: what it has to say can't be written: {error.strerror}")
@@ -119,9 +127,9 @@ def printing(program: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block by SystemExit, so that its `finally` clauses run; further ones are ignored then.
+    """End the block at SIGTERM and SIGHUP by SystemExit, so that its `finally` clauses run; ignore further ones.
 
-    Does nothing outside of the main thread, nor for a signal that is ignored (nohup) or that somebody handles already.
+    It does nothing outside of the main thread, nor for a signal that is ignored (nohup) or has a handler already.
     """
     handled = []
     if threading.current_thread() is threading.main_thread():
@@ -142,7 +150,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def end_launcher(process: subprocess.Popen[Any]) -> None:
-    """Ends a kungfu-run that may be running, and so its job."""
+    """End a kungfu-run that may be running, and so its job."""
     if process.poll() is None:
         process.terminate()
         try:

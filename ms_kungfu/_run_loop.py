@@ -1,4 +1,4 @@
-"""asyncio by `run_time`, whose argument is in `_run_time.py`."""
+"""asyncio by `run_time`, which `_run_time.py` explains."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class _Slices(selectors.DefaultSelector):
-    """An idle loop reads its clock, too."""
+    """A selector that waits in slices: an idle loop reads its clock, too."""
 
     def select(self, timeout: float | None = None) -> Any:
         return super().select(SLICE_S if timeout is None else min(timeout, SLICE_S))
@@ -22,7 +22,7 @@ class _Slices(selectors.DefaultSelector):
 class RunTimeLoop(asyncio.SelectorEventLoop):
     """asyncio's loop, whose timers, timeouts and `time` leave pauses out.
 
-    Behind a pause it first handles what has come meanwhile: a timer is due once what was left of it has run.
+    After a pause it first handles what has come meanwhile: a timer fires once its remaining time has run.
     """
 
     def __init__(self, clock: Callable[[], float] = run_time) -> None:
@@ -39,7 +39,7 @@ class _Policy(asyncio.DefaultEventLoopPolicy):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run` in a RunTimeLoop. Threads that call `asyncio.run` meanwhile get one, too."""
+    """Run `asyncio.run` in a RunTimeLoop. Threads that call `asyncio.run` meanwhile get one, too."""
     before = asyncio.get_event_loop_policy()
     asyncio.set_event_loop_policy(_Policy())  # asyncio.run has no other way to choose a loop before Python 3.12
     try:

@@ -1,17 +1,17 @@
 """Deadlines that survive a pause of the whole job: SIGSTOP, a suspended Slurm step, a paused virtual machine.
 
-Every clock goes on while a process is stopped, so a waiter that wakes up behind a pause would find its deadline passed,
-though the process that it waits for was stopped as well and could not answer. `run_time` leaves such pauses out.
+Every clock runs while a process is stopped. So a process that wakes up after a pause would find its deadline passed,
+although the awaited process was stopped as well and couldn't answer. `run_time` leaves such pauses out.
 
 1. A thread that waits for a deadline of `run_time` reads it at least every `SLICE_S`: it waits in slices.
 2. So two readings of one process that are further apart than `MOST_GAP_S` have time between them in which no thread of
    it waited for a deadline, or in which the process did not run. Of that distance only `MOST_GAP_S` counts. The first
-   kind harms nothing: no deadline is running then. (`test_pause_counts_as_one_gap`.)
+   kind is harmless: no deadline is running then. (`test_pause_counts_as_one_gap`.)
 3. A pause costs the awaited process at most `MOST_GAP_S` of its time, however long it is.
 4. A wait still ends: each reading counts the time since the last one in full, or `MOST_GAP_S`. A machine that is short
    of cores makes deadlines longer, never shorter.
 
-What other hosts and leases do while this one is paused is a matter of the real clock: `seat.TimeToAsk` takes that.
+Other hosts and leases follow the real clock while this one is paused: `leader_snapshot.TimeToAsk` uses that.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import time
 from typing import Callable
 
 SLICE_S = 0.5
-# More than lost_hosts.Leases takes for a look that comes late, so that a pause that is cut still is one there.
+# More than lost_hosts.Leases allows for a late look, so that a shortened pause still counts as one there.
 MOST_GAP_S = 2.0
 
 
 class RunClock:
-    """Seconds, of which only differences mean something. Thread-safe."""
+    """Seconds, of which only differences have a meaning. Thread-safe."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -43,7 +43,7 @@ class RunClock:
             return now - self._paused
 
     def after_fork(self) -> None:
-        """In the child: the thread that held the lock may be none of its own."""
+        """Renew the lock in a forked child: the thread that held it may not exist there."""
         self._lock = threading.Lock()
 
 

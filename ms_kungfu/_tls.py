@@ -1,7 +1,7 @@
-"""TLS, as ``KUNGFU_TLS_CERT``, ``KUNGFU_TLS_KEY`` and ``KUNGFU_TLS_CA`` turn it on: what they name, checked.
+"""TLS, turned on by ``KUNGFU_TLS_CERT``, ``KUNGFU_TLS_KEY`` and ``KUNGFU_TLS_CA``: check the files that they name.
 
-Both ends of a connection show a certificate that the CA has signed, and who calls checks that it is for the name or
-address that he has called. Who is called checks no name: of callers it knows none but what they say.
+Both ends of a connection show a certificate that the CA has signed, and the caller checks that it is for the name or
+address that it has called. The called end checks no name, since it doesn't know its callers' names.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _VARIABLES = (env.TLS_CERT, env.TLS_KEY, env.TLS_CA)
 
 @dataclass(frozen=True)
 class Tls:
-    """Files in PEM: this host's certificate (and what leads from it to the CA), its key, the CA's certificate."""
+    """Files in PEM: this host's certificate (and its chain to the CA), its key, the CA's certificate."""
 
     certificate: str
     key: str
     ca: str
 
     def context(self, *, called: bool) -> ssl.SSLContext:
-        """Of Python's, for who is called or calls. ValueError says what is wrong with the files."""
+        """Return Python's context, for the called end or the caller. ValueError says what is wrong with the files."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if called else ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2  # not each Python's default, nor each distribution's
-        context.verify_mode = ssl.CERT_REQUIRED  # of a client, that means: host names are checked
+        context.minimum_version = ssl.TLSVersion.TLSv1_2  # not the default of each Python or distribution
+        context.verify_mode = ssl.CERT_REQUIRED  # in a client, that also checks host names
         for variable, path in zip(_VARIABLES, (self.certificate, self.key, self.ca)):
             try:
                 os.close(open_regular(path))  # OpenSSL would wait at a FIFO
@@ -47,7 +47,7 @@ class Tls:
                     f"password, in PEM ({error.reason or error})"
                 )
             raise ValueError(why) from None
-        except ValueError:  # a password is asked for, and there is none
+        except ValueError:  # the key needs a password, and there is none
             raise ValueError(f"{env.TLS_KEY.name}: {self.key} asks for a password; give a key without") from None
         try:
             context.load_verify_locations(self.ca)
@@ -58,7 +58,10 @@ class Tls:
         return context
 
     def check(self, name: str = "") -> None:
-        """As who calls `name` will, and who is called: ValueError says why this host's own certificate won't do."""
+        """Check this host's own certificate as a caller of `name` and a called end do.
+
+        ValueError says what is wrong.
+        """
         caller, called = self.context(called=False), self.context(called=True)
         caller.check_hostname = bool(name)
         to_caller, to_called = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -80,7 +83,7 @@ class Tls:
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> Tls | None:
-    """None: it is off. ValueError where some of the variables are set, and others aren't."""
+    """Return the settings; None: TLS is off. ValueError if only some of the variables are set."""
     values = [variable.get(environ) for variable in _VARIABLES]
     if not any(values):
         return None

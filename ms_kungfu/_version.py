@@ -1,4 +1,4 @@
-"""The version of ms_kungfu, the only place that has it; users read it as ``ms_kungfu.__version__``. And MindSpore's."""
+"""The version of ms_kungfu, in its only place; users read ``ms_kungfu.__version__``. And MindSpore's version."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ VERSION = "0.1.0"
 
 
 def mindspore_version() -> str:
-    """That of the MindSpore that this process has imported, or would import; "" where there is none."""
+    """Return the version of the MindSpore that this process has imported, or would import; "" without one."""
     loaded = getattr(sys.modules.get("mindspore"), "__version__", "")
     return str(loaded) if loaded else _installed_mindspore()
 

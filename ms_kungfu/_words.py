@@ -1,13 +1,13 @@
-"""Words that sentences for people have in common."""
+"""Words that messages have in common."""
 
 from __future__ import annotations
 
 
 def counted(number: int, thing: str) -> str:
-    """``1 worker``, ``2 workers``."""
+    """Return ``1 worker``, ``2 workers``."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def printable(text: str) -> str:
-    """What somebody else has written, without what does something to a terminal."""
+    """Return another program's text without what controls a terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,8 +1,8 @@
-"""What the living workers tell each other: each one's row at every worker, and what one of them tells all.
+"""Exchanges of the living workers: each one's row to every worker, or one worker's data to all.
 
-An all-gather has zeros in the place of a rank that has died. Here a row says by itself whether its rank took part, so
-that zeros are never taken for what somebody has told; and what one rank tells is told by another where it dies
-meanwhile. All survivors see the same rows and go through the same attempts (docs/recovery.md), so they choose alike.
+An all-gather has zeros for a failed rank. Here a row says whether its rank took part, so that zeros never count as a
+contribution. If a sending rank fails meanwhile, another one sends. All survivors get the same rows and make the same
+attempts (docs/recovery.md), so they choose alike.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Received = TypeVar("Received")
 
 
 def gather_living(row: Array, name: str, nonzero: int | None = None) -> dict[int, Array]:
-    """Collective: each rank's `row` by its rank, in their order; the same at every rank that is in it.
+    """Return each rank's `row` by its rank, in order, the same at every rank that is in it; collective.
 
-    The rows have one shape and dtype. A rank that has died isn't in it, whatever the row means; this rank always is.
+    The rows have one shape and dtype. A failed rank isn't in it, whatever the row means; this rank always is.
 
     Args:
-        nonzero: the place of an entry that is zero at no rank and so says by itself that it took part. By default a
-            byte is added that does.
+        nonzero: the index of an entry that is zero at no rank and so says that the rank took part. By default a byte is
+            added that does.
     """
     row = np.asarray(row)
     if nonzero is not None:
@@ -44,18 +44,20 @@ def gather_living(row: Array, name: str, nonzero: int | None = None) -> dict[int
 
 
 def gather_json(value: Any, name: str) -> dict[int, Any]:
-    """Collective: each living rank's value, as JSON carries it, by its rank, in their order; the same at every rank
-    that is in it."""
+    """Return each living rank's value by its rank, in order, the same at every rank in it; JSON; collective."""
     content = json.dumps(value).encode()
     lengths = gather_living(np.array([len(content)]), f"{name}/lengths")
     row = np.frombuffer(content.ljust(max(int(length[0]) for length in lengths.values()), b"\0"), dtype=np.uint8)
-    # Who has died since told a length and brings no text.
+    # A rank that has failed since sent a length and contributes no text.
     rows = gather_living(row, name)
     return {rank: json.loads(each.tobytes()[: int(lengths[rank][0])]) for rank, each in rows.items()}
 
 
 def broadcast_text(text: str, root: int, name: str = "kungfu/text") -> str:
-    """Collective: the root's text at every worker; `text` counts there only. PeerLostError where the root dies."""
+    """Return the root's `text`, which matters only there, at every worker; collective.
+
+    PeerLostError if the root fails.
+    """
     at_root = runtime.current_rank() == root
     content = np.frombuffer(text.encode(), dtype=np.uint8)
     length = comm.broadcast(np.array([content.size], dtype=np.int64), root=root, name=f"{name}/length")
@@ -64,7 +66,7 @@ def broadcast_text(text: str, root: int, name: str = "kungfu/text") -> str:
 
 
 def broadcast_json(value: Callable[[], Any], root: int) -> Any:
-    """Collective: what `value`, called at the root alone, returns there, as JSON carries it. Raises likewise."""
+    """Return at each worker what `value` returns at the root, as JSON; collective. Raises likewise."""
     return json.loads(broadcast_text(json.dumps(value()) if runtime.current_rank() == root else "", root))
 
 
@@ -75,13 +77,14 @@ def told_by_one(
     receive: Callable[[int, Mapping[int, Array]], Received],
     telling: str = "",
 ) -> Received:
-    """Collective: `receive(root, rows)`, where `choose(rows)` names the root by the living ranks' rows; where the root
-    dies meanwhile, the same again among those who are left.
+    """Return `receive(root, rows)`; collective. `choose(rows)` names the root by the living ranks' rows.
+
+    If the root fails meanwhile, the same happens again among the others.
 
     Args:
-        choose: a pure function, the same at every rank. What it raises is raised at every rank.
-        receive: collective; raises PeerLostError where its root dies, or what MindSpore makes of that.
-        telling: what the root does, for the warning that it died in it; without it there is none.
+        choose: a pure function, the same at every rank. Its exceptions are raised at every rank.
+        receive: collective; raises PeerLostError if its root fails, or MindSpore's error for that.
+        telling: what the root does, for the warning that it failed in it; without it there is none.
     """
     while True:
         rows = gather_living(row, name)
@@ -89,17 +92,19 @@ def told_by_one(
         try:
             return receive(root, rows)
         except (PeerLostError, RuntimeError) as error:
-            # MindSpore turns what its kernels raise into a RuntimeError that begins with the error's name.
+            # MindSpore turns its kernels' exceptions into a RuntimeError that begins with the exception's name.
             if not isinstance(error, PeerLostError) and PeerLostError.__name__ not in str(error):
                 raise
-            # Where it wasn't the root but the communicator that is lost, the next gathering says so.
+            # If the communicator is lost, and not the root, the next gathering raises that.
             if telling:
                 _log.warning('rank failed: rank=%d during="%s"', root, telling)
 
 
 def told_by_lowest(text: str, name: str) -> tuple[str, int]:
-    """Collective: the text of the lowest living rank at every worker, and which rank that is. Nothing is sent beyond
-    its length where it is empty."""
+    """Return the text of the lowest living rank, and that rank; collective.
+
+    Of an empty text only its length is sent.
+    """
 
     def receive(root: int, lengths: Mapping[int, Array]) -> tuple[str, int]:
         return broadcast_text(text, root, f"{name}/told") if lengths[root].any() else "", root

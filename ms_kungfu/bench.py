@@ -1,4 +1,4 @@
-"""Says where the benchmarks are: they are no part of the package, and run in a checkout."""
+"""Print where the benchmarks are: they are no part of the package, and run in a checkout."""
 
 from __future__ import annotations
 

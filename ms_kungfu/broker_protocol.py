@@ -1,9 +1,9 @@
-"""Broker protocol, framing and handshake of both ends, and the worker's end: asking this host's broker for a segment.
+"""The broker protocol: framing and handshake of both ends, and the requests of the worker's end.
 
 A connection serves one request after another. A message is a 4-byte big-endian length and that many bytes of JSON.
 `launcher.wire.messages` has their classes. The worker's end uses dictionaries, so that it needn't load msgspec: the
-broker has proved itself. Both ends prove that they know the job's secret before anything else is said, and both check
-that the other has their own user ID.
+broker has proved itself. Both ends first prove that they know the job's secret, and check that the other has their own
+user ID.
 """
 
 from __future__ import annotations
@@ -33,14 +33,17 @@ T = TypeVar("T")
 MAX_MESSAGE_BYTES = 64 * 1024
 _NONCE_BYTES = 16
 MAX_FDS = 4
-_CROWDED_S = 60.0  # six times what a stranger may be silent at the broker
+_CROWDED_S = 60.0  # six times the silence that the broker allows an unauthenticated client
 
 
 @dataclass(frozen=True)
 class Granted:
-    """A place in `cluster`. The caller owns `fd`, the descriptor of the segment of that cluster version, and those of
-    `link`: where the version is over several hosts, `fd` is the segment of this one, and `link` are the version's board
-    and the sockets to this host's link and for the models of the other hosts."""
+    """A slot in `cluster`, with descriptors that the caller owns.
+
+    `fd` is of the segment of that cluster version. If the version is over several hosts, `fd` is this host's segment.
+    Then `link` are the version's control block and the sockets to this host's transport and to the one for models of
+    the other hosts.
+    """
 
     cluster: Cluster
     rank: int
@@ -52,19 +55,20 @@ class Granted:
 
 @dataclass(frozen=True)
 class Detached:
-    """The chosen cluster version does not contain the caller. `evicted`: because somebody has named it."""
+    """The committed cluster version doesn't contain the caller. `evicted`: a user or another worker has named it."""
 
     evicted: bool = False
 
 
 @dataclass(frozen=True)
 class Stay:
-    """The agreed version was given up before anybody went over to it: its members stay in theirs."""
+    """The agreed version was given up before any worker adopted it: its members stay in theirs."""
 
 
 class BrokerClient:
-    """A worker's end. Keeps its connection from one request to the next: in a change of the cluster, for which all
-    wait, nobody has to be found and to prove anything any more.
+    """A worker's end. It keeps its connection from one request to the next.
+
+    So a change of the cluster, for which all wait, needs no new connection and proof.
 
     The connection belongs to one thread at a time, and to the process that has opened it: a forked child opens one of
     its own. :meth:`request_leave`, :meth:`fix_cores`, :meth:`expect` and :meth:`exchange_store` have each their own,
@@ -79,7 +83,10 @@ class BrokerClient:
 
     @classmethod
     def from_environment(cls) -> BrokerClient:
-        """Of the broker that this process was started with. ResizeError where kungfu-run has not started it."""
+        """Return the client of the broker that this process was started with.
+
+        ResizeError if kungfu-run hasn't started it.
+        """
         address, secret = env.BROKER.get(), env.JOB_SECRET.get()
         if address is None or secret is None:
             raise ResizeError("this process was not started by kungfu-run, so it can't join a cluster")
@@ -94,14 +101,14 @@ class BrokerClient:
         timeout: float | None,
         step: int | None = None,
     ) -> Granted | Detached | Stay:
-        """Asks for a place; waits up to `timeout` seconds, None: for ever.
+        """Request a slot; wait up to `timeout` seconds, None: for ever.
 
-        A member of cluster version `member_of` asks for the agreed `version`; a joining worker passes None for both,
-        which says that it is ready, and is answered once a version that contains it has been committed. Only a member
-        is told to stay. `step` is where its training is, for the launcher's lines.
+        A member of cluster version `member_of` asks for the agreed `version`. A joining worker passes None for both: it
+        is ready, and gets its answer once a version that contains it is committed. Only a member can get `Stay`. `step`
+        is its training's, for the launcher's log.
 
-        Raises PeerLostError where the launcher is gone, CollectiveTimeoutError, ResizeError where a member's request is
-        refused, and KungFuError where a joining worker's is or where the other end does not know the job's secret.
+        Raises PeerLostError if the launcher has ended, CollectiveTimeoutError, and ResizeError if a member's request is
+        rejected. It raises KungFuError if a joining worker's is, or if the other end doesn't know the job's secret.
         """
         wanted = "a cluster that contains it" if version is None else f"cluster version {version}"
         request = {
@@ -114,7 +121,7 @@ class BrokerClient:
         return answer
 
     def request_identity(self, standby: int) -> Granted | Detached:
-        """Standby number `standby` is ready: waits, however long, until it is needed and in its first version."""
+        """Report that standby `standby` is ready; wait, however long, until it has a slot in its first version."""
         request = {"type": "standby_request", "number": standby, "software": _software()}
         answer = self._ask(request, f"standby {standby}", "its place", None)
         if not isinstance(answer, (Granted, Detached)):
@@ -122,10 +129,11 @@ class BrokerClient:
         return answer
 
     def request_leave(self, peer: PeerID, timeout: float, terminated: bool = False) -> None:
-        """Asks that the cluster go on without `peer`, because it was `terminated` perhaps. Returns when it is
-        granted: the next version follows.
+        """Ask that the cluster continue without `peer`, perhaps because it was `terminated`.
 
-        Raises PeerLostError where the launcher is gone, CollectiveTimeoutError, and ResizeError where it is refused.
+        Return when it is granted: the next version follows.
+
+        Raises PeerLostError if the launcher has ended, CollectiveTimeoutError, and ResizeError if it is rejected.
         """
         with contextlib.closing(BrokerClient(self._address, self._secret)) as once:
             request = {"type": "leave_request", "peer": str(peer), "terminated": terminated}
@@ -134,16 +142,17 @@ class BrokerClient:
             raise ResizeError(answer)
 
     def fix_cores(self, each: int, timeout: float) -> int:
-        """Has this host's launcher give each worker the same number of cores, from now on and at every size of the
-        cluster: `each`, unless it is fixed already. That number, once this process has as many; 0: it pins nobody.
+        """Have this host's launcher give each worker the same number of cores, permanently and at every size.
+
+        It is `each`, unless it is fixed already. Return that number, once this process has as many; 0: workers aren't
+        pinned.
 
         Raises KungFuError, CollectiveTimeoutError and PeerLostError as :meth:`request_segment`.
         """
         return int(self._tell({"type": "fix_cores", "each": each}, "its cores", timeout)["each"])
 
     def expect(self, version: int, joining: int, size: int, timeout: float) -> None:
-        """Tells the launcher whom the members of cluster `version` expect next: a cluster of `size` workers, of whom
-        `joining` are new.
+        """Notify the launcher that the members of `version` expect `size` workers next, of which `joining` are new.
 
         Raises KungFuError, CollectiveTimeoutError and PeerLostError as :meth:`request_segment`.
         """
@@ -151,7 +160,7 @@ class BrokerClient:
         self._tell(request, "the next cluster", timeout)
 
     def _tell(self, request: dict[str, Any], about: str, timeout: float) -> dict[str, Any]:
-        """On a connection of its own: what the launcher answers, unless it is an error."""
+        """Send a request on a connection of its own. Return the launcher's answer, unless it is an error."""
         with _explained(f"process {os.getpid()}", about, timeout):
             with contextlib.closing(_connected(self._address, self._secret, timeout)) as connection:
                 send(connection, request)
@@ -164,7 +173,7 @@ class BrokerClient:
     def exchange_store(
         self, request: dict[str, Any], timeout: float, fd: int | None = None
     ) -> tuple[dict[str, Any], list[int]]:
-        """Asks about a model store, and hands over `fd`: the answer, and the descriptors that the caller owns then.
+        """Send a request about a model store, and `fd`. Return the answer, and descriptors that the caller owns.
 
         Raises OSError and ProtocolError.
         """
@@ -178,7 +187,7 @@ class BrokerClient:
             self._connection = None
 
     def _open(self, timeout: float | None) -> Connection:
-        """The open connection, or a new one; with a new deadline."""
+        """Return the open connection, or a new one, with a new deadline."""
         if self._connection is not None and self._owner != os.getpid():
             self.close()
         if self._connection is None:
@@ -190,7 +199,7 @@ class BrokerClient:
     def _ask(
         self, request: dict[str, Any], who: str, about: str, timeout: float | None
     ) -> Granted | Detached | Stay | str:
-        """The answer, or the text of an error. The connection is kept where there may be more to ask."""
+        """Return the answer, or the text of an error. The connection stays if more requests may follow."""
         kept = False
         try:
             with _explained(who, about, timeout):
@@ -211,7 +220,7 @@ class BrokerClient:
 
 @contextlib.contextmanager
 def _explained(who: str, about: str, timeout: float | None) -> Iterator[None]:
-    """What fails in it is an error of `ms_kungfu.errors`."""
+    """Turn failures in this block into an error of `ms_kungfu.errors`."""
     try:
         yield
     except socket.timeout:
@@ -225,7 +234,7 @@ def _explained(who: str, about: str, timeout: float | None) -> Iterator[None]:
 def _meant(
     answer: dict[str, Any], fds: Sequence[int], asked_as: str | None, who: str
 ) -> Granted | Detached | Stay | str:
-    """What the broker answers to a request for a place or to leave; a text: an error's."""
+    """Return the result of the broker's answer to a request for a slot or to leave; a text: an error's."""
     kind = answer["type"]
     if kind != "slot":
         if kind in ("detached", "leaving"):
@@ -243,12 +252,12 @@ def _meant(
 
 
 def send(connection: Connection, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
-    """From a worker."""
+    """Send a worker's message."""
     connection.send_bytes(json.dumps(message).encode(), fds)
 
 
 def receive_with_fds(connection: Connection) -> tuple[dict[str, Any], list[int]]:
-    """At a worker: the next message, which has a type, and the descriptors that came with it, which the caller owns."""
+    """Return a worker's next message, which has a type, and the descriptors with it, which the caller owns."""
     body, fds = connection.receive_bytes()
     try:
         message = decode_object(body, MAX_MESSAGE_BYTES)
@@ -261,7 +270,7 @@ def receive_with_fds(connection: Connection) -> tuple[dict[str, Any], list[int]]
 
 
 def _answer_on(connection: Connection, timeout: float | None) -> tuple[dict[str, Any], list[int]]:
-    """The next message that isn't `waiting`, and the descriptors that came with it, which the caller owns."""
+    """Return the next message that isn't `waiting`, and the descriptors that came with it, which the caller owns."""
     while True:
         answer, fds = receive_with_fds(connection)
         if answer["type"] != "waiting":
@@ -271,21 +280,23 @@ def _answer_on(connection: Connection, timeout: float | None) -> tuple[dict[str,
 
 
 def _software() -> dict[str, str]:
-    """What a joining worker says of itself: all of a job have to have the same."""
+    """Return a joining worker's versions: all workers of a job have to have the same."""
     return {"ms_kungfu": VERSION, "mindspore": mindspore_version()}
 
 
 def descriptors_of(cluster: Cluster) -> int:
-    """How many come with a place: of the segment, and of board, link and models where the version is over several
-    hosts."""
+    """Return how many descriptors come with a slot.
+
+    They are of the segment, and, if the version is over several hosts, of control block, transport and models.
+    """
     return 1 if len(cluster.hosts) == 1 else 4
 
 
 def _connected(address: str, secret: bytes, timeout: float | None) -> Connection:
-    """A connection to the broker, both ends of which have proved who they are.
+    """Return a connection to the broker, after both ends have proved that they know the secret.
 
-    A broker that is crowded by strangers lets a connection wait, or ends it before anything is proved; that isn't the
-    launcher's end, after which nobody listens at the address (ECONNREFUSED).
+    A broker that is crowded by unauthenticated clients lets a connection wait, or ends it before the proof. That isn't
+    the launcher's end, after which connections are refused (ECONNREFUSED).
     """
     deadline = run_time() + (_CROWDED_S if timeout is None else min(timeout, _CROWDED_S))
     pause = 0.05
@@ -318,7 +329,7 @@ class Connection:
         self.socket.close()
 
     def is_closed(self) -> bool:
-        """Whether the other end has gone, when nothing is to be read from it."""
+        """Return whether the other end has closed, when nothing is left to read."""
         try:
             self.socket.setblocking(False)
             return self.socket.recv(1, socket.MSG_PEEK) == b""
@@ -328,20 +339,20 @@ class Connection:
             return True
 
     def extend(self, timeout: float | None) -> None:
-        """A new deadline, counted from now; None is none."""
+        """Set a new deadline, counted from now; None: no deadline."""
         self._deadline = None if timeout is None else run_time() + timeout
 
     def send_bytes(self, body: bytes, fds: tuple[int, ...] = ()) -> None:
-        """A message."""
+        """Send a message."""
         if len(body) > MAX_MESSAGE_BYTES:
             raise ProtocolError(f"a message of {len(body)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
         data = struct.pack(">I", len(body)) + body
         sent = self._in_slices(socket.send_fds, self.socket, [data], list(fds)) if fds else 0
-        while sent < len(data):  # sending nothing fails where the other end has got all and closed
+        while sent < len(data):  # sending nothing fails if the other end has got all and closed
             sent += self._in_slices(self.socket.send, data[sent:])
 
     def receive_bytes(self) -> tuple[bytes, list[int]]:
-        """The next message and the descriptors that came with it, which the caller owns."""
+        """Return the next message and the descriptors that came with it, which the caller owns."""
         fds: list[int] = []
         try:
             (length,) = struct.unpack(">I", self._exactly(4, fds))
@@ -363,7 +374,7 @@ class Connection:
         return data
 
     def _in_slices(self, call: Callable[..., T], *arguments: Any) -> T:
-        """What the call returns, which waits for the other end; socket.timeout when the deadline has passed."""
+        """Return what the call returns, which waits for the other end; socket.timeout when the deadline has passed."""
         if self._deadline is None:
             self.socket.settimeout(None)
             return call(*arguments)
@@ -377,7 +388,7 @@ class Connection:
 
 
 def check_same_user(connection: socket.socket) -> int:
-    """The process at the other end of a Unix socket, as the kernel knows it. ProtocolError unless it is this user's."""
+    """Return the process at the other end of a Unix socket, by the kernel. ProtocolError unless it is this user's."""
     pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if uid != os.geteuid():
         raise ProtocolError(f"the other end belongs to user {uid}, not to {os.geteuid()}")
@@ -385,7 +396,7 @@ def check_same_user(connection: socket.socket) -> int:
 
 
 def receive_fds(connection: socket.socket, max_bytes: int, flags: int = 0) -> tuple[bytes, list[int]]:
-    """Data and the descriptors that came with it, closed on exec; socket.recv_fds forgets its flags in Python 3.11."""
+    """Return data and the descriptors with it, closed on exec; socket.recv_fds ignores its flags in Python 3.11."""
     fds = array.array("i")
     room = socket.CMSG_LEN(MAX_FDS * fds.itemsize)
     data, ancillary, _, _ = connection.recvmsg(max_bytes, room, flags | socket.MSG_CMSG_CLOEXEC)
@@ -405,7 +416,10 @@ def new_nonce() -> str:
 
 
 def proof_of(secret: bytes, role: str, called_nonce: str, callers_nonce: str) -> str:
-    """Hex of HMAC-SHA256 over role and nonces. The role keeps a proof from being sent back as the other end's."""
+    """Return the hex of HMAC-SHA256 over role and nonces.
+
+    The role keeps a proof from being reflected as the other end's.
+    """
     return hmac.new(secret, (role + called_nonce + callers_nonce).encode(), "sha256").hexdigest()
 
 
@@ -415,8 +429,10 @@ def is_proof(proof: object, secret: bytes, role: str, called_nonce: str, callers
 
 
 def prove(connection: Connection, secret: bytes) -> None:
-    """The worker's end of the handshake (`launcher.handshake` has the other). ProtocolError if the other end isn't the
-    job's broker."""
+    """Do the worker's end of the handshake (`launcher.handshake` has the other).
+
+    ProtocolError if the other end isn't the job's broker.
+    """
     check_same_user(connection.socket)
     nonce = new_nonce()
     send(connection, {"type": "nonce", "nonce": nonce, "protocol": PROTOCOL})
@@ -433,7 +449,7 @@ def prove(connection: Connection, secret: bytes) -> None:
 
 
 def _heard(connection: Connection, kind: str) -> dict[str, Any]:
-    """The next message, of this kind. ProtocolError with the broker's words if it is an error."""
+    """Return the next message, of this kind. ProtocolError with the broker's text if it is an error."""
     message, fds = receive_with_fds(connection)
     close_all(fds)
     if message["type"] != kind:

@@ -1,4 +1,4 @@
-"""``python -m ms_kungfu.c_api``: where the C ABI is, for C and C++ that call the runtime (examples/cpp-all-reduce)."""
+"""``python -m ms_kungfu.c_api``: print the location of the C ABI, for C and C++ programs (examples/cpp-all-reduce)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     what.add_argument("--libs", action="store_true", help="flags that link the runtime, the one that Python loads")
     asked = parser.parse_args(arguments)
     package = Path(_core.__file__).parent  # of an editable install that isn't where the Python files are
-    # Flags are quoted for a shell, as pkg-config's are; --cmakedir is one word in quotes of the caller's.
+    # Flags are quoted for a shell, like pkg-config's; --cmakedir is one word, which the caller quotes.
     words = [f"-L{package}", "-lkungfu_runtime", f"-Wl,-rpath,{package}"]
     if asked.includes:
         words = [f"-I{package / 'include'}"]

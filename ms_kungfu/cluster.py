@@ -1,4 +1,4 @@
-"""What a cluster is: its workers in the order of their ranks, the runners that start them, and a version. Pure data."""
+"""A cluster: its workers in the order of their ranks, the runners that start them, and a version. Pure data."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any
 from ms_kungfu._words import counted
 
 WORKER_PORTS = range(10000, 11001)  # KungFu's default
-# What a segment has room for (ops_src/transport/shm/segment.h): a job on one host, and, in all, one on several; there a
-# host's link is one of its segment's, too.
+# Limits of a segment (ops_src/transport/shm/segment.h): of a job on one host, and in all on several. There the host's
+# transport is a member of its segment, too.
 MAX_WORKERS = 256
 MAX_WORKERS_OF_HOSTS = 1024
 MAX_WORKERS_OF_EACH = MAX_WORKERS - 1
 EVEN, FILL = PLACEMENTS = "even", "fill"
-HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,253}")  # a name or an address; nothing that could garble a log
+HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,253}")  # a name or an address, without characters that could garble a log
 
 
 @dataclass(frozen=True, order=True)
 class PeerID:
-    """Address of a worker or runner. The port names a place on its host; nothing listens there on one machine."""
+    """The address of a worker or runner. The port names a slot on its host; on one machine no process listens there."""
 
     host: str
     port: int
@@ -50,9 +50,9 @@ class Cluster:
     workers: tuple[PeerID, ...]
     runners: tuple[PeerID, ...] = field(default=())
     version: int = 0
-    writer: str = field(default="", compare=False)  # who has written this version to the cluster store, if he said so
-    # Where a job's hosts are several: how many workers each may have, and in which way joining workers are dealt to
-    # them.
+    # the name of the writer of this version in the cluster store, if it gave one
+    writer: str = field(default="", compare=False)
+    # For a job over several hosts: how many workers each may have, and how joining workers are assigned to them.
     slots: Mapping[str, int] | None = field(default=None, compare=False)
     placement: str = field(default=EVEN, compare=False)
 
@@ -62,17 +62,17 @@ class Cluster:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Those that have workers, in the order of the first rank of each."""
+        """Return the hosts with workers, in the order of the first rank of each."""
         return tuple(dict.fromkeys(worker.host for worker in self.workers))
 
     @property
     def named_hosts(self) -> set[str]:
-        """`hosts`, and those that the writer of the next version takes for the job's."""
+        """Return `hosts`, and those that the writer of the next version takes for the job's."""
         return {*self.hosts, *(runner.host for runner in self.runners), *(self.slots or ())}
 
     @property
     def host_of_rank(self) -> list[int]:
-        """For each rank the place of its host in `hosts`."""
+        """Return for each rank the index of its host in `hosts`."""
         place = {host: number for number, host in enumerate(self.hosts)}
         return [place[worker.host] for worker in self.workers]
 
@@ -81,7 +81,10 @@ class Cluster:
 
     @functools.cached_property
     def _ranks(self) -> dict[PeerID, int]:
-        """Looked up for each worker of a job once a second: a search of the workers would be quadratic."""
+        """Return the ranks by peer.
+
+        They are looked up for each worker of a job once a second: a search would be quadratic.
+        """
         return {peer: rank for rank, peer in enumerate(self.workers)}
 
     def resized(
@@ -91,11 +94,11 @@ class Cluster:
         without: Collection[PeerID] = (),
         slots: Mapping[str, int] | None = None,
     ) -> Cluster:
-        """The next version with `size` workers: those in `without` go first, then the last ranks.
+        """Return the next version with `size` workers: those in `without` leave first, then the last ranks.
 
         A joining worker goes to the host with the fewest workers, of those with one of their `slots` free (by default
         the cluster's own); of equals to the first. With the placement "fill" to the first that has a slot free. It
-        takes the lowest free port there. ValueError where there is no room.
+        takes the lowest free port there. ValueError if it doesn't fit.
         """
         if size < 1:
             raise ValueError(f"a cluster has at least 1 worker, got size {size}")
@@ -103,7 +106,7 @@ class Cluster:
         present = Counter(worker.host for worker in workers)
         slots = slots or self.slots
         hosts = list(slots or dict.fromkeys(worker.host for worker in self.workers))
-        # Ports of workers that are about to leave are not handed out: the leaver may still be on its way out.
+        # Ports of leaving workers are not assigned: such a worker may still run.
         taken = {*self.workers}
         while len(workers) < size:
             if slots is not None and size > sum(slots.values()):
@@ -120,14 +123,14 @@ class Cluster:
         return self.following(workers)
 
     def without(self, leaving: Collection[PeerID]) -> Cluster:
-        """The next version without these workers. ValueError where nobody would be left."""
+        """Return the next version without these workers. ValueError if no worker would be left."""
         keep = tuple(worker for worker in self.workers if worker not in leaving)
         if not keep:
             raise ValueError(f"a cluster has at least 1 worker, and {self.workers[0]} is the last of this one")
         return self.following(keep)
 
     def following(self, workers: Iterable[PeerID]) -> Cluster:
-        """The next version, with these workers."""
+        """Return the next version, with these workers."""
         return replace(self, workers=tuple(workers), version=self.version + 1, writer="")
 
     def to_json(self) -> dict[str, Any]:
@@ -147,7 +150,7 @@ class Cluster:
 
     @classmethod
     def from_json(cls, document: object, *, writer: str = "") -> Cluster:
-        """Checks and converts KungFu's JSON. ValueError says what is wrong."""
+        """Check and convert KungFu's JSON. ValueError says what is wrong."""
         if not isinstance(document, dict):
             raise ValueError(f"a cluster is a JSON object with Runners and Workers, got {type(document).__name__}")
         unknown = sorted(set(document) - {"Runners", "Workers", "Version", "Slots", "Placement"})
@@ -187,14 +190,14 @@ def _are_slots(slots: object) -> bool:
 
 
 def next_host(present: Mapping[str, int], hosts: Iterable[str], slots: Mapping[str, int] | None, placement: str) -> str:
-    """Where the next worker goes; some host has room. `present`: how many there are on each."""
+    """Return the host of the next worker; some host has a free slot. `present`: how many there are on each."""
     free = [host for host in hosts if slots is None or present[host] < slots[host]]
     return free[0] if placement == FILL else min(free, key=present.__getitem__)
 
 
-# What is written to the cluster store is signed: by the launcher with its job's name, by its workers with another word,
-# and by the launcher with a third one where nobody runs (-k). Whoever has none of these is somebody outside, who may
-# say by this that whom the version leaves out he has named.
+# Writes to the cluster store are signed. The launcher signs with its job's name, its workers with another word, and the
+# launcher with a third one if no worker runs (-k). A writer with none of these is outside the job, and may state by
+# this word that it names the workers that the version excludes.
 WRITER_WHO_EVICTS = "evicts"
 
 

@@ -48,7 +48,8 @@ else:
 #: ``op`` of the reductions -> number in the C ABI. ``mean`` of integers truncates towards zero.
 OPS = {"sum": 0, "mean": 1, "min": 2, "max": 3, "prod": 4}
 _UINT8, _BFLOAT16 = 1, 9
-_NUMBERS = frozenset("bBhHiIlLqQefd")  # what the buffer protocol tells and the runtime computes with, as NumPy's chars
+# types that the buffer protocol describes and the runtime computes with, as NumPy's chars
+_NUMBERS = frozenset("bBhHiIlLqQefd")
 
 
 def _op(op: str) -> int:
@@ -100,7 +101,7 @@ def _reducible(array: Array) -> tuple[Array, int]:
 def _movable(array: Array) -> tuple[Array, int, str]:
     """Return the same for operations that only move data, and a name of the layout.
 
-    A dtype that the runtime has no number for travels as bytes under its name.
+    A dtype without a number in the runtime travels as bytes under its name.
     """
     if array.dtype.char in _NUMBERS or array.dtype.name == "bfloat16":
         return (*_reducible(array), "")
@@ -398,7 +399,7 @@ def _layout(array: Array) -> str:
 def _dtype(kind: str) -> Any:
     if kind != "bfloat16":
         return np.dtype(kind)
-    try:  # NumPy has none; whoever has saved one has one of these
+    try:  # NumPy has none; a program that has saved one has one of these
         return np.dtype(import_module("ml_dtypes").bfloat16)
     except ImportError:
         return np.dtype(import_module("mindspore.common.np_dtype").bfloat16)

@@ -1,4 +1,4 @@
-"""Every environment variable that ms_kungfu reads or sets: its type, unit, default and who sets it.
+"""Every environment variable that ms_kungfu reads or sets: its type, unit, default and setter.
 
 The table is the single place for names and parsing: code says ``env.COLLECTIVE_TIMEOUT.get()``. A variable that is
 unset or empty has its default; text that can't be parsed raises a ValueError that names the variable, the text and what
@@ -19,7 +19,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True)
 class Kind(Generic[T_co]):
-    """What a value may be. `expected` completes the sentence "NAME must be ..."."""
+    """The type of a value. `expected` completes the sentence "NAME must be ..."."""
 
     parse: Callable[[str], T_co]
     expected: str
@@ -28,7 +28,7 @@ class Kind(Generic[T_co]):
 
 @dataclass(frozen=True)
 class Variable(Generic[T]):
-    """One variable. `set_by` is "launcher", "user" or both; or the one program that does it."""
+    """One variable. `set_by` is "launcher", "user" or both; or the one program that sets it."""
 
     name: str
     kind: Kind[T]
@@ -38,7 +38,7 @@ class Variable(Generic[T]):
     secret: bool = False
 
     def get(self, environ: Mapping[str, str] | None = None) -> T:
-        """The parsed value in `environ` (by default the process's), or the default; ValueError for wrong text."""
+        """Return the parsed value in `environ` (by default the process's), or the default; ValueError if it's wrong."""
         text = (os.environ if environ is None else environ).get(self.name, "")
         if not text:
             return self.default
@@ -52,12 +52,12 @@ class Variable(Generic[T]):
 def _optional(
     name: str, kind: Kind[T], meaning: str, set_by: str = "launcher", secret: bool = False
 ) -> Variable[T | None]:
-    """One without a default."""
+    """Make a variable without a default."""
     return Variable(name, kind, None, meaning, set_by, secret)
 
 
 def _natural(text: str) -> int:
-    # int() alone would take "1_0", " 1" and "-1" as well.
+    # int() alone would accept "1_0", " 1" and "-1" as well.
     if not (text.isascii() and text.isdigit()):
         raise ValueError(text)
     return int(text)
@@ -94,7 +94,7 @@ def _one_of(*words: str) -> Callable[[str], str]:
 
 
 def port_range(text: str) -> range:
-    """``"first-last"``, both included."""
+    """Parse ``"first-last"``, both included."""
     first, _, last = text.partition("-")
     ports = range(_natural(first), _natural(last) + 1)
     if not ports or ports[0] < 1 or ports[-1] > 65535:
@@ -327,7 +327,7 @@ DEVICE_ID = Variable(
     "The worker's device, counted among those that it sees; MindSpore reads it. Without devices: the lowest number "
     "that no other worker of the host has.",
 )
-# What the user lets the job use; set but empty means none. The launcher gives each worker its share.
+# Devices that the user allows the job; set but empty means none. The launcher gives each worker its share.
 CUDA_VISIBLE_DEVICES = _optional(
     "CUDA_VISIBLE_DEVICES",
     Kind(str, "numbers or UUIDs of GPUs, comma-separated"),
@@ -363,7 +363,7 @@ ETCD_CACERT = _optional(
 )
 ETCD_CERT = _optional("ETCDCTL_CERT", PATH, "The job's own certificate for etcd, where it asks for one.", set_by="user")
 ETCD_KEY = _optional("ETCDCTL_KEY", PATH, "The key of that certificate.", set_by="user")
-# What srun tells each task.
+# Slurm's variables for each task.
 _NODES = Kind(str, "a list of nodes like gpu[01-03],login")
 _COUNTS = Kind(str, "a number for each node, like 2(x3),1")
 SLURM_JOB_ID = _optional("SLURM_JOB_ID", NUMBER, "The allocation.", set_by="Slurm")
@@ -402,8 +402,9 @@ VARIABLES: tuple[Variable[object], ...] = tuple(v for v in list(globals().values
 
 COMPILE_CACHE = "MS_COMPILER_CACHE_ENABLE"
 
-# Of other programs, and read by name where they are needed: what sets them, and what we take from them. They are no
-# `VARIABLES`: those of the user's are checked before a job starts, and a Ray driver passes them on to all nodes.
+# Variables of other programs, read by name in the code that needs them: what sets them, and what ms_kungfu uses of
+# them. They are no `VARIABLES`: those of the user's are checked before a job starts, and a Ray driver passes them on to
+# all nodes.
 OTHERS: tuple[tuple[str, str, str], ...] = (
     ("OMP_NUM_THREADS", "user, else launcher", "Threads of a worker. Set, `kungfu-run` leaves it alone, as it does"
      " `PYTHONUNBUFFERED`; unset, it is the worker's share of the cores."),
@@ -431,7 +432,7 @@ OTHERS: tuple[tuple[str, str, str], ...] = (
 
 
 def to_markdown() -> str:
-    """docs/environment.md."""
+    """Return docs/environment.md."""
     lines = [
         "# Environment variables",
         "",

@@ -58,8 +58,8 @@ def init(device: str | None = None) -> None:
             if member.ports.owns_process:
                 deadlocks.start(member.core, member.ports.start_thread)
         member.core.set_delay_for_tests(member.get(env.TEST_COMM_DELAY_MS))
-        # Nothing at exit: a process that fails would tell the others that it has left before the launcher can see how
-        # it ended, and they would fail first and be blamed. The launcher marks whoever ends within milliseconds.
+        # Nothing at exit: a failing process would notify the others that it has left before the launcher knows its exit
+        # code. They would fail first and be blamed. The launcher marks a process within milliseconds of its end.
         member.begun = True
 
 
@@ -185,7 +185,7 @@ def keep_waiting() -> Iterator[None]:
     global _alone
     init()
     if membership.is_deferred() or membership.is_detached():
-        yield  # to tell others would be to join them
+        yield  # notifying others would be joining them
         return
     with _lock:
         _alone += 1

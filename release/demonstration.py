@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Does what a new user does, and says how long it takes: LeNet from a wheel, beside one MindSpore after another.
+"""Do what a new user does, and print how long it takes: LeNet from a wheel, with one MindSpore after another.
 
     release/demonstration.py                                      # the wheel of dist/; MindSpore 2.9.0, 2.10.0, 2.9.0
     release/demonstration.py --python python3.12 2.8.0 2.10.0
@@ -24,7 +24,7 @@ from wheels import ROOT, Failure, interpreter
 
 
 class Clock:
-    """Seconds since it was made, by the clock and of the processor; the latter tells on a machine with other work."""
+    """Seconds since it was made, of the clock and of the processor; the latter matters on a busy machine."""
 
     def __init__(self) -> None:
         self._begun, self._used = time.monotonic(), used_s()
@@ -39,7 +39,7 @@ def used_s() -> float:
 
 
 def shown(environment: Environment, wheel: Path, versions: Sequence[str]) -> None:
-    """Prints a line for each thing that is done."""
+    """Print a line for each step."""
     example = environment.folder / "lenet-elastic"
     left_by_others = shutil.ignore_patterns("data", "data-drawn", "logs", "out", "__pycache__")
     shutil.copytree(ROOT / "examples" / "lenet-elastic", example, ignore=left_by_others)
@@ -56,7 +56,7 @@ def shown(environment: Environment, wheel: Path, versions: Sequence[str]) -> Non
 
 
 def trained(environment: Environment, example: Path) -> str:
-    """What the example and the audit of its samples say at their ends."""
+    """Return the last lines of the example and of the audit of its samples."""
     ledger = example / "logs" / "ledger"
     shutil.rmtree(ledger, ignore_errors=True)
     told = environment.run("kungfu-run", "-q", "-np", "1", "-w", "python", example / "train.py", "--ledger", ledger)

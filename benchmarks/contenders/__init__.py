@@ -1,4 +1,4 @@
-"""Who is measured: the runtime's own faces, and the peers. A module of each imports its library late."""
+"""The baselines: the runtime's own interfaces, and the peers. A module of each imports its library late."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PEERS = tuple(name for name in _KNOWN if name not in THROUGH.values())
 
 
 def find(name: str) -> type[Contender]:
-    """The contender of this name, or ``module:Class`` of one's own; ValueError where there is none."""
+    """Return the baseline of this name, or a user's ``module:Class``; ValueError without one."""
     module, separator, cls = _KNOWN.get(name, name).partition(":")
     if not separator:
         raise ValueError(f"no contender {name!r}; there are {', '.join(PEERS)}, and module:Class for one of your own")

@@ -11,7 +11,7 @@ from ms_kungfu.optimizers import KungFuMomentum
 
 
 def training_step(optimizer: str) -> Any:
-    """Of ten scores for each image of shape (N, 1, 28, 28)."""
+    """Return the training step for ten scores for each image of shape (N, 1, 28, 28)."""
     net = lenet()
     kind = KungFuMomentum if optimizer == "KungFuMomentum" else nn.Momentum
     loss = nn.WithLossCell(net, nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))

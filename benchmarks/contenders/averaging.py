@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.contenders.base import Contender, Process
 from ms_kungfu import _core, runtime
 
-#: As they are called in results; None: nobody synchronises.
+#: Their names in results; None: the workers aren't synchronised.
 OPTIMIZERS = {
     "nn.Momentum": None,
     "S-SGD": "SynchronousSGDOptimizer",
@@ -22,7 +22,7 @@ _WARM_UP = 2
 
 
 class Averaging(Contender):
-    """Task: optimizer (of `OPTIMIZERS`), network (of `benchmarks.networks`), batch, samples (steps)."""
+    """A task has: optimizer (of `OPTIMIZERS`), network (of `benchmarks.networks`), batch, samples (steps)."""
 
     transport: ClassVar[str] = "shm"
     needs = ("mindspore",)
@@ -30,7 +30,7 @@ class Averaging(Contender):
 
     @classmethod
     def processes(cls, size: int, folder: str) -> list[Process]:
-        # Models of other workers are had through the launcher. Which rank a process is, it says, too.
+        # Workers get other workers' models through the launcher, which also sets a process's rank.
         words = ["-q", "-np", str(size), *cls.worker(folder, -1, size)]
         return [Process([sys.executable, "-m", "ms_kungfu.launcher", *words], {"XDG_RUNTIME_DIR": folder})]
 
@@ -44,7 +44,7 @@ class Averaging(Contender):
         _core.barrier("bench/barrier")
 
     def _step(self, task: dict[str, Any]) -> tuple[Callable[..., Any], Any]:
-        """The step and its optimizer, made once."""
+        """Return the step and its optimizer, made once."""
         import mindspore as ms
         from mindspore import nn
 
@@ -63,7 +63,7 @@ class Averaging(Contender):
         return self._steps[task["optimizer"]]
 
     def measure(self, task: dict[str, Any]) -> dict[str, Any]:
-        """The seconds of a step of this worker, who waits for the others where its optimizer does, and only there."""
+        """Return the seconds of a step of this worker, which waits for the others only if its optimizer does."""
         import mindspore as ms
 
         from benchmarks.networks import Samples
@@ -85,7 +85,7 @@ class Averaging(Contender):
         return {"samples": [seconds], "wrong": self._wrong(task, optimizer, loss, operations, steps)}
 
     def _wrong(self, task: dict[str, Any], optimizer: Any, loss: Any, operations: int, steps: int) -> str | None:
-        """Whether it has trained, and synchronised as its optimizer should."""
+        """Return an error unless it has trained, and synchronised as its optimizer should."""
         name = task["optimizer"]
         if not np.isfinite(loss):
             return f"rank {self.rank}: the loss of {name} is no number"

@@ -1,4 +1,4 @@
-"""What a contender is."""
+"""The interface of a baseline."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Loop = Callable[[int, int], "list[float]"]
 
 
 class Unsupported(Exception):
-    """This contender can't do that (a dtype, an op); the others go on."""
+    """This baseline doesn't support that (a dtype, an op); the others continue."""
 
 
 def own_name(names: Mapping[str, str], name: str, library: str) -> str:
-    """What the library calls an op or a dtype."""
+    """Return the library's name of an op or a dtype."""
     if name not in names:
         raise Unsupported(f"{library} has no {name}")
     return names[name]
@@ -32,7 +32,7 @@ def own_name(names: Mapping[str, str], name: str, library: str) -> str:
 
 @dataclass(frozen=True)
 class Process:
-    """A process to start: its command, what to add to its environment, the descriptors it inherits."""
+    """A process to start: its command, additions to its environment, the descriptors that it inherits."""
 
     command: Sequence[str]
     environ: dict[str, str] = field(default_factory=dict)
@@ -43,13 +43,13 @@ class Contender(ABC):
     """Class methods belong to the process that the user has started, instances to one rank each."""
 
     transport: ClassVar[str]
-    #: How it may do many tensors: "each" in turn, "flat" as one, or groups of so many bytes ("4M").
+    #: How it may reduce many tensors: "each" in turn, "flat" as one, or groups of so many bytes ("4M").
     ways: ClassVar[Sequence[str]] = ("each",)
-    #: Modules it needs, and what brings them.
+    #: Modules it needs, and the packages that contain them.
     needs: ClassVar[Sequence[str]] = ()
     remedy: ClassVar[str] = REMEDY
-    #: Whose time counts in a sample: the slowest rank's, or, where ranks come at times of their own and the clock runs
-    #: while one waits for the others, that of the rank which came last and so took least.
+    #: Whether the rank that comes last, and so waits least, has a sample's time. Otherwise it is the slowest one's.
+    #: True if ranks come at times of their own and the clock runs while one waits for the others.
     last_to_come_counts: ClassVar[bool] = False
 
     def __init__(self, rank: int, size: int, *extra: str) -> None:
@@ -57,29 +57,29 @@ class Contender(ABC):
         self.rank, self.size = rank, size
 
     def barrier(self) -> None:
-        """Where all ranks meet."""
+        """Wait until all ranks are here."""
         raise NotImplementedError
 
     @classmethod
     def missing(cls) -> str | None:
-        """One sentence if it can't run here."""
+        """Return one sentence if it can't run here."""
         absent = [module for module in cls.needs if find_spec(module) is None]
         return f"{' and '.join(absent)} not installed; {cls.remedy}" if absent else None
 
     @classmethod
     @abstractmethod
     def processes(cls, size: int, folder: str) -> list[Process]:
-        """What starts its ranks. `folder` is private to this contender and lives as long as it does."""
+        """Return the processes of its ranks. `folder` is private to this baseline and lives as long as it does."""
 
     @classmethod
     def worker(cls, folder: str, rank: int, size: int, *extra: str) -> list[str]:
-        """The command of one rank; `extra` reaches the constructor."""
+        """Return the command of one rank; `extra` is passed to the constructor."""
         own = f"{cls.__module__}:{cls.__qualname__}"
         return [sys.executable, "-m", "benchmarks.worker", own, folder, str(rank), str(size), *extra]
 
     @abstractmethod
     def measure(self, task: Any) -> dict[str, Any]:
-        """Runs one measurement: ``{"samples": seconds of each, "wrong": None or what is wrong}``."""
+        """Run one measurement: ``{"samples": seconds of each, "wrong": None or what is wrong}``."""
 
 
 class CollectiveContender(Contender):
@@ -87,13 +87,13 @@ class CollectiveContender(Contender):
 
     @abstractmethod
     def loop(self, work: Workload) -> Loop:
-        """What times the calls. After it the outputs of the sets that were used hold results."""
+        """Return what times the calls. After it the outputs of the sets that were used hold results."""
 
     def measure(self, task: Task) -> dict[str, Any]:
         work = Workload(task, self.rank, self.size)
         loop = self.loop(work)
         samples, batch, sets = task.samples, task.batch, task.sets
-        # Touches every buffer and name once, and wakes what sleeps.
+        # Touches every buffer and name once, and wakes sleeping threads.
         loop(max(2, -(-sets // batch)), batch)
         work.poison()
         seconds = loop(samples, batch)
@@ -108,7 +108,7 @@ def timed(
     finish: Callable[[], object] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Loop:
-    """The loop for what can only be called from Python.
+    """Time calls that are possible only from Python.
 
     `before` each sample isn't timed. A sample is over when `finish` returns, for calls that return too early. `clock`
     is in seconds.
@@ -125,7 +125,7 @@ def timed(
                 call(turn)
             finish()
             seconds.append((clock() - begin) / batch)
-        barrier()  # who is done first leaves the core to the others
+        barrier()  # a rank that finishes first leaves the core to the others
         return seconds
 
     return loop

@@ -20,7 +20,7 @@ class Gloo(CollectiveContender):
 
     @classmethod
     def processes(cls, size: int, folder: str) -> list[Process]:
-        # torch would choose an interface by the host's name, which need not lead anywhere.
+        # torch would choose an interface by the host's name, which need not be reachable.
         environ = {"GLOO_SOCKET_IFNAME": "lo"}
         return [Process(cls.worker(folder, rank, size, folder), environ) for rank in range(size)]
 
@@ -69,7 +69,8 @@ class Gloo(CollectiveContender):
                     torch._foreach_copy_([x.view(-1) for x in outputs[begin:end]], list(parts))
 
         def reset() -> None:
-            # In place: without new inputs, sums of sums would grow. Only the calls of one batch feed on each other.
+            # In place: without new inputs, sums of sums would grow. Only the calls of one batch use each other's
+            # results.
             if task.kind == "all_reduce":
                 for inputs, outputs in sets:
                     for x, y in zip(inputs, outputs):

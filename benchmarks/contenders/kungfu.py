@@ -32,7 +32,7 @@ class Joined(Contender):
 
     @classmethod
     def processes(cls, size: int, folder: str) -> list[Process]:
-        # Inherited, and owned by the ranks alone once they have started: the caller closes its copy.
+        # Inherited, and owned only by the ranks once they have started: the caller closes its copy.
         descriptor = _core.create_segment(size, 1, len(os.sched_getaffinity(0)))
         return [
             Process(cls.worker(folder, rank, size, str(descriptor)), descriptors=(descriptor,)) for rank in range(size)
@@ -75,10 +75,10 @@ class Memcpy(Joined, CollectiveContender):
 
     def loop(self, work: Workload) -> Loop:
         copies = list(work.sets)
-        if work.task.kind == "broadcast":  # in place, but a copy needs somewhere to go
+        if work.task.kind == "broadcast":  # in place, but a copy needs a destination
             copies = [(inputs, [np.empty_like(x) for x in inputs]) for inputs, _ in copies]
         return lambda samples, batch: _core._time_memcpy(copies, samples, batch)
 
     def measure(self, task: Task) -> dict[str, Any]:
-        # It copies this rank's own values: what a collective would have to yield can't come out.
+        # It copies this rank's own values: a collective's result isn't possible.
         return {**super().measure(task), "wrong": None}

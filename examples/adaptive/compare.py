@@ -1,4 +1,4 @@
-"""Runs the training with fixed sizes, with the noise-scale policy and with random sizes, and draws what came of it.
+"""Run the training with fixed sizes, with the noise-scale policy and with random sizes, and draw the results.
 
 python compare.py            # about 20 minutes, most of them asleep; results in out/
 python compare.py --plot     # the table and the picture of what is in out/ already
@@ -44,7 +44,7 @@ def read(out, name):
 
 
 def table(runs, target):
-    """One line a run; of the fixed sizes the best is the one with the least time times worker-seconds."""
+    """Return one line a run; of the fixed sizes the best is the one with the least time times worker-seconds."""
     ends = {name: rows[-1] for name, rows in runs.items()}
     fixed = {name: end for name, end in ends.items() if name.startswith("fixed") and end["true_noise_scale"] >= target}
     lines = [f"{'':14}{'steps':>7}{'time':>10}{'worker-seconds':>17}{'sizes':>7}"]
@@ -127,7 +127,7 @@ def main():
     parser.add_argument("--plot", action="store_true", help="run nothing")
     parser.add_argument("--only", help="comma-separated: of what is to be run, e.g. 'noise-scale,fixed 4'")
     parser.add_argument("--out", type=Path, default=HERE / "out")
-    args, more = parser.parse_known_args()  # what is left is for train.py
+    args, more = parser.parse_known_args()  # the other words are for train.py
     sizes = [int(size) for size in args.sizes.split(",")]
     names = [*(f"fixed {size}" for size in sizes), "noise-scale", "random"]
     if args.only:

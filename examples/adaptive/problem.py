@@ -26,22 +26,22 @@ class Quadratic(nn.Cell):
 
 
 def loss(net):
-    """The loss over all data, without noise."""
+    """Return the loss over all data, without noise."""
     theta = net.theta.asnumpy()
     return 0.5 * float(np.dot(theta, theta))
 
 
 def noise_scale(loss):
-    """The true one, in samples."""
+    """Return the true noise scale, in samples."""
     return COVARIANCE_TRACE / (2 * loss)
 
 
 def target_loss(noise_scale):
-    """The loss at which the noise scale is this large."""
+    """Return the loss at which the noise scale is this large."""
     return COVARIANCE_TRACE / (2 * noise_scale)
 
 
 def batch_mean(random, samples):
-    """The mean of that many samples, of which alone the gradient of their mean loss depends."""
+    """Return the mean of that many samples, the only input of the gradient of their mean loss."""
     spread = np.float32(np.sqrt(COVARIANCE_TRACE / DIMENSION / samples))
     return ms.Tensor(random.standard_normal(DIMENSION, dtype=np.float32) * spread)

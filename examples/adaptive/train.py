@@ -1,9 +1,9 @@
-"""Trains until the loss is reached, on as many workers as the policy likes. compare.py starts it for all of them.
+"""Train until the loss is reached, on as many workers as the policy decides. compare.py starts it for all policies.
 
     kungfu-run -np 2 -w python train.py --policy noise-scale
 
-Computation and network are modelled by sleeping, so that what is compared are the policies and not how many cores there
-are: a worker computes `--compute-ms` a step, and a network that gets congested takes `--network-ms` times (n - 1)^2.
+Sleeping models computation and network, so that it compares the policies and not the number of cores. A worker computes
+`--compute-ms` a step, and a network that gets congested takes `--network-ms` times (n - 1)^2.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class RandomPolicy(Policy):
 
 
 class Log:
-    """What rank 0 writes of each step: also the time since training began, and the seconds of all workers together."""
+    """Rank 0's records of each step, with the time since training began, and the seconds of all workers together."""
 
     def __init__(self, path):
         self.path = path
@@ -50,7 +50,7 @@ class Log:
 
     def write(self, size, wanted, **values):
         now = time.monotonic()
-        # Those who have been asked for count already, while they start.
+        # Requested workers count already, while they start.
         self.worker_seconds += (now - self.last) * max(size, wanted)
         self.last = now
         if kf.current_rank() == 0 and not kf.detached():

@@ -1,5 +1,4 @@
-"""MNIST from a folder of yours, or images of ten classes made on the spot: each class is a pattern, each image its
-pattern under noise."""
+"""MNIST from the user's folder, or generated images of ten classes: each image is its class's pattern under noise."""
 
 from pathlib import Path
 
@@ -11,7 +10,7 @@ NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 
 
 def images(count=1024, noise=2.0, seed=0):
-    """Arrays ``(count, 1, 28, 28) float32`` and ``(count,) int32``, the same at every worker."""
+    """Return arrays ``(count, 1, 28, 28) float32`` and ``(count,) int32``, the same at every worker."""
     random = np.random.RandomState(seed)
     patterns = random.randn(10, 1, 28, 28)
     labels = np.arange(count) % 10
@@ -19,7 +18,7 @@ def images(count=1024, noise=2.0, seed=0):
 
 
 def find(data_path):
-    """The folder with MNIST's files: `data_path`, or the folder train in it."""
+    """Return the folder with MNIST's files: `data_path`, or the folder train in it."""
     folders = (Path(data_path), Path(data_path, "train"))
     missing = {folder: [name for name in NAMES if not (folder / name).is_file()] for folder in folders}
     folder = min(folders, key=lambda folder: len(missing[folder]))
@@ -32,7 +31,7 @@ def find(data_path):
 
 
 def batches(batch_size, rank, size, data_path=None):
-    """This worker's share, in batches of `batch_size`: of the tutorial's MNIST where there is a folder of it."""
+    """Return this worker's share, in batches of `batch_size`: of the tutorial's MNIST if its folder is there."""
     if data_path:
         shard = ds.MnistDataset(str(find(data_path)), "train", shuffle=False, num_shards=size, shard_id=rank)
         transforms = [

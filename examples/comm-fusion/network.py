@@ -17,7 +17,7 @@ class DenseLayer(nn.Cell):
 
 
 class Network(nn.Cell):
-    """`width` scores for each 28x28 image. The tutorial's sizes are the default."""
+    """A network with `width` scores for each 28x28 image. The tutorial's sizes are the default."""
 
     def __init__(self, width=10, hidden=32):
         super().__init__()

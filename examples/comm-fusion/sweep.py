@@ -1,4 +1,4 @@
-"""Measures and draws the time of a training step over the size of the fusion groups.
+"""Measure and draw the time of a training step over the size of the fusion groups.
 
 Start it with kungfu-run -np 2 python sweep.py
 """
@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 
 
 def make_step(args, fusion):
-    """A training step, its reduction alone, and the number of groups."""
+    """Return a training step, its reduction alone, and the number of groups."""
     net = DeepNetwork(args.blocks, args.width, args.hidden)
     optimizer = kf.optimizers.KungFuSGD(net.trainable_params(), 1e-4, fusion=fusion)
     reducer = kf.optimizers.KungFuGradReducer(net.trainable_params(), name="alone", fusion=fusion)
@@ -42,7 +42,7 @@ def make_step(args, fusion):
 
 
 def seconds(call, repeats):
-    """Of one call, at the slowest worker."""
+    """Return the seconds of one call, at the slowest worker."""
     call().asnumpy()
     kf.run_barrier()
     start = time.perf_counter()
@@ -53,7 +53,7 @@ def seconds(call, repeats):
 
 
 def measure(args):
-    """One object for each group size; all sizes in turns, so that a busy moment of the machine is shared by all."""
+    """Yield one object for each group size, all sizes in turns, so that all share a busy moment of the machine."""
     image, label = (Tensor(array[: args.batch_size]) for array in images())
     cases = {"none": "none", **{mb: {"mode": "size", "config": mb} for mb in args.sizes}}
     made = {size: make_step(args, fusion) for size, fusion in cases.items()}

@@ -21,7 +21,7 @@ def schedule(text):
 
 
 def parse_arguments(words=None):
-    # run-elastic.sh looks for some of these words, and knows them by their whole names.
+    # run-elastic.sh searches for some of these words, by their whole names.
     parser = argparse.ArgumentParser(prog="train.py", description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "--schedule", type=schedule, default="60:2,140:4,300:1", help="step:size,... or none (default: %(default)s)"
@@ -57,7 +57,7 @@ def parse_arguments(words=None):
 
 
 def shards_for(args):
-    """As many as the schedule's largest cluster has workers, or the next more that divide the batch."""
+    """Return as many as the schedule's largest cluster has workers, or the next more that divide the batch."""
     if args.shards or args.schedule == "none":
         return args.shards
     largest = max(int(entry.split(":")[1]) for entry in args.schedule.split(","))
@@ -65,7 +65,7 @@ def shards_for(args):
 
 
 if __name__ == "__main__":
-    # Ends with a sentence where the arguments make no sense: run-elastic.sh asks before it begins.
+    # Ends with a message if the arguments are invalid: run-elastic.sh runs this before it begins.
     given = parse_arguments()
     if given.data_path:
         data.find_or_make(given.data_path, HERE / "data")

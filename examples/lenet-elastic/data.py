@@ -1,6 +1,7 @@
-"""Handwritten digits as MNIST IDX files: a folder of yours, or the 1,797 real images that come with scikit-learn.
+"""Handwritten digits as MNIST IDX files: the user's folder, or the 1,797 real images of scikit-learn.
 
-Without scikit-learn as many are drawn with a font, so that the example trains with nothing but MindSpore installed."""
+Without scikit-learn the example draws as many with a font, so that it needs only MindSpore.
+"""
 
 import os
 import tempfile
@@ -17,8 +18,10 @@ NAMES = {
 
 
 def find_or_make(data_path, fallback):
-    """The folder of the IDX files: `data_path` where given, else `fallback`, filled at first use from scikit-learn, or,
-    where that is not installed, another beside it with digits that are drawn."""
+    """Return the folder of the IDX files: `data_path` if given, else `fallback`, filled at first use from scikit-learn.
+
+    If that isn't installed, it is another folder beside it with digits that are drawn.
+    """
     if data_path:
         folder = Path(data_path)
         missing = [name for names in NAMES.values() for name in names if not (folder / name).is_file()]
@@ -48,7 +51,7 @@ def _is_whole(folder):
 
 
 def real_digits():
-    """scikit-learn's digits, 8x8, enlarged to 28x28, and what they are."""
+    """Return scikit-learn's digits, 8x8, enlarged to 28x28, and their labels."""
     from scipy.ndimage import zoom
     from sklearn.datasets import load_digits
 
@@ -58,7 +61,10 @@ def real_digits():
 
 
 def drawn_digits(count=1797):
-    """Digits of Pillow's font, each turned, stretched and moved a little, and what they are. The same ones always."""
+    """Return digits of Pillow's font, each turned, stretched and moved a little, and their labels.
+
+    Always the same ones.
+    """
     from PIL import Image, ImageDraw
 
     random = np.random.RandomState(0)
@@ -74,7 +80,7 @@ def drawn_digits(count=1797):
 
 
 def write_digits(folder, images, labels, n_train=1500):
-    """Split at random but always in the same way."""
+    """Split at random, but always in the same way."""
     order = np.random.RandomState(0).permutation(len(images))
     folder.mkdir(parents=True, exist_ok=True)
     for usage, chosen in (("train", order[:n_train]), ("test", order[n_train:])):
@@ -83,9 +89,11 @@ def write_digits(folder, images, labels, n_train=1500):
 
 
 def _write_idx(path, array):
-    """Atomic: several workers may write the same file at once, and each of them finds a whole one afterwards. Its
-    name is another one until then, since MnistDataset takes each with "images" in it for some, also what is left of a
-    worker that was killed."""
+    """Write atomically: several workers may write the same file at once, and each of them then finds a whole one.
+
+    Its name is another one until then, since MnistDataset takes each with "images" in it for some, even a killed
+    worker's unfinished one.
+    """
     header = np.array([0x800 + array.ndim, *array.shape], dtype=">u4").tobytes()
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".part.")
     with os.fdopen(handle, "wb") as file:
@@ -95,7 +103,7 @@ def _write_idx(path, array):
 
 
 def samples(folder, usage):
-    """Single samples ``image (1, 28, 28) float32, label () int32``, not batched."""
+    """Return single samples ``image (1, 28, 28) float32, label () int32``, not batched."""
     digits = MnistDataset(str(folder), usage=usage, shuffle=False)
     to_input = [vision.Rescale(1 / 255, 0), vision.Normalize((0.1307,), (0.3081,), is_hwc=True), vision.HWC2CHW()]
     digits = digits.map(to_input, "image")

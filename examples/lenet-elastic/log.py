@@ -1,4 +1,4 @@
-"""What rank 0 tells of the training: a line of JSON for every step, and a progress bar or plain lines."""
+"""Rank 0's log of the training: a line of JSON for every step, and a progress bar or plain lines."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import ms_kungfu as kf
 
 
 class EndAt(Callback):
-    """Ends the training with the epoch in which a time (in seconds since 1970) comes to any worker, at all of them."""
+    """Ends the training at all workers, with the epoch in which a time (in seconds since 1970) comes to any of them."""
 
     def __init__(self, when):
         super().__init__()
@@ -27,8 +27,7 @@ class EndAt(Callback):
 
 
 class TrainingLog(Callback):
-    """Writes `path`, one object a step; comes before the elastic callback, so that it sees the size that trained the
-    step.
+    """Writes `path`, one object a step; before the elastic callback, so that it has the size that trained the step.
 
     The loss is the mean over all workers' samples, which takes one small all-reduce.
     """
@@ -44,7 +43,7 @@ class TrainingLog(Callback):
         self._last = 0.0
 
     def state_dict(self):
-        """Nothing: a clock, and what was shown last, are of one process, so a worker that joins needs neither."""
+        """Return nothing: a clock, and what was shown last, belong to one process. A joining worker needs neither."""
         return {}
 
     def load_state_dict(self, state):
@@ -61,7 +60,7 @@ class TrainingLog(Callback):
         loss = total / max(samples, 1)
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
-        if kf.current_rank() == 0:  # another worker where the one that was has died
+        if kf.current_rank() == 0:  # another worker if the one that was has failed
             step, size = params.cur_step_num, kf.current_cluster_size()
             if self._file is None:
                 self._open(step)
@@ -82,12 +81,12 @@ class TrainingLog(Callback):
             self._bar.close()
 
     def _open(self, first_step):
-        """Where training resumes, or the worker that wrote so far has died, the lines of earlier steps are kept."""
+        """Open the file; keep earlier steps' lines if training resumes, or if the last writer has failed."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         kept = []
         if first_step > 1 and self._path.exists():
             lines = self._path.read_text().splitlines(True)
-            # Who was killed while it wrote left a last line without its end.
+            # A worker that was killed while it wrote left a last line without its end.
             kept = [line for line in lines if line.endswith("}\n") and json.loads(line)["step"] < first_step]
         self._file = self._path.open("w", buffering=1)
         self._file.writelines(kept)
@@ -103,7 +102,10 @@ class TrainingLog(Callback):
 
 
 def _progress_bar(steps, done):
-    """A bar on a terminal, else None. Under kungfu-run a worker writes to a pipe; run-elastic.sh tells it the width."""
+    """Return a bar on a terminal, else None.
+
+    Under kungfu-run a worker writes to a pipe; run-elastic.sh passes the width.
+    """
     width = os.environ.get("PROGRESS_BAR_WIDTH", "")
     if not (sys.stderr.isatty() or width.isdigit()):
         return None

@@ -1,4 +1,4 @@
-"""LeNet-5 (LeCun et al., 1998) for 28x28 grey images, as MindSpore's tutorials write it."""
+"""LeNet-5 (LeCun et al., 1998) for 28x28 grey images, as in MindSpore's tutorials."""
 
 from mindspore import nn
 

@@ -1,4 +1,4 @@
-"""Draws a training: loss and cluster size over the steps. Also a program: plot.py out/training.jsonl training.png"""
+"""Draw a training: loss and cluster size over the steps. Also a program: plot.py out/training.jsonl training.png"""
 
 import json
 import os
@@ -18,13 +18,13 @@ SHADES = {1: "#e6f0fa", 2: "#bcd9f2", 3: "#93c1ea", 4: "#6aa9e0"}  # by cluster 
 
 
 def phases(sizes):
-    """(first index, index after the last, size) of each stretch of steps at one size."""
+    """Return (first index, index after the last, size) of each stretch of steps at one size."""
     starts = [i for i in range(len(sizes)) if i == 0 or sizes[i] != sizes[i - 1]]
     return [(start, stop, sizes[start]) for start, stop in zip(starts, [*starts[1:], len(sizes)])]
 
 
 def smooth(values, span=15):
-    """Mean over `span` values around each, fewer at both ends."""
+    """Return the mean over `span` values around each, fewer at both ends."""
     sums = np.cumsum(np.insert(np.asarray(values, dtype=float), 0, 0.0))
     here = np.arange(len(values))
     start, stop = np.maximum(here - span // 2, 0), np.minimum(here + span // 2 + 1, len(values))
@@ -32,7 +32,7 @@ def smooth(values, span=15):
 
 
 def draw(jsonl, png, accuracy=None):
-    """Reads one object a step from `jsonl` and writes `png`, atomically."""
+    """Read one object a step from `jsonl` and write `png`, atomically."""
     rows = [json.loads(line) for line in Path(jsonl).read_text().splitlines()]
     step = [row["step"] for row in rows]
     loss = [row["loss"] for row in rows]

@@ -37,7 +37,7 @@ def main():
     try:
         elastic = KungFuElasticCallback(
             None if args.schedule == "none" else args.schedule,
-            wait=True,  # so that the picture shows the changes at the schedule's very steps
+            wait=True,  # so that the picture shows the changes at the schedule's exact steps
             checkpoint_dir=args.checkpoint,
             checkpoint_every=None if args.checkpoint is None else 20,
             resume=args.resume,

@@ -1,4 +1,4 @@
-"""Trains with 1 to 16 workers by each optimizer, then prints a table and draws the accuracy.
+"""Train with 1 to 16 workers by each optimizer, then print a table and draw the accuracy.
 
 python compare.py                 # trains (5 minutes on 2 idle cores), then shows
 python compare.py --show          # shows what has been trained before
@@ -21,7 +21,7 @@ def show(out):
     workers = sorted({row["workers"] for row in rows})
 
     def curves(optimizer, size):
-        """Samples seen, and accuracy in percent by (seed, epoch)."""
+        """Return samples seen, and accuracy in percent by (seed, epoch)."""
         of = [row["curve"] for row in rows if (row["optimizer"], row["workers"]) == (optimizer, size)]
         found = np.array(of)
         return found[0, :, 0], 100 * found[:, :, 1]
@@ -49,7 +49,7 @@ def draw(out, optimizers, workers, curves):
         last = [curves(optimizer, size)[1][:, -1] for size in workers]
         mean = np.array([a.mean() for a in last])
         spread = [mean - [a.min() for a in last], [a.max() for a in last] - mean]
-        x = np.array(workers) * (1 + 0.03 * (i - 1.5))  # side by side, so that each one's spread can be seen
+        x = np.array(workers) * (1 + 0.03 * (i - 1.5))  # side by side, so that each one's spread is visible
         over_workers.errorbar(x, mean, spread, marker="o", capsize=3, label=optimizer)
         samples, accuracy = curves(optimizer, shown)
         over_samples.plot(samples, accuracy.mean(0), marker=".", label=optimizer)

@@ -1,4 +1,4 @@
-"""Trains a small network on the digits with each optimizer in turn, and says what came of it, a JSON line a training.
+"""Train a small network on the digits with each optimizer in turn, and print a JSON line a training.
 
 Start it with kungfu-run -np 4 python train.py, or let compare.py do so.
 """
@@ -19,7 +19,7 @@ TRAINED_ON = 1200
 
 
 def digits():
-    """1200 samples to train on and 597 to test on, the same at every worker."""
+    """Return 1200 samples to train on and 597 to test on, the same at every worker."""
     data = load_digits()
     x, y = (data.data / 16 - 0.3).astype(np.float32), data.target.astype(np.int32)
     order = np.random.RandomState(0).permutation(len(x))
@@ -51,19 +51,19 @@ class Contender:
             parameter.set_data(Tensor(value))
         self.inner.learning_rate.set_data(Tensor(learning_rate, ms.float32))
         if isinstance(self.optimizer, PairAveragingOptimizer):
-            kf.run_barrier()  # nobody trains on the last seed any more,
+            kf.run_barrier()  # no worker trains on the last seed any more,
             self.optimizer.publish()
-            kf.run_barrier()  # and nobody will be given its model
+            kf.run_barrier()  # and none will get its model
 
     def accuracy(self, x, y):
-        """Of the mean of all workers' models; they are left as they are."""
+        """Return the accuracy of the mean of all workers' models, which stay as they are."""
         model = [kf.comm.all_reduce(p.asnumpy(), op="mean", name="mean") for p in self.net.trainable_params()]
         hidden = np.maximum(x @ model[0].T + model[1], 0)
         return float(((hidden @ model[2].T + model[3]).argmax(1) == y).mean())
 
 
 def train(contender, seed, args, train_data, test_data):
-    """(samples seen by all workers, accuracy) at the end of each epoch."""
+    """Return (samples seen by all workers, accuracy) at the end of each epoch."""
     rank, size = kf.current_rank(), kf.current_cluster_size()
     x, y = train_data
     random = np.random.RandomState(1000 + seed)
@@ -97,7 +97,7 @@ def main():
         "S-SGD, learning rate x workers": (ssgd, size * args.learning_rate),
         "S-SGD, same learning rate": (ssgd, args.learning_rate),
         "SMA": (Contender(SynchronousAveragingOptimizer, args), args.learning_rate),
-        # Without fetching ahead: what is fetched for the first step of a seed would be the last seed's.
+        # Without fetching ahead: the model fetched for the first step of a seed would be the last seed's.
         "pair averaging": (Contender(lambda o: PairAveragingOptimizer(o, prefetch=False), args), args.learning_rate),
     }
     for name, (contender, learning_rate) in contenders.items():

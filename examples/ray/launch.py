@@ -1,4 +1,4 @@
-"""LeNet of examples/lenet-elastic on a Ray cluster, as a call: one worker, and up to four as the cluster grows."""
+"""Train examples/lenet-elastic on a Ray cluster, by a call: one worker, and up to four as the cluster grows."""
 
 import sys
 from pathlib import Path

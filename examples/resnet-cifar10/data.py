@@ -1,4 +1,4 @@
-"""CIFAR-10 in its binary format: a folder of yours, or generated images in the same format."""
+"""CIFAR-10 in its binary format: the user's folder, or generated images in the same format."""
 
 import os
 import tempfile
@@ -14,8 +14,10 @@ IMAGES = 10_000  # in each file; MindSpore takes no other number
 
 
 def find_or_make(data_path, fallback):
-    """The folder with the .bin files: `data_path` where given, else `fallback`, filled at first use with one file of
-    generated images to train on and one to test."""
+    """Return the folder with the .bin files: `data_path` if given, else `fallback`.
+
+    That is filled at first use with one file of generated images to train on and one to test.
+    """
     if data_path:
         folder = Path(data_path)
         missing = [name for name in (*TRAIN, TEST) if not (folder / name).is_file()]
@@ -34,7 +36,7 @@ def find_or_make(data_path, fallback):
 
 
 def generate(samples, seed):
-    """Images of ten classes that can be told apart: stripes of a direction and colour of each class, in noise.
+    """Return images of ten distinct classes: stripes of a direction and colour of each class, in noise.
 
     uint8 of shape (samples, 3, 32, 32), and labels uint8 of shape (samples,).
     """
@@ -50,7 +52,10 @@ def generate(samples, seed):
 
 
 def write(path, images, labels):
-    """One byte of label and 3072 of red, green and blue for each image. Atomic: several workers may write at once."""
+    """Write one byte of label and 3072 of red, green and blue for each image.
+
+    Atomic: several workers may write at once.
+    """
     rows = np.concatenate([labels[:, None], images.reshape(len(images), -1)], axis=1)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     with os.fdopen(handle, "wb") as file:
@@ -60,9 +65,9 @@ def write(path, images, labels):
 
 
 def samples(folder, usage, image_size, **shard):
-    """Single samples ``image (3, image_size, image_size) float32, label () int32``, not batched.
+    """Return single samples ``image (3, image_size, image_size) float32, label () int32``, not batched.
 
-    `shard` is num_shards and shard_id where each worker reads its own part of the data.
+    `shard` is num_shards and shard_id if each worker reads its own part of the data.
     """
     images = Cifar10Dataset(str(folder), usage=usage, shuffle=usage == "train" and bool(shard), **shard)
     steps = [vision.RandomCrop((32, 32), (4, 4, 4, 4)), vision.RandomHorizontalFlip()] if usage == "train" else []

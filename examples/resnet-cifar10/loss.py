@@ -1,4 +1,4 @@
-"""The cross entropy of MindSpore's tutorial, in the operators that its formula has."""
+"""The cross entropy of MindSpore's tutorial, in the operators of its formula."""
 
 from mindspore import nn, ops
 
@@ -6,8 +6,8 @@ from mindspore import nn, ops
 class SoftmaxCrossEntropyExpand(nn.Cell):
     """The mean of -log(softmax(scores)) at the labels, of scores (N, C).
 
-    With `sparse` the labels (N,) are the classes' numbers, else one row of C probabilities each. It is what
-    nn.CrossEntropyLoss is, as a graph of small operators: where a model is split over devices each can be placed alone.
+    With `sparse` the labels (N,) are the classes' numbers, else one row of C probabilities each. It equals
+    nn.CrossEntropyLoss, as a graph of small operators: if a model is split over devices each can be placed alone.
     """
 
     def __init__(self, sparse=False):

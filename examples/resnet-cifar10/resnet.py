@@ -12,7 +12,7 @@ def convolution(channels, out_channels, kernel, stride=1):
 
 
 class Bottleneck(nn.Cell):
-    """1x1 down, 3x3, 1x1 up, around which the input goes past; 1x1 on it as well where its shape changes."""
+    """1x1 down, 3x3, 1x1 up, with the input added; 1x1 on it as well if its shape changes."""
 
     expansion = 4
 

@@ -26,7 +26,7 @@ LOSSES = {"fused": nn.CrossEntropyLoss, "expanded": lambda: SoftmaxCrossEntropyE
 
 
 class StopAfter(Callback):
-    """For a quick look: training ends after so many steps."""
+    """End training after so many steps, for a quick look."""
 
     def __init__(self, steps):
         super().__init__()
@@ -93,7 +93,7 @@ def main():
         )
         callbacks = [BroadcastCallback(), KungFuElasticCallback(args.elastic or None, monitor=monitor, wait=True)]
     if args.steps:
-        callbacks.insert(0, StopAfter(args.steps))  # what comes after the elastic one is heard a step later
+        callbacks.insert(0, StopAfter(args.steps))  # a request after the elastic callback takes effect a step later
     if kf.current_rank() == 0:
         print(str(optimizer.fusion_plan()).splitlines()[0], flush=True)
     model.train(args.epochs, train_data, callbacks=callbacks, dataset_sink_mode=False)

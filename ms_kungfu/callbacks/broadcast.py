@@ -1,4 +1,4 @@
-"""All workers start from one worker's parameters."""
+"""Start all workers from one worker's parameters."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class BroadcastCallback(Callback):
             run_context: of MindSpore.
         """
         params = run_context.original_args()
-        # Who joins a running job does so in the elastic callback, ready to train, and gets the whole state there.
+        # A worker that joins a running job does so in the elastic callback, ready to train, and gets the whole state
+        # there.
         joins_later = membership.is_deferred() and any(
             isinstance(c, KungFuElasticCallback) for c in params.list_callback
         )

@@ -1,4 +1,4 @@
-"""Tensors, arrays and plain values as JSON, and back: exact, and nothing in it can carry code."""
+"""Encode tensors, arrays and plain values as JSON, and back: exact, and unable to carry code."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 
-_ARRAY = "array"  # the keys of what JSON has no form for
+_ARRAY = "array"  # keys of values for which JSON has no form
 _TUPLE = "tuple"
 _DICT = "dict"
 
 
 def pack(value: Any) -> Any:
-    """`value` as JSON. TypeError where it is, or holds, something that isn't a value: a function, a cell, a lock."""
+    """Return `value` as JSON.
+
+    TypeError if it is, or holds, something that isn't a value: a function, a cell, a lock.
+    """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, list):
@@ -37,7 +40,7 @@ def pack(value: Any) -> Any:
 
 
 def unpack(packed: Any) -> Any:
-    """What :func:`pack` was given."""
+    """Return the value that :func:`pack` got."""
     if isinstance(packed, list):
         return [unpack(item) for item in packed]
     if not isinstance(packed, dict):

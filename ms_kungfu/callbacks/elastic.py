@@ -1,4 +1,4 @@
-"""The cluster grows and shrinks under ``Model.train``."""
+"""Change the cluster's size under ``Model.train``."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class KungFuElasticCallback(Callback):
         asynchronous: bool | None = None,
     ) -> None:
         super().__init__()
-        # What is wrong with them is said here rather than when training begins.
+        # Invalid ones raise here rather than when training begins.
         self._options = Options(
             schedule, wait, tuple(components), lr_rule, averaged, checkpoint_dir, checkpoint_every, keep_checkpoints,
             resume, policy, monitor, evict, asynchronous,
@@ -95,17 +95,17 @@ class KungFuElasticCallback(Callback):
             at_least(1, global_batch_size, "global_batch_size")
         self._epochs_before = 0
         self._last_step = 0
-        self._epoch_ended = False  # and nobody has asked yet whether to stop there
+        self._epoch_ended = False  # and no query has asked yet whether to stop there
         self._steps = 0  # of an epoch of an ordinary dataset
         self._others: Others | None = None
-        self._bound: list[ExitStack] = []  # what gives the models whose calls are under way their own methods back
+        self._bound: list[ExitStack] = []  # restores the own methods of the models that are in a call
         self._sharded: ShardedTraining | None = None
         self._outputs = EpochOutputs()
         self.training: ElasticTraining | None = None
         """What this callback drives, once training began."""
 
     def __enter__(self) -> KungFuElasticCallback:
-        # What follows an epoch is no callback's, so the model's own methods are replaced while its call goes on.
+        # What follows an epoch is no callback's, so the model's own methods are replaced during its call.
         model, call = _calling()
         trains = call == "_train"
         evaluate = evaluation.alone if trains else partial(evaluation.together, self.training)
@@ -125,7 +125,7 @@ class KungFuElasticCallback(Callback):
             self._sharded = None
 
     def __exit__(self, *error: object) -> None:
-        if len(self._bound) <= 1:  # not behind an evaluation of Model.fit's
+        if len(self._bound) <= 1:  # not after an evaluation of Model.fit's
             self._end_sharded()
         if not self._bound:
             return
@@ -154,7 +154,7 @@ class KungFuElasticCallback(Callback):
         if not elastic_data:
             _refuse_ordinary(type(params.train_dataset).__name__, self._global_batch_size, self._options.resume)
         elif self._global_batch_size is not None and self._batch_given_to is not params.train_dataset:
-            # Once: a policy, or the state that a joiner has received, may have changed it since.
+            # Once: a policy, or the state that a joining worker has received, may have changed it since.
             params.train_dataset.global_batch_size = self._global_batch_size
             self._batch_given_to = params.train_dataset
         before = self.training
@@ -169,7 +169,7 @@ class KungFuElasticCallback(Callback):
             loss_scale_manager=params.get("loss_scale_mananger"),  # as MindSpore spells it
             total_samples=params.epoch_num * params.train_dataset.total_samples if elastic_data else None,
         )
-        self._options = replace(self._options, monitor=training.monitor)  # goes on in the next call
+        self._options = replace(self._options, monitor=training.monitor)  # continues in the next call
         if training.monitor is not None:
             connect_summary(training.monitor, params)
         if self._sharded is None and not inventory.synchronises([params.train_network]):
@@ -253,12 +253,12 @@ class KungFuElasticCallback(Callback):
             self._others.warn_of_what_is_not_carried()
         if change.undone and self._others is not None:
             self._others.undone(params.cur_step_num)
-        # An asynchronous worker may have been moved to where the furthest is.
+        # An asynchronous worker may have been moved to the furthest one's position.
         params.cur_step_num += training.step - step
         params.cur_epoch_num += training.epoch - epoch
         self._epochs_before += training.epoch - epoch
         _tell_steps_of_epoch(params, self._steps)
-        # An ordinary dataset at a joiner doesn't know where the others' ends.
+        # A joining worker doesn't know where the others' epoch of an ordinary dataset ends.
         if training.should_stop or (not _trains_elastic_data(run_context) and training.step >= self._last_step):
             RunContext.request_stop(run_context)
 
@@ -267,9 +267,9 @@ class KungFuElasticCallback(Callback):
         training = self.training
         assert training is not None
         training.epoch_end()
-        # An ordinary dataset's epochs end at the same step only where they are made to.
+        # An ordinary dataset's epochs end at the same step only if they are made to.
         self._epoch_ended = _trains_elastic_data(run_context) or bool(self._bound)
-        # Model.train at a joiner counts its own epochs.
+        # Model.train at a joining worker counts its own epochs.
         if training.should_stop or training.epoch >= run_context.original_args().epoch_num:
             RunContext.request_stop(run_context)
 
@@ -278,7 +278,7 @@ class KungFuElasticCallback(Callback):
         self._end_sharded()
         if self.training is not None:
             self.training.end()
-            # Where each worker has a model of its own, the statistics are of that one until the models are merged.
+            # If each worker has a model of its own, the statistics are of that one until the models are merged.
             network = run_context.original_args().train_network
             if not self.training.asynchronous and not state_transfer.models_differ([network]):
                 self.training.average_statistics()
@@ -294,7 +294,7 @@ class KungFuElasticCallback(Callback):
         return helper, network
 
     def _eval_during_train(self, model: Any, valid_infos: Any, params: Any, callbacks: Any) -> None:
-        """After the last step of an epoch."""
+        """Evaluate after the last step of an epoch."""
         training = self.training
         takes_part = training is not None and not runtime.detached() and not is_behind()
         self._outputs.end_epoch(training if takes_part else None, params)
@@ -302,29 +302,29 @@ class KungFuElasticCallback(Callback):
             Model._eval_during_train(model, valid_infos, params, callbacks)
 
     def _steps_left(self) -> int | None:
-        """In the present epoch of an ordinary dataset; None where each worker goes its own way."""
+        """Return the steps left in the present epoch of an ordinary dataset; None if workers are asynchronous."""
         training = self.training
         if training is None or training.asynchronous:
             return None
         return (training.epoch + 1) * self._steps - (training.step - training.first_step)
 
     def _agree_on_stops(self, run_context: Any) -> None:
-        """From now on who asks for a stop at one worker has all stop after the same step."""
+        """Let a request to stop at one worker stop all after the same step, from now on."""
         training = self.training
         assert training is not None
         self._epoch_ended = False
         if training.asynchronous:
-            return  # who comes to its end ends the call for all
+            return  # a worker at its end ends the call for all
 
         def get_stop_requested() -> bool:
-            # The loop asks when all callbacks have been called. Those after this one may have asked for a stop at the
-            # end of an epoch, which ends training there and not a step later.
+            # The loop asks after all callbacks. Those after this one may have requested a stop at the end of an epoch,
+            # which ends training there and not a step later.
             ended, self._epoch_ended = self._epoch_ended, False
             if ended and not RunContext.get_stop_requested(run_context) and training.agree_on_stop():
                 RunContext.request_stop(run_context)
             return bool(RunContext.get_stop_requested(run_context))
 
-        # In a cluster of one, too: somebody may join in this step, who would train on alone.
+        # In a cluster of one, too: a worker may join in this step, and would train on alone.
         run_context.request_stop, run_context.get_stop_requested = training.request_stop, get_stop_requested
 
     def _capture(self) -> dict[str, Any]:
@@ -338,7 +338,7 @@ class KungFuElasticCallback(Callback):
             return
         self._last_step, self._steps = captured["last_step"], captured["steps"]
         Others.received, Others.resumed = captured["callbacks"], not membership.is_joining()
-        # A joiner gets them at the epoch's end, from those that had the step.
+        # A joining worker gets them at the epoch's end, from those that had the step.
         self._outputs.kept = captured.get("outputs") if Others.resumed else None
 
 
@@ -347,14 +347,14 @@ def _trains_elastic_data(run_context: Any) -> bool:
 
 
 def _refuse_ordinary(kind: str, global_batch_size: int | None, resume: bool) -> None:
-    """ValueError for what an ordinary dataset can't do."""
+    """Raise ValueError for what an ordinary dataset can't do."""
     for option, is_given in {"global_batch_size": global_batch_size is not None, "resume": resume}.items():
         if is_given:
             raise ValueError(f"{option} works with an ElasticDataset, and train_dataset is a {kind}")
 
 
 def _tell_steps_of_epoch(params: Any, steps: int) -> None:
-    """`batch_num`, which of an ordinary dataset is `steps`."""
+    """Set `batch_num`, which for an ordinary dataset is `steps`."""
     data = params.train_dataset
     is_elastic = isinstance(data, ElasticDataset)
     params.batch_num = _StepsOfEpoch(data.get_dataset_size(), params.cur_step_num - data.steps) if is_elastic else steps
@@ -380,7 +380,7 @@ class _StepsOfEpoch(int):
 
 
 class _AgreedSteps:
-    """The batches of an ordinary dataset, in epochs of `steps_left()` steps: begun again, or cut, as it takes."""
+    """The batches of an ordinary dataset, in epochs of `steps_left()` steps: repeated, or cut, as needed."""
 
     def __init__(self, helper: Any, dataset: Any, steps_left: Callable[[], int | None]) -> None:
         self._batches, self._dataset, self._steps_left = helper, dataset, steps_left
@@ -422,7 +422,7 @@ def _agreed(steps: int) -> int:
     """Return the lowest rank's number; collective for the workers that begin together."""
     runtime.init()
     if membership.is_joining() or runtime.current_cluster_size() == 1:
-        return steps  # a joiner hears of it with the rest of the state
+        return steps  # a joining worker gets it with the rest of the state
     return int(state_transfer.from_lowest_rank(partial(broadcast_json, lambda: steps)))
 
 

@@ -1,4 +1,4 @@
-"""`net_outputs` at the end of an epoch: the same at all workers, also at one that had no step of the epoch."""
+"""`net_outputs` at the end of an epoch: the same at all workers, also at one without a step of the epoch."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ from ms_kungfu.elastic.training import ElasticTraining
 
 
 class EpochOutputs:
-    """Of one callback."""
+    """The outputs of one callback."""
 
     def __init__(self) -> None:
         self.kept: Any = None
-        """Packed: those of the epoch at whose end a checkpoint was written."""
+        """Packed: those of the epoch that ended with a checkpoint."""
 
     def keep(self, training: ElasticTraining, params: Any) -> None:
-        """Collective, before a checkpoint: after an epoch's last step it keeps the outputs that the epoch ends with. A
-        worker that resumes there has no step of the epoch, and its callbacks get them all the same."""
+        """Keep the outputs that the epoch ends with; collective, before a checkpoint after an epoch's last step.
+
+        A worker that resumes there has no step of the epoch, and its callbacks still get them.
+        """
         self.kept, data = None, params.train_dataset
         if training.asynchronous or not isinstance(data, ElasticDataset) or data.steps < data.get_dataset_size():
             return
@@ -38,9 +40,9 @@ class EpochOutputs:
             self.kept = pack(agreed)
 
     def end_epoch(self, training: ElasticTraining | None, params: Any) -> None:
-        """Collective where a worker is in its training (None: it isn't) and steps together with the others."""
+        """End an epoch; collective if a worker is in its training (None: it isn't) and steps with the others."""
         if training is not None and params.get("net_outputs") is None and self.kept is not None:
-            params.net_outputs = unpack(self.kept)  # resumed where the epoch's last step was done
+            params.net_outputs = unpack(self.kept)  # resumed after the epoch's last step
         self.kept = None
         if training is not None and not training.asynchronous:
             agree_on_outputs(params, batch_rows(params))
@@ -48,11 +50,11 @@ class EpochOutputs:
 
 
 def agree_on_outputs(params: Any, rows: int) -> None:
-    """Collective, after the last step of an epoch: `net_outputs` are the same at all workers.
+    """Make `net_outputs` the same at all workers; collective, after the last step of an epoch.
 
     A loss (the only, or the first, output, of one element) is the mean over the workers, weighted by the samples of
-    their last batches. Who had no step in this epoch, because it joined after the last one, gets all outputs of the
-    lowest rank that had one; None where all of these have died.
+    their last batches. A worker that joined after the epoch's last step gets all outputs of the lowest rank that had
+    that step. It gets None if all of these have failed.
     """
     outputs = params.get("net_outputs")
     first = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs
@@ -65,7 +67,7 @@ def agree_on_outputs(params: Any, rows: int) -> None:
             told_outputs = partial(broadcast_json, lambda: pack(outputs))
             received = state_transfer.from_lowest_rank(told_outputs, able=outputs is not None)
         except state_transfer.StateLostError:
-            return  # this worker has the state nevertheless, and goes on with no outputs of that step
+            return  # this worker has the state nevertheless, and continues without outputs of that step
         if outputs is None:
             outputs = params.net_outputs = unpack(received)
             first = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs

@@ -1,23 +1,23 @@
-"""An evaluation of all workers together, from which each gets the same numbers.
+"""Evaluate with all workers together; each gets the same numbers.
 
-Each worker's network evaluates a part of the batches, and the workers tell each other its outputs. Then each updates
-its metrics with the outputs of all batches, in one order. So every metric of MindSpore's or of the program's own works
-as it stands, and ends with the bits that one worker alone would have (but for *dealt*, where a batch is put together
-from parts: its mean loss is rounded elsewhere). The moving statistics of the network become their mean over the workers
+Each worker's network evaluates a part of the batches, and the workers exchange its outputs. Then each updates its
+metrics with the outputs of all batches, in one order. So every metric of MindSpore's or of the program's own works as
+it stands, and ends with the bits that one worker alone would have. Only `dealt` batches are put together from parts, so
+that their mean loss is rounded elsewhere. The moving statistics of the network become their mean over the workers
 before.
 
-Whose batches are evaluated, decided anew each time:
+The kind of evaluation is decided each time:
 
-- *dealt*: an `ElasticDataset` deals each batch to the workers.
-- *shared*: all workers have the same batches, in the same order, and each takes every n-th. That they are the same is
+- `dealt`: an `ElasticDataset` partitions each batch among the workers.
+- `shared`: all workers have the same batches, in the same order, and each takes every n-th. That they are the same is
   checked batch by batch.
-- *joined*: the program has sharded the dataset (`num_shards`): each worker evaluates its own, and all of them count.
-- *told*: where the workers' batches differ otherwise (shuffled by each on its own), or their models do by design, the
-  lowest living rank evaluates its own alone, and tells the others.
+- `joined`: the program has sharded the dataset (`num_shards`): each worker evaluates its own, and all of them count.
+- `told`: if the workers' batches differ otherwise (each shuffles on its own), or their models do by design, the lowest
+  living rank evaluates its own alone, and sends the others the result.
 
-Nobody waits longer than for one batch of another worker, however long the evaluation takes, so it doesn't run into the
-collective timeout. What a worker was to evaluate that dies, another one does (shared, dealt); where nobody else has its
-batches (joined) the numbers are those of the others, the same at all; and the next rank begins anew (told).
+No worker waits longer than for one batch of another, however long the evaluation takes, so it doesn't run into the
+collective timeout. If a worker fails, another one evaluates its part (`shared`, `dealt`). If no other has its batches
+(`joined`) the numbers are those of the others, the same at all. The next rank begins again (`told`).
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def together(
     params: Any = None,
     add_eval_loss: bool = False,
 ) -> Any:
-    """An evaluation of ``Model.fit``, and of a ``Model.eval`` that has an elastic callback, which drives `training`."""
+    """Evaluate in ``Model.fit``, or in a ``Model.eval`` that has an elastic callback, which drives `training`."""
     runtime.init()
     # One worker does it so, too: MindSpore's `eval_loss` is that of the last batch, and no mean.
     is_alone = runtime.detached() or membership.is_joining() or is_behind()
     if is_alone or (training is not None and training.asynchronous):
-        # Also where the others are further on: they wait for this worker at their next step or sync point.
+        # Also if the others are further on: they wait for this worker at their next step or sync point.
         return alone(model, dataset, callbacks, params, add_eval_loss)
     averaged = inventory.moving_statistics([model._network]) if training is None else training.averaged
     with _off_record(dataset):
@@ -69,7 +69,7 @@ def together(
 
 
 def alone(model: Any, dataset: Any, *arguments: Any, **options: Any) -> Any:
-    """An evaluation that this worker makes by itself, such as one of a callback of the program's."""
+    """Evaluate at this worker alone, such as for a callback of the program's."""
     with runtime.keep_waiting(), _off_record(dataset):
         return Model._eval_process(model, dataset, *arguments, **options)
 
@@ -79,7 +79,7 @@ def _off_record(dataset: Any) -> AbstractContextManager[None]:
 
 
 class Evaluation:
-    """One evaluation, in the place of ``Model._eval_process``. Collective."""
+    """One evaluation, which replaces ``Model._eval_process``. Collective."""
 
     def __init__(self, model: Any, dataset: Any, callbacks: Any, params: Any, loss_too: bool) -> None:
         self._model, self._dataset, self._callbacks, self._params = model, dataset, callbacks, params
@@ -88,7 +88,7 @@ class Evaluation:
         self._differ = state_transfer.models_differ([model._network])
 
     def run(self, averaged: Any) -> Any:
-        """The metrics. `averaged`: what becomes its mean over the workers before, where their models don't differ."""
+        """Return the metrics. `averaged`: becomes its mean over the workers before, unless their models differ."""
         if not self._differ:
             state_transfer.average(averaged)
         model, params, callbacks, context = self._model, self._params, self._callbacks, self._context
@@ -108,7 +108,7 @@ class Evaluation:
         return metrics
 
     def _choose(self) -> tuple[str, int]:
-        """Collective: how to go about it, and who tells the others."""
+        """Choose the kind of evaluation, and the rank that sends the result to the others; collective."""
         dealt = isinstance(self._dataset, ElasticDataset)
         if dealt and self._dataset.shards is not None:
             raise KungFuError(
@@ -120,7 +120,7 @@ class Evaluation:
         if any(row["differ"] for row in rows.values()):
             return _TOLD, root
         if all(row["dealt"] is not None for row in rows.values()):
-            self._dataset.restore(rows[root]["dealt"])  # who joined has made fewer evaluations
+            self._dataset.restore(rows[root]["dealt"])  # a worker that has joined has made fewer evaluations
             return _DEALT, root
         return (_JOINED if any(row["sharded"] for row in rows.values()) else _SHARED), root
 
@@ -135,7 +135,7 @@ class Evaluation:
         return (element for element in helper)  # which may be asked for more at its end; MindSpore's may not
 
     def _share(self) -> tuple[str, int] | None:
-        """As many batches at a time as there are workers, one for each."""
+        """Evaluate as many batches at a time as there are workers, one for each."""
         batches = self._iterator()
         workers = list(range(runtime.current_cluster_size()))
         while True:
@@ -161,7 +161,7 @@ class Evaluation:
                 return None
 
     def _evaluate_own(self, kind: str, root: int) -> tuple[str, int] | None:
-        """Each worker's own batches, or `root`'s alone."""
+        """Evaluate each worker's own batches, or `root`'s alone."""
         rank = runtime.current_rank()
         batches = self._iterator() if kind != _TOLD or rank == root else iter(())
         present = set(range(runtime.current_cluster_size()))
@@ -202,7 +202,7 @@ class Evaluation:
         return self._model._eval_network(*_inputs(element))
 
     def _update(self, element: Any, outputs: Any) -> None:
-        """As MindSpore does after a batch; `element` is None where it is another worker's own."""
+        """Update the metrics as MindSpore does after a batch; `element` is None if it is another worker's own."""
         params, callbacks = self._params, self._callbacks
         params.cur_step_num += 1
         params.eval_dataset_element = None if element is None else _inputs(element)
@@ -215,7 +215,7 @@ class Evaluation:
 
 
 def gather(row: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """Collective: every living worker's row by its rank, the same at all."""
+    """Return every living worker's row by its rank, the same at all; collective."""
     return gather_json(row, "kungfu/callbacks")
 
 
@@ -224,7 +224,7 @@ def _inputs(element: Any) -> tuple[Any, ...]:
 
 
 def _digest(element: Any) -> str:
-    """Differs where one bit of a batch does."""
+    """Return a number that differs if one bit of a batch does."""
     total = hashlib.blake2b(digest_size=16)
     for tensor in _inputs(element):
         values = np.ascontiguousarray(tensor.asnumpy())

@@ -81,7 +81,7 @@ def batch_rows(params: Any) -> int:
 
 
 def connect_summary(monitor: Monitor, params: Any) -> None:
-    """Have records go to the SummaryRecord that a SummaryCollector has open."""
+    """Send records to the SummaryRecord that a SummaryCollector has open."""
     if monitor.summary is None:
         collectors = (c for c in params.get("list_callback") or () if type(c).__name__ == "SummaryCollector")
         monitor.summary = getattr(next(collectors, None), "_record", None)

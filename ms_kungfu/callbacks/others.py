@@ -2,21 +2,21 @@
 
 The rule, which docs/elastic-training.md has as a table:
 
-- What MindSpore's own callbacks *write* (:data:`WRITERS`) the lowest living rank writes alone; where it dies or leaves,
-  the next one goes on from the same state.
-- All others run at every worker. Those of MindSpore that decide something at the end of an epoch (`EarlyStopping`,
-  `ReduceLROnPlateau`) find the same numbers at each: `ms_kungfu.callbacks.evaluation`, and
+- Only the lowest living rank writes what MindSpore's own callbacks *write* (:data:`WRITERS`); if it fails or leaves,
+  the next one continues from the same state.
+- All others run at every worker. Those of MindSpore that decide at the end of an epoch (`EarlyStopping`,
+  `ReduceLROnPlateau`) get the same numbers at each: `ms_kungfu.callbacks.evaluation`, and
   `ms_kungfu.callbacks.epoch_outputs`.
-- Where the program is run again by `ms_kungfu.replay`, nobody writes, so that what the first run has written stays.
-- At a worker that has left, or that hasn't come to where the others are, no epoch ends for any of them, as it isn't
-  over and there is no evaluation of it; for MindSpore's the training doesn't end, either.
-- No epoch ends for them at a worker that had no step of it if nothing is known of its last step's outputs: those that
-  had it have all died, or the checkpoint is of an older version.
+- If `ms_kungfu.replay` runs the program again, no worker writes, so that the first run's files stay.
+- At a worker that has left, or that hasn't reached the others' position, no epoch ends for any of them, as it isn't
+  over and has no evaluation. For MindSpore's the training doesn't end, either.
+- No epoch ends for them at a worker that had no step of it if its last step's outputs aren't known. Then those that had
+  it have all failed, or the checkpoint is of an older version.
 
-What a joiner receives: of MindSpore's own callbacks all attributes that are values; of the program's own what
-``state_dict()`` returns, which it gives to ``load_state_dict(state)``. A job that resumes from a checkpoint
-may be another program: it receives what MindSpore's callbacks have learnt, that is what has changed since they were
-first used. What it has given to them itself (a folder, a patience) stays.
+A joining worker receives, of MindSpore's own callbacks, all attributes that are values; of the program's own, what
+``state_dict()`` returns, for ``load_state_dict(state)``. A job that resumes from a checkpoint may be another program:
+it receives what has changed in MindSpore's callbacks since they were first used. Its own arguments to them (a folder, a
+patience) stay.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _log = logging.getLogger(__name__)
 WRITERS = (ModelCheckpoint, SummaryCollector, BackupAndRestore, OnRequestExit, FlopsUtilizationCollector)
 """Callbacks of MindSpore's that write files, which all workers would write over each other's."""
 
-_AT_FIRST = "_kungfu_at_first"  # the attribute of a callback that says what the others were
+_AT_FIRST = "_kungfu_at_first"  # the attribute of a callback with its attributes at first
 _OWN = {_AT_FIRST, "_first_step"}  # the second: a SummaryCollector's first step finds out what it may collect
-_CLOCKS = (TimeMonitor, FlopsUtilizationCollector)  # what they keep are times of their own process
+_CLOCKS = (TimeMonitor, FlopsUtilizationCollector)  # they keep times of their own process
 _ENDS = ("on_train_epoch_end", "on_train_end")
 _STEPS = ("on_train_epoch_begin", "on_train_step_begin", "on_train_step_end")
 Hook = Callable[[Any], None]
@@ -60,10 +60,13 @@ Wrapper = Callable[[Any, Hook], Hook]
 
 
 class Others:
-    """The callbacks beside an elastic one in a call of training. `writes`: whether this worker writes for all, where
-    not all may have the same callbacks; None: the lowest living rank does, and all have."""
+    """The callbacks beside an elastic one in a call of training.
 
-    received: dict[str, Any] | None = None  # the state that was handed over, until the call that it is of has come
+    `writes`: whether this worker writes for all, if not all may have the same callbacks; None: the lowest living rank
+    does, and all have.
+    """
+
+    received: dict[str, Any] | None = None  # the received state, until the call that it is of has come
     resumed = False  # it is from a checkpoint
 
     def __init__(self, callbacks: Iterable[Any], writes: Callable[[], bool] | None = None) -> None:
@@ -91,9 +94,9 @@ class Others:
                 vars(callback)[_AT_FIRST] = _values(callback)
         for callback in self._callbacks.values():
             if _has_state_dict(callback):
-                _capture(callback)  # what can't be carried is said now rather than when somebody joins
+                _capture(callback)  # what can't be carried is reported now rather than when a worker joins
 
-    # -- who runs -----------------------------------------------------------------------------------------------------
+    # -- which of them run ---------------------------------------------------------------------------------------------
 
     def hook(self, asynchronous: bool = False) -> None:
         """Let the rule hold from now on. Workers that are `asynchronous` don't come to the end together."""
@@ -127,13 +130,13 @@ class Others:
         return end
 
     def undone(self, step: int) -> None:
-        """The step is done again: what was written of it is written anew."""
+        """Undo a step, which is repeated: its output is written again."""
         for callback in self._callbacks.values():
             if isinstance(callback, ModelCheckpoint) and callback._last_triggered_step == step:
                 callback._last_triggered_step -= callback._config.save_checkpoint_steps or 1
 
     def unhook(self) -> None:
-        """Give the callbacks back as they were."""
+        """Restore the callbacks."""
         self._hooked.close()
 
     def _at_the_writer(self, callback: Any, call: Hook) -> Hook:
@@ -143,7 +146,7 @@ class Others:
         replace_attribute(self._hooked, callback, hook, wrapper(callback, getattr(callback, hook)))
 
     def _then_restore(self, key: str) -> Callable[[Any, Hook], Hook]:
-        """Those that come after the elastic callback begin when the state is here already, and would forget it."""
+        """Wrap those after the elastic callback: they begin when the state is here already, and would forget it."""
 
         def wrapper(callback: Any, begin: Hook) -> Hook:
             def begin_and_restore(run_context: Any) -> None:
@@ -159,17 +162,17 @@ class Others:
 
     @property
     def carries_the_programs(self) -> bool:
-        """Whether a callback of the program's has state that is carried."""
+        """Return whether a callback of the program's has state that is carried."""
         return any(map(_has_state_dict, self._programs))
 
-    # -- what they keep -----------------------------------------------------------------------------------------------
+    # -- their state ---------------------------------------------------------------------------------------------------
 
     def capture(self) -> Any:
-        """The state of those that are carried; JSON."""
+        """Return the state of those that are carried; JSON."""
         return {key: _capture(callback) for key, callback in self._callbacks.items() if is_carried(callback)}
 
     def take_over(self) -> None:
-        """Go on from what was received, where this is the call that it is of."""
+        """Continue from the received state, if this is the call that it is of."""
         captured, Others.received = Others.received, None
         if captured is None:
             return
@@ -187,7 +190,7 @@ class Others:
             _restore(self._callbacks[key], found)
 
     def warn_of_what_is_not_carried(self) -> None:
-        """After somebody has joined: name the program's callbacks that have changed since training began."""
+        """Name the program's callbacks that have changed since training began, after a worker has joined."""
         changed = {
             key.split("/")[0]: sorted(n for n, trace in _trace(self._callbacks[key]).items() if was.get(n) != trace)
             for key, was in self._traces.items()
@@ -204,7 +207,7 @@ class Others:
 
 
 def replace_attribute(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
-    """Until the stack is closed the object itself has `value` for what its class, or itself, has by this name."""
+    """Give the object itself `value` by this name until the stack is closed, in place of its own or its class's."""
     if name in vars(owner):
         stack.callback(vars(owner).update, {name: vars(owner)[name]})
     else:
@@ -213,14 +216,14 @@ def replace_attribute(stack: ExitStack, owner: Any, name: str, value: Any) -> No
 
 
 def is_mindspores(callback: Any) -> bool:
-    """Whether it is one of MindSpore's callbacks, or derived from one; not functions of the program's in one."""
+    """Return whether it is one of MindSpore's callbacks, or derived from one; not functions of the program's in one."""
     kinds = [kind for kind in type(callback).__mro__ if kind is not Callback]
     own = any(kind.__module__.startswith("mindspore.train.callback.") for kind in kinds)
     return own and not isinstance(callback, LambdaCallback)
 
 
 def is_carried(callback: Any) -> bool:
-    """Whether its state is handed over to a joiner."""
+    """Return whether its state is sent to a joining worker."""
     return _has_state_dict(callback) or (is_mindspores(callback) and not isinstance(callback, _CLOCKS))
 
 
@@ -245,14 +248,14 @@ def _where_training_is(callback: Any, call: Hook) -> Hook:
 
 
 class _Files:
-    """What the workers know of a ModelCheckpoint's files, of which one worker writes each."""
+    """The workers' knowledge of a ModelCheckpoint's files; one worker writes each."""
 
     def __init__(self, writes: Callable[[], bool]) -> None:
         self._writes = writes
-        self._ended = -1  # the step of the last one that this worker has ended writing
+        self._ended = -1  # the step of the last one that this worker has finished
 
     def write_or_note(self, callback: Any, save: Hook) -> Hook:
-        """Who doesn't write knows when the other's last one was written, to go on in its turn."""
+        """Write, or note when another worker's last one was written, to continue in its place."""
 
         def save_or_note(run_context: Any) -> None:
             params = run_context.original_args()
@@ -264,7 +267,10 @@ class _Files:
         return save_or_note
 
     def write_last(self, callback: Any, save: Hook) -> Hook:
-        """Collective: the last file is there though its writer dies in it, as the next one then writes it anew."""
+        """Write the last file; collective.
+
+        It exists even if its writer fails in it, as the next one writes it again.
+        """
 
         def save_for_all(run_context: Any) -> None:
             if not _takes_part():
@@ -307,7 +313,7 @@ def _capture(callback: Any) -> Any:
 
 
 def _values(callback: Any) -> dict[str, Any]:
-    """The attributes that can be carried, packed."""
+    """Return the attributes that can be carried, packed."""
     found = {}
     for name, value in vars(callback).items():
         if name in _OWN:
@@ -323,19 +329,19 @@ def _restore(callback: Any, captured: Any) -> None:
     if _has_state_dict(callback):
         callback.load_state_dict(unpack(captured))
         return
-    # What a program gives to a ModelCheckpoint isn't all that it has at first: its prefix depends on the files there.
+    # A program's arguments to a ModelCheckpoint aren't its whole first state: its prefix depends on the files there.
     given = {} if Others.resumed else captured.get("given", {})
     for name, packed in {**given, **captured.get("learnt", {})}.items():
         value, present = unpack(packed), vars(callback).get(name)
         if isinstance(present, dict) and isinstance(value, dict):
-            present.clear()  # in place, since it may be of a kind of its own
+            present.clear()  # in place, since it may have a type of its own
             present.update(value)
         else:
             vars(callback)[name] = value
 
 
 def _trace(callback: Any) -> dict[str, Any]:
-    """What tells a change of an attribute that holds a value, without looking through large ones."""
+    """Return what identifies a change of an attribute that holds a value, without reading large ones."""
     traces: dict[str, Any] = {}
     for name, value in vars(callback).items():
         if value is None or isinstance(value, (bool, int, float, str)):

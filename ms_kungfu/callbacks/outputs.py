@@ -1,4 +1,4 @@
-"""A network's outputs over parts of a batch, as those over the whole batch."""
+"""Join a network's outputs over parts of a batch to those of the whole batch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 
 
 def as_one(parts: Sequence[tuple[int, Any]]) -> Any:
-    """What the network would have given for the samples of all parts at once; None where that can't be told.
+    """Return the network's outputs for the samples of all parts at once; None if that isn't known.
 
     Args:
-        parts: of each the number of its samples, at least 1, and what the network gave: a tensor, or a tuple or list of
-            such things.
+        parts: of each the number of its samples, at least 1, and the network's output: a tensor, or a tuple or list of
+            outputs.
 
     A tensor whose first dimension is the number of samples is joined along it, in the order of the parts. A single
-    floating-point number is taken for a mean over the samples, as losses are (``reduction="mean"``): the mean of the
-    parts' by their numbers of samples, summed in float64. What is the same in all parts stays as it is.
+    floating-point number counts as a mean over the samples, as losses are (``reduction="mean"``). It becomes the mean
+    of the parts' by their numbers of samples, summed in float64. What is the same in all parts stays as it is.
     """
     sizes = [samples for samples, _ in parts]
     values = [value for _, value in parts]

@@ -1,4 +1,4 @@
-"""``Model.train`` over a dataset that deals shards: one call of its training network is a whole step."""
+"""``Model.train`` over a dataset of shards: one call of its training network is a whole step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ms_kungfu.optimizers.overflow import KungFuTrainOneStepWithLossScaleCell
 
 
 class _ForwardBackward(nn.Cell):
-    """What a ``TrainOneStepCell`` does before its optimizer."""
+    """The part of a ``TrainOneStepCell`` before its optimizer."""
 
     def __init__(self, train_cell: Any) -> None:
         super().__init__(auto_prefix=False)
@@ -38,12 +38,12 @@ def _over_scale(scale, gradient):  # type: ignore[no-untyped-def]  # read by Min
 
 @_overflows.register("Tensor")
 def _has_overflown(gradient):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-    """1 where an element is infinite or NaN, else 0."""
+    """Return 1 if an element is infinite or NaN, else 0."""
     return ops.cast(ops.logical_not(ops.isfinite(gradient).all()), ms.float32)
 
 
 class _ScaledForwardBackward(nn.Cell):
-    """What a ``TrainOneStepWithLossScaleCell`` does before it looks for an overflow."""
+    """The part of a ``TrainOneStepWithLossScaleCell`` before it looks for an overflow."""
 
     def __init__(self, train_cell: Any) -> None:
         super().__init__(auto_prefix=False)
@@ -61,8 +61,10 @@ class _ScaledForwardBackward(nn.Cell):
 
 
 class _UnlessOverflown(nn.Cell):
-    """What it does from there on, with the sum over all shards: an infinity or NaN of one of them is in that. MindSpore
-    has the check for GPU and Ascend only."""
+    """The rest of it, with the sum over all shards: an infinity or NaN of one of them is in that.
+
+    MindSpore has the check for GPU and Ascend only.
+    """
 
     def __init__(self, train_cell: Any) -> None:
         super().__init__(auto_prefix=False)
@@ -83,24 +85,27 @@ class _UnlessOverflown(nn.Cell):
 
 
 def takes_shards(train_cell: Any) -> bool:
-    """Whether `ShardedTraining` can train by it: a ``TrainOneStepCell`` or ``TrainOneStepWithLossScaleCell`` as
-    MindSpore makes it, or this one's relative of ms_kungfu."""
+    """Return whether `ShardedTraining` can train by it.
+
+    It can by a ``TrainOneStepCell`` or ``TrainOneStepWithLossScaleCell`` as MindSpore makes it, or by ms_kungfu's
+    variant.
+    """
     kinds = (nn.TrainOneStepCell, nn.TrainOneStepWithLossScaleCell, KungFuTrainOneStepWithLossScaleCell)
     return type(train_cell) in kinds and not getattr(train_cell, "return_grad", False)
 
 
 def _parts_of(train_cell: Any) -> list[Any]:
-    """What a step is made of."""
+    """Return the parts of a step."""
     names = ("network", "weights", "optimizer", "sens", "grad_reducer", "scale_sense", "loss_scaling_manager")
     return [getattr(train_cell, name, None) for name in names]
 
 
 class ShardedTraining:
-    """From `begin` to `end`, a call of training, `train_cell` trains a whole step of shards when it is called.
+    """Let each call of `train_cell` train a whole step of shards, from `begin` to `end` of a call of training.
 
-    ValueError where it is none that `takes_shards`: what else such a cell does between gradients and update (clipping)
-    belongs behind the sum over all shards, which only its author can cut out. A reducer that the cell has is left out:
-    the update gets the mean over the shards, or where that one sums (``gradients_mean=False``) their sum.
+    ValueError unless it `takes_shards`. What else such a cell does between gradients and update (clipping) belongs
+    after the sum over all shards, and only its author can separate it. A reducer of the cell is left out: the update
+    gets the mean over the shards, or their sum if that one sums (``gradients_mean=False``).
     """
 
     def __init__(self, train_cell: Any) -> None:
@@ -137,7 +142,7 @@ class ShardedTraining:
 
     @classmethod
     def of(cls, train_cell: Any) -> ShardedTraining:
-        """The one that has trained by this cell before, if its parts are the same: what it has compiled stays."""
+        """Return the one that has trained by this cell before, if its parts are the same: its graphs stay."""
         kept = vars(train_cell).get("kungfu_sharded")
         if kept is None or any(theirs is not own for theirs, own in zip(kept._parts, _parts_of(train_cell))):
             kept = train_cell.kungfu_sharded = cls(train_cell)
@@ -148,5 +153,5 @@ class ShardedTraining:
         self._cell.__class__ = self._sharded
 
     def end(self) -> None:
-        """As it was before."""
+        """Restore the cell."""
         self._cell.__class__ = self._class

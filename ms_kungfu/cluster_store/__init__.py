@@ -1,6 +1,6 @@
-"""Where a job's desired cluster is kept. Whoever wants another one writes it there; the launcher follows it.
+"""The store of a job's desired cluster. A client writes another cluster there, and the launcher follows it.
 
-Everybody gets a store from :func:`open_store`, which alone knows what kinds there are.
+:func:`open_store` returns a store; only it knows the kinds of stores.
 """
 
 from __future__ import annotations
@@ -22,30 +22,31 @@ __all__ = [
 
 
 def open_store(url: str, secret: str | None = None, writer: str = "", *, timeout_s: float = 10.0) -> ClusterStore:
-    """The store at `url`. Nothing is sent yet. ValueError where the URL names none.
+    """Return the store at `url`. Nothing is sent yet. ValueError if the URL names none.
 
     Args:
         secret: the job's, which writing may need (`ClusterStore.needs_secret`).
-        writer: what is kept beside each cluster that is written: ``Cluster.writer`` tells it to whoever reads.
+        writer: the name that is kept with each
+        cluster that is written, and that readers get in ``Cluster.writer``.
         timeout_s: the limit of each call as a whole; of `watch`, beyond the time that it is to wait.
     """
-    # Clients of HTTP take as long to import as all that a worker without a store needs but NumPy.
+    # HTTP clients take as long to import as all that a worker without a store needs, except NumPy.
     if has_leadership(url):
         from ms_kungfu.cluster_store.etcd import EtcdClusterStore
 
         return EtcdClusterStore(url, secret, writer, timeout_s)
     from ms_kungfu.cluster_store.http import HttpClusterStore
 
-    return HttpClusterStore(url, secret, writer, timeout_s)  # it reports any other URL as not like its own
+    return HttpClusterStore(url, secret, writer, timeout_s)  # it reports any other URL as invalid
 
 
 def has_leadership(url: str) -> bool:
-    """Whether the store at `url` keeps the lease of a job's controller: it lives on when a host dies."""
+    """Return whether the store at `url` keeps the lease of a job's controller: it survives a host's failure."""
     return url.partition(":")[0] in ("etcd", "etcds")
 
 
 def open_leadership(url: str, *, timeout_s: float = 10.0) -> LeadershipKeys:
-    """The keys of that lease."""
+    """Return the keys of that lease."""
     from ms_kungfu.cluster_store.etcd_leadership import EtcdLeadershipKeys
 
     return EtcdLeadershipKeys(url, timeout_s)

@@ -1,20 +1,21 @@
 """The cluster store in etcd (3.4 or newer), by the JSON gateway of its v3 API.
 
-One key holds all: the last version, who has written it, and its cluster, which is null where it was forgotten. So the
-history that etcd keeps of this key is the history of versions, in the one order in which all members apply it. Each
-write is a transaction that compares the key's revision with the one that was read: nobody writes over what he hasn't
-seen, and of two who have read the same one wins.
+1. One key holds all: the last version, its writer, and its cluster, which is null after a delete. So etcd's history of
+   this key is the history of versions, in the one order in which all members apply it. Each write is a transaction that
+   compares the key's revision with the one that was read. So no client overwrites what it hasn't read, and of two that
+   have read the same one wins.
 
-A write whose answer is lost is done again at the next member, by the same comparison. At most one of the two is
-applied, whichever comes first, and the other fails. Each carries a word of its own, by which a writer whose second try
-has failed sees that it was his first one which is kept.
+2. A write whose answer is lost is repeated at the next member, with the same comparison. At most one of the two is
+   applied, whichever comes first, and the other fails. Each has a mark of its own, by which a writer whose second try
+   has failed recognises that its first one is kept. (`test_etcd_store.py`.)
 
-Reads are linearizable (etcd's default): what a member answers that is slow, or cut off from the others, is never older
-than what anybody was told before; it asks the leader, or says that there is none and the next member is asked.
+3. Reads are linearizable (etcd's default): the answer of a slow or partitioned member is never older than an earlier
+   answer. It asks the leader, or reports that there is none, and the client asks the next member.
 
-A watch begins behind the revision of a read, so nothing comes between the two. It only tells that there is something to
-read: where it is lost (its member ends or has no leader any more, or history was compacted behind which it was to
-begin) the read is what counts, too. One that is lost without a word ends with the time that its caller gives it.
+4. A watch begins after the revision of a read, so nothing comes between the two. It only reports that there is
+   something to read, so after a lost watch a read suffices, too. A watch is lost if its member ends or has no leader
+   any more, or if the history after which it was to begin was compacted. One that is lost silently ends with its
+   caller's time limit.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _PAUSE_S = 0.2
 
 @dataclass(frozen=True)
 class _Held:
-    """What the key has: `revision` is the key's, 0 where there is none; `seen` the revision of all of etcd."""
+    """The key's contents: `revision` is the key's, 0 without one; `seen` the revision of all of etcd."""
 
     revision: int
     seen: int
@@ -52,19 +53,21 @@ class _Held:
 
 
 class EtcdClusterStore(EtcdMembers):
-    """See :class:`ClusterStore`. `led_since`, of a controller's: the revision at which it took its lease, without which
-    nothing is written."""
+    """See :class:`ClusterStore`.
+
+    `led_since`, of a controller's: the revision at which it took the lease; writes need it.
+    """
 
     needs_secret = False
 
     def __init__(self, url: str, secret: str | None, writer: str, timeout_s: float) -> None:
-        """`secret` isn't needed. ValueError where the URL, or what etcdctl is told, makes no sense."""
+        """`secret` isn't needed. ValueError if the URL, or etcdctl's environment, is invalid."""
         super().__init__(url, timeout_s)
         self._key = self._folder + "cluster"
         self._writer = writer
         self.led_since: Callable[[], int] | None = None
 
-    # ---- what a store does ----
+    # ---- the store's interface ----
 
     def get(self) -> Cluster | None:
         return self._read().cluster
@@ -108,7 +111,7 @@ class EtcdClusterStore(EtcdMembers):
         return self._held(answer, number(answer.get("header"), "revision"))
 
     def _held(self, answer: Mapping[str, Any], seen: int) -> _Held:
-        """Of what a range tells."""
+        """Return the contents from a range's answer."""
         try:
             if not answer.get("kvs"):
                 return _Held(0, seen)
@@ -130,7 +133,7 @@ class EtcdClusterStore(EtcdMembers):
             ) from None
 
     def _replace(self, held: _Held, version: int, cluster: Cluster | None, writer: str) -> _Held | None:
-        """Writes in the place of what is `held`. Where somebody else was faster: what there is instead."""
+        """Write in place of what is `held`. If another client was faster, return what there is instead."""
         key, mark, turn = encoded(self._key), secrets.token_hex(8), self._turn
         document = {
             "Version": version,
@@ -161,15 +164,14 @@ class EtcdClusterStore(EtcdMembers):
             return None
         if kept.revision == held.revision:
             raise LeadershipLostError(f"{self.url}: another host decides for the job")
-        if self._turn != turn:  # the member before may have written it, and somebody else over it
+        if self._turn != turn:  # the member before may have written it, and another client over it
             raise StoreUnreachableError(f"config server {self.url}: what became of a write isn't known")
         return kept
 
     # ---- watching ----
 
     def _waits_for_news(self, revision: int, timeout_s: float) -> bool:
-        """Until the key has changed since before `revision`, or the time is over. False where that can't be told: the
-        watch is lost."""
+        """Wait until the key has changed since before `revision`, or the time is over. False if the watch is lost."""
         turn = self._turn
         connection, _ = self._connection(turn)
         wanted = {"create_request": {"key": encoded(self._key), "start_revision": str(revision)}}
@@ -192,7 +194,7 @@ class EtcdClusterStore(EtcdMembers):
 
 
 def _lines(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
-    """The messages of a stream: a JSON object a line."""
+    """Yield the messages of a stream: a JSON object a line."""
     left = b""
     for piece in pieces:
         *whole, left = (left + piece).split(b"\n")

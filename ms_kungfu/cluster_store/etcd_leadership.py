@@ -76,5 +76,5 @@ class EtcdLeadershipKeys(EtcdMembers):
 
 
 def _snapshot_in(text: bytes) -> dict[str, Any]:
-    """A controller has written it: the reasons that it tells of may have paths."""
+    """Return the snapshot. A controller has written it: its reasons may have paths."""
     return decode_object(text, MAX_ANSWER_BYTES, raw_bytes=True)

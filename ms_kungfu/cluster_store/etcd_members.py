@@ -1,7 +1,7 @@
-"""The members of an etcd, by the JSON gateway of its v3 API: each is asked until one answers.
+"""The members of an etcd, by the JSON gateway of its v3 API: the client asks each until one answers.
 
-Whoever may do what is etcd's affair (its users and roles, its certificates), as etcdctl is told of them. Times out as a
-whole; a member that can't say (it is away, or has no leader) leaves the others some of the time.
+etcd decides on permissions (by users, roles and certificates), and etcdctl's variables set the credentials. The time
+limit is for all members; one that can't answer (it is away, or has no leader) leaves the others some of the time.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from ms_kungfu.cluster_store.store import StoreFullError, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
 
 _PORT = 2379
-_AWAY = (4, 8, 10, 14)  # gRPC's codes for what may be well at another member, or later
+_AWAY = (4, 8, 10, 14)  # gRPC's codes for errors that another member, or a later try, may not have
 _OK, _DENIED, _NOT_SO, _STRANGER = 0, 7, 9, 16
 _FULL = "database space exceeded"
 _EXAMPLE = "etcd://10.0.0.1:2379,10.0.0.2:2379/job"
 
 
 class _AwayError(Exception):
-    """This member can't say; another one may."""
+    """This member can't answer; another one may."""
 
 
 class EtcdMembers:
     """Each call opens its own connection, to the member that has answered last."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
-        """ValueError where the URL, or what etcdctl is told, makes no sense."""
+        """ValueError if the URL, or etcdctl's environment, is invalid."""
         self.url = url
         self._members, job = _parsed(url)
         self._folder = f"/ms_kungfu/{job}/"
@@ -47,20 +47,20 @@ class EtcdMembers:
         self._tls = _tls_of(os.environ) if url.startswith("etcds:") else None
         self._user, self._password = _user_of(os.environ)
         self._token = ""
-        self._turn = 0  # of the members
+        self._turn = 0  # index of the member to ask
 
     @property
     def servers(self) -> tuple[str, ...]:
         return tuple(host for host, _ in self._members)
 
     def _ask(self, path: str, message: Mapping[str, Any]) -> dict[str, Any]:
-        """What the first member says that can."""
+        """Return the first answer of a member."""
         deadline = run_time() + self._timeout_s
         trouble = ""
         for left in range(len(self._members), 0, -1):
             turn = self._turn
             try:
-                # Who is asked first leaves the others some of the time.
+                # The first member leaves the others some of the time.
                 return self._ask_member(turn, path, message, (deadline - run_time()) / left)
             except _AwayError as error:
                 trouble = str(error)
@@ -85,7 +85,7 @@ class EtcdMembers:
         message = {"name": self._user, "password": self._password}
         code, answer = self._say(turn, "/v3/auth/authenticate", message, timeout_s)
         text = str(answer.get("error"))
-        if code == _NOT_SO and "not enabled" in text:  # then everybody may do all
+        if code == _NOT_SO and "not enabled" in text:  # then every client has all permissions
             return
         if code != _OK:
             raise self._refused(code, text)
@@ -96,7 +96,7 @@ class EtcdMembers:
         return kind(f"config server {self.url}: {self._refusal(code, text)}")
 
     def _refusal(self, code: int, text: str) -> str:
-        """etcd's own words, with a remedy."""
+        """Return etcd's own message, with a remedy."""
         if "authentication failed" in text:
             return f"it doesn't know user {self._user!r} with this password; correct ETCDCTL_USER=NAME:PASSWORD"
         if "user name is empty" in text or (code == _STRANGER and not self._user):
@@ -111,7 +111,7 @@ class EtcdMembers:
         return text
 
     def _say(self, turn: int, path: str, message: Mapping[str, Any], timeout_s: float) -> tuple[int, dict[str, Any]]:
-        """gRPC's code and what the member answers. _AwayError where that is nothing to build on."""
+        """Return gRPC's code and the member's answer. _AwayError if that is unusable."""
         connection, name = self._connection(turn)
         try:
             response, body = exchange(
@@ -124,7 +124,10 @@ class EtcdMembers:
         return _outcome(name, response.status, body)
 
     def _remedy(self, error: Exception) -> str:
-        """Where one end speaks TLS and the other doesn't, as it seems. Who is killed just now hangs up, too."""
+        """Return the remedy if one end seems to use TLS and the other doesn't.
+
+        A member that is killed hangs up, too.
+        """
         if self._tls is not None and speaks_tls(error) is False:
             return "it doesn't answer by TLS; if it speaks none, write etcd://"
         if self._tls is None and isinstance(error, http.client.RemoteDisconnected):
@@ -139,13 +142,13 @@ class EtcdMembers:
         return http.client.HTTPSConnection(host, port, context=self._tls), name
 
     def _headers(self) -> dict[str, str]:
-        # A member that is cut off from the others says so then, instead of waiting with us.
+        # A member that is cut off from the others then reports that, instead of waiting.
         headers = {"Content-Type": "application/json", "Grpc-Metadata-hasleader": "true"}
         return {**headers, "Authorization": self._token} if self._token else headers
 
 
 def _parsed(url: str) -> tuple[tuple[tuple[str, int], ...], str]:
-    """The members' hosts and ports, and the job's name."""
+    """Return the members' hosts and ports, and the job's name."""
     parts = urlsplit(url)
     job = parts.path.strip("/")
     if "@" in parts.netloc:
@@ -165,7 +168,7 @@ def _parsed(url: str) -> tuple[tuple[tuple[str, int], ...], str]:
 
 
 def _user_of(environ: Mapping[str, str]) -> tuple[str, str]:
-    """By etcdctl's rule: the password stands behind the name, or in a variable of its own."""
+    """Return the user by etcdctl's rule: the password follows the name, or is in a variable of its own."""
     name, password = env.ETCD_USER.get(environ) or "", env.ETCD_PASSWORD.get(environ)
     if password is None and name:
         name, _, password = name.partition(":")
@@ -233,7 +236,7 @@ def encoded(text: str) -> str:
 
 
 def number(fields: Any, name: str) -> int:
-    """The gateway writes numbers of 64 bits as text, and leaves out those that are 0."""
+    """Return a number: the gateway writes 64-bit numbers as text, and omits those that are 0."""
     try:
         return int((fields or {}).get(name, 0))
     except (AttributeError, TypeError, ValueError):

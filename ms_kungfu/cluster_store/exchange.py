@@ -1,7 +1,6 @@
-"""One HTTP request, with a limit on the time of all of it and on what is read.
+"""One HTTP request, with a limit on its whole time and on the bytes that are read.
 
-On http.client and not urllib: no proxy variables of the environment and no redirects, neither of which should ever see
-the job's secret.
+It uses http.client and not urllib: the environment's proxies and redirects must never get the job's secret.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from typing import Any, Callable
 from ms_kungfu._run_time import SLICE_S, run_time
 
 MAX_ANSWER_BYTES = 1024 * 1024
-FAILURES = (OSError, http.client.HTTPException)  # nobody answers, or not in time, or not by HTTP
+FAILURES = (OSError, http.client.HTTPException)  # no answer, or not in time, or not by HTTP
 
 
 def speaks_tls(error: Exception) -> bool | None:
-    """Whether the other end does, by the error of a call with TLS; None where that can't be told.
+    """Return whether the other end speaks TLS, by the error of a call with TLS; None if that isn't known.
 
-    Only by types, which Python keeps, and by OpenSSL's word for an alert. Texts and other reasons differ: that of an
-    end that hangs up at a handshake has been EOF, ZERO_RETURN and UNEXPECTED_EOF_WHILE_READING, by the patch release.
+    It goes only by types, which Python keeps, and by OpenSSL's word for an alert. Texts and other reasons differ: an
+    end that hangs up at a handshake has caused EOF, ZERO_RETURN and UNEXPECTED_EOF_WHILE_READING, by the patch release.
     """
     if not isinstance(error, ssl.SSLError):
         return None
-    # Else it has hung up, or what came is no record of TLS. A version that is too old is told by an alert, most often.
+    # Otherwise it has hung up, or what came is no record of TLS. An end with too old a version mostly sends an alert.
     return isinstance(error, ssl.SSLCertVerificationError) or "ALERT" in (error.reason or "")
 
 
 class TooLongError(Exception):
-    """More was answered than anybody asked for."""
+    """The answer is longer than the limit."""
 
 
 def exchange(
@@ -44,7 +43,7 @@ def exchange(
     headers: Mapping[str, str],
     timeout_s: float,
 ) -> tuple[http.client.HTTPResponse, bytes]:
-    """The answer and all of its body; the connection is closed then. One of FAILURES, or TooLongError."""
+    """Return the answer and all of its body; the connection is closed then. Raises one of FAILURES, or TooLongError."""
     received = bytearray()
     try:
         response, pieces = begin(connection, method, path, body, headers, timeout_s)
@@ -53,7 +52,7 @@ def exchange(
             if len(received) > MAX_ANSWER_BYTES:
                 raise TooLongError(f"answered more than {MAX_ANSWER_BYTES} bytes")
         return response, bytes(received)
-    except socket.timeout:  # also of one wait, which has a text of Python's
+    except socket.timeout:  # also of a single wait, with a text of Python's
         raise socket.timeout(f"no complete answer within {timeout_s:g} s") from None
     finally:
         connection.close()
@@ -67,7 +66,7 @@ def begin(
     headers: Mapping[str, str],
     timeout_s: float,
 ) -> tuple[http.client.HTTPResponse, Iterator[bytes]]:
-    """The answer and its body, as it comes. One of FAILURES, here or from there."""
+    """Return the answer and its body, as it comes. Raises one of FAILURES, then or later."""
     deadline = run_time() + timeout_s
     connection.timeout = timeout_s
     connection.connect()
@@ -85,19 +84,23 @@ def begin(
             self.fp = io.BufferedReader(_InTime(sock, wait_no_longer))
 
     connection.response_class = Answer
-    wait_no_longer(timeout_s)  # sent in one go: requests are small, and half a request can't be sent again
+    wait_no_longer(timeout_s)  # sent at once: requests are small, and half a request can't be sent again
     connection.request(method, path, body, dict(headers))
     response = connection.getresponse()
     return response, iter(lambda: response.read1(65536), b"")
 
 
 class _InTime(io.RawIOBase):
-    """What comes by a socket, up to a deadline. The socket's timeout is for one slice of a wait (see `run_time`), and a
-    server may send a byte now and then, of the header, too."""
+    """Data from a socket, up to a deadline.
+
+    The socket's timeout is for one slice of a wait (see `run_time`), and a server may send a byte now and then, of the
+    header, too.
+    """
 
     def __init__(self, sock: socket.socket, wait_no_longer: Callable[[], None]) -> None:
         super().__init__()
-        # A file of the socket would read no more once a slice is over; it keeps the socket open for as long as this.
+        # A file of the socket would read no more once a slice is over; it keeps the socket open for as long as this
+        # object.
         self._sock, self._open, self._wait_no_longer = sock, sock.makefile("rb", buffering=0), wait_no_longer
 
     def readable(self) -> bool:

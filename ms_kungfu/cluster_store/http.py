@@ -1,4 +1,4 @@
-"""The cluster store that a config server keeps, over HTTP."""
+"""The cluster store of a config server, over HTTP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ms_kungfu.cluster_store.exchange import FAILURES, MAX_ANSWER_BYTES, TooLong
 from ms_kungfu.cluster_store.store import StaleVersionError, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
 
-WRITER_HEADER = "Kungfu-Writer"  # not in the document: whoever edits one and sends it back is another writer
+WRITER_HEADER = "Kungfu-Writer"  # not in the document: a client that edits one and sends it back is another writer
 
 
 class HttpClusterStore:
@@ -25,13 +25,13 @@ class HttpClusterStore:
     needs_secret = True
 
     def __init__(self, url: str, secret: str | None, writer: str, timeout_s: float) -> None:
-        """ValueError where the URL makes no sense."""
+        """ValueError if the URL is invalid."""
         try:
             parts = urlsplit(url)
             good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != -1
-            # As they go over the network; an empty part of a name, or one of more than 63 letters, is none.
+            # Names as they go over the network; a name with an empty part, or one of more than 63 letters, is invalid.
             good = good and bool(str(parts.hostname).encode("idna")) and (parts.path + parts.query).isascii()
-        except ValueError:  # the port is no number, or brackets don't match
+        except ValueError:  # the port isn't a number, or brackets don't match
             good = False
         if not good:
             raise ValueError(
@@ -68,7 +68,7 @@ class HttpClusterStore:
         path = f"{self._path.rstrip('/')}/status"
         status, body, _ = self._request("GET", path, None, self._timeout_s, needs_secret=True)
         try:
-            # Of a job of this user, to be shown: it has paths and commands.
+            # Of a job of this user, to be printed: it has paths and commands.
             return None if status == 404 else decode(body, MAX_ANSWER_BYTES, raw_bytes=True)
         except MalformedError as error:
             raise ConfigServerError(f"{self.url} did not answer with a job's status: {error}") from None
@@ -112,7 +112,7 @@ class HttpClusterStore:
 
 
 def _tls_for(scheme: str) -> ssl.SSLContext | None:
-    """Where the user has named certificates those, else what the system trusts. ValueError where they won't do."""
+    """Return the user's certificates, else the system's. ValueError if they aren't valid."""
     if scheme != "https":
         return None
     own = from_environment()
@@ -136,7 +136,7 @@ def _text_of_error(error: Exception) -> str:
 
 
 def _text_of(body: bytes) -> str:
-    """The sentence of an error's body."""
+    """Return the message in an error's body."""
     try:
         return printable(str(decode_object(body, MAX_ANSWER_BYTES)["error"]))
     except (MalformedError, KeyError):

@@ -1,13 +1,12 @@
-"""The lease of a job's controller, in a store that outlives it: who decides for the job, and what the next one has to
-know.
+"""The leadership lease of a job's controller, in a store that outlives it, and the snapshot for the next controller.
 
-There are two keys. The *record* is what the controller has decided, as of its last entry. The *holder* names the host
-that has the lease, and hangs on a lease: the store takes it away when nobody renews that. Each write compares both:
-that the record is the one which the writer knows, and that the holder is who it was, since the revision at which it
-came to be. So of two who take the lease one gets it, and a controller that was paused while another one took it can
-write nothing more.
+There are two keys. The *snapshot* is what the controller has decided, as of its last entry. The *holder* names the host
+that has the lease, and is bound to a lease of the store, which deletes it if no renewal comes.
 
-The lease only permits others to try. That no two controllers decide rests on the comparisons, and on nobody's clock.
+1. Each write compares both keys. The snapshot has to be the one that the writer knows, and the holder the same since
+   the revision at which it was written. So of two controllers that take the lease one gets it. A controller that was
+   paused while another one took it can write nothing more. (`test_leadership_lease.py`.)
+2. The lease only permits others to try. That no two controllers decide depends on the comparisons, and on no clock.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from typing import Any, Protocol
 
 from ms_kungfu.errors import ConfigServerError
 
-_MARK = "Mark"  # of a write, by which its writer knows it again
+_MARK = "Mark"  # of a write, by which its writer recognises it
 
 
 class LeadershipLostError(ConfigServerError):
-    """Somebody else has the lease, or has written since: this is the controller no more."""
+    """Another controller has the lease, or has written since: this one has stepped down."""
 
 
 class LeadershipGoneError(LeadershipLostError):
-    """Nobody has it: the record, and with it all that was decided, is gone from the store."""
+    """No controller has it: the snapshot, and with it all that was decided, has been deleted from the store."""
 
     def __init__(self) -> None:
         super().__init__("the store has lost the job's keys: they were deleted, or its data was")
@@ -35,8 +34,11 @@ class LeadershipGoneError(LeadershipLostError):
 
 @dataclass(frozen=True)
 class LeadershipState:
-    """What the store tells of the lease. `revision`: the record's, 0: there is none; `holder`: "" where nobody has it;
-    `since`: the revision at which he took it, else 0."""
+    """The store's keys.
+
+    `revision`: the snapshot's, 0 without one; `holder`: "" without one; `since`: the revision at which it took the
+    lease, else 0.
+    """
 
     snapshot: Mapping[str, Any] | None = None
     revision: int = 0
@@ -45,40 +47,45 @@ class LeadershipState:
 
 
 class LeadershipKeys(Protocol):
-    """The two keys in a store. Calls may come from any thread, and are bounded in time. StoreUnreachableError where
-    nobody answers: what became of a write isn't known then."""
+    """The two keys in a store.
+
+    Calls may come from any thread, and are bounded in time. StoreUnreachableError without an answer: then the result of
+    a write isn't known.
+    """
 
     def look(self) -> LeadershipState:
-        """Both at once."""
+        """Return both at once."""
         ...
 
     def swap(
         self, seen: LeadershipState, snapshot: Mapping[str, Any], holder: str = "", lease: int = 0
     ) -> tuple[bool, LeadershipState]:
-        """Writes the record, and with a `lease` the holder, where both keys are as they were `seen`. Whether they were,
-        and what there is then."""
+        """Write the snapshot, and with a `lease` the holder, if both keys are as they were `seen`.
+
+        Return whether they were, and what there is then.
+        """
         ...
 
     def grant(self, seconds: float) -> tuple[int, float]:
-        """A lease, and how long it lasts."""
+        """Return a lease, and how long it lasts."""
         ...
 
     def renew(self, lease: int) -> bool:
-        """Whether there is still such a lease, which begins anew then."""
+        """Renew a lease; return whether it still existed."""
         ...
 
     def revoke(self, lease: int) -> None:
-        """What hangs on it goes."""
+        """Delete the lease and what is bound to it."""
 
 
 class LeadershipLease:
-    """The controller's end. One call at a time; where nobody answers (StoreUnreachableError) it may be made again."""
+    """The controller's end. One call at a time; after StoreUnreachableError a call may be repeated."""
 
     def __init__(self, keys: LeadershipKeys, host: str, lease_s: float) -> None:
         self._keys, self._host, self._requested_s = keys, host, lease_s
         self._held = LeadershipState()
         self._lease = 0
-        self._tried: dict[str, int] = {}  # marks of writes of which isn't known what became -> lease
+        self._tried: dict[str, int] = {}  # marks of writes without a known result -> lease
         self.lease_s = lease_s  # as the store has it
 
     @property
@@ -86,7 +93,7 @@ class LeadershipLease:
         return self._held.since
 
     def take(self, seen: LeadershipState, snapshot: Mapping[str, Any]) -> None:
-        """LeadershipLostError where somebody else has it, or has got it since this was `seen`."""
+        """Take the lease. LeadershipLostError if another host has it, or has got it since this was `seen`."""
         if self._is_own(seen) and seen.holder == self._host:
             self._holds(seen)  # by the try before
         elif seen.holder:
@@ -96,21 +103,21 @@ class LeadershipLease:
             self._swap(seen, snapshot, lease)
 
     def write(self, snapshot: Mapping[str, Any]) -> None:
-        """What is in it may be said when this returns."""
+        """Write a snapshot. The controller may send its contents when this returns."""
         try:
             self._swap(self._held, snapshot)
         except LeadershipLostError:
             found = self._keys.look()
             if not self._is_own(found):
                 raise
-            if found.holder:  # what is there is of a try before, which may have taken the lease anew
+            if found.holder:  # that is of a try before, which may have taken the lease again
                 self._holds(found)
                 self._swap(found, snapshot)
             else:
-                self.take(found, snapshot)  # the lease was over
+                self.take(found, snapshot)  # the lease had expired
 
     def renew(self) -> None:
-        """Well before the lease is over."""
+        """Renew the lease, well before it expires."""
         if self._keys.renew(self._lease):
             return
         found = self._keys.look()
@@ -122,11 +129,11 @@ class LeadershipLease:
         self.take(found, found.snapshot)
 
     def leave(self) -> None:
-        """Who comes next needn't wait."""
+        """Give up the lease, so that the next controller needn't wait."""
         self._keys.revoke(self._lease)
 
     def _is_own(self, found: LeadershipState) -> bool:
-        """Whether this controller has written what is there."""
+        """Return whether this controller has written what is there."""
         mark = None if found.snapshot is None else found.snapshot.get(_MARK)
         return isinstance(mark, str) and (found.revision == self._held.revision or mark in self._tried)
 

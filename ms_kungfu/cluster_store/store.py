@@ -1,4 +1,4 @@
-"""What a cluster store does, whatever keeps it, and how it fails."""
+"""The interface of a cluster store, of any kind, and its errors."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from ms_kungfu.errors import ConfigServerError
 
 
 class StoreUnreachableError(ConfigServerError):
-    """Nobody answers, or not in time. Whether a write was done isn't known; trying again later is reasonable."""
+    """There is no answer, or not in time. Whether a write was done isn't known; a later retry is reasonable."""
 
     @property
     def question(self) -> str:
-        """The sentence for who has just named the store, and may be wrong."""
+        """Return the message for a user that has just named the store, and may be wrong."""
         return f"{self}; is it running?"
 
 
 class StoreFullError(ConfigServerError):
-    """The store takes no write before an operator has made room. What is in it can be read."""
+    """The store accepts no write before an operator has made space. Its contents can be read."""
 
 
 class StaleVersionError(ConfigServerError):
-    """The compare-and-swap failed: somebody else has written since. Read again, then decide."""
+    """The compare-and-swap failed: another client has written since. Read again, then decide."""
 
 
 class ClusterStore(Protocol):
     """The desired cluster under a version that only grows. Calls may come from any thread, and are bounded in time.
 
-    All raise StoreUnreachableError, and ConfigServerError where they are refused.
+    All raise StoreUnreachableError, and ConfigServerError if they are rejected.
     """
 
     @property
@@ -37,42 +37,44 @@ class ClusterStore(Protocol):
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """The hosts that keep it, by the names that the URL has for them."""
+        """Return the hosts that keep it, by their names in the URL."""
         ...
 
     @property
     def needs_secret(self) -> bool:
-        """Whether writing needs the job's secret; else who may write is the store's own affair."""
+        """Return whether writing needs the job's secret; else the store itself decides on permissions."""
         ...
 
     def get(self) -> Cluster | None:
-        """The desired cluster, None where there is none."""
+        """Return the desired cluster, None without one."""
         ...
 
     def put(self, cluster: Cluster) -> Cluster:
-        """Writes `cluster`, whose version must be the next one, and returns it as it is kept. StaleVersionError where
-        somebody else was faster. It is signed as `cluster` is, else as the store was opened for."""
+        """Write `cluster`, whose version must be the next one, and return it as it is kept.
+
+        StaleVersionError if another client was faster. It is signed as `cluster` is, else as the store was opened for.
+        """
         ...
 
     def watch(self, version: int, timeout_s: float) -> Cluster | None:
-        """As soon as there is a cluster of a newer version than `version`: that one; None after `timeout_s`."""
+        """Return a cluster of a newer version than `version`, as soon as there is one; None after `timeout_s`."""
         ...
 
     def status(self) -> Any:
-        """What the job tells of itself, by JSON, where its launcher keeps this store; None elsewhere."""
+        """Return the job's status, as JSON, if its launcher keeps this store; None elsewhere."""
         ...
 
     def delete(self) -> None:
-        """Makes the store forget the cluster, not its version."""
+        """Delete the cluster, not its version."""
         ...
 
 
 def next_cluster(document: object, writer: str, held: Cluster | None, last_version: int) -> Cluster:
-    """What a store that has `held`, and has had versions up to `last_version`, keeps once `document` is written.
+    """Return what a store that has `held`, with versions up to `last_version`, keeps after a write of `document`.
 
-    A document that names ``Version`` is a compare-and-swap: it must name the present version plus one (where the store
-    is empty, any that was not used before), so of two writers that read the same version one wins and the other learns
-    it (StaleVersionError). A document without ``Version`` always becomes the next one. ValueError for what is none.
+    A document that names ``Version`` is a compare-and-swap: it must name the present version plus one (in an empty
+    store, any that was not used before). So of two writers that read the same version one wins and the other gets
+    StaleVersionError. A document without ``Version`` always becomes the next one. ValueError for an invalid document.
     """
     wanted = Cluster.from_json(document, writer=writer)
     assert isinstance(document, dict)

@@ -27,7 +27,10 @@ _MAX_BYTES = 1024 * 1024  # of a file with a cluster
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0 when stopped by a signal or -ttl, 1 when it can't serve, 2 for a wrong command line."""
+    """Run the server.
+
+    Exit status: 0 when stopped by a signal or -ttl, 1 if it can't serve, 2 for a wrong command line.
+    """
     parser = FlagParser(PROGRAM, f"{PROGRAM} [flags]", "Stores the wanted cluster of an elastic job.")
     parser.flag("port", "port to listen on; 0 takes a free one", type=integer(0, 65535), default=9100, metavar="PORT")
     parser.flag("host", "address to listen on; each host that reaches it may read", default="127.0.0.1", metavar="HOST")
@@ -74,7 +77,7 @@ async def _serve(
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
     given = os.environ.get("KUNGFU_JOB_SECRET")
-    # A killed server's is still there, and a job may be waiting for a server that knows it.
+    # A killed server's secret is still there, and a job may be waiting for a server that knows it.
     server = ConfigServer(ConfigStore(cluster), "", host=host, port=port, path=path, tls=tls)
     left = read_secret(server.url) if port else None
     secret = server.secret = given or left or secrets.token_hex(32)

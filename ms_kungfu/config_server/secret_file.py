@@ -1,7 +1,7 @@
 """The job's secret on disk, for the same user's ``kungfu-run resize`` in another shell.
 
 A 0600 file in a 0700 directory of the user's. Directory and file are opened without following links and are checked
-after opening, so neither a link nor a directory that another user has laid out in /tmp can divert what is written.
+after opening, so neither a link nor another user's directory in /tmp can divert what is written.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ _EVERYBODYS = ("/tmp", "/var/tmp")
 
 
 class SecretFileError(Exception):
-    """The place for the secret can't be trusted or used; the message is a sentence for the user."""
+    """The folder for the secret can't be trusted or used; the message is for the user."""
 
 
 @dataclass(frozen=True)
 class SecretFile:
-    """A secret that was written, and which may be removed again by whoever wrote it."""
+    """A written secret, which its writer may remove again."""
 
     path: Path
     inode: int
 
     def remove(self) -> None:
-        """Removes the file where it is still the one that was written: a later server may have replaced it."""
+        """Remove the file if it is still the one that was written: a later server may have replaced it."""
         with contextlib.suppress(OSError):
             if os.lstat(self.path).st_ino == self.inode:
                 os.unlink(self.path)
 
 
 def write_secret(url: str, secret: str) -> SecretFile:
-    """Leaves the secret of the config server at `url` for the same user, in place of an earlier server's there."""
+    """Leave the secret of the config server at `url` for the same user, in place of an earlier server's there."""
     troubles = []
     for directory in own_directories():
         try:
@@ -64,7 +64,7 @@ def write_secret(url: str, secret: str) -> SecretFile:
 
 
 def read_secret(url: str) -> str | None:
-    """The secret that this user's config server at `url` has left, None where there is none that can be trusted."""
+    """Return the secret that this user's config server at `url` has left, None without a trustworthy one."""
     for directory in own_directories():
         try:
             with opened(directory) as folder:
@@ -79,7 +79,7 @@ def read_secret(url: str) -> str | None:
 
 
 def servers_of_this_user() -> list[str]:
-    """URLs (at the usual path) of the config servers that have left a secret here; some may be gone."""
+    """Return URLs (at the usual path) of the config servers that have left a secret here; some may have ended."""
     found = set()
     for directory in own_directories():
         with contextlib.suppress(OSError, SecretFileError), opened(directory) as folder:
@@ -92,18 +92,20 @@ def servers_of_this_user() -> list[str]:
 
 
 def is_same_server(one: str, other: str) -> bool:
-    """Whether two URLs mean one config server on this machine."""
+    """Return whether two URLs mean one config server on this machine."""
     return _name(one) == _name(other)
 
 
 def secret_from(environment: Mapping[str, str], url: str) -> str | None:
-    """The environment's secret, else the one in the file for `url`."""
+    """Return the environment's secret, else the one in the file for `url`."""
     return environment.get("KUNGFU_JOB_SECRET") or read_secret(url)
 
 
 def own_directories() -> Iterator[Path]:
-    """Where files for this user alone may be, best first. Both ends try all: one user's shells don't all have the same
-    variables, so /tmp comes before $TMPDIR."""
+    """Return directories for files of this user alone, best first.
+
+    Both ends try all: one user's shells don't all have the same variables, so /tmp comes before $TMPDIR.
+    """
     own = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
     if os.path.isdir(own):
         yield Path(own) / "ms_kungfu"
@@ -114,7 +116,7 @@ def own_directories() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def made(directory: Path) -> Iterator[int]:
-    """The same, made first where it isn't there."""
+    """Return the same, and make it if it is missing."""
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     with opened(directory) as folder:
@@ -123,7 +125,7 @@ def made(directory: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def opened(directory: Path) -> Iterator[int]:
-    """A descriptor of one of them. SecretFileError where others have a hand in it, OSError where it isn't there."""
+    """Return a descriptor of a directory. SecretFileError if other users can change it, OSError if it is missing."""
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         info = os.fstat(folder)
@@ -136,10 +138,10 @@ def opened(directory: Path) -> Iterator[int]:
 
 def _name(url: str) -> str:
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https"):  # an etcd is nobody's on this machine
+    if parts.scheme not in ("http", "https"):  # an etcd isn't one user's on this machine
         return quote(url, safe="") + _SUFFIX
     host = parts.hostname or "localhost"
-    # 127.0.0.1, localhost and the like are one server under many names; the port tells them apart.
+    # 127.0.0.1, localhost and similar are one server under many names; the port distinguishes them.
     with contextlib.suppress(ValueError):
         address = ipaddress.ip_address(host)
         if address.is_loopback or address.is_unspecified:

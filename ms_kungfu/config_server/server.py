@@ -1,25 +1,26 @@
-"""The HTTP face of a ConfigStore, on aiohttp.
+"""The HTTP server of a ConfigStore, by aiohttp.
 
-``GET /config`` answers ``{"Runners": [...], "Workers": [...], "Version": n}``, 404 where there is no cluster, and with
-``?newer_than=V&timeout=S`` as soon as there is a newer version than V (304 after S seconds, at most 60). ``PUT``, and
-``POST`` with a body, store a cluster and answer it as stored; ``DELETE``, and ``POST`` without a body, forget it.
-``Kungfu-Writer: <id>`` beside a write is answered with what is read, for as long as that version holds.
-``GET /config/status`` answers what the job tells of itself, where it has embedded the server, else 404.
-Reading the cluster is free; the status and writing need ``Authorization: Bearer <secret>``: 401 without, 403 with a
-wrong one. 400 says what is wrong with a document, 409 that its Version is stale, 413 that it is too long. A write that
-is refused changes nothing.
+- ``GET /config`` answers ``{"Runners": [...], "Workers": [...], "Version": n}``, 404 without a cluster. With
+  ``?newer_than=V&timeout=S`` it answers as soon as there is a newer version than V (304 after S seconds, at most 60).
+- ``PUT``, and ``POST`` with a body, store a cluster and answer it as stored; ``DELETE``, and ``POST`` without a body,
+  delete it. ``Kungfu-Writer: <id>`` of a write is a header of each read, for as long as that version holds.
+- ``GET /config/status`` answers the job's status, if it has embedded the server, else 404.
+- Reading the cluster is free; the status and writing need ``Authorization: Bearer <secret>``: 401 without, 403 with a
+  wrong one.
+- 400 says what is wrong with a document, 409 that its Version is stale, 413 that it is too long. A rejected write
+  changes nothing.
 
-Anybody on the machine may connect, so nothing of the job's must hang on who does:
+Each user on the machine may connect, so the job must not depend on its clients:
 
-- The face has a thread and an event loop of its own. What befalls it stays there: if its loop fails it is begun again
-  on the same port, and says so. The store stays with the job, in whose loop every write is done.
+- The server has a thread and an event loop of its own. If its loop fails it restarts on the same port, and logs that.
+  The store stays with the job, in whose loop every write is done.
 - There are at most a fixed number of connections, and no more than a quarter of the descriptors that the process may
-  have. Each serves one request, and has ten seconds for it (those that wait for a newer version so much longer).
-  Where there is no room for a newcomer the connection that has kept us waiting longest for a request is closed. So
-  whoever sends his request at once, as our clients do, is served, however many others say nothing, or take their time.
-  Who is still at the handshake of TLS counts as one of them, and goes first.
+  have. Each serves one request, and has ten seconds for it (those that wait for a newer version so much longer). At the
+  limit a new connection closes the one that has waited longest without a request. So a client that sends its request at
+  once, as ms_kungfu's do, is served, however many others are silent or slow. A client in the TLS handshake counts as
+  one of them, and is closed first.
 - At most half of the connections may wait for a newer version. Further ones are answered at once, as if the time were
-  over; a store's `watch` returns early, and who follows asks again and again then.
+  over; a store's `watch` returns early, and its caller asks again and again then.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class ConfigServer:
     path: str = "/config"
     tls: ssl.SSLContext | None = None  # with it the server speaks https
     on_change: Callable[[Cluster | None], None] | None = None
-    on_status: Callable[[], dict[str, Any]] | None = None  # what the job tells of itself; it never raises
+    on_status: Callable[[], dict[str, Any]] | None = None  # returns the job's status; it never raises
     _listeners: list[socket.socket] = field(default_factory=list, init=False)
     _owner: asyncio.AbstractEventLoop = field(init=False)
     _face: _Face | None = field(default=None, init=False)
@@ -90,7 +91,7 @@ class ConfigServer:
         return f"{'http' if self.tls is None else 'https'}://{host}:{self.port}{self.path}"
 
     async def start(self) -> None:
-        """Binds and serves. OSError where the port is taken; port 0 takes a free one, see `url`."""
+        """Bind and serve. OSError if the port is taken; port 0 takes a free one, see `url`."""
         self._owner = asyncio.get_running_loop()
         for family, _, _, _, address in await self._owner.getaddrinfo(
             self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -121,7 +122,7 @@ class ConfigServer:
         self._listeners.clear()
 
     def put(self, document: object, writer: str = "") -> Cluster:
-        """Stores on behalf of this process, as a PUT does, and tells everyone who waits."""
+        """Store on behalf of this process, as a PUT does, and notify each client that waits."""
         try:
             cluster = self.store.put(document, writer)
         except (ValueError, StaleVersionError):
@@ -154,7 +155,7 @@ class ConfigServer:
                 self._stopping.wait(_RESTART_S)
 
     async def write(self, body: bytes, writer: str) -> Cluster:
-        """`put` on behalf of a client."""
+        """Call `put` on behalf of a client."""
         try:
             document = decode(body, _MAX_BODY_BYTES)
         except MalformedError as error:
@@ -174,14 +175,14 @@ class ConfigServer:
 
         def run() -> None:
             if not outcome.set_running_or_notify_cancel():
-                return  # the client has gone before its turn came
+                return  # the client has closed before
             try:
                 outcome.set_result(function())
             except (ValueError, StaleVersionError) as error:
                 outcome.set_exception(error)
             except BaseException as error:
                 outcome.set_exception(RuntimeError("internal error"))
-                raise error  # a bug of the owner's: his loop hears of it
+                raise error  # a bug of the owner's: its loop gets it
 
         self._owner.call_soon_threadsafe(run)
         return await asyncio.wrap_future(outcome)
@@ -198,7 +199,7 @@ class ConfigServer:
 
 
 class _Connection(web.RequestHandler):
-    """One client's, for one request."""
+    """One client's connection, for one request."""
 
     __slots__ = ("_face", "timer", "is_served")
 
@@ -218,15 +219,18 @@ class _Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """What a handler has raised. A request that is none, or whose body isn't what its header says, is its client's
-        affair, and is answered by 400; so is a client that is gone when it should hear of something."""
+        """Log what a handler has raised.
+
+        An invalid request, or one with a body other than its header says, is its client's fault, and is answered by
+        400. So is a client that closes before its answer.
+        """
         if not isinstance(kw.get("exc_info"), (HttpProcessingError, web.RequestPayloadError, ConnectionResetError)):
             self._face.tell_bug(args[0] % args[1:], kw.get("exc_info"))
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """What aiohttp refuses by itself: a sentence of ours, which echoes nothing."""
+        """Answer a request that aiohttp rejects by itself, with a message that echoes nothing."""
         if status == 500:
             return super().handle_error(request, status, exc, message)
         super().handle_error(request, status, exc, "")  # notes it
@@ -235,25 +239,25 @@ class _Connection(web.RequestHandler):
         return answer
 
     def may_wait(self, seconds: float) -> None:
-        """Gives the request so much longer."""
+        """Give the request so much longer."""
         self.timer.cancel()
         self.timer = self._loop.call_later(seconds + _REQUEST_S, self.abort)
 
     def abort(self) -> None:
         self._face.connections.pop(self, None)
         if self.transport is not None:
-            self.transport.abort()  # nothing more is sent: a reader who takes his time would hold us up again
+            self.transport.abort()  # nothing more is sent: a slow reader would delay the end again
 
 
 def _has_come_here(error: BaseException) -> bool:
-    """Whether it went through code of this module."""
+    """Return whether it went through code of this module."""
     return any(frame.f_code.co_filename == __file__ for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 class _Face:
-    """The HTTP side of one server, in the server's thread but for `wake` and `stop`.
+    """The HTTP side of one server, in the server's thread except `wake` and `stop`.
 
-    Of the store it reads the cluster: one reference, which another thread may replace but not change.
+    It reads the store's cluster: one reference, which another thread may replace but not change.
     """
 
     def __init__(self, server: ConfigServer, listeners: Sequence[socket.socket]) -> None:
@@ -269,7 +273,7 @@ class _Face:
         self._meeting: dict[asyncio.Future[None], None] = {}  # likewise; not among the connections yet
 
     def wake(self) -> None:
-        """There is something new in the store."""
+        """Note that there is something new in the store."""
         self._call(self._wake)
 
     def stop(self) -> None:
@@ -285,8 +289,11 @@ class _Face:
         self._changed = asyncio.Event()
 
     def tell_bug(self, message: str, error: BaseException | None) -> None:
-        """A bug here is told once: clients could have it told at will. None of ours: aiohttp answers 500 where it can't
-        quote what a stranger expects, before it has called anything of this module."""
+        """Log a bug here once: clients could repeat it at will.
+
+        It may be aiohttp's: that answers 500 if it can't quote a client's expectation, before it has called anything of
+        this module.
+        """
         if isinstance(error, UnicodeEncodeError) and not _has_come_here(error):
             return
         if str(error) not in self._told:
@@ -294,18 +301,18 @@ class _Face:
             _log.error('internal error: where=config-server error="%s"', message, exc_info=error)
 
     async def serve(self, stopping: threading.Event) -> None:
-        """Until `stop`. Raises what has made it fail."""
+        """Serve until `stop`. Raises what has made it fail."""
         self._changed, self._stopped = asyncio.Event(), asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(lambda _, what: self.tell_bug(what["message"], what.get("exception")))
-        if stopping.is_set():  # before there was a loop to tell
+        if stopping.is_set():  # before there was a loop to notify
             return
         application = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._once])
         application.router.add_get(self._server.path, self._get)
         application.router.add_get(f"{self._server.path.rstrip('/')}/status", self._status)
         for method in ("PUT", "POST", "DELETE"):
             application.router.add_route(method, self._server.path, self._write)
-        # A long poll must not hold up the end of the job, and one whose client has gone is over.
+        # A long poll must not delay the end of the job, and one whose client has closed is over.
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
         tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._stopped.wait())]
@@ -324,7 +331,7 @@ class _Face:
         while True:
             try:
                 connection, _ = await loop.sock_accept(listener)
-            except OSError:  # no descriptor or no memory is left, or the client was gone first
+            except OSError:  # no descriptor or no memory is left, or the client closed first
                 self._make_room()
                 await asyncio.sleep(_PAUSE_S)
                 continue
@@ -345,11 +352,11 @@ class _Face:
                 lambda: _Connection(self, manager, loop=loop, access_log=None), connection, ssl=tls,
                 ssl_handshake_timeout=None if tls is None else _REQUEST_S,
             )  # fmt: skip
-        except OSError:  # also what speaks no TLS, or has no certificate
+        except OSError:  # also a client without TLS, or without a certificate
             connection.close()
 
     def _make_room(self) -> bool:
-        """Closes the connection that has waited longest without having sent a request."""
+        """Close the connection that has waited longest without having sent a request."""
         for meeting in self._meeting:
             del self._meeting[meeting]
             meeting.cancel()
@@ -368,7 +375,7 @@ class _Face:
             response: web.StreamResponse = await handler(request)
         finally:
             request.protocol.is_served = False
-        response.force_close()  # what comes after it may be a stranger's next hour
+        response.force_close()  # the rest of the connection may be an unauthenticated client's next hour
         return response
 
     async def _get(self, request: web.Request) -> web.Response:
@@ -396,7 +403,7 @@ class _Face:
         return web.json_response(document)
 
     async def _newer(self, request: web.Request, newer_than: int, wait_s: float) -> Cluster | None:
-        """The cluster once it is newer than `newer_than`, or after `wait_s` as it is."""
+        """Return the cluster once it is newer than `newer_than`, or after `wait_s` as it is."""
         if self._waiting >= self._limit // 2:
             wait_s = 0.0
         loop = asyncio.get_running_loop()
@@ -438,7 +445,7 @@ class _Face:
 
 
 def connection_limit() -> int:
-    """How many connections there may be: what else the process does needs descriptors, too."""
+    """Return how many connections there may be: the rest of the process needs descriptors, too."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(2, min(_MAX_CONNECTIONS, soft // 4))
 

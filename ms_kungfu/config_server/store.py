@@ -1,4 +1,4 @@
-"""The wanted cluster under a version that only grows. Pure: no clock, no lock, no I/O; the caller serialises."""
+"""The desired cluster under a version that only grows. Pure: no clock, no lock, no I/O; the caller serialises."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from ms_kungfu.cluster_store.store import next_cluster
 
 
 class ConfigStore:
-    """One cluster or none, and the number of its version; what may be written is `next_cluster`'s to say. `check` may
-    refuse a cluster by a ValueError."""
+    """One cluster or none, and the number of its version.
+
+    `next_cluster` decides what may be written. `check` may reject a cluster by a ValueError.
+    """
 
     def __init__(self, cluster: Cluster | None = None, check: Callable[[Cluster], None] | None = None) -> None:
         self.cluster = cluster
@@ -18,7 +20,7 @@ class ConfigStore:
         self._check = check
 
     def put(self, document: object, writer: str = "") -> Cluster:
-        """Stores the document and returns it as stored. ValueError (bad input) and StaleVersionError change nothing."""
+        """Store the document and return it as stored. ValueError (bad input) and StaleVersionError change nothing."""
         wanted = next_cluster(document, writer, self.cluster, self.version)
         if self._check is not None:
             self._check(wanted)
@@ -26,5 +28,5 @@ class ConfigStore:
         return wanted
 
     def clear(self) -> None:
-        """Forgets the cluster, not its version."""
+        """Delete the cluster, not its version."""
         self.cluster = None

@@ -1,35 +1,37 @@
-"""Proves from the ledger that each sample was trained once an epoch: ``python -m ms_kungfu.dataset.audit LOGDIR``.
+"""Prove from the ledger that each sample was trained once an epoch: ``python -m ms_kungfu.dataset.audit LOGDIR``.
 
-Reads what the workers of an ElasticDataset with a ``ledger`` wrote (`ms_kungfu.dataset.ledger`) and nothing else. Exit
-status 0: every finished epoch has trained each sample exactly once (with ``drop_remainder``: but for a remainder
-smaller than a global batch), the last, unfinished one none twice, no two records contradict each other, and none is
-missing. 1: it isn't so, or no step is on record; the samples, the contradictions and the gaps are named. 2: there is no
-ledger, or none that this version can read.
+It reads only what the workers of an ElasticDataset with a ``ledger`` wrote (`ms_kungfu.dataset.ledger`). Exit status:
+- 0: every finished epoch has trained each sample exactly once (with ``drop_remainder``: except a remainder smaller than
+  a global batch). The last, unfinished one has trained none twice. No two records contradict each other, and none is
+  missing.
+- 1: otherwise, or without a record of a step; it names the samples, the contradictions and the gaps.
+- 2: there is no ledger, or none that this version can read.
 
 What is checked
 - All workers that a step contains agree on it: cluster version, members, participants, the batch, seed and total. A
-  record of a worker that the others' records leave out doesn't count: it died, and the step was committed without it.
-- What was delivered to each worker is the share that follows from the batch and the members.
-- Where a step is a deal of shards (format 3) all of its batch is trained, whoever died in it. Each worker got at least
-  the shards that it was dealt; those of who died in it are with the others, each with one of them. What a participant
-  had that has no record, because it died before it wrote, is what it was dealt, and what no other record has.
+  record of a worker that the others' records leave out doesn't count: it failed, and the step was committed without it.
+- Each worker received the share that follows from the batch and the members.
+- If a step is partitioned into shards (format 3) all of its batch is trained, whichever workers failed in it. Each
+  worker got at least its assigned shards; those of failed workers are with the others, each with one of them. A
+  participant that failed before it wrote a record had its assigned shards, and those that no other record has.
 - A file's lines follow from one another: each by the ``crc`` of the one before, each step and each end of an epoch by
   its number. Only the last line may be torn.
-- Who takes part in a step of a cluster version takes part in all earlier ones of that version and has a record of each.
-  Of the last one it has not, where it died before it could write; that is a note, since the others tell its share.
-- Where workers recorded checksums of what they had after a step (`ledger_fingerprints`) these are the same at all.
+- A worker that takes part in a step of a cluster version takes part in all earlier ones of that version and has a
+  record of each. It may have failed before it wrote the last one; that is a note, since the others' records have its
+  share.
+- If workers recorded checksums after a step (`ledger_fingerprints`) these are the same at all.
 - Epochs and their steps have consecutive numbers, and the versions of a job grow.
 - Over an epoch the shares of the participants contain each position of the permutation once.
-- Where all files have hashes of samples' contents (`ms_kungfu.dataset.contents`) these are the same.
+- If all files have hashes of samples' contents (`ms_kungfu.dataset.contents`) these are the same.
 
-What it proves is of sample *numbers*. That a number stands for the same sample in each process the hashes say, of those
-samples that the workers have compared: some, or all. The verdict names which of both it is: ``(numbers)``, or
+The proof is about sample *numbers*. The hashes show that a number stands for the same sample in each process, for the
+samples that the workers have compared: some, or all. The outcome names which of both it is: ``(numbers)``, or
 ``(numbers and contents)``.
 
-What it can't know is what came after the last line of a ledger of which each file was cut at its end.
+It can't detect that each file of a ledger was cut at its end.
 
-A job that goes on from a checkpoint of an earlier one writes to the same folder: what the earlier one recorded from
-there on isn't part of the training any more, and isn't counted (`ms_kungfu.dataset.history`).
+A job that continues from a checkpoint of an earlier one writes to the same folder. The earlier one's later records
+aren't part of the training any more, and don't count (`ms_kungfu.dataset.history`).
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ _Steps = dict[int, dict[_Place, list[Record]]]  # of each dataset
 
 
 def audit(files: dict[str, list[Record]], problems: Iterable[str] = (), notes: Iterable[str] = ()) -> Report:
-    """Checks the records of `files` (a list for each worker, in the order written)."""
+    """Check the records of `files` (a list for each worker, in the order written)."""
     report = Report(len(set(map(worker_of, files))), 0, [], list(problems), list(notes))
     for records in files.values():
         _follow_one_another(records, report)
@@ -106,12 +108,12 @@ def audit(files: dict[str, list[Record]], problems: Iterable[str] = (), notes: I
 
 
 def _follow_one_another(records: Sequence[Record], report: Report) -> None:
-    """A worker writes each step and each end of an epoch, from its first one on."""
+    """Check that a worker wrote each step and each end of an epoch, from its first one on."""
     for before, record in zip(records, records[1:]):
         if isinstance(record.claim, Stop):
             break
         ended, ends = isinstance(before.claim, End), isinstance(record.claim, End)
-        # At the end of an epoch the number of its steps stands in the place of a step's.
+        # At the end of an epoch the record has the number of its steps instead of a step's.
         due = (before.epoch + 1, 0) if ended else (before.epoch, before.step + 1)
         follows = (record.job, record.data, record.place) == (before.job, before.data, due)
         if not follows or (ended and ends):
@@ -121,7 +123,7 @@ def _follow_one_another(records: Sequence[Record], report: Report) -> None:
 
 
 def _attend(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, Claim], report: Report) -> None:
-    """Who takes part in a step has a record of all earlier ones of the version; the versions of a job grow."""
+    """Check that a participant in a step has records of all earlier ones of the version, and that versions grow."""
     versions: dict[tuple[str, int], list[_Place]] = defaultdict(list)
     of_job: dict[str, int] = {}
     first = next(iter(agreed.values()), None)
@@ -167,7 +169,7 @@ def _attend(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, C
 
 
 def _compare(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, Claim], report: Report) -> None:
-    """Whether all had the same bits. Only the first step after which they hadn't is named: others follow from it."""
+    """Check that all had the same bits. Only the first step with a difference is named: others follow from it."""
     for place, claim in agreed.items():
         had: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
         for record in found[place]:
@@ -186,7 +188,7 @@ def _compare(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, 
 
 
 def _compare_contents(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, Claim], report: Report) -> int:
-    """Of how many samples the files of all that count say that their contents are the same; 0 if one doesn't."""
+    """Return of how many samples the files of all relevant workers have the same contents; 0 if one file has none."""
     of_files: dict[str, Record] = {}
     for place, claim in agreed.items():
         for record in found[place]:
@@ -213,7 +215,7 @@ def _compare_contents(data: int, found: dict[_Place, list[Record]], agreed: dict
 
 
 def _end(name: str, records: list[Record], steps: int, report: Report) -> End | None:
-    """What all workers that came to the end of the epoch say of it."""
+    """Return what all workers that came to the end of the epoch recorded of it."""
     said = {(record.step, record.claim): record for record in records}
     if len(said) > 1 or any(counted != steps for counted, _ in said):
         counts = ", ".join(f"{record.step} by rank {record.rank} ({record.where})" for record in said.values())
@@ -222,9 +224,9 @@ def _end(name: str, records: list[Record], steps: int, report: Report) -> End | 
 
 
 def _agree(name: str, records: Sequence[Record], report: Report) -> Claim:
-    """What the workers that are in the step say of it."""
+    """Return what the workers that are in the step recorded of it."""
     claims = Counter(record.claim for record in records if isinstance(record.claim, Claim))
-    # The claim all of whose participants make it, as far as they are on record.
+    # The claim that all of its participants make, as far as they have records.
     stands = [c for c in claims if all(r.claim == c for r in records if r.rank in c.participants)]
     agreed = stands[0] if len(stands) == 1 else claims.most_common(1)[0][0]
     if len(stands) != 1:
@@ -247,7 +249,7 @@ def _agree(name: str, records: Sequence[Record], report: Report) -> Claim:
             report.problems.append(f"{name}: rank {record.rank} recorded it twice ({record.where})")
         seen.add(record.rank)
         if agreed.shards is not None:
-            continue  # see `_trained`
+            continue  # handled in `_trained`
         share = Step(record.step, agreed.batch, agreed.members, agreed.ranks).share(record.rank)
         if not _is_delivered(record.share, share, agreed.batch):
             own = f"rank {record.rank} trained {_text(record.share)}, its share is {_text(share)} ({record.where})"
@@ -256,19 +258,21 @@ def _agree(name: str, records: Sequence[Record], report: Report) -> Claim:
 
 
 def _is_delivered(given: tuple[Range, ...], share: tuple[Range, ...], batch: tuple[Range, ...]) -> bool:
-    """Whether a worker got its share: the same positions in the same order; where it has none the repeated one, which
-    the first format leaves out."""
+    """Return whether a worker received its share: the same positions in the same order.
+
+    A worker without a share has the repeated position, which the first format leaves out.
+    """
     if not share and given:
         length = sharding.count(batch)
         share = sharding.part(batch, length - 1, length)
     return np.array_equal(sharding.positions(given), sharding.positions(share))
 
 
-_Trained = tuple[list[Range], int]  # in a step: each time that something counts; how many samples deaths gave back
+_Trained = tuple[list[Range], int]  # in a step: each time that something counts; how many samples failures gave back
 
 
 def _trained(name: str, claim: Claim, records: Sequence[Record], report: Report) -> _Trained:
-    """What the participants of a step trained in it."""
+    """Return what the participants of a step trained in it."""
     step = Step(0, claim.batch, claim.members, claim.ranks)
     if claim.shards is None:
         own, back = step.outcome(claim.participants)
@@ -296,11 +300,11 @@ def _trained(name: str, claim: Claim, records: Sequence[Record], report: Report)
     lost = {shard for rank in failed for shard in dealt[rank]}
     unwritten = [rank for rank in claim.participants if rank not in recorded]
     for shard in range(count):
-        # The last one is computed for nothing by who is dealt none, and counts if its owner has died.
+        # A worker without a shard computes the last one for nothing, and it counts if its owner has failed.
         others = {shard for rank in unwritten for shard in dealt[rank]} | (lost if unwritten or idle[shard] else set())
         if times[shard] == 0 and shard in others:
             times[shard] = 1
-        # A second sum in a step is dealt to those who live, so what is delivered may have been another's for the first.
+        # A second sum in a step is assigned to the living, so a delivered shard may have been another's for the first.
         if claim.shards.sums > 1 and failed:
             times[shard] = min(times[shard], 1)
         if times[shard] != 1:
@@ -328,7 +332,7 @@ def _cover(
     end: End | None,
     report: Report,
 ) -> Epoch:
-    """What the participants of all steps trained together."""
+    """Return what the participants of all steps trained together."""
     first = next(iter(steps.values()))
     total, last_step = first.total, max(steps)
     missing_steps = sorted(set(range(last_step + 1)) - set(steps))
@@ -339,7 +343,7 @@ def _cover(
     given_back = 0
     for step, claim in steps.items():
         if claim.order != first.order:
-            continue  # `_attend` says so
+            continue  # handled in `_attend`
         own, back = outcomes[step]
         given_back += back
         for begin, stop in own:

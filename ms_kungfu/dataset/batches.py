@@ -18,8 +18,11 @@ from ms_kungfu.ops import wait_for_queue
 
 
 def _next(batches: Iterator[Any], expected: int, keeps_rows: bool) -> tuple[Any, int]:
-    """A pipeline's next batch, which has to have so many samples, and their number. What is mapped over whole batches
-    may give other rows; the samples are those that were asked for then, since the dataset's own sampler chose them."""
+    """Return a pipeline's next batch and its number of samples, which has to be `expected`.
+
+    A function mapped over whole batches may return other rows. Then the samples are those requested, since the
+    dataset's own sampler chose them.
+    """
     batch = next(batches, None)
     given = 0 if batch is None else next(iter(batch.values() if isinstance(batch, dict) else batch)).shape[0]
     if given and not keeps_rows:
@@ -33,7 +36,7 @@ def _next(batches: Iterator[Any], expected: int, keeps_rows: bool) -> tuple[Any,
 
 
 class Batches:
-    """Walks through the epochs of an ElasticDataset, on one stock pipeline while the deal stays the same.
+    """Iterate over the epochs of an ElasticDataset, on one stock pipeline while the partition stays the same.
 
     Args:
         kind: how the pipeline's own iterator is made, with these `options`.
@@ -44,7 +47,7 @@ class Batches:
         self._reductions = membership.watch_reductions()
         self._epochs_left = num_epochs
         self._inner: Iterator[Any] | None = None
-        self._coming: NDArray[np.int64] = np.empty(0, np.int64)  # positions of what `_inner` has still to deliver
+        self._coming: NDArray[np.int64] = np.empty(0, np.int64)  # positions that `_inner` has still to deliver
         self._dealt_for: tuple[int, ...] = ()  # what has to be the same for `_inner` to be valid
         dataset._put_back()
 
@@ -83,7 +86,7 @@ class Batches:
             )
         if step is None and cursor.taken:  # gradients accumulated to the end of the epoch, which have been applied
             dataset.commit(self._participants())
-            return next(self)  # what a worker that died had taken is still to be trained
+            return next(self)  # what a failed worker had taken is still to be trained
         if step is None:
             return self._end_epoch()
         batch = self._first(step)
@@ -92,14 +95,14 @@ class Batches:
         return batch
 
     def _open(self, where: NDArray[np.int64], size: pipelines.Sizes) -> Iterator[Any]:
-        """A stock iterator over the samples at these positions of the epoch, in batches."""
+        """Return a stock iterator over the samples at these positions of the epoch, in batches."""
         seed, epoch = self._dataset._seed, self._dataset._cursor.epoch
         pipeline = self._source.batches(self._dataset._order.samples(where, seed, epoch), size, seed, epoch)
         return getattr(pipeline, self._kind)(num_epochs=1, **self._options)
 
     def _participants(self) -> list[int]:
-        """Who took part in the step that is over."""
-        wait_for_queue()  # what PyNative mode has queued belongs to it
+        """Return the participants in the step that is over."""
+        wait_for_queue()  # operations that PyNative mode has queued belong to it
         if self._dataset.driven is not None:
             return self._dataset.driven.take_participants()
         _, partly = self._reductions.take_commits()
@@ -112,14 +115,14 @@ class Batches:
         return self._reductions.take_participants()
 
     def _first(self, step: sharding.Step) -> Any:
-        """What is yielded for the step."""
+        """Return what is yielded for the step."""
         return self._receive(max(sharding.count(step.share(self._dataset._dealing.dealt.rank)), 1))
 
     def _receive(self, expected: int) -> Any:
-        """The pipeline's next batch, which has to have so many samples."""
+        """Return the pipeline's next batch, which has to have so many samples."""
         assert self._inner is not None
         batch, given = _next(self._inner, expected, self._source.keeps_rows)
-        # By what has come, not by what the step says: the audit compares the two.
+        # Of what has arrived, not of what the step says: the audit compares the two.
         if self._dataset.keeps_ledger:
             self._dataset._recording.deliver(sharding.ranges(self._coming[:given]))
             self._coming = self._coming[given:]
@@ -139,22 +142,22 @@ class Batches:
         return next(self)
 
     def stop(self) -> None:
-        """Let the pipeline and what it has prefetched go."""
+        """Release the pipeline and what it has prefetched."""
         inner, self._inner, self._dealt_for = self._inner, None, ()
         if inner is not None:
             inner.stop()  # type: ignore[attr-defined]
 
 
 class ShardBatches(Batches):
-    """The shards of each step, of which the iterator yields the first that this worker is dealt."""
+    """The shards of each step; the iterator yields the first one of this worker."""
 
     check = "raise"
-    """What a shard whose gradients differ leads to: that, or "warn"."""
+    """What a shard whose gradients differ leads to: an error ("raise"), or "warn"."""
     _yielded: weakref.WeakKeyDictionary[membership.Member, ShardBatches] = weakref.WeakKeyDictionary()
 
     @classmethod
     def current(cls) -> ShardBatches | None:
-        """Which of them has yielded last in this process."""
+        """Return the object that has yielded last in this process."""
         return cls._yielded.get(membership.current())
 
     def _first(self, step: sharding.Step) -> Any:
@@ -164,55 +167,59 @@ class ShardBatches(Batches):
         self.count = shards.count(self._length, self._unit)
         """Of this step."""
         self.last_share = shards.last_share(self._length, self._unit)
-        """What the last of them counts, where the others count 1."""
+        """The weight of the last of them; the others have 1."""
         self.own = dataset.shards_of(self.count)
         self._coming_shards = list(self.own) or [self.count - 1]
         self.first = self._coming_shards[0]
-        """Which of them is yielded."""
+        """The one that is yielded."""
         self._parts = 0
         self._batches_by_shard: dict[int, Any] = {}
-        self._looked_at: dict[int, tuple[sharding.Range, ...]] = {}  # those of others, which aren't on record
+        self._looked_at: dict[int, tuple[sharding.Range, ...]] = {}  # those of others, which aren't recorded
         self._yielded[membership.current()] = self
         return self.batch(self.first)
 
     @property
     def weights(self) -> list[int]:
-        """By rank, of how much each was dealt of this step; none: all alike."""
+        """Return how many shards of this step each rank was assigned, as weights by rank; none: all alike."""
         return self._dataset._step_weights
 
     @property
     def next_weights(self) -> list[int]:
-        """The same of the next step, as far as it is agreed."""
+        """Return the same of the next step, as far as it is agreed."""
         return self._dataset._dealing.weights(self._dataset._dealing.dealt)
 
     def next_key(self) -> tuple[int, int]:
-        """The seed and the number of the step, by which random numbers are keyed; another number for each ShardedStep
-        that is called with one batch."""
+        """Return the seed and the number of the step, which key random numbers; another number per ShardedStep."""
         cursor = self._dataset._cursor
         self._parts += 1
         return self._dataset._seed, cursor.epoch << 40 | self._step.number << 8 | (self._parts - 1) & 255
 
     def conditions(self) -> dict[str, Any]:
-        """As of the dataset."""
+        """Return the dataset's numeric environment."""
         return self._dataset.conditions()
 
     def check_deal(self, dealt: list[int]) -> None:
-        """KungFuError where the runtime deals other shards than the pipeline delivers. (A second ShardedStep on one
-        batch may begin after a death in the first.)"""
+        """Raise KungFuError if the runtime assigns other shards than the pipeline delivers.
+
+        A second ShardedStep on one batch may begin after a failure in the first.
+        """
         if self._parts == 1 and dealt != self.own:
             raise KungFuError(f"shards {dealt} of a step are this worker's, and its data is of shards {self.own}")
 
     def weigh(self, weights: list[int]) -> None:
-        """From the next step on ranks are dealt shards by these."""
+        """Assign shards to ranks by these weights from the next step on."""
         self._dataset.weigh(weights)
 
     def made(self) -> None:
-        """The sum over all shards of the step is there."""
+        """Note that the sum over all shards of the step is complete."""
         self._dataset._sums += 1
 
     def batch(self, shard: int) -> Any:
-        """The columns of a shard of this step, as the iterator yields them. Those that this worker was dealt come in
-        their order from the pipeline; one of a worker that died, from a pipeline of its own."""
+        """Return the columns of a shard of this step, as the iterator yields them.
+
+        This worker's own shards come in their order from the pipeline. A failed worker's comes from a pipeline of its
+        own.
+        """
         unit = self._unit
         while shard not in self._batches_by_shard and shard in self._coming_shards:
             coming = self._coming_shards.pop(0)

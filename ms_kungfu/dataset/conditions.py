@@ -1,7 +1,7 @@
-"""What the bits of a training with shards depend on besides its program: it goes on record with them.
+"""The numeric environment of a training with shards: what its bits depend on besides its program.
 
-They are in the header of each of its ledger's files and in its checkpoints, the workers compare them whenever somebody
-new is among them, and a job that resumes, or a replay, says what is no longer the same.
+It is in the header of each of its ledger's files and in its checkpoints. The workers compare it whenever a new one is
+among them. A job that resumes, or a replay, reports what is no longer the same.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ NAMES = {
     "seed": "seed",
 }
 ARGUMENTS = ("shards", "global_batch", "seed")
-"""Those that the program gives, and of which each step is on record as well, since a policy may change the batch."""
-_CPU_CHARS = 48  # the ledger's header has its place for so many
+"""The program's arguments among them, which each step records as well, since a policy may change the batch."""
+_CPU_CHARS = 48  # limit of the space in the ledger's header
 
 # dnnl_cpu_isa_t of oneDNN 3, by the names that ONEDNN_MAX_CPU_ISA takes.
 CAPS = {
@@ -50,7 +50,7 @@ CAPS = {
 
 
 def of_machine(cores: int) -> dict[str, Any]:
-    """Those that don't depend on the program's arguments; JSON."""
+    """Return those that don't depend on the program's arguments; JSON."""
     import mindspore
     import numpy
 
@@ -61,9 +61,12 @@ def of_machine(cores: int) -> dict[str, Any]:
 
 @cache
 def instruction_set(libraries: Path) -> str:
-    """The widest vector units that the oneDNN in this folder uses, whose are MindSpore's convolutions and products on
-    CPUs: what the processor has, or ``ONEDNN_MAX_CPU_ISA`` where that is less. One of `CAPS`; without such a library
-    what the runtime itself adds gradients up with."""
+    """Return the widest vector units that the oneDNN in this folder uses; one of `CAPS`.
+
+    It computes MindSpore's convolutions and products on CPUs, with what the processor has, or with
+    ``ONEDNN_MAX_CPU_ISA`` if that is less. Without such a library return what the runtime itself uses to add up
+    gradients.
+    """
     for library in sorted(libraries.glob("libdnnl.so*")):
         with suppress(OSError, AttributeError):
             found = ctypes.CDLL(str(library)).dnnl_get_effective_cpu_isa()
@@ -83,7 +86,7 @@ def _processor() -> str:
 def differences(
     first: Mapping[str, Any], second: Mapping[str, Any], at_first: str = "there", at_second: str = "here"
 ) -> str:
-    """What both have and isn't the same, in words; nothing where there is no difference."""
+    """Return in words what both have and isn't the same; empty without a difference."""
     return ", ".join(
         f"{NAMES.get(key, key)} {first[key]} {at_first} and {second[key]} {at_second}"
         for key in first

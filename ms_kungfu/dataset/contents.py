@@ -1,12 +1,12 @@
 """Whether a sample number stands for the same content in each process.
 
-A deal hands out numbers. If a program shuffles or splits its files without a seed, or lists a folder unsorted, each
-process has another sample behind a number: some samples are trained twice and others never, and each number still
-exactly once. So each process reads some samples as training begins, and the workers compare their hashes.
+A partition consists of numbers. If a program shuffles or splits its files without a seed, or lists a folder unsorted,
+each process has another sample behind a number. Then some samples are trained twice and others never, and each number
+still exactly once. So each process reads some samples as training begins, and the workers compare their hashes.
 
-What is read is the source's own dataset, below all that it maps: augmentation differs between workers by design. A
-source that augments in ``__getitem__`` gives other bytes at each read, so each sample is read several times, and
-contents that aren't stable in one process are not compared between processes.
+The process reads the source's own dataset, below all that it maps: augmentation differs between workers by design. A
+source that augments in ``__getitem__`` gives other bytes at each read. So each sample is read several times, and
+contents that aren't stable in one process aren't compared between processes.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ Digest = tuple[int, int, str]
 
 
 class UnstableError(ValueError):
-    """Contents can't be compared: the source yields others at each read, or something that has no bytes."""
+    """Contents can't be compared: each read of the source differs, or yields something without bytes."""
 
 
 def chosen(total: int) -> list[int]:
-    """The samples that are compared by default: the first, the last, and others at places that follow from `total`."""
+    """Return the samples that are compared by default: the first, the last, and others that follow from `total`."""
     between = np.random.default_rng(total).integers(total, size=4 * _CHOSEN).tolist()
     return sorted(list(dict.fromkeys([0, total - 1, *between]))[:_CHOSEN])
 
 
 def hash_of(row: Iterable[Any]) -> bytes:
-    """Of a sample's columns: their bytes, shapes and dtypes."""
+    """Hash a sample's columns: their bytes, shapes and dtypes."""
     digest = hashlib.blake2b(digest_size=_HASH_BYTES)
     _add(digest, list(row))
     return digest.digest()
@@ -90,21 +90,21 @@ class Contents:
     """Names and hashes of the columns, over the samples in `chosen`: they say only which column differs."""
 
     def words(self) -> dict[str, Any]:
-        """For a ledger's header: two hashes that differ if those of a sample do; JSON."""
+        """Return two hashes for a ledger's header that differ if those of a sample do; JSON."""
         found = {"samples": self.samples, "some": _word(self.some)}
         return {**found, "all": _word(self.all)} if self.all else found
 
     def word(self) -> int:
-        """A number below 2**48 that differs if a hash does."""
+        """Return a number below 2**48 that differs if a hash does."""
         return int(_word((*self.some, *self.all)), 16)
 
     def state(self) -> list[Any]:
-        """For a checkpoint, and for a joining worker; JSON."""
+        """Return the state for a checkpoint, and for a joining worker; JSON."""
         return [self.samples, *([list(each) for each in part] for part in (self.some, self.all, self.columns))]
 
 
 def restored(state: Sequence[Any]) -> Contents:
-    """What `Contents.state` was of."""
+    """Return the `Contents` of a state."""
     samples, *parts = state
     some, of_all = (tuple((int(a), int(b), str(text)) for a, b, text in part) for part in parts[:2])
     columns = parts[2] if len(parts) > 2 else ()
@@ -112,7 +112,7 @@ def restored(state: Sequence[Any]) -> Contents:
 
 
 def made_of(total: int, hashes: Mapping[int, bytes], columns: tuple[tuple[str, str], ...] = ()) -> Contents:
-    """Of the hashes of the samples in `chosen`, or of all samples."""
+    """Make contents of the hashes of the samples in `chosen`, or of all samples."""
     some = tuple((number, number + 1, hashes[number].hex()) for number in chosen(total))
     if len(hashes) < total:
         return Contents(len(some), some, columns=columns)
@@ -126,7 +126,7 @@ def made_of(total: int, hashes: Mapping[int, bytes], columns: tuple[tuple[str, s
 
 
 def differing(everyones: Iterable[Contents]) -> list[tuple[int, int]]:
-    """The samples, as ranges, of which not all have the same hash, among those that several have hashed."""
+    """Return the samples, as ranges, of which not all have the same hash, among those that several have hashed."""
     found: dict[tuple[int, int], set[str]] = {}
     for contents in everyones:
         for first, last, text in (*contents.some, *contents.all):
@@ -135,14 +135,14 @@ def differing(everyones: Iterable[Contents]) -> list[tuple[int, int]]:
 
 
 def _is_known(which: tuple[int, int], found: Mapping[tuple[int, int], set[str]]) -> bool:
-    """Whether a range is told already by a smaller one in it."""
+    """Return whether a smaller range in it is found already."""
     if which[1] - which[0] == 1:
         return False
     return any(len(texts) > 1 for (a, b), texts in found.items() if b - a == 1 and which[0] <= a < which[1])
 
 
 def difference(everyones: Iterable[Contents]) -> str:
-    """``samples 3 and 24-31 (column "path")``; empty if no two of them differ."""
+    """Return ``samples 3 and 24-31 (column "path")``; empty if no two of them differ."""
     everyones = list(everyones)
     apart = differing(everyones)
     if not apart:
@@ -155,8 +155,10 @@ def difference(everyones: Iterable[Contents]) -> str:
 
 
 def the_same(own: Contents | None, of_others: Sequence[Any] | None, total: int) -> Contents | None:
-    """This process's, which training goes on with; `of_others` is the state of those that it began with. None where one
-    has none. ValueError where they differ."""
+    """Return this process's contents, with which training continues. ValueError if they differ from the others'.
+
+    `of_others` is the state of those that it began with. Return None if one has none.
+    """
     if own is None or of_others is None:
         return None
     if apart := difference([own, restored(of_others)]):
@@ -167,7 +169,7 @@ def the_same(own: Contents | None, of_others: Sequence[Any] | None, total: int) 
 
 
 def text_of(ranges: Sequence[tuple[int, int]]) -> str:
-    """``samples 3, 17 and 24-31``."""
+    """Return ``samples 3, 17 and 24-31``."""
     names = [str(first) if last - first == 1 else f"{first}-{last - 1}" for first, last in ranges[:_SHOWN]]
     if len(ranges) > _SHOWN:
         names.append(f"{len(ranges) - _SHOWN} more")

@@ -1,4 +1,4 @@
-"""To whom the steps of a data set are dealt, and how much to each. All workers make the same calls at one step."""
+"""How the steps of a data set are partitioned, and among which workers. All workers make the same calls at one step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_SHARDS = 4096  # ops_src/shards/tree.h
 
 @dataclass(frozen=True)
 class BatchSize:
-    """Samples of a step: of each worker, or of all together, which may be cut into shards. ValueError for others."""
+    """Samples of a step: of each worker, or of all together, perhaps cut into shards. ValueError for invalid ones."""
 
     per_worker: int | None
     of_all: int | None
@@ -43,47 +43,46 @@ class BatchSize:
 
     @property
     def unit(self) -> int:
-        """Samples of a shard; 1 where there are none."""
+        """Return the samples of a shard; 1 without shards."""
         return 1 if self.shards is None or self.of_all is None else self.of_all // self.shards
 
     def of(self, workers: int) -> int:
-        """Of a full step of so many."""
+        """Return the samples of a full step of so many workers."""
         return self.of_all if self.of_all is not None else (self.per_worker or 0) * workers
 
     def named(self) -> dict[str, int | None]:
-        """By the argument that gives it."""
+        """Return it by the argument that gives it."""
         return {"batch_size": self.per_worker} if self.of_all is None else {"global_batch_size": self.of_all}
 
 
 @dataclass(frozen=True)
 class Dealt:
-    """The cluster to which the steps are dealt at present."""
+    """The cluster that the steps are assigned to at present."""
 
     version: int
     size: int
     rank: int
-    members: tuple[int, ...]  # ranks that aren't known to have died
+    members: tuple[int, ...]  # ranks that aren't known to have failed
 
 
 class Dealing:
-    """Of one data set. `by_shards`: its steps are deals of shards."""
+    """The partition of one data set. `by_shards`: its steps are partitioned into shards."""
 
     def __init__(self, cursor: EpochCursor, by_shards: bool) -> None:
         self._cursor, self._by_shards = cursor, by_shards
         self.dealt = Dealt(-1, 0, 0, ())  # until the first step
         self.changes = 0
-        """How often what was dealt lost its validity, other than by a new cluster version or epoch."""
-        self._weights: tuple[int, ...] = ()  # of how much each rank is dealt,
+        """How often the partition lost its validity, except by a new cluster version or epoch."""
+        self._weights: tuple[int, ...] = ()  # weights of the ranks,
         self._weighed_in = -1  # in this cluster version: in another the ranks are others
 
     def present(self) -> Dealt:
-        """The cluster that there is, to which is dealt from now on, unless a step is handed out: that is of those to
-        whom it was dealt."""
+        """Return the present cluster, or while a step is handed out the one that it was assigned to."""
         now = runtime.cluster_version(), runtime.current_cluster_size(), runtime.current_rank()
         if now == (self.dealt.version, self.dealt.size, self.dealt.rank):
             return self.dealt
         members = tuple(range(now[1]))
-        if self._by_shards and not membership.is_deferred():  # to ask would be to join
+        if self._by_shards and not membership.is_deferred():  # this question would join it
             members = members_of_a_step_of_shards()
         present = Dealt(*now, members=members)
         if not self._cursor.taken:
@@ -91,25 +90,25 @@ class Dealing:
         return present
 
     def deal_to(self, living: Iterable[int]) -> None:
-        """To these of the members alone, since others have died."""
+        """Assign only to these members, since others have failed."""
         members = tuple(rank for rank in self.dealt.members if rank in living)
         if members != self.dealt.members:
             self.dealt = replace(self.dealt, members=members)
             self.changes += 1
 
     def shards_of(self, count: int) -> list[int]:
-        """This worker's shards of a step that has `count`."""
+        """Return this worker's shards of a step that has `count`."""
         dealt = self.present()
         by_rank = self.weights(dealt)
         weights = [by_rank[r] for r in dealt.members] if by_rank else []
         return list(_core.deal_shards(count, list(dealt.members), weights, dealt.rank))
 
     def weights(self, dealt: Dealt) -> list[int]:
-        """By rank; none: all alike. Who has joined knows no others."""
+        """Return the weights by rank; none: all alike. A worker that has joined knows no others."""
         return list(self._weights) if self._weighed_in == dealt.version else []
 
     def weigh(self, weights: Sequence[int]) -> None:
-        """From the next step on each rank is dealt shards in proportion to its number."""
+        """Assign shards to each rank in proportion to its number from the next step on."""
         before = self.weights(self.present())
         self._weights, self._weighed_in = tuple(weights), runtime.cluster_version()
         if list(weights) != before:
@@ -117,6 +116,8 @@ class Dealing:
 
 
 def members_of_a_step_of_shards() -> tuple[int, ...]:
-    """The ranks that the next one is dealt to. Some may be missing before a dataset's first step: who has died in a
-    step of another one."""
+    """Return the ranks that the next step of shards is assigned to.
+
+    Some may be missing before a dataset's first step: those that failed in a step of another one.
+    """
     return tuple(membership.current().core.sharded_members())

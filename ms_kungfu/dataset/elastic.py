@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 def _global_batch(pipeline: pipelines.Pipeline, shuffle: bool) -> int:
-    """Return what a step trains by the pipeline's own batch, which is a worker's.
+    """Return the samples of a step by the pipeline's own batch, which is a worker's.
 
     If it is wrong at a joining worker, that worker receives the number with the rest of the state.
     """
@@ -114,7 +114,7 @@ class ElasticDataset(Shares, ds.Dataset):
         ValueError: for arguments that don't fit, or don't fit together.
     """
 
-    _made = 0  # a joiner runs the program from its start, so it counts its datasets as the others do
+    _made = 0  # a joining worker runs the program from its start, so it counts its datasets as the others do
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ class ElasticDataset(Shares, ds.Dataset):
                 raise ValueError(f"contents_check='all': {error}; give 'some', or 'none'") from error
             _log.info('dataset: contents_check=none reason="%s". Workers compare samples by number', error)
 
-    # -- what MindSpore calls -----------------------------------------------------------------------------------------
+    # -- MindSpore's interface -----------------------------------------------------------------------------------------
 
     def get_dataset_size(self) -> int:
         """Return the steps of the present epoch, those already trained included.
@@ -308,7 +308,7 @@ class ElasticDataset(Shares, ds.Dataset):
         return self._full_batch().output_types()
 
     def _full_batch(self) -> ds.Dataset:
-        """Return a pipeline over one full batch: what is mapped over batches may not take any other."""
+        """Return a pipeline over one full batch: a function mapped over batches may accept no other."""
         batch = self.get_batch_size()
         return self._source.batches([0] * batch, batch, self._seed, self._cursor.epoch)
 
@@ -339,4 +339,4 @@ class ElasticDataset(Shares, ds.Dataset):
         )
 
     def __deepcopy__(self, memory: Any) -> Any:
-        return self.parse()  # what MindSpore does first where something is behind it
+        return self.parse()  # what MindSpore does first if an operation follows it

@@ -1,9 +1,10 @@
-"""Of which records in a ledger the training consists: a job that goes on from a checkpoint takes the place of what
-earlier ones recorded from there on.
+"""Which records in a ledger are the training's.
 
-Jobs come in the order of their numbers in the folder of checkpoints; a job that goes on from a step comes after one
-with a record of the step before. Clocks count only where neither tells, as between two trainings from the beginning
-without checkpoints.
+A job that continues from a checkpoint replaces what earlier ones recorded from there on.
+
+Jobs are ordered by their numbers in the folder of checkpoints. A job that continues from a step follows one with a
+record of the step before. Clocks count only if neither decides, as between two trainings from the beginning without
+checkpoints.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _Place = tuple[int, int]  # epoch and step
 
 @dataclass
 class History:
-    """The records that the training consists of: those of the last job, and of earlier ones what came before it."""
+    """The records of the training: those of the last job, and of earlier ones what came before it."""
 
     records: list[Record]
     jobs: int
@@ -29,7 +30,7 @@ class History:
 
 
 def history(records: list[Record]) -> History:
-    """Of all that was recorded, what counts."""
+    """Return the records that count."""
     jobs = in_order(records)
     found = History([], len(jobs), [], [])
     for job in sorted(set(jobs) - {record.job for record in records if isinstance(record.claim, Claim)}):
@@ -59,12 +60,12 @@ class _Job:
     places: dict[int, set[_Place]]  # of its records
 
     def is_before(self, other: _Job) -> bool:
-        """By the numbers that both have in one folder of checkpoints."""
+        """Return whether it precedes the other, by the numbers that both have in one folder of checkpoints."""
         mine, its = self.training, other.training
         return mine is not None and its is not None and mine[0] == its[0] and mine[1] < its[1]
 
     def follows(self, known: dict[int, set[_Place]]) -> bool:
-        """Whether what it goes on from is on record."""
+        """Return whether the step that it continues from is recorded."""
         for data, (epoch, step) in self.first.items():
             places = known[data]
             if step and (epoch, step - 1) not in places:
@@ -75,8 +76,11 @@ class _Job:
 
 
 def in_order(records: Iterable[Record]) -> list[str]:
-    """The jobs, one after another. Not by their clocks, if anything else tells: each has a number where they share a
-    folder of checkpoints, and a job that goes on from a step comes after one that has recorded the step before."""
+    """Return the jobs in order, by their clocks only if nothing else decides.
+
+    Each has a number if they share a folder of checkpoints. A job that continues from a step follows one that has
+    recorded the step before.
+    """
     jobs: dict[str, _Job] = {}
     for record in records:
         job = jobs.setdefault(record.job, _Job(record.job, record.time, record.training, {}, defaultdict(set)))

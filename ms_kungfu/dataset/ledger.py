@@ -1,44 +1,52 @@
-"""What was trained, on file: a line of JSON for each committed step and worker, and how `ms_kungfu.dataset.audit`
-reads it.
+"""The ledger of what was trained, and how `ms_kungfu.dataset.audit` reads it.
 
-Each worker appends to a file of its own, one ``write`` a line: a worker that is killed leaves at most one torn line,
-its last. What is written survives the process but not the machine: nothing is synced to the disk.
+Each worker appends to a file of its own, one line of JSON for each committed step, one ``write`` a line. So a killed
+worker leaves at most one torn line, its last. Lines survive the process but not the machine: they aren't synced to the
+disk.
 
-A file begins with a header: ``ledger``, the format of the file; ``written_by``, the ms_kungfu that wrote it; the worker
-(``job``, the same for all workers of a job, ``data``, which counts the ElasticDatasets of the program, ``uid``, and
-``time`` in seconds since 1970); and ``stopped``, why the file ends before its training does, null where it doesn't.
-With shards it also has ``conditions``, what the bits depend on (`ms_kungfu.dataset.conditions`). If the workers have
-compared what is behind the numbers, it has ``contents`` (`ms_kungfu.dataset.contents`): ``samples``, how many of them,
-and hashes, ``some`` and ``all``, which are equal in all files if the contents are.
+A file begins with a header:
+- ``ledger``: the format of the file; ``written_by``: the ms_kungfu that wrote it.
+- ``job``: the same for all workers of a job; ``data``: counts the ElasticDatasets of the program; ``uid``; ``time``: in
+  seconds since 1970.
+- ``stopped``: why the file ends before its training does, else null.
 
-The line of a step has, besides ``rank`` and ``share`` (the positions that were delivered to this worker), what all
-workers know of it: the epoch and the step's number in it; cluster version and size; ``members``, the ranks to whom
-``batch`` was dealt, in this order; ``participants``, the ranks whose share the step's update contains; and ``total``,
-``seed`` and ``shuffle``, which make positions into samples. A worker's share so follows from anybody's line, also where
-the worker died before it wrote its own. At the end of an epoch each worker writes a line with ``steps``, how many it
-had, and ``left``, what ``drop_remainder`` leaves out of it. Both have ``job``, ``data`` and ``time`` too.
+With shards it also has ``conditions``, the numeric environment of the bits (`ms_kungfu.dataset.conditions`). If the
+workers have compared what is behind the numbers, it has ``contents`` (`ms_kungfu.dataset.contents`). These are
+``samples``, their number, and the hashes ``some`` and ``all``, which are equal in all files if the contents are.
+
+The line of a step has ``rank`` and ``share``, the positions that were delivered to this worker. It also has what all
+workers know of the step:
+- the epoch and the step's number in it, cluster version and size
+- ``members``: the ranks to which ``batch`` was assigned, in this order
+- ``participants``: the ranks whose share the step's update contains
+- ``total``, ``seed`` and ``shuffle``, which make positions into samples
+
+So a worker's share follows from any worker's line, even if the worker failed before it wrote its own. At the end of an
+epoch each worker writes a line with ``steps``, how many it had, and ``left``, what ``drop_remainder`` leaves out of it.
+Both have ``job``, ``data`` and ``time`` too.
 
 Under ``kungfu-run --msrun`` it may have ``ranks``, those of the virtual world: a worker's share is then the blocks of
 the ranks that it plays (`ms_kungfu.dataset.sharding`).
 
-A step that is a deal of shards has ``shards``, into how many a ``global_batch`` is cut; ``weights`` of the members, by
-which they are dealt (none: evenly); and ``sums``, how many ShardedSteps were made with its batch. All of its ``batch``
-is in its update, whoever died in it: ``participants`` are those who haven't, and a ``share`` has the shards that were
-delivered to a worker, one after the other, those that it owed first, then those of workers that died in the step. Who
-is dealt none has the last one, for nothing. Every so many steps its line has a ``fingerprint`` of what this worker had
-when the step was over: ``step``, the number of the steps done since training began, and ``tensors``, a CRC-32 of each
-tensor's bits by the name that it has in a checkpoint. All workers have the same; `ms_kungfu.replay` compares them with
-those of another run.
+A step that is partitioned into shards has ``shards``, into how many a ``global_batch`` is cut. ``weights`` of the
+members say how they are assigned (none: evenly). ``sums`` is how many ShardedSteps were made with its batch. All of its
+``batch`` is in its update, whichever workers failed in it: ``participants`` are those that haven't. A ``share`` has the
+shards that were delivered to a worker, one after the other: its own first, then those of workers that failed in the
+step. A worker without a shard has the last one, for nothing.
 
-The last entry of a line is ``crc``: of the line's text, going on from the ``crc`` of the line before. So a line that is
-missing, doubled or altered shows in its own file, except for whole lines missing at the end of it, which only the other
-workers' files can tell. The header's stands alone, since it is the one line that is written again.
+Every so many steps its line has a ``fingerprint`` of this worker's state after the step: ``step``, the number of the
+steps done since training began, and ``tensors``, a CRC-32 of each tensor's bits by the name that it has in a
+checkpoint. All workers have the same; `ms_kungfu.replay` compares them with those of another run.
 
-*Formats.* 1 is what ms_kungfu wrote before files had a header: no ``crc``, and ``share`` computed instead of observed.
-2 has no shards; a file without them still has that number, since nothing in it is new. 3 is the record of shards, and
-how they are dealt (ops_src/shards/deal.h), which the audit computes: another deal is another format.
-An entry that a reader may leave unread is added to a header or a line without a new number. Another kind of line, or
-another meaning, takes the next number, which an older reader refuses.
+The last entry of a line is ``crc``: of the line's text, continued from the ``crc`` of the line before. So a file shows
+that a line is missing, doubled or altered, except for whole lines missing at its end, which only the other workers'
+files show. The header's stands alone, since only the header is written again.
+
+*Formats.* 1 is from before files had a header: no ``crc``, and ``share`` computed instead of observed. 2 has no shards;
+a file without them still has that number, since nothing in it is new. 3 has shards, and their partition
+(`ops_src/shards/deal.h`), which the audit computes: another partition is another format. An entry that a reader may
+ignore is added to a header or a line without a new number. Another kind of line, or another meaning, takes the next
+number, which an older reader rejects.
 """
 
 from __future__ import annotations
@@ -64,48 +72,50 @@ from ms_kungfu.dataset.contents import Contents
 from ms_kungfu.dataset.sharding import EpochCursor, Range, Step
 from ms_kungfu.errors import KungFuError
 
-FORMAT = 3  # the newest that is read, and what a record of shards is written in
+FORMAT = 3  # the newest that is read, and the one of ledgers with shards
 _WITHOUT_SHARDS = 2
 ERRORS = ("raise", "warn")
-_HEADER_BYTES = 1024  # whatever it comes to say: a disk that is full has no room for a longer one
+_HEADER_BYTES = 1024  # a fixed length: a full disk has no space for a longer one
 _REASON_CHARS = 80
 _MAX_LINE = 64 * 1024 * 1024
-_WRONG = (ValueError, LookupError, TypeError, AttributeError, OverflowError)  # of a line that is no record
+_WRONG = (ValueError, LookupError, TypeError, AttributeError, OverflowError)  # errors of a line that is no record
 _PLACE = ("epoch", "step", "steps", "rank", "version")
 _log = logging.getLogger(__name__)
 _process = secrets.token_hex(6)
 
 
 def job() -> str:
-    """A word that all workers of a job have in common, and no other job."""
+    """Return a word that all workers of a job have in common, and no other job."""
     return env.JOB.get() or _process
 
 
 def worker_of(file: str) -> str:
-    """Whose a file of a ledger is, by its name: a worker has one for each ElasticDataset, and more after a restart."""
+    """Return the worker of a ledger's file, by its name: a worker has one per ElasticDataset, more after a restart."""
     return file.rpartition("-")[0] or file
 
 
 def seal(values: dict[str, Any], before: int = 0) -> tuple[bytes, int]:
-    """(the line of `values` without its end, its crc), where `before` is the crc of the line before it."""
+    """Return (the line of `values` without its end, its crc), where `before` is the crc of the line before it."""
     text = json.dumps(values, separators=(",", ":")).encode()[:-1]
     crc = zlib.crc32(text, before)
     return text + b',"crc":"%08x"}' % crc, crc
 
 
 def is_sealed(line: bytes, before: int = 0) -> bool:
-    """Whether the line is what was written behind the one that has the crc `before`."""
+    """Return whether the line was written directly after the one that has the crc `before`."""
     text, _, rest = line.rpartition(b',"crc":"')
     return rest == b'%08x"}' % zlib.crc32(text, before)
 
 
 class Ledger:
-    """This worker's file in `folder`, which is made where it is missing; the file is made at the first line.
+    """This worker's file in `folder`, which is made if it is missing; the file is made at the first line.
 
     With `errors` "raise" a line that can't be written is an OSError, and so is each one after it. With "warn" the file
-    ends there, which is a warning, and training goes on without a record. Both leave the reason in the header.
-    `sharded`: its steps are deals of shards. `conditions`: what the header says of the bits; `fingerprints`: after how
-    many steps there is one, 0 for never. `contents`: hashes of the source's samples, for the header; None: unknown.
+    ends there, which is a warning, and training continues without a record. Both leave the reason in the header.
+
+    `sharded`: its steps are partitioned into shards. `conditions`: the header's numeric environment; `fingerprints`:
+    after how many steps there is one, 0 for never. `contents`: hashes of the source's samples, for the header; None:
+    unknown.
     """
 
     def __init__(
@@ -126,7 +136,7 @@ class Ledger:
         self._errors = errors
         self._format = FORMAT if sharded else _WITHOUT_SHARDS
         self._conditions, self._contents = conditions, contents
-        self._told: dict[str, Any] = {}  # of these, in the header
+        self._told: dict[str, Any] = {}  # entries of the header
         self._fingerprints = fingerprints
         self._file: Any = None
         self._whole = 0  # bytes of it that are whole lines
@@ -139,20 +149,20 @@ class Ledger:
             self._stop(error, {})
 
     def wants_fingerprint(self, epoch: int, number: int, step: int) -> bool:
-        """Whether the line of the step at hand, the `step`-th since training began, shall have one."""
+        """Return whether the line of this step, the `step`-th since training began, shall have one."""
         return self._fingerprints > 0 and step % self._fingerprints == 0
 
     def step(self, epoch: int, step: Step, rank: int, share: Iterable[Range], common: dict[str, Any]) -> None:
-        """Appends the line of a committed step, of which `share` was delivered to this worker."""
+        """Append the line of a committed step, of which `share` was delivered to this worker."""
         dealt = {"share": tuple(share), "members": step.members, "batch": step.batch}
         self._write({"epoch": epoch, "step": step.number, "rank": rank, **dealt, **common})
 
     def end(self, cursor: EpochCursor, rank: int, common: dict[str, Any]) -> None:
-        """Appends the line of an epoch that is over."""
+        """Append the line of an epoch that is over."""
         self._write({"epoch": cursor.epoch, "steps": cursor.steps, "rank": rank, "left": cursor.pool, **common})
 
     def sync(self) -> None:
-        """What is written outlives a crash of the machine. Before a checkpoint from which the training goes on then."""
+        """Sync the file, before a checkpoint from which a training may continue after a crash of the machine."""
         if self._file is None or self._error is not None:
             return
         try:
@@ -213,12 +223,12 @@ class Ledger:
 
     def _append(self, content: bytes) -> None:
         rest = memoryview(content)
-        while rest:  # after a part the next call tells why there is no more
+        while rest:  # after a partial write the next call raises the reason
             rest = rest[self._file.write(rest) :]
         self._whole += len(content)
 
     def _stop(self, error: OSError, line: dict[str, Any]) -> None:
-        """Ends the file behind its last whole line, and says why in its header."""
+        """End the file after its last whole line, and write the reason to its header."""
         reason = error.strerror or str(error)
         goes_on = self._errors == "warn"
         first: dict[str, Any] = {key: line[key] for key in _PLACE if key in line}
@@ -242,7 +252,7 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Shards:
-    """How the shards of a step were dealt."""
+    """The partition of a step's shards."""
 
     unit: int
     """Samples of each but the last."""
@@ -254,7 +264,7 @@ class Shards:
 
 @dataclass(frozen=True)
 class Claim:
-    """What one record says that all records of the step have to say."""
+    """One record's claims, which all records of the step have to share."""
 
     version: int
     size: int
@@ -271,13 +281,13 @@ class Claim:
 
     @property
     def order(self) -> tuple[int, int, bool]:
-        """What makes positions into samples."""
+        """Return what makes positions into samples."""
         return self.total, self.seed, self.shuffle
 
 
 @dataclass(frozen=True)
 class End:
-    """What a worker says of an epoch that is over, and what all workers have to say."""
+    """A worker's record of an epoch that is over, and the claims that all workers have to share."""
 
     left: tuple[Range, ...]
     global_batch: int
@@ -286,16 +296,16 @@ class End:
 
 @dataclass(frozen=True)
 class Stop:
-    """That a worker could write nothing from here on, and why."""
+    """A record that a worker could write nothing from here on, and why."""
 
     reason: str
     goes_on: bool
-    """Whether it trained on all the same, because it was told to."""
+    """Whether it trained on nevertheless, by its option."""
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Of what a worker had when a step was over."""
+    """A worker's checksums after a step."""
 
     step: int
     """Since training began, from 1."""
@@ -325,7 +335,7 @@ class Record:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Epoch and step."""
+        """Return epoch and step."""
         return self.epoch, self.step
 
 
@@ -337,7 +347,7 @@ def _ranges(value: Any) -> tuple[Range, ...]:
 
 
 def _parse(line: dict[str, Any], where: str) -> Record:
-    """The record in a line; ValueError, KeyError or TypeError where it isn't one."""
+    """Return the record in a line; ValueError, KeyError or TypeError if it isn't one."""
     step = line["steps" if "steps" in line else "step"]
     own = line["data"], line["epoch"], step, line["rank"]
     version, size, total, global_batch = (line[key] for key in ("version", "size", "total", "global_batch"))
@@ -388,9 +398,9 @@ def _shards(line: dict[str, Any], global_batch: int, members: int) -> Shards:
 
 
 def read(folder: Path) -> tuple[dict[str, list[Record]], list[str], list[str]]:
-    """The records of each file of the ledger in `folder`, in their order; problems; notes.
+    """Return the records of each file of the ledger in `folder`, in their order; problems; notes.
 
-    KungFuError where a file has a newer format than this version reads.
+    KungFuError if a file has a newer format than this version reads.
     """
     files: dict[str, list[Record]] = {}
     problems: list[str] = []
@@ -401,12 +411,12 @@ def read(folder: Path) -> tuple[dict[str, list[Record]], list[str], list[str]]:
 
 
 def headers(folder: Path) -> Iterator[dict[str, Any]]:
-    """What the files of the ledger say of themselves, those that have a header."""
+    """Return the headers of the ledger's files that have one."""
     for path in sorted(folder.glob("*.jsonl")):
         try:
             with os.fdopen(open_regular(path), "rb") as file:
                 header = _header_in(path.name, file.readline())
-        except OSError:  # `read` says why
+        except OSError:  # `read` reports it
             continue
         if header is not None:
             yield header
@@ -464,7 +474,7 @@ def _contents(header: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def _header_in(name: str, line: bytes) -> dict[str, Any] | None:
-    """What the first line says if it is a header; None in a file of the first format."""
+    """Return the header in the first line, if it is one; None in a file of the first format."""
     try:
         header = decode_object(line, _MAX_LINE, raw_bytes=True, own=True)
         number = header["ledger"]

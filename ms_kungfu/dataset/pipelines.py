@@ -1,5 +1,7 @@
-"""What a pipeline that was written for one process, or for a fixed number of them, says about batches, passes, order
-and sharding: taken off it, so that the samples can be dealt to any number of workers."""
+"""Take batches, passes, order and sharding out of a pipeline that was written for a fixed number of processes.
+
+Then its samples can be assigned to any number of workers.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from mindspore.dataset.engine.datasets import (
     ShuffleDataset,
 )
 
-_NO_SEED = 5489  # what MindSpore's get_seed() says where nobody has set one
+_NO_SEED = 5489  # the default of MindSpore's get_seed()
 _BATCHES = (BatchDataset, PaddedBatchDataset)
 _KEEPS_SAMPLES = (MapDataset, RenameDataset, ProjectDataset, *_BATCHES)
 _FORM = (
@@ -35,13 +37,13 @@ class Pipeline:
     """A program's pipeline, taken apart."""
 
     samples: ds.Dataset
-    """Its dataset with what is mapped, and with the batch where it has one, whose size is the caller's."""
+    """Its dataset with the mapped operations, and with its batch, if it has one, in the caller's size."""
     total: int
     """Samples there are, over all shards."""
     chosen: list[int] | None = None
-    """Their numbers, where its sampler takes others than the first `total`."""
+    """Their numbers, if its sampler takes others than the first `total`."""
     drawn_from: int | None = None
-    """Of how many samples a shuffling sampler takes `total` anew each epoch, where it doesn't take all."""
+    """From how many samples a shuffling sampler takes another `total` each epoch, if it doesn't take all."""
     batch_size: int | None = None
     drop_remainder: bool = False
     passes: int = 1
@@ -52,7 +54,7 @@ class Pipeline:
 
 
 def nodes_of(pipeline: ds.Dataset) -> list[ds.Dataset]:
-    """From the last operation to the dataset. TypeError where it has several."""
+    """Return its nodes from the last operation to the dataset. TypeError if it has several."""
     nodes = [pipeline]
     while nodes[-1].children:
         if len(nodes[-1].children) > 1:
@@ -62,8 +64,11 @@ def nodes_of(pipeline: ds.Dataset) -> list[ds.Dataset]:
 
 
 def leaves_of(pipeline: ds.Dataset) -> list[Any]:
-    """Copies of the datasets that it reads, by themselves. A source of the program's own is read in this process: each
-    read by forked workers would begin with this process's random generators as they are, and augment alike."""
+    """Return separate copies of the datasets that it reads.
+
+    This process itself reads a source of the program's own. Forked workers would each begin with this process's random
+    generators as they are, and augment alike.
+    """
     if pipeline.children:
         return [leaf for child in pipeline.children for leaf in leaves_of(child)]
     leaf = copy.deepcopy(pipeline)
@@ -76,7 +81,10 @@ def leaves_of(pipeline: ds.Dataset) -> list[Any]:
 
 
 def take_apart(pipeline: ds.Dataset) -> Pipeline:
-    """TypeError or ValueError where its samples can't be dealt by a sampler. `pipeline` itself stays as it is."""
+    """Take a pipeline apart.
+
+    TypeError or ValueError if a sampler can't partition its samples. `pipeline` itself stays as it is.
+    """
     nodes = nodes_of(copy.deepcopy(pipeline))
     *above, leaf = nodes
     batch, passes, shuffles = None, 1, False
@@ -134,8 +142,7 @@ def _shuffles(sampler: Any) -> bool:
 
 
 def _check_below(sampler: Any) -> None:
-    """`sampler` is replaced for each deal, and those below it stay, as ``split()`` leaves them: they have to give the
-    same samples in each pipeline of each worker, and in that of the other part."""
+    """Check the samplers below `sampler`, which stay, as ``split()`` leaves them; each partition replaces `sampler`."""
     below = getattr(sampler, "child_sampler", None)
     while below is not None:
         name = type(below).__name__
@@ -146,7 +153,7 @@ def _check_below(sampler: Any) -> None:
             )
         if isinstance(below, ds.Sampler):
             raise TypeError(f"a {name} below a {type(sampler).__name__} may give other samples to each pipeline")
-        draws = below.is_shuffled() and not isinstance(below, ds.SequentialSampler)  # which says what those below it do
+        draws = below.is_shuffled() and not isinstance(below, ds.SequentialSampler)  # which includes those below it
         if draws and ds.config.get_seed() == _NO_SEED:
             raise ValueError(
                 f"a {name} below a {type(sampler).__name__} draws other samples in each pipeline and at each worker as "
@@ -157,8 +164,7 @@ def _check_below(sampler: Any) -> None:
 
 
 def _samples_of(leaf: Any) -> tuple[int | None, int, list[int] | None, int | None]:
-    """Into how many shards it was divided, how many samples there are without that, which, if not the first, and of
-    how many they are drawn each epoch."""
+    """Return a bottom dataset's shards, its unsharded samples, their numbers if not the first, and the drawn total."""
     iterable_only = isinstance(leaf, ds.GeneratorDataset) and not hasattr(leaf.source, "__getitem__")
     if iterable_only or not hasattr(leaf, "use_sampler"):
         raise TypeError(_FORM.format(f"{type(leaf).__name__} takes no sampler"))
@@ -183,13 +189,15 @@ def _samples_of(leaf: Any) -> tuple[int | None, int, list[int] | None, int | Non
     there = total = int(leaf.get_dataset_size())
     if drawn:
         total = min(there, drawn * (num_shards or 1))
-    leaf.use_sampler(ds.SequentialSampler(num_samples=total))  # for who reads it as it is
+    leaf.use_sampler(ds.SequentialSampler(num_samples=total))  # for callers that read it as it is
     return num_shards, total, None, there if total < there and _shuffles(sampler) else None
 
 
 def batched(pipeline: ds.Dataset, size: Sizes) -> ds.Dataset:
-    """In batches of this size, or of what it returns for each, none left out: by the ``batch()`` that `pipeline` has,
-    with all else that this one does, or one behind it. `pipeline` is changed."""
+    """Put the pipeline into batches of this size, or of what it returns for each, none left out.
+
+    It uses the ``batch()`` that `pipeline` has, with all its other settings, or adds one. `pipeline` is changed.
+    """
     node = _batch_of(pipeline)
     if node is None:
         return pipeline.batch(size)
@@ -199,7 +207,7 @@ def batched(pipeline: ds.Dataset, size: Sizes) -> ds.Dataset:
 
 
 def keeps_rows(pipeline: ds.Dataset) -> bool:
-    """Whether a batch surely comes out with as many rows as it has samples: nothing is mapped over batches."""
+    """Return whether a batch surely has as many rows as samples: nothing is mapped over batches."""
     node = _batch_of(pipeline)
     while node is not None and pipeline is not node and not isinstance(pipeline, MapDataset):
         pipeline = pipeline.children[0]

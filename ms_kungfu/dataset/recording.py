@@ -1,4 +1,4 @@
-"""What goes on record of the steps of a data set."""
+"""The records of a data set's steps."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from ms_kungfu.dataset.sharding import EpochCursor, Range, Step
 
 
 class Record(Protocol):
-    """Where what was trained goes on record: a `Ledger`."""
+    """The interface of a `Ledger`."""
 
     def wants_fingerprint(self, epoch: int, number: int, step: int) -> bool:
-        """Whether this step of the epoch, the `step`-th since training began, goes on record with a fingerprint."""
+        """Return whether this step of the epoch, the `step`-th since training began, is recorded with a fingerprint."""
 
     def step(self, epoch: int, step: Step, rank: int, share: Iterable[Range], common: dict[str, Any]) -> None:
-        """A step was trained, of which `share` was delivered to this worker."""
+        """Record a trained step, of which `share` was delivered to this worker."""
 
     def end(self, cursor: EpochCursor, rank: int, common: dict[str, Any]) -> None:
-        """An epoch is over."""
+        """Record the end of an epoch."""
 
     def sync(self) -> None:
-        """What is on record outlives the machine."""
+        """Make the records outlive the machine."""
 
 
 class Recording:
-    """Of one data set. It does nothing without a `ledger`."""
+    """The records of one data set. It does nothing without a `ledger`."""
 
     def __init__(self, ledger: Record | None) -> None:
         self.ledger = ledger
@@ -34,13 +34,13 @@ class Recording:
         self._fingerprint: dict[str, Any] | None = None  # of the step that is over
 
     def sync(self) -> None:
-        """What is on record outlives the machine from now on."""
+        """Make the records outlive the machine."""
         if self.ledger is not None:
             self.ledger.sync()
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """What is handed out meanwhile isn't trained but evaluated."""
+        """Record nothing meanwhile: samples are evaluated, not trained."""
         ledger, self.ledger = self.ledger, None
         try:
             yield
@@ -48,26 +48,26 @@ class Recording:
             self.ledger = ledger
 
     def wants_fingerprint(self, cursor: EpochCursor, step: int) -> bool:
-        """Whether the step that is over, the `step`-th since training began, goes on record with a fingerprint."""
+        """Return whether the step that is over, the `step`-th since training began, is recorded with a fingerprint."""
         if self.ledger is None or not cursor.taken:
             return False
         return self.ledger.wants_fingerprint(cursor.epoch, cursor.steps, step)
 
     def keep_fingerprint(self, step: int, tensors: Mapping[str, str]) -> None:
-        """It goes on record with the next step."""
+        """Record it with the next step."""
         self._fingerprint = {"step": step, "tensors": tensors}
 
     def deliver(self, share: tuple[Range, ...]) -> None:
-        """What has really come to this worker in the step that was taken last."""
+        """Note what this worker has received in the step that was taken last."""
         if self.ledger is not None:
             self._delivered.append(share)
 
     def forget(self) -> None:
-        """What was delivered isn't trained."""
+        """Forget what was delivered: it isn't trained."""
         self._delivered = []
 
     def commit(self, epoch: int, steps: Sequence[Step], rank: int, common: dict[str, Any], by_shards: bool) -> None:
-        """The steps are trained. `by_shards` it is one, to which belongs all that was delivered."""
+        """Record trained steps. `by_shards` it is one, which contains all that was delivered."""
         delivered, self._delivered = self._delivered, []
         if by_shards:
             delivered = [tuple(part for each in delivered for part in each)]

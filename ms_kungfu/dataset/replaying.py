@@ -1,8 +1,8 @@
-"""A program that `ms_kungfu.replay` runs again: instead of recording its steps it compares them with those on record.
+"""A program that `ms_kungfu.replay` runs again: it compares its steps with the recorded ones.
 
-The replay leaves the program its orders in a file that KUNGFU_REPLAY names, and finds beside it what came of them. The
-program ends where nothing is left to compare, or where something differs, by SystemExit: what it does when training is
-over isn't done again.
+The replay writes the program's orders to a file that KUNGFU_REPLAY names, and finds the result beside it. The program
+ends by SystemExit if nothing is left to compare, or if something differs: it doesn't repeat what it does after
+training.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _AS_IT_WAS = "start the program with the arguments and the data that it had"
 
 @dataclass(frozen=True)
 class Recorded:
-    """A step with a fingerprint, as it is on record."""
+    """A recorded step with a fingerprint."""
 
     data: int
     epoch: int
@@ -40,7 +40,7 @@ class Recorded:
     unit: int
     """Samples of a shard."""
     tensors: tuple[tuple[tuple[int, ...], Mapping[str, str]], ...]
-    """What workers had, each with the ranks that had the same."""
+    """The workers' checksums, each with the ranks that had the same."""
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Recorded:
@@ -51,13 +51,13 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Orders:
-    """What the program is run again for."""
+    """The orders for a replay."""
 
     recorded: Sequence[Recorded]
     conditions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Under which the training on record ran, by the number of the dataset."""
+    """The numeric environment of the recorded training, by the number of the dataset."""
     checkpoints: str | None = None
-    """A folder with the one to go on from; None: from the beginning."""
+    """A folder with the checkpoint to continue from; None: from the beginning."""
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
@@ -70,14 +70,14 @@ class Orders:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What has come of it so far."""
+    """The result so far."""
 
     same: int = 0
-    """How many fingerprints were compared and the same."""
+    """How many fingerprints were compared and equal."""
     step: int = 0
     """Of the last of them."""
     difference: str = ""
-    """A sentence on the first that wasn't."""
+    """A sentence on the first difference."""
     wrong: str = ""
     """A sentence on why the two can't be compared."""
 
@@ -89,7 +89,7 @@ class Outcome:
 
     @staticmethod
     def load(orders: Path) -> Outcome:
-        """That of a program which hasn't come to anything, too."""
+        """Return the result, also of a program without one."""
         path = _beside(orders)
         return Outcome(**json.loads(path.read_text())) if path.exists() else Outcome()
 
@@ -99,9 +99,9 @@ def _beside(orders: Path) -> Path:
 
 
 def difference(recorded: Recorded, tensors: Mapping[str, str]) -> str:
-    """What differs from what is on record, in words that name a tensor; nothing where all is the same. Pure.
+    """Describe the difference from the record in words that name a tensor; empty without one. Pure.
 
-    ValueError where they haven't the same names.
+    ValueError if their names differ.
     """
     for _, names in recorded.tensors:
         if unknown := sorted(set(names) ^ set(tensors)):
@@ -127,7 +127,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 class Replay:
-    """Of one process."""
+    """The replay of one process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -136,7 +136,7 @@ class Replay:
         self._outcome = Outcome()
 
     def begin(self, data: int, conditions: Callable[[], Mapping[str, Any]]) -> Comparison:
-        """Of one dataset; says first under what other conditions it is trained now."""
+        """Begin with one dataset; first report the changes of its numeric environment."""
         told = differences(self.orders.conditions.get(str(data), {}), conditions())
         if told:
             _log.warning(
@@ -150,8 +150,10 @@ class Replay:
         return place in self._left
 
     def compare(self, place: tuple[int, int, int], step: Step, common: Mapping[str, Any]) -> None:
-        """The step of (dataset, epoch, number in it) is over. SystemExit where that was the last, or something isn't as
-        it is on record."""
+        """Compare the step (dataset, epoch, number in it) that is over.
+
+        SystemExit after the last one, or at a difference.
+        """
         if common["size"] > 1:
             self._end(wrong="a program is run again as one worker; leave kungfu-run out of the command, or give -np 1")
         recorded = self._left.pop(place, None)
@@ -183,14 +185,14 @@ class Replay:
 
 
 class Comparison:
-    """Stands in the place of a dataset's `Ledger`."""
+    """Replaces a dataset's `Ledger`."""
 
     def __init__(self, replay: Replay, data: int) -> None:
         self._replay = replay
         self._data = data
 
     def sync(self) -> None:
-        """Nothing is recorded."""
+        """Do nothing: nothing is recorded."""
 
     def wants_fingerprint(self, epoch: int, number: int, step: int) -> bool:
         return self._replay.is_left((self._data, epoch, number))
@@ -199,11 +201,11 @@ class Comparison:
         self._replay.compare((self._data, epoch, step.number), step, common)
 
     def end(self, cursor: EpochCursor, rank: int, common: dict[str, Any]) -> None:
-        """Nothing: a step's bits depend on all before it."""
+        """Do nothing: a step's bits depend on all before it."""
 
 
 def current() -> Replay | None:
-    """The one that this process is run for, if it is."""
+    """Return the replay that this process runs for, if any."""
     path = env.REPLAY.get()
     return None if path is None else _open(path)
 

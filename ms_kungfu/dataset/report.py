@@ -1,4 +1,4 @@
-"""What an audit of the ledger has found, and how it reads."""
+"""The outcome of an audit of the ledger, and its text."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from ms_kungfu._words import counted
 
-_SHOWN = 20  # samples or problems that the text names before it says how many more there are
+_SHOWN = 20  # samples or problems that the text names before it gives the number of the others
 
 
 @dataclass
 class Epoch:
-    """What the ledger says of an epoch. Samples are numbers in the source, not positions in the permutation."""
+    """The ledger's account of an epoch. Samples are numbers in the source, not positions in the permutation."""
 
     data: int
     epoch: int
@@ -31,7 +31,7 @@ class Epoch:
     compared: int = 0
     """Samples whose content is on record as the same at all workers."""
     given_back: int = 0
-    """Samples that a worker had taken when it died, and which others trained: later, or as shards in the same step."""
+    """Samples that a worker had taken when it failed, and that others trained: later, or as shards in the same step."""
 
     @property
     def exact(self) -> bool:
@@ -48,7 +48,7 @@ class Report:
     problems: list[str]
     """Contradictions, damage and gaps."""
     notes: list[str]
-    """What is in order but worth knowing."""
+    """Correct, but worth knowing."""
 
     @property
     def exact(self) -> bool:
@@ -56,7 +56,7 @@ class Report:
 
     @property
     def proves(self) -> str:
-        """Of what `exact` is said."""
+        """Return what `exact` refers to."""
         return "numbers and contents" if all(epoch.compared for epoch in self.epochs) else "numbers"
 
 
@@ -74,7 +74,7 @@ def _some(items: Sequence[Any]) -> str:
 
 
 def to_text(report: Report) -> str:
-    """The report for people; its last line is the verdict."""
+    """Return the report as text; its last line is the outcome."""
     lines = [f"ledger of {counted(report.workers, 'worker')} in {counted(report.jobs, 'job')}"]
     for epoch in report.epochs:
         steps, total = counted(epoch.steps, "step"), epoch.total

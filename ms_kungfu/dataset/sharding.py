@@ -2,25 +2,25 @@
 
 An epoch is a permutation of the samples, the same at every worker. What of it is still to be trained is the *pool*: a
 list of ranges of positions in the permutation, in the order in which they are trained. A step takes the next positions
-from the front of the pool, a *global batch*, and is dealt to the workers in contiguous blocks, their *shares*. When it
-is committed, the shares of those that took part are trained; the share of a worker that died in the step, and without
-which it was committed, goes back to the end of the pool. All that has to be known to go on after any change of
-membership is the pool.
+from the front of the pool, a *global batch*, and assigns it to the workers in contiguous blocks, their *shares*. When
+it is committed, the shares of the participants are trained. The share of a worker that failed in the step, and without
+which it was committed, goes back to the end of the pool. The pool is all that a worker needs to continue after a change
+of membership.
 
 Rules
-- A step takes `global_batch` samples. What is left at the end of an epoch is trained too: when fewer than one and a
-  half global batches remain, the last two steps share them evenly (the last step alone when one global batch or less
-  remains). So no step is tiny, none is larger than asked for, and an epoch has ``ceil(total / global_batch)`` steps at
-  any size, and more only where shares came back to the pool. With `drop_remainder` what doesn't fill a global batch
-  is left out instead.
-- Where a step is a deal of shards, the same holds of shards in the place of samples: a shard has `unit` samples, the
+- A step takes `global_batch` samples. What is left at the end of an epoch is trained too. If fewer than one and a half
+  global batches remain, the last two steps share them evenly. If one global batch or less remains, it is the last
+  step's. So no step is tiny, none is larger than requested, and an epoch has ``ceil(total / global_batch)`` steps at
+  any size. It has more only if shares came back to the pool. With `drop_remainder` what doesn't fill a global batch is
+  left out instead.
+- If a step is partitioned into shards, the same holds of shards instead of samples: a shard has `unit` samples, the
   last one of an epoch what is left.
-- A step's samples are dealt in blocks as even as possible; the first workers have one more where it doesn't divide.
-- A worker may play several ranks of a world of fixed size (``kungfu-run --msrun``). A step's samples are then dealt to
-  the ranks in blocks as even as possible, and a worker's share is the blocks of its ranks, one behind the other.
-- Where a step has fewer samples than there are workers, the last ones have none. They take part all the same: they
-  repeat the step's last sample, and what they bring counts with weight 0. Should all die who have a sample of their
-  own, the update is that of the repeated one, which is then trained and doesn't go back.
+- A step's samples are assigned in blocks as even as possible; the first workers have one more if it doesn't divide.
+- A worker may play several ranks of a world of fixed size (``kungfu-run --msrun``). A step's samples are then assigned
+  to the ranks in blocks as even as possible, and a worker's share is the blocks of its ranks, one after the other.
+- If a step has fewer samples than workers, the last workers have none. They still take part: they repeat the step's
+  last sample, and contribute with weight 0. If all workers with a sample of their own fail, the update is that of the
+  repeated one, which is then trained and doesn't go back.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ Range = tuple[int, int]
 
 
 def permutation(total: int, seed: int, epoch: int, shuffle: bool = True) -> NDArray[np.int64]:
-    """The order of the samples in `epoch`, the same on every worker: int64 of shape (total,)."""
+    """Return the order of the samples in `epoch`, the same on every worker: int64 of shape (total,)."""
     if not shuffle:
         return np.arange(total, dtype=np.int64)
     return np.random.default_rng((seed, epoch)).permutation(total)
 
 
 class Order:
-    """Which sample is at each position of an epoch. `drawn_from`: of how many samples it takes `total`."""
+    """The sample at each position of an epoch. `drawn_from`: of how many samples it takes `total`."""
 
     def __init__(self, total: int, drawn_from: int, shuffle: bool) -> None:
         self.drawn_from, self.shuffle = drawn_from, bool(shuffle)
@@ -52,7 +52,7 @@ class Order:
         self._known: tuple[tuple[int, int], Any] = ((-1, -1), None)  # (seed, epoch) and its permutation
 
     def samples(self, where: NDArray[np.int64], seed: int, epoch: int) -> list[int]:
-        """The numbers of the samples at these positions."""
+        """Return the numbers of the samples at these positions."""
         if self._known[0] != (seed, epoch):
             order = permutation(self.drawn_from, seed, epoch, self.shuffle)
             self._known = (seed, epoch), order[: self._total]
@@ -61,8 +61,11 @@ class Order:
 
 
 def keys(samples: Sequence[int], seed: int, epoch: int) -> NDArray[np.uint32]:
-    """What random numbers for each of `samples` are keyed by in `epoch`: uint32 of shape (len(samples), 4), the seed's
-    64 bits, the epoch and the sample's number. ``np.random.default_rng`` takes them as they are, and mixes them."""
+    """Return the keys of random numbers for each of `samples` in `epoch`: uint32 of shape (len(samples), 4).
+
+    They are the seed's 64 bits, the epoch and the sample's number. ``np.random.default_rng`` takes them as they are,
+    and mixes them.
+    """
     made = np.empty((len(samples), 4), np.uint32)
     made[:, 0], made[:, 1], made[:, 2] = seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, epoch & 0xFFFFFFFF
     made[:, 3] = np.asarray(samples, np.int64) & 0xFFFFFFFF
@@ -70,8 +73,10 @@ def keys(samples: Sequence[int], seed: int, epoch: int) -> NDArray[np.uint32]:
 
 
 def step_length(left: int, global_batch: int, drop_remainder: bool = False, unit: int = 1) -> int:
-    """Samples of the next step where `left` remain; 0 when the epoch is over. A step that isn't the last has a multiple
-    of `unit`, which divides `global_batch`."""
+    """Return the samples of the next step if `left` remain; 0 when the epoch is over.
+
+    A step that isn't the last has a multiple of `unit`, which divides `global_batch`.
+    """
     if drop_remainder:
         return global_batch if left >= global_batch else 0
     if left <= global_batch:
@@ -81,7 +86,7 @@ def step_length(left: int, global_batch: int, drop_remainder: bool = False, unit
 
 
 def count_full(left: int, global_batch: int, drop_remainder: bool = False, unit: int = 1) -> int:
-    """How many of the next steps, where `left` samples remain, take a whole global batch."""
+    """Return how many of the next steps take a whole global batch, if `left` samples remain."""
     if drop_remainder:
         return left // global_batch
     left = -(-left // unit) * unit
@@ -89,33 +94,37 @@ def count_full(left: int, global_batch: int, drop_remainder: bool = False, unit:
 
 
 def count_steps(left: int, global_batch: int, drop_remainder: bool = False) -> int:
-    """How many steps `left` samples take."""
+    """Return how many steps `left` samples take."""
     return left // global_batch if drop_remainder else -(-left // global_batch)
 
 
 def block(length: int, place: int, workers: int) -> Range:
-    """The part ``[first, last)`` of a step of `length` samples that the worker at `place` of `workers` trains; empty
-    where there are more workers than samples."""
+    """Return the part ``[first, last)`` of a step of `length` samples that the worker at `place` of `workers` trains.
+
+    It is empty if there are more workers than samples.
+    """
     each, extra = divmod(length, workers)
     first = place * each + min(place, extra)
     return first, first + each + (1 if place < extra else 0)
 
 
 def blocks(length: int, place: int, workers: int, ranks: int = 0) -> list[Range]:
-    """The parts of a step of `length` samples that the worker at `place` of `workers` trains: those of the ranks that
-    it plays of a world of `ranks`, which are at least `workers`; 0: one part, its own."""
+    """Return the parts of a step of `length` samples that the worker at `place` of `workers` trains.
+
+    They are those of the ranks that it plays of a world of `ranks`, which are at least `workers`; 0: one part, its own.
+    """
     if not ranks:
         return [block(length, place, workers)]
     return [block(length, r, ranks) for r in range(-(-place * ranks // workers), -(-(place + 1) * ranks // workers))]
 
 
 def count(ranges: Iterable[Range]) -> int:
-    """How many positions are in `ranges`."""
+    """Return how many positions are in `ranges`."""
     return sum(last - first for first, last in ranges)
 
 
 def part(ranges: Iterable[Range], first: int, last: int) -> tuple[Range, ...]:
-    """The positions from the `first` to before the `last` one in `ranges`."""
+    """Return the positions from the `first` to before the `last` one in `ranges`."""
     found = []
     for begin, end in ranges:
         low, high = max(begin, begin + first), min(end, begin + last)
@@ -126,19 +135,19 @@ def part(ranges: Iterable[Range], first: int, last: int) -> tuple[Range, ...]:
 
 
 def positions(ranges: Iterable[Range]) -> NDArray[np.int64]:
-    """The positions in `ranges`: int64 of shape (count,)."""
+    """Return the positions in `ranges`: int64 of shape (count,)."""
     return np.concatenate([np.empty(0, np.int64), *(np.arange(first, last, dtype=np.int64) for first, last in ranges)])
 
 
 def ranges(where: NDArray[np.int64]) -> tuple[Range, ...]:
-    """The runs of consecutive positions in `where`, in their order: what `positions` makes of them is `where`."""
+    """Return the runs of consecutive positions in `where`, in their order: the inverse of `positions`."""
     cuts = np.flatnonzero(np.diff(where) != 1) + 1
     return tuple((int(run[0]), int(run[-1]) + 1) for run in np.split(where, cuts) if run.size)
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step as it was dealt: what its workers train together, and to whom."""
+    """A step as it was assigned: what its workers train together, and which workers these are."""
 
     number: int
     """Of the epoch, from 0."""
@@ -149,19 +158,19 @@ class Step:
     """Of a world of fixed size that the members play; 0: there is none."""
 
     def share(self, rank: int) -> tuple[Range, ...]:
-        """What `rank` trains; nothing where there are fewer samples than members."""
+        """Return what `rank` trains; empty if there are fewer samples than members."""
         own = self._blocks(rank)
         return part(self.batch, own[0][0], own[-1][1])
 
     def parts(self, rank: int) -> list[int]:
-        """How many samples of its share each rank has that `rank` plays; those without any are left out."""
+        """Return how many samples of its share belong to each rank that `rank` plays, without ranks that have none."""
         return [last - first for first, last in self._blocks(rank) if last > first]
 
     def _blocks(self, rank: int) -> list[Range]:
         return blocks(count(self.batch), self.members.index(rank), len(self.members), self.ranks)
 
     def outcome(self, participants: Iterable[int]) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
-        """(what was trained, what goes back to the pool) when the step was committed with these members."""
+        """Return (what was trained, what goes back to the pool) when the step was committed with these members."""
         alive = set(participants)
         trained: tuple[Range, ...] = ()
         back: tuple[Range, ...] = ()
@@ -177,16 +186,16 @@ class Step:
 
 
 class EpochCursor:
-    """The way through the epochs: what is trained, what is handed out, what is left.
+    """The position in the epochs: what is trained, what is handed out, what is left.
 
     All workers make the same calls and so have the same pool. A step goes through `take` (handed out) and `commit`
-    (trained, by whoever took part); `put_back` undoes what was handed out and not committed.
+    (trained by its participants); `put_back` undoes what was handed out and not committed.
     """
 
     def __init__(self, total: int, drop_remainder: bool = False) -> None:
         self.total = total
         self.unit = 1
-        """Samples of a shard, where steps are deals of shards."""
+        """Samples of a shard, if steps are partitioned into shards."""
         self.ranks = 0
         """As of a `Step`."""
         self.drop_remainder = drop_remainder
@@ -200,16 +209,16 @@ class EpochCursor:
 
     @property
     def left(self) -> int:
-        """Samples of the epoch that aren't trained."""
+        """Return the samples of the epoch that aren't trained."""
         return count(self.pool)
 
     @property
     def rest(self) -> tuple[Range, ...]:
-        """The pool without what is handed out."""
+        """Return the pool without what is handed out."""
         return part(self.pool, sum(count(step.batch) for step in self.taken), self.total)
 
     def take(self, global_batch: int, members: Sequence[int]) -> Step | None:
-        """Hands out the next step; None at the end of the epoch."""
+        """Hand out the next step; None at the end of the epoch."""
         rest = self.rest
         length = step_length(count(rest), global_batch, self.drop_remainder, self.unit)
         if length == 0:
@@ -219,7 +228,7 @@ class EpochCursor:
         return step
 
     def commit(self, participants: Sequence[int] | None = None) -> list[Step]:
-        """Counts what was handed out as trained by `participants` (None: all members); returns these steps."""
+        """Count what was handed out as trained by `participants` (None: all members); return these steps."""
         steps, self.pool, self.taken = self.taken, self.rest, []
         if participants is not None:
             for step in steps:
@@ -228,16 +237,18 @@ class EpochCursor:
         return steps
 
     def put_back(self) -> None:
-        """What was handed out and not committed is handed out again."""
+        """Hand out again what was handed out and not committed."""
         self.taken = []
 
     def end_epoch(self) -> None:
-        """Begins the next epoch."""
+        """Begin the next epoch."""
         self.epoch, self.steps, self.pool, self.taken = self.epoch + 1, 0, ((0, self.total),), []
 
     def deal(self, global_batch: int, members: Sequence[int], rank: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """What `rank` is handed out if nothing changes until the end of the epoch: the positions of all its batches
-        one after the other, and the length of each batch, of which none is 0."""
+        """Return what `rank` is handed out if nothing changes until the end of the epoch.
+
+        That is the positions of all its batches one after the other, and the length of each batch, of which none is 0.
+        """
         rest = positions(self.rest)
         left, place, workers = rest.size, tuple(members).index(rank), len(members)
         full = count_full(left, global_batch, self.drop_remainder)
@@ -258,11 +269,11 @@ class EpochCursor:
         return own[0][0], own[-1][1]
 
     def state(self) -> dict[str, Any]:
-        """What another worker needs to go on from the committed steps; JSON."""
+        """Return what another worker needs to continue from the committed steps; JSON."""
         return {"epoch": self.epoch, "steps": self.steps, "pool": [list(r) for r in self.pool], "total": self.total}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from another worker's `state`. ValueError where that worker has other data."""
+        """Continue from another worker's `state`. ValueError if that worker has other data."""
         if state["total"] != self.total:
             raise ValueError(
                 f"this worker's data has {self.total} samples, that of the others {state['total']}; start all workers "

@@ -1,7 +1,7 @@
-"""How the shards of an epoch's steps are dealt. Pure. What a shard is, how gradients meet: ops_src/shards/step.h.
+"""The partition of an epoch's steps into shards. Pure. ops_src/shards/step.h explains shards and their gradients.
 
-A step of T samples has ``ceil(T / unit)`` shards; all have `unit` samples, but for the last one of the epoch. A worker
-that is dealt no shard of a step computes the last one for nothing, as it needs something to run.
+A step of T samples has ``ceil(T / unit)`` shards; all have `unit` samples, except the last one of the epoch. A worker
+without a shard of a step computes the last one for nothing, as it needs something to run.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ Positions = NDArray[np.int64]
 
 
 def count(length: int, unit: int) -> int:
-    """The shards of a step of `length` samples."""
+    """Return the number of shards of a step of `length` samples."""
     return -(-length // unit)
 
 
 def last_share(length: int, unit: int) -> float:
-    """What the last shard of the step counts, where the others count 1."""
+    """Return the weight of the step's last shard; the others have 1."""
     return (length - (count(length, unit) - 1) * unit) / unit
 
 
 def shards_in(share: Iterable[sharding.Range], batch: Iterable[sharding.Range], unit: int) -> list[int]:
-    """Which shards of the step of `batch` a worker was delivered, one after the other. ValueError where it isn't
-    whole ones."""
+    """Return the shards of the step of `batch` that a worker received, one after the other.
+
+    ValueError if they aren't whole.
+    """
     given, step = sharding.positions(share), sharding.positions(batch)
     in_order = np.argsort(step)
     where = in_order[np.searchsorted(step, given, sorter=in_order).clip(max=step.size - 1)]
@@ -47,9 +49,11 @@ def shards_in(share: Iterable[sharding.Range], batch: Iterable[sharding.Range], 
 def deal(
     rest: Positions, global_batch: int, unit: int, drop_remainder: bool, shards_of: Callable[[int], list[int]]
 ) -> tuple[Positions, Positions]:
-    """What a worker is handed out if nothing changes until the end of the epoch, of which `rest` are left:
-    the positions of its shards, one shard after the other, and the length of each. ``shards_of(n)`` are its shards of a
-    step that has n."""
+    """Return what a worker is handed out if nothing changes until the end of the epoch, of which `rest` are left.
+
+    That is the positions of its shards, one shard after the other, and the length of each. ``shards_of(n)`` returns its
+    shards of a step that has n.
+    """
     full = sharding.count_full(rest.size, global_batch, drop_remainder, unit)
     per_step = global_batch // unit
     own = shards_of(per_step) or [per_step - 1]

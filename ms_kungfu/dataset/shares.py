@@ -1,10 +1,10 @@
 """A worker's shares of a global order of samples.
 
-Which samples it receives, which count as trained, and which go back. `ElasticDataset` is made of
-it, without MindSpore. All workers make the same calls at the same steps.
+`Shares` decides which samples a worker receives, which count as trained, and which go back. It has no MindSpore, which
+`ElasticDataset` adds. All workers make the same calls at the same steps.
 
-The arguments of `Shares` are those of `ElasticDataset`, and `passes`: over all samples an epoch.
-The ledger counts each pass as an epoch of its own, in which each sample is trained once.
+The arguments of `Shares` are those of `ElasticDataset`, and `passes`: over all samples an epoch. The ledger counts each
+pass as an epoch of its own, in which each sample is trained once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ms_kungfu.errors import KungFuError
 
 
 class Driver(Protocol):
-    """What counts the trained steps of an `ElasticDataset`, and may undo one: `ElasticTraining`."""
+    """The driver that counts the trained steps of an `ElasticDataset`, and may undo one: `ElasticTraining`."""
 
     def begins(self) -> None:
         """Begin a step, unless one has begun."""
@@ -71,11 +71,11 @@ class Shares:
         self._order = sharding.Order(total, max(total, drawn_from or 0), shuffle)
         self._dealing = Dealing(self._cursor, shards is not None)
         self._recording = Recording(ledger)
-        self._step_weights: list[int] = []  # by rank, that the step at hand was dealt by
-        self.weight = self._sums = 0  # the latter: how often the step at hand has been made, shard by shard
-        self._as_dealt: dict[str, Any] = {}  # of a step of shards: what may be others for the next one already
+        self._step_weights: list[int] = []  # by rank, for the partition of this step
+        self.weight = self._sums = 0  # the latter: how often this step has been made, shard by shard
+        self._as_dealt: dict[str, Any] = {}  # of a step of shards: values that may be others for the next one already
         self.training: tuple[str, int] | None = None
-        """For the ledger: which folder has the checkpoints, and the job's number there; None without one."""
+        """For the ledger: the folder of the checkpoints, and the job's number there; None without one."""
         self.driven: Driver | None = None  # which calls `commit`
         self.suspended = False  # nothing more is handed out
 
@@ -86,7 +86,7 @@ class Shares:
 
     @property
     def _passes_left(self) -> int:
-        """Of this epoch, behind the present one."""
+        """Return the passes of this epoch after the present one."""
         return self._passes - 1 - self._cursor.epoch % self._passes
 
     @property
@@ -111,7 +111,7 @@ class Shares:
 
     @global_batch_size.setter
     def global_batch_size(self, samples: int) -> None:
-        """Hold it constant from now on, whatever it was made with. At all workers at the same step."""
+        """Hold the global batch constant from now on, whatever it was made with. At all workers at the same step."""
         self.set_batch_size(global_batch_size=samples)
 
     @property
@@ -143,7 +143,7 @@ class Shares:
         return self._recording.off()
 
     def conditions(self) -> dict[str, Any]:
-        """Return what the bits of training depend on besides its program; empty if on the cluster, too."""
+        """Return the numeric environment of the bits; empty if they depend on the cluster, too."""
         return {}
 
     def read_contents(self) -> None:
@@ -228,7 +228,7 @@ class Shares:
         return members_of_a_step_of_shards() if dealt.version == runtime.cluster_version() else dealt.members
 
     def _end_step(self) -> None:
-        """Forget the step at hand, for reductions, too, that have nothing to do with this dataset."""
+        """Forget this step, also for reductions that aren't of this dataset."""
         self.weight, self._sums, self._as_dealt = 0, 0, {}
         if self.shards is None:
             membership.set_weight(1)
@@ -305,14 +305,14 @@ class Shares:
         self.contents = contents.the_same(self.contents, state.get("contents"), self._total)
         self._recording.forget()
         self._sums, self._seed, self._steps_before = 0, state["seed"], state.get("steps_before", 0)
-        # Where both deal shards the number is the training's; a checkpoint of another training may be without.
+        # If both have shards the number is the training's; a checkpoint of another training may be without.
         shards = None if self.shards is None else state.get("shards") or self.shards
         per_worker, of_all = state["batch"]
         self._hold(BatchSize(per_worker, of_all, shards))
         self._dealing.changes += 1
 
     def _take(self) -> sharding.Step | None:
-        """Hand out a step, and tell the runtime what this worker's gradients count from now on."""
+        """Hand out a step, and set what this worker's gradients count from now on."""
         cursor, dealt = self._cursor, self._dealing.present()
         step = cursor.take(self.global_batch_size, dealt.members)
         if step is not None and self.shards is not None:

@@ -16,15 +16,18 @@ Given = Union[ds.Dataset, Callable[[list[int]], ds.Dataset]]
 
 
 class _Numbers(list[int]):
-    """Known to be integers, and shared by MindSpore's copies of a pipeline. Its SubsetSampler looks at each number, and
-    each iterator copies each, which takes longer than all the rest of a new deal."""
+    """A list of integers that MindSpore's copies of a pipeline share.
+
+    Its SubsetSampler examines each number, and each iterator copies each, which takes longer than all the rest of a new
+    partition.
+    """
 
     def __deepcopy__(self, memo: Any) -> _Numbers:
         return self
 
 
 def _beside_leaf(pipeline: ds.Dataset, column: ds.Dataset) -> ds.Dataset:
-    """`pipeline`, whose dataset has one column more, below all that is mapped."""
+    """Return `pipeline` with one more column in its dataset, below all that is mapped."""
     above, leaf = None, pipeline
     while leaf.children:
         if len(leaf.children) > 1:
@@ -39,7 +42,7 @@ def _beside_leaf(pipeline: ds.Dataset, column: ds.Dataset) -> ds.Dataset:
 
 
 class Source:
-    """Of a program's pipeline, or of a function of a list of sample numbers.
+    """The source of a program's pipeline, or of a function of a list of sample numbers.
 
     Args:
         given: the pipeline, whose samples are those in `chosen`, or all; or the function.
@@ -60,11 +63,11 @@ class Source:
             )
 
     def num_classes(self) -> int | None:
-        """Where the dataset knows."""
+        """Return the number, if the dataset knows it."""
         return self._given.num_classes() if isinstance(self._given, ds.Dataset) else None
 
     def batches(self, numbers: list[int], size: pipelines.Sizes, seed: int, epoch: int) -> ds.Dataset:
-        """A pipeline over these samples, in this order. `seed` and `epoch`: what their keys are of."""
+        """Return a pipeline over these samples, in this order. `seed` and `epoch`: for their keys."""
         if isinstance(self._given, ds.Dataset):
             pipeline = copy.deepcopy(self._given)
             sampler = ds.SubsetSampler([0])
@@ -82,7 +85,7 @@ class Source:
         return numbers if self._chosen is None else [self._chosen[i] for i in numbers]
 
     def _leaves(self, numbers: list[int]) -> list[ds.Dataset]:
-        """The datasets below all maps, over these samples in this order."""
+        """Return the datasets below all maps, over these samples in this order."""
         if not isinstance(self._given, ds.Dataset):
             return pipelines.leaves_of(self._given(numbers))
         (leaf,) = pipelines.leaves_of(self._given)
@@ -90,14 +93,17 @@ class Source:
         return [leaf]
 
     def _reads_alike(self) -> bool:
-        """Whether the samples come from files or arrays, so that reading one again yields the same."""
+        """Return whether the samples come from files or arrays, so that each read of one yields the same."""
         if not isinstance(self._given, ds.Dataset):
             return False
         leaf = pipelines.nodes_of(self._given)[-1]
         return isinstance(leaf, ds.NumpySlicesDataset) or not isinstance(leaf, ds.GeneratorDataset)
 
     def contents(self, total: int, of_all: bool) -> Contents:
-        """Hashes of some of `total` samples, or of all. UnstableError if one of them differs from read to read."""
+        """Return hashes of some of `total` samples, or of all.
+
+        UnstableError if one of them differs from read to read.
+        """
         some, again = contents.chosen(total), 0 if self._reads_alike() else contents.READS - 1
         # By separate pipelines: a GeneratorDataset yields no more samples than its source has.
         passes = [list(range(total)) if of_all else some, *([some] * again)]

@@ -1,1 +1,1 @@
-"""What is particular to GPUs and Ascend devices on the Python side."""
+"""The specifics of GPUs and Ascend devices on the Python side."""

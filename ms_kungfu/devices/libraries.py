@@ -1,5 +1,6 @@
-"""Where the vendors' libraries for GPUs and Ascend devices may be: their names, and the files of Python packages that
-bring them along. Nothing is opened here.
+"""Where the vendors' libraries for GPUs and Ascend devices may be; nothing is opened here.
+
+These are their names, and the files of Python packages that contain them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Library:
-    """`packaged` are files below site-packages; after them the system's loader is asked for `names`, in this order."""
+    """`packaged` are files below site-packages; after them the system's loader searches for `names`, in this order."""
 
     what: str
     names: tuple[str, ...]
@@ -37,7 +38,7 @@ NCCL = Library(
 )
 ACL = Library("AscendCL", ("libascendcl.so",))
 HCCL = Library("HCCL", ("libhccl.so",))
-# What MindSpore's own GPU plugin of the x86-64 wheels is linked to: CUDA 11.
+# The libraries of MindSpore's own GPU plugin in the x86-64 wheels: CUDA 11.
 MINDSPORE_GPU = tuple(
     Library(name, (name,), (f"nvidia/{folder}/lib/{name}",))
     for name, folder in (
@@ -54,8 +55,9 @@ MINDSPORE_GPU = tuple(
 
 
 def candidates(library: Library, folders: Iterable[str] | None = None) -> list[str]:
-    """What to open, in the order in which it is to be tried: files of packages in `folders` (by default Python's own
-    search path), then names for the loader.
+    """Return what to open, in the order of the tries.
+
+    First come files of packages in `folders` (by default Python's own search path), then names for the loader.
     """
     searched = list(sys.path if folders is None else folders)
     files = (Path(folder) / file for file in library.packaged for folder in searched)

@@ -1,12 +1,12 @@
 """Ascend rank tables: which rank has which device of which server, in the JSON format of MindSpore and HCCL.
 
 A job finds its table by ``RANK_TABLE_FILE`` or ``MINDSPORE_HCCL_CONFIG_PATH``. HCCL answers most mistakes in it with a
-number and a time-out; here each has a sentence, and all of them are told at once. ``python -m
-ms_kungfu.devices.rank_table FILE`` checks a table and shows what it says.
+number and a time-out; here each has a message, and all are reported at once. ``python -m ms_kungfu.devices.rank_table
+FILE`` checks a table and prints its contents.
 
 The format is version 1.0 of HCCL's user guide ("rank table configuration"), the one that MindSpore's own tutorial on
-rank tables shows. Every value in it is text, numbers too: HCCL refuses others. Tables of the first form (``board_id``,
-``instance_list``) are converted. Pure but for `read` and `main`.
+rank tables shows. Every value in it is text, numbers too: HCCL rejects others. Tables of the first form (``board_id``,
+``instance_list``) are converted. Pure except `read` and `main`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_BYTES = 16 * 1024 * 1024
 
 
 class RankTableError(ValueError):
-    """A table that can't be used; `mistakes` has a sentence for each reason."""
+    """An invalid table; `mistakes` has a message for each reason."""
 
     def __init__(self, mistakes: Iterable[str], where: str = "rank table") -> None:
         self.mistakes = tuple(mistakes)
@@ -40,7 +40,7 @@ class RankTableError(ValueError):
 
 @dataclass(frozen=True)
 class Device:
-    """`device_id` is the device's physical number on its server; `ip` that of its own network card, if it is told."""
+    """`device_id` is the device's physical number on its server; `ip` that of its own network card, if it is given."""
 
     rank: int
     device_id: int
@@ -68,13 +68,13 @@ class RankTable:
 
 
 def path_from(environ: Mapping[str, str]) -> Path | None:
-    """Where the job's table is: MINDSPORE_HCCL_CONFIG_PATH comes first, as in MindSpore. None: there is none."""
+    """Return the job's table: MINDSPORE_HCCL_CONFIG_PATH comes first, as in MindSpore. None: there is none."""
     text = env.HCCL_CONFIG_PATH.get(environ) or env.RANK_TABLE_FILE.get(environ)
     return Path(text) if text else None
 
 
 def parse(text: str, where: str = "rank table") -> RankTable:
-    """The table that `text` holds; RankTableError with every mistake in it, after the words `where`."""
+    """Return the table in `text`; RankTableError with every mistake in it, after the words `where`."""
     try:
         document = decode(text, _MAX_BYTES)
     except MalformedError as error:
@@ -88,8 +88,11 @@ def parse(text: str, where: str = "rank table") -> RankTable:
 
 
 def from_first_version(document: Any) -> Any:
-    """A table of the first form, which has one group's instances with a rank and a device each (``board_id``,
-    ``group_list``, ``instance_list``), as one of servers; anything else as it is, for `find_mistakes`."""
+    """Convert a table of the first form to one of servers; return anything else as it is, for `find_mistakes`.
+
+    The first form has one group's instances with a rank and a device each (``board_id``, ``group_list``,
+    ``instance_list``).
+    """
     if not isinstance(document, dict) or "server_list" in document:
         return document
     groups = document.get("group_list")
@@ -107,7 +110,7 @@ def from_first_version(document: Any) -> Any:
         device = devices[0] if isinstance(devices[0], dict) else {}
         servers.setdefault(name, []).append({**device, "rank_id": instance.get("rank_id")})
     listed = [{"server_id": name, "device": devices} for name, devices in servers.items()]
-    # Tables of this form needn't say their status.
+    # Tables of this form needn't have a status.
     status = document.get("status", "completed")
     return {"version": VERSION, "status": status, "server_count": str(len(listed)), "server_list": listed}
 
@@ -122,7 +125,7 @@ def _device(document: Mapping[str, Any]) -> Device:
 
 
 def read(path: str | os.PathLike[str]) -> RankTable:
-    """The table in a file; RankTableError, with the file's name, where it can't be read or has mistakes."""
+    """Return the table in a file; RankTableError, with the file's name, if it can't be read or has mistakes."""
     where = f"rank table {os.fspath(path)}"
     try:
         text = read_regular(path).decode("utf-8")
@@ -134,7 +137,7 @@ def read(path: str | os.PathLike[str]) -> RankTable:
 
 
 def find_mistakes(document: object) -> Iterator[str]:
-    """A sentence for each mistake in a parsed document; none: it can be used."""
+    """Return a message for each mistake in a parsed document; none: it can be used."""
     if not isinstance(document, dict):
         yield f"it must be a JSON object, got {_kind(document)}"
         return
@@ -219,7 +222,7 @@ def _mistakes_in_servers(servers: list[Any]) -> Iterator[str]:
                 yield f"device_ip {ip} is given twice, to {ips[ip]} and to {which}"
             else:
                 ips[ip] = which
-    # Without a rank that can't be read or is there twice: those have their sentence, a gap would only be its echo.
+    # Not with a rank that can't be read or is there twice: those have their message, and a gap would only repeat it.
     missing = sorted(set(range(len(ranks))) - set(ranks))
     if missing and all_ranks_known:
         listed = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
@@ -261,7 +264,10 @@ def _kind(value: object) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0 for a good table, 1 for one with mistakes or none at all, 2 for a wrong command line."""
+    """Check a table.
+
+    Exit status: 0 for a good table, 1 for one with mistakes or none at all, 2 for a wrong command line.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m ms_kungfu.devices.rank_table",
         description="Checks an Ascend rank table and shows which rank has which device.",

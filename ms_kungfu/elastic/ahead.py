@@ -1,4 +1,4 @@
-"""Whom the schedule wants next: the launcher hears of it, and starts them before they are wanted."""
+"""Report to the launcher which size the schedule has next, so that it starts the workers early."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from ms_kungfu.elastic.schedule import Schedule, entries, newcomers_ahead
 
 
 class Ahead:
-    """Of one training at one worker. The lowest living rank tells: once in each cluster version, and again where
-    another entry is the next one.
+    """Reports of one training at one worker.
 
-    Not before a step of the version is done, whose first one compiles, and holds up all: the cores are needed, and what
-    memory a worker takes isn't known. Nor while a size is asked for: those who are starting for it come first.
+    The lowest living rank reports once in each cluster version, and again if another entry becomes the next one. It
+    does so only after the first step of the version, which compiles and delays all. Until then the cores are needed,
+    and the memory of a worker isn't known. Nor does it report while a size is requested: the workers that start for it
+    come first.
     """
 
     def __init__(self, schedule: Schedule | None) -> None:
@@ -19,7 +20,7 @@ class Ahead:
         self._told: tuple[int, int, int] | None = None
 
     def look(self, step: int) -> None:
-        """At the end of each step, before a change that it may bring. Not collective."""
+        """Report at the end of a step, before a change that it may bring. Not collective."""
         if not self._known or membership.is_changing():
             return
         wanted = newcomers_ahead(self._known, step, membership.size())

@@ -1,6 +1,6 @@
-"""What workers do that make their steps each at its own speed, and come together at sync points only.
+"""Asynchronous steps: each worker has its own speed, and all meet only at sync points.
 
-`ms_kungfu.membership.sync_points` has the argument why all come to the same ones.
+`ms_kungfu.membership.sync_points` explains why all come to the same ones.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ms_kungfu.membership import Change
 
 @dataclass
 class AsynchronousSteps:
-    """Of one training at one worker. `size_after`: the schedule."""
+    """The steps of one training at one worker. `size_after`: the schedule."""
 
     training: Training
     size_after: Callable[[int], int | None]
@@ -34,10 +34,10 @@ class AsynchronousSteps:
     changes: ClusterChanges
 
     def step_end(self) -> Change:
-        """This worker's own step is done; collective only where a sync point is due."""
+        """End this worker's own step; collective only if a sync point is due."""
         training = self.training
         if training.dataset is not None:
-            training.dataset.commit()  # what the others have come to is not known, and does not matter
+            training.dataset.commit()  # how far the others are is not known, and does not matter
         checkpoint = self.checkpoints.is_due(training.step)
         wanted = self.size_after(training.step)
         if membership.sync_point_is_due(wanted, checkpoint):
@@ -45,16 +45,16 @@ class AsynchronousSteps:
         return membership.no_change()
 
     def end(self) -> None:
-        """Collective: the call of training is over for all."""
+        """End the call of training for all workers; collective."""
         dataset = self.training.dataset
         if not self.training.should_stop:
             membership.sync_point_is_due(call=True)
             self.come_together(None, ended=True)
         if not runtime.detached() and not is_behind() and dataset is not None:
-            dataset.suspended = False  # it was, to end a loop that another worker has ended
+            dataset.suspended = False  # it was suspended to end a loop that another worker has ended
 
     def come_together(self, wanted: int | None, checkpoint: bool = False, ended: bool = False) -> Change:
-        """Collective: agree on where training is, and do what somebody came for."""
+        """Collective: agree on the training's position, and do what any worker came for."""
         membership.enter_sync_point()
         wanted, checkpoint, ended = self._go_to_the_furthest(wanted, checkpoint, ended)
         step = self.training.step
@@ -63,7 +63,7 @@ class AsynchronousSteps:
         if checkpoint:
             self.checkpoints.write(step)
         if ended:
-            # A change that is due as well is the next call's, whose `begin` follows it.
+            # The next call carries out a change that is due as well: `begin` follows it.
             self.changes.suspend(True)
             return membership.no_change()
         membership.note_step(step)
@@ -73,9 +73,9 @@ class AsynchronousSteps:
         return change
 
     def _go_to_the_furthest(self, wanted: int | None, checkpoint: bool, ended: bool) -> tuple[int | None, bool, bool]:
-        """Collective: the size wanted by a schedule, whether a checkpoint is due, and whether the end, at any."""
+        """Collective: agree on the size that a schedule wants, on whether a checkpoint is due, and on the end."""
         training = self.training
-        # Of those at the same step one may have come to the end of its epoch, and another not yet.
+        # Of workers at the same step one may have come to the end of its epoch, and another not yet.
         epoch = training.epoch if training.dataset is None else training.dataset.epoch
         row = np.array([training.step, epoch, wanted or 0, checkpoint, ended], np.int64)
 
@@ -105,12 +105,12 @@ class AsynchronousSteps:
 
 
 def _furthest(rows: Mapping[int, Array]) -> int:
-    """The lowest rank of those that have come to the latest step, and among these to the latest epoch."""
+    """Return the lowest rank of those at the latest step, and among these at the latest epoch."""
     return max(rows, key=lambda rank: tuple(rows[rank][:2]))
 
 
 def is_asynchronous(options: Options, optimizers: list[Any], dataset: Shares | None, monitor: Any) -> bool:
-    """Whether the workers make their steps without coming together. ValueError where they can't."""
+    """Return whether the workers make their steps independently. ValueError if they can't."""
     able = bool(optimizers) and all(getattr(o, "asynchronous", False) for o in optimizers)
     if options.asynchronous and not able:
         names = ", ".join(type(o).__name__ for o in optimizers) or "no optimizer"

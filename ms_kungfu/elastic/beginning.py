@@ -1,4 +1,4 @@
-"""How a worker comes into a call of training: at its begin with the others, or in its middle."""
+"""How a worker begins a call of training: at its begin with the others, or in its middle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from ms_kungfu.elastic.program import Training, is_behind
 
 @dataclass(frozen=True)
 class Beginning:
-    """Of the calls of one training. `prepare`: compiles what the first step needs. `size_after`: the schedule."""
+    """The beginnings of one training's calls.
+
+    `prepare`: compiles what the first step needs. `size_after`: the schedule.
+    """
 
     training: Training
     prepare: Callable[[], None] | None
@@ -27,7 +30,7 @@ class Beginning:
     changes: ClusterChanges
 
     def run(self) -> bool:
-        """Collective: this worker has the state. False where it has left, or is in an earlier call than its state."""
+        """Begin a call; collective. Return False if this worker has left, or is in an earlier call than its state."""
         training = self.training
         call = self.carried.begin()
         self.changes.begin()
@@ -53,17 +56,20 @@ class Beginning:
         return True
 
     def _prepare(self) -> None:
-        """Before the others have to wait for this worker: what takes long."""
+        """Do what takes long, before the others have to wait for this worker."""
         data, shards = self.training.dataset, self.carried.deals_shards
         if shards:
             membership.fix_cores()  # kernels that are made for more cores keep other bits than those made for these
         if self.prepare is not None and (membership.is_joining() or shards):
-            self.prepare()  # with shards for anybody's shape, which may become its own
+            self.prepare()  # with shards for any rank's shape, which may become its own
         if data is not None:
             data.read_contents()
 
     def _receive(self, call: int, joins: bool) -> bool:
-        """Collective: the state, of the others or of a checkpoint. False where it is of a later call of training."""
+        """Receive the state of the others or of a checkpoint; collective.
+
+        Return False if it is of a later call of training.
+        """
         training, mine = self.training, program.current()
         self.changes.agree_on_trained(joins)
         if joins:
@@ -80,7 +86,7 @@ class Beginning:
         return True
 
     def _start_anew(self) -> None:
-        """Collective: all begin this call."""
+        """Begin this call at all workers; collective."""
         training, data = self.training, self.training.dataset
         if runtime.current_cluster_size() > 1:
             state_transfer.begin_alike(training.training_state, None if data is None else data.same_at_all())
@@ -92,7 +98,7 @@ class Beginning:
         self.changes.change_to(self.size_after(0) if training.step == 0 else None)
 
     def _go_on(self, resume: dict[str, Any], joins: bool) -> None:
-        """In this call, which the others, or an earlier job, have begun before."""
+        """Continue in this call, which the others, or an earlier job, have begun before."""
         training = self.training
         training.step, training.first_step, training.epoch = resume["step"], resume["first_step"], resume["epoch"]
         program.current().resuming = True

@@ -1,6 +1,8 @@
-"""Cells that look like copies of what is trained (a moving average of the weights, a target network), and that nothing
-carries: a worker that joins makes them anew, and a checkpoint has none of them. Training can't know what they are for,
-so it warns."""
+"""Warn of cells that look like copies of what is trained, and that no transfer carries.
+
+Such a copy is a moving average of the weights or a target network. A joining worker makes it again, and a checkpoint
+has none of it. The training can't know what it is for, so it only warns.
+"""
 
 from __future__ import annotations
 
@@ -14,28 +16,28 @@ from ms_kungfu import env, membership
 from ms_kungfu.trained import claims, inventory
 
 _log = logging.getLogger(__name__)
-_LOOKS = (1, 10, 100)  # steps after which it looks whether they have changed: a teacher that doesn't is no state
+_LOOKS = (1, 10, 100)  # steps after which it compares them: a teacher that doesn't change is no state
 _NAMES = 3
 
 
 class Beside:
-    """Of one training. It warns once in a process."""
+    """The copies of one training. It warns once in a process."""
 
     _told = False
 
     def __init__(self) -> None:
-        self._found: list[tuple[weakref.ref[Any], int]] = []  # and their content as training began
+        self._found: list[tuple[weakref.ref[Any], int]] = []  # copies, with their content at the beginning of training
         self._steps = 0
 
     def look(self, trained: Iterable[Any], optimizers: Iterable[Any], carried: Iterable[Any]) -> None:
-        """As training begins."""
+        """Find the copies as training begins."""
         if Beside._told or not _in_a_job():
             return
         copies = copies_of([list(optimizer.parameters) for optimizer in optimizers], trained, carried)
         self._found = [(weakref.ref(cell), claims.content(cell.get_parameters())) for cell in copies]
 
     def step_end(self) -> None:
-        """After a step of this worker's."""
+        """Compare after a step of this worker's."""
         if not self._found:
             return
         self._steps += 1
@@ -43,7 +45,7 @@ class Beside:
             self.warn_of_changed()
 
     def warn_of_changed(self) -> None:
-        """Also before a change of the cluster: who joins has none of them."""
+        """Warn if one has changed. Also called before a change of the cluster: a joining worker has no copies."""
         if Beside._told or not self._found or not membership.speaks_for_all():
             return
         cells = [(known(), content) for known, content in self._found]
@@ -71,8 +73,11 @@ def _described(cell: Any) -> str:
 
 
 def copies_of(networks: Sequence[Sequence[Any]], trained: Iterable[Any], carried: Iterable[Any]) -> list[Any]:
-    """The outermost living cells that have, for the Parameters of one of `networks`, others of the same names and
-    shapes; the names may have a prefix in common. Not those in `trained`, and not whose Parameters are `carried`."""
+    """Return the outermost living cells that look like copies of one of `networks`.
+
+    For its Parameters they have others of the same names and shapes; the names may have a prefix in common. Cells in
+    `trained`, and cells whose Parameters are `carried`, don't count.
+    """
     import mindspore as ms
 
     known = {id(cell) for cell in inventory.collect_cells(trained).values()}

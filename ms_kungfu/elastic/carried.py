@@ -1,4 +1,7 @@
-"""What decides the next step of a training, gathered piece by piece. `ms_kungfu.elastic.state` names the pieces."""
+"""The state that decides the next step of a training, gathered piece by piece.
+
+`ms_kungfu.elastic.state` names the pieces.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +44,9 @@ class Carried:
         self._loss_scale_manager = loss_scale_manager
         self._call = 0  # of training, from 1
         self._rule = parse_lr_rule(options.lr_rule)
-        self._rates: LearningRates | None = None  # once training began, where there is a rule
+        self._rates: LearningRates | None = None  # once training began, if there is a rule
         self._schedulers: list[Any] = []  # of optimizers with param_groups, once training began
-        self._is_covered = False  # what depends on the cluster, by ShardedSteps
+        self._is_covered = False  # whether ShardedSteps compute all that depends on the cluster
         for optimizer in training.optimizers:
             from ms_kungfu.trained.rates import hold_last_rate  # loads MindSpore
 
@@ -51,25 +54,25 @@ class Carried:
 
     @property
     def deals_shards(self) -> bool:
-        """Whether steps are deals of shards, so that bits don't depend on the cluster."""
+        """Return whether steps are partitioned into shards, so that bits don't depend on the cluster."""
         dataset = self._training.dataset
         return dataset is not None and dataset.shards is not None
 
     @property
     def averaged(self) -> Sequence[Any]:
-        """What differs between the workers by nature, such as moving statistics."""
+        """Return what differs between the workers by nature, such as moving statistics."""
         averaged = self._options.averaged
         return inventory.moving_statistics(self.trained) if averaged is None else averaged
 
     @property
     def parameters(self) -> list[Any]:
-        """The Parameters that are kept the same, each once."""
+        """Return the Parameters that are kept the same, each once."""
         bases = self._rates.bases if self._rates is not None else []
         return [*inventory.collect_parameters((*self.trained, *self._schedulers)), *bases]
 
     @property
     def components(self) -> list[Component]:
-        """The rest of the state."""
+        """Return the rest of the state."""
         training = self._training
         progress = Component("progress", lambda: {"call": self._call, **program.progress(training)}, program.resume)
         carried = [progress]
@@ -84,14 +87,14 @@ class Carried:
         return [*carried, *randomness.components(self.trained), *self._options.components]
 
     def state(self) -> TrainingState:
-        """Everything that decides the next step."""
+        """Return everything that decides the next step."""
         statistics = inventory.moving_statistics(self.trained)
         buffers = inventory.collect_buffers(self.trained)
         averaged = tuple(self.averaged)
         return TrainingState(self.parameters, self.components, buffers, averaged, tuple(statistics), self._call)
 
     def begin(self) -> int:
-        """A call of training begins. Returns its number."""
+        """Begin a call of training. Return its number."""
         inventory.check_reduced(self.trained, None if self._training.dataset is None else self._training.dataset.shards)
         self._schedulers = inventory.collect_schedulers(self.trained, self._training.optimizers)
         mine = program.current()
@@ -107,28 +110,29 @@ class Carried:
         return self._call
 
     def check_covered(self) -> None:
-        """Behind the first step of shards: that all of it that depends on the cluster went by ShardedSteps."""
+        """Check after the first step of shards that ShardedSteps computed all that depends on the cluster."""
         if self.deals_shards and not self._is_covered:
             inventory.check_sharded(self.trained)
             self._is_covered = True
 
     def scale_rates(self) -> None:
-        """By the `lr_rule`, for the present size."""
+        """Scale the rates by the `lr_rule`, for the present size."""
         if self._rates is not None and self._rule is not None:
             self._rates.follow(self._rule, self._rates_follow())
 
     def _rates_follow(self) -> int:
-        """The global batch where steps are deals of shards, which the cluster's size doesn't change."""
+        """Return what the rates follow: the global batch if steps have shards, as the size doesn't change it."""
         dataset = self._training.dataset
         if dataset is not None and self.deals_shards:
             return dataset.global_batch_size
         return runtime.current_cluster_size()
 
     def consistency(self) -> ConsistencyCheck:
-        """What of the state has to be equal on all workers."""
+        """Return the part of the state that has to be equal on all workers."""
         now = self._training.training_state
         different = [*now.averaged, *now.statistics]
-        if self.deals_shards:  # each Parameter follows from the shards, or bits would depend on who computes which
+        # each Parameter follows from the shards, or bits would depend on which rank computes which
+        if self.deals_shards:
             different = list(self._options.averaged or ())
         trained = (*self.trained, *self._schedulers)
         return ConsistencyCheck(

@@ -1,5 +1,4 @@
-"""What the workers agree on behind a step (a change of the cluster, a stop, that they are the same), and what of it
-follows at each."""
+"""Agreements of the workers after a step: a change of the cluster, a stop, a consistency check; and their results."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from ms_kungfu.membership import Change
 
 @dataclass
 class ClusterChanges:
-    """Those that one training follows. `wait`: for a size of the schedule."""
+    """The changes that one training follows. `wait`: for a size of the schedule."""
 
     training: Training
     wait: bool
@@ -36,11 +35,11 @@ class ClusterChanges:
 
     def __post_init__(self) -> None:
         self.prepare: Callable[[], None] = lambda: None
-        """Before the workers agree on a change; for who drives the training."""
+        """Called before the workers agree on a change; set by the driver of the training."""
         self.agree_on_trained: Callable[[bool], None] = lambda joins: None
-        """Collective where all begin, and after each change: what is trained that all workers have; likewise."""
+        """Collective at the beginning, and after each change: agrees on what is trained; set likewise."""
         self.may_follow: Callable[[], bool] = lambda: True
-        """Whether a change that is ready is followed behind this step; the same at all workers."""
+        """Whether a change that is ready is carried out after this step; the same at all workers."""
         self.consistency: ConsistencyCheck | None = None
         """Once training began."""
         self.stop_asked = False
@@ -50,24 +49,24 @@ class ClusterChanges:
         """Since the cluster changed, or the call began."""
 
     def begin(self) -> None:
-        """A call of training begins."""
+        """Begin a call of training."""
         self.training.should_stop = self.stop_asked = self._stopped = False
         self.steps_here = 0
 
     def end(self) -> None:
-        """The call is over."""
+        """End the call."""
         if self._stopped:
             self.suspend(False)
         self.check_sameness()
 
     def suspend(self, suspended: bool) -> None:
-        """Whether this worker's loop and dataset end."""
+        """Note whether this worker's loop and dataset end."""
         self.training.should_stop = suspended
         if self.training.dataset is not None:
             self.training.dataset.suspended = suspended
 
     def agree_on_stop(self) -> None:
-        """Collective at the end of an epoch, but right after a change of the cluster: see `ElasticTraining`."""
+        """Agree on a stop; collective at the end of an epoch, except after a change: see `ElasticTraining`."""
         if self.steps_here > 0:
             asked = comm.all_reduce(np.array([self.stop_asked], np.int32), op="max", name="kungfu/stop")
             self._stop(bool(asked[0]))
@@ -79,15 +78,15 @@ class ClusterChanges:
         return stops
 
     def check_sameness(self) -> None:
-        """Collective: DivergenceError where something that has to be equal on all workers isn't."""
+        """Check collectively that what has to be equal on all workers is; otherwise DivergenceError."""
         in_step = runtime.current_cluster_size() > 1 and not runtime.detached() and not is_behind()
         if in_step and self.consistency is not None:
             self.consistency.check_all(self.training.step)
 
     def _settle(self, consistency: ConsistencyCheck, same: bool) -> bool:
-        """In the step's agreement: whether training stops, and DivergenceError where the workers are not the same.
+        """Decide in the step's agreement whether training stops. DivergenceError if the workers differ.
 
-        A change that is due as well is the next call's, whose `begin` follows it.
+        The next call carries out a change that is due as well: `begin` follows it.
         """
         if same:
             return self._stop(self.stop_asked) or not self.may_follow()
@@ -96,8 +95,10 @@ class ClusterChanges:
         return self._stop(any(stop for stop, _ in everyones.values())) or not self.may_follow()
 
     def change_to(self, scheduled: int | None = None, behind_a_step: bool = False) -> Change:
-        """Collective: follow what the policies, the schedule or the config server want. `behind_a_step` the workers
-        agree on a stop, too, and see whether they are the same."""
+        """Change to the size that the policies, the schedule or the config server want; collective.
+
+        `behind_a_step`: the workers agree on a stop, too, and compare their states.
+        """
         self.prepare()
         began, step, consistency = time.monotonic(), self.training.step, self.consistency
         if scheduled is not None:
@@ -118,7 +119,7 @@ class ClusterChanges:
         return change
 
     def follow(self, change: Change) -> None:
-        """Collective: what a change brings with it."""
+        """Carry out what a change brings with it; collective."""
         training = self.training
         if change.detached:
             event_log.changed(training.step, change)

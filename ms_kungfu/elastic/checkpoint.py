@@ -1,23 +1,25 @@
-"""Checkpoints of a whole training state, in MindSpore's own format, for when the whole machine goes.
+"""Checkpoints of a whole training state, in MindSpore's own format, for the failure of a whole machine.
 
-When a training's are written and by which worker, and what the training begins from, is `Checkpointing`'s.
+`Checkpointing` decides when they are written, by which worker, and what a training begins from.
 
 A file ``step-00000120.ckpt`` is what ``ms.save_checkpoint`` writes: all Parameters under their names, which
-``ms.load_checkpoint`` reads and ``ms.load_param_into_net`` takes, and one more entry, ``kungfu``, a JSON text with the
-rest of the state (`ms_kungfu.elastic.state`), and of a training with shards ``conditions``, what its bits depend on
-(`ms_kungfu.dataset.conditions`). Buffers are entries ``kungfu/buffer/<path>``.
+``ms.load_checkpoint`` reads and ``ms.load_param_into_net`` takes, and one more entry, ``kungfu``. That is a JSON text
+with the rest of the state (`ms_kungfu.elastic.state`), and of a training with shards ``conditions``, the numeric
+environment of its bits (`ms_kungfu.dataset.conditions`). Buffers are entries ``kungfu/buffer/<path>``.
 
-The text also has ``format``, which is 1 where it is missing, and ``written_by``, the ms_kungfu that wrote the file.
-What a reader may leave unread is added without a new format. A file of a newer one is refused, and left as it is.
+The text also has ``format``, which is 1 where it is missing, and ``written_by``, the ms_kungfu that wrote the file. An
+addition that a reader may ignore needs no new format. A file of a newer format is rejected, and left as it is.
 
 A file is whole or it isn't there: it is written under another name in the same folder, flushed to the disk and renamed.
-The ledgers of all workers are flushed before: what a training goes on from after a crash of the machine is on record.
+The ledgers of all workers are flushed before, so they have what a training continues from after a crash of the machine.
 
-Jobs that use a folder, one after another, are numbered. A job takes its number by creating ``.job-N``, which of two
-that begin at once only one can; the files of the second and later ones are called ``step-00000120.job2.ckpt``, and any
-file of a later job is newer than any of an earlier one. So a worker of a job that was given up, on a host that slept
-while another job went on from the last checkpoint, overwrites nothing when it wakes, and what it writes doesn't count.
-Within one job a step has one outcome, whoever writes it down, and however late.
+Jobs that use a folder, one after another, are numbered. A job takes its number by creating ``.job-N``, and of two that
+begin at once only one can. The files of the second and later ones are called ``step-00000120.job2.ckpt``. Each file of
+a later job is newer than all of an earlier one.
+
+A host may sleep while another job continues from the last checkpoint. A worker of its old job then overwrites nothing
+when it wakes, and its files don't count. Within one job a step has one outcome, whichever worker writes it, and however
+late.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ class Snapshot:
 
 
 def named_tensors(state: TrainingState) -> Iterator[tuple[str, Any]]:
-    """All tensors by the names of their entries; those without elements, which MindSpore can't read back, left out."""
+    """Yield all tensors by the names of their entries, except those without elements, which MindSpore can't read."""
     taken: dict[str, int] = {}
     for parameter in state.parameters:
         count = taken[parameter.name] = taken.get(parameter.name, 0) + 1
@@ -80,7 +82,7 @@ def named_tensors(state: TrainingState) -> Iterator[tuple[str, Any]]:
 
 
 def take_snapshot(step: int, state: TrainingState, host: Mapping[str, Any]) -> Snapshot:
-    """A copy of the state as it is now; training may go on at once."""
+    """Return a copy of the present state; training may continue at once."""
     # asnumpy shares the memory that the next step writes to.
     arrays = {name: (tensor.asnumpy().copy(), tensor.dtype) for name, tensor in named_tensors(state) if tensor.size}
     return Snapshot(step, arrays, host)
@@ -89,14 +91,14 @@ def take_snapshot(step: int, state: TrainingState, host: Mapping[str, Any]) -> S
 class CheckpointFolder:
     """The last `keep` checkpoints of one training, written by a thread.
 
-    What goes wrong in writing (a full disk) is a warning, and the checkpoints that there are stay. A snapshot that
-    comes while another is being written waits for its turn; a third takes the place of the one that waits.
+    An error in writing (a full disk) is a warning, and the present checkpoints stay. A snapshot that comes while
+    another is being written waits for its turn; a third one replaces the one that waits.
     """
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 3) -> None:
         self.folder = Path(folder)
         self.job = 1
-        """Of this process: see `take_job`."""
+        """This process's job: see `take_job`."""
         self._keep = keep
         # Of this writer: another host may share the folder and have a process with this one's number.
         self._unfinished = f"{_UNFINISHED}{uuid.uuid4().hex[:12]}-"
@@ -108,7 +110,7 @@ class CheckpointFolder:
         return os.fspath(self.folder)
 
     def save(self, snapshot: Snapshot) -> None:
-        """Have it written in the background."""
+        """Write it in the background."""
         with self._lock:
             if self._waiting is not None:
                 _log.warning('checkpoint skipped: step=%d reason="the disk is too slow"', self._waiting.step)
@@ -119,7 +121,7 @@ class CheckpointFolder:
                 threading.Thread(target=self._write_all, name="kungfu-checkpoint").start()
 
     def wait(self) -> None:
-        """Until everything is written."""
+        """Wait until everything is written."""
         with self._lock:
             self._lock.wait_for(lambda: not self._writing)
 
@@ -134,20 +136,16 @@ class CheckpointFolder:
             try:
                 self._write(snapshot)
             except Exception as error:  # whatever MindSpore makes of it; training is worth more than its checkpoint
-                _log.warning(
-                    'checkpoint failed: step=%d folder=%s error="%s: %s". Training goes on, earlier checkpoints stay',
-                    snapshot.step, self.folder, type(error).__name__, error,
-                )  # fmt: skip
+                text = 'checkpoint failed: step=%d folder=%s error="%s: %s". Training goes on, earlier ones stay'
+                _log.warning(text, snapshot.step, self.folder, type(error).__name__, error)
 
     def _write(self, snapshot: Snapshot) -> None:
         import mindspore as ms
 
         self.folder.mkdir(parents=True, exist_ok=True)
         if (newest := self._newest_job()) > self.job:  # looked at for a warning; names are what makes it safe
-            _log.warning(
-                'checkpoint skipped: step=%d folder=%s job=%d reason="job %d has begun to train with the folder"',
-                snapshot.step, self.folder, self.job, newest,
-            )  # fmt: skip
+            text = 'checkpoint skipped: step=%d folder=%s job=%d reason="job %d has begun to train with the folder"'
+            _log.warning(text, snapshot.step, self.folder, self.job, newest)
             return
         path = self._path(snapshot.step)
         unfinished = self.folder / f"{self._unfinished}{path.name}"
@@ -169,18 +167,18 @@ class CheckpointFolder:
             old.unlink(missing_ok=True)
 
     def take_job(self) -> int:
-        """A number above those of all jobs that have used the folder. Where nothing can be written it is nobody's."""
+        """Return a number above those of all jobs that have used the folder; it isn't reserved if that is read-only."""
         while True:
             number = self._newest_job() + 1
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 os.close(os.open(self._mark(number), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
             except FileExistsError:
-                continue  # another job's, a moment ago
+                continue  # another job took it a moment ago
             except OSError as error:
                 _log.warning('checkpoint failed: folder=%s error="%s"', self.folder, error)
                 return number
-            return number  # earlier marks stay: who looks while one is taken away and another comes may see neither
+            return number  # earlier marks stay: while one is removed and another is created, a reader may see neither
 
     def _mark(self, job: int) -> Path:
         return self.folder / f".job-{job}"
@@ -194,25 +192,24 @@ class CheckpointFolder:
         return self.folder / f"step-{step:08d}{job}.ckpt"
 
     def has(self, step: int) -> bool:
-        """Whether there is a checkpoint of this step."""
+        """Return whether there is a checkpoint of this step."""
         return self._path(step).exists()
 
     def _files(self) -> dict[tuple[int, int], Path]:
-        """By job and step."""
+        """Return the files by job and step."""
         found = ((_FILE.fullmatch(path.name), path) for path in self.folder.glob("step-*.ckpt"))
         return {(int(match[2] or 1), int(match[1])): path for match, path in found if match}
 
     def paths(self) -> list[Path]:
-        """The checkpoints that there are, by their age."""
+        """Return the checkpoints by their age."""
         return [path for _, path in sorted(self._files().items())]
 
     def newest(self) -> tuple[int, int]:
-        """Job and step; (0, 0) where there is no checkpoint."""
+        """Return job and step; (0, 0) without a checkpoint."""
         return max(self._files(), default=(0, 0))
 
     def check_is_shared(self, newest: Mapping[int, Sequence[int]], rank: int) -> None:
-        """KungFuError where another rank, on another host, finds a newer checkpoint here than this one: `newest` by
-        rank. To begin without it would lose what was trained."""
+        """Raise KungFuError if a rank on another host finds a newer checkpoint: without it training would be lost."""
         found = {each: tuple(value) for each, value in newest.items()}
         other = max(found, key=lambda each: found[each], default=rank)
         if found and found[other] > found.get(rank, (0, 0)):
@@ -223,15 +220,15 @@ class CheckpointFolder:
             )
 
     def remove_unfinished(self) -> None:
-        """Remove what workers that were killed while they wrote have left. For the start of a job."""
+        """Remove unfinished files of workers that were killed while they wrote. For the start of a job."""
         for path in self.folder.glob(f"{_UNFINISHED}*"):
             path.unlink(missing_ok=True)
 
     def load(self) -> tuple[Path, Mapping[str, Any], Mapping[str, Any]] | None:
-        """(path, entries, host) of the newest checkpoint that can be read, None if there is none.
+        """Return (path, entries, host) of the newest checkpoint that can be read, None if there is none.
 
-        Files that can't be read get another name, so that they are out of the way of those that are written next.
-        KungFuError if there are some and none of them can be read, or the newest readable one has a newer format.
+        Files that can't be read get another name, which later files don't collide with. KungFuError if there are some
+        and none of them can be read, or the newest readable one has a newer format.
         """
         import mindspore as ms
 
@@ -265,7 +262,7 @@ class CheckpointFolder:
 
 
 def restore_tensors(state: TrainingState, entries: Mapping[str, Any], path: Path) -> None:
-    """The entries of a file into the state's tensors, in place. KungFuError, and nothing changed, if they differ."""
+    """Write a file's entries into the state's tensors, in place. KungFuError, and nothing changed, if they differ."""
     wanted = {name: tensor for name, tensor in named_tensors(state) if tensor.size}
     differing = sorted(set(wanted) ^ set(entries))
     if differing:
@@ -297,7 +294,7 @@ def _flush(path: Path) -> None:
 
 
 def _other_batch(mine: Mapping[str, Any], saved: Mapping[str, Any] | None) -> str:
-    """A policy may have changed it before the checkpoint, or somebody the program since: nobody can tell which."""
+    """Describe a different batch. A policy may have changed it before the checkpoint, or a user the program since."""
 
     def named(state: Mapping[str, Any]) -> str:
         per_worker, of_all = state["batch"]
@@ -309,8 +306,10 @@ def _other_batch(mine: Mapping[str, Any], saved: Mapping[str, Any] | None) -> st
 
 
 class Checkpointing:
-    """Of one training. Everything but `is_due` is collective. `prepare`: collective, called before the state is taken
-    for a checkpoint."""
+    """The checkpoints of one training. Everything but `is_due` is collective.
+
+    `prepare`: collective, called before the state is taken for a checkpoint.
+    """
 
     def __init__(
         self, options: Options, training: program.Training, prepare: Callable[[], None] = lambda: None
@@ -319,18 +318,18 @@ class Checkpointing:
         if folder is not None and not isinstance(folder, CheckpointFolder):
             folder = CheckpointFolder(folder, options.keep_checkpoints)
         self.folder = folder
-        """None where there are none."""
+        """None without checkpoints."""
         self._every = options.checkpoint_every
         self._resume = options.resume
         self._training, self._prepare = training, prepare
 
     def _conditions(self) -> Mapping[str, Any]:
-        """What the bits depend on; nothing where that is the cluster, too."""
+        """Return the numeric environment of the bits; nothing if they depend on the cluster, too."""
         return {} if self._training.dataset is None else self._training.dataset.conditions()
 
     @property
     def training(self) -> tuple[str, int] | None:
-        """For the ledger: which folder has the checkpoints, and this job's number there; None without one."""
+        """Return the checkpoints' folder and this job's number there, for the ledger; None without a folder."""
         if self.folder is None:
             return None
         return f"{zlib.crc32(os.fsencode(os.path.abspath(self.folder.folder))):08x}", program.current().job
@@ -339,8 +338,7 @@ class Checkpointing:
         return self._every is not None and step % self._every == 0
 
     def write(self, step: int) -> None:
-        """Have the lowest rank write the state as it is, in the background; not where the program is run again.
-        ValueError where there is no folder."""
+        """Have the lowest rank write the state in the background, except in a replay. ValueError without a folder."""
         if replaying.current() is not None:
             return
         if self.folder is None:
@@ -349,7 +347,7 @@ class Checkpointing:
         now, mine = self._training.training_state, program.current()
         state_transfer.average(now.averaged)
         if self._training.dataset is not None:
-            self._training.dataset.sync_ledger()  # at all, before any of them gathers and one begins to write
+            self._training.dataset.sync_ledger()  # at all workers, before any of them gathers and one begins to write
         own = gather_json({c.name: c.capture() for c in now.components if c.own}, "kungfu/checkpoint")
         mine.checkpoint, mine.writes_checkpoint = step, runtime.current_rank() == min(own)
         if not mine.writes_checkpoint:
@@ -361,16 +359,18 @@ class Checkpointing:
         self.folder.save(take_snapshot(step, now, host))
 
     def make_up(self, step: int) -> None:
-        """Where the worker that wrote the last checkpoint may have died in it: look, and write another one. After a
-        change of the cluster, when all have the state, and when training is over."""
+        """Write another checkpoint if the writer of the last one may have failed in it.
+
+        Called after a change of the cluster, once all have the state, and after training.
+        """
         mine, folder = program.current(), self.folder
         last = mine.checkpoint
         if folder is None or last is None:
             return
 
         def look() -> str:
-            # Who wrote it is the lowest rank for as long as it is a member. One that has been sent away ends its
-            # writing first; then there is one checkpoint more.
+            # Its writer is the lowest rank for as long as it is a member. A removed worker finishes its writing first;
+            # then there is one checkpoint more.
             return "writing" if mine.writes_checkpoint else "there" if folder.has(last) else "lost"
 
         folder.job = mine.job
@@ -382,10 +382,10 @@ class Checkpointing:
             self.write(step)
 
     def begin(self, joined: bool, goes_on: bool) -> bool:
-        """A call of training begins: at the first one with this folder all take the newest checkpoint, if there is one.
-        Whether they have taken one.
+        """Begin a call of training: all take the newest checkpoint, if there is one; return whether they have.
 
-        Not at one that has `joined`, nor where training `goes_on` in a call that the others have begun before.
+        A worker that has `joined` takes none, nor does any if it isn't the first call with this folder, or if training
+        `goes_on` in a call that the others have begun before.
         """
         if self.folder is None:
             return False
@@ -394,17 +394,19 @@ class Checkpointing:
         resumed = not joined and not goes_on and path not in known and self._restore(self.folder)
         if program.is_behind():
             return False  # the call that the checkpoint is of takes it
-        # Also at a joining worker that comes to a call which the others have begun before: they have read it.
+        # Also at a joining worker in a call which the others have begun before: they have read it.
         known.add(path)
         return resumed
 
     def _restore(self, folder: CheckpointFolder) -> bool:
-        """Whether the state is restored. It isn't if the newest checkpoint is of a later call of training: its state
-        belongs into that call's objects, and this process is behind. The lowest rank reads the file: where there are
-        several machines the others may not see its folder. The calls until then don't read the file again."""
+        """Restore the newest checkpoint; return whether it was restored.
+
+        It isn't if it is of a later call of training: its state belongs to that call's objects. The calls until then
+        don't read the file again. The lowest rank reads it: other machines may not see its folder.
+        """
         now, rank, mine = self._training.training_state, runtime.current_rank(), program.current()
         path = os.path.abspath(folder.folder)
-        known = mine.call_of_checkpoint.get(path, 0)  # all were told alike
+        known = mine.call_of_checkpoint.get(path, 0)  # all got the same answer
         if known > mine.calls:
             mine.call_of_state = known
             return False
@@ -427,7 +429,7 @@ class Checkpointing:
         host = answer["host"]
         if host is None:
             return False
-        # A worker that the checkpoint has nothing of goes on as a joining worker does.
+        # A worker that has no entry in the checkpoint continues as a joining worker does.
         beyond = rank >= len(host["own"])
         own = host["own"][0 if beyond else rank]
         found = {**host["components"], **own}
@@ -446,18 +448,14 @@ class Checkpointing:
             _log.warning("checkpoint differs: path=%s. Training goes on with %s", answer["path"], batch)
         told = differences(host.get("conditions", {}), conditions)
         if told and membership.speaks_for_all():
-            _log.warning(
-                'numeric environment differs: path=%s differing="%s". Bits may differ from a training without'
-                " the checkpoint",
-                answer["path"], told,
-            )  # fmt: skip
+            text = 'numeric environment differs: path=%s differing="%s". Bits may differ from those of one training'
+            _log.warning(text, answer["path"], told)
         return True
 
     def _resume_components(
         self, now: TrainingState, found: Mapping[str, Any], path: str, of_another: bool
     ) -> list[str]:
-        """Collective: KungFuError, at all workers, if one of them can't go on from the file, as its data differ. If it
-        raised alone, the others would wait for it."""
+        """Restore the components collectively: KungFuError at all workers if one can't continue from the file."""
         refusal, differing = "", list[str]()
         try:
             differing = resume_components(now.components, found, of_another=of_another)
@@ -495,6 +493,6 @@ class Checkpointing:
             restore_tensors(now, entries, path)
             return {"error": "", "host": host, "job": job, "path": str(path)}
         except Exception as error:
-            # Whatever it is, the others wait for the outcome and have to be told.
+            # Any error: the others wait for the outcome and have to be notified.
             known = isinstance(error, KungFuError)
             return {"error": str(error) if known else f"{type(error).__name__}: {error}"}

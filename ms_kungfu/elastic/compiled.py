@@ -1,4 +1,4 @@
-"""What MindSpore's compiler has made of a cell, in GRAPH mode."""
+"""The graphs that MindSpore's compiler has made of a cell, in GRAPH mode."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ PYTHON = "PyExecute"
 
 
 def graph_mode() -> bool:
-    """Whether cells are compiled. (`ms.get_context` takes as long as some kernels.)"""
+    """Return whether cells are compiled. (`ms.get_context` takes as long as some kernels.)"""
     return bool(context._get_mode() == ms.GRAPH_MODE)
 
 
 def parameters(cell: nn.Cell) -> list[Any]:
-    """The Parameters of all its graphs, those of functions' closures among them, each once."""
+    """Return the Parameters of all its graphs, those of functions' closures among them, each once."""
     held = [p for phase in cell.compile_cache for p in _cell_graph_executor._graph_executor.get_params(phase).values()]
     return list({id(parameter): parameter for parameter in held}.values())
 
 
 def effects(cell: nn.Cell) -> set[str]:
-    """The primitives in its graphs, and in the branches and loops of these, that do more than give a result and write
-    to Parameters: what prints, records, raises, talks to others, or draws from a state of its own. `PYTHON` is among
-    them where a graph calls the interpreter, which may do anything; MindSpore can't write such a graph down."""
+    """Return the primitives in its graphs, branches and loops that do more than give a result and write to Parameters.
+
+    They print, record, raise, communicate, or draw from a state of their own. `PYTHON` is among them if a graph calls
+    the interpreter, which may do anything; MindSpore can't export such a graph.
+    """
     found = set()
     for phase in cell.compile_cache:
         graph = ModelProto()

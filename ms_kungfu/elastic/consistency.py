@@ -1,8 +1,8 @@
-"""That what has to be equal on all workers stays so.
+"""The consistency check: what has to be equal on all workers stays so.
 
-Each piece is looked at once in a hundred steps: a step's share of the pieces becomes one word, which travels in the
-agreement that the workers come to after the step anyway (`membership.step`). Only where the words differ do the workers
-tell each other more. How they begin: `trained.claims`.
+Each piece is checked once in a hundred steps. A step's share of the pieces becomes one word, which travels in the
+workers' agreement after the step (`membership.step`). Only if the words differ do the workers exchange more. How they
+begin: `trained.claims`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ms_kungfu.errors import DivergenceError
 from ms_kungfu.trained import claims, inventory
 from ms_kungfu.trained.claims import content, content_of
 
-PERIOD = 100  # steps in which all pieces come once
+PERIOD = 100  # steps in which each piece is checked once
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Piece:
         return content(self.tensors)
 
     def value(self) -> str:
-        """For a message: of a single number, what it is."""
+        """Return the value of a single number for a message."""
         if self.numbers is not None:
             return json.dumps(self.numbers())
         return f"{self.tensors[0].asnumpy().item():.6g}" if sum(t.size for t in self.tensors) == 1 else ""
@@ -52,8 +52,11 @@ class Piece:
 def pieces_of(
     trained: Sequence[Any], loss_scale_manager: Any, without: set[int], all_parameters: bool = False
 ) -> list[Piece]:
-    """The weights, learning rates and loss scales among what is trained, but for the tensors in `without` (IDs) and
-    those of optimizers whose workers' models differ at present. `all_parameters`: what no optimizer trains, too."""
+    """Return the weights, learning rates and loss scales among what is trained.
+
+    Not those in `without` (IDs), and not those of optimizers whose workers' models differ at present. `all_parameters`:
+    what no optimizer trains, too.
+    """
     import mindspore as ms
     from mindspore import nn
 
@@ -71,7 +74,7 @@ def pieces_of(
             counts = (lambda: not owner.replicas_differ) if hasattr(owner, "replicas_differ") else (lambda: True)
             found[name] = Piece(name, tensor.nbytes, (tensor,), counts=counts)
 
-    # In this order they are named where several differ: a rate or scale that does makes the weights differ.
+    # The message names them in this order if several differ: different rates or scales make the weights differ.
     optimizers = inventory.collect_optimizers(trained)
     for optimizer in optimizers:
         if inventory.is_grouped(optimizer):
@@ -107,8 +110,10 @@ def pieces_of(
 
 
 def _served(trained: Sequence[Any]) -> list[Any]:
-    """Of the Parameters among `trained` those whose gradients a reducer of this process reduces. One that isn't told
-    which they are may have any."""
+    """Return the Parameters among `trained` whose gradients a reducer of this process reduces.
+
+    A reducer that doesn't know its Parameters may have any.
+    """
     import mindspore as ms
 
     serving = [reducer for reducer in claims.reducers if reducer.begins_alike and not reducer.left_to_shards]
@@ -120,7 +125,7 @@ def _served(trained: Sequence[Any]) -> list[Any]:
 
 
 def _parameters_of(rates: Any) -> list[Any]:
-    """Of an optimizer's learning rate, in whatever form MindSpore keeps it."""
+    """Return the Parameters of an optimizer's learning rate, in whichever form MindSpore keeps it."""
     import mindspore as ms
 
     if isinstance(rates, (list, tuple)):
@@ -131,7 +136,7 @@ def _parameters_of(rates: Any) -> list[Any]:
 
 
 class ConsistencyCheck:
-    """The pieces, dealt to the steps of a period so that each has about as many bytes to look at."""
+    """The pieces, distributed over the steps of a period so that each has about as many bytes to check."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self._pieces = pieces
@@ -144,16 +149,16 @@ class ConsistencyCheck:
             heapq.heappush(load, (nbytes + piece.nbytes, slot))
 
     def word(self, step: int) -> int:
-        """Of the pieces that are due after this step: a number that differs where one of them does; 0 if none is."""
+        """Return a number for the pieces due after this step, which differs if one of them does; 0 if none is due."""
         words = [piece.word() for piece in self._due[step % PERIOD] if piece.counts()]
         return content_of(repr(words).encode()) if words else 0
 
     def words(self) -> dict[str, tuple[int, str]]:
-        """All pieces, for finding out which of them differ: a number likewise, and a value to show, if it is short."""
+        """Return all pieces, to find which of them differ: a number likewise, and a value to show, if it is short."""
         return {piece.what: (piece.word(), piece.value()) for piece in self._pieces if piece.counts()}
 
     def check_all(self, step: int) -> None:
-        """Collective: DivergenceError where any piece differs, whenever it was looked at last."""
+        """Raise DivergenceError if any piece differs, whenever it was checked last; collective."""
         word = content_of(repr([piece.word() for piece in self._pieces if piece.counts()]).encode())
         most, least = comm.all_reduce(np.array([word, -word]), op="max", name="kungfu/same_at_end")
         if most != -least:
@@ -161,7 +166,7 @@ class ConsistencyCheck:
 
 
 def check(step: int, everyones: Mapping[int, Mapping[str, Sequence[Any]]]) -> None:
-    """DivergenceError where the ranks' words, by rank, differ in a piece."""
+    """Raise DivergenceError if the ranks' words, by rank, differ in a piece."""
     apart = differing({rank: {what: word for what, (word, _) in words.items()} for rank, words in everyones.items()})
     if not apart:
         return

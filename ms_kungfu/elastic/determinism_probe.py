@@ -1,7 +1,7 @@
-"""What can't be seen by inspection: whether a shard's gradients are a function of the shard.
+"""The determinism probe: test whether a shard's gradients are a function of the shard.
 
-In the first step of each cluster version that somebody new is in, all compare on what their bits depend, compute the
-step's first shard and compare the hashes of its gradients; the new ones compute it twice.
+In the first step of each cluster version with a new worker, all compare their numeric environments. They compute the
+step's first shard and compare the hashes of its gradients. The new workers compute it twice.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ LOSS = "the loss"
 def difference(
     rows: Mapping[int, Sequence[int]], again: Mapping[int, Sequence[int]], names: Sequence[str | None]
 ) -> str | None:
-    """What to say, by the hashes of each rank's gradients and of those that new ranks computed again; None: all are
-    equal that have a name. Pure."""
+    """Describe how ranks differ, by the hashes of each rank's gradients and of those that new ranks computed again.
+
+    None: all are equal that have a name. Pure.
+    """
     first = min(rows)
     for i, name in enumerate(names):
         if name is None:
@@ -47,7 +49,7 @@ def difference(
 
 
 def unequal(conditions: dict[int, Mapping[str, Any]]) -> str | None:
-    """What to say of the conditions by rank; None: all are equal. Pure."""
+    """Describe how the numeric environments differ by rank; None: all are equal. Pure."""
     first = min(conditions)
     for rank, each in conditions.items():
         if told := differences(conditions[first], each, f"at rank {first}", f"at rank {rank}"):
@@ -56,7 +58,7 @@ def unequal(conditions: dict[int, Mapping[str, Any]]) -> str | None:
 
 
 class DeterminismProbe:
-    """Of one `ShardedStep`. `names`: what its gradients are called."""
+    """The probe of one `ShardedStep`. `names`: what its gradients are called."""
 
     def __init__(self) -> None:
         self._version = -1
@@ -69,12 +71,13 @@ class DeterminismProbe:
         names: Callable[[int], list[str]],
         conditions: Callable[[], Mapping[str, Any]],
     ) -> None:
-        """In a step, before its first shard: ``compute(shard)`` computes one and brings it nowhere; `conditions` are
-        those of the bits. Collective.
+        """Probe in a step, before its first shard; collective.
+
+        ``compute(shard)`` computes one without contributing it; `conditions`: the numeric environment of the bits.
 
         Raises:
-            DivergenceError, at all workers, where these or a gradient differ; with ``check="warn"`` that is a warning,
-            as it is where the loss alone differs.
+            DivergenceError: at all workers, if the environments or a gradient differ. It is a warning with
+            ``check="warn"``, or if only the loss differs.
         """
         if version == self._version:
             return

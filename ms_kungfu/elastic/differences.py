@@ -26,7 +26,7 @@ def checksum(values: Array) -> str:
 
 
 def differing(everyones: Mapping[int, Mapping[str, Value]]) -> dict[str, dict[Value | None, list[int]]]:
-    """Return what the ranks have not alike, by its name in the lowest one's order. Pure.
+    """Return what differs between the ranks, by its name in the lowest one's order. Pure.
 
     The value of a name says which ranks have which value, None if they have none.
     """
@@ -43,10 +43,10 @@ def differing(everyones: Mapping[int, Mapping[str, Value]]) -> dict[str, dict[Va
 
 @dataclass(frozen=True)
 class Consensus:
-    """What `consensus` has found; true if all workers have the same."""
+    """The result of `consensus`; true if all workers have the same."""
 
     differing: Mapping[str, Mapping[str | None, list[int]]]
-    """Of each tensor that isn't the same: its checksums, and which ranks have them."""
+    """Of each tensor that differs: its checksums, and which ranks have them."""
 
     def __bool__(self) -> bool:
         return not self.differing

@@ -1,7 +1,7 @@
-"""What a worker's log tells of an elastic training: one line, with step and reason, for what happens to the cluster.
+"""The worker's log of an elastic training: one line, with step and reason, for each event of the cluster.
 
-Of the whole process, whose trainings may be many, one after another: a size that one call of training asked for may
-come true in the next.
+It is the whole process's, with perhaps many trainings in sequence: a size that one call of training requested may be
+reached in the next.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 def scheduled(step: int, size: int, wait: bool) -> None:
-    """An entry of the schedule asks for `size` from now on."""
+    """Log that an entry of the schedule requests `size` from now on."""
     own = program.current().told
     present = membership.size()
     if own.pending is not None and own.pending.size != size:
@@ -37,7 +37,7 @@ def scheduled(step: int, size: int, wait: bool) -> None:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """A size that is refused in here is pending no more; the error says why."""
+    """Log that a size is rejected in here; the error says why."""
     try:
         yield
     except ResizeError:
@@ -46,7 +46,7 @@ def refusals() -> Iterator[None]:
 
 
 def deaths(step: int) -> None:
-    """Looks whether somebody has died in the step."""
+    """Log the workers that have failed in the step."""
     own = program.current().told
     lost = membership.lost_ranks()
     if not lost:
@@ -65,7 +65,7 @@ def joined(step: int) -> None:
 
 
 def passes(call: int, call_of_state: int) -> None:
-    """This worker makes a call of training without a step, since the state is of a later one. Told once."""
+    """Log once that this worker makes a call of training without a step, since the state is of a later one."""
     own = program.current().told
     if not own.told_passing:
         own.told_passing = True
@@ -76,7 +76,7 @@ def passes(call: int, call_of_state: int) -> None:
 
 
 def changed(step: int, change: Change) -> None:
-    """The cluster is another one now, or has left this worker behind."""
+    """Log that the cluster has changed, or has removed this worker."""
     own = program.current().told
     if change.detached:
         entry, own.pending = own.pending, None
@@ -89,7 +89,7 @@ def changed(step: int, change: Change) -> None:
     reason = "joined" if change.new_size > change.old_size else "request"
     if change.new_size == change.old_size:
         reason = _with_as_many(change)
-    # Who died last may be in the new version yet, under another number, and is left out of the next one.
+    # A worker that failed last may still be in the new version, under another rank, and is excluded from the next one.
     failed = own.reported_failed[1] if own.reported_failed[0] != version else {}
     kept = {rank: peer for rank, peer in _peers(membership.lost_ranks()).items() if peer in failed.values()}
     own.reported_failed = (version, kept)

@@ -1,4 +1,4 @@
-"""Workers that a policy sends away: all know who is to leave and who has asked for it, in case that one dies."""
+"""Evictions by a policy: all workers know which are to leave and which one requested it, in case that one fails."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Evict = Callable[[Sequence[int]], None]
 
 @dataclass(frozen=True)
 class _Eviction:
-    """Workers that are to leave, and who has asked for it, by their uids. The same at all workers."""
+    """Workers that are to leave, and the one that requested it, by their uids. The same at all workers."""
 
     job: str | None
-    version: int  # of the cluster in which they were there
+    version: int  # of the cluster that had them
     sender: int
     leaving: list[int]
 
 
 class Evictions:
-    """The last eviction, until it has come true."""
+    """The last eviction, until it is carried out."""
 
     def __init__(self, evict: Evict | None) -> None:
         self._evict = evict
@@ -38,11 +38,11 @@ class Evictions:
         return None if self._held is None else list(astuple(self._held))
 
     def restore(self, held: Any) -> None:
-        # Not in files of older versions, and in some with host and port; a checkpoint's is of other processes.
+        # Files of older versions lack it, some have host and port; a checkpoint's is of other processes.
         self._held = _Eviction(*held) if held is not None and held[0] == env.JOB.get() else None
 
     def order(self, ranks: Sequence[int], decider: int) -> None:
-        """Collective: `decider` sends these ranks away."""
+        """Evict these ranks at the request of `decider`; collective."""
         uids = _uids()
         leaving = [uids[rank] for rank in ranks if rank in uids]
         self._held = _Eviction(env.JOB.get(), membership.cluster_version(), uids.get(decider, 0), leaving)
@@ -50,9 +50,7 @@ class Evictions:
             self._send_away(ranks)
 
     def renew(self) -> None:
-        """Collective, before the first question in a new cluster, as joining workers have got what the others hold:
-        where the worker that asked for an eviction is gone, it may have died before, and the lowest rank asks again.
-        Who is asked for twice leaves once."""
+        """Request the eviction again if its requester has failed; collective, before the first question in it."""
         held = self._held
         if held is None or held.version == membership.cluster_version():
             return
@@ -79,7 +77,7 @@ class Evictions:
 
 
 def _uids() -> dict[int, int]:
-    """Collective: the living ranks' processes. Addresses won't do: they are used again."""
+    """Return the living ranks' processes; collective. Addresses don't suffice: they are reused."""
     row = np.array(divmod(membership.uid(), 1 << 48))  # a version may be too large for a word with all three
     return {
         rank: (int(each[0]) << 48) + int(each[1]) for rank, each in gather_living(row, "kungfu/policy/uids").items()

@@ -1,4 +1,4 @@
-"""Checksums of what decides the next step, by which two runs of a training are compared."""
+"""Checksums of the state that decides the next step, to compare two runs of a training."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from ms_kungfu.elastic.state import TrainingState
 
 
 def fingerprint(now: TrainingState) -> dict[str, str]:
-    """Of each weight, moment, moving statistic, rate and buffer, by the name that it has in a checkpoint, a checksum.
-    Left out is what `averaged=` lets differ between workers."""
+    """Return a checksum of each weight, moment, moving statistic, rate and buffer, by its name in a checkpoint.
+
+    Tensors that `averaged=` lets differ between workers are left out.
+    """
     own = {id(tensor) for tensor in now.averaged} - {id(tensor) for tensor in now.statistics}
     return {
         name: checksum(tensor.asnumpy()) for name, tensor in named_tensors(now) if tensor.size and id(tensor) not in own

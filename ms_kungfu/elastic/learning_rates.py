@@ -1,5 +1,7 @@
-"""The learning rates of MindSpore's optimizers: read, set, held where a list ends, and multiplied by a factor that
-follows the size."""
+"""Read, set, hold and scale the learning rates of MindSpore's optimizers.
+
+A list is held at its end. The scale is a factor that follows the size.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,9 @@ class ScaledSchedule(nn.learning_rate_schedule.LearningRateSchedule):
 class LearningRates:
     """The rates of all optimizers among the trained cells: numbers, lists and schedules, of groups too.
 
-    A number or list is a Parameter of the optimizer, which is written to. A schedule is wrapped in a `ScaledSchedule`,
-    which has to happen before the optimizer is compiled. `bases` are the rates for a factor of 1, as Parameters that
-    travel with the rest. A rate that the program has changed itself since the last change is taken as the rate at the
-    present size.
+    A number or list is a Parameter of the optimizer, which is written to. A schedule is wrapped in a `ScaledSchedule`
+    before the optimizer is compiled. `bases` are the rates for a factor of 1, as Parameters that travel with the rest.
+    A rate that the program itself has changed since the last change counts as the rate at the present size.
     """
 
     def __init__(self, optimizers: Iterable[Any], size: int, follows: str = "workers") -> None:
@@ -49,9 +50,13 @@ class LearningRates:
 
     @staticmethod
     def of(trained: Iterable[Any], size: int, follows: str = "workers") -> LearningRates:
-        """Those of the optimizers among `trained`: the same object whenever it is the same optimizers, so that several
-        calls of training count from one start. `follows`: what there are `size` of. ValueError where there is no
-        optimizer, or one that can't be scaled."""
+        """Return the rates of the optimizers among `trained`, one object for the same optimizers.
+
+        So several calls of training count from one start. `follows`: what there are `size` of.
+
+        Raises:
+            ValueError: there is no optimizer, or one that can't be scaled.
+        """
         cells = collect_cells(trained).values()
         if grouped := next((cell for cell in cells if is_grouped(cell)), None):
             raise ValueError(
@@ -82,7 +87,7 @@ class LearningRates:
         self.start_size, self.factor = state["start_size"], state["factor"]
 
     def follow(self, rule: FactorRule, size: int) -> None:
-        """Set the rates for `size` workers. The same bits at all workers whose rates were the same."""
+        """Set the rates for `size` workers; workers with the same rates get the same bits."""
         factor = rule(size, self.start_size)
         if factor == self.factor:
             return
@@ -97,7 +102,7 @@ class LearningRates:
 
     @staticmethod
     def _scalable(optimizer: Any) -> list[Any]:
-        """The Parameters that scale the rates of one optimizer."""
+        """Return the Parameters that scale the rates of one optimizer."""
         rates: Any = optimizer.learning_rate
         if isinstance(rates, tuple):
             return list(rates)
@@ -119,7 +124,7 @@ def _times(values: Any, factor: float) -> Any:
 
 
 def _parameter_of(rate: Any) -> Any:
-    """The Parameter in MindSpore's cells around a number or list, and in ours; None where it is a schedule."""
+    """Return the Parameter in MindSpore's cells around a number or list, and in ours; None for a schedule."""
     if isinstance(rate, ms.Parameter):
         return rate
     if isinstance(rate, ScaledSchedule):
@@ -143,7 +148,7 @@ def _wrap(optimizer: Any, schedule: Any, name: str) -> ScaledSchedule:
 
 
 def _rate_in(optimizer: Any) -> Any:
-    """The Parameter that a number or list is in; None for a schedule, and for groups with rates of their own."""
+    """Return the Parameter that holds a number or list; None for a schedule, and for groups with rates of their own."""
     if is_grouped(optimizer):
         rates = [group.get("lr") for group in optimizer.param_groups]
         return rates[0] if len(rates) == 1 and isinstance(rates[0], ms.Parameter) else None
@@ -153,9 +158,10 @@ def _rate_in(optimizer: Any) -> Any:
 
 
 def set_learning_rate(optimizer: Any, rate: float) -> None:
-    """Another learning rate from now on, in place: compiled graphs stay valid. Instead of what is left of a list.
+    """Set another learning rate from now on, in place of the rest of a list; compiled graphs stay valid.
 
-    ValueError for a schedule of MindSpore's and for groups with rates of their own, which no number can replace.
+    Raises:
+        ValueError: for a schedule of MindSpore's and for groups with rates of their own, which no number can replace.
     """
     inner = _rate_in(optimizer)
     if inner is None:
@@ -168,7 +174,7 @@ def set_learning_rate(optimizer: Any, rate: float) -> None:
 
 
 def learning_rate_of(optimizers: Iterable[Any], step: int) -> float | None:
-    """The first optimizer's rate in step number `step`, from 0; None where it has a schedule or groups."""
+    """Return the first optimizer's rate in step number `step`, from 0; None for a schedule or groups."""
     inner = next((_rate_in(optimizer) for optimizer in optimizers), None)
     if inner is None:
         return None

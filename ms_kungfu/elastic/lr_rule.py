@@ -20,7 +20,7 @@ _FORM = "use 'linear', 'sqrt', 'none' or a function (size, start_size) -> factor
 
 
 def parse_lr_rule(rule: LRRule) -> FactorRule | None:
-    """The function ``(size, start_size) -> factor`` of a rule; None for "none". ValueError or TypeError otherwise.
+    """Return a rule's function ``(size, start_size) -> factor``; None for "none". ValueError or TypeError otherwise.
 
     >>> parse_lr_rule("linear")(4, 2)
     2.0

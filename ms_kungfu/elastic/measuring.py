@@ -1,4 +1,4 @@
-"""What a training tells its monitor of each step, and asks its policies."""
+"""What a training reports to its monitor in each step, and asks its policies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ms_kungfu.monitoring.monitor import Monitor
 
 
 class Measuring:
-    """The monitor and the policies of one training. It does nothing where there are none."""
+    """The monitor and the policies of one training. Without them it does nothing."""
 
     def __init__(self, training: Training, options: Options, total_samples: int | None) -> None:
         self._training = training
@@ -26,30 +26,30 @@ class Measuring:
 
     @property
     def wanted_size(self) -> int:
-        """The size that a policy has asked for where it hasn't come true yet, else the present one."""
+        """Return the size that a policy has requested and the cluster hasn't reached yet, else the present one."""
         pending = None if self.policies is None else self.policies.pending_size
         return runtime.current_cluster_size() if pending is None else pending
 
     def begin(self) -> None:
-        """Training begins, or goes on at this worker."""
+        """Note that training begins, or continues, at this worker."""
         if self.monitor is not None and not self._training.should_stop:
-            # Not all that requires a gradient: MindSpore's moments do, by their copied flags.
+            # Not everything that requires a gradient: MindSpore's moments do, by their copied flags.
             parameters = [p for optimizer in self._training.optimizers for p in optimizer.parameters]
             self.monitor.begin(parameters, self._training.step)
 
     def expect_epochs(self, count: int) -> None:
-        """So many are trained, unless the program has named a number of samples."""
+        """Expect so many epochs, unless the program has set a number of samples."""
         dataset = self._training.dataset
         if self.policies is not None and self.policies.total_samples is None and dataset is not None:
             self.policies.total_samples = count * dataset.total_samples
 
     def ask(self, hook: str) -> None:
-        """Collective: ask the policies."""
+        """Ask the policies; collective."""
         if self.policies is not None:
             self.policies.hook(hook, self._training)
 
     def step_end(self, loss: Any, samples: int | None, trained: int | None) -> None:
-        """A step is done. `samples`: this worker's. `trained`: all workers'. Collective."""
+        """Note that a step is done; collective. `samples`: this worker's. `trained`: all workers'."""
         if self.monitor is None:
             return
         from ms_kungfu.elastic.learning_rates import learning_rate_of  # loads MindSpore
@@ -65,23 +65,23 @@ class Measuring:
             self.policies.stepped(record)
 
     def take_size(self) -> int | None:
-        """The size that the policies have decided on since the last call."""
+        """Return the size that the policies have decided on since the last call."""
         return None if self.policies is None else self.policies.take_size()
 
     def on_resized(self, size: int) -> None:
-        """The cluster has changed, and its state isn't shared yet."""
+        """Note that the cluster has changed, before its state is shared."""
         if self.policies is not None:
             self.policies.on_resized(size, self._training.dataset)
 
     def took(self, seconds: float) -> None:
-        """The change has held up training for so long."""
+        """Note for how long the change has delayed training."""
         if self.policies is not None:
             self.policies.took(seconds)
         if self.monitor is not None:
             self.monitor.resized(seconds)
 
     def end(self) -> None:
-        """The call of training is over."""
+        """Note the end of the call of training."""
         if self.policies is not None and not is_behind():
             self.policies.after_train(self._training)
         if self.monitor is not None:

@@ -1,5 +1,7 @@
-"""What a training is told that will hardly do what was meant: gradients that are reduced twice or by nobody, and
-settings of MindSpore's that have no effect here."""
+"""Warnings of trainings that will hardly do what was intended.
+
+For example two reducers or none reduce the gradients, or settings of MindSpore have no effect here.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ from ms_kungfu.elastic.options import Options
 from ms_kungfu.trained import inventory
 
 _log = logging.getLogger(__name__)
-_STEPS = 10  # more than gradients are accumulated over, mostly; workers that differ are found within 100
+_STEPS = 10  # mostly more than gradients are accumulated over; the consistency check finds differing workers within 100
 
 
 class MisuseWarnings:
-    """Each is said once in a process."""
+    """The warnings, each once in a process."""
 
     _told: set[str] = set()
 
@@ -25,7 +27,7 @@ class MisuseWarnings:
         self._synchronises = False
 
     def look(self, trained: Sequence[Any]) -> None:
-        """As training begins."""
+        """Examine what is trained, as training begins."""
         import mindspore as ms
         from mindspore.parallel._auto_parallel_context import auto_parallel_context
 
@@ -34,7 +36,7 @@ class MisuseWarnings:
         if kind.__module__.startswith("ms_kungfu."):
             kind = ()  # it is ours, under --msrun
         theirs = [cell for cell in found if isinstance(cell, kind)]
-        # Not ms.get_auto_parallel_context, which somebody else may answer: what MindSpore itself goes by.
+        # MindSpore's own setting, not ms.get_auto_parallel_context, which another module may answer.
         mode, mean = auto_parallel_context().get_parallel_mode(), auto_parallel_context().get_gradients_mean()
         self._synchronises = inventory.synchronises(trained)
         if theirs and self._synchronises:
@@ -55,13 +57,13 @@ class MisuseWarnings:
             )
 
     def step(self, reductions: int, workers: int) -> None:
-        """A step is over in which there were so many reductions of gradients."""
+        """Note that a step with so many reductions of gradients is over."""
         self._without = 0 if reductions or workers == 1 else self._without + 1
         if self._without != _STEPS or self._synchronises:
             return
         from ms_kungfu.ops._base import Collective
 
-        if not Collective._made:  # one of the program's own may reduce gradients that don't say so
+        if not Collective._made:  # a reducer of the program's own may not report its reductions
             self._say(
                 "unreduced",
                 "None of %d workers has reduced gradients in %d steps: unless the program does so by ms_kungfu.comm, "
@@ -77,7 +79,7 @@ class MisuseWarnings:
 
 
 def warn_of_one_epoch(options: Options) -> None:
-    """A training of one epoch without a dataset begins, whose cluster changes between epochs only."""
+    """Warn if a training of one epoch begins without a dataset: its cluster changes only between epochs."""
     asked = [name for name in ("schedule", "policy") if getattr(options, name)]
     if asked and membership.speaks_for_all():
         _log.warning(

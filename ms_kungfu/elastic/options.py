@@ -1,4 +1,4 @@
-"""What `ElasticTraining` and `KungFuElasticCallback` are told alike, checked once."""
+"""Options that `ElasticTraining` and `KungFuElasticCallback` have in common, checked once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ms_kungfu.trained.inventory import check_averaged
 
 @dataclass(frozen=True)
 class Options:
-    """What each means is said at `ElasticTraining`. TypeError and ValueError for what doesn't fit."""
+    """Options; `ElasticTraining` documents each. TypeError and ValueError for invalid ones."""
 
     schedule: Schedule | None = None
     wait: bool = False
@@ -49,8 +49,7 @@ class Options:
             raise TypeError(f"monitor is a ms_kungfu.monitoring.Monitor, got {self.monitor!r}")
 
     def as_run(self) -> Options:
-        """The same, unless the program is one that is run again: then no size is asked for and no checkpoint written,
-        and training begins from the one that is told."""
+        """Return the same, or for a replay: no size is requested, no checkpoint written, and the start is given."""
         replay = replaying.current()
         if replay is None:
             return self
@@ -60,7 +59,7 @@ class Options:
         )
 
     def _check_folder(self) -> None:
-        """Of the checkpoints."""
+        """Check the folder of the checkpoints."""
         folder, every = self.checkpoint_dir, self.checkpoint_every
         for name in ("checkpoint_every", "keep_checkpoints"):
             if getattr(self, name) is not None:

@@ -1,4 +1,4 @@
-"""Policies: from what is seen of a training to what is changed about it.
+"""Policies: from measurements of a training to changes of it.
 
 Pure: no clock, no cluster, no MindSpore. A policy gets the `Metrics` of the moment. It returns a
 `Decision`, which always has a reason, or None. `ms_kungfu.elastic.policy_runner` carries decisions
@@ -53,7 +53,7 @@ class Metrics:
     training_time: float = 0.0
     """Time since training started, resizes included."""
     resize_time: float | None = None
-    """For how long the last change of the cluster held up training."""
+    """For how long the last change of the cluster delayed training."""
     shards: int | None = None
     """How many shards a full step has (docs/shards.md). None: each worker trains its part of the batch in
     one."""
@@ -81,8 +81,8 @@ class Decision:
     size: int | None = None
     """The number of workers, which come when they are ready; until then policies are called as before."""
     keeps_local_batch: bool | None = None
-    """With `size`: a dataset that holds its global batch changes it in proportion, when the new size comes
-    true. With shards it has more or fewer of them, of the same shape."""
+    """With `size`: a dataset that holds its global batch changes it in proportion, when the cluster has
+    the new size. With shards it has more or fewer of them, of the same shape."""
     global_batch_size: int | None = None
     """Samples of a step, of all workers together: the dataset holds them at any size of the cluster."""
     local_batch_size: int | None = None
@@ -94,7 +94,7 @@ class Decision:
     optimizer: str | None = None
     """What ``optimizer.switch_to`` takes."""
     evict: tuple[int, ...] = ()
-    """Ranks that shall leave."""
+    """Ranks to evict."""
     shards: int | None = None
     """With `global_batch_size`: how many shards a full step has, from the next one on; else as many as
     before."""
@@ -247,7 +247,7 @@ class Policies(Policy):
 
 
 def combine(decisions: Iterable[Decision]) -> Decision | None:
-    """One decision: of each thing that several change, the first one's wish."""
+    """Return one decision: of each thing that several decisions change, the first one's value."""
     changes: dict[str, Any] = {}
     reasons = []
     for decision in decisions:
@@ -255,7 +255,7 @@ def combine(decisions: Iterable[Decision]) -> Decision | None:
         if "global_batch_size" in changes or "local_batch_size" in changes:
             for name in ("global_batch_size", "local_batch_size", "shards"):
                 wanted.pop(name, None)
-        # A worker that is told to go and a new size are two ways to change the membership; one at a time.
+        # An eviction and a new size are two ways to change the membership; one at a time.
         if "size" in changes or "evict" in changes:
             for name in ("size", "keeps_local_batch", "evict"):
                 wanted.pop(name, None)
@@ -267,7 +267,7 @@ def combine(decisions: Iterable[Decision]) -> Decision | None:
 
 
 def as_policy(policy: Policy | Sequence[Policy] | None) -> Policies:
-    """One policy or several, as Policies. TypeError for anything else."""
+    """Return one policy or several as Policies. TypeError for anything else."""
     if isinstance(policy, Policies):
         policy = policy.parts
     elif policy is None or isinstance(policy, Policy):

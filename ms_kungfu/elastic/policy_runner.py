@@ -1,4 +1,4 @@
-"""Asks the policies, agrees with the other workers and carries out what they decide. Driven by `ElasticTraining`."""
+"""Ask the policies, agree with the other workers and carry out the decision. Driven by `ElasticTraining`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ _STRATEGIES = ("AUTO", "SHM")
 
 
 class PolicyRunner:
-    """Asks the policies, agrees on the answer with the other workers, and does what it says.
+    """Asks the policies, agrees on a decision with the other workers, and carries it out.
 
-    Every worker asks its own policies, so that any of them can go on if others leave; the lowest rank's answer counts.
+    Every worker asks its own policies, so that any of them can continue if others leave; the lowest rank's answer
+    counts.
     """
 
     def __init__(self, policies: Policies, monitor: Monitor, evict: Evict | None, total_samples: int | None) -> None:
@@ -35,14 +36,14 @@ class PolicyRunner:
         self.monitor = monitor
         self.total_samples = total_samples
         self._evictions = Evictions(evict)
-        self._asked = {  # those that a policy has something to say at
+        self._asked = {  # those that a policy implements
             hook for hook in HOOKS for part in policies.parts if getattr(type(part), hook) is not getattr(Policy, hook)
         }
         self._wanted_size: int | None = None  # decided and not passed on yet
         self.pending_size: int | None = None
-        """That was decided on and passed on since the cluster changed last; who still wants it then asks again."""
-        # A size that was decided on, at which each worker is to have the batch that it had at the other one. It holds
-        # over changes that others bring about, a death say, until it comes true or a policy decides on another size.
+        """A size that was passed on since the last change of the cluster; a policy that still wants it asks again."""
+        # A decided size, at which each worker is to have the batch that it had at the other one. It survives changes by
+        # others, such as failures, until the cluster reaches it or a policy decides on another size.
         self._keeping: tuple[int, int] | None = None
         self._steps_at_size = 0
         self._began = time.monotonic()
@@ -68,32 +69,33 @@ class PolicyRunner:
         self._resize_time, self._wanted_size, self.pending_size = state["resize_time"], state["size"], state["pending"]
         keeping = state.get("keeping")  # not in files of older versions
         self._keeping = None if keeping is None else (keeping[0], keeping[1])
-        if self.pending_size is not None and state.get("job") != env.JOB.get():  # nobody in this job has been asked
+        if self.pending_size is not None and state.get("job") != env.JOB.get():  # this job has no such request
             self._wanted_size, self.pending_size = self._wanted_size or self.pending_size, None
         self.total_samples = state["total_samples"]
         self._evictions.restore(state.get("eviction"))
 
     def stepped(self, record: StepRecord | None) -> None:
-        """A step is done, and measured where there is a record."""
+        """Note that a step is done, and measured if there is a record."""
         self._steps_at_size += 1
         if record is None:
             return
         if self._steps_at_size == 1 and self._resize_time is not None and self._step_time is not None:
-            # The first step in a new cluster compiles, at a joining worker or everywhere: part of what the change has
-            # cost.
+            # The first step in a new cluster compiles, at a joining worker or at all: part of the change's cost.
             self._resize_time += max(0.0, record.seconds - self._step_time)
         self._step_time = record.seconds
 
     def on_resized(self, new_size: int, dataset: Shares | None) -> None:
-        """The cluster has changed, and its state isn't shared yet. At all members that go on: newcomers know by that
-        state what has become of it, so nothing may be left to do behind it."""
+        """Adjust the batch, as the cluster has changed; called before its state is shared, at all members that stay.
+
+        That state tells joining workers the result, so nothing may be left to do after it.
+        """
         self.pending_size = None
         if self._keeping is None or self._keeping[0] != new_size:
             return
         _, from_size = self._keeping
         self._keeping = None
         if dataset is not None and dataset.holds_global_batch:
-            # Of shards so many that nobody has to compile one of another shape.
+            # With shards in steps that need no worker to compile another shape.
             unit = 1 if dataset.shards is None else dataset.global_batch_size // dataset.shards
             count = max(1, round(dataset.global_batch_size // unit * new_size / from_size))
             if dataset.shards is not None:
@@ -101,28 +103,29 @@ class PolicyRunner:
             dataset.set_batch_size(global_batch_size=unit * count, shards=None if dataset.shards is None else count)
 
     def took(self, seconds: float) -> None:
-        """The cluster has changed, which held up training for so long."""
+        """Note for how long the change of the cluster delayed training."""
         self._steps_at_size = 0
         self._resize_time = seconds
 
     def take_size(self) -> int | None:
-        """The size that has been decided on since the last call."""
+        """Return the size that has been decided on since the last call."""
         size, self._wanted_size = self._wanted_size, None
         if size is not None:
             self.pending_size = size
         return size
 
     def hook(self, hook: str, training: Training) -> None:
-        """Ask the policies and do what they say; a new size is left for `take_size`. Collective.
+        """Ask the policies and carry out their decision; `take_size` has a new size. Collective.
 
-        Raises ValueError, at every worker, for a decision that can't be carried out here.
+        Raises:
+            ValueError: at every worker, for a decision that can't be carried out here.
         """
         if hook not in self._asked:
             return
         self._evictions.renew()
         decision = self.policies.decide(hook, self.metrics(training))
         if decision is not None and decision.size is not None:
-            # Policies go on asking while the new workers get ready.
+            # Policies still ask while the new workers get ready.
             there = runtime.current_cluster_size() if self.pending_size is None else self.pending_size
             if decision.size == there:
                 decision = replace(decision, size=None, keeps_local_batch=None)
@@ -150,7 +153,7 @@ class PolicyRunner:
             self._evictions.order(decision.evict, decider)
 
     def after_train(self, training: Training) -> None:
-        """Tell the policies that a call of training has ended. Not collective: those who left are told as well."""
+        """Tell the policies that a call of training has ended. Not collective: workers that left are included."""
         self.policies.after_train(self.metrics(training))
 
     def metrics(self, training: Training) -> Metrics:
@@ -174,7 +177,7 @@ class PolicyRunner:
             "training_time": time.monotonic() - self._began,
             "resize_time": self._resize_time,
         }
-        if record is None or self._steps_at_size == 0:  # what was measured is another cluster's
+        if record is None or self._steps_at_size == 0:  # the measurements are another cluster's
             return Metrics(**common)
         return Metrics(
             **common,
@@ -210,7 +213,7 @@ class PolicyRunner:
 
 
 def agree(mine: Decision | None) -> tuple[Decision | None, int]:
-    """Collective: the decision of the lowest living rank, at every worker, and which rank that is."""
+    """Return the decision of the lowest living rank, at every worker, and that rank; collective."""
     if runtime.current_cluster_size() == 1:
         return mine, 0
     told, decider = told_by_lowest("" if mine is None else json.dumps(mine.to_json()), "kungfu/policy")

@@ -1,4 +1,4 @@
-"""Where this process is in its program: a joining worker runs it from the start while the others are in its middle."""
+"""This process's position in its program: a joining worker runs it from the start, the others are in its middle."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ms_kungfu.elastic.state import TrainingState
 
 
 class Training(Protocol):
-    """What the parts of an `ElasticTraining` see of it."""
+    """The parts of an `ElasticTraining`'s view of it."""
 
     step: int
     first_step: int
@@ -28,7 +28,7 @@ class Training(Protocol):
 
 @dataclass
 class Entry:
-    """Of a schedule."""
+    """An entry of a schedule."""
 
     step: int
     size: int
@@ -36,9 +36,9 @@ class Entry:
 
 @dataclass
 class Told:
-    """What `event_log` has told."""
+    """What `event_log` has logged."""
 
-    pending: Entry | None = None  # hasn't come true yet
+    pending: Entry | None = None  # not reached yet
     reported_failed: tuple[int, dict[int, str]] = (-1, {})  # cluster version, rank -> peer
     at_exit: bool = False
     told_passing: bool = False
@@ -46,7 +46,7 @@ class Told:
 
 @dataclass
 class Generators:
-    """What is known of the workers' random generators, by the names of their components; `randomness` says why."""
+    """What is known of the workers' random generators, by their components' names; `randomness` says why."""
 
     origins: dict[str, int] = field(default_factory=dict)  # numbers of their states at this process's first `begin`
     shared: dict[str, bool] = field(default_factory=dict)  # decided: whether all workers have the same
@@ -56,29 +56,29 @@ class Generators:
         return {"origins": dict(self.origins), "shared": dict(self.shared)}
 
     def receive(self, state: dict[str, Any] | None) -> None:
-        """Of a worker that has the training state, or of a checkpoint; None: of one of an older version."""
+        """Take over the knowledge of a worker with the training state, or of a checkpoint; None: it is too old."""
         self.of_source = None if state is None else state["origins"]
         self.shared.update({} if state is None else state["shared"])
 
     def is_shared(self, name: str) -> bool:
-        """At a worker that has received another one's."""
+        """Return whether a worker with another one's state shares this generator."""
         same = self.of_source is None or self.of_source.get(name) == self.origins.get(name)
         return self.shared.setdefault(name, same)
 
 
 @dataclass
 class Program:
-    """Of one process, over all its trainings."""
+    """The program of one process, over all its trainings."""
 
     calls: int = 0  # trainings begun, over all ElasticTraining objects
     resume: dict[str, Any] | None = None  # the progress a joining worker received, or a checkpoint had
-    call_of_state: int = 0  # the call that a state is of which this process has come too early for
-    resuming: bool = False  # a joining worker has begun where the others are and hasn't trained yet
-    checkpoint_folders: set[str] = field(default_factory=set)  # those whose content is of this process's training
+    call_of_state: int = 0  # the call of a received state, for which this process is too early
+    resuming: bool = False  # a joining worker has begun at the others' position and hasn't trained yet
+    checkpoint_folders: set[str] = field(default_factory=set)  # those with the content of this process's training
     call_of_checkpoint: dict[str, int] = field(default_factory=dict)  # by folder: the newest one's, if later
-    job: int = 1  # of those that have used the folder of the checkpoints; the same everywhere
+    job: int = 1  # number among the jobs that have used the checkpoints' folder; the same everywhere
     checkpoint: int | None = None  # the step of the last one, until it is known to be on the disk; the same everywhere
-    writes_checkpoint: bool = False  # and it is this process that writes it
+    writes_checkpoint: bool = False  # and this process writes it
     told: Told = field(default_factory=Told)
     generators: Generators = field(default_factory=Generators)
 
@@ -92,23 +92,23 @@ def current() -> Program:
 
 
 def use(program: Program) -> None:
-    """From now on, in this context, this is the process's program: for whoever runs several in one process."""
+    """Make this the process's program in this context; for callers that run several in one process."""
     _current.set(program)
 
 
 def is_behind() -> bool:
-    """Whether this process joined, or resumed, and has not come to the call of training yet that the state is of."""
+    """Return whether this process joined, or resumed, and hasn't reached the call of training that the state is of."""
     program = current()
     return program.calls < max(program.call_of_state, program.resume["call"] if program.resume is not None else 0)
 
 
 def is_resuming() -> bool:
-    """Whether this process is behind, or has just begun in the middle of a call that the others began before."""
+    """Return whether this process is behind, or has just begun in the middle of a call that the others began before."""
     return is_behind() or current().resuming
 
 
 def progress(training: Training) -> dict[str, Any]:
-    """Where this process is in a training; JSON, for another one or a checkpoint."""
+    """Return this process's position in a training as JSON, for another process or a checkpoint."""
     mine = current()
     return {
         "step": training.step,
@@ -121,7 +121,7 @@ def progress(training: Training) -> dict[str, Any]:
 
 
 def resume(progress: dict[str, Any]) -> None:
-    """Go on from another process's progress, or a checkpoint's, in the call of training that it is of."""
+    """Continue from another process's progress, or a checkpoint's, in the call of training that it is of."""
     mine = current()
     mine.resume = progress
     mine.checkpoint = progress.get("checkpoint")  # not in files of older versions

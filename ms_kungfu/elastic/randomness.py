@@ -1,19 +1,19 @@
-"""The random generators of a training: which of them the workers share, and what a joining worker's are.
+"""The random generators of a training: which of them the workers share, and which state a joining worker's get.
 
 1. A generator is *shared* if its state was the same on all workers as they came to their first `begin`: the program
-   seeds it alike everywhere. It then counts for all, say for an image size that is drawn once a step, so a joining
-   worker goes on with the source rank's state.
-2. Any other generator is *each worker's own*, say for augmentation or noise. With the source rank's state two workers
-   would draw the same numbers for ever. A joining worker's state is a function of the source rank's state and of
-   (call, step, rank) where it joins: the same whenever the same training is run again, and another one for each of
-   the workers that join together.
+   seeds it alike everywhere. It then counts for all, for example for an image size that is drawn once a step. So a
+   joining worker continues with the source rank's state.
+2. Any other generator is *each worker's own*, for example for augmentation or noise. With the source rank's state two
+   workers would draw the same numbers for ever. A joining worker's state is a function of the source rank's state and
+   of (call, step, rank) at which it joins. It is the same whenever the same training is run again, and another one for
+   each of the workers that join together.
 3. The workers of the first cluster decide which it is as they begin together. A worker that began alone doesn't know
-   it. There the joining worker decides: it has run the same program from the start, so its own state at its first
-   `begin` tells what the program does about seeds. (A program that seeds by the rank is seen to do so, since the worker
-   that began alone has rank 0 for as long as it lives, and a joining worker has another one.)
+   it. There the joining worker decides. It has run the same program from the start, so its own state at its first
+   `begin` shows how the program seeds. A program that seeds by the rank is detected: the worker that began alone keeps
+   rank 0, and a joining worker has another one.
 4. A decision holds for ever and travels in the progress, as does the state of (3). So it doesn't depend on which ranks
-   live later: after rank 0 has failed, the seed of the new rank 0 may be the one that a joining worker's program
-   takes for its own rank.
+   live later. After rank 0 has failed, the seed of the new rank 0 may be the one that a joining worker's program takes
+   for its own rank.
 
 tests/mindspore/elastic/test_randomness.py
 """
@@ -34,13 +34,13 @@ from ms_kungfu.elastic import program
 from ms_kungfu.elastic.state import Component
 from ms_kungfu.trained.inventory import collect_generators
 
-# What is shared or own by itself: of MindSpore the generator, which `mindspore.manual_seed` sets, and the global seed,
-# which datasets take, too. The others are components each.
+# Names of the generators that are shared or own by themselves. MindSpore has two: the generator, which
+# `mindspore.manual_seed` sets, and the global seed, which datasets use, too. The others are components each.
 NAMES = ("mindspore_generator", "mindspore_seed", "random_python", "random_numpy", "random_generators")
 
 
 def components(trained: Iterable[Any] = ()) -> list[Component]:
-    """The global random generators of Python, NumPy and MindSpore, and the generators that cells hold."""
+    """Return components of the global random generators of Python, NumPy and MindSpore, and of cells' generators."""
 
     def restore_python(state: Any) -> None:
         version, numbers, gauss = state
@@ -84,13 +84,13 @@ def _derive(name: str, state: Any, seed: Callable[[int], None]) -> None:
 
 
 def _identity() -> str:
-    """Where this worker joins, or resumes, and as which rank."""
+    """Return where this worker joins, or resumes, and as which rank."""
     progress = program.current().resume or {}
     return f"{progress.get('call')}/{progress.get('step')}/{runtime.current_rank()}"
 
 
 def derived(name: str, state: Any, identity: str) -> int:
-    """A seed below 2**63 for the worker of this identity that begins with another one's state. Pure."""
+    """Return a seed below 2**63 for the worker of this identity that begins with another one's state. Pure."""
     return _number([name, state, identity])
 
 
@@ -99,14 +99,14 @@ def _number(value: Any) -> int:
 
 
 def note_origins(found: Sequence[Component]) -> None:
-    """Keep what the generators are as this process comes to its first `begin`."""
+    """Record the generators' states as this process comes to its first `begin`."""
     states = {c.name: c.capture() for c in found if c.name.startswith("random_")}
     states |= {f"mindspore_{part}": state for part, state in states.pop("random_mindspore").items()}
     program.current().generators.origins.update({name: _number(states[name]) for name in NAMES})
 
 
 def row() -> list[int]:
-    """Of the process, in the order of `NAMES`: what it tells the others where they begin together."""
+    """Return the process's row, in the order of `NAMES`, for the others with which it begins."""
     origins = program.current().generators.origins
     return [origins.get(name, 0) for name in NAMES]
 

@@ -1,4 +1,4 @@
-"""Which size the cluster takes after which step. Pure."""
+"""The size that the cluster takes after each step. Pure."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _FORM = "write step:size pairs such as '10:2,20:4,40:1'"
 
 
 def parse_schedule(schedule: Schedule | None) -> SizeRule:
-    """The function ``size_after(step)`` of a schedule: the size to take when `step` steps are done, or None to keep it.
+    """Return a schedule's function ``size_after(step)``: the size to take when `step` steps are done, or None.
 
-    An entry is looked up at exactly its step, so it fires once, and a worker that joins later does not fire it again.
-    Step 0 is before the first step. ValueError or TypeError, in one sentence, for anything that isn't a schedule.
+    An entry is looked up at exactly its step, so it fires once, and a worker that joins later doesn't fire it again.
+    Step 0 is before the first step. ValueError or TypeError for anything that isn't a schedule.
 
     >>> rule = parse_schedule("10:2,20:4")
     >>> rule(9), rule(10), rule(20)
@@ -35,8 +35,7 @@ def parse_schedule(schedule: Schedule | None) -> SizeRule:
 
 
 def entries(schedule: Schedule | None) -> list[tuple[int, int]]:
-    """``(step, size)`` of all entries, in order: what is known ahead, and of a function nothing is. Raises as
-    `parse_schedule`."""
+    """Return ``(step, size)`` of all entries, in order; none of a function. Raises as `parse_schedule`."""
     if isinstance(schedule, str):
         return sorted(_table(_pairs(schedule)).items())
     if isinstance(schedule, Mapping):
@@ -47,10 +46,11 @@ def entries(schedule: Schedule | None) -> list[tuple[int, int]]:
 
 
 def newcomers_ahead(known: Sequence[tuple[int, int]], step: int, size: int) -> tuple[int, int]:
-    """How many are new, and the size, at the next of the `known` entries (`entries`) that takes a cluster of `size` to
-    another one: one at `step`, or later. (0, size) where there is none, or it shrinks.
+    """Return how many workers are new, and the size, at the next of the `known` `entries` that changes the cluster.
 
-    No further one is looked at: whoever comes by it would wait for long, beside those who are needed before.
+    It is at `step`, or later. (0, size) if there is none, or the cluster shrinks.
+
+    Later entries don't count: their workers would wait for long, beside those that are needed before.
 
     >>> newcomers_ahead([(10, 2), (20, 4), (40, 1)], 10, 2)
     (2, 4)

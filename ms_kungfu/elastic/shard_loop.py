@@ -1,6 +1,6 @@
-"""What one worker does in a step that is a deal of shards, whatever computes a shard: `ShardedStep` without MindSpore.
+"""One worker's part of a step that is partitioned into shards: `ShardedStep` without MindSpore.
 
-Why the bits don't depend on the cluster, and what becomes of a death: ops_src/shards/step.h.
+ops_src/shards/step.h explains why the bits don't depend on the cluster, and what follows from a failure.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _ON_CORES = "computed on {} cores a worker (kungfu-run -cores-per-worker K has a
 
 
 class ShardLoop:
-    """Of one `ShardedStep`.
+    """The loop of one `ShardedStep`.
 
     Args:
         parameters: what is trained.
         mean: whether the update gets the mean over the step or the sum.
-        dtypes: of the gradients, and the loss behind them, once a shard has been computed; (): all are alike.
+        dtypes: of the gradients, and of the loss after them, once a shard has been computed; (): all are alike.
         shapes: how many shapes of shards this worker has computed.
     """
 
@@ -45,11 +45,11 @@ class ShardLoop:
         compute: Callable[[int], tuple[Any, bool]],
         statistics: Callable[[], list[Array]] = list,
     ) -> Any:
-        """One step; collective. Returns the loss of all of it.
+        """Train one step and return its whole loss; collective.
 
-        ``compute(shard)`` computes one, brings its gradients, and makes the update once their sum over all shards is
-        there; it returns the loss, a scalar tensor, and whether it was. `statistics` are the moving ones, in memory
-        that computing a shard changes.
+        ``compute(shard)`` computes one, contributes its gradients, and makes the update once their sum over all shards
+        is complete. It returns the loss, a scalar tensor, and whether the sum was complete. `statistics` are the moving
+        ones, in memory that computing a shard changes.
         """
         core = membership.current().core
         if not self._claimed:
@@ -92,8 +92,7 @@ class ShardLoop:
                 return loss
 
     def _names(self, count: int) -> list[str]:
-        """What the gradients are called, and the loss behind them, in the order of the hashes: by dtype
-        (kernels/common/groups.h)."""
+        """Return the names of gradients and loss in the order of the hashes: by dtype (kernels/common/groups.h)."""
         if len(self._parameters) + 1 == count:
             names = [f"the gradient of {p.name!r}" for p in self._parameters]
         else:

@@ -1,4 +1,4 @@
-"""A training step as a deal of shards, over MindSpore's networks. For users: docs/shards.md."""
+"""A training step that is partitioned into shards, over MindSpore's networks. For users: docs/shards.md."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class ShardedStep:
         self._statistics = _Statistics(inventory.moving_statistics(trained))
         held = {id(p): p.nbytes for cell in inventory.collect_cells(trained).values() for p in cell.get_parameters()}
         self.cell = Shard(forward_backward, update, sum(held.values()))
-        """What runs once a shard."""
+        """The cell that runs once a shard."""
         parameters = [p for o in inventory.collect_optimizers(trained) for p in o.parameters]
         self._loop = ShardLoop(parameters, gradients_mean, self.cell.dtypes, self.cell.shapes)
         self._is_first = True
@@ -109,7 +109,7 @@ class ShardedStep:
             return self.cell(*(values[i] for i in place))
 
         if self._statistics:
-            wait_for_queue()  # what PyNative mode has queued may write to them
+            wait_for_queue()  # operations that PyNative mode has queued may write to them
         if not self._is_first:
             return self._loop.step(batches, compute, self._statistics.arrays)
         before = self._statistics.of_others()
@@ -151,7 +151,7 @@ class _Statistics:
         return bool(self._parameters)
 
     def arrays(self) -> list[Array]:
-        """Their memory as it is now: `asnumpy` shares it, and takes longer than to see whether it is the same."""
+        """Return their present memory: `asnumpy` shares it, and takes longer than to see whether it is the same."""
         addresses = [parameter.data_ptr() for parameter in self._parameters]
         if addresses != self._addresses:
             self._arrays = [parameter.asnumpy() for parameter in self._parameters]
@@ -159,7 +159,7 @@ class _Statistics:
         return self._arrays
 
     def of_others(self) -> list[tuple[Any, Array]]:
-        """Return what other steps keep alike, and what it is now."""
+        """Return what other steps keep alike, and its present value."""
         own = {id(parameter) for parameter in self._parameters}
         others = [parameter for key, parameter in inventory.statistics_of_shards.items() if key not in own]
         if others:
@@ -168,7 +168,7 @@ class _Statistics:
 
     @staticmethod
     def check_others(before: Sequence[tuple[Any, Array]]) -> None:
-        """ValueError where a step has changed one, which it would have to keep alike, too."""
+        """Raise ValueError if a step has changed one, since it would have to keep that one alike, too."""
         if before:
             wait_for_queue()
         for parameter, value in before:
@@ -179,22 +179,22 @@ class _Statistics:
                 )
 
 
-# Of Parameters: what copying and updating them takes then is about what a branch does.
+# Parameters of this size cost about as much to copy and to update as a branch does.
 _DEAR_BYTES = 8 << 20
-# Of which a run can be taken back: the one brings nothing, the other draws by shard and place.
+# A run of these can be undone: one contributes nothing, the other draws by shard and position.
 _UNDOABLE = {"KungFuSumShards", "KungFuDropout"}
 
 
 class Shard:
-    """What runs once a shard: its gradients, their way into the sum, and behind the last one the update.
+    """The cell that runs once a shard: its gradients, their contribution to the sum, and after the last one the update.
 
-    In GRAPH mode a branch around the update is dear: MindSpore's runtime hands it from thread to thread, which takes
-    longer than the update of a small network. So there the graph is straight: the update runs behind each shard, and
-    where the step isn't over, what it has written is put back (ops_src/shards/step.h). With as many shards as workers
-    that is where a worker has died, and in the first step, of which a shard is computed for comparison.
+    In GRAPH mode a branch around the update is expensive. MindSpore's runtime passes it from thread to thread, which
+    takes longer than the update of a small network. So there the graph is straight. The update runs after each shard,
+    and if the step isn't over, what it has written is restored (ops_src/shards/step.h). With as many shards as workers
+    that happens only if a worker has failed, and in the first step, of which a shard is computed for comparison.
 
-    The branch is there where the update can't be put back (it prints, talks to others, draws random numbers), and where
-    a large network begins with several shards a worker.
+    The branch is used if the update can't be undone (it prints, communicates, draws random numbers), or if a large
+    network begins with several shards a worker.
     """
 
     def __init__(
@@ -203,20 +203,20 @@ class Shard:
         self._branching = _Branching(forward_backward, update)
         self._straight = _Straight(forward_backward, update)
         self._held_bytes = held_bytes  # by Parameters
-        self._goes_straight: bool | None = None  # None: nobody knows yet
+        self._goes_straight: bool | None = None  # None: not known yet
         self._shapes: set[Any] = set()  # of the columns that the straight graph is compiled for
         self._written = _Written()  # by it
         self._computed: set[Any] = set()  # shapes of columns
-        self._queues_flush = False  # denormals, for good
+        self._queues_flush = False  # whether a queue's thread treats denormals so, permanently
 
     def __call__(self, *columns: Any) -> tuple[Any, bool]:
         """Compute a shard. Return the loss, a scalar tensor, and whether the step is over."""
         core = membership.current().core
-        # As the threads of MindSpore's pool do. It runs a graph on these the first time, and later on the caller's, so
-        # who has joined would make zeros of what the others keep: moments that no gradient feeds come to that. In
+        # As the threads of MindSpore's pool do. It runs a graph on these the first time, and later on the caller's. So
+        # a joining worker would make zeros of what the others keep: moments without a gradient come to that. In
         # PyNative mode a queue's thread is such a caller, too.
         if not self._queues_flush and not compiled.graph_mode():
-            wait_for_queue()  # which raises what failed in it
+            wait_for_queue()  # which raises the error in it
             flush_denormals_of_queues()
             self._queues_flush = True
         flushed = core.flush_denormals(True)
@@ -236,7 +236,8 @@ class Shard:
         stands = False
         try:
             loss = self._straight(*columns)
-            stands = core.sharded_step_over()  # to ask for it as an output takes longer than all else around the graph
+            # a request for it as an output takes longer than all else around the graph
+            stands = core.sharded_step_over()
             return loss, stands
         finally:
             if not stands:
@@ -244,12 +245,12 @@ class Shard:
                 core.undo_update()
 
     def compile(self, *columns: Any, several: bool = False) -> None:
-        """For GRAPH mode. `several`: workers begin with more than one shard a step."""
+        """Compile for GRAPH mode. `several`: workers begin with more than one shard a step."""
         if not self._is_straight(columns, several):
             self._branching.compile(*columns)
 
     def _is_straight(self, columns: Sequence[Any], several: bool) -> bool:
-        """Whether that graph is to run. Compiles it to know."""
+        """Return whether the straight graph is to run. Compiles it to know."""
         if self._goes_straight is None:
             self._goes_straight = not (several and self._held_bytes > _DEAR_BYTES)
         shapes = tuple(column.shape for column in columns)
@@ -261,16 +262,16 @@ class Shard:
         return self._goes_straight
 
     def dtypes(self) -> list[str]:
-        """Of the gradients, and the loss behind them; [] before a shard has been computed."""
+        """Return the dtypes of the gradients, and of the loss after them; [] before a shard has been computed."""
         return self._straight.sum_shards.dtypes or self._branching.sum_shards.dtypes
 
     def shapes(self) -> int:
-        """How many there were of what has been computed."""
+        """Return how many shapes of shards have been computed."""
         return len(self._computed)
 
     @property
     def graphs(self) -> int:
-        """How many have been compiled."""
+        """Return how many graphs have been compiled."""
         return len(self._straight.compile_cache) + len(self._branching.compile_cache)
 
     def set_train(self) -> None:
@@ -280,7 +281,7 @@ class Shard:
 
 
 class _Written:
-    """The Parameters of a compiled cell, and where they are.
+    """The Parameters of a compiled cell, and their memory.
 
     MindSpore's CPU graphs write to the memory that a Parameter has when they begin to run.
     """
@@ -293,18 +294,18 @@ class _Written:
         self._parameters = list(parameters)
 
     def is_plain(self) -> bool:
-        """Whether the memory of each is in one piece."""
+        """Return whether the memory of each is in one piece."""
         return all(p.data_ptr() != 0 and p.is_contiguous() for p in self._parameters if p.nbytes > 0)
 
     def look(self) -> list[tuple[int, int]]:
-        """Addresses and bytes, in a run of the cell. KungFuError where they aren't in one piece."""
+        """Return addresses and bytes, in a run of the cell. KungFuError if they aren't in one piece."""
         if not self.is_plain():
             raise KungFuError("a Parameter of a step of shards has come to be a view of another tensor's memory")
         self._addresses = self._read()
         return [(address, p.nbytes) for address, p in zip(self._addresses, self._parameters)]
 
     def check(self) -> None:
-        """KungFuError where they have moved since `look`, if that was called."""
+        """Raise KungFuError if they have moved since `look`, if that was called."""
         addresses, self._addresses = self._addresses, None
         if addresses is not None and self._read() != addresses:
             raise KungFuError("InternalError: Parameters have moved while a graph ran that may have to be undone")
@@ -314,7 +315,7 @@ class _Written:
 
 
 class _Parts(nn.Cell):
-    """What a shard's graph is made of."""
+    """The operations in a shard's graph."""
 
     def __init__(self, forward_backward: Callable[..., Any], update: Callable[[Gradients], Any]) -> None:
         super().__init__(auto_prefix=False)
@@ -333,7 +334,7 @@ class _Straight(_Parts):
 
 
 class _Branching(_Parts):
-    """One shard, and behind the last one the update."""
+    """One shard, and after the last one the update."""
 
     def construct(self, *columns):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
         loss, gradients = self.forward_backward(*columns)
@@ -346,7 +347,7 @@ class _Branching(_Parts):
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """ValueError for one that doesn't follow the mean of the gradients."""
+    """Raise ValueError for an optimizer that doesn't follow the mean of the gradients."""
     if hasattr(optimizer, "replicas_differ"):
         raise ValueError(
             f"{type(optimizer).__name__} averages models, of which each worker has its own, while shards make one "
@@ -355,7 +356,7 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def _places(columns: Any, batch: Any) -> list[int]:
-    """Which columns of the batch these are."""
+    """Return which columns of the batch these are."""
     values = list(batch.values()) if isinstance(batch, dict) else list(batch)
     ids = [id(value) for value in values]
     if any(id(column) not in ids for column in columns):

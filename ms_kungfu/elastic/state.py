@@ -1,18 +1,18 @@
-"""What decides the next step of training, named piece by piece, and how it reaches the workers that join.
+"""The state that decides the next step of training, piece by piece, and how it reaches joining workers.
 
-The pieces (a test trains on with each one missing and sees that it matters):
+The pieces (a test trains on without each one and finds that it matters):
 
 - ``parameters``: every MindSpore Parameter of the trained cells: weights, moments, global step, learning rate, the loss
   scale of a training cell. Broadcast straight into the joining worker's Parameters.
 - ``buffers``: the tensors that cells have registered with ``register_buffer``.
 - ``progress``: the step, epoch and call of training.
-- ``dataset``: an ElasticDataset's epoch and seed, and what of the epoch is still to be trained.
+- ``dataset``: an ElasticDataset's epoch and seed, and the rest of the epoch.
 - ``loss_scale``: the numbers of a loss scale manager that works on the host.
 - ``learning_rate``: the size that an `lr_rule` counts from and the factor it has arrived at.
 - ``param_groups``: the plain numbers in the groups of optimizers that have them (``mindspore.experimental.optim``), and
   of the program's own schedulers for these. Their other rates and counters are Parameters.
 - ``random_mindspore``, ``random_python``, ``random_numpy``: the states of the global random generators. A joining
-  worker goes on with those of the worker it gets its state from, or derives its own from them: see `randomness`.
+  worker continues with those of the source rank, or derives its own from them: see `randomness`.
 - ``random_generators``: those of the ``mindspore.Generator`` objects that are attributes of the trained cells.
 
 Not carried: what MindSpore's kernels keep for themselves (a compiled Dropout's own generator on CPU) and what a program
@@ -87,8 +87,7 @@ def attributes_component(name: str, owner: Any) -> Component:
 def groups_component(optimizers: Sequence[Any], schedulers: Sequence[Any]) -> Component:
     """Return the numbers of optimizers with ``param_groups`` and their schedulers.
 
-    MindSpore's schedulers count in Parameters, and what they have in numbers is what the program has
-    given them.
+    MindSpore's schedulers count in Parameters, and their numbers are the program's arguments.
     """
     own = [s for s in schedulers if not type(s).__module__.startswith("mindspore.")]
 
@@ -109,7 +108,7 @@ def groups_component(optimizers: Sequence[Any], schedulers: Sequence[Any]) -> Co
 
 
 def restore_components(components: Sequence[Component], received: Mapping[str, Any]) -> None:
-    """Restore each component. KungFuError, and nothing restored, where it is another program's state."""
+    """Restore each component. KungFuError, and nothing restored, if it is another program's state."""
     differing = set(received) ^ {c.name for c in components}
     if differing:
         raise KungFuError(f"{min(differing)!r} is state on one side only; start all workers with the same program")
@@ -124,7 +123,7 @@ def _restore(component: Component, state: Any, of_another: bool) -> None:
 
 
 def resume_components(components: Sequence[Component], kept: Mapping[str, Any], of_another: bool = False) -> list[str]:
-    """Restore from a checkpoint what it and the program both have; return the names only one has.
+    """Restore from a checkpoint what it and the program both have; return the names that only one has.
 
     A program may watch its training in another way than the one that wrote the checkpoint.
     `of_another`: the checkpoint has nothing of this worker's own, and `kept` is another one's.

@@ -1,9 +1,9 @@
-"""How the training state reaches those who lack it: who joins, and all of them where training begins.
+"""How the training state reaches the workers that lack it: joining ones, and all as training begins.
 
-Nobody hands over a mixture: who was receiving when the giver died has its own values back before it gives them itself.
+No worker sends a mixture: if the source rank fails, a receiver restores its own values before it becomes the source.
 
-Over several hosts a joining worker takes what is large from its own host, where somebody there has the very same bits,
-which those who have the state tell each other first (`from_the_nearest`). Over the network it goes to hosts without.
+Over several hosts a joining worker takes large tensors from its own host, if a rank there has the same bits. The ranks
+with the state compare them first (`from_the_nearest`). Only hosts without the bits get them over the network.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from ms_kungfu.trained.inventory import assign, collect_parameters, fingerprint
 _log = logging.getLogger(__name__)
 Received = TypeVar("Received")
 
-# Why a worker has come. The higher goes first where workers come for different things.
+# Why a worker has come. The higher goes first if workers come for different things.
 _FOR_PARAMETERS, _FOR_STATE = 1, 2
 
 
 @contextlib.contextmanager
 def from_the_nearest(root: int, content: Callable[[], int] | None) -> Iterator[None]:
-    """Collective: in it a broadcast from `root` is taken from a rank of one's own host, where one has the same bits.
+    """Take broadcasts from `root` in it from a rank of the same host, if one has the same bits; collective.
 
-    Who gives follows from rows that all ranks have alike. One of the givers that dies fails the broadcast at all of
-    them, as the root does.
+    The source ranks follow from rows that all ranks have alike. If one of them fails, the broadcast fails at all ranks,
+    as with the root.
 
     Args:
-        content: a number of what this rank would give, which is another one where a bit is; None where it can't give,
-            or gives something of its own. Called only where there is a choice.
+        content: a number for what this rank would send, which changes with each bit; None if it can't send, or sends
+            something of its own. Called only if there is a choice.
     """
     where, core = membership.host_of_rank(), membership.current().core
     if len(set(where)) > 1:
@@ -61,20 +61,20 @@ def from_the_nearest(root: int, content: Callable[[], int] | None) -> Iterator[N
 
 
 def _agree_on_purpose(purpose: int, lacking: bool, parameters: Sequence[Any], call: int = 0) -> tuple[bool, bool]:
-    """Agree with all workers on what to share: (this one's turn, somebody lacks the state).
+    """Agree with all workers on what to share. Return (it is this one's turn, a worker lacks the state).
 
     A joining worker runs its program from the start and may come to `sync_net_parameters`, or to an earlier call of
-    training, while the others are about to hand over the whole state: it then goes on without, as it is about to
-    receive everything, and the others wait for what it comes to next.
+    training, while the others are about to transfer the whole state. It then continues without, as it is about to
+    receive everything, and the others wait for its next call.
 
-    1. Workers that have the state stay in their call, and at this place in it, until the joining worker is there too:
-       they ask again for as long as one has come for less.
+    1. Workers that have the state stay in their call, and at this line of it, until the joining worker is there too.
+       They repeat the agreement for as long as one has come for less.
     2. A joining worker comes to its calls in the program's order, one after another, so it comes to that call or its
-       program ends. Its end is that of a failed worker, which the next asking does without.
-    3. No state is sent before all have come for the same, so it reaches the objects of the call that it is of. Until
-       then the joining worker is behind (`program.is_behind`) and makes no other collective of ours.
-    4. Until then all that have the state are in this loop, and none comes to a collective of the program's. So the
-       joining worker passes the program's barriers and refuses its other collectives (`membership.is_catching_up`). It
+       program ends. Its end is that of a failed worker, which the next agreement ignores.
+    3. No state is sent before all have come for the same, so it reaches the objects of its call. Until then the joining
+       worker is behind (`program.is_behind`) and begins no other collective of ms_kungfu's.
+    4. Until then all workers with the state are in this loop, and none comes to a collective of the program's. So the
+       joining worker passes the program's barriers and rejects its other collectives (`membership.is_catching_up`). It
        takes part in them again once it has come for the same.
     """
     row = np.array([purpose, lacking, fingerprint(parameters), call], dtype=np.int64)
@@ -96,13 +96,16 @@ def _agree_on_purpose(purpose: int, lacking: bool, parameters: Sequence[Any], ca
 
 
 def models_differ(trained: Iterable[Any]) -> bool:
-    """Whether each worker trains a model of its own by design, as under an optimizer that averages models."""
+    """Return whether each worker trains a model of its own by design, as under an optimizer that averages models."""
     return not claims.replicas().isdisjoint(map(id, collect_parameters(trained)))
 
 
 def share_parameters(parameters: Sequence[Any], root: int = 0) -> None:
-    """Collective: the root's values into everyone's `parameters`, in place; where it has died, those of the lowest rank
-    that lives. Returns at once at a joining worker that is about to receive the whole state."""
+    """Copy the root's values into each worker's `parameters`, in place; collective.
+
+    If the root has failed, the lowest living rank replaces it. Return at once at a joining worker that is about to
+    receive the whole state.
+    """
     from ms_kungfu.ops._sync import broadcast_parameters
 
     runtime.init()
@@ -115,13 +118,12 @@ def share_parameters(parameters: Sequence[Any], root: int = 0) -> None:
 
         from_lowest_rank(receive, preferred=root)
         claims.mark(parameters)
-        membership.state_received()  # what such a program calls its state
+        membership.state_received()  # such a program calls this its state
 
 
 @contextlib.contextmanager
 def _whole_or_not_at_all(tensors: Sequence[Any]) -> Iterator[None]:
-    """Has their own values back where the worker dies whose values are being written into them: the next one to give
-    its own must not give a mixture."""
+    """Restore the tensors' own values if the worker that sends them fails: the next source must not send a mixture."""
     for tensor in tensors:
         if getattr(tensor, "has_init", False):
             tensor.init_data()
@@ -135,11 +137,12 @@ def _whole_or_not_at_all(tensors: Sequence[Any]) -> Iterator[None]:
 
 
 def begin_alike(state: TrainingState, data: Mapping[str, Any] | None = None) -> None:
-    """Collective where training begins: where parameters or buffers differ between the workers, all take those of the
-    lowest rank. What differs by nature (models that are meant to, moving statistics) is made the same once, when it is
-    trained for the first time.
+    """Make the state the same as training begins; collective.
 
-    `data` is what has to be the same of everybody's data. KungFuError where that or the program isn't.
+    If parameters or buffers differ between the workers, all take those of the lowest rank. What differs by nature
+    (models that are meant to, moving statistics) is made the same once, when it is trained for the first time.
+
+    `data` is the part of the workers' data that has to be the same. KungFuError if that or the program differs.
     """
     tensors = [*state.parameters, *state.buffers.values()]
     by_nature = claims.replicas().union(map(id, (*state.averaged, *state.statistics)))
@@ -175,8 +178,11 @@ def begin_alike(state: TrainingState, data: Mapping[str, Any] | None = None) -> 
 
 
 def compare_contents(dataset: Shares) -> None:
-    """Collective of workers that begin, or resume, together: KungFuError, at all of them, if a sample number stands for
-    another content at one of them. If one has no contents to compare, none claims that they are the same."""
+    """Compare the data of workers that begin, or resume, together; collective.
+
+    KungFuError, at all of them, if a sample number stands for another content at one of them. If one has no contents to
+    compare, none claims that they are the same.
+    """
     own = dataset.contents
     row = np.array([own is not None, 0 if own is None else own.word()], dtype=np.int64)
     rows = gather_living(row, "kungfu/data/contents")
@@ -197,25 +203,25 @@ def compare_contents(dataset: Shares) -> None:
 
 
 def _tell_of_other_data(everyones: Mapping[int, Mapping[str, Any]]) -> None:
-    """Of the first thing that isn't alike."""
+    """Describe the first difference."""
     for what, groups in differing(everyones).items():
         told = " and ".join(f"{value} at rank {', '.join(map(str, ranks))}" for value, ranks in groups.items())
         raise KungFuError(f"the workers' data differ: {what} {told}; start all workers with the same data")
 
 
 def _check_programs(fingerprints: Mapping[int, int], parameters: Iterable[Any]) -> None:
-    """Collective if they differ."""
+    """Compare the programs; collective if they differ."""
     if len(set(fingerprints.values())) > 1:
         raise KungFuError(first_difference(gather_json(described(parameters), "kungfu/state/names")))
 
 
 def described(parameters: Iterable[Any]) -> list[str]:
-    """Names, shapes and dtypes."""
+    """Return names, shapes and dtypes."""
     return [f"{p.name} {tuple(p.shape)} {p.dtype}" for p in parameters]
 
 
 def first_difference(everyones: Mapping[int, Sequence[str]]) -> str:
-    """That ranks train other Parameters, of which the first that differ are named. Pure."""
+    """Return the message that ranks train other Parameters; it names the first ones that differ. Pure."""
     first = min(everyones)
     for rank, mine in everyones.items():
         if list(mine) == list(everyones[first]):
@@ -230,11 +236,13 @@ def first_difference(everyones: Mapping[int, Sequence[str]]) -> str:
 
 
 def share_state(state: TrainingState) -> bool:
-    """Collective after a change of membership: whoever joined gets everything. True where this worker received it.
+    """Transfer the state to joining workers after a change of membership; collective.
 
-    First the `averaged` tensors become the mean over those workers that have trained. Parameters reach every worker
-    (they are the same already at those that stay); where the workers' models are meant to differ (an optimizer that
-    averages models), those that stay keep theirs. Components are restored at joining workers only.
+    Return whether this worker received it.
+
+    First the `averaged` tensors become the mean over those workers that have trained. Parameters reach every worker (at
+    those that stay they are the same already). If the models are meant to differ (an optimizer that averages models),
+    workers that stay keep theirs. Components are restored at joining workers only.
 
     At a joining worker in an earlier call than the others it returns at once, and the others wait until it comes to
     theirs.
@@ -266,12 +274,13 @@ def share_state(state: TrainingState) -> bool:
 
 
 class StateLostError(KungFuError):
-    """Nobody lives who could hand over what the others need."""
+    """No living rank can transfer what the others need."""
 
 
 def from_lowest_rank(receive: Callable[[int], Received], able: bool = True, preferred: int | None = None) -> Received:
-    """Collective: `receive` from the lowest living rank that is `able`, or from the `preferred` one among them; where
-    it dies meanwhile, from the next one. StateLostError, at all of them, where none is able.
+    """Receive from the lowest living rank that is `able`, or from the `preferred` one among them; collective.
+
+    If it fails meanwhile, the next one replaces it. StateLostError, at all ranks, if none is able.
     """
 
     def choose(answers: Mapping[int, Array]) -> int:
@@ -286,7 +295,7 @@ def from_lowest_rank(receive: Callable[[int], Received], able: bool = True, pref
 
 
 def average(tensors: Sequence[Any], counted: bool = True) -> None:
-    """Collective: each tensor becomes its mean over the workers that are `counted`, in place, and the same everywhere.
+    """Average each tensor over the workers that are `counted`, in place, and the same everywhere; collective.
 
     In float64, so that of tensors of fewer bits the mean of equal values is that value.
     """
@@ -294,18 +303,20 @@ def average(tensors: Sequence[Any], counted: bool = True) -> None:
         return
     values = [t.asnumpy().astype(np.float64).ravel() for t in tensors]
     row = np.concatenate([*values, [1.0]])
-    # An uncounted one's may be anything, infinite too.
+    # An uncounted one's may be anything, even infinite.
     total = comm.all_reduce(row if counted else np.zeros_like(row), name="kungfu/state/averages")
     if total[-1] == 0:
-        return  # those with the training state have died, which the hand-over will say
+        return  # the ranks with the training state have failed, which the transfer will report
     means = np.split(total[:-1] / total[-1], np.cumsum([v.size for v in values])[:-1])
     for tensor, mean in zip(tensors, means):
         assign(tensor, mean.reshape(tensor.shape))
 
 
 def broadcast_tensors(state: TrainingState, root: int, keep: bool = False) -> None:
-    """Collective: the root's parameters and buffers into everyone's, in place; with `keep` this worker's parameters
-    stay as they are."""
+    """Copy the root's parameters and buffers into each worker's, in place; collective.
+
+    With `keep` this worker's parameters stay as they are.
+    """
     from ms_kungfu.ops._sync import broadcast_parameters
 
     broadcast_parameters(list(state.parameters), root, "kungfu/state/parameters", keep)

@@ -1,4 +1,4 @@
-"""Who is slow is dealt fewer shards. The bits don't depend on it."""
+"""Assign fewer shards to slow workers. The bits don't depend on that."""
 
 from __future__ import annotations
 
@@ -7,28 +7,30 @@ import numpy as np
 from ms_kungfu import _core, membership
 from ms_kungfu.agreement import gather_living
 
-_GAIN = 1.1  # by which a step has to become shorter, for what a new deal costs
+_GAIN = 1.1  # factor by which a step has to become shorter, for the cost of a new partition
 
 
 def speeds(seconds: dict[int, float], size: int) -> list[int]:
-    """By rank, from what a shard takes each of them: integers of which the fastest has 1000, and those who said nothing
-    too. Pure."""
+    """Return the ranks' speeds, from the seconds that a shard takes each: integers of which the fastest has 1000. Pure.
+
+    Ranks without a time have 1000, too.
+    """
     least = min(seconds.values())
     return [max(1, round(1000 * least / seconds[rank])) if rank in seconds else 1000 for rank in range(size)]
 
 
 def longest(shards: int, seconds: dict[int, float], weights: list[int]) -> float:
-    """The time of the worker that is done last, of a step dealt by these weights (none: evenly). Pure."""
+    """Return the time of the last worker to finish, in a step assigned by these weights (none: evenly). Pure."""
     members = sorted(seconds)
     mine = [weights[rank] for rank in members] if weights else []
     return max(len(_core.deal_shards(shards, members, mine, rank)) * seconds[rank] for rank in members)
 
 
 class StragglerWeights:
-    """Measures what a shard takes this worker, and agrees with the others on how they are dealt.
+    """Measure a shard's time at this worker, and agree with the others on the partition.
 
-    In the second, fourth and eighth step of a cluster version, and in every sixteenth, by a gather of 8 bytes a rank;
-    never where there is but one worker, or no shard to spare.
+    They do so in the second, fourth and eighth step of a cluster version, and in every sixteenth. It is a gather of 8
+    bytes a rank, and needs several workers and shards to spare.
     """
 
     def __init__(self) -> None:
@@ -37,8 +39,11 @@ class StragglerWeights:
         self._seconds = self._shards = 0.0
 
     def step_end(self, version: int, size: int, shards: int, weights: list[int], counts: bool = True) -> list[int]:
-        """The weights of the next steps. Collective. `counts`: whether this worker's time is that of computing; it
-        isn't where a shard was the first of its shape, for which something was compiled."""
+        """Return the weights of the next steps; collective.
+
+        `counts`: whether this worker's time is that of computing. It isn't if a shard was the first of its shape, for
+        which something was compiled.
+        """
         if version != self._version:
             self._version, self._steps = version, 0
             self._seconds = self._shards = 0.0

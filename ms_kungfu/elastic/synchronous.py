@@ -1,4 +1,4 @@
-"""What workers do that make each step together: commit it or undo it, measure it, and follow what is due behind it."""
+"""Synchronous steps: the workers commit or undo each step together, measure it, and carry out what is due after it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ms_kungfu.membership import Change
 
 @dataclass
 class SynchronousSteps:
-    """Of one training at one worker. `size_after`: the schedule."""
+    """The steps of one training at one worker. `size_after`: the schedule."""
 
     training: Training
     size_after: Callable[[int], int | None]
@@ -31,16 +31,16 @@ class SynchronousSteps:
     def __post_init__(self) -> None:
         self.misuse_warnings = MisuseWarnings()
         self.last = LastStep(lambda: self.training.training_state)
-        self._are_told = False  # by who knows when a step begins
+        self._are_told = False  # by a driver that knows when a step begins
 
     def begin(self) -> None:
-        """The program begins the next step."""
+        """Note that the program begins the next step."""
         self._are_told = True
         if not self.training.should_stop:
             self.last.begins()
 
     def follow(self) -> None:
-        """The step before is over, and what was due behind it is done."""
+        """Note that the step before is over, and carry out what was due after it."""
         if self.training.should_stop:
             return
         self.measuring.ask("before_step")
@@ -49,7 +49,7 @@ class SynchronousSteps:
             self.last.begins()
 
     def step_end(self, loss: Any, samples: int | None) -> Change:
-        """Collective: the step that `training` has counted is over."""
+        """End the step that `training` has counted; collective."""
         step, dataset = self.training.step, self.training.dataset
         if not self.last.ended(step):
             return self._do_again()
@@ -65,7 +65,7 @@ class SynchronousSteps:
             trained = dataset.commit(self.last.take_participants())
         self.measuring.step_end(loss, samples, trained)
         self.measuring.ask("after_step")
-        # Before a change: it takes all workers, and those who join by the change know nothing of it.
+        # Before a change: it takes all workers, and those that join by the change don't know of it.
         if self.checkpoints.is_due(step):
             self.checkpoints.write(step)
         change = self.changes.change_to(self.size_after(step), behind_a_step=True)
@@ -73,7 +73,7 @@ class SynchronousSteps:
         return change
 
     def _do_again(self) -> Change:
-        """The step is undone: nothing of it counts."""
+        """Undo the step: nothing of it counts."""
         self.training.step -= 1
         participants = self.last.take_participants()
         if self.training.dataset is not None:

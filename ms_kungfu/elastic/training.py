@@ -113,7 +113,7 @@ class ElasticTraining:
         self.dataset = dataset
         self._options = options
         self.step = 0
-        """Steps done since training started, in all workers' lives."""
+        """Steps done since training started, including those before this worker joined."""
         self.first_step = 0
         """The value of `step` when the present call of training began."""
         self.epoch = 0
@@ -218,7 +218,7 @@ class ElasticTraining:
         program.current().resuming = False
         from ms_kungfu.ops import wait_for_queue  # loads MindSpore, which importing this module doesn't
 
-        # What PyNative mode has queued belongs to this step, and to the membership in which it is done.
+        # Operations that PyNative mode has queued belong to this step, and to the membership in which it is done.
         wait_for_queue()
         self.step += 1
         membership.step_ended(self.step)
@@ -316,7 +316,7 @@ class ElasticTraining:
         self._measuring.expect_epochs(count)
         joins = membership.is_joining()
         if between:
-            self.changes.may_follow = lambda: False  # behind a step
+            self.changes.may_follow = lambda: False  # after a step
         try:
             self.begin()
             if between and joins:
@@ -330,7 +330,7 @@ class ElasticTraining:
                 if between and self.epoch < count and not self.should_stop:
                     self.changes.change_to()
                     self._synchronous.follow()
-        finally:  # the program may leave its loop by `break`, and go on with one of another form
+        finally:  # the program may leave its loop by `break`, and continue with one of another form
             if between:
                 self.changes.may_follow = lambda: True
         self.end()

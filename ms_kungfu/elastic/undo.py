@@ -1,13 +1,12 @@
-"""A step with several gradient reductions is one step: where a worker dies between two of them, the others undo it.
+"""Undo a step with several gradient reductions if a worker fails between two of them.
 
-Each reduction is whole, and the same at all survivors. Where an update follows each (a GAN's two optimizers), a worker
-that dies between them has its part in the first update and none in the second, so its samples are neither trained nor
-left. All survivors see that alike when the step is over, by the generations in which its reductions ended, which they
-share. They take back the Parameters and buffers that they had before the step, its samples are handed out again, and it
-doesn't count.
+Each reduction is whole, and the same at all survivors. If an update follows each (a GAN's two optimizers), a worker
+that fails between them contributes to the first update only. Its samples are then neither trained nor untrained. All
+survivors detect that alike when the step is over, by the generations in which its reductions ended, which they share.
+They restore the Parameters and buffers from before the step, assign its samples again, and don't count it.
 
-That takes a copy before each step, for which only those pay who train with several gradient reducers, or whose steps
-were seen to have several reductions.
+That needs a copy before each step. Only trainings with several gradient reducers, or with several reductions in a step
+before, make it.
 """
 
 from __future__ import annotations
@@ -25,25 +24,25 @@ _log = logging.getLogger(__name__)
 
 
 class LastStep:
-    """What a training was before its last step."""
+    """The state of a training before its last step."""
 
     def __init__(self, now: Callable[[], TrainingState]) -> None:
         self._now = now
         self._reductions = membership.watch_reductions()
         self._several = False  # reductions in a step
         self.reductions = 0
-        """Of gradients, in the step that is over."""
+        """Reductions of gradients in the step that is over."""
         self._begun = False
         self._kept: list[tuple[Any, Array]] | None = None  # None: nothing is kept
         self._host: list[tuple[Callable[[Any], None], Any]] = []
 
     def watch(self, trained: Any) -> None:
-        """This is what is trained."""
-        # Steps of shards stand whatever happens, and need no copy.
+        """Register what is trained."""
+        # Steps of shards always stand, and need no copy.
         self._several = len(inventory.reducers(trained, left_to_shards=False)) > 1
 
     def begins(self) -> None:
-        """A step begins, if it hasn't already: keep what may have to be taken back."""
+        """Begin a step, unless it has begun already: keep what may have to be restored."""
         if self._begun:
             return
         self._begun = True
@@ -55,7 +54,7 @@ class LastStep:
             self._host = [(c.restore, c.capture()) for c in now.components if c.name == "loss_scale"]
 
     def ended(self, step: int) -> bool:
-        """Whether it stands; where it doesn't, everything is as it was before it. The same at all workers."""
+        """Return whether the step stands; if it doesn't, restore the state before it. The same at all workers."""
         commits, partly = self._reductions.take_commits()
         self._several, self.reductions = self._several or commits > 1, commits
         kept, host = (self._kept, self._host) if self._begun else (None, [])
@@ -80,5 +79,5 @@ class LastStep:
         return False
 
     def take_participants(self) -> list[int]:
-        """The ranks whose samples are in the step."""
+        """Return the ranks whose samples are in the step."""
         return self._reductions.take_participants()

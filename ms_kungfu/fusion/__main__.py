@@ -1,4 +1,4 @@
-"""``python -m ms_kungfu.fusion``: shows which gradients are reduced together, how large they are and in what order."""
+"""``python -m ms_kungfu.fusion``: print which gradients are reduced together, their sizes and their order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TARGET is one of
 
 
 def _fusion(text: str) -> Any:
-    """The option's text as the value that the optimizers take."""
+    """Return the option's text as the value that the optimizers take."""
     mode, colon, config = text.partition(":")
     try:
         value: Any = text
@@ -68,7 +68,7 @@ class _StopError(BaseException):
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Exit status: 0, 2 for a wrong command line or a target without parameters to reduce."""
+    """Run the command. Exit status: 0, 2 for a wrong command line or a target without parameters to reduce."""
     parser = _parser()
     options = parser.parse_args(words)
     try:
@@ -111,8 +111,8 @@ def _plan_of_result(where: str, function: str, fusion: Any) -> Plan:
 
 
 def _plan_of_program(program: str, arguments: list[str], fusion: Any) -> Plan:
-    """The plan that its first step uses; by then the program has set its ids, whatever it did before."""
-    # MindSpore logs the compilation that is broken off, as an error, and writes a file about it to the current folder.
+    """Return the plan that its first step uses; by then the program has set its ids."""
+    # MindSpore logs the stopped compilation as an error, and writes a file about it to the current folder.
     quiet = {"GLOG_v": "4", **os.environ}
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, {**quiet, "MS_OM_PATH": folder}):
         return _plan_of_first_step(program, arguments, fusion)
@@ -130,13 +130,13 @@ def _plan_of_first_step(program: str, arguments: list[str], fusion: Any) -> Plan
 
     sys.argv = [program, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(program))
-    # What it prints, its own plan maybe, is of interest only where it doesn't come to a step. A file, since programs
-    # ask standard output for more than a StringIO knows.
+    # Its output, perhaps its own plan, matters only if it doesn't come to a step. A file, since programs ask standard
+    # output for more than a StringIO has.
     with tempfile.TemporaryFile("w+") as said:
         try:
             with mock.patch.object(KungFuGradReducer, "plan", property(stop)), contextlib.redirect_stdout(said):
                 runpy.run_path(program, run_name="__main__")
-        except BaseException:  # by now MindSpore may have made another one of ours
+        except BaseException:  # by now MindSpore may have turned ms_kungfu's exception into another one
             if not plans:
                 raise
         finally:

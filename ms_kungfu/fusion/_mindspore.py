@@ -1,4 +1,4 @@
-"""What fusion reads from MindSpore: the configuration and the parameters."""
+"""Fusion's inputs from MindSpore: the configuration and the parameters."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ms_kungfu.fusion.plan import Gradient, Plan, make_plan
 
 
 def mode_of(fusion: Any = None, kind: str = "allreduce") -> Mode:
-    """`fusion` where it isn't None, else what ``ms.set_auto_parallel_context(comm_fusion=...)`` has set by now."""
+    """Return `fusion` if it isn't None, else what ``ms.set_auto_parallel_context(comm_fusion=...)`` has set by now."""
     return configured(ms.get_auto_parallel_context("comm_fusion"), kind) if fusion is None else parse(fusion)
 
 
 def plan_of(parameters: Iterable[Any], fusion: Any = None, name: str = "gradients", overlaps: bool = False) -> Plan:
-    """The plan of these parameters' gradients, with the ids that the parameters have by now."""
+    """Return the plan of these parameters' gradients, with the ids that the parameters have by now."""
     gradients, mode = [_gradient(parameter) for parameter in parameters], mode_of(fusion)
     if overlaps:
         mode = for_overlap(mode, sum(gradient.nbytes for gradient in gradients))

@@ -35,8 +35,8 @@ AUTO = Mode("auto", AUTO_MB)
 def for_overlap(mode: Mode, nbytes: int) -> Mode:
     """Return `mode` for gradients of `nbytes` in all, whose groups are reduced while others are made.
 
-    For "auto" it is eight groups of 2 to 16 MB. These give the backward pass something to hide, and
-    each is so large that a network carries it nearly at full speed (docs/performance.md).
+    For "auto" it is eight groups of 2 to 16 MB. The backward pass can hide these, and each is so large that a network
+    carries it nearly at full speed (docs/performance.md).
     """
     return Mode("auto", min(max(-(-nbytes // (8 * MB)), 2), 16)) if mode.name == "auto" else mode
 

@@ -151,7 +151,7 @@ def _parts(gradients: Sequence[Gradient], mode: Mode) -> list[int]:
     filled: dict[str, tuple[int, int]] = {}  # by dtype: the part that is being filled, and its bytes
     for gradient in gradients:
         part, nbytes = filled.get(gradient.dtype, (0, 0))
-        # One that is larger than the limit has a group for itself.
+        # A gradient that is larger than the limit has a group for itself.
         if nbytes and nbytes + gradient.nbytes > mode.limit_mb * MB:
             part, nbytes = part + 1, 0
         filled[gradient.dtype] = part, nbytes + gradient.nbytes

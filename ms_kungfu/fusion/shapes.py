@@ -24,7 +24,7 @@ def _resnet50() -> list[int]:
 
 
 def _lenet() -> list[int]:
-    """LeNet-5 for 28x28 images, as examples/lenet-elastic has it."""
+    """LeNet-5 for 28x28 images, as in examples/lenet-elastic."""
     return [6 * 25, 6, 16 * 6 * 25, 16, 120 * 256, 120, 84 * 120, 84, 10 * 84, 10]
 
 
@@ -51,12 +51,15 @@ def _vgg16() -> list[int]:
 
 
 def _inception_v3() -> list[int]:
-    """Szegedy et al., "Rethinking the Inception Architecture", 2015, without the auxiliary classifier; the widths that
-    the paper leaves open are those of its authors' TensorFlow model. Convolutions without bias, normalised."""
+    """Szegedy et al., "Rethinking the Inception Architecture", 2015, without the auxiliary classifier.
+
+    The widths that the paper leaves open are those of its authors' TensorFlow model. Convolutions without bias,
+    normalised.
+    """
     counts: list[int] = []
 
     def chain(inputs: int, *layers: tuple[int, int]) -> int:
-        """Convolutions after each other: (outputs, elements of the kernel). The last one's outputs."""
+        """Add convolutions after each other: (outputs, elements of the kernel). Return the last one's outputs."""
         for outputs, kernel in layers:
             counts.extend((outputs * inputs * kernel, outputs, outputs))
             inputs = outputs

@@ -1,1 +1,1 @@
-"""kungfu-run: starts the workers of a job, hands them their shared memory, and cleans up after them."""
+"""kungfu-run: start the workers of a job, give them their shared memory, and clean up after them."""

@@ -1,4 +1,7 @@
-"""Which cores a worker runs on. MindSpore's threads wait by spinning: workers that share cores slow each other down."""
+"""The cores that a worker runs on.
+
+MindSpore's threads wait by spinning: workers that share cores slow each other down.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _MAX_PASSES = 10
 
 
 def allowed_cores() -> list[int]:
-    """The cores this process may use, neighbours being hyperthreads of one core, then cores of one package."""
+    """Return the cores that this process may use: hyperthreads of a core are neighbours, then cores of a package."""
     return sorted(
         os.sched_getaffinity(0), key=lambda cpu: (_topology(cpu, "physical_package_id"), _topology(cpu, "core_id"), cpu)
     )
@@ -30,8 +33,9 @@ def _topology(cpu: int, what: str) -> int:
 
 
 def divide(cores: Sequence[int], workers: int) -> list[list[int]]:
-    """The share of each of `workers`: contiguous parts that differ by one core at most; one core each, evenly, where
-    there are more workers than cores.
+    """Return each worker's share of the cores: contiguous parts that differ by one core at most.
+
+    If there are more workers than cores each gets one, evenly.
 
     >>> divide([0, 1, 2, 3, 4], 2)
     [[0, 1, 2], [3, 4]]
@@ -46,8 +50,9 @@ def divide(cores: Sequence[int], workers: int) -> list[list[int]]:
 
 
 def spread(cores: Sequence[int], workers: int, each: int) -> list[list[int]]:
-    """`each` cores for each of `workers`, as far from each other as there are cores; several workers on a core, evenly,
-    where there are too few. No worker has more than there are.
+    """Return `each` cores for each worker, spread as far apart as possible.
+
+    If there are too few, workers share cores evenly. No worker has more than there are.
 
     >>> spread([0, 1, 2, 3, 4, 5], 2, 2)
     [[0, 1], [3, 4]]
@@ -64,20 +69,20 @@ def spread(cores: Sequence[int], workers: int, each: int) -> list[list[int]]:
 
 @dataclass
 class Shares:
-    """What the workers get of a host's cores."""
+    """The workers' shares of a host's cores."""
 
     cores: Sequence[int]
-    each: int | None  # as many for each worker, whatever the size of the cluster; None: all are divided
+    each: int | None  # the number for each worker, at every size of the cluster; None: all are divided
 
     def of(self, workers: int) -> list[list[int]]:
-        """That of each of `workers`."""
+        """Return the share of each of `workers`."""
         return divide(self.cores, workers) if self.each is None else spread(self.cores, workers, self.each)
 
 
 def pin(pid: int, cores: Iterable[int]) -> None:
-    """Moves all threads of a process and of its descendants to `cores`. Threads that end meanwhile don't matter.
+    """Move all threads of a process and of its descendants to `cores`. Threads that end meanwhile don't matter.
 
-    Repeated until a pass finds nothing to move: a thread that has not been moved yet may start others.
+    It repeats until a pass finds nothing to move: a thread that hasn't been moved yet may start others.
     """
     wanted = set(cores)
     for _ in range(_MAX_PASSES):

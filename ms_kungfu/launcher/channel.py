@@ -1,14 +1,14 @@
 """Connections of messages: between launchers, within a launcher, and between an agent and its workers.
 
 A message is a 4-byte big-endian length and that many bytes of JSON (`wire.messages`). With TLS (``KUNGFU_TLS_CERT`` and
-its like) all of it goes through that. TLS is OpenSSL's, by way of the runtime (`_core.TlsEnd`), because a connection
-that becomes a link's takes its TLS along.
+related variables) all of it is encrypted. TLS is OpenSSL's, through the runtime (`_core.TlsEnd`), because a connection
+that becomes an inter-host transport's keeps its TLS.
 
-The caller has the first word, so that each end knows by the first byte it hears whether the other one speaks TLS: a
-handshake of TLS begins with 22, a message in the clear with 0, the first byte of a short one's length. Where they don't
-agree who is called says so in the clear, and both have a sentence.
+The caller sends first, so that each end knows by the first byte whether the other one speaks TLS. A handshake of TLS
+begins with 22, a message in the clear with 0, the first byte of a short length. If the ends differ, the called one says
+so in the clear, and both have an error message.
 
-In the clear nothing is read ahead: a connection may be handed over to somebody else, byte by byte where its messages
+In the clear nothing is read ahead: another owner may take a connection over at the exact byte at which its messages
 end. What TLS has read ahead goes with it.
 """
 
@@ -42,12 +42,12 @@ _log = logging.getLogger(__name__)
 MAX_STRANGERS_BYTES = 4 * 1024
 _MAX_BYTES = 8 * 1024 * 1024  # an environment and a cluster of thousands fit
 _MAX_QUEUED_BYTES = 4 * _MAX_BYTES
-# A host that is switched off says nothing. Its system answers for as long as it lives, whatever its processes do.
+# A host that is switched off is silent. Its system answers for as long as it lives, also if its processes don't run.
 _SILENT_S = 10
-TCP_RTO_MAX_MS = 44  # of Linux, which `socket` has no name for
-_HEAR_OUT_S = 1.0  # somebody who was refused
+TCP_RTO_MAX_MS = 44  # Linux's option, for which `socket` has no name
+_HEAR_OUT_S = 1.0  # for a rejected peer to read the reason
 _PIECE_BYTES = 1 << 16
-_TLS, _CLEAR = 22, 0  # what the first byte says
+_TLS, _CLEAR = 22, 0  # values of the first byte
 _SET_IT = "set KUNGFU_TLS_CERT, KUNGFU_TLS_KEY and KUNGFU_TLS_CA on all hosts, or on none"
 
 
@@ -59,15 +59,18 @@ class Stream:
         self._socket = connection
         self._loop = asyncio.get_running_loop()
         self.heard = self._loop.time()  # when something came last
-        self._going = memoryview(b"")  # what the socket is given, and the descriptors that go with its first byte
+        self._going = memoryview(b"")  # the bytes for the socket, and the descriptors that go with the first of them
         self._going_fds: Sequence[int] = ()
         self._queue: collections.deque[tuple[memoryview, Sequence[int]]] = collections.deque()
         self._queued = 0
         self._ended = False
 
     def send(self, message: msgspec.Struct) -> None:
-        """Never waits. Messages arrive in the order of these calls, or the connection ends: also if the other end
-        doesn't read for too long."""
+        """Send a message without waiting.
+
+        Messages arrive in the order of these calls, or the connection ends, also if the other end doesn't read for too
+        long.
+        """
         self._enqueue(encode(message))
 
     def _enqueue(self, body: bytes, fds: Sequence[int] = ()) -> None:
@@ -107,11 +110,11 @@ class Stream:
         return self._socket.send(self._going)
 
     def _is_idle(self) -> bool:
-        """Whether nothing is left that can be sent."""
+        """Return whether nothing is left that can be sent."""
         return not self._going and not self._queue
 
     async def flushed(self) -> None:
-        """All has been handed to the kernel, or nothing will be any more."""
+        """Wait until the kernel has all, or until nothing can be sent any more."""
         while not self._is_idle() and self._socket.fileno() >= 0:
             await asyncio.sleep(0.005)
 
@@ -130,7 +133,10 @@ class Stream:
             pass
 
     async def receive(self, reads: Reads[T], limit: int = _MAX_BYTES) -> T:
-        """The next message. ConnectionError if there is none any more; ProtocolError unless `reads` accepts it."""
+        """Return the next message.
+
+        ConnectionError if there is none any more; ProtocolError unless `reads` accepts it.
+        """
         (length,) = struct.unpack(">I", await self._exactly(4))
         if length > limit:
             raise ProtocolError(f"a message of {length} bytes is over the limit of {limit}")
@@ -143,7 +149,7 @@ class Stream:
         return bytes(data)
 
     async def _piece(self, most: int) -> bytes:
-        """At most so many bytes, at least one. ConnectionError if there are none any more."""
+        """Return at most so many bytes, at least one. ConnectionError if there are none any more."""
         piece = await self._received(most)
         if not piece:
             raise ConnectionError("the connection was closed")
@@ -154,7 +160,7 @@ class Stream:
         return await self._loop.sock_recv(self._socket, most)
 
     def end(self) -> None:
-        """Each receiver, here or there, sees the end."""
+        """End the connection: each receiver, here or there, notices."""
         self._ended = True
         for _, fds in self._queue:
             close_all(fds)
@@ -168,32 +174,32 @@ class Stream:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """No task may be receiving."""
+        """Close the socket; no task may be receiving."""
         self.end()
         self._socket.close()
 
 
 class Channel(Stream):
-    """Between launchers, over TCP, with TLS if `tls` is given."""
+    """A connection between launchers, over TCP, with TLS if `tls` is given."""
 
     def __init__(self, connection: socket.socket, tls: TlsEnd | None = None, called: bool = False) -> None:
-        """`called`: by the other end."""
+        """Take over a socket. `called`: by the other end."""
         super().__init__(connection)
         _notice_the_end(connection, _SILENT_S)
         self.tls = tls
         self._called = called
         self._has_heard = False
         if tls is not None and not called:
-            tls.read(1)  # which begins, for nothing can have come
+            tls.read(1)  # which begins: nothing can have come
             self._flush()
 
     @property
     def address(self) -> str:
-        """This end's, as the other one sees it."""
+        """Return this end's address, as the other one sees it."""
         return str(self._socket.getsockname()[0])
 
     def set_silence(self, seconds: float | None) -> None:
-        """How long the other end's system may give no answer; None: for as long as it is usual."""
+        """Set how long the other end's system may give no answer; None: for the default time."""
         if self._socket.fileno() >= 0:
             _notice_the_end(self._socket, seconds)
 
@@ -229,7 +235,7 @@ class Channel(Stream):
             except ValueError as error:
                 raise ProtocolError(str(error)) from None
             finally:
-                self._flush()  # also why not
+                self._flush()  # also the reason for not doing so
             if piece:
                 return piece
             tls.put(await self._in_the_clear(_PIECE_BYTES))
@@ -253,10 +259,12 @@ class Channel(Stream):
             raise ProtocolError(why)
 
     def detach(self, silent_s: float | None) -> int:
-        """The descriptor, which is the caller's from now on, as is `tls`. No task may be receiving, nor anything be
-        left to send.
+        """Return the descriptor, which is the caller's from now on, as is `tls`.
 
-        A link's thread reads all that comes: if data waits for `silent_s`, the other end is stopped or unreachable.
+        No task may be receiving, and nothing may be left to send.
+
+        A transport's thread reads all that comes: if data waits for `silent_s`, the other end is stopped or
+        unreachable.
         """
         self._loop.remove_writer(self._socket)
         _notice_the_end(self._socket, silent_s)
@@ -265,7 +273,7 @@ class Channel(Stream):
 
 
 class WorkerChannel(Stream):
-    """Between a host's agent and one of its workers, over a Unix socket: messages come and go with descriptors.
+    """A connection between a host's agent and one of its workers, over a Unix socket: messages carry descriptors.
 
     ProtocolError if the other end isn't a process of this user. `pid`: that process.
     """
@@ -286,7 +294,7 @@ class WorkerChannel(Stream):
         self._enqueue(encode(message), own)
 
     def remind(self, message: msgspec.Struct) -> None:
-        """Send it, unless the other end hasn't read what was sent before."""
+        """Send a message, unless the other end hasn't read what was sent before."""
         if self._is_idle():
             self.send(message)
 
@@ -300,7 +308,7 @@ class WorkerChannel(Stream):
         return sent
 
     async def receive_with_fds(self, reads: Reads[T], limit: int) -> tuple[T, list[int]]:
-        """The next message and the descriptors that came with it, which the caller owns."""
+        """Return the next message and the descriptors that came with it, which the caller owns."""
         try:
             message = await self.receive(reads, limit)
         except BaseException:
@@ -341,14 +349,16 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 class LocalChannel:
-    """One end of a connection within this process, which nothing cuts off, and which needs no proof. What is sent is
-    copied, as between hosts."""
+    """One end of a connection within this process, which nothing cuts off, and which needs no proof.
+
+    What is sent is copied, as between hosts.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.heard = self._loop.time()
         self._other: LocalChannel = self
-        self._waiting: asyncio.Future[None] | None = None  # who receives
+        self._waiting: asyncio.Future[None] | None = None  # the receiver
         self._inbox: collections.deque[bytes] = collections.deque()
         self._ended = False
 
@@ -359,10 +369,10 @@ class LocalChannel:
         return one, other
 
     def set_silence(self, seconds: float | None) -> None:
-        """Of a process that hears itself."""
+        """Do nothing: a process reaches itself."""
 
     def send(self, message: msgspec.Struct) -> None:
-        """Never waits. Messages arrive in the order of these calls, until the end."""
+        """Send a message without waiting. Messages arrive in the order of these calls, until the end."""
         if not self._ended:
             self._other._inbox.append(encode(message))
             self._other._wake()
@@ -372,10 +382,13 @@ class LocalChannel:
             self._waiting.set_result(None)
 
     async def flushed(self) -> None:
-        """All has arrived."""
+        """Do nothing: all has arrived."""
 
     async def receive(self, reads: Reads[T]) -> T:
-        """The next message. ConnectionError if there is none any more; ProtocolError unless `reads` accepts it."""
+        """Return the next message.
+
+        ConnectionError if there is none any more; ProtocolError unless `reads` accepts it.
+        """
         while not self._inbox:
             if self._ended:
                 raise ConnectionError("the connection was closed")
@@ -385,7 +398,7 @@ class LocalChannel:
         return reads(self._inbox.popleft())
 
     def end(self) -> None:
-        """Whoever receives, here or there, sees the end, behind what was sent before."""
+        """End the connection: each receiver, here or there, gets what was sent before, then the end."""
         for each in (self, self._other):
             each._ended = True
             each._wake()
@@ -394,22 +407,24 @@ class LocalChannel:
 
 
 def _notice_the_end(connection: socket.socket, seconds: float | None) -> None:
-    """Where the other end's system gives no answer for so long; an outage that is shorter by a second ends nothing.
+    """End a connection if the other end's system gives no answer for so long.
 
-    The kernel looks at the time since the last answer only as it is about to ask again. So it has to ask often: once a
-    second, also where what was sent got no answer, after which TCP asks again only when as much time has passed once
-    more (but for Linux 6.15 and newer, that can be told).
+    An outage that is shorter by a second ends nothing.
+
+    The kernel examines the time since the last answer only before it probes again. So it has to probe often: once a
+    second, also if data got no answer. Then TCP doubles the time between probes, unless Linux is 6.15 or newer, which
+    has a limit for that.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0 if seconds is None else 1)
-    limit_s = 0.0 if seconds is None else seconds + 1  # the last answer may be older than the outage by so much
+    limit_s = 0.0 if seconds is None else seconds + 1  # the last answer may precede the outage by so much
     for option, value in (
         (socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1),
         (socket.TCP_USER_TIMEOUT, min(int(1000 * limit_s), 2**31 - 1)),
     ):  # fmt: skip
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
     with contextlib.suppress(OSError):
-        connection.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, 1000)  # the least that there is
+        connection.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, 1000)  # the least value
 
 
 AnyChannel = Union[Channel, LocalChannel]

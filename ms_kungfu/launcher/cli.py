@@ -34,8 +34,10 @@ _NEVER = logging.CRITICAL + 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point. Exit status: the first failing worker's (128 + n for signal n), 124 after -timeout, 128 + n when
-    interrupted by signal n, 2 for a wrong command line, 1 where the job can't start, else 0.
+    """Run the command line.
+
+    Returns: The first failing worker's exit status (128 + n for signal n), 124 after -timeout, 128 + n when interrupted
+    by signal n, 2 for a wrong command line, 1 if the job can't start, else 0.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in _COMMANDS:
@@ -43,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         wanted = parse_command_line(words)
         if isinstance(wanted, EngineRequest):
-            # A program of its own, which starts kungfu-runs.
+            # A program of its own, which starts the node's kungfu-run.
             os.execv(sys.executable, [sys.executable, "-m", f"ms_kungfu.{wanted.engine}", *words])
         # Before the supervisor is forked, which has to know the program.
         return _run(ask(wanted) if isinstance(wanted, JoinRequest) else wanted)
@@ -61,11 +63,11 @@ def _run(options: Options) -> int:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit != resource.RLIM_INFINITY and limit < _LEAST_DESCRIPTORS:
         return failed(PROGRAM, f"{limit} open files (ulimit -n) are too few; the least is {_LEAST_DESCRIPTORS}", 1)
-    # What is opened next must not become standard output, where that is closed.
+    # A file that is opened next must not become standard output, if that is closed.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
-    if options.in_slurm:  # Slurm tells it to all processes of the step, and by default it would kill the workers
+    if options.in_slurm:  # Slurm sends it to all processes of the step, and by default it would kill the workers
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     # Before any thread exists, and before the imports below: the supervisor stays small.
     supervisor = Supervisor.fork(options.command)
@@ -76,7 +78,7 @@ def _run(options: Options) -> int:
 
         set_process_name(PROGRAM)
         raise_descriptor_limit()  # after the fork: the workers keep the user's
-        # All workers wait in a change until each has been answered: 5 ms, Python's own, are long for a thread's turn.
+        # All workers wait in a change until each is answered. Python's own interval, 5 ms, is long for that.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         output = Output(options.logdir, quiet=not options.show_workers)
         _set_up_log(options, output)
@@ -108,8 +110,11 @@ class _ToOutput(logging.Handler):
 
 
 class _ToFile(logging.FileHandler):
-    """-logfile. If a write fails (a full disk, a pipe whose reader falls behind), the launcher logs that once, and the
-    job goes on without the file."""
+    """-logfile.
+
+    If a write fails (a full disk, a pipe whose reader falls behind), the launcher logs that once, and the job continues
+    without the file.
+    """
 
     def __init__(self, path: Path, output: Output) -> None:
         super().__init__(path, mode="w", encoding="utf-8")
@@ -135,7 +140,7 @@ def _set_up_log(options: Options, output: Output) -> None:
     log.propagate = False
     screen = _ToOutput(output)
     screen.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    # Errors are said in any case: who wants silence still wants to know why the job has ended.
+    # Errors are printed in any case: a user of -q still needs to know why the job has ended.
     screen.setLevel(logging.ERROR if options.quiet or options.logfile else logging.INFO)
     log.addHandler(screen)
     if options.logfile is not None:

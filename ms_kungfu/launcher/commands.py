@@ -26,13 +26,19 @@ _LOOK_S = 2.0  # for a job that may be there
 
 
 def resize(arguments: Sequence[str]) -> int:
-    """Exit status: 0 when the config server has the new size, 1 when it can't be had, 2 for a wrong command line."""
+    """Resize a job.
+
+    Exit status: 0 when the config server has the new size, 1 if that fails, 2 for a wrong command line.
+    """
 
     return _main("resize", "SIZE", "Changes the number of workers of a running job (-w).", 1, _resized, arguments)
 
 
 def write_size(store: ClusterStore, size: int) -> str:
-    """What ``kungfu-run resize SIZE`` does, and what it says. ConfigServerError and ValueError where it can't."""
+    """Write the size, as ``kungfu-run resize SIZE`` does, and return its message.
+
+    Raises ConfigServerError or ValueError.
+    """
     return _write(store, lambda cluster: _resized(cluster, size, None))
 
 
@@ -40,13 +46,13 @@ def _resized(cluster: Cluster, size: int, given: range | None) -> Cluster | str:
     if cluster.size == size:
         return f"nothing to do: cluster version {cluster.version} has {counted(size, 'worker')} already"
     first = min(worker.port for worker in cluster.workers)
-    if first in WORKER_PORTS:  # a place in front of it may be free: with --msrun that of rank 0
+    if first in WORKER_PORTS:  # a slot before it may be free: with --msrun that of rank 0
         first = WORKER_PORTS[0]
     return cluster.resized(size, given or range(first, min(first + 1000, 65535) + 1))
 
 
 def evict(arguments: Sequence[str]) -> int:
-    """Exit status: 0 when the config server has a cluster without the rank, 1 or 2 as for `resize`."""
+    """Evict a rank. Exit status: 0 when the config server has a cluster without the rank, 1 or 2 as for `resize`."""
 
     def next_cluster(cluster: Cluster, rank: int, given: range | None) -> Cluster:
         if rank >= cluster.size:
@@ -68,7 +74,10 @@ def _main(
     next_cluster: Callable[[Cluster, int, range | None], Cluster | str],
     arguments: Sequence[str],
 ) -> int:
-    """`next_cluster(present, the command's number, -port-range)`: what to write, or why there is nothing to do."""
+    """Run a command.
+
+    `next_cluster(present, the command's number, -port-range)` returns what to write, or why there is nothing to do.
+    """
     program = f"kungfu-run {command}"
     parser = FlagParser(program, f"{program} {what} [flags]", description)
     parser.flag(
@@ -86,7 +95,7 @@ def _main(
         )
     try:
         flags, words = parser.parse(arguments)
-        if words:  # flags may stand behind the number as well
+        if words:  # flags may follow the number as well
             flags, rest = parser.parse(words[1:], flags)
             words = words[:1] + rest
         if len(words) != 1 or not words[0].isascii() or not words[0].isdigit() or int(words[0]) < least:
@@ -132,16 +141,16 @@ def _main(
 
 
 def _only_job(program: str) -> str:
-    """The config server of the one job of this user that runs here."""
+    """Return the config server of the only job of this user that runs here."""
     found, silent, unreachable = [], [], None
     for url in servers_of_this_user():
         try:
             cluster = open_store(url, timeout_s=_LOOK_S).get()
-        except ConfigServerError as error:  # was killed, and has left its secret
+        except ConfigServerError as error:  # it was killed, and has left its secret
             why = error.__context__
             if isinstance(why, (TimeoutError, socket.timeout)):
                 silent.append(url)
-            elif isinstance(why, OSError) and why.errno == errno.ENETUNREACH:  # as where `lo` is down
+            elif isinstance(why, OSError) and why.errno == errno.ENETUNREACH:  # if `lo` is down
                 unreachable = error
             continue
         if cluster is not None:
@@ -177,7 +186,7 @@ def _write(store: ClusterStore, next_cluster: Callable[[Cluster], Cluster | str]
         try:
             written = store.put(wanted)
         except StaleVersionError:
-            continue  # the job, or somebody else, was faster
+            continue  # the job, or another client, was faster
         change = f"{cluster.size} -> {counted(written.size, 'worker')}"
         joining = [str(worker) for worker in written.workers if worker not in cluster.workers]
         leavers = [str(worker) for worker in cluster.workers if worker not in written.workers]

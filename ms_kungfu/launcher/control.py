@@ -1,8 +1,7 @@
 """Connections between the launchers of a job's hosts: how one calls another, and serves its calls.
 
-Before anything else both ends prove that they know the job's secret (`handshake`). With TLS the proof goes through it,
-too: both ends show a certificate that the CA has signed, and that of the called end has to be for the name or address
-that was called.
+First both ends prove that they know the job's secret (`handshake`). With TLS they do so inside it: both ends show a
+certificate that the CA has signed. That of the called end has to be for the name or address that was called.
 """
 
 from __future__ import annotations
@@ -27,20 +26,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_MAX_TOLD = 256  # of the sources of strangers
+_MAX_TOLD = 256  # sources of unauthenticated clients
 _CALL_RETRY_S = 0.2
-# A packet that is thrown away on its way is never answered, and the caller has to say so; the kernel sends it three
-# times within this.
+# A dropped packet is never answered, and the caller has to report that; the kernel sends it three times within this.
 _CONNECT_S = 5.0
 _SOMEBODY = "another listener"  # says too little to be a launcher
 
 
 class RefusedError(Exception):
-    """The other end has said why it wants nothing of this one, or isn't who it should be. A sentence for the user."""
+    """The other end has said why it rejects this one, or isn't the expected one. A sentence for the user."""
 
 
 class NoAnswerError(OSError):
-    """Nobody there speaks as a launcher does. `why`: the last trouble that says more than that time was up."""
+    """No launcher answers there. `why`: the last error that says more than that time was up."""
 
     def __init__(self, host: str, port: int, why: str) -> None:
         super().__init__(f"no answer from {host}:{port}: {why}")
@@ -48,21 +46,23 @@ class NoAnswerError(OSError):
 
 
 def reason_of(error: Exception, before: str = "") -> str:
-    """Why a call was in vain, in few words. `before`: the same of the last one, which knows better where this one was
-    cut short because the time was up."""
-    number = getattr(error, "errno", None) or 0  # those of name servers are below 0
+    """Return why a call failed, in few words.
+
+    `before`: the reason of the last call, which says more if the time limit cut this one short.
+    """
+    number = getattr(error, "errno", None) or 0  # codes of name servers are below 0
     return os.strerror(number) if number > 0 else str(error) or before or "it takes too long"
 
 
 def remedy_for(why: str, port: int) -> str:
-    """What is to be looked at where somebody who was called doesn't answer, and this is `why`."""
+    """Return what to examine if a called host doesn't answer because of `why`."""
     if why.startswith(_SOMEBODY):
         return f"does another program have port {port} there? -port gives another one, the same on all hosts"
     return f"is {PROGRAM} started there, and port {port} open?"
 
 
 async def addresses_of(machine: Machine, host: str, port: int) -> list[tuple[int, Any]]:
-    """Family and address of each; OSError where there is none."""
+    """Return family and address of each; OSError if there is none."""
 
     def look_up(flags: int = 0) -> list[tuple[int, Any]]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
@@ -87,10 +87,10 @@ async def call(
     timeout_s: float,
     on_trouble: Callable[[str], None] = _ignore,
 ) -> Channel:
-    """A connection from this host, `own`, to the launcher of another one. Both ends have proved who they are.
+    """Connect from this host, `own`, to another one's launcher. Both ends have proved that they know the secret.
 
-    Tried again for `timeout_s` where nobody answers, or somebody does who is crowded; `on_trouble` hears each time why
-    it has failed. NoAnswerError then; RefusedError where the other end has another secret.
+    It retries for `timeout_s` if no launcher answers, or an overloaded one does; `on_trouble` gets each reason.
+    NoAnswerError after that; RefusedError if the other end has another secret.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
@@ -109,14 +109,14 @@ async def call(
 
 
 async def call_once(machine: Machine, own: str, host: str, port: int, secret: bytes) -> Channel:
-    """The same, tried once. OSError, or ProtocolError where the other end has another secret."""
+    """Try the same once. OSError, or ProtocolError if the other end has another secret."""
     trouble: OSError = OSError(f"{host} has no address")
     sources = dict(await addresses_of(machine, own, 0))  # one a family
     for family, address in await addresses_of(machine, host, port):
         connection = machine.make_socket(family)
         connection.setblocking(False)
         try:
-            if family in sources:  # by the network that the job is to use, and by the name that the others know
+            if family in sources:  # from the network that the job uses, and the name that the others know
                 connection.bind(sources[family])
             await within(_CONNECT_S, asyncio.get_running_loop().sock_connect(connection, address))
         except asyncio.TimeoutError:
@@ -130,7 +130,7 @@ async def call_once(machine: Machine, own: str, host: str, port: int, secret: by
         except BaseException:
             connection.close()
             raise
-        # A link's address may have the interface behind it.
+        # A link-local address may be followed by the interface.
         channel = Channel(connection, _tls_end(machine.tls, False, host.partition("%")[0]))
         try:
             await within(HANDSHAKE_S, prove(channel, secret))
@@ -144,7 +144,8 @@ async def call_once(machine: Machine, own: str, host: str, port: int, secret: by
         except (OSError, ProtocolError):
             channel.close()
             raise
-        except Exception as error:  # whatever the other end has said: it is refused, as what isn't understood is
+        # the other end has sent anything else: it is rejected, as a message that isn't understood
+        except Exception as error:
             channel.close()
             _log.error(
                 'internal error: where=call to=%s:%d error="%r". The launcher closes the connection',
@@ -166,8 +167,11 @@ def _tls_end(context: TlsContext | None, called: bool, name: str) -> TlsEnd | No
 
 
 class ControlServer(Server[AnyChannel]):
-    """Listens on this host's address from `start` to `close`; `serve` gets each connection that has proved itself, and
-    those within this process. It returns whether the connection belongs to another owner now."""
+    """Listens on this host's address from `start` to `close`.
+
+    `serve` gets each connection that has proved itself, and those within this process. It returns whether the
+    connection belongs to another owner now.
+    """
 
     def __init__(
         self,
@@ -176,14 +180,14 @@ class ControlServer(Server[AnyChannel]):
         serve: Callable[[AnyChannel], Awaitable[bool]],
         then: Callable[[], str] = str,
     ) -> None:
-        """`then`: what is done after a connection was rejected, for the line that reports it."""
+        """`then`: what follows a rejected connection, for its log line."""
         super().__init__(secret, BETWEEN_HOSTS)
         self._machine, self._serve_one, self._then = machine, serve, then
         self._tls: TlsContext | None = None
         self._told: set[str] = set()  # sources of rejected connections
 
     async def start(self, host: str, port: int) -> None:
-        """OSError if that can't be bound, ValueError if TLS can't be had."""
+        """Listen. OSError if the address can't be bound, ValueError if TLS isn't possible."""
         self._tls = self._machine.tls
         family, address = (await addresses_of(self._machine, host, port))[0]
         listening = self._machine.make_socket(family)
@@ -197,7 +201,7 @@ class ControlServer(Server[AnyChannel]):
         self.listen(listening)
 
     def call_itself(self) -> LocalChannel:
-        """A connection within this process, by no address of its system, which may lose that."""
+        """Return a connection within this process, without an address of its system, which may lose that."""
         ours, theirs = LocalChannel.pair()
         self.serve_within(theirs, "this host")
         return ours

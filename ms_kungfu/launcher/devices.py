@@ -1,8 +1,8 @@
-"""Which device each worker of this host gets. Pure, but that the rank table is read.
+"""Which device each worker of this host gets. Pure, except that it reads the rank table.
 
-The devices are those that the user lets the job see: the list in CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES,
-the rank table of the job, or else all that the machine has. A worker keeps its device for life. A new one gets a device
-that nobody has; where there is none, it shares one.
+The user decides which devices the job sees: the list in CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES, the rank
+table of the job, or else all that the machine has. A worker keeps its device for life. A new one gets a free device; if
+there is none, it shares one.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from ms_kungfu.launcher.wire.messages import Device
 
 
 class DeviceListError(ValueError):
-    """What the user has set about devices makes no sense; the message is a sentence for the user."""
+    """The user's settings for devices are inconsistent; the message is for the user."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """`variable` tells the vendor's libraries which devices there are, and renumbers those from 0."""
+    """A kind of device. `variable` tells the vendor's libraries which devices there are, and renumbers those from 0."""
 
     name: str
     variable: env.Variable[str | None]
     item: str  # regular expression of an entry in the variable
-    refusal: str  # what is said of another entry
+    refusal: str  # the error for another entry
     node: str  # regular expression of a device's file in /dev
 
     def count(self, names: Iterable[str]) -> int:
-        """How many devices of this kind have a file among `names`, the files in /dev of a machine or container."""
+        """Return how many devices of this kind have a file among `names`, the files in /dev of a machine."""
         return sum(1 for name in names if re.fullmatch(self.node, name))
 
 
@@ -44,21 +44,22 @@ _KINDS = (GPU, ASCEND)
 
 @dataclass(frozen=True)
 class Devices:
-    """This host's devices for the job, in the order in which they are given out; none where `kind` is None."""
+    """This host's devices for the job, in the order in which workers get them; none if `kind` is None."""
 
     kind: Kind | None = None
     each: tuple[Device, ...] = ()
 
     def choose(self, staying: Sequence[int], leaving: Sequence[int]) -> int:
-        """The place (from 0) of the device for a new worker: one that fewest of those have who stay in the cluster,
-        then one that fewest of those have who are on their way out of it, then the first. Without devices there are as
-        many places as workers.
+        """Return the index (from 0) of the device for a new worker.
+
+        It is one that the fewest staying workers have, then one that the fewest leaving workers have, then the first.
+        Without devices there are as many indices as workers.
         """
         places = len(self.each) or len(staying) + len(leaving) + 1
         return min(range(places), key=lambda place: (staying.count(place), leaving.count(place), place))
 
     def environment(self, place: int) -> dict[str, str]:
-        """What a worker in this place is to have in its environment."""
+        """Return the environment of a worker with this index."""
         if self.kind is None:
             return {env.DEVICE_ID.name: str(place)}
         device = self.each[place]
@@ -66,23 +67,22 @@ class Devices:
         return {env.DEVICE_ID.name: str(device.device_id), **narrowed}
 
     def name_of(self, place: int) -> str | None:
-        """None where there are no devices."""
+        """Return its name; None without devices."""
         return None if self.kind is None else f"{self.kind.name} {self.each[place].name}"
 
 
 def find(environ: Mapping[str, str], nodes: Collection[str], *, host: str, single: bool, allow_nvlink: bool) -> Devices:
-    """The devices that a job on this host may use.
+    """Return the devices that a job on this host may use.
 
-    `nodes` are the names of the files in /dev, `host` is this host's name in the cluster, and `single`
-    says that there will never be more than one worker. With `allow_nvlink` each worker sees all GPUs, since NCCL before
-    CUDA 10.1 finds no NVLink to a GPU that its process does not see; DEVICE_ID tells it its own. Raises
-    DeviceListError and RankTableError.
+    `nodes`: the names of the files in /dev. `host`: this host's name in the cluster. `single`: there will never be more
+    than one worker. With `allow_nvlink` each worker sees all GPUs, and DEVICE_ID selects its own. NCCL before CUDA 10.1
+    finds no NVLink to a GPU that its process doesn't see. Raises DeviceListError and RankTableError.
     """
     table = rank_table.path_from(environ)
     named = {kind: names for kind in _KINDS if (names := _names(kind, environ, kind.count(nodes)))}
     if table is not None:
         return _only_one(_from_table(rank_table.read(table), host, named.get(ASCEND), environ), environ, single)
-    if len(named) > 1:  # one that the user has listed goes before one that is merely there
+    if len(named) > 1:  # a device that the user has listed precedes one that is merely there
         named = {kind: names for kind, names in named.items() if kind.variable.name in environ} or named
     if len(named) > 1:
         raise DeviceListError(
@@ -98,7 +98,7 @@ def find(environ: Mapping[str, str], nodes: Collection[str], *, host: str, singl
 
 
 def names_listed(kind: Kind, text: str) -> list[str]:
-    """The devices in the value of `kind`'s variable. Raises DeviceListError."""
+    """Return the devices in the value of `kind`'s variable. Raises DeviceListError."""
     names: list[str] = []
     for item in (part.strip() for part in text.split(",")) if text.strip() else ():
         if re.fullmatch(r"-\d+", item):
@@ -119,7 +119,7 @@ def _names(kind: Kind, environ: Mapping[str, str], count: int) -> list[str]:
 def _from_table(
     table: rank_table.RankTable, host: str, visible: list[str] | None, environ: Mapping[str, str]
 ) -> Devices:
-    """As MindSpore wants it with a rank table: every process sees all devices, and DEVICE_ID is the table's."""
+    """Return a rank table's devices as MindSpore needs them: a process sees all, and DEVICE_ID is the table's."""
     servers = [s for s in table.servers if host in (s.id, s.extra.get("host_ip"), s.extra.get("host_nic_ip"))]
     if len(table.servers) == 1:
         servers = list(table.servers)
@@ -144,7 +144,7 @@ def _from_table(
 
 
 def _only_one(devices: Devices, environ: Mapping[str, str], single: bool) -> Devices:
-    """Honours a DEVICE_ID that the user has set, and not one that comes from an outer job's launcher."""
+    """Honour a DEVICE_ID that the user has set, and ignore one from an outer job's launcher."""
     text = environ.get(env.DEVICE_ID.name)
     if not text or environ.get(env.SELF.name) or devices.kind is None:
         return devices

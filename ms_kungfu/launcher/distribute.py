@@ -1,8 +1,8 @@
-"""kungfu-distribute: starts a command on each host over ssh, from one shell, and ends it everywhere when it ends.
+"""kungfu-distribute: start a command on each host over ssh, from one shell, and end it everywhere when it ends.
 
-Where the command, or a script that it is, runs kungfu-run over these hosts, that decides what the end of one of them
-means for the others: with -w they go on. So the first that fails ends all only until a job has begun. The head node's
-kungfu-run tells that (KUNGFU_DISTRIBUTE_SHELL) to the shell there, which says so among what the command prints.
+If the command, or its script, runs kungfu-run over these hosts, that decides what one host's end means for the others:
+with -w they continue. So the first failure ends all only until a job has begun. The head node's kungfu-run reports that
+(KUNGFU_DISTRIBUTE_SHELL) to the shell there, which prints it among the command's output.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from ms_kungfu.launcher.state.hosts import Host, parse_hosts, read_hostfile
 from ms_kungfu.launcher.state.policy import EXIT_TIMEOUT
 
 PROGRAM = "kungfu-distribute"
-# No questions that nobody would answer; a host that has gone is noticed within 15 s.
+# No questions, as there is no user to answer; ssh notices within 15 s that a host has failed.
 _SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
 _SSH += ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
 _SSH_FAILED = 255
-_OTHERS_MAY_TAKE_S = 3.0  # to end by themselves, with what they have to say, after the first that has failed
+_OTHERS_MAY_TAKE_S = 3.0  # for the others to end by themselves after the first failure, with their messages
 _ENDING_MAY_TAKE_S = 15.0
 _LINE_BYTES = 1 << 16
 _BEGUN = b"\0kungfu-run has begun\0\n"
@@ -45,8 +45,8 @@ _NO_FLAGS = {
     "q": "it says nothing but why it ends",
     "np": "the command's own flag: kungfu-distribute -H ... kungfu-run -np N python train.py",
 }
-# Runs in each host's shell. A process does not hear that its ssh is gone, so one waits for the end of standard input;
-# it tells the shell, which has not reaped the command yet, so that no other process can have its number.
+# Runs in each host's shell. A process doesn't notice that its ssh has ended, so one waits for the end of standard input
+# and signals the shell. That hasn't reaped the command yet, so no other process can have its number.
 _SCRIPT = """\
 IFS= read -r secret
 [ -z "$secret" ] || export KUNGFU_JOB_SECRET="$secret"
@@ -73,9 +73,11 @@ exit $code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: the command's on the first host where it fails, or on the head node of a job that has begun, 124
-    after -timeout, 128 + n when interrupted by signal n, 2 for a wrong command line, 1 where a host can't be reached,
-    else 0.
+    """Run the command on all hosts.
+
+    Exit status: the command's on the first host on which it fails, or on the head node of a job that has begun; 124
+    after -timeout; 128 + n when interrupted by signal n; 2 for a wrong command line; 1 if a host can't be reached; else
+    0.
     """
     try:
         flags, command = _parse(list(sys.argv[1:] if arguments is None else arguments))
@@ -120,7 +122,7 @@ def _user(text: str) -> str:
 
 
 def _secret_for(command: Sequence[str], file: str | None) -> str:
-    """What the hosts share; "" where the command brings one of its own, or wants none."""
+    """Return what the hosts share; "" if the command has a secret of its own, or wants none."""
     words = {word.lstrip("-").partition("=")[0] for word in command if word.startswith("-")}
     if words & {"secret-file", "no-secret"}:
         if file is not None:
@@ -130,9 +132,11 @@ def _secret_for(command: Sequence[str], file: str | None) -> str:
 
 
 def script_for(command: Sequence[str], folder: str, hosts: Sequence[Host] = ()) -> str:
-    """What a host's shell is told, whichever it is. The secret comes by standard input: a command line can be read by
-    every user of a machine."""
-    # Programs of the environment that this one is installed in: a login over ssh has not activated it.
+    """Return the script for any host's shell.
+
+    The secret comes by standard input: every user of a machine can read a command line.
+    """
+    # Programs of the environment that this one is installed in: a login over ssh hasn't activated it.
     here = str(Path(sys.executable).parent)
     each = shlex.quote(",".join(f"{host.name}:{host.slots}" for host in hosts))
     exports = [f"export {env.DISTRIBUTE_HOSTS.name}={each}"] if len(hosts) > 1 else []
@@ -150,7 +154,7 @@ class _Distribution:
         self._flags, self._secret = flags, secret
         self._script = script_for(command, flags.dir, flags.hosts)
         self._hosts: Sequence[Host] = flags.hosts
-        self._heads: set[Host] = set()  # of jobs that have begun
+        self._heads: set[Host] = set()  # head nodes of jobs that have begun
         self._gone: dict[
             Host, tuple[int, str]
         ] = {}  # hosts that failed without ending the others: with which code, how
@@ -194,14 +198,14 @@ class _Distribution:
         return failed(PROGRAM, self._why, self._code) if self._why else 0
 
     def _end(self, why: str, code: int, hurries: bool = False) -> None:
-        """The first reason is the one that is told."""
+        """End all hosts; the first reason is the one that is logged."""
         if not self._over.is_set():
             self._why, self._code, self._hurries = why, code, hurries
             self._over.set()
 
     async def _on(self, host: Host) -> None:
         login = ["-l", self._flags.u] if self._flags.u else []
-        # In a session of its own: Ctrl-C is this program's to pass on.
+        # In a session of its own: this program passes Ctrl-C on.
         try:
             process = await asyncio.create_subprocess_exec(
                 *_SSH, *login, "--", host.login, self._script,
@@ -238,7 +242,7 @@ class _Distribution:
 async def _pass_on(
     stream: asyncio.StreamReader, prefix: bytes, to: BinaryIO, on_begun: Callable[[], None] | None = None
 ) -> None:
-    """Line by line, so that those of different hosts don't mix."""
+    """Copy line by line, so that lines of different hosts don't mix."""
     rest = b""
     while chunk := await stream.read(_LINE_BYTES):
         chunk = rest + chunk
@@ -253,7 +257,7 @@ async def _pass_on(
 
 
 def _write(to: BinaryIO, text: bytes) -> None:
-    with contextlib.suppress(OSError, ValueError):  # nobody reads any more, and the hosts go on
+    with contextlib.suppress(OSError, ValueError):  # the reader has ended, and the hosts continue
         to.write(text)
         to.flush()
 

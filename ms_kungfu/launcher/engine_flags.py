@@ -23,7 +23,7 @@ _NOT_WITH_AN_ENGINE = {
     "standby": "the engine reserves nothing for processes that are no workers",
     "init-version": "the engine begins with the nodes that it finds",
 }
-_SETTLED = ("np", "min-np", "w")  # of kungfu-run's own, those that it is told by the engine
+_SETTLED = ("np", "min-np", "w")  # kungfu-run's own flags that the engine sets
 
 
 def _engine(name: str) -> str:
@@ -33,7 +33,7 @@ def _engine(name: str) -> str:
 
 
 def amount(text: str) -> float:
-    """Of a resource."""
+    """Parse an amount of a resource."""
     try:
         value = float(text)
     except ValueError:
@@ -73,8 +73,11 @@ _RESOURCES = {"cpus-per-worker": ("CPU", 1.0), "gpus-per-worker": ("GPU", 0.0), 
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """A job for an engine. `size`: workers that it should begin with; `least`: that it needs; `most`: that it may have.
-    `needs`: what each takes of a node. `flags`: what kungfu-run is given on each node beside the engine's own."""
+    """A job for an engine.
+
+    `size`: workers at the start; `least`: that it needs; `most`: that it may have. `needs`: what each takes of a node.
+    `flags`: kungfu-run's flags on each node, besides the engine's own.
+    """
 
     engine: str
     command: tuple[str, ...]
@@ -88,7 +91,7 @@ class EngineRequest:
 
 
 def settle_no_engine(flags: Namespace, given: Collection[str]) -> None:
-    """Without an engine its flags have no meaning."""
+    """Reject an engine's flags without an engine."""
     for name in ENGINE_FLAGS:
         if name in given:
             raise UsageError(f"-{name} needs -engine: it says how an engine places the job")
@@ -96,7 +99,7 @@ def settle_no_engine(flags: Namespace, given: Collection[str]) -> None:
 
 
 def engine_request(flags: Namespace, parser: FlagParser, command: Sequence[str]) -> EngineRequest:
-    """UsageError says what is wrong."""
+    """Return the request. UsageError says what is wrong."""
     if not command:
         raise UsageError(f"no program to run; write it after the flags: {parser.prog} -engine ray python train.py")
     refused = sorted(parser.given & _NOT_WITH_AN_ENGINE.keys())
@@ -119,7 +122,7 @@ def engine_request(flags: Namespace, parser: FlagParser, command: Sequence[str])
     if "min-np" in parser.given:
         passed.append(f"-min-np={least}")
     if "affinity" not in parser.given and "cores-per-worker" not in parser.given:
-        passed.append("-affinity=none")  # which cores are the job's the engine doesn't say
+        passed.append("-affinity=none")  # the engine doesn't say which cores are the job's
     return EngineRequest(
         flags.engine, tuple(command), flags.address, size, least, most, flags.wait or 0.0, needs, tuple(passed)
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """Both ends of a connection prove that they know the job's secret, before anything else.
 
-Each end sends a nonce, and then HMAC-SHA256 of the secret over a word for its role and both nonces. Roles between
-hosts differ from those of an agent and its workers: no proof is of use at the other end, in another connection, or at a
+Each end sends a nonce, and then HMAC-SHA256 of the secret over a word for its role and both nonces. Roles between hosts
+differ from those of an agent and its workers. So a proof is invalid at the other end, in another connection, and at a
 server of the other kind. Until the proof a message has at most `MAX_STRANGERS_BYTES`. Without a secret (-no-secret)
 both ends use an empty one, which is public. In the clear, what follows the proof is neither signed nor hidden.
 """
@@ -20,7 +20,7 @@ from ms_kungfu.launcher.wire import messages as m
 
 @dataclass(frozen=True)
 class Roles:
-    """Of the two ends. `rejection`: what a caller with another secret is told."""
+    """The roles of the two ends. `rejection`: the message for a caller with another secret."""
 
     caller: str
     called: str
@@ -34,7 +34,7 @@ OF_A_WORKER = Roles("worker", "broker", "the job's broker has another secret (KU
 
 
 async def prove(channel: Stream, secret: bytes) -> None:
-    """The end that calls another host. `broker_protocol.prove` is the end of a worker."""
+    """Prove the secret as the end that calls another host. `broker_protocol.prove` is for the end of a worker."""
     roles, nonce = BETWEEN_HOSTS, new_nonce()
     channel.send(m.Nonce(nonce, m.PROTOCOL))
     challenge = await _nonce_on(channel)
@@ -59,7 +59,7 @@ async def challenge(channel: Stream, secret: bytes, roles: Roles, proved: Callab
 
 
 async def _nonce_on(channel: Stream) -> str:
-    """The other end's, or why it wants nothing of this one."""
+    """Return the other end's nonce, or raise why it rejects this one."""
     first = await channel.receive(m.NONCE, MAX_STRANGERS_BYTES)
     if isinstance(first, m.Error):
         raise ProtocolError(printable(first.error))

@@ -1,4 +1,4 @@
-"""The flags that say together what the hosts of a job are, which one this is, and what they share."""
+"""The flags that together say which hosts a job has, which one this is, and what they share."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from ms_kungfu.launcher.secret import MAKE_ONE, SLURM_MAKES_ONE, SecretError, gi
 from ms_kungfu.launcher.state.hosts import Host, HostError, Hosts, identify, of_interface, parse_hosts, read_hostfile
 
 _SECRET_DIGITS = 32  # 128 bits: not to be guessed over a network
-# torchrun's that mean nothing here, with what does the same.
+# torchrun's flags without a meaning here, with the equivalent.
 _HOW_HOSTS_MEET = "hosts meet by -H, the same on each, and -port; a job that may change by -config-server URL as well"
 NO_TORCHRUN_FLAGS = {
     **{f"rdzv{dash}{what}": _HOW_HOSTS_MEET for what in ("backend", "endpoint", "id", "conf") for dash in "-_"},
-    **{f"master-{what}": _HOW_HOSTS_MEET for what in ("addr", "port")},  # with "_" they are msrun's, too
+    **{f"master-{what}": _HOW_HOSTS_MEET for what in ("addr", "port")},  # with "_" they are also msrun's
     **{f"node{dash}rank": "hosts are in the order of -H; -self or -nic says which one this is" for dash in "-_"},
 }
 _NO_RESTARTS = (
     "torchrun's restarts all workers, and nothing does so here: the others go on; -max-restarts is how often -recover "
     "replace or -standby start one again"
 )
-_KINDS_OF_EACH = ("auto", "cpu", "gpu")  # torchrun's, beside a number
+_KINDS_OF_EACH = ("auto", "cpu", "gpu")  # torchrun's, besides a number
 
 
 def _placement(how: str) -> str:
@@ -44,7 +44,7 @@ def _placement(how: str) -> str:
 
 
 def _nodes(text: str) -> tuple[int, int]:
-    """torchrun's ``--nnodes``: N, or MIN:MAX."""
+    """Parse torchrun's ``--nnodes``: N, or MIN:MAX."""
     low, _, high = text.partition(":")
     try:
         least, most = integer(1)(low), integer(1)(high or low)
@@ -56,18 +56,18 @@ def _nodes(text: str) -> tuple[int, int]:
 
 
 def _each(text: str) -> int | str:
-    """torchrun's ``--nproc-per-node``."""
+    """Parse torchrun's ``--nproc-per-node``."""
     return text if text in _KINDS_OF_EACH else integer(1)(text)
 
 
 def _no_restarts(text: str) -> int:
-    """torchrun's own spelling, of which 0 (its default) is what happens here."""
+    """Parse torchrun's own spelling, of which only 0 (its default) has a meaning here."""
     if integer(0)(text):
         raise argparse.ArgumentTypeError(_NO_RESTARTS)
     return 0
 
 
-# Of Options there is none for each: `settle_hosts` makes a few of them.
+# Options has no field for each: `settle_hosts` makes a few of them.
 HOST_FLAGS: dict[str, dict[str, Any]] = {
     "hostfile": {
         "help": "the hosts from a file instead of -H, one a line: ADDRESS slots=N [public_addr=ADDRESS]",
@@ -123,8 +123,10 @@ HOST_FLAGS: dict[str, dict[str, Any]] = {
 
 
 def settle_hosts(flags: Namespace, given: Collection[str]) -> None:
-    """From what the flags say of hosts, secret and config server to what they mean together. `given`: the names of
-    those that were there. SpareTaskError in a task of Slurm's beside its node's kungfu-run."""
+    """Turn the flags on hosts, secret and config server into what they mean together.
+
+    `given`: the names of those on the command line. SpareTaskError in a Slurm task that isn't its node's kungfu-run.
+    """
     listed = None if isinstance(flags.hosts, Hosts) else flags.hosts
     if listed and flags.hostfile:
         raise UsageError("-H and -hostfile both name the hosts; leave one of them out")
@@ -152,12 +154,15 @@ def settle_hosts(flags: Namespace, given: Collection[str]) -> None:
     if flags.hosts.is_several and flags.strategy == "SHM":
         raise UsageError("-strategy SHM is shared memory, which several hosts don't have; leave it out")
     for name in HOST_FLAGS:
-        if name not in ("nproc-per-node", "max_restarts"):  # the same as others with another stroke
+        if name not in ("nproc-per-node", "max_restarts"):  # the same as others with another dash
             delattr(flags, name.replace("-", "_"))
 
 
 def _of_distribute() -> tuple[Host, ...] | None:
-    """kungfu-distribute starts the same command on each of these. Without them it would be as many jobs."""
+    """Return kungfu-distribute's hosts, on each of which it starts this command.
+
+    Without them these would be separate jobs.
+    """
     try:
         slots = env.DISTRIBUTE_HOSTS.get()
         return None if slots is None else parse_hosts(",".join(f"{host}:{count}" for host, count in slots.items()))
@@ -166,7 +171,7 @@ def _of_distribute() -> tuple[Host, ...] | None:
 
 
 def _of_slurm(flags: Namespace, given: Collection[str]) -> tuple[Host, ...] | None:
-    """The nodes of the step; one alone is a host without a name, as ever."""
+    """Return the nodes of the step; a single one is a host without a name, as usual."""
     step = slurm.step_of(os.environ)
     slurm.take_cores(os.environ)
     flags.in_slurm = True
@@ -181,7 +186,7 @@ def _of_slurm(flags: Namespace, given: Collection[str]) -> tuple[Host, ...] | No
 
 
 def _settle_torchruns(flags: Namespace) -> None:
-    """torchrun's words into ours."""
+    """Turn torchrun's flags into kungfu-run's."""
     hosts, each = flags.hosts, flags.nproc_per_node
     count = len(hosts.each)
     if flags.standalone and hosts.is_several:
@@ -218,7 +223,7 @@ def _settle_torchruns(flags: Namespace) -> None:
 
 
 def _counted_here(what: str, host: str) -> int:
-    """For --nproc-per-node. Another host may have another number; the head node refuses it then, by its -np."""
+    """Count for --nproc-per-node. Another host may have another number; the head node then rejects it, by its -np."""
     try:
         found = devices.find(os.environ, os.listdir("/dev"), host=host, single=False, allow_nvlink=False)
     except (devices.DeviceListError, RankTableError) as error:
@@ -235,14 +240,14 @@ def _hosts_of(listed: tuple[Host, ...] | None, own: str | None, interface: str |
     if not listed:
         if own is None and interface is None:
             return Hosts()
-        # One host, which has the name that it is given.
+        # One host, with the name that it is given.
         name = own if own is not None else of_interface(str(interface))[0]
         listed = (replace(parse_hosts(f"[{name}]" if ":" in name else name)[0], slots=None),)
     return Hosts(listed, identify(listed, own, interface))
 
 
 def secret_of(flags: Namespace, is_several: bool) -> str | None:
-    """The user's, where hosts have to prove themselves to each other."""
+    """Return the user's secret, if hosts have to prove themselves to each other."""
     try:
         given = given_secret(flags.secret_file)
     except SecretError as error:
@@ -267,7 +272,7 @@ def secret_of(flags: Namespace, is_several: bool) -> str | None:
 
 
 def _settle_config_server(flags: Namespace) -> None:
-    """Who embeds the config server of several hosts, and where all find it."""
+    """Decide which of several hosts embeds the config server, and where all find it."""
     hosts: Hosts = flags.hosts
     first = hosts.each[0].name
     if flags.config_server is None:
@@ -329,7 +334,7 @@ def check_url(url: str, builtin_port: int | None, is_several: bool) -> None:
 
 
 def check_tls(own: str) -> None:
-    """UsageError says why what the environment says of TLS won't do for this host."""
+    """Raise UsageError if this host can't use TLS as the environment says."""
     try:
         wanted = from_environment()
         if wanted is not None:

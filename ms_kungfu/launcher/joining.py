@@ -1,22 +1,25 @@
-"""A host that joins a job which runs already (``-join URL``): what it asks before it has anything, and what it is told.
+"""A host that joins a running job (``-join URL``): its questions before it registers, and the answers.
 
-What the job is (its program, its flags) comes from the head node, over a connection of its own that changes nothing
-there. Then the host is like any other one: its launcher (`agent`) calls the controller, and says that it joins, and
-with how many slots.
+The head node sends the job's program and flags, over a separate connection that changes nothing there. Then the host is
+like any other: its launcher (`agent`) calls the controller, and says that it joins, and with how many slots.
 
-All that can come between is settled by the controller, in one place and without a wait (`RemoteHosts._serve`), by what
-is true then. Of two that come under one name the second is refused; a job that ends, or has ended, meanwhile refuses
-both or answers no more. A host of which the controller doesn't know yet that it has gone (its machine was switched off
-and is back before -host-timeout) is "a host of the job already" until then. A death beside it is another's affair: what
-is written to the store for the one and for the other follows from what is known when it is written, and goes there in
-turn.
+The controller handles each conflict in one place and without a wait (`RemoteHosts._serve`), by the state at that
+moment:
+- Of two callers with one name the second is rejected.
+- A job that ends meanwhile rejects both, or answers no more.
+- A host that failed unnoticed (its machine was switched off and is back before -host-timeout) is "a host of the job
+  already" until the timeout.
+- A failure at the same time is independent: each write to the store follows from what is known then, and they go there
+  in turn.
 
-A host that comes back has nothing in common with what it was but its name:
+A host that comes back shares only its name with the former host:
 - connections: the controller's view of a host is an object, and what a version has of it is that object
   (`SpreadSegment`);
-- processes: a worker is an address and the version it was started for, and the old ones are out (`ClusterVersions`);
-- versions: those that were known when it came back mean the old one, and never come true.
-Should its former launcher still run there, on a machine that stood still, then this one can't have its port.
+- processes: a worker is an address and the version it was started for, and the old ones are excluded
+  (`ClusterVersions`);
+- versions: those that were known when it came back mean the old one, and are never committed.
+
+If its former launcher still runs there, on a machine that stood still, this one can't bind its port.
 """
 
 from __future__ import annotations
@@ -48,15 +51,15 @@ from ms_kungfu.launcher.state.policy import Recover
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 
-_ANSWER_S = 10.0  # the job runs: nothing has to be waited for
-# Where the controller moves: some leases, until there is another one; each call, and between two looks at the lease.
+_ANSWER_S = 10.0  # the job runs: no wait is needed
+# If the controller moves: some leases, until there is another one; each call, and between two looks at the lease.
 _LEADER_S = 30.0
 _CALL_S = 2.0
 _LOOK_S = 1.0
-# Of the job's flags: what every host has its own way, or a job that runs has settled.
+# The job's flags that differ by host, or that a running job has settled.
 _NOT_FROM_THE_CONTROLLER = {"config_server", "watch", "timeout_s", "init_version"}
 _FROM_THE_CONTROLLER = [name for name in OF_THE_JOB if name not in _NOT_FROM_THE_CONTROLLER]
-# Those that are no numbers: how they are told, and understood.
+# Flags that aren't numbers: how to encode and decode them.
 _SPELT: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "ports": (lambda ports: f"{ports.start}-{ports.stop}", lambda told: range(*map(int, told.split("-")))),
     "recover": (lambda recover: recover.value, Recover),
@@ -68,8 +71,10 @@ _SPELT: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 
 def terms_of(options: Options, hosts: Hosts, left_s: float | None = None) -> m.Terms:
-    """What a host has to know of the job to take part in it, and to go on with it as its controller. `hosts`: those
-    that are there; `left_s`: of -timeout."""
+    """Return what a host needs to know to take part in the job, and to continue it as its controller.
+
+    `hosts`: those that are there; `left_s`: of -timeout.
+    """
     flags = {
         name: _SPELT[name][0](getattr(options, name)) if name in _SPELT else getattr(options, name)
         for name in _FROM_THE_CONTROLLER
@@ -82,7 +87,7 @@ def terms_of(options: Options, hosts: Hosts, left_s: float | None = None) -> m.T
 
 
 def joining_host(name: str, slots: object, least: int = 1) -> Host:
-    """ProtocolError where there can be no such host, or it has fewer slots than `least`."""
+    """Return the host. ProtocolError if there can be no such host, or it has fewer slots than `least`."""
     with contextlib.suppress(argparse.ArgumentTypeError):
         if type(slots) is int and slots >= least:
             host, *more = parse_hosts(f"{name}:{slots}")
@@ -95,7 +100,7 @@ def joining_host(name: str, slots: object, least: int = 1) -> Host:
 
 
 def ask(request: JoinRequest) -> Options:
-    """How this host takes part in the job. UsageError and RefusedError say in a sentence why it can't."""
+    """Return how this host takes part in the job. UsageError and RefusedError say why it can't."""
     return run(_ask(request))
 
 
@@ -128,15 +133,15 @@ async def _ask(request: JoinRequest) -> Options:
 
 
 class _SilentError(RefusedError):
-    """Nobody answers there."""
+    """No launcher answers there."""
 
 
 async def _terms(request: JoinRequest, store: ClusterStore, cluster: Cluster) -> tuple[PeerID, Host, m.Terms]:
-    """Of the controller: who that is, this host as it is called, and what the job is.
+    """Ask the controller. Return its host, this host's name, and the job's terms.
 
-    Where the controller moves (`lease`) it may have died just now, and the next one takes the lease when its lease is
-    over: the lease is looked at again, until somebody answers who has it. While nobody does the rule says who is asked:
-    a job that doesn't move its controller leaves no record, and what is there is of one before.
+    If the controller moves (`lease`) it may just have failed, and the next one takes the lease once it expires. So this
+    host reads the lease again until its holder answers. Without a holder the rule in `_head_of` applies. A job that
+    doesn't move its controller leaves no snapshot, so one that is there is an earlier job's.
     """
     loop = asyncio.get_running_loop()
     deadline, before = loop.time() + _LEADER_S, ""
@@ -150,7 +155,7 @@ async def _terms(request: JoinRequest, store: ClusterStore, cluster: Cluster) ->
                 return head, own, answer
             raise RefusedError(answer.reason)
         except RefusedError as error:
-            # The new leader may not know it yet, and says that he hasn't got the job.
+            # The new leader may not know it yet, and answers that it doesn't have the job.
             is_certain = not isinstance(error, _SilentError) and not vacant and before in ("", holder)
             if not moves or is_certain:
                 raise
@@ -161,8 +166,10 @@ async def _terms(request: JoinRequest, store: ClusterStore, cluster: Cluster) ->
 
 
 def _leader_of(url: str, cluster: Cluster) -> tuple[str, str]:
-    """Who has the lease, "" where nobody has; and then, where another host may take it, a sentence about that.
-    RefusedError where the job has ended."""
+    """Return the holder of the lease, "" without one, and then, if another host may take it, a sentence about that.
+
+    RefusedError if the job has ended.
+    """
     try:
         found = open_leadership(url).look()
         snapshot = None if found.snapshot is None else LeaderSnapshot.from_json(found.snapshot)
@@ -209,7 +216,7 @@ async def _ask_controller(
 
 
 def _head_of(store: ClusterStore, cluster: Cluster) -> PeerID:
-    """By the rule that its hosts went by (`host_flags`): the one with the config server, or the first one."""
+    """Return the head node by its hosts' rule (`host_flags`): the one with the config server, or the first one."""
     wanted = network.addresses_of_server(store.servers)
     for runner in cluster.runners:
         address = Host(runner.host).address
@@ -219,7 +226,7 @@ def _head_of(store: ClusterStore, cluster: Cluster) -> PeerID:
 
 
 def _own_host(request: JoinRequest, head: PeerID) -> Host:
-    """Where nobody says which, the address that the controller sees."""
+    """Return the address that the controller sees, by default."""
     if request.own is not None:
         return request.own
     if request.interface is not None:
@@ -246,7 +253,7 @@ def _address_towards(host: str, port: int) -> str:
 
 
 def options_from(terms: m.Terms, request: JoinRequest, own: Host) -> Options:
-    """ValueError, TypeError, KeyError or ProtocolError where `terms` are none."""
+    """Return the options. ValueError, TypeError, KeyError or ProtocolError if `terms` aren't valid."""
     listed = [joining_host(name, slots, least=0) for name, slots in terms.hosts if name != own.name]
     flags: dict[str, Any] = {name: terms.flags[name] for name in _FROM_THE_CONTROLLER}
     if any(isinstance(value, str) for name, value in flags.items() if name not in _SPELT):

@@ -1,4 +1,4 @@
-"""What a job asks of the machine that it runs on: all of it, so that a job can run on another one that is simulated.
+"""All that a job needs of its machine, so that a simulated machine can replace it.
 
 The event loop is asyncio's running one, and with it the clock and the timers of everything that the loop runs.
 """
@@ -40,10 +40,10 @@ T = TypeVar("T")
 
 
 class Machine:
-    """The real one."""
+    """The real machine."""
 
     environ: Mapping[str, str] = os.environ
-    standby_delay_s = 2.0  # whoever has just joined is busy, and a new process would be in its way
+    standby_delay_s = 2.0  # a worker that has just joined is busy, and a new process would disturb it
 
     # ---- threads ----
 
@@ -51,7 +51,7 @@ class Machine:
         threading.Thread(target=function, name=name, daemon=True).start()
 
     async def in_thread(self, function: Callable[[], T]) -> T:
-        """Like asyncio.to_thread, but nobody waits for the thread when the job is interrupted."""
+        """Call `function` in a thread, like asyncio.to_thread, but an interrupted job doesn't wait for the thread."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         future.set_running_or_notify_cancel()
 
@@ -83,7 +83,7 @@ class Machine:
         return devices.find(self.environ, os.listdir("/dev"), host=host, single=single, allow_nvlink=allow_nvlink)
 
     def spare_descriptors(self) -> float:
-        """How many more this process may have."""
+        """Return how many more this process may open."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         try:
             return float("inf") if limit == resource.RLIM_INFINITY else limit - len(os.listdir("/proc/self/fd"))
@@ -95,7 +95,7 @@ class Machine:
     catch_signal = staticmethod(signals.outlive)
 
     def tell_of_the_beginning(self) -> None:
-        """kungfu-distribute, if it has started this launcher, leaves the hosts to the job from now on."""
+        """Notify kungfu-distribute, if it started this launcher: it leaves the hosts to the job from now on."""
         with contextlib.suppress(ValueError, OSError):
             shell = env.DISTRIBUTE_SHELL.get(self.environ)
             if shell is not None and is_above(shell):
@@ -105,8 +105,10 @@ class Machine:
 
     @functools.cached_property
     def tls(self) -> TlsContext | None:
-        """What all connections with other hosts have in common; None: they are in the clear. ValueError says why they
-        can't be what is asked for."""
+        """Return the TLS settings of all connections with other hosts; None: they are in the clear.
+
+        ValueError says why TLS isn't possible.
+        """
         wanted = from_environment(self.environ)
         if wanted is None:
             return None
@@ -118,7 +120,7 @@ class Machine:
             raise ValueError(f"{env.TLS_CERT.name} turns on TLS, for which there is no library: {error}") from None
 
     def make_socket(self, family: int) -> socket.socket:
-        """Of TCP."""
+        """Return a TCP socket."""
         made = socket.socket(family, socket.SOCK_STREAM)
         begin_near(made)
         return made
@@ -128,7 +130,7 @@ class Machine:
     runtime = staticmethod(the_runtime)
 
     def make_link(self, local_fd: int, board_fd: int, **options: Any) -> Any:
-        """What exchanges with the other hosts (`links.MakeLink`)."""
+        """Return the transport that exchanges with the other hosts (`links.MakeLink`)."""
         from ms_kungfu import _core
 
         return _core.Link(local_fd, board_fd, **options)
@@ -142,7 +144,7 @@ class Machine:
     leave_secret = staticmethod(write_secret)
 
     def make_config_server(self, store: ConfigStore, secret: str, **options: Any) -> ConfigServer:
-        # aiohttp takes 0.2 s to import, which jobs without a config server need not pay for.
+        # aiohttp takes 0.2 s to import, which jobs without a config server don't need.
         from ms_kungfu.config_server.server import ConfigServer
 
         return ConfigServer(store, secret, **options)

@@ -1,4 +1,4 @@
-"""How much memory is left on this host, and what a process takes of it."""
+"""How much memory this host has left, and what a process uses of it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from pathlib import Path
 
 from ms_kungfu._processes import descendants
 
-# Limit, use, and what of the use is pages that the kernel gives up, by version of the interface.
+# Limit, use, and the part of the use in pages that the kernel reclaims, by version of the interface.
 _CGROUP_2 = "memory.max", "memory.current", "inactive_file"
 _CGROUP_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
 
 
 def free_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
-    """What processes may take yet: of the machine, and of the cgroups that this process is in. Infinite: not known."""
+    """Return how much more processes may use: of the machine, and of the cgroups of this process.
+
+    Infinite if not known.
+    """
     left = []
     with contextlib.suppress(OSError, ValueError):
         left.append(_kilobytes("MemAvailable", (proc / "meminfo").read_text()))
@@ -29,7 +32,10 @@ def free_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup"
 
 
 def _memory_cgroups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
-    """Also those above. In a container the path may be the host's, and its own one the mount's root."""
+    """Return the cgroups and those above.
+
+    In a container the path may be the host's, and its own one the mount's root.
+    """
     lines: list[str] = []
     with contextlib.suppress(OSError):
         lines = (proc / "self/cgroup").read_text().splitlines()
@@ -48,8 +54,10 @@ def _memory_cgroups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, tuple[str
 
 
 def taken_bytes(pid: int, proc: Path = Path("/proc")) -> int:
-    """What another process like this one would take, and those below it: the pages of its own, without libraries and
-    shared memory. 0 where it is gone."""
+    """Return what another process like this one would use, with those below it; 0 if it has ended.
+
+    It counts the pages of its own, without libraries and shared memory.
+    """
     taken = 0
     for each in (pid, *descendants(pid)):
         with contextlib.suppress(OSError, ValueError):

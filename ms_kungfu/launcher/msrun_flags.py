@@ -1,5 +1,7 @@
-"""The flags of ``--msrun``: msrun's own options in their meaning here, or refused by name, and the size of the virtual
-world that the program is told of (`ms_kungfu.msrun`)."""
+"""The flags of ``--msrun``: msrun's own options as they apply here, or rejected by name.
+
+They also give the size of the virtual world that the program sees (`ms_kungfu.msrun`).
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ MSRUN_FLAGS: dict[str, dict[str, Any]] = {
         "metavar": "PORT",
     },
 }
-# msrun's others.
+# msrun's other flags.
 NO_MSRUN_FLAGS = {
     "bind_core": "-affinity auto, the default, divides the cores; -cores-per-worker K gives K to each",
     "bind_numa": "-affinity auto, the default, divides the cores, and knows nothing of NUMA nodes",
@@ -40,7 +42,7 @@ NO_MSRUN_FLAGS = {
     "sim_level": "there is no simulation of another cluster",
     "sim_rank_id": "there is no simulation of another cluster",
 }
-# mpirun's, of scripts that start MindSpore's programs by it.
+# mpirun's flags, in scripts that start MindSpore's programs by it.
 NO_MPIRUN_FLAGS = {
     "n": "-np N is how many workers there are",
     "allow-run-as-root": "any user may start a job; leave it out",
@@ -55,7 +57,7 @@ NO_MPIRUN_FLAGS = {
 
 
 def settle_words(flags: Namespace) -> None:
-    """msrun's words into ours, before the hosts are settled."""
+    """Turn msrun's flags into kungfu-run's, before the hosts are settled."""
     given = [name for name in MSRUN_FLAGS if getattr(flags, name) is not None]
     if given and not flags.msrun:
         refusal = _HOSTS if given[0].startswith("master") else "write --msrun before it, or -np and -logdir"
@@ -82,7 +84,7 @@ def settle_words(flags: Namespace) -> None:
 
 
 def settle_world(flags: Namespace) -> None:
-    """How many ranks the program is told of: all that the job may have. Once hosts and size are settled."""
+    """Set how many ranks the program sees: all that the job may have. Call it once hosts and size are settled."""
     hosts: Hosts = flags.hosts
     address, local = flags.master_addr, flags.local_worker_num
     if address is not None and (hosts.is_several or not network.is_loopback(address.strip("[]"))):

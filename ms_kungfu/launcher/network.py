@@ -1,4 +1,4 @@
-"""Which addresses a name has, and which ones are this machine's."""
+"""The addresses of a name, and those of this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_ADDRESSES = 1024
 
 
 def addresses_of(name: str) -> list[str]:
-    """All of a name, or an address as it is; none for a name that nobody knows."""
+    """Return all addresses of a name, or an address as it is; none for an unknown name."""
     found: dict[str, None] = {}
     with contextlib.suppress(OSError, UnicodeError):
         for *_, address in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM):
@@ -27,12 +27,12 @@ def addresses_of(name: str) -> list[str]:
 
 
 def addresses_of_server(servers: Sequence[str]) -> set[str]:
-    """Name and addresses of the one host that keeps a store; of several none is nearer than the others."""
+    """Return name and addresses of the one host that keeps a store; of several none is nearer than the others."""
     return {servers[0], *addresses_of(servers[0])} if len(servers) == 1 else set()
 
 
 def is_of_this_machine(address: str) -> bool:
-    """Only such can be bound."""
+    """Return whether this machine can bind the address."""
     with contextlib.suppress(OSError, UnicodeError):
         for family, kind, protocol, _, bound in socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM):
             with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
@@ -42,7 +42,7 @@ def is_of_this_machine(address: str) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether it means another machine on each machine."""
+    """Return whether the address means another machine on each machine."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     return address == "localhost"
@@ -53,7 +53,7 @@ def interfaces() -> list[str]:
 
 
 def addresses_of_interface(interface: str) -> list[str]:
-    """IPv4 first; those of IPv6 that mean something only on their link are left out."""
+    """Return its addresses, IPv4 first, without those of IPv6 that have a meaning only on their link."""
     return _ipv4_of(interface) + _ipv6_of(interface)
 
 

@@ -6,14 +6,14 @@ import itertools
 import re
 from collections.abc import Iterator
 
-_MOST = 65536  # as Slurm's own limit on a list
+_MOST = 65536  # Slurm's own limit on a list
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
 
 def nodes_of(text: str) -> list[str]:
-    """The names of the nodes, in their order. ValueError says what can't be read."""
+    """Return the names of the nodes, in their order. ValueError says what can't be read."""
     found: list[str] = []
     for part in _parts(text):
         found += itertools.islice(_expanded(part, text), _MOST + 1)
@@ -26,7 +26,7 @@ def nodes_of(text: str) -> list[str]:
 
 
 def counts_of(text: str) -> list[int]:
-    """One number for each node."""
+    """Return one number for each node."""
     found: list[int] = []
     for part in text.split(","):
         match = _COUNT.fullmatch(part)
@@ -40,7 +40,7 @@ def counts_of(text: str) -> list[int]:
 
 
 def _parts(text: str) -> list[str]:
-    """Between the commas that stand in no brackets."""
+    """Split at the commas outside brackets."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter == "[") - (letter == "]")
@@ -65,7 +65,7 @@ def _expanded(part: str, text: str) -> Iterator[str]:
 
 
 def _numbers(ranges: str, text: str) -> Iterator[str]:
-    """With as many digits as the first of each has."""
+    """Return the numbers, with as many digits as the first of each range has."""
     for piece in ranges.split(","):
         match = _RANGE.fullmatch(piece)
         low, high = (match[1], match[2] or match[1]) if match else ("1", "0")

@@ -1,4 +1,4 @@
-"""The flags of kungfu-run, checked and converted: every option is either honoured or refused in a sentence."""
+"""The flags of kungfu-run, checked and converted: every option is either honoured or rejected with a message."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ms_kungfu.launcher.state.policy import Recover
 
 PROGRAM = "kungfu-run"
 _MAX_RESTARTS = 10
-# Of KungFu's kungfu-run, or looked for here, with the reason why there is no such flag.
+# Flags of KungFu's kungfu-run, or expected here, with the reason why they don't exist.
 _NO_FLAGS = {
     "P": "workers are named by -np, -H and -port-range: the first ports of the range on each host",
     "u": "kungfu-run logs in nowhere and is typed on each host; kungfu-distribute -u USER starts it on all of them",
@@ -44,7 +44,7 @@ _NO_FLAGS = {
     "ElasticTraining(schedule=...); from outside, kungfu-run resize changes the size",
 }
 _OWN_FLAGS = {"q": "quiet", "v": "show_workers", "logdir": "logdir", "logfile": "logfile"}  # of a host that joins
-# Between hosts. On one host nobody goes by them, and who gives one is told so (`what_is_done_instead`).
+# Between hosts. On one host they have no effect, and the user gets a message (`what_is_done_instead`).
 _STRATEGIES_OF_HOSTS = (
     "STAR",
     "MULTI_STAR",
@@ -58,14 +58,14 @@ _STRATEGIES_OF_HOSTS = (
 
 
 def known_strategy(name: str) -> str:
-    """As it is spelt. ArgumentTypeError where there is none of that name."""
+    """Return a strategy as it is spelt. ArgumentTypeError if there is none of that name."""
     if name.upper() in ("AUTO", "SHM", *_STRATEGIES_OF_HOSTS):
         return name.upper()
     raise argparse.ArgumentTypeError(f"there is no strategy {name!r}; leave -strategy out or give AUTO")
 
 
 def what_is_done_instead(strategy: str, is_several: bool) -> str:
-    """For whoever has named one of KungFu's strategies; "" for one that is carried out."""
+    """Return the message for one of KungFu's strategies that isn't carried out; "" for one that is."""
     if is_several or strategy not in _STRATEGIES_OF_HOSTS:
         return ""
     return (
@@ -102,7 +102,7 @@ def _switch(name: str, help: str, default: bool = False) -> Any:
 
 @dataclass(frozen=True)
 class Options:
-    """A job as asked for. Times are in seconds, None is no limit."""
+    """A job as requested. Times are in seconds, None is no limit."""
 
     command: tuple[str, ...]
     size: int = _flag("np", "number of workers (default 1)", type=integer(1), default=1, metavar="N")
@@ -241,25 +241,28 @@ class Options:
         type=integer(1),
         metavar="V",
     )
-    # Of the user's, for several hosts: proves one to the other. None: there is one host, or the network is trusted.
+    # The user's, for several hosts, which prove it to each other. None: there is one host, or the network is trusted.
     secret: str | None = field(default=None, repr=False)
-    joins: bool = False  # this host joins a job that runs (-join)
-    in_slurm: bool = False  # its hosts are the nodes of a step, and SIGUSR1 is Slurm's word that they are taken away
+    joins: bool = False  # this host joins a running job (-join)
+    in_slurm: bool = False  # its hosts are the nodes of a step, and by SIGUSR1 Slurm announces that it takes them away
 
     def left_s(self, elapsed_s: float) -> float | None:
-        """Of -timeout, so long after it began; something is always left."""
+        """Return the seconds left of -timeout, so long after it began; something is always left."""
         return None if self.timeout_s is None else max(0.1, self.timeout_s - elapsed_s)
 
     @property
     def host(self) -> Host:
-        """This machine."""
+        """Return this machine's host."""
         return self.hosts.own
 
 
 @dataclass(frozen=True)
 class JoinRequest:
-    """This host is to join a job that runs (`joining`). `own`: as what; None: as the address of `interface`, or the one
-    by which the head node is reached. `own_flags`: of Options, those that are each host's own affair."""
+    """A request of this host to join a running job (`joining`).
+
+    `own`: its name; None: the address of `interface`, or the one by which it reaches the head node. `own_flags`: of
+    Options, those that each host decides on.
+    """
 
     url: str
     own: Host | None
@@ -269,7 +272,7 @@ class JoinRequest:
 
 
 def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest | EngineRequest:
-    """UsageError says what is wrong."""
+    """Return the request. UsageError says what is wrong."""
     parser = FlagParser(
         PROGRAM,
         f"{PROGRAM} [flags] program [arguments]\n       {PROGRAM} -join URL [-self ADDRESS:SLOTS] [-secret-file FILE]\n"
@@ -325,7 +328,7 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest | Engi
                 raise UsageError(f"{name} needs -w: without it the cluster doesn't change")
         if flags.recover not in (None, Recover.FAIL):
             raise UsageError(f"-recover {flags.recover.value} needs -w: without it the death of a worker ends the job")
-    # 0 is torchrun's default, and what happens anyway.
+    # 0 is torchrun's default, and happens in any case.
     if flags.max_restarts and flags.recover is not Recover.REPLACE and not flags.standbys:
         raise UsageError(
             "-max-restarts needs -recover replace or -standby: it limits how often these start a worker again; nothing "
@@ -344,7 +347,7 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest | Engi
         raise UsageError(f"-np {flags.size} is less than -min-np {flags.min_size}")
     peer_timeout_s = env.PEER_TIMEOUT.get() if flags.peer_timeout_s is None else flags.peer_timeout_s
     flags.logfile = flags.logfile and Path(flags.logdir or ".", flags.logfile)
-    # Watch mode with nothing to watch gets a config server on any port: kungfu-run resize finds it by its URL.
+    # Watch mode without a config server gets one on any port: kungfu-run resize finds it by its URL.
     flags.builtin_port = (flags.builtin_port or 0) if embedded else None
     flags.timeout_s, flags.peer_timeout_s = flags.timeout_s or None, peer_timeout_s or None
     flags.host_timeout_s = flags.host_timeout_s or None
@@ -383,7 +386,7 @@ def _join_request(flags: argparse.Namespace, given: set[str], command: Sequence[
 
 
 def _check_environment() -> None:
-    """Says before the start what each worker would say otherwise."""
+    """Report before the start what each worker would report otherwise."""
     for variable in env.VARIABLES:
         if "user" in variable.set_by:
             try:
@@ -397,7 +400,7 @@ def _check_environment() -> None:
 
 
 def check_program(command: Sequence[str]) -> None:
-    """UsageError says once what each worker would say otherwise."""
+    """Raise UsageError once for what each worker would report otherwise."""
     program = command[0]
     if shutil.which(program) is None or os.path.isdir(program):
         if program.endswith(".py") and os.path.isfile(program):
@@ -409,7 +412,7 @@ def check_program(command: Sequence[str]) -> None:
 
 
 def _script_of(command: Sequence[str]) -> str | None:
-    """The file that a Python is asked to run; None for a module, a text, or another program."""
+    """Return the file that a Python runs; None for a module, a text, or another program."""
     if not re.fullmatch(r"(python|pypy)[0-9.]*", os.path.basename(command[0])):
         return None
     words = iter(command[1:])

@@ -1,5 +1,4 @@
-"""What a host's launcher says of itself when it comes to the controller, and what the controller has against it.
-Pure."""
+"""What a host's launcher reports when it registers with the controller, and why the controller rejects it. Pure."""
 
 from __future__ import annotations
 
@@ -14,17 +13,17 @@ from ms_kungfu.launcher.devices import ASCEND, GPU, Devices
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.wire.messages import Registration
 
-# What each host may have its own way, or only one of them has.
+# What may differ by host, or what only one host has.
 _OF_EACH_HOST = {"command", "quiet", "show_workers", "logdir", "logfile", "builtin_port", "secret", "delay_s", "hosts"}
 _SHOWN = 160  # characters of a command that differs
 OF_THE_JOB = [each.name for each in fields(Options) if each.metadata and each.name not in _OF_EACH_HOST]
 
 
 def registration_of(options: Options, devices: Devices, cores: list[int], flags: dict[str, str]) -> Registration:
-    """This host."""
+    """Return this host's registration."""
     kind: Any = None if devices.kind is None else devices.kind.name
     logdir = b"" if options.logdir is None else os.fsencode(options.logdir)
-    mindspore = mindspore_version() if options.hosts.is_several else ""  # 20 ms, which no other host asks for
+    mindspore = mindspore_version() if options.hosts.is_several else ""  # 20 ms, which no other host needs
     return Registration(options.host.name, VERSION, mindspore, flags, cores, kind, devices.each, logdir)
 
 
@@ -34,7 +33,7 @@ def devices_of(registration: Registration) -> Devices:
 
 
 def flags_of(options: Options) -> dict[str, str]:
-    """Those that mean something for the whole job, by their names on the command line."""
+    """Return the flags that matter for the whole job, by their names on the command line."""
     found = {
         f"-{each.metadata['name']}": str(getattr(options, each.name))
         for each in fields(Options)
@@ -44,7 +43,7 @@ def flags_of(options: Options) -> dict[str, str]:
 
 
 def other_versions(host: str, version: str, mindspore: str, own: Registration) -> str:
-    """What speaks against a host that has these; "" where it has the same."""
+    """Return the objection to a host with these versions; "" if it has the same."""
     if version != own.version:
         return f"ms_kungfu is {version} on {host}, {own.version} on {own.host}; install the same on all hosts"
     if mindspore != own.mindspore:
@@ -58,8 +57,10 @@ def other_versions(host: str, version: str, mindspore: str, own: Registration) -
 def other_command(
     host: str, command: Sequence[str], own_host: str, own: Sequence[str], exists: Callable[[str], bool] = os.path.exists
 ) -> str:
-    """What is to be said where a host runs something else than this one; "" where both run the same. No objection:
-    where a host has its interpreter and its files is its own affair, and nobody can tell what else may rightly differ.
+    """Return the warning if a host runs another command than this one; "" if both run the same.
+
+    It isn't an objection: each host may have its interpreter and its files elsewhere, and other differences may be
+    correct, too.
 
     `exists`: whether this host has such a file. The other host's can't be looked at from here.
     """
@@ -71,7 +72,7 @@ def other_command(
 
 
 def _alike(word: str, own: str, exists: Callable[[str], bool]) -> bool:
-    """The same word, or the same file in another folder, also behind an option's ``=``."""
+    """Return whether the words are equal, or name the same file in another folder, also after an option's ``=``."""
     option, equals, value = own.partition("=")
     if equals and option.startswith("-") and word.startswith(option + equals):
         word, own = word[len(option + equals) :], value
@@ -79,7 +80,7 @@ def _alike(word: str, own: str, exists: Callable[[str], bool]) -> bool:
 
 
 def _excerpts(one: str, other: str) -> tuple[str, str]:
-    """Of two texts that differ: both as a line of moderate length that has the place where they do."""
+    """Return a line of moderate length of each of two texts that differ, with the place at which they do."""
     one, other = (printable(" ".join(text.split())) for text in (one, other))
     same = len(os.path.commonprefix([one, other]))
     begin = max(0, same - _SHOWN // 2) if max(len(one), len(other)) > _SHOWN else 0
@@ -93,7 +94,7 @@ def _excerpts(one: str, other: str) -> tuple[str, str]:
 def objection(
     registration: Registration, own: Registration, present: Mapping[str, object], same_flags: bool = True
 ) -> str:
-    """Why a host can't take part in the job; "" where it can. `same_flags`: it was given the job's flags itself."""
+    """Return why a host can't take part in the job; "" if it can. `same_flags`: it got the job's flags itself."""
     why = other_versions(registration.host, registration.version, registration.mindspore, own)
     if why:
         return why

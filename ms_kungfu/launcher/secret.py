@@ -22,13 +22,16 @@ _MOST_BYTES = 4096
 
 
 class SecretError(Exception):
-    """The secret can't be had or trusted; the message is a sentence for the user, without it."""
+    """The secret can't be read or trusted; the message is for the user, and doesn't contain the secret."""
 
 
 def read_secret_file(path: str) -> str:
-    """Its hexadecimal digits. As ssh with its keys: whoever else can read the file, or owns it, makes it worthless."""
+    """Return its hexadecimal digits.
+
+    As for ssh's keys, another user must neither be able to read the file nor own it.
+    """
     try:
-        # Not to wait for the writer of a FIFO.
+        # So as not to wait for the writer of a FIFO.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise SecretError(f"-secret-file {path} can't be read: {error.strerror}") from None
@@ -54,7 +57,7 @@ def read_secret_file(path: str) -> str:
 
 
 def given_secret(file: str | None) -> str | None:
-    """The user's, from `file` or the environment."""
+    """Return the user's secret, from `file` or the environment."""
     try:
         given = env.JOB_SECRET.get()
     except ValueError as error:
@@ -67,6 +70,8 @@ def given_secret(file: str | None) -> str | None:
 
 
 def secret_for(environment: Mapping[str, str], file: str | None, url: str) -> str | None:
-    """That of the job whose config server is at `url`: from `file`, else the environment's, else what the server has
-    left for this user."""
+    """Return the secret of the job with the config server at `url`.
+
+    It is from `file`, else the environment's, else what the server has left for this user.
+    """
     return secret_from(environment, url) if file is None else given_secret(file)

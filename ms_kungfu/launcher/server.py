@@ -81,7 +81,7 @@ class Server(Generic[C]):
 
     most_unproved = 128
     most_proved = math.inf
-    silent_s = HANDSHAKE_S  # if there is no room, a client that has been silent for so long makes room
+    silent_s = HANDSHAKE_S  # if there are too many, a client that has been silent for so long is removed
 
     def __init__(self, secret: bytes, roles: Roles) -> None:
         self._secret, self._roles = secret, roles
@@ -96,7 +96,7 @@ class Server(Generic[C]):
     # ---- what a kind of server adds ----
 
     def _open(self, connection: socket.socket) -> C:
-        """Raises what is against it; the caller closes the connection then."""
+        """Open a connection. Raises why it can't; the caller closes the connection then."""
         raise NotImplementedError
 
     async def _serve(self, channel: C) -> bool:
@@ -104,28 +104,28 @@ class Server(Generic[C]):
         raise NotImplementedError
 
     def _rejected(self, source: str, error: Exception) -> None:
-        """It hasn't proved itself."""
+        """Note that a connection hasn't proved itself."""
 
     def _ended(self, source: str, error: Exception) -> None:
-        """It had, and has failed in a way that a peer can bring about."""
+        """Note that an authenticated connection has failed in a way that a peer can bring about."""
 
     def _troubled(self, error: OSError) -> None:
-        """No connection can be accepted for now. Called once for each reason."""
+        """Note that no connection can be accepted for now. Called once for each reason."""
 
-    # ---- the same for all ----
+    # ---- the same for all servers ----
 
     def listen(self, listening: socket.socket) -> None:
         self._listener = Listener(listening, self._on_accepted, self._on_trouble)
 
     def end(self) -> None:
-        """Ends all connections, soon."""
+        """End all connections, soon."""
         if self._listener is not None:
             self._listener.close()
         for task in (*self._unproved, *self._proved):
             task.cancel()
 
     async def close(self) -> None:
-        """Ends all connections. They have ended when this returns."""
+        """End all connections. They have ended when this returns."""
         self.end()
         await asyncio.gather(*self._unproved, *self._proved, return_exceptions=True)
 
@@ -149,7 +149,7 @@ class Server(Generic[C]):
             if len(self._proved) >= self.most_proved:
                 raise ProtocolError(f"there are {len(self._proved)} connections")
             channel = self._open(connection)
-        except Exception as error:  # it has gone already, or there is no memory
+        except Exception as error:  # it has ended already, or there is no memory
             connection.close()
             self._reject(name, error)
             return
@@ -158,7 +158,7 @@ class Server(Generic[C]):
         task.add_done_callback(self._forget)
 
     def _make_room(self) -> None:
-        """End the oldest of the connections that have proved nothing, and those that have for long."""
+        """End the oldest connection that has proved nothing, and those that have proved nothing for long."""
         now = self._loop.time()
         for place, (task, (channel, since)) in enumerate(list(self._unproved.items())):
             if place == 0 or now - since > self.silent_s:
@@ -179,8 +179,10 @@ class Server(Generic[C]):
         self._rejected(source, error)
 
     async def _meet(self, channel: C, source: str) -> None:
-        """All exceptions before the proof are a rejection. After it the connection ends; what `_serve` has begun, that
-        ends itself."""
+        """Serve a connection.
+
+        Before the proof each exception is a rejection; after it the connection ends, with what `_serve` has begun.
+        """
         assert isinstance(channel, Stream)
         task = asyncio.current_task()
         assert task is not None

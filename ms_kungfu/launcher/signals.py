@@ -1,8 +1,8 @@
-"""The signals that a launcher hears, until its process is gone.
+"""The signals that a launcher handles, until its process has ended.
 
-`loop.add_signal_handler` gives a signal its default action back when the loop closes. For SIGTERM, and in a Slurm job
-SIGUSR1, that kills the process in the moment in which it is about to end with the job's exit code; and whoever takes
-nodes away may well say so twice.
+`loop.add_signal_handler` restores a signal's default action when the loop closes. For SIGTERM, and in a Slurm job
+SIGUSR1, that kills a process that is about to end with the job's exit code. A scheduler that takes nodes away may well
+send the signal twice.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
 
 
 Handler = Callable[[int], Any]
-Catch = Callable[[asyncio.AbstractEventLoop, int, Handler, int], None]  # number, what is called in the loop, with what
+Catch = Callable[[asyncio.AbstractEventLoop, int, Handler, int], None]  # number, the callback in the loop, its argument
 
 
 def hear(loop: asyncio.AbstractEventLoop, interrupt: Handler, pass_on: Handler, in_slurm: bool, catch: Catch) -> None:
-    """Calls `interrupt` at those that end the job and `pass_on` at those that are the workers', in the loop. In the
-    main thread. `catch` is `outlive` but in a simulated process."""
+    """Call `interrupt` at signals that end the job and `pass_on` at those for the workers, in the loop.
+
+    Call it in the main thread. `catch` is `outlive` except in a simulated process.
+    """
     for number in _ENDING:
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:  # nohup
             continue
@@ -37,7 +39,7 @@ def hear(loop: asyncio.AbstractEventLoop, interrupt: Handler, pass_on: Handler, 
 
 
 def outlive(loop: asyncio.AbstractEventLoop, number: int, callback: Handler, argument: int) -> None:
-    """As `loop.add_signal_handler`, but what is heard after the loop has closed changes nothing."""
+    """Act as `loop.add_signal_handler`, but ignore signals after the loop has closed."""
 
     def handler(*_: object) -> None:
         if not loop.is_closed():
@@ -48,6 +50,6 @@ def outlive(loop: asyncio.AbstractEventLoop, number: int, callback: Handler, arg
 
 
 def ignore_from_now_on(in_slurm: bool) -> None:
-    """The exit code is settled. Python takes its handlers away a little before the process is gone."""
+    """Ignore signals: the exit code is settled, and Python removes its handlers a little before the process ends."""
     for number in [signal.SIGTERM, *([signal.SIGUSR1] if in_slurm else ())]:
         signal.signal(number, signal.SIG_IGN)

@@ -1,8 +1,8 @@
-"""What a step of Slurm's says of a job: ``srun kungfu-run python train.py`` needs no list of hosts.
+"""What a Slurm step says of a job: ``srun kungfu-run python train.py`` needs no list of hosts.
 
-The hosts are the step's nodes, this one among them by its number, and each may have as many workers as srun starts
-tasks there; where that is one task a node, as the allocation has cores there. The first task of a node is its
-kungfu-run. The others have nothing to do and end at once; the cores that they are bound to are the first one's.
+The hosts are the step's nodes, and the node's number names this one. Each may have as many workers as srun starts tasks
+there; with one task a node, as many as the allocation has cores there. The first task of a node is its kungfu-run. The
+others have nothing to do and end at once; the first one uses the cores that they are bound to.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ms_kungfu.launcher.state.hosts import Host, parse_hosts
 
 # Steps that srun hasn't started (a batch script, an interactive shell) have numbers from here on.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
-_PORTS = range(12000, 28000)  # below those that systems give to whoever calls
+_PORTS = range(12000, 28000)  # below the ephemeral ports of most systems
 _PORTS_OF_A_JOB = 16
 T = TypeVar("T")
 _REMEDY = "name the hosts by -H, or give --standalone for a job on this one"
@@ -34,8 +34,11 @@ class SpareTaskError(Exception):
 
 @dataclass(frozen=True)
 class Step:
-    """`own`: the name of this node. `size`: how many workers there are where nobody says. `port`: for the launchers,
-    the same on all nodes and another one for another job beside."""
+    """A step.
+
+    `own`: the name of this node. `size`: the default number of workers. `port`: for the launchers, the same on all
+    nodes and another one for another job beside.
+    """
 
     hosts: tuple[Host, ...]
     own: str
@@ -44,7 +47,10 @@ class Step:
 
 
 def is_step(environ: Mapping[str, str]) -> bool:
-    """Whether srun has started this process as a task of a step. UsageError where Slurm's variables make no sense."""
+    """Return whether srun has started this process as a task of a step.
+
+    UsageError if Slurm's variables are inconsistent.
+    """
     try:
         step = env.SLURM_STEP_ID.get(environ)
         return env.SLURM_JOB_ID.get(environ) is not None and step is not None and step < _FIRST_SPECIAL_STEP
@@ -53,7 +59,10 @@ def is_step(environ: Mapping[str, str]) -> bool:
 
 
 def step_of(environ: Mapping[str, str]) -> Step:
-    """Of the first task of a node. SpareTaskError in another one; UsageError where Slurm's variables make no sense."""
+    """Return the step for the first task of a node.
+
+    SpareTaskError in another task; UsageError if Slurm's variables are inconsistent.
+    """
     try:
         return _step_of(environ)
     except (ValueError, ArgumentTypeError) as error:
@@ -93,7 +102,7 @@ def _read(variable: env.Variable[str | None], parse: Callable[[str], list[T]], e
 
 
 def _cores_of(nodes: list[str], environ: Mapping[str, str]) -> list[int]:
-    """Those that the allocation has on each of the step's nodes."""
+    """Return the cores that the allocation has on each of the step's nodes."""
     if env.SLURM_JOB_CPUS_PER_NODE.get(environ) is None:
         return [1] * len(nodes)
     every = _read(env.SLURM_JOB_NODELIST, nodes_of, environ)
@@ -102,8 +111,8 @@ def _cores_of(nodes: list[str], environ: Mapping[str, str]) -> list[int]:
 
 
 def take_cores(environ: Mapping[str, str]) -> None:
-    """This task's cores are from now on those of all tasks of the step on this node, where Slurm has bound them."""
-    with contextlib.suppress(ValueError, OSError):  # where it hasn't, or won't have it, there is nothing to do
+    """Take the cores of all tasks of the step on this node, if Slurm has bound them."""
+    with contextlib.suppress(ValueError, OSError):  # if it hasn't, or won't allow it, there is nothing to do
         if environ.get("SLURM_CPU_BIND_TYPE", "").startswith("mask_cpu"):
             union = 0
             for mask in environ.get("SLURM_CPU_BIND_LIST", "").split(","):

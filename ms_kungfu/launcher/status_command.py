@@ -1,4 +1,4 @@
-"""``kungfu-run status``: what the jobs of this user tell of themselves, as a table or as JSON."""
+"""``kungfu-run status``: the status of this user's jobs, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ _Document = dict[str, Any]
 
 
 def status(arguments: Sequence[str]) -> int:
-    """Exit status: 0 when all that was asked for is shown, 1 where a job doesn't answer or the one at the URL isn't
-    found, 2 for a wrong command line."""
+    """Print the status.
+
+    Exit status: 0 if every requested job is shown, 1 if a job doesn't answer or the one at the URL isn't found, 2 for a
+    wrong command line.
+    """
     parser = FlagParser(
         _PROGRAM,
         f"{_PROGRAM} [URL] [flags]",
@@ -44,7 +47,7 @@ def status(arguments: Sequence[str]) -> int:
     parser.flag("secret-file", "file with the job's secret, where it was started on another machine", metavar="FILE")
     try:
         flags, words = parser.parse(arguments)
-        if words:  # flags may stand behind the URL as well
+        if words:  # flags may follow the URL as well
             flags, rest = parser.parse(words[1:], flags)
             words = words[:1] + rest
         if len(words) > 1:
@@ -79,7 +82,7 @@ def _show(jobs: Sequence[_Document], as_json: object) -> None:
 
 
 def _printable(told: Any) -> Any:
-    """Of what a job has told, text that does nothing to a terminal."""
+    """Return a job's text without characters that control a terminal."""
     if isinstance(told, str):
         return printable(told)
     if isinstance(told, dict):
@@ -88,7 +91,7 @@ def _printable(told: Any) -> Any:
 
 
 def _job_at(url: str, secret_file: str | None) -> _Document:
-    """ConfigServerError where it isn't found."""
+    """Return the job there. ConfigServerError if it isn't found."""
     try:
         store = open_store(url)
         for job in jobs_of_this_user(_ANSWER_S):
@@ -112,7 +115,7 @@ def _job_at(url: str, secret_file: str | None) -> _Document:
     cluster = store.get()
     if cluster is None:
         raise ConfigServerError(f"{url} holds no cluster; is the job running?")
-    # One that was started on a single host writes no record, and what is there is of a job before.
+    # One that was started on a single host writes no snapshot, and one that is there is of a job before.
     leadership = (
         open_leadership(url, timeout_s=_ANSWER_S).look()
         if has_leadership(url) and cluster.slots is not None
@@ -135,7 +138,7 @@ def _trouble_with(document: _Document) -> str | None:
 
 
 def _held(url: str, cluster: Cluster, leadership: LeadershipState) -> _Document:
-    """A store without a launcher knows no more than this, and who has the job where the controller moves."""
+    """Return what a store knows without a launcher: the cluster, and the controller if it moves."""
     document: _Document = {
         "state": "unknown",
         "why": "the config server has no job of its own, and knows only what is wanted; ask on a host of the job",
@@ -167,7 +170,7 @@ def _held(url: str, cluster: Cluster, leadership: LeadershipState) -> _Document:
 
 
 def _who_has_it(holder: str, snapshot: LeaderSnapshot) -> str:
-    """Of a job that has no end."""
+    """Return which host controls a job that hasn't ended."""
     head = holder or snapshot.head
     others = [name for name in snapshot.present if name != head]
     if snapshot.versions.committed is None:
@@ -186,7 +189,7 @@ def _who_has_it(holder: str, snapshot: LeaderSnapshot) -> str:
 
 
 def _without_repeats(jobs: Any) -> list[_Document]:
-    """A job over several hosts tells of itself on each; two of them may be played by one machine."""
+    """Drop duplicates: a job over several hosts answers on each, and one machine may play two of them."""
     found: dict[Any, _Document] = {}
     for number, job in enumerate(jobs):
         found.setdefault(job.get("job") or number, job)
@@ -197,7 +200,7 @@ def _without_repeats(jobs: Any) -> list[_Document]:
 
 
 def as_text(job: Mapping[str, Any], now: float) -> str:
-    """Of one document, for a person, `now` seconds since 1970."""
+    """Return one document as text, `now` seconds since 1970."""
     if "error" in job:
         return str(job["error"])
     lines = []
@@ -258,7 +261,10 @@ def _table(processes: Sequence[Mapping[str, Any]], version: int | None) -> list[
 
 
 def _state(process: Mapping[str, Any], version: int | None) -> str:
-    """Who joins has a rank of the version that he joins with, which another one may have in `version`, the present."""
+    """Return the state.
+
+    A joining worker has a rank of its own version, which another worker may have in `version`, the present one.
+    """
     state, rank, joins_with = str(process["state"]), process.get("rank"), process.get("joined_with")
     state += f": {process['why']}" if process.get("why") else ""
     joins = process.get("standing") == Standing.JOINING.value and version is not None and joins_with != version

@@ -1,8 +1,10 @@
-"""How `kungfu-run status` finds the jobs of its user on this machine: each launcher listens on a Unix socket in the
-folder in which this user's secrets lie (`config_server.secret_file`), which nobody else can enter.
+"""How `kungfu-run status` finds the jobs of its user on this machine.
 
-A client is answered with one JSON document, and its connection ends. Nothing is read from it: a few are answered at a
-time, each for a few seconds at most, and a failure ends that client's connection alone.
+Each launcher listens on a Unix socket in the folder of this user's secrets (`config_server.secret_file`), which no
+other user can enter.
+
+A client is answered with one JSON document, and its connection ends. The server reads nothing from it. It answers a few
+at a time, each for a few seconds at most, and a failure ends only that client's connection.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ _MAX_ANSWER_BYTES = 16 * 1024 * 1024
 
 
 class StatusServer:
-    """Listens from construction to `close`. OSError or SecretFileError where that can't be. In the event loop."""
+    """Listens from construction to `close`, in the event loop. OSError or SecretFileError if it can't."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -52,7 +54,7 @@ class StatusServer:
         self._listener = Listener(listening, self._on_accepted)
 
     def close(self) -> None:
-        """Clients that are being answered see the end."""
+        """End the connections of clients that are being answered."""
         self._listener.close()
         for client in self._clients:
             client.cancel()
@@ -85,14 +87,14 @@ class StatusServer:
 
 
 def _bind(listening: socket.socket) -> tuple[Path, int]:
-    """Have it listen in this user's folder: where, and the inode there."""
+    """Have it listen in this user's folder. Return where, and the inode there."""
     trouble: Exception = OSError("there is no folder for it")
     for directory in own_directories():
         try:
             with made(directory) as folder:
                 name = f"{os.getpid()}.{secrets.token_hex(4)}{_SUFFIX}"
-                # By its folder's descriptor: a path may have 107 bytes only. Under its name when it listens: one that
-                # doesn't is taken for a dead launcher's.
+                # By its folder's descriptor: a path may have only 107 bytes. It gets its name when it listens, since a
+                # socket that doesn't is taken for a dead launcher's.
                 listening.bind(f"/proc/self/fd/{folder}/.{name}")
                 listening.listen(_BACKLOG)
                 os.rename(f".{name}", name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -103,7 +105,7 @@ def _bind(listening: socket.socket) -> tuple[Path, int]:
 
 
 def never_raises(describe: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
-    """A bug in what is told of a job must not be the job's."""
+    """Keep a bug in the description from ending the job."""
     told = set()
 
     def described() -> dict[str, Any]:
@@ -119,20 +121,20 @@ def never_raises(describe: Callable[[], dict[str, Any]]) -> Callable[[], dict[st
 
 
 def jobs_of_this_user(timeout_s: float) -> Iterator[dict[str, Any]]:
-    """What the launchers of this user on this machine tell; {"error": a sentence} for one that doesn't."""
+    """Return what the launchers of this user on this machine report; {"error": a message} for one that doesn't."""
     seen: set[str] = set()
     for directory in own_directories():
         with contextlib.suppress(OSError, SecretFileError), opened(directory) as folder:
             names = [n for n in os.listdir(folder) if n.endswith(_SUFFIX) and not n.startswith(".") and n not in seen]
             seen.update(names)
-            # Side by side: one that doesn't answer takes its time.
+            # In parallel: one that doesn't answer takes its time.
             with ThreadPoolExecutor(_MAX_CLIENTS) as threads:
                 answers = threads.map(lambda name: _ask(folder, name, timeout_s), sorted(names))
                 yield from (found for found in answers if found is not None)
 
 
 def _ask(folder: int, name: str, timeout_s: float) -> dict[str, Any] | None:
-    """None where there is no launcher any more."""
+    """Return the answer; None if there is no launcher any more."""
     pid = name.partition(".")[0]
     deadline = time.monotonic() + timeout_s
     text = b""
@@ -158,7 +160,7 @@ def _ask(folder: int, name: str, timeout_s: float) -> dict[str, Any] | None:
             return None
     try:
         document = decode(text, _MAX_ANSWER_BYTES, raw_bytes=True)
-    except MalformedError:  # it has hung up in the midst
+    except MalformedError:  # it has closed the connection within the document
         return {"error": f"the job of process {pid} is just ending"}
     return document if isinstance(document, dict) else None
 
@@ -168,7 +170,7 @@ def _connect(server: socket.socket, address: str, deadline: float) -> None:
         try:
             server.connect(address)
             return
-        except BlockingIOError:  # those who ask fill its backlog, for which no timeout waits
+        except BlockingIOError:  # other clients fill its backlog, for which no timeout waits
             if time.monotonic() > deadline:
                 raise
         time.sleep(_FULL_RETRY_S)

@@ -1,4 +1,4 @@
-"""A limit on time, for what a loop awaits."""
+"""A time limit for an awaited task."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ T = TypeVar("T")
 
 
 async def within(seconds: float | None, work: Awaitable[T]) -> T:
-    """What `work` returns, or raises; asyncio.TimeoutError after so long, when it has been cancelled and is over.
+    """Return or raise what `work` does; asyncio.TimeoutError after so long, once it has been cancelled and has ended.
 
-    `asyncio.wait_for` before Python 3.12 goes wrong where its caller is cancelled in the moment in which the work
-    fails: nested, it swallows the cancellation, or leaves an exception that nobody retrieves. Here who is cancelled
-    always ends by that, and the work has ended before.
+    `asyncio.wait_for` before Python 3.12 fails if its caller is cancelled in the moment in which the work fails.
+    Nested, it swallows the cancellation, or leaves an exception that no task retrieves. Here a cancelled caller always
+    ends by that, and the work has ended before.
     """
     task = asyncio.ensure_future(work)
     task.add_done_callback(_retrieve)
@@ -26,7 +26,7 @@ async def within(seconds: float | None, work: Awaitable[T]) -> T:
         elif not task.cancelled() and task.exception() is None:
             close = getattr(task.result(), "close", None)
             if close is not None:
-                close()  # a connection that nobody gets
+                close()  # a connection without an owner
         raise
     if not task.done():
         task.cancel()

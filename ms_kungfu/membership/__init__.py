@@ -1,21 +1,21 @@
-"""A worker's side of a change of membership: who is in the cluster, and how its ranks move to the next version.
+"""A worker's side of a change of membership: the ranks of the cluster, and how they adopt the next version.
 
-All functions but :func:`evict` and :func:`join` belong to the thread that trains; none may run while another collective
-of this process is under way. :func:`ms_kungfu.runtime.init` comes before them. Each file has the argument for its part:
+All functions but :func:`evict` and :func:`join` belong to the thread that trains; none may run during another
+collective of this process. :func:`ms_kungfu.runtime.init` comes before them. Each file has the argument for its part:
 
 - `member`: what this process knows, and the ports by which it reaches the world
 - `identity`: rank, size, names
-- `cores`: how many it has, where bits hang on it
+- `cores`: how many it has, if bits depend on it
 - `joining`: into a cluster and out of it
 - `step_agreement`: once a step all ranks agree on the next version
-- `requested_size`: how a size that is wanted gets into the config server
-- `sync_points`: where asynchronous trainings come together instead
-- `reductions`: who took part in what was reduced
+- `requested_size`: how a requested size gets into the config server
+- `sync_points`: at which asynchronous trainings meet instead
+- `reductions`: which ranks contributed to what was reduced
 - `deadlocks`: ranks that wait for each other
 - `model_store`: the way to other workers' latest models
 """
 
-# What it imports it offers.
+# It offers what it imports.
 # ruff: noqa: F401
 # mypy: implicit-reexport
 
@@ -54,20 +54,20 @@ from ms_kungfu.membership.sync_points import enter_sync_point, follow_sync_point
 
 
 def watch_reductions() -> Reductions:
-    """What comes of this process's reductions from now on, for one who asks."""
+    """Return an object that collects the outcomes of this process's reductions from now on."""
     return Reductions(current().outcomes)
 
 
 def take_participants() -> list[int]:
-    """The same for those who have no `watch_reductions` of their own: :meth:`Reductions.take_participants`."""
+    """Do the same for callers without a `watch_reductions` of their own: :meth:`Reductions.take_participants`."""
     return current().outcomes.of_nobody.take_participants()
 
 
 def participants_of(version: int) -> list[int] | None:
-    """What `take_participants` had to tell when the cluster left this version; None where this process wasn't in it."""
+    """Return what `take_participants` had when the cluster left this version; None if this process wasn't in it."""
     return current().outcomes.by_version.get(version)
 
 
 def set_weight(samples: int) -> None:
-    """How many samples the next gradients of this worker stand for: means over the workers are weighted by it."""
+    """Set for how many samples the next gradients of this worker stand: means over the workers are weighted by it."""
     current().core.set_weight(samples)

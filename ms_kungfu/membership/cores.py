@@ -1,5 +1,7 @@
-"""How many cores a worker has where it decides bits: some of MindSpore's CPU kernels divide their work by the size of
-the affinity mask at the time of the launch."""
+"""The number of a worker's cores, if bits depend on it.
+
+Some of MindSpore's CPU kernels divide their work by the size of the affinity mask at the time of the launch.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,12 @@ _MAX_PASSES = 10
 
 
 def fix_cores() -> None:
-    """Gives this process a number of cores that doesn't change any more and that all other workers have: what
-    ``-cores-per-worker`` says, else one. Later calls do nothing.
+    """Give this process a permanent number of cores, the same as all other workers'.
 
-    The launcher does it where it pins at all, for all workers: it spreads them evenly, and would undo at the next
-    change of the cluster what a worker does by itself.
+    It is that of ``-cores-per-worker``, else one. Later calls do nothing.
+
+    If the launcher pins workers, it does so for all of them. It spreads them evenly, and would undo a worker's own
+    choice at the next change of the cluster.
     """
     member = current()
     if member.cores_fixed:
@@ -31,16 +34,16 @@ def fix_cores() -> None:
         if member.get(env.BROKER) is None or member.broker().fix_cores(1, _TIMEOUT_S) == 0:
             allowed = sorted(os.sched_getaffinity(0))
             core = allowed[local_rank() % len(allowed)]
-            for _ in range(_MAX_PASSES):  # until there is no thread left that may have started another one meanwhile
+            for _ in range(_MAX_PASSES):  # until no thread is left that may have started another one meanwhile
                 if not pin_threads("self", {core}):
                     break
-        # How a step of shards is computed anyway (docs/shards.md), and each worker would repeat it.
+        # This only repeats how a step of shards is computed (docs/shards.md), and each worker would log it.
         _log.debug("shards: cores=%d cpus=%s", core_count(), ",".join(map(str, sorted(os.sched_getaffinity(0)))))
     member.cores_fixed = True
 
 
 def let_wakers_go_on() -> None:
-    """Has the calling thread not take its core from the thread that wakes it up, where there is one core only.
+    """Keep the calling thread from preempting the thread that wakes it, if there is only one core.
 
     MindSpore's thread that has run a graph wakes its caller while it holds a spin lock that the caller takes at once.
     Woken on the same core, in its place, the caller would spin there for the rest of its time slice: 0.6 ms.
@@ -51,10 +54,10 @@ def let_wakers_go_on() -> None:
 
 
 def core_count() -> int:
-    """How many cores this thread has, and what it computes."""
+    """Return how many cores this thread, and what it computes, has."""
     return len(os.sched_getaffinity(0))
 
 
 def fixed_core_count() -> int:
-    """How many cores a worker has once they are fixed."""
+    """Return how many cores a worker has once they are fixed."""
     return core_count() if current().cores_fixed else current().get(env.CORES_PER_WORKER) or 1

@@ -1,13 +1,13 @@
 """The worker's watch for ranks that wait for each other in different operations.
 
 A thread sleeps until one of this process's threads has waited in a collective for 0.1 s. While one does, the thread
-looks every 0.1 s whether the process stands still. ``ops_src/collectives/host/deadlock.h`` has the argument, and
-decides. What Python alone knows of point 1 there is here:
+checks every 0.1 s whether the process stands still. ``ops_src/collectives/host/deadlock.h`` has the argument, and
+decides. This file adds what only Python knows of point 1 there:
 
 - whether only the main thread begins collectives. A user's thread may begin the missing one at any time, and so may
   the handler of a timer's signal;
 - whether the main thread, if it isn't in a collective itself, is in a call of MindSpore's that waits for kernels;
-- where in the program it is.
+- its position in the program.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ms_kungfu.errors import KungFuError
 _LOOK_EVERY_S = 0.1
 _WAITS_FOR_KERNELS = ("mindspore.graph.api", "mindspore.common.api")
 _BEGIN_NOTHING = ("ms_kungfu", "mindspore")  # packages whose threads begin no collectives
-_FEEDERS = "multiprocessing.queues"  # whose threads only write; those of multiprocessing.pool run functions of the user
+_FEEDERS = "multiprocessing.queues"  # its threads only write; those of multiprocessing.pool run functions of the user
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _NOT_THE_PROGRAM = ("ms_kungfu", "mindspore")
 
 
-_watched: set[int] = set()  # processes: this one, and that which it was forked from
+_watched: set[int] = set()  # processes: this one, and the one which it was forked from
 
 
 def start(core: Any, start_thread: Callable[[str, Callable[[], None]], None]) -> None:
@@ -54,15 +54,15 @@ def watch(core: Any) -> None:
         alone = core.device_engine() == "none" and begin_nothing(frames) and not awaits_timer()
         with contextlib.suppress(KungFuError):  # it leaves the cluster
             core.look_for_deadlock(alone, waits_for_kernels(frame), place_in_program(frame))
-        del frames, frame  # they keep what their functions have
+        del frames, frame  # they hold what their functions hold
         time.sleep(_LOOK_EVERY_S)
 
 
 def begin_nothing(frames: Mapping[int, FrameType]) -> bool:
-    """Whether no thread with one of these frames begins collectives, as far as can be known."""
+    """Return whether no thread with one of these frames begins collectives, as far as can be known."""
     for frame in frames.values():
-        # An executor's worker that is idle, in `_worker` itself, gets its next task from a thread that runs. One that
-        # runs a function written in C is in another function of the same module.
+        # An idle worker of an executor, in `_worker` itself, gets its next task from a thread that runs. One that runs
+        # a function written in C is in another function of the same module.
         if (_module(frame), frame.f_code.co_name) == ("concurrent.futures.thread", "_worker"):
             continue
         first = "threading"
@@ -76,17 +76,17 @@ def begin_nothing(frames: Mapping[int, FrameType]) -> bool:
 
 
 def awaits_timer() -> bool:
-    """Whether a signal is due, whose handler may begin a collective in the main thread."""
+    """Return whether a signal is due: its handler may begin a collective in the main thread."""
     return any(any(signal.getitimer(timer)) for timer in _TIMERS)
 
 
 def waits_for_kernels(main: FrameType | None) -> bool:
-    """Whether the main thread is in a call of MindSpore's that runs kernels or waits for them."""
+    """Return whether the main thread is in a call of MindSpore's that runs kernels or waits for them."""
     return main is not None and _module(main) in _WAITS_FOR_KERNELS
 
 
 def place_in_program(frame: FrameType | None) -> str:
-    """``train.py:12``: the innermost line that is the program's; empty if there is none."""
+    """Return ``train.py:12``, the innermost line that is the program's; empty if there is none."""
     while frame is not None and _package(_module(frame)) in _NOT_THE_PROGRAM:
         frame = frame.f_back
     return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -1,4 +1,4 @@
-"""Who this process is: its name in the job, and its place in the present cluster."""
+"""This process's identity: its name in the job, and its slot in the present cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ms_kungfu.membership.member import Member, current
 
 
 def identity() -> tuple[PeerID, int]:
-    """This process's name in the job, and the cluster version that it was started for."""
+    """Return this process's name in the job, and the cluster version that it was started for."""
     member = current()
     if member.self_id is None:
         raise KungFuError(
@@ -22,21 +22,21 @@ def identity() -> tuple[PeerID, int]:
 
 
 def peer_of(rank: int) -> PeerID | None:
-    """The peer of this rank in the present cluster."""
+    """Return the peer of this rank in the present cluster."""
     cluster = current().cluster
     workers = () if cluster is None else cluster.workers
     return workers[rank] if rank < len(workers) else None
 
 
 def lost_ranks() -> list[int]:
-    """The ranks of the present cluster that have died; they count until the next version."""
+    """Return the ranks of the present cluster that have failed; they count until the next version."""
     core = current().core
     living, ranks = core.living(), int(core.size())
     return sorted(set(range(ranks)).difference(living))
 
 
 def speaks_for_all() -> bool:
-    """Whether this process is the lowest living rank: what all would tell alike is told by one."""
+    """Return whether this process is the lowest living rank, which logs what all would log alike."""
     member = current()
     return not member.detached and not member.deferred and member.speaks_first()
 
@@ -46,32 +46,35 @@ def is_detached() -> bool:
 
 
 def was_evicted() -> bool:
-    """Whether this process is detached because somebody has named it, and not for a size."""
+    """Return whether this process is detached because it was named, and not for a size."""
     return current().evicted
 
 
 def is_deferred() -> bool:
-    """Whether this process was started for a running job and has not joined it yet. Rank and size are provisional."""
+    """Return whether this process was started for a running job and hasn't joined it yet.
+
+    Rank and size are provisional.
+    """
     return current().deferred
 
 
 def is_joining() -> bool:
-    """Whether this process joined a running job and has not received the training state yet."""
+    """Return whether this process joined a running job and hasn't received the training state yet."""
     return not current().received
 
 
 def is_catching_up() -> bool:
-    """Whether this process joined, and the others wait until it comes to their call of training."""
+    """Return whether this process joined, and the others wait until it comes to their call of training."""
     return current().catching_up
 
 
 def set_catching_up(catching_up: bool) -> None:
-    """Of this process: see `is_catching_up`."""
+    """Set `is_catching_up` of this process."""
     current().catching_up = catching_up
 
 
 def check_caught_up(what: str) -> None:
-    """KungFuError if this process is catching up: the other workers don't come to this collective."""
+    """Raise KungFuError if this process is catching up: the other workers don't come to this collective."""
     if current().catching_up:
         raise KungFuError(
             f"{what} at a joining worker: the other workers are in a later call of training and wait for this one "
@@ -81,32 +84,32 @@ def check_caught_up(what: str) -> None:
 
 
 def state_received() -> None:
-    """Tells that this process now has the training state."""
+    """Note that this process now has the training state."""
     current().received = True
 
 
 def sync_root() -> int:
-    """The lowest rank that has the training state; 0 in a cluster where everyone starts alike."""
+    """Return the lowest rank that has the training state; 0 in a cluster in which all start alike."""
     core = current().core
     root, size = int(core.state_root()), int(core.size())
     return root if root < size else 0
 
 
 def is_first_cluster() -> bool:
-    """Whether this is the cluster that the job began with, all of whose processes run their programs from the start."""
+    """Return whether this is the job's first cluster, in which all processes run their programs from the start."""
     member = current()
     return not member.get(env.PARKED) and not member.detached and cluster_version() == member.incarnation
 
 
 def rank() -> int:
-    """The rank; until this process has joined the one it was started for."""
+    """Return the rank; until this process has joined the one it was started for."""
     member = current()
     joins_later = member.deferred or (member.cluster is None and member.get(env.BROKER) is not None)
     return member.get(env.RANK_ID) if joins_later else int(member.core.rank())
 
 
 def size() -> int:
-    """The number of ranks; until a deferred join that of the cluster it was started for."""
+    """Return the number of ranks; until a deferred join that of the cluster it was started for."""
     member = current()
     return member.get(env.RANK_SIZE) if member.deferred else int(member.core.size())
 
@@ -117,7 +120,7 @@ def cluster_version() -> int:
 
 
 def local_rank() -> int:
-    """The rank among the workers of this host; until a deferred join the one it was started for."""
+    """Return the rank among the workers of this host; until a deferred join the one it was started for."""
     member = current()
     if member.deferred:
         return member.get(env.LOCAL_RANK)
@@ -126,19 +129,19 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """The number of workers on this host; until a deferred join that of the cluster it was started for."""
+    """Return the number of workers on this host; until a deferred join that of the cluster it was started for."""
     member = current()
     return member.get(env.LOCAL_SIZE) if member.deferred else len(_workers_here(member))
 
 
 def host_of_rank() -> list[int]:
-    """For each rank a number that those on its host have, too."""
+    """Return for each rank a number that is the same for the ranks on its host."""
     member = current()
     return [0] if member.cluster is None else member.cluster.host_of_rank
 
 
 def _workers_here(member: Member) -> list[PeerID | None]:
-    """The workers of this host; of a process without a cluster itself."""
+    """Return the workers of this host; without a cluster this process itself."""
     if member.cluster is None or member.self_id is None:
         return [member.self_id]
     return [worker for worker in member.cluster.workers if worker.host == member.self_id.host]

@@ -1,7 +1,7 @@
-"""The way into a cluster and out of it: through the host's broker, which hands over a version's segment.
+"""Join and leave a cluster, through the host's broker, which sends a version's segment.
 
-A process that is started for a job that runs already doesn't join in :func:`begin`. Its join is *deferred*: the others
-train on while it imports and compiles, and it says that it is ready by :func:`join`, or by its first collective.
+A process that is started for a running job doesn't join in :func:`begin`. Its join is *deferred*: the others train on
+while it imports and compiles. It reports that it is ready by :func:`join`, or by its first collective.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ms_kungfu.membership.member import Member, current
 
 _log = logging.getLogger(__name__)
 _NICE_OF_THE_DETACHED = 10
-_LEAVING_S = 10.0  # a program that has ended by then need not be told that it has left
+_LEAVING_S = 10.0  # a program that has ended by then needs no warning
 _ANSWER_S = 10.0
 _handles_sigterm = False  # or a parent of this process did
 _leaving = False
@@ -60,7 +60,7 @@ def join() -> None:
             granted = request_segment(member, None, None, None)
         else:
             granted = member.broker().request_identity(standby)
-        # Other threads that come to a collective meanwhile wait for the lock; this one passes through.
+        # Other threads that come to a collective meanwhile wait for the lock; this one passes it.
         member.entering = True
         try:
             enter_first(member, granted)
@@ -101,7 +101,7 @@ def enter(member: Member, granted: Granted, has_state: bool) -> None:
     finally:
         for fd in fds:
             member.ports.close(fd)
-    if member.ended_steps.last is not None:  # whoever looks sees it in the new version, too
+    if member.ended_steps.last is not None:  # another thread finds it in the new version, too
         member.core.note_step(member.ended_steps.last, member.ended_steps.each_s)
     member.cluster = granted.cluster
     member.superseded = member.sync_points = 0
@@ -115,8 +115,8 @@ def enter_first(member: Member, granted: Granted | Detached | Stay) -> None:
         return
     member.self_id, member.incarnation = granted.peer, granted.incarnation
     enter(member, granted, has_state=False)
-    # In the first cluster everyone starts alike, with nothing to receive. A joining worker has to, also where those who
-    # have the state died in that moment: to train from the beginning would lose theirs in silence.
+    # In the first cluster all start alike, with nothing to receive. A joining worker has to receive the state, even if
+    # the ranks that have it failed in that moment. Otherwise it would silently train from the beginning.
     member.received = not member.deferred
     _leave_on_sigterm(member)
 
@@ -145,7 +145,7 @@ def _step_back() -> None:
 
 
 def _tell_who_works_on(member: Member) -> None:
-    """Warn a program that goes on long after this worker has left, and that could have checked."""
+    """Warn a program that runs for long after this worker has left, if it could have checked."""
     ports = member.ports
     left = ports.monotonic()
 
@@ -177,7 +177,7 @@ def _leave_on_sigterm(member: Member) -> None:
     ):
         _handles_sigterm = True
         signal.signal(signal.SIGTERM, _on_sigterm)
-        # A child of this process is no worker: SIGTERM ends it, as whoever sends it one expects.
+        # A child of this process is no worker: SIGTERM ends it, as its sender expects.
         os.register_at_fork(after_in_child=_be_mortal)
 
 
@@ -202,7 +202,7 @@ def _ask_to_leave(member: Member) -> None:
         assert member.self_id is not None
         member.broker().request_leave(member.self_id, _ANSWER_S, terminated=True)
     except (KungFuError, AssertionError):
-        # The job is ending, or there is nobody to go on: SIGTERM does what it would do without a handler.
+        # The job is ending, or no worker would be left to continue: SIGTERM acts as without a handler.
         os.kill(os.getpid(), signal.SIGTERM)
 
 

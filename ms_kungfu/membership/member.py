@@ -1,6 +1,6 @@
-"""What this process knows of its membership, and what it acts by.
+"""This process's knowledge of its membership, and its ports to the world.
 
-There is one :class:`Member` a process, :func:`current`. Whoever runs several in one process (the fault simulator) gives
+There is one :class:`Member` a process, :func:`current`. The fault simulator, which runs several in one process, gives
 each a context of its own (`contextvars`) and its :class:`Ports`.
 """
 
@@ -34,20 +34,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Change:
-    """What a step or resize did to the membership."""
+    """The effect of a step or resize on the membership."""
 
     changed: bool
     detached: bool
     old_size: int
     new_size: int
-    lost: tuple[int, ...] = ()  # ranks of the old cluster that had died
+    lost: tuple[int, ...] = ()  # ranks of the old cluster that had failed
     before: Cluster | None = None  # the cluster until then
     after: Cluster | None = None
-    undone: bool = False  # the step at hand doesn't count, and is done again (`ElasticTraining.step_end`)
+    undone: bool = False  # the step doesn't count, and is repeated (`ElasticTraining.step_end`)
 
     @property
     def is_of_the_same_workers(self) -> bool:
-        """As far as this process knows: a version may be another one by its hosts alone."""
+        """Return whether both versions have the same workers, as far as is known: only the hosts may differ."""
         return self.before is not None and self.after is not None and self.before.workers == self.after.workers
 
     @property
@@ -60,7 +60,7 @@ class Change:
 
 
 def _more_hosts(one: Cluster | None, other: Cluster | None) -> list[str]:
-    """Those that only one of them has."""
+    """Return the hosts that only one of them has."""
     if one is None or other is None:
         return []
     others = {runner.host for runner in other.runners}
@@ -68,7 +68,7 @@ def _more_hosts(one: Cluster | None, other: Cluster | None) -> list[str]:
 
 
 class EndedSteps:
-    """Of a training that goes on: which step was the last, and what one takes."""
+    """The last step of a training that continues, and the time of a step."""
 
     def __init__(self) -> None:
         self.last: int | None = None
@@ -80,8 +80,7 @@ class EndedSteps:
 
     @property
     def each_s(self) -> float:
-        """The median of the last ones: a compilation, a checkpoint or a change in one of them isn't the rule. 0 where
-        it isn't known yet."""
+        """Return the median of the last ones, so that a compilation or checkpoint doesn't count; 0 if not known."""
         times = list(self._times)
         return max(0.0, median(after - before for before, after in zip(times, times[1:]))) if len(times) > 1 else 0.0
 
@@ -92,13 +91,13 @@ def _start_thread(name: str, function: Callable[[], None]) -> None:
 
 @dataclass(frozen=True)
 class Ports:
-    """What a member reaches the world by."""
+    """A member's interfaces to the world."""
 
     core: Any = _core
     environ: Mapping[str, str] | None = None  # None: the process's
     broker: Callable[[], BrokerClient] = BrokerClient.from_environment
     store: Callable[[str, str | None, str], ClusterStore] = open_store
-    monotonic: Callable[[], float] = run_time  # pauses of this process left out
+    monotonic: Callable[[], float] = run_time  # without pauses of this process
     sleep: Callable[[float], None] = time.sleep
     event: Callable[[], threading.Event] = threading.Event
     start_thread: Callable[[str, Callable[[], None]], None] = _start_thread
@@ -110,7 +109,7 @@ class Ports:
 
 
 class Member:
-    """None and False before :func:`ms_kungfu.membership.begin` or :func:`ms_kungfu.membership.join`."""
+    """A member; None and False before :func:`ms_kungfu.membership.begin` or :func:`ms_kungfu.membership.join`."""
 
     def __init__(self, ports: Ports | None = None) -> None:
         self.ports = Ports() if ports is None else ports
@@ -124,33 +123,33 @@ class Member:
         self.reset()
 
     def reset(self, self_id: PeerID | None = None, incarnation: int = 0) -> None:
-        """A process of this name that has not joined anything yet. Who asked for reductions goes on hearing of them."""
+        """Return to a process of this name that hasn't joined anything yet. Watchers of reductions stay."""
         self.hang_up()
         self._broker = None
         self.self_id = self_id
         self.incarnation = incarnation
         self.cluster: Cluster | None = None
-        self.deferred = False  # it was started for a job that runs, and joins when it is ready
+        self.deferred = False  # it was started for a running job, and joins when it is ready
         self.entering = False
         self.detached = False
-        self.evicted = False  # and that by name
+        self.evicted = False  # and a worker or a user has named it
         self.received = True  # the training state
         self.catching_up = False  # it joined, and the others wait for it in a later call of training
-        self.requested_size: int | None = None  # which all ranks want and nobody has written to the store yet
+        self.requested_size: int | None = None  # all ranks want it, and it isn't in the store yet
         self.pending: tuple[int, int] | None = None  # the last requested size that was written, and its version
         self.request: Any = None  # requested_size.SizeRequest at the rank that writes it
-        self.superseded = 0  # the newest version that was announced and that nobody goes over to any more
-        self.sync_points = 0  # of this cluster version, that this process has come to
-        self.training_step: int | None = None  # for the launcher's lines
+        self.superseded = 0  # the newest prepared version that no member adopts any more
+        self.sync_points = 0  # sync points of this cluster version that this process has come to
+        self.training_step: int | None = None  # for the launcher's log lines
         self.ended_steps = EndedSteps()
         self.outcomes.by_version.clear()
 
     def get(self, variable: Variable[T]) -> T:
-        """An environment variable."""
+        """Return an environment variable."""
         return variable.get(self.ports.environ)
 
     def broker(self) -> BrokerClient:
-        """ResizeError where kungfu-run has not started this process."""
+        """Return the broker's address. ResizeError if kungfu-run hasn't started this process."""
         if self._broker is None:
             self._broker = self.ports.broker()
         return self._broker
@@ -160,7 +159,7 @@ class Member:
             self._broker.close()
 
     def speaks_first(self) -> bool:
-        """Whether this is the lowest living rank."""
+        """Return whether this is the lowest living rank."""
         return int(self.core.living()[0]) == int(self.core.rank())
 
 
@@ -172,5 +171,5 @@ def current() -> Member:
 
 
 def use(member: Member) -> None:
-    """From now on, in this context, what is asked of the membership is asked of this one."""
+    """Make this the process's member in this context."""
     _current.set(member)

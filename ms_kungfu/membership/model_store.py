@@ -1,5 +1,8 @@
-"""A worker's side of the model stores: making its own known to the others, and finding those of its host, through the
-broker. Those of other hosts are asked for by the model link (`ops_src/store/model_link.h`)."""
+"""A worker's side of the model stores.
+
+It announces its own store, and finds those of its host, through the broker. The model transport asks for those of other
+hosts (`ops_src/store/model_link.h`).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _TIMEOUT_S = 10.0
 
 
 def connect() -> None:
-    """From now on stores are exchanged with the other workers of the job. Called by :func:`ms_kungfu.runtime.init`."""
+    """Exchange stores with the other workers of the job from now on. Called by :func:`ms_kungfu.runtime.init`."""
     current().core.set_store_handlers(_announce, _find)
 
 
@@ -27,7 +30,7 @@ def disconnect() -> None:
 
 
 def _announce(fd: int) -> str:
-    """Hands this worker's store to the broker; an error's text where that fails."""
+    """Send this worker's store to the broker; return an error's text if that fails."""
     peer, incarnation = identity()
     try:
         answer, fds = _ask({"type": "put_store", "peer": str(peer), "incarnation": incarnation}, fd)
@@ -38,7 +41,7 @@ def _announce(fd: int) -> str:
 
 
 def _find(rank: int) -> int:
-    """A descriptor of the rank's store, or -1 where it has none yet, or is gone, or the launcher is."""
+    """Return a descriptor of the rank's store, or -1 if it has none (yet), or the rank or the launcher has ended."""
     peer = peer_of(rank)
     if peer is None:
         return -1

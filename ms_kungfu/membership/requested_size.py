@@ -1,9 +1,9 @@
-"""A size that the ranks want: it is written to the cluster store by the lowest one that lives.
+"""A resize request of the ranks: the lowest living one writes it to the cluster store.
 
-In the background, and while the store is away again and again; training goes on. If that rank dies, the next one does
-so again, and finds what the first may have written already. All hear in their next agreement what became of it.
+It does so in the background, and retries while the store is away; training continues. If that rank fails, the next one
+writes again, and finds what the first may have written already. The next agreement gives all ranks the result.
 
-A size that they are going to want is a hint to the launcher (`expect`), of which nobody hears anything more.
+A size that they are going to want is a hint to the launcher (`expect`), which needs no answer.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _CHECK_S = 2.0  # whether the store keeps what was written
 _HINT_S = 10.0
 _MAX_REFUSAL_BYTES = 1024
 
-# What became of a requested size, as one number of which the ranks take the maximum: kind, size, and the version under
-# which it is pending or the rank that knows why it is refused.
+# The result of a resize request, as one number of which the ranks take the maximum. It has the kind, the size, and the
+# version under which it is pending or the rank that knows why it is rejected.
 NOTHING, LATER, PENDING, REFUSED = range(4)
 
 
@@ -75,7 +75,7 @@ class SizeRequest:
                 self.settled.set()
                 self._is_over.wait(_RETRY_S)
             except Exception as error:
-                # Whatever it is, the others have to be told.
+                # Any error: the others have to be notified.
                 known = isinstance(error, (KungFuError, ValueError))
                 self.refusal = str(error) if known else f"{type(error).__name__}: {error}"
                 self.settled.set()
@@ -114,7 +114,7 @@ def _write(member: Member, cluster: Cluster, size: int, failed: list[PeerID]) ->
             raise StoreUnreachableError(f"config server {store.url} has come back with an older cluster")
         if newest.version > cluster.version and newest.size == size:
             return newest.version
-        # Where hosts have come or gone the store knows it, and the environment doesn't.
+        # After a change of hosts the store has the new ones, the environment doesn't.
         slots = newest.slots or hosts
         if slots is not None and size > sum(slots.values()):
             given = ",".join(f"{host}:{count}" for host, count in slots.items())
@@ -124,12 +124,14 @@ def _write(member: Member, cluster: Cluster, size: int, failed: list[PeerID]) ->
         try:
             return store.put(newest.resized(size, ports, failed, slots)).version
         except StaleVersionError:
-            continue  # somebody else wrote in between, so there was progress
+            continue  # another client wrote in between, so there was progress
 
 
 def propose(size: int) -> int:
-    """Has a cluster of this size written to the store, and returns its version; nobody waits for it. The present
-    version where it has that size."""
+    """Write a cluster of this size to the store, and return its version without waiting for the change.
+
+    Return the present version if it has that size.
+    """
     member = current()
     if size < 1:
         raise ValueError(f"a cluster has at least 1 rank, got size {size}")
@@ -144,7 +146,7 @@ def propose(size: int) -> int:
 
 
 def want(member: Member, size: int) -> None:
-    """From now on all ranks want this size."""
+    """Make this the size that all ranks want."""
     there = member.pending[0] if member.pending is not None else int(member.core.size())
     member.requested_size = None if size == there else size
 
@@ -156,8 +158,10 @@ def wanted_size(member: Member) -> int:
 
 
 def pursue(member: Member, wait: bool, must: bool) -> int:
-    """At the lowest living rank: has the requested size written, and tells what became of it, packed. With `wait`, not
-    before something did; with `must` a store that is away is a refusal."""
+    """Have the requested size written, at the lowest living rank, and return the packed result.
+
+    With `wait`, not before there is one; with `must` a store that is away is a rejection.
+    """
     request: SizeRequest | None = member.request
     if not member.speaks_first() or member.cluster is None:
         drop(member)
@@ -187,9 +191,10 @@ def pursue(member: Member, wait: bool, must: bool) -> int:
 
 
 def expect(joining: int, size: int) -> None:
-    """Tells the launcher that the ranks are going to want `size` next, and `joining` for it: it starts them before
-    (`ms_kungfu.launcher.state.prestarted`). In the background; where it can't be told, they are started when they are
-    wanted.
+    """Notify the launcher that the ranks are going to want `size` next, with `joining` new workers.
+
+    It starts them early (`ms_kungfu.launcher.state.prestarted`). This runs in the background; if it fails, they are
+    started when they are wanted.
     """
     member = current()
     version = int(member.core.cluster_version())
@@ -205,7 +210,7 @@ def expect(joining: int, size: int) -> None:
 
 
 def is_changing() -> bool:
-    """Whether a size has been asked for that hasn't come true yet, as far as the ranks know."""
+    """Return whether a requested size hasn't been reached yet, as far as the ranks know."""
     member = current()
     return member.requested_size is not None or member.pending is not None
 
@@ -217,7 +222,7 @@ def drop(member: Member) -> None:
 
 
 def refusal_of(member: Member, rank: int) -> str | None:
-    """Collective: why `rank` can't have it written; None where it has died since, and the next one has to try."""
+    """Return why `rank` can't have it written; collective. None if it has failed since, and the next one has to try."""
     buffer = np.zeros(_MAX_REFUSAL_BYTES, np.uint8)
     if rank == int(member.core.rank()) and member.request is not None:
         text = member.request.refusal.encode()[:_MAX_REFUSAL_BYTES]

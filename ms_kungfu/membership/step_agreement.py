@@ -1,11 +1,11 @@
 """Once a step all ranks agree on the next version of their cluster, through the communicator that they have.
 
-Nothing hangs on a particular rank. By one small all-reduce they agree on the newest version that the launcher has
-announced, on a size that somebody wants, and on what became of that (`requested_size`). A version is announced once
-every new process in it is ready, so no member waits for a start. Then each member asks its host's broker for that
-version's segment and joins it. `docs/architecture.md` walks through a resize.
+No rank is special. By one small all-reduce they agree on the newest prepared version, on a requested size, and on the
+result of that request (`requested_size`). A version is prepared once every new process in it is ready, so no member
+waits for a start. Then each member requests that version's segment from its host's broker and joins it.
+`docs/architecture.md` walks through a resize.
 
-The agreement is an operation like any other, so a death in it, or in the change, is what docs/recovery.md argues about.
+The agreement is an operation like any other, so docs/recovery.md covers a failure in it, or in the change.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from ms_kungfu.membership.member import Change, Member, current
 from ms_kungfu.membership.requested_size import LATER, PENDING, REFUSED, drop, pursue, refusal_of, unpack, want
 
 _MAX = 3  # the reduction, see comm.OPS
-_GIVE_UP_MARGIN_S = 10.0  # the launcher gives joining workers up first, and announces a version without them
+_GIVE_UP_MARGIN_S = 10.0  # the launcher gives joining workers up first, and prepares a version without them
 _ALL_BITS = (1 << 64) - 1
 
 Settle = Callable[[bool], bool]
 
 
 def step(size: int | None = None, wait: bool = False, word: int = 0, settle: Settle | None = None) -> Change:
-    """Collective, once a step: moves to the newest version that is wanted and ready.
+    """Adopt the newest version that is desired and ready; collective, once a step.
 
     Args:
-        size: the size wanted from now on, e.g. by a schedule; where ranks differ, the largest counts. It is written to
-            the config server, and the cluster changes at one of the next steps, once the joining workers are ready.
-            None keeps the present wish; what somebody else writes to the config server (``kungfu-run resize``) is
-            followed in any case, and so is a cluster without those who died.
-        wait: go on only when the size wanted is there, as KungFu's resize does, rather than train meanwhile. The same
-            at all ranks.
-        word: anything below 2**64 that is to be compared with the other ranks' (see the next one).
-        settle: called before the cluster changes, at all ranks or at none, with whether all have brought the same
-            word. It may be collective. Where it returns true, the same at all ranks, the cluster stays as it is in this
-            step; what it raises leaves this function, the cluster as it was.
+        size: the size to request, e.g. by a schedule; if ranks differ, the largest counts. It is written to the config
+            server, and the cluster changes at one of the next steps, once the joining workers are ready. None keeps the
+            present request. Other clients' clusters (``kungfu-run resize``), and one without failed workers, are
+            adopted in any case.
+        wait: continue only when the requested size is reached, as KungFu's resize does, rather than train meanwhile.
+            The same at all ranks.
+        word: anything below 2**64, to compare with the other ranks' (see the next one).
+        settle: called before the cluster changes, at all ranks or at none, with whether all have contributed the same
+            word. It may be collective. If it returns true, the same at all ranks, the cluster stays as it is in this
+            step. Its exceptions leave this function, with the cluster as it was.
 
     While the config server is away, requested sizes wait for it, and training goes on.
 
@@ -61,7 +61,7 @@ def step(size: int | None = None, wait: bool = False, word: int = 0, settle: Set
 
 
 def resize(size: int) -> Change:
-    """Collective: changes the cluster to `size` ranks; see :func:`ms_kungfu.runtime.resize`."""
+    """Change the cluster to `size` ranks; collective. See :func:`ms_kungfu.runtime.resize`."""
     join()
     check_caught_up("kf.resize")
     if size < 1:
@@ -73,7 +73,7 @@ def resize(size: int) -> Change:
 
 
 def change_size(size: int) -> tuple[bool, bool]:
-    """The runtime's resize handler: all ranks have agreed on `size`, which is not the present size."""
+    """Change the size: the runtime's handler, after all ranks have agreed on a `size` other than the present one."""
     member = current()
     if member.cluster is None:
         raise _not_started(size)
@@ -83,27 +83,29 @@ def change_size(size: int) -> tuple[bool, bool]:
 
 
 def note_step(number: int) -> None:
-    """The training is at this step: a change of the cluster is told with it."""
+    """Note the training's step: the log of a change of the cluster has it."""
     current().training_step = number
 
 
 def step_ended(number: int) -> None:
-    """The training has ended this step: `kungfu-run status` shows it."""
+    """Note that the training has ended this step: `kungfu-run status` shows it."""
     member = current()
     member.ended_steps.ended(number, member.ports.monotonic())
     member.core.note_step(number, member.ended_steps.each_s)
 
 
 def no_change() -> Change:
-    """That the cluster stays as it is, or stays left."""
+    """Return that the cluster stays as it is, or stays left."""
     member = current()
     present = int(member.core.size())
     return Change(False, member.detached, present, present)
 
 
 def has_no_cluster(member: Member, size: int | None) -> bool:
-    """Whether this process has left, or was never in a cluster that could change. ResizeError where the latter wants
-    another `size`."""
+    """Return whether this process has left, or was never in a cluster that could change.
+
+    ResizeError if it was never in one and wants another `size`.
+    """
     if member.cluster is None and not member.detached and size is not None and size != int(member.core.size()):
         raise _not_started(size)
     return member.cluster is None or member.detached
@@ -115,14 +117,17 @@ def _not_started(size: int) -> ResizeError:
 
 
 def follow(member: Member, wait: bool, must: bool = False, word: int = 0, settle: Settle | None = None) -> Change:
-    """Moves to the version that the ranks agree on. With `wait`, not before the requested size has come true or can't;
-    with `must` a config server that is away is an error. `word` and `settle` are those of :func:`step`."""
+    """Adopt the version that the ranks agree on.
+
+    With `wait`, not before the requested size is reached or impossible; with `must` a config server that is away is an
+    error. `word` and `settle` are those of :func:`step`.
+    """
     core, row = member.core, member.row
     present, version = int(core.size()), int(core.cluster_version())
     stays = Change(False, False, present, present)
     ready = True
     while True:
-        # The greatest of a word and of its complement: they belong together where all ranks bring the same.
+        # The maximum of a word and of its complement: they belong together if all ranks contribute the same.
         became = pursue(member, wait, must)
         row[:] = (int(core.announced_version()), member.requested_size or 0, became, word, word ^ _ALL_BITS)
         core.all_reduce("kungfu/step", row, row, _MAX)
@@ -167,7 +172,7 @@ def _await_prepared(member: Member, version: int) -> bool:
     deadline = looked + _patience_s(member)
     while int(member.core.announced_version()) < version:
         now = member.ports.monotonic()
-        if member.core.deadlines_held():  # the launcher announces it once the store has answered
+        if member.core.deadlines_held():  # the launcher prepares it once the store has answered
             deadline += now - looked
         if now > deadline:
             return False
@@ -177,8 +182,11 @@ def _await_prepared(member: Member, version: int) -> bool:
 
 
 def _adopt(member: Member, version: int) -> Change | None:
-    """Moves to cluster `version`, on which all present members have agreed. None at all of them where nobody does: it
-    was superseded meanwhile, or those who would have carried the state over are dead."""
+    """Adopt cluster `version`, on which all present members have agreed.
+
+    Return None, at all of them, if no member adopts it: it was superseded meanwhile, or the ranks that would have
+    transferred the state have failed.
+    """
     before, old_size, old_version = member.cluster, int(member.core.size()), int(member.core.cluster_version())
     granted = request_segment(member, old_version, version, member.get(env.JOIN_TIMEOUT))
     if isinstance(granted, Stay):

@@ -1,29 +1,27 @@
-"""Asynchronous trainings come together only for a reason: a sync point.
+"""Sync points: the only meetings of the workers in asynchronous training.
 
-Ranks that make their steps at their own speed can't agree once a step. Each looks, after its step, at two words of the
-segment, and goes on (:func:`sync_point_is_due`). Only where these say so do all come together:
-:func:`enter_sync_point`, what the training has to agree on, then :func:`follow_sync_point`, which is the agreement of
-`step_agreement`.
+Ranks that make their steps at their own speed can't agree once a step. Each reads, after its step, two words of the
+segment, and continues (:func:`sync_point_is_due`). Only if these say so do all come together: :func:`enter_sync_point`,
+what the training has to agree on, then :func:`follow_sync_point`, which is the agreement of `step_agreement`.
 
-- `announced`, written by the launcher: a version newer than this cluster's. So arrive deaths, evictions, ``kungfu-run
-  resize``, and sizes that are pending.
-- `sync points`, raised by any member: how many have been asked for. A rank asks for the one after those that it has
-  been to, where its schedule wants a size, a requested size is refused, a checkpoint is due, or it has made all its
-  steps.
+- `announced`, written by the launcher: a version newer than this cluster's. It brings failures, evictions, ``kungfu-run
+  resize``, and pending sizes.
+- `sync points`, increased by any member: how many have been requested. A rank requests the next one if its schedule
+  wants a size, a requested size is rejected, a checkpoint is due, or it has made all its steps.
 
-Both only grow, so a reason that one rank has seen is seen by every other one after its present step at the latest, and
-stays until they have come together. A rank that enters a sync point waits there and asks for no other. So all ranks
-come to the same sync points in the same order, whatever each came for: what it came for is in what it brings. A sync
-point waits for the slowest rank's present step, and for no more.
-
-- Where a rank dies, before a sync point or in it, the others' operations end without it (docs/recovery.md). If it had
-  asked for the sync point, they come together for nothing and go on. Its death becomes a version, which is a reason.
-- The lowest living rank writes a requested size after its own steps, without a sync point. If it dies the next one does
-  so again: all know the size from the sync point that it was told in, and keep it until they hear in a sync point that
-  it is pending.
-- A new version begins with its own number and no sync points.
-- A rank that has made all its steps asks for a sync point and waits in it, and with that training ends for all: nobody
-  goes on, in other collectives or out of its process, where others still expect it.
+1. Both only grow. So each rank sees another one's reason after its present step at the latest, and the reason stays
+   until they have come together.
+2. A rank that enters a sync point waits there and requests no other. So all ranks come to the same sync points in the
+   same order, whatever each came for: its reason is in its contribution. A sync point waits for the slowest rank's
+   present step, and for no more. (`test_simulated_jobs.py`.)
+3. If a rank fails, before a sync point or in it, the others' operations end without it (docs/recovery.md). If it had
+   requested the sync point, they come together for nothing and continue. Its failure becomes a version, which is a
+   reason.
+4. The lowest living rank writes a requested size after its own steps, without a sync point. If it fails the next one
+   writes it again. All know the size from a sync point, and keep it until a sync point reports that it is pending.
+5. A new version begins with its own number and no sync points.
+6. A rank that has made all its steps requests a sync point and waits in it, and with that training ends for all. So no
+   rank continues, in other collectives or out of its process, while others still expect it.
 """
 
 from __future__ import annotations
@@ -35,15 +33,16 @@ from ms_kungfu.membership.step_agreement import follow, has_no_cluster, no_chang
 
 
 def sync_point_is_due(size: int | None = None, call: bool = False) -> bool:
-    """Whether all ranks are about to come together, so that this one has to :func:`enter_sync_point` now. Not
-    collective; some atomic loads where nothing is to be done.
+    """Return whether all ranks are about to come together, so that this one has to :func:`enter_sync_point` now.
+
+    Not collective; some atomic loads if nothing is to be done.
 
     Args:
-        size: the size that this rank wants from now on. If nobody has wanted it yet this asks for a sync point.
-        call: ask for one in any case.
+        size: the size that this rank wants from now on. If no rank has wanted it yet this requests a sync point.
+        call: request one in any case.
 
     Raises:
-        ResizeError: where there is nobody who could change the size.
+        ResizeError: no process could change the size.
     """
     join()
     member = current()
@@ -58,18 +57,20 @@ def sync_point_is_due(size: int | None = None, call: bool = False) -> bool:
 
 
 def enter_sync_point() -> None:
-    """This rank has come to the sync point that was due. What follows is collective."""
+    """Enter the sync point that was due. What follows is collective."""
     current().sync_points += 1
 
 
 def follow_sync_point(size: int | None) -> Change:
-    """Collective, in a sync point: moves to the newest version that is ready; afterwards `size`, the same at all ranks,
-    is wanted. Raises as :func:`step` does."""
+    """Adopt the newest version that is ready, and want `size`, the same at all ranks; collective, in a sync point.
+
+    Raises as :func:`step` does.
+    """
     member = current()
     if has_no_cluster(member, None):
         return no_change()
     try:
-        return follow(member, wait=False)  # first: it tells everybody what is pending already
+        return follow(member, wait=False)  # first: it notifies all ranks of what is pending already
     finally:
         if size is not None and not member.detached:
             want(member, size)
@@ -77,5 +78,5 @@ def follow_sync_point(size: int | None) -> Change:
 
 
 def _pursue(member: Member) -> int:
-    """At the lowest living rank: has the requested size written, if there is one. The kind of what became of it."""
+    """Have the requested size written, at the lowest living rank, if there is one. Return the kind of the result."""
     return NOTHING if member.requested_size is None else unpack(pursue(member, wait=False, must=False))[0]

@@ -12,7 +12,7 @@ from ms_kungfu.monitoring.record import StepRecord
 
 _log = logging.getLogger("ms_kungfu.monitoring")
 
-# name, help, and how it is found in a record
+# name, help, and the function that finds it in a record
 _GAUGES: tuple[tuple[str, str, Callable[[StepRecord], float | None]], ...] = (
     ("step", "Steps done since training started.", lambda r: r.step),
     ("cluster_size", "Workers.", lambda r: r.cluster_size),

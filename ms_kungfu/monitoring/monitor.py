@@ -1,4 +1,4 @@
-"""Takes the measurements of a step, agrees on them with the other workers and hands them out."""
+"""Take the measurements of a step, agree on them with the other workers and publish them."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Monitor:
         self.trained_samples = 0
         self.last: StepRecord | None = None
         """The newest record."""
-        # A replay leaves what the first run has measured.
+        # A replay leaves the first run's measurements.
         self._jsonl = None if jsonl is None or env.REPLAY.get() is not None else Path(jsonl)
         self._file: Any = None
         self._sinks = list(sinks)
@@ -111,7 +111,7 @@ class Monitor:
         self.cpu_seconds = 0.0
         """CPU time that this worker has spent on monitoring."""
 
-    # -- what drives it -----------------------------------------------------------------------------------------------
+    # -- the driver's calls --------------------------------------------------------------------------------------------
 
     def begin(self, weights: Sequence[Any] = (), step: int | None = None) -> None:
         """Begin to measure, at the start of training or after a change of the cluster.
@@ -157,7 +157,7 @@ class Monitor:
         Returns:
             The new record, or None between two of them.
         """
-        # What MindSpore has queued belongs to this step; a program of NumPy has loaded none of it.
+        # Operations that MindSpore has queued belong to this step; a NumPy program has loaded none of it.
         ops = sys.modules.get("ms_kungfu.ops")
         if ops is not None:
             ops.wait_for_queue()
@@ -218,7 +218,7 @@ class Monitor:
         self._snapshot()
 
     def _watch(self) -> None:
-        """Norms of gradients are taken in the steps that will be measured."""
+        """Take norms of gradients in the steps that will be measured."""
         _core.watch_gradients(self._gradients if (self.step + 1) % self.interval == 0 else "")
 
     def _record(
@@ -248,15 +248,15 @@ class Monitor:
             "resize": math.nan if self._resize_seconds is None else self._resize_seconds,
         }
         trained, self._steps, self._samples = self._samples, 0, 0
-        # No step takes no time. Ten float32 travel in one cache line, into which a byte more would not fit.
+        # No step takes no time. Ten float32 travel in one cache line, which has no space for a further byte.
         everyones = gather_living(np.array(list(own.values()), np.float32), "kungfu/monitor", nonzero=0)
         rows = np.array(list(everyones.values()), np.float64)
         told = dict(zip(own, rows.T))
         exposed, busy = told["exposed"], told["busy"]
         scale = self.gradient_scale**2
-        # With shards all say the same, of which the mean is that, to the bit.
+        # With shards all have the same value, and so has their mean, to the bit.
         local, reduced = float(told["squared_norm"].mean()) / scale, reduced / scale
-        if shards:  # nothing that depends on the deal
+        if shards:  # nothing that depends on the partition
             total, average_loss = float(sum(shards)), float(told["loss"][0])
             self.trained_samples += trained
             self.noise_scale.update(local, reduced, shards)
@@ -313,7 +313,7 @@ class Monitor:
             weight += _squared_norm(old)
         self._update_ratio = math.sqrt(moved / weight) if weight > 0 else None
 
-    # -- where records go ---------------------------------------------------------------------------------------------
+    # -- outputs of records --------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
         port = env.METRICS_PORT.get() if self._metrics_port is None else self._metrics_port

@@ -2,10 +2,10 @@
 
 McCandlish, Kaplan, Amodei and the OpenAI Dota Team, "An Empirical Model of Large-Batch Training", 2018, appendix A.1.
 
-A gradient over b samples has the expected squared norm ``|G|^2 + tr(Sigma) / b``, where G is the gradient over all
-data and Sigma the covariance of one sample's gradient. Two batch sizes give two equations. Data-parallel training has
-both at hand in every step: each worker's own gradient, and their mean over all. ``tr(Sigma) / |G|^2`` is the *simple
-noise scale* B: below a batch of B samples twice the batch saves nearly half the steps, far above it saves nothing.
+A gradient over b samples has the expected squared norm ``|G|^2 + tr(Sigma) / b``, where G is the gradient over all data
+and Sigma the covariance of one sample's gradient. Two batch sizes give two equations. Data-parallel training has both
+in every step: each worker's own gradient, and their mean over all. ``tr(Sigma) / |G|^2`` is the *simple noise scale* B:
+below a batch of B samples twice the batch saves nearly half the steps, far above it saves nothing.
 """
 
 from __future__ import annotations

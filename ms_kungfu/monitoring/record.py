@@ -1,4 +1,4 @@
-"""What is known of a step once it is done. Pure."""
+"""The measurements of a step. Pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Which names of MindSpore a program finds answered by us. Nothing of MindSpore's files is changed, and what its own
-modules have bound while they were imported stays theirs, but for the few that make a training step data parallel."""
+"""Which names of MindSpore are replaced for a program.
+
+MindSpore's files stay unchanged. Names that its own modules have bound at their import stay MindSpore's, except the few
+that make a training step data parallel.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _given = False
 
 
 def give() -> None:
-    """From now on. Called as soon as MindSpore has been imported."""
+    """Replace them from now on. Called as soon as MindSpore has been imported."""
     global _given
     if _given:
         return
@@ -32,7 +35,7 @@ def give() -> None:
         name: getattr(context, name)
         for name in ("set_auto_parallel_context", "get_auto_parallel_context", "reset_auto_parallel_context")
     })  # fmt: skip
-    # By these a TrainOneStepCell makes its reducer.
+    # A TrainOneStepCell makes its reducer by these.
     _put(("mindspore.nn.wrap.cell_wrapper",), {
         "_get_parallel_mode": context.parallel_mode,
         "_get_gradients_mean": context.gradients_mean,
@@ -53,7 +56,7 @@ def give() -> None:
     })  # fmt: skip
     for name, relative in (("mint.distributed", "mint.distributed.distributed"), ("ops.communication", "ops")):
         _give_process_groups(f"mindspore.{name}", f"mindspore.{relative}", communication)
-    import_module("mindspore.parallel.auto_parallel")  # which MindSpore doesn't by itself
+    import_module("mindspore.parallel.auto_parallel")  # which MindSpore doesn't import by itself
     _put(("mindspore.parallel.auto_parallel",), {
         "AutoParallel": communication.refusing(
             "AutoParallel", "it divides models among devices, and this is data parallelism"
@@ -85,7 +88,7 @@ def _functions(communication: ModuleType) -> dict[str, Any]:
 
 
 def _give_process_groups(name: str, relative: str, communication: ModuleType) -> None:
-    """All of a module that has torch's names; also where `relative` has the same (``ops.gather`` is another one)."""
+    """Replace a module's names that torch has, also if `relative` has the same (``ops.gather`` is another one)."""
     module = sys.modules.get(name)
     for each in getattr(module, "__all__", ()):
         stock, ours = getattr(module, each), communication.of_process_groups(name, each)
@@ -95,7 +98,7 @@ def _give_process_groups(name: str, relative: str, communication: ModuleType) ->
 
 
 def _put(modules: tuple[str, ...], names: dict[str, Any]) -> None:
-    """Where the module has them: MindSpore's versions differ."""
+    """Replace names that the module has: MindSpore's versions differ."""
     for module in modules:
         found = sys.modules.get(module)
         for name, value in names.items():

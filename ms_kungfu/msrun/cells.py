@@ -1,4 +1,4 @@
-"""The cells that a program has made, in its order, which is that of all workers."""
+"""The cells that a program has made, in its order, which is the same at all workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _cells: list[weakref.ref[Any]] = []
 
 
 def noting(init: Callable[..., None]) -> Callable[..., None]:
-    """What stands in the place of ``nn.Cell.__init__``."""
+    """Return the replacement of ``nn.Cell.__init__``."""
 
     def __init__(self: Any, *arguments: Any, **named: Any) -> None:
         init(self, *arguments, **named)
@@ -27,24 +27,26 @@ def noting(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def living() -> list[Any]:
-    """Those that are still there."""
+    """Return those that still exist."""
     return [cell for cell in (known() for known in _cells) if cell is not None]
 
 
 def has_optimizers() -> bool:
-    """Whether one of the program's cells is an optimizer."""
+    """Return whether one of the program's cells is an optimizer."""
     return any(isinstance(cell, nn.Optimizer) or inventory.is_grouped(cell) for cell in living())
 
 
 def updates() -> int:
-    """By all of the program's optimizers so far that count them."""
+    """Return the updates by all of the program's optimizers so far that count them."""
     counts = [_count_of(cell) for cell in living()]
     return sum(int(count.asnumpy().reshape(-1)[0]) for count in counts if count is not None)
 
 
 def trained_by_groups() -> int:
-    """A number of the weights that optimizers with ``param_groups`` train, which an update changes: not all of those
-    count their updates (``experimental.optim.SGD``). 0 where there are none."""
+    """Return a number of the weights that optimizers with ``param_groups`` train, which an update changes.
+
+    Not all of those count their updates (``experimental.optim.SGD``). 0 without such optimizers.
+    """
     groups = [group for cell in living() if inventory.is_grouped(cell) for group in cell.param_groups]
     found = 0
     for parameter in (parameter for group in groups for parameter in group["params"]):
@@ -55,7 +57,7 @@ def trained_by_groups() -> int:
 
 
 def _count_of(cell: Any) -> Any:
-    """The Parameter in which an optimizer counts its updates. None of another cell, and where it counts none."""
+    """Return the Parameter in which an optimizer counts its updates; None for other cells, or without a count."""
     if isinstance(cell, nn.Optimizer):
         return getattr(cell, "global_step", None)
     if inventory.is_grouped(cell):

@@ -1,4 +1,4 @@
-"""What ``mindspore.communication`` answers: the virtual world."""
+"""The answers of ``mindspore.communication``: the virtual world."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, Callable, NoReturn
 from ms_kungfu.msrun import world
 
 WORLD_GROUPS = ("hccl_world_group", "nccl_world_group", "mccl_world_group")
-_groups: set[str] = set()  # those that the program has made, of everybody
+_groups: set[str] = set()  # groups of all ranks that the program has made
 _BACKENDS = ("hccl", "nccl", "mccl", None)
 
 
 def refused(what: str, why: str) -> RuntimeError:
-    """For what a virtual world has no counterpart of."""
+    """Return the error for what has no counterpart in a virtual world."""
     return RuntimeError(f"{what} isn't supported under kungfu-run --msrun: {why}")
 
 
 def check_group(group: Any) -> None:
-    """Raises where it is none of everybody."""
+    """Raise if it isn't a group of all ranks."""
     if group is None or group in WORLD_GROUPS or group in _groups:
         return
     if not isinstance(group, str):
@@ -27,26 +27,26 @@ def check_group(group: Any) -> None:
 
 
 def init(backend_name: str | None = None) -> None:
-    """As MindSpore's, but that nothing is started."""
+    """Act as MindSpore's, without starting anything."""
     if backend_name not in _BACKENDS:
         raise RuntimeError(f"there is no backend {backend_name!r} for init(); leave the argument out")
     world.begin()
 
 
 def release() -> None:
-    """After it the program is one process."""
+    """Make the program one process from now on."""
     _groups.clear()
     world.end()
 
 
 def get_rank(group: str | None = None) -> int:
-    """The virtual rank, which the worker keeps."""
+    """Return the virtual rank, which the worker keeps."""
     check_group(group)
     return world.rank() if world.begun() else 0
 
 
 def get_group_size(group: str | None = None) -> int:
-    """V, whatever the cluster is."""
+    """Return V, whatever the cluster's size is."""
     check_group(group)
     return world.size() if world.begun() else 1
 
@@ -69,8 +69,8 @@ def _of_everybody(group: str, rank: int) -> int:
 
 
 def create_group(group: str, rank_ids: Sequence[int], options: Any = None) -> None:
-    """Of everybody only."""
-    del options  # of a backend that isn't there
+    """Make a group of all ranks; others are rejected."""
+    del options  # of a backend that doesn't exist here
     if sorted(rank_ids) != list(range(get_group_size())):
         raise refused(
             f"create_group({group!r}, {list(rank_ids)})",
@@ -95,7 +95,7 @@ def get_comm_name(group: str | None = None) -> NoReturn:
 
 
 def refusing(name: str, why: str) -> Callable[..., NoReturn]:
-    """A function of this name that says why there is none."""
+    """Return a function of this name that raises why it isn't available."""
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise refused(name, why)
@@ -105,7 +105,7 @@ def refusing(name: str, why: str) -> Callable[..., NoReturn]:
 
 
 def of_process_groups(module: str, name: str) -> Callable[..., Any]:
-    """What ``mindspore.mint.distributed`` and ``mindspore.ops.communication`` answer: who one is, and nothing else."""
+    """Return the answers of ``mindspore.mint.distributed`` and ``mindspore.ops.communication``: rank and size only."""
     answered: dict[str, Callable[..., Any]] = {
         "get_rank": get_rank,
         "get_world_size": get_group_size,

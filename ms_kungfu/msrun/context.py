@@ -1,7 +1,4 @@
-"""``set_auto_parallel_context`` and its relatives: what a program sets is kept here, while MindSpore stays stand-alone.
-
-What is fusion is MindSpore's own setting, which ms_kungfu reads (docs/fusion.md).
-"""
+"""``set_auto_parallel_context`` and its relatives: this file has the settings, MindSpore stays stand-alone."""
 
 from __future__ import annotations
 
@@ -20,8 +17,8 @@ _DEFAULTS: dict[str, Any] = {
     "device_num": None,  # V
     "global_rank": None,
 }
-_OWN = ("comm_fusion", "all_reduce_fusion_config")  # of MindSpore's settings, those that mean something here
-# Values that ask for nothing, of what is refused else.
+_OWN = ("comm_fusion", "all_reduce_fusion_config")  # MindSpore's settings that have a meaning here
+# Values without an effect, of settings that are rejected otherwise.
 _NOTHING: dict[str, tuple[Any, ...]] = {
     "enable_parallel_optimizer": (False,),
     "pipeline_stages": (1,),
@@ -42,7 +39,7 @@ _stock_reset: Callable[[], None] = stock.reset_auto_parallel_context
 
 
 def set_auto_parallel_context(**settings: Any) -> None:
-    """Nothing is set where one of them is refused."""
+    """Set all of them, or none if one is rejected."""
     for name, value in settings.items():
         _check(name, value)
     _set.update({name: value for name, value in settings.items() if name in _DEFAULTS})
@@ -68,7 +65,7 @@ def _check(name: str, value: Any) -> None:
 
 
 def get_auto_parallel_context(attr_key: str) -> Any:
-    """What the program has set, else MindSpore's own."""
+    """Return the program's setting, else MindSpore's own."""
     if attr_key in ("device_num", "global_rank"):
         return device_num() if attr_key == "device_num" else world.rank()
     return _set[attr_key] if attr_key in _set else _stock_get(attr_key)
@@ -80,7 +77,7 @@ def reset_auto_parallel_context() -> None:
 
 
 def parallel_mode() -> str:
-    """Of `TrainOneStepCell`, which makes its reducer by it."""
+    """Return the mode by which `TrainOneStepCell` makes its reducer."""
     return str(_set["parallel_mode"])
 
 

@@ -1,4 +1,4 @@
-"""Whether a function or cell of the program's makes gradients."""
+"""Find out whether a function or cell of the program's makes gradients."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from mindspore.ops.function.grad import grad_func
 
 MARK = "kungfu_gradient"
 """An attribute of the functions that `ms_kungfu.msrun.rank_batches` has made of gradient functions."""
-# By these names a function of a program asks for a gradient.
+# A function of a program makes a gradient by these names.
 _MAKERS = {id(maker) for maker in (GradOperation, _Grad, grad_func.grad, grad_func.value_and_grad)}
 _NAMES = {"value_and_grad", "GradOperation"}
 _known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 def differentiates(function: Any, *arguments: Any) -> bool:
-    """Whether a function or cell uses a gradient function: by what it holds and names."""
+    """Return whether a function or cell uses a gradient function, by what it holds and names."""
     function = getattr(function, "__func__", function)
     if function not in _known:
         held = [each for each in arguments if not isinstance(each, (ms.Tensor, int, float, tuple, list, dict))]
@@ -33,7 +33,7 @@ def differentiates(function: Any, *arguments: Any) -> bool:
 
 
 class _Search:
-    """For gradient functions, in what a function or cell holds and names."""
+    """A search for gradient functions in what a function or cell holds and names."""
 
     _MOST = 100_000  # objects
 
@@ -79,7 +79,7 @@ class _Search:
         for cell in function.__closure__ or ():
             try:
                 held.append(cell.cell_contents)
-            except ValueError:  # nothing is in it yet
+            except ValueError:  # it is empty yet
                 continue
         names = set(names_in(function.__code__))
         held += [function.__globals__[name] for name in names if name in function.__globals__]
@@ -87,7 +87,7 @@ class _Search:
 
 
 def names_in(code: CodeType) -> Iterator[str]:
-    """Of what is not its own."""
+    """Return the names that aren't its own."""
     yield from (*code.co_names, *code.co_freevars)
     for inner in code.co_consts:
         if isinstance(inner, CodeType):

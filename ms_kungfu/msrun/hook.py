@@ -1,9 +1,9 @@
-"""How a program that knows nothing of ms_kungfu gets our answers: when it imports MindSpore, before it binds names.
+"""Replace MindSpore's names in an unchanged program: when it imports MindSpore, before it binds names.
 
-cmake/ms_kungfu_alias.pth, which lies beside the installed package, is run by each Python of the environment as it
-starts: ``python train.py``, ``python -m``, and what a shell script starts. Where ``KUNGFU_MSRUN_SIZE`` is set it puts a
-finder before all others that asks `spec` for the one name. (A ``sitecustomize`` would take the place of another one,
-and a wrapper around the command can't see into a shell script.)
+Each Python of the environment runs cmake/ms_kungfu_alias.pth, which lies beside the installed package, as it starts:
+``python train.py``, ``python -m``, and a Python in a shell script. If ``KUNGFU_MSRUN_SIZE`` is set it puts a finder
+before all others that asks `spec` for the one name. (A ``sitecustomize`` would replace another one, and a wrapper
+around the command can't see into a shell script.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Loader(SourceFileLoader):
 
 
 def spec(path: Any = None, target: Any = None) -> ModuleSpec | None:
-    """What an import of ``mindspore`` is answered with; None where there is none."""
+    """Return the module spec for an import of ``mindspore``; None without one."""
     found = PathFinder.find_spec("mindspore", path, target)
     if found is not None and isinstance(found.loader, SourceFileLoader):
         found.loader = _Loader(found.loader.name, found.loader.path)

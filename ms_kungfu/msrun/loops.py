@@ -4,19 +4,19 @@
         loss, gradients = gradient(image, label)
         optimizer(reducer(gradients))
 
-Nothing says there where a step ends and what is trained. So a step ends where the loop asks for the next batch, and all
-cells that the program has made by its first batch are kept the same at all workers. The sharded dataset that it reads
-first, once it has a reducer, is the one that it trains; another one is an evaluation, which sees all samples at each
-worker.
+Such a loop doesn't declare where a step ends and what is trained. So a step ends as the loop asks for the next batch.
+All cells that the program has made by its first batch are kept the same at all workers. The sharded dataset that it
+reads first, once it has a reducer, is the one that it trains. Another one is an evaluation, which sees all samples at
+each worker.
 
-A worker that joins runs the loops from their start. It is told how many passes over the dataset the others have begun,
-and each of its own before that ends at once; until it is there it calls nobody (`world.takes_part`).
+A joining worker runs the loops from their start. It learns how many passes over the dataset the others have begun, and
+each of its own before that ends at once. Until it is there it takes part in no collective (`world.takes_part`).
 
-The cluster changes behind the last step of a pass alone. A loop counts its batches (`enumerate`), and what it does
-every so many of them with the others all have to do at the same one: who joined within a pass would count from 0
-there, and wait for the others in one operation while they wait in another. Deaths are no changes: who lives counts on.
+The cluster changes only after the last step of a pass. A loop counts its batches (`enumerate`), and all workers have to
+do what it does every so many batches at the same one. A worker that joined within a pass would count from 0 there, and
+wait for the others in one operation while they wait in another. Failures are no such changes: the survivors count on.
 
-Where `Model.train` trains, a loop is an evaluation.
+If `Model.train` trains, a loop is an evaluation.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _log = logging.getLogger(__name__)
 
 
 def _outermost() -> list[Any]:
-    """The cells that live, but for those in another one."""
-    gc.collect()  # what nobody has any more is gone at a veteran and at who joins
+    """Return the living cells, except those in another one."""
+    gc.collect()  # cells without an owner disappear at all workers alike
     found = list({id(cell): cell for cell in cells.living()}.values())
     inner = {id(cell) for outer in found for _, cell in outer.cells_and_names() if cell is not outer}
     known = {id(cell) for cell in found} | inner
@@ -55,7 +55,7 @@ def _outermost() -> list[Any]:
 
 
 class _Training:
-    """The program's one training by a loop of its own, whose cluster changes between the passes over its data."""
+    """The program's one training by a loop of its own; its cluster changes between the passes over its data."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -69,10 +69,10 @@ class _Training:
         changes = self._elastic.changes
         changes.prepare, changes.may_follow = self._copy_rest, self._is_between_passes
         changes.agree_on_trained = self._agree_on_trained
-        self.taken = False  # a batch whose step hasn't ended
+        self.taken = False  # a batch of a step that hasn't ended
         self.in_pass = False
-        self._batches = 0  # of this pass, that were taken
-        self._updates = 0  # that there were when this pass began
+        self._batches = 0  # batches of this pass that were taken
+        self._updates = 0  # count of updates when this pass began
 
     def _agree_on_trained(self, joins: bool) -> None:
         self._elastic.carried.trained = tuple(self._rest.agree(joins))
@@ -86,13 +86,13 @@ class _Training:
 
     def _hear(self, told: Sequence[Any]) -> None:
         passes, broken_off = told
-        # That one they have left, and what they do behind it is done.
+        # They have left that pass, and what follows it is done.
         self._passes_of_others = passes + 1 if broken_off else passes
         self._is_broken_off = broken_off
 
     def begin_pass(self) -> None:
         self._passes += 1
-        # What is queued by now belongs to the pass before, in which this worker may have called nobody.
+        # Operations queued by now belong to the pass before, in which this worker may have taken no part.
         wait_for_queue()
         if self._passes == 1:
             self._elastic.begin()
@@ -113,11 +113,13 @@ class _Training:
             self._elastic.step_end()
 
     def break_off(self) -> None:
-        """The program has left the loop before its end and begins another one, which in MindSpore is another epoch. All
-        workers have done so at the same batch."""
+        """End a pass whose loop the program has left early to begin another one, which in MindSpore is another epoch.
+
+        All workers have done so at the same batch.
+        """
         updates = cells.updates() - self._updates
         self._is_broken_off = True
-        # That batch isn't trained where all before it have made updates, each as many, and it has made none.
+        # That batch isn't trained if all before it have made updates, each as many, and it has made none.
         if self._batches > 1 and updates % self._batches and updates % (self._batches - 1) == 0:
             self.taken = False
         if self.taken:
@@ -139,7 +141,8 @@ class _Training:
                 "which is partitioned as the training data, once there is a reducer; evaluate after it"
             )
         self._elastic.average_statistics()  # for an evaluation
-        # What hangs on a count of the program's own over all passes (a rate) is another one at who has joined.
+        # A value that follows a count of the program's own over all passes (a rate) differs at a worker that has
+        # joined.
         self._elastic.check_sameness()
         self._elastic.epoch_end()
 
@@ -148,8 +151,11 @@ _training: _Training | None = None
 
 
 class Unsharded:
-    """An iterator over a dataset that isn't sharded: an evaluation, say. Who trains by it is told so: each worker would
-    train all of it, or what it picks by its rank, and no gradient would reach another one."""
+    """An iterator over a dataset that isn't sharded, such as an evaluation.
+
+    A program that trains by it gets a warning. Each worker would train all of it, or what it picks by its rank, and no
+    gradient would reach another one.
+    """
 
     _LOOKS = 3  # at so many batches
 
@@ -178,15 +184,15 @@ class Unsharded:
 
 
 class Loop:
-    """In the place of an iterator over a sharded dataset. `make` makes one over another dataset."""
+    """The replacement of an iterator over a sharded dataset. `make` makes one over another dataset."""
 
     def __init__(self, source: Any, make: Callable[[Any], Any]) -> None:
         self._source, self._make = source, make
         self._batches: Any = None
-        self._trains: bool | None = None  # None: nobody knows yet
+        self._trains: bool | None = None  # None: not known yet
         self._in_pass = False
         self._looked = False
-        self._updates: int | None = None  # that there were when an evaluation began
+        self._updates: int | None = None  # count of updates when an evaluation began
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -199,7 +205,7 @@ class Loop:
         return self._next_to_train() if self._trains else self._next_to_evaluate()
 
     def _first_look(self) -> Any:
-        """At a batch, before anything is there that could train."""
+        """Decide at a batch, before anything is there that could train."""
         if self._looked:
             raise refused(
                 "a loop over a sharded dataset in which nothing reduces gradients",
@@ -252,7 +258,7 @@ class Loop:
                 "make one to train by, before the loop over epochs, and read it before any that evaluates",
             )
         self._updates = updates
-        cut = self._in_pass and world.passes_by()  # of what is over, one batch is as good as all
+        cut = self._in_pass and world.passes_by()  # of what is over, one batch is enough
         batch = None if cut else next(self._batches, None)
         self._in_pass = batch is not None
         if batch is None:

@@ -1,7 +1,7 @@
 """Objects that hold Parameters and are no cells (``@ms.jit_class class Accumulator``), of a program with its own loop.
 
-A joining worker gets their values from the worker that it gets its state from. Workers don't compare them: such an
-object may hold what differs between workers by nature, such as a sum of gradients that haven't been reduced.
+A joining worker gets their values from the source rank of its state. Workers don't compare them: such an object may
+hold what differs between workers by nature, such as a sum of gradients that haven't been reduced.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ms_kungfu.elastic.state import Component
 
 
 def component(cells: Iterable[Any]) -> Component:
-    """Of the objects that live now. `cells`: whose Parameters come with the rest of the state."""
+    """Return the component of the objects that live now. `cells`: their Parameters come with the rest of the state."""
     own = _parameters({id(parameter) for cell in cells for parameter in cell.get_parameters()})
 
     def restore(packed: Any) -> None:
@@ -30,8 +30,10 @@ def component(cells: Iterable[Any]) -> Component:
 
 
 def _parameters(known: set[int]) -> dict[str, Any]:
-    """Those that are not `known`, by class, attribute and name. Two of one such name can't be told apart at another
-    worker: neither is among them."""
+    """Return the Parameters that are not `known`, by class, attribute and name.
+
+    Two of one such name can't be distinguished at another worker: neither is among them.
+    """
     found: dict[str, dict[int, Any]] = {}
     for each in gc.get_objects():
         if getattr(type(each), "__ms_class__", False) and not isinstance(each, nn.Cell):

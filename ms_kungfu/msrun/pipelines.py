@@ -1,4 +1,4 @@
-"""A dataset that a program has sharded for V ranks, as one of all samples."""
+"""Turn a dataset that a program has sharded for V ranks into one of all samples."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ms_kungfu.msrun import rank_batches, world
 from ms_kungfu.msrun.communication import refused
 from ms_kungfu.msrun.gradient_search import names_in
 
-# What a function of batches calls a rank that it has got from its program, or asks for.
+# Names by which a function of batches gets a rank from its program, or asks for it.
 _RANKS = {"rank", "rank_id", "local_rank", "shard_id", "device_id", "get_rank", "get_local_rank"}
 
 
 def shards_of(dataset: Any) -> int | None:
-    """For how many ranks the program has sharded it; None where it hasn't, into one shard too, or not by a sampler."""
+    """Return for how many ranks the program has sharded it; None for one shard, or if it isn't sharded by a sampler."""
     while not isinstance(dataset, ElasticDataset) and len(dataset.children) == 1:
         dataset = dataset.children[0]
     sampler = getattr(dataset, "sampler", None)
@@ -30,7 +30,10 @@ def shards_of(dataset: Any) -> int | None:
 
 
 def take_apart(dataset: ds.Dataset, use: str = "training") -> pipelines.Pipeline:
-    """RuntimeError that names what in it can't be dealt to another number of workers. `dataset` stays as it is."""
+    """Take a dataset apart; it stays as it is.
+
+    RuntimeError names what in it can't be partitioned among other workers.
+    """
     try:
         parts = pipelines.take_apart(dataset)
     except (TypeError, ValueError) as error:
@@ -56,7 +59,7 @@ def take_apart(dataset: ds.Dataset, use: str = "training") -> pipelines.Pipeline
 
 
 def _rank_in(function: Any) -> str | None:
-    """The name by which a function asks for a rank."""
+    """Return the name by which a function asks for a rank."""
     while isinstance(function, functools.partial):
         named = _RANKS & set(function.keywords)
         if named:
@@ -69,14 +72,14 @@ def _rank_in(function: Any) -> str | None:
 
 
 def whole(dataset: ds.Dataset) -> ds.Dataset:
-    """All samples, each once, in the program's batches, the same at every worker: for an evaluation."""
+    """Return all samples, each once, in the program's batches, the same at every worker: for an evaluation."""
     parts = take_apart(dataset, "evaluation")
     assert parts.batch_size is not None
     return pipelines.batched(parts.samples, parts.batch_size)
 
 
 class _BatchesOfRanks(Batches):
-    """Of which the gradient functions know the tensors."""
+    """An iterator of which the gradient functions know the tensors."""
 
     def _first(self, step: sharding.Step) -> Any:
         batch = super()._first(step)
@@ -85,7 +88,7 @@ class _BatchesOfRanks(Batches):
 
 
 class OfRanks(ElasticDataset):
-    """One whose steps are dealt to the virtual ranks, and so to the workers that play them."""
+    """A dataset whose steps are assigned to the virtual ranks, and so to the workers that play them."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -111,8 +114,10 @@ _elastic: weakref.WeakKeyDictionary[ds.Dataset, dict[bool, ElasticDataset]] = we
 
 
 def elastic(dataset: ds.Dataset, by_shards: bool) -> ElasticDataset:
-    """All samples, dealt to the workers that there are, in steps of V times the program's batch. The same one for
-    the same dataset, so that a next call of training goes on in the next epoch."""
+    """Return all samples, partitioned among the workers, in steps of V times the program's batch.
+
+    The result is the same one for the same dataset, so that a next call of training continues in the next epoch.
+    """
     made = _elastic.setdefault(dataset, {})
     if by_shards not in made:
         parts = take_apart(dataset)
@@ -122,7 +127,7 @@ def elastic(dataset: ds.Dataset, by_shards: bool) -> ElasticDataset:
             global_batch_size=parts.batch_size * world.size(),
             shuffle=parts.shuffles,
             shards=world.size() if by_shards else None,
-            # Augmentation that draws in MindSpore's operations is another one wherever a sample is made.
+            # Augmentation that draws in MindSpore's operations differs each time that a sample is made.
             shards_check="warn" if by_shards else "raise",
         )
     return made[by_shards]

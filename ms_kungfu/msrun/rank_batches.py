@@ -1,24 +1,24 @@
-"""The batch of each virtual rank goes through the program's gradient functions by itself.
+"""Call the program's gradient functions once for each virtual rank's batch.
 
-With fewer workers than V a worker plays several ranks, and its loop is given their batches of a step in one, one behind
-the other. What the program does with it happens once, as it would at one rank, except for gradients: a function of
-``ms.value_and_grad``, ``ms.grad`` or ``ops.GradOperation`` is called once for each rank, with that rank's part of each
-tensor that has as many rows as the batch, and the mean of the gradients comes out. The reducer takes the mean of these
-over the workers, by their samples. So the step is msrun's, also where a loss doesn't follow from samples alone (a sum,
-a factor like ``batch_size * rank_size``), and no graph is compiled again when the cluster changes.
+With fewer workers than V a worker plays several ranks, and its loop gets their batches of a step in one, one after the
+other. What the program does with it happens once, as it would at one rank, except for gradients. A function of
+``ms.value_and_grad``, ``ms.grad`` or ``ops.GradOperation`` is called once for each rank, and returns the mean of the
+gradients. Each call gets that rank's part of each tensor that has as many rows as the batch. The reducer takes the mean
+of these over the workers, by their samples. So the step is msrun's, even if a loss doesn't follow from samples alone (a
+sum, a factor like ``batch_size * rank_size``), and no graph is compiled again when the cluster changes.
 
-1. A step is *divided* at all workers or at none: where a worker plays several ranks, which follows from the members
-   that the step is dealt to. So all run the program's own collectives in the same way, in Python or in a graph.
+1. A step is *divided* at all workers or at none: if a worker plays several ranks, which follows from the members that
+   the step is assigned to. So all run the program's own collectives in the same way, in Python or in a graph.
 2. In a divided step a jitted function, or a cell in GRAPH mode, that uses a gradient function runs as Python. So the
-   gradient function is called from Python, which is where it can be called once a rank; it is a graph of its own.
-   Where one isn't found (`ms_kungfu.msrun.gradient_search`) it is a graph, and 3 holds.
-3. Where a gradient was made in another way, the first divided steps say so: an update without a gradient that went
-   rank by rank ends training with an error.
+   gradient function is called from Python, once a rank; it is a graph of its own. If none is found
+   (`ms_kungfu.msrun.gradient_search`) the function stays a graph, and 3 holds.
+3. The first divided steps detect a gradient that was made in another way: an update without a gradient rank by rank
+   ends training with an error.
 4. Moving statistics begin each rank's batch with the values of the step's begin, and end with the mean over the ranks.
-5. Of the tensors with as many rows as the batch those are cut that the step's iterator has handed out, and those that
-   the program has made since. One that existed before the step holds nothing of its batch, unless the program copied
-   it there: it is whole for each rank. Which of the tensors made since follow from the batch can't be known, so each
-   decision about a tensor that is no column of the batch is a WARNING, once for its shapes.
+5. Among the tensors with as many rows as the batch, those from the step's iterator are cut, and those that the program
+   has made since. One that existed before the step holds nothing of its batch, unless the program copied it there: it
+   is whole for each rank. It can't be known which of the tensors made since follow from the batch. So each decision
+   about a tensor that is no column of the batch is a WARNING, once for its shapes.
 """
 
 from __future__ import annotations
@@ -55,33 +55,33 @@ _REMEDY = (
 
 
 class _Step:
-    """The step at hand."""
+    """The present step."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []  # samples of each rank that this worker plays; []: there is no step
         self.is_divided = False
         self.gradients = 0  # calls of gradient functions, rank by rank
-        self.is_inside = False  # of one of these
+        self.is_inside = False  # whether one of these runs
         self.graphs = 0  # jitted functions that run as Python
         self.proven_for: tuple[int, ...] = ()  # the members of a step in which gradients went rank by rank
         self.members: tuple[int, ...] = ()
         self.updates = (0, 0)  # `cells.updates` and `cells.trained_by_groups` when it began
         self.columns: list[Any] = []  # tensors that its iterator has handed out
-        self.made: list[Any] = []  # other tensors that its gradient functions were called with
+        self.made: list[Any] = []  # other arguments of its gradient functions
         self.older: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # from before it, by id
-        self.looked_with: tuple[int, ...] = ()  # the members when all tensors of the process were looked for
+        self.looked_with: tuple[int, ...] = ()  # the members when all tensors of the process were searched
         self.told: set[tuple[str, Any]] = set()
         self.before: list[NDArray[Any]] = []  # moving statistics when it began
         self.statistics: list[Any] = []
 
     @property
     def divides(self) -> bool:
-        """Whether a gradient function that is called now goes rank by rank."""
+        """Return whether a gradient function that is called now goes rank by rank."""
         return self.is_divided and not self.is_inside
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """In a gradient function: what it calls in turn is of one rank's batch."""
+        """Mark a gradient function: functions that it calls get one rank's batch."""
         self.is_inside = True
         try:
             yield
@@ -90,7 +90,7 @@ class _Step:
 
     @contextmanager
     def as_python(self) -> Iterator[None]:
-        """In a function that would be a graph in another step."""
+        """Mark a function that would be a graph in another step."""
         self.graphs += 1
         try:
             yield
@@ -102,7 +102,7 @@ _step = _Step()
 
 
 def begin(sizes: Sequence[int], members: tuple[int, ...]) -> None:
-    """A step's batch is handed out, which has so many samples of each rank that this worker plays."""
+    """Hand out a step's batch, which has so many samples of each rank that this worker plays."""
     _step.sizes, _step.members = list(sizes), members
     _step.is_divided = len(members) < world.size()
     _step.gradients, _step.is_inside = 0, False
@@ -118,8 +118,11 @@ def begin(sizes: Sequence[int], members: tuple[int, ...]) -> None:
 
 
 def _note_older() -> None:
-    """The tensors that exist before a divided step: all of the process where it is the first with these members, and
-    what the gradient functions have met since."""
+    """Note the tensors that exist before a divided step.
+
+    These are all of the process in the first step with these members, and later those that the gradient functions have
+    met since.
+    """
     met, _step.columns, _step.made = [*_step.columns, *_step.made], [], []
     if not _step.is_divided:
         _step.looked_with = ()
@@ -131,13 +134,13 @@ def _note_older() -> None:
 
 
 def hand_out(batch: Any) -> None:
-    """The step's batch, as the program gets it."""
+    """Note the step's batch, as the program gets it."""
     if _step.is_divided:
         _step.columns = _leaves(batch)
 
 
 def end() -> None:
-    """It is over. RuntimeError where its gradients are those of several ranks' batches at once."""
+    """End the step. RuntimeError if its gradients are those of several ranks' batches at once."""
     sizes, _step.sizes = _step.sizes, []
     was_divided, _step.is_divided = _step.is_divided, False
     if not was_divided or not sizes or _step.proven_for == _step.members:
@@ -197,7 +200,7 @@ class _Mean:
 
 
 def _leaves(tree: Any) -> list[Any]:
-    """The tensors in tuples, lists and dictionaries."""
+    """Return the tensors in tuples, lists and dictionaries."""
     if isinstance(tree, ms.Tensor):
         return [tree]
     inner = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (tuple, list)) else ()
@@ -205,7 +208,7 @@ def _leaves(tree: Any) -> list[Any]:
 
 
 def _replaced(tree: Any, leaves: Iterator[Any]) -> Any:
-    """The same with other tensors."""
+    """Return the same with other tensors."""
     if isinstance(tree, ms.Tensor):
         return next(leaves)
     if isinstance(tree, dict):
@@ -220,7 +223,7 @@ def _rows(tensor: Any) -> int:
 
 
 def _cut(tree: Any, sizes: Sequence[int]) -> list[Any]:
-    """What each rank calls the function with. RuntimeError where nothing has as many rows as the batch."""
+    """Return each rank's arguments of the function. RuntimeError if nothing has as many rows as the batch."""
     leaves, samples = _leaves(tree), sum(sizes)
     is_batch = _are_batch(leaves, samples, len(sizes))
     if not any(is_batch):
@@ -239,7 +242,7 @@ def _cut(tree: Any, sizes: Sequence[int]) -> list[Any]:
 
 
 def _are_batch(leaves: Sequence[Any], samples: int, ranks: int) -> list[bool]:
-    """Which of the tensors hold the batch by rows: invariant 5."""
+    """Return which of the tensors hold the batch by rows: invariant 5."""
     columns = set(map(id, _step.columns))
     free = [leaf for leaf in leaves if id(leaf) not in columns and not isinstance(leaf, ms.Parameter)]
     older = [leaf for leaf in free if _step.older.get(id(leaf)) is leaf]
@@ -266,7 +269,7 @@ def _are_batch(leaves: Sequence[Any], samples: int, ranks: int) -> list[bool]:
 
 
 def _tell(what: str, tensors: Sequence[Any], samples: int, ranks: int) -> None:
-    """Once for these shapes, whatever the batch is."""
+    """Warn once for these shapes, whatever the batch is."""
     if not tensors:
         return
     shapes = [tuple(each.shape) for each in tensors]
@@ -281,8 +284,10 @@ def _tell(what: str, tensors: Sequence[Any], samples: int, ranks: int) -> None:
 
 
 def _joined(found: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """Of what a rank's batch has come out with beside the gradients of weights: rows are put together, floats are
-    averaged by their samples, and integers, which count, added up."""
+    """Join the ranks' results besides the gradients of weights.
+
+    Rows are put together, floats are averaged by their samples, and integers, which count, added up.
+    """
     first = found[0]
     if isinstance(first, ms.Tensor):
         if all(_rows(each) == size for each, size in zip(found, sizes)):
@@ -308,7 +313,7 @@ def _joined(found: Sequence[Any], sizes: Sequence[int]) -> Any:
 
 
 def _separate(out: Any, kind: Any) -> tuple[Any, Any]:
-    """(what isn't a gradient of weights, those) of what a gradient function of this `kind` returns."""
+    """Split the result of a gradient function of this `kind`: (what isn't gradients of weights, these gradients)."""
     has_value, has_aux = getattr(kind, "get_value", False), getattr(kind, "has_aux", False)
     value, gradients = out if has_value else (None, out)
     if has_aux and not has_value:
@@ -321,7 +326,7 @@ def _separate(out: Any, kind: Any) -> tuple[Any, Any]:
 
 
 def _together(out: Any, others: Any, weights: Any, kind: Any) -> Any:
-    """What a gradient function of this kind returns, of parts as of `_separate`."""
+    """Return the result of a gradient function of this kind, from parts as of `_separate`."""
     value, positions = others
     gradients = positions if not kind.get_by_list else weights if positions is None else (positions, weights)
     if getattr(kind, "get_value", False):
@@ -330,7 +335,7 @@ def _together(out: Any, others: Any, weights: Any, kind: Any) -> Any:
 
 
 class _Statistics:
-    """Moving statistics in a call of a gradient function: invariant 4."""
+    """The moving statistics in a call of a gradient function: invariant 4."""
 
     def __init__(self, has_value: bool) -> None:
         self._parameters = _step.statistics
@@ -338,13 +343,13 @@ class _Statistics:
         self._sums: list[NDArray[Any]] = []
         if self._parameters:
             wait_for_queue()
-            # A cell that computes the loss by itself first (TrainOneStepCell) has moved them once by then.
+            # A cell that computes the loss by itself first (TrainOneStepCell) has changed them once by then.
             is_first = _step.gradients == 1 and not has_value
             self._before = _step.before if is_first else [p.asnumpy().copy() for p in self._parameters]
             self._sums = [np.zeros(array.shape, np.float64) for array in self._before]
 
     def begin(self) -> None:
-        """A rank's batch."""
+        """Begin a rank's batch."""
         for parameter, before in zip(self._parameters, self._before):
             parameter.asnumpy()[...] = before
 
@@ -355,7 +360,7 @@ class _Statistics:
             total += share * parameter.asnumpy().astype(np.float64)
 
     def average(self) -> None:
-        """Over the ranks."""
+        """Average over the ranks."""
         for total, parameter in zip(self._sums, self._parameters):
             parameter.asnumpy()[...] = total
 
@@ -381,12 +386,12 @@ _stock_jit = ms.jit
 
 
 def answer_for_gradients(method: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands in the place of the ``__call__`` of ``GradOperation`` and of what ``ms.grad`` is made of."""
+    """Return the replacement of the ``__call__`` of ``GradOperation`` and of what ``ms.grad`` is made of."""
 
     @functools.wraps(method)
     def __call__(self: Any, *arguments: Any, **named: Any) -> Any:
         made = method(self, *arguments, **named)
-        if self.pynative_:  # the one in another one
+        if self.pynative_:  # one inside another one
             return made
         known = vars(made).get("kungfu_by_rank")
         if known is None:
@@ -401,7 +406,7 @@ def _by_rank(made: Callable[..., Any], kind: Any) -> Callable[..., Any]:
     def as_graph() -> Callable[..., Any]:
         return made if ms.get_context("mode") == ms.GRAPH_MODE else _stock_jit(made)
 
-    @functools.wraps(made)  # by which MindSpore's parser, in a graph, finds the function that it knows
+    @functools.wraps(made)  # MindSpore's parser, in a graph, finds the function that it knows by this
     def gradient(*arguments: Any, **named: Any) -> Any:
         if not _step.divides:
             return made(*arguments, **named)
@@ -415,7 +420,7 @@ def _by_rank(made: Callable[..., Any], kind: Any) -> Callable[..., Any]:
 
 
 def answer_for_jit(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands in the place of ``ms.jit``."""
+    """Return the replacement of ``ms.jit``."""
 
     @functools.wraps(stock)
     def jit(function: Any = None, **options: Any) -> Any:
@@ -423,7 +428,7 @@ def answer_for_jit(stock: Callable[..., Any]) -> Callable[..., Any]:
             return lambda function: jit(function, **options)
         compiled = stock(function, **options)
         if not isinstance(function, (FunctionType, MethodType)):
-            return compiled  # a cell, which `answer_for_cells` is for
+            return compiled  # a cell, for `answer_for_cells`
 
         @functools.wraps(compiled)
         def call(*arguments: Any, **named: Any) -> Any:
@@ -438,7 +443,7 @@ def answer_for_jit(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def answer_for_cells(compile_and_run: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands in the place of ``nn.Cell.compile_and_run``, which is what a call of a cell is in GRAPH mode."""
+    """Return the replacement of ``nn.Cell.compile_and_run``, which is what a call of a cell is in GRAPH mode."""
 
     @functools.wraps(compile_and_run)
     def run(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -450,14 +455,14 @@ def answer_for_cells(compile_and_run: Callable[..., Any]) -> Callable[..., Any]:
             # A tensor in a tuple is a constant to a graph that is called from Python, and each other value another one.
             arguments = tuple(map(_changing, arguments))
             if not reduces and next(iter(self.get_parameters()), None) is None:
-                return self.construct(*arguments, **named)  # many of these are made for one call (clipping)
+                return self.construct(*arguments, **named)  # one call makes many of these (clipping)
         return compile_and_run(self, *arguments, **named)
 
     return run
 
 
 def _changing(argument: Any) -> Any:
-    """The same, of which a graph knows that its tensors change."""
+    """Return the argument so that a graph knows that its tensors change."""
     tensors = type(argument) in (tuple, list) and len(argument) > 0
     if tensors and all(isinstance(each, ms.Tensor) and not isinstance(each, ms.Parameter) for each in argument):
         return ms.mutable(argument)
@@ -465,7 +470,7 @@ def _changing(argument: Any) -> Any:
 
 
 class _Kind:
-    """Of a function that returns a loss and the gradients of weights."""
+    """The kind of a function that returns a loss and the gradients of weights."""
 
     get_value, get_by_list, get_all, has_aux = True, True, False, False
 
@@ -474,8 +479,10 @@ _forward_backward: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictiona
 
 
 def answer_for_train_cells(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands in the place of the ``__call__`` of ``nn.TrainOneStepCell``. As MindSpore makes it, it computes the
-    loss beside the gradients; its parts are known, and so the loss is of a rank's batch, too."""
+    """Return the replacement of the ``__call__`` of ``nn.TrainOneStepCell``.
+
+    MindSpore's computes the loss beside the gradients; its parts are known, so the loss is of a rank's batch, too.
+    """
 
     @functools.wraps(stock)
     def __call__(self: Any, *columns: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Sums over the virtual world: the workers that live stand for its V ranks, each for V / size of them."""
+"""Sums over the virtual world: the living workers stand for its V ranks, each for V / size of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _made = False
 
 
 def made() -> bool:
-    """Whether the program has something that reduces."""
+    """Return whether the program has something that reduces."""
     return _made
 
 
@@ -33,7 +33,7 @@ def _note() -> None:
 
 @functools.cache
 def _ask_python() -> Any:
-    """The plugin's kernels ask, at each launch, whether this worker takes part, and who plays a rank."""
+    """Have the plugin's kernels ask, at each launch, whether this worker takes part, and which worker plays a rank."""
     ask = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: int(world.takes_part()))
     who = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_uint8), ctypes.c_int)(
         lambda rank, lives, size: world.player_of(rank, [r for r in range(size) if lives[r]])
@@ -51,11 +51,11 @@ def _check_place(name: str) -> None:
 
 
 class AllReduce(Collective):
-    """``ops.AllReduce``: a tensor in, what all V ranks bring out, by ``"sum"``, ``"min"`` or ``"max"``.
+    """``ops.AllReduce``: reduce a tensor over all V ranks by ``"sum"``, ``"min"`` or ``"max"``.
 
-    While training goes on it is made of what the workers bring that live: of a sum their mean times V, in float64 (of
-    integers, rounded to the nearest). A worker that hasn't begun to train calls nobody: there it is its own times V, or
-    its own.
+    In training the result follows from the living workers' contributions: a sum is their mean times V, in float64 (of
+    integers, rounded to the nearest). A worker that hasn't begun to train takes part in no collective: there it is its
+    own times V, or its own.
     """
 
     def __init__(self, op: str = "sum", group: str | None = None) -> None:
@@ -84,9 +84,7 @@ def _all_reduce(self: AllReduce) -> Callable[..., tuple[Any]]:
 
 
 class Broadcast(Collective):
-    """``ops.Broadcast``: a tensor or a tuple of tensors in, and out what rank `root_rank` of the V has: the worker's
-    that stands for it. A worker that hasn't begun to train stands for all, so its own; all begin with the same weights.
-    """
+    """``ops.Broadcast``: return rank `root_rank`'s tensor or tuple of tensors, from the worker that plays it."""
 
     copies = True
 
@@ -117,8 +115,10 @@ def _times_factor(factor, gradient):  # type: ignore[no-untyped-def]  # read by 
 
 
 class DistributedGradReducer(nn.Cell):
-    """``nn.DistributedGradReducer``: with `mean` gradients come out as their mean over the ranks, without it as the sum
-    over the V of the virtual world. `degree` is what the sum is divided by, V unless the program says another number.
+    """``nn.DistributedGradReducer``: with `mean` return gradients' mean over the ranks, without it the sum.
+
+    The sum is over the V ranks of the virtual world. It is divided by `degree`, V unless the program gives another
+    number.
 
     Which gradients travel together follows from their parameters' ``comm_fusion`` (docs/fusion.md), and not from
     `fusion_type`, an id for MindSpore's own passes.
@@ -170,7 +170,7 @@ REFUSED_PRIMITIVES = {
 
 
 def all_reduce(tensor: Any, op: str = "sum", group: str | None = None, async_op: bool = False) -> Any:
-    """``comm_func.all_reduce``: the result, and no handle."""
+    """``comm_func.all_reduce``: return the result, and no handle."""
     if async_op:
         raise refused("all_reduce(async_op=True)", "it is over when it returns; leave async_op out")
     return AllReduce(op, group)(tensor), None
@@ -191,7 +191,7 @@ def barrier(group: str | None = None) -> None:
 
 
 def refused_functions(module: Any) -> dict[str, Any]:
-    """Of ``comm_func`` all that isn't answered."""
+    """Replace all of ``comm_func`` that isn't answered by errors."""
     return {
         name: refusing(f"comm_func.{name}", "of its functions there are all_reduce, broadcast and barrier")
         for name in module.__all__

@@ -1,15 +1,15 @@
 """Cells that not all workers have: ``if get_rank() == 0: average = Average(net)``.
 
-What all have is kept alike. The rest is carried by itself: it stays with the workers that have it, and a worker that
-joins and has it gets its values from one of those.
+Cells of all workers are kept alike. The rest is carried separately: it stays with the workers that have it, and a
+joining worker that has it gets its values from one of those.
 
-1. Which cells are common follows from what all living workers say of theirs, anew whenever a worker joins, so all come
-   to the same (`agree`).
-2. Left out of what is kept alike may only be what no optimizer trains: otherwise the workers train other programs, and
+1. Which cells are common follows from the lists of all living workers, again whenever a worker joins, so all come to
+   the same result (`agree`).
+2. Only what no optimizer trains may be left out of what is kept alike. Otherwise the workers train other programs, and
    all raise.
-3. The cluster changes behind the last step of a pass. Before that all take a copy of the rest (`copy`), so that it
-   survives the removal of its only owner there; after a failure within a pass the copy is of the pass before, which a
-   warning says.
+3. The cluster changes after the last step of a pass. Before that all take a copy of the rest (`copy`), so that it
+   survives the removal of its only owner there. After a failure within a pass the copy is of the pass before, and a
+   warning says so.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SHOWN = 3
 
 
 def named(cells: Iterable[Any]) -> dict[str, Any]:
-    """The cells by what tells them apart at all workers alike: class, parameters, and which of several such it is."""
+    """Return the cells by what identifies them alike at all workers: class, parameters, and order among such cells."""
     found: dict[str, Any] = {}
     for cell in cells:
         word = f"{type(cell).__name__} {inventory.fingerprint(cell.get_parameters()):x}"
@@ -42,7 +42,10 @@ def named(cells: Iterable[Any]) -> dict[str, Any]:
 
 
 def apart(everyones: Mapping[int, Iterable[str]]) -> dict[str, list[int]]:
-    """The names that not all ranks have, in the order of the lowest rank that has them, and who has them. Pure."""
+    """Return the names that not all ranks have, in the order of the lowest rank that has them, and their ranks.
+
+    Pure.
+    """
     having: dict[str, list[int]] = {}
     for rank, names in sorted(everyones.items()):
         for name in names:
@@ -51,7 +54,7 @@ def apart(everyones: Mapping[int, Iterable[str]]) -> dict[str, list[int]]:
 
 
 class Rest:
-    """Of this worker's program, whose outermost cells these are."""
+    """The rest of this worker's program, given its outermost cells."""
 
     def __init__(self, cells: Iterable[Any]) -> None:
         self._cells = named(cells)
@@ -60,8 +63,10 @@ class Rest:
         self._told = False
 
     def agree(self, joins: bool) -> list[Any]:
-        """Collective: the cells that all workers have. A worker that `joins` gets the values of its others here.
-        KungFuError, at all workers, if an optimizer trains what not all have."""
+        """Return the cells that all workers have; collective. A worker that `joins` gets the values of its others here.
+
+        KungFuError, at all workers, if an optimizer trains what not all have.
+        """
         row = {"cells": list(self._cells), "copies": list(self._copies), "joins": joins}
         everyones = gather_json(row, "kungfu/msrun/cells")
         self._apart = apart({rank: each["cells"] for rank, each in everyones.items()})
@@ -95,7 +100,7 @@ class Rest:
         )  # fmt: skip
 
     def _hand_over(self, name: str, everyones: Mapping[int, Mapping[str, Any]], joins: bool) -> None:
-        """Collective: from a worker that has the cell, or a copy of its values, to those that join and have it."""
+        """Send a cell's values from a worker that has the cell, or a copy, to joining ones that have it; collective."""
         live = [rank for rank in self._apart[name] if not everyones[rank]["joins"]]
         copies = [rank for rank, each in everyones.items() if name in each["copies"] and not each["joins"]]
         packed = None
@@ -122,14 +127,17 @@ class Rest:
                 inventory.assign(parameter, values)
 
     def copy(self) -> None:
-        """Collective, before a change of the cluster: each worker has the values of what only some have."""
+        """Copy what only some workers have to each worker; collective, before a change of the cluster."""
         for name, ranks in self._apart.items():
             packed = self._received(name, name in self._cells or name in self._copies, ranks[0])
             if packed is not None:
                 self._copies[name] = packed
 
     def _received(self, name: str, able: bool, preferred: int | None) -> Any:
-        """Collective: the packed values of a cell; None if all that are `able` to tell them have failed."""
+        """Return the packed values of a cell; collective.
+
+        None if all workers that are `able` to send them have failed.
+        """
 
         def values() -> Any:
             if name in self._cells:

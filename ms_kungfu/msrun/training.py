@@ -28,7 +28,7 @@ class _Elastic(KungFuElasticCallback):
 
 
 def answer_for(method: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands in the place of ``Model.train`` or ``Model.fit``."""
+    """Return the replacement of ``Model.train`` or ``Model.fit``."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)
@@ -53,13 +53,13 @@ def answer_for(method: Callable[..., Any]) -> Callable[..., Any]:
         given["train_dataset"] = pipelines.elastic(data, by_shards)
         if isinstance(given.get("valid_dataset"), ds.Dataset) and pipelines.shards_of(given["valid_dataset"]):
             given["valid_dataset"] = pipelines.whole(given["valid_dataset"])
-        # Steps are what the cluster changes between; MindSpore itself leaves sink mode out on CPUs.
+        # The cluster changes between steps; MindSpore itself ignores sink mode on CPUs.
         given["dataset_sink_mode"] = False
         given["sink_size"] = -1
         if "valid_dataset_sink_mode" in given:
             given["valid_dataset_sink_mode"] = False
         elastic = _callbacks.setdefault(self, _Elastic())
-        # Behind the program's, whose collectives are of the cluster that has trained the step.
+        # After the program's, whose collectives are of the cluster that has trained the step.
         given["callbacks"] = [*_listed(given["callbacks"]), elastic]
         if world.rank() == 0:
             _log.info(
@@ -72,8 +72,11 @@ def answer_for(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def answer_for_eval(method: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands in the place of ``Model.eval``: a sharded evaluation, which all ranks make, sees each sample once,
-    and has one result, the same at all. One that isn't sharded is each worker's own, as ever."""
+    """Return the replacement of ``Model.eval``.
+
+    A sharded evaluation, which all ranks make, sees each sample once, and has one result, the same at all. One that
+    isn't sharded stays each worker's own.
+    """
     signature = inspect.signature(method)
 
     @functools.wraps(method)
@@ -101,7 +104,7 @@ def _listed(callbacks: Any) -> list[Callback]:
 
 
 def answer_for_iterators(method: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands in the place of a dataset's ``create_tuple_iterator`` or ``create_dict_iterator``."""
+    """Return the replacement of a dataset's ``create_tuple_iterator`` or ``create_dict_iterator``."""
 
     @functools.wraps(method)
     def create(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -123,7 +126,7 @@ def answer_for_iterators(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def methods() -> dict[str, Callable[..., Any]]:
-    """Of `Model`, by their names."""
+    """Return the methods of `Model`, by their names."""
     return {
         "train": answer_for(Model.train),
         "fit": answer_for(Model.fit),

@@ -1,7 +1,7 @@
-"""The virtual world: V ranks, of which each worker was one when it began, and which never change.
+"""The virtual world: V ranks that never change; each worker was one of them when it began.
 
-A worker's virtual rank is the number of its place among those that the job may have, the hosts' slots in their order.
-No two that live have the same, and who replaces a dead worker has its number.
+A worker's virtual rank is the number of its slot among all slots of the job, the hosts' slots in their order. No two
+living workers have the same, and the replacement of a failed worker has its number.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _passes_by = False
 
 
 def size() -> int:
-    """V."""
+    """Return V."""
     found = env.MSRUN_SIZE.get()
     assert found is not None
     return found
@@ -25,29 +25,29 @@ def size() -> int:
 
 @functools.cache
 def rank() -> int:
-    """Of this worker, for ever."""
+    """Return the rank of this worker, for ever."""
     return min(env.MSRUN_RANK.get(), size() - 1)
 
 
 def begin() -> None:
-    """The program has called ``init()``."""
+    """Note that the program has called ``init()``."""
     global _begun
     _begun = True
 
 
 def end() -> None:
-    """It has called ``release()``."""
+    """Note that it has called ``release()``."""
     global _begun
     _begun = False
 
 
 def begun() -> bool:
-    """Whether the program asked for more than one process."""
+    """Return whether the program asked for more than one process."""
     return _begun
 
 
 def pass_by(passes: bool) -> None:
-    """Whether the program is in a part of its loops that the others have behind them."""
+    """Note whether the program is in a part of its loops that the others have finished."""
     global _passes_by
     _passes_by = passes
 
@@ -57,20 +57,29 @@ def passes_by() -> bool:
 
 
 def takes_part() -> bool:
-    """Whether this worker is where the others are. One that has yet to begin to train, or to come to the call of
-    training, or the pass of a loop, that the others are in, or that has left, calls nobody."""
+    """Return whether this worker is at the others' position, and takes part in collectives.
+
+    One that has yet to begin to train, or to come to the others' call of training or pass of a loop, doesn't, nor one
+    that has left.
+    """
     return program.current().calls > 0 and not (runtime.detached() or program.is_behind() or _passes_by)
 
 
 def writes() -> bool:
-    """Whether this worker has the lowest virtual rank of those that live: so what MindSpore's callbacks write is
-    written once where all ranks have them, and where the program gives them to rank 0 alone by whoever plays it."""
+    """Return whether this worker has the lowest virtual rank of the living ones.
+
+    So MindSpore's callbacks write once if all ranks have them, and, if the program gives them to rank 0 alone, at the
+    worker that plays it.
+    """
     return membership.current().cluster is None or player_of(0) == membership.current().core.rank()
 
 
 def player_of(rank: int, living: Sequence[int] | None = None) -> int:
-    """The rank in the cluster of the worker that stands for one of the V: of those that live, in the order of their
-    virtual ranks, each stands for as many. `living`: where others have to come to the same; None: as this one knows."""
+    """Return the rank in the cluster of the worker that stands for one of the V.
+
+    Each of the living workers, in the order of their virtual ranks, stands for as many. `living`: if others have to
+    come to the same result; None: as this one knows.
+    """
     member = membership.current()
     if member.cluster is None:
         return 0

@@ -1,4 +1,4 @@
-"""What the primitives of the collectives have in common."""
+"""The common part of the collectives' primitives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ms_kungfu.fusion.mode import MB
 from ms_kungfu.ops import _plugin, _reparse
 
 # Collectives without a name share one channel, matched by the order of the calls. A counter in each primitive's name
-# would do harm: a joiner creates its primitives in another order, and in another number, than a veteran did.
+# would do harm: a joining worker creates its primitives in another order, and in another number, than the others did.
 UNNAMED = "unnamed"
 
 _DTYPES = (
@@ -47,15 +47,15 @@ class Primitive(PrimitiveWithInfer):
     `init_attrs` are the arguments that make an equal one, for MindSpore to copy it. They are the kernel's attributes,
     and by ``add_prim_attr`` Python's, too.
 
-    It has a side effect for the compiler: equal calls aren't merged, nor taken for constants, one whose result isn't
-    used still runs, and all of them run in the order of the program, at every step and at every rank.
+    It has a side effect for the compiler: equal calls are neither merged nor constants, and one whose result isn't used
+    still runs. All of them run in the order of the program, at every step and at every rank.
     """
 
-    _talks = True  # with other workers
+    _talks = True  # communicates with other workers
 
     def __init__(self, kernel: str, inputs: list[str], outputs: list[str], **attributes: Any) -> None:
         _plugin.load()
-        if self._talks:  # a program that never calls init() would else train in a cluster of one
+        if self._talks:  # otherwise a program that never calls init() would train in a cluster of one
             runtime.init()
         super().__init__(kernel)
         self.init_attrs = attributes
@@ -63,7 +63,7 @@ class Primitive(PrimitiveWithInfer):
         for name, value in attributes.items():
             self.add_prim_attr(name, value)
         # Puts the calls of a graph into a chain. Without it equal calls are merged, and the order of independent ones
-        # differs between the first step and later ones: a joiner and a veteran would wait for each other.
+        # differs between the first step and later ones. Then a joining worker and the others would wait for each other.
         self.add_prim_attr("side_effect_io", True)
 
     def set_prim_instance_name(self, instance_name: str) -> Any:
@@ -79,13 +79,13 @@ class Primitive(PrimitiveWithInfer):
         return super().set_prim_instance_name(instance_name)
 
     def __infer__(self, *inputs: dict[str, Any]) -> dict[str, Any]:
-        """Infer what comes out; MindSpore calls it with the shape and the dtype of each input."""
+        """Infer the outputs; MindSpore calls it with the shape and the dtype of each input."""
         _reparse.refuse()
         shape, dtype = self._outputs(*inputs)
         return {"shape": shape, "dtype": dtype, "value": None}
 
     def _outputs(self, *inputs: dict[str, Any]) -> tuple[Any, Any]:
-        """Return the shapes and the dtypes that come out.
+        """Return the shapes and the dtypes of the outputs.
 
         It raises TypeError or ValueError for inputs that don't fit.
         """
@@ -93,9 +93,9 @@ class Primitive(PrimitiveWithInfer):
 
 
 class Collective(Primitive):
-    """One tensor or a tuple of tensors in, as many out.
+    """A collective that takes one tensor or a tuple of tensors, and returns as many.
 
-    Of any dtype where `copies` says that nothing is computed: a Parameter may be of bool, or complex.
+    With `copies` nothing is computed, and any dtype is allowed: a Parameter may be of bool, or complex.
     """
 
     copies = False
@@ -144,8 +144,8 @@ class Collective(Primitive):
 class SizedCollective(Collective):
     """A collective whose output's shape depends on the size of the cluster.
 
-    `kind` is its name in MindSpore's ``comm_fusion``, which says when the primitive is made how large the operations
-    are that a tuple is divided into.
+    `kind` is its name in MindSpore's ``comm_fusion``. When the primitive is made, that sets the size of the operations
+    into which a tuple is divided.
     """
 
     def __init__(self, kernel: str, name: str | None, kind: str, **attributes: Any) -> None:
@@ -154,7 +154,7 @@ class SizedCollective(Collective):
 
     def __call__(self, *args: Any) -> Any:
         membership.join()  # a process that hasn't yet knows the size only now
-        # Outside a graph MindSpore keeps what it inferred and built for a primitive by its attributes: with the size as
-        # one of them a call after a resize is built anew. Within a compiled graph the kernel finds it out.
+        # Outside a graph MindSpore keeps what it inferred and built for a primitive by its attributes. With the size as
+        # one of them a call after a resize is built again. Within a compiled graph the kernel finds it out.
         self.add_prim_attr("cluster_size", runtime.current_cluster_size())
         return super().__call__(*args)

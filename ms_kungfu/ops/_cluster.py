@@ -1,4 +1,4 @@
-"""What a compiled graph can't know when it is compiled: the cluster as it is when a step runs."""
+"""The present cluster, in a compiled graph that was compiled before it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ _INT64 = mstype.TensorType(mstype.int64)
 
 
 class Cluster(Primitive):
-    """Who took part in the last all-reduce, two 0-d tensors of int64: a number that changes where others did than
-    before (the cluster's version, and in its highest bits the deaths since), and how many they were. Sends nothing."""
+    """The participants in the last all-reduce: two 0-d tensors of int64. Sends nothing.
+
+    One is a number that changes if the participants do (the cluster's version, and in its highest bits the failures
+    since). The other is how many they were.
+    """
 
     def __init__(self) -> None:
         super().__init__("KungFuCluster", [], ["version", "size"])

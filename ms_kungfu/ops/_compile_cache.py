@@ -1,7 +1,7 @@
 """MindSpore's compile cache is off in a worker.
 
-The cache takes no notice of the shapes of a graph's inputs, and all ranks use the folder ``rank_0`` of its path. So a
-worker would load the graph of another batch size: other weights than without the cache, or NaN, and no error.
+The cache ignores the shapes of a graph's inputs, and all ranks use the folder ``rank_0`` of its path. So a worker would
+load the graph of another batch size: other weights than without the cache, or NaN, and no error.
 
 1. MindSpore reads the environment (``MS_COMPILER_CACHE_ENABLE``) only while its context's ``enable_compile_cache`` is
    unset, so the value False in the context holds against the environment, whenever that is set.

@@ -1,4 +1,4 @@
-"""Dropout as a primitive whose mask is a function of what it is drawn for: what `ms_kungfu.nn.Dropout` calls."""
+"""Dropout as a primitive whose mask is a function of its purpose: `ms_kungfu.nn.Dropout` calls it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def _seed_of_process() -> int:
 
 
 class Dropout(Primitive):
-    """One tensor of a float dtype in; the same with elements dropped, and the mask (true: kept), out.
+    """Take a tensor of a float dtype; return it with elements dropped, and the mask (true: kept).
 
     While a shard is computed the mask is a function of the dataset's seed, the step, the shard, and how many masks were
-    drawn for it before. Else of `seed`, `rank`, and how many the process has drawn before.
+    drawn for it before. Otherwise it is one of `seed`, `rank`, and how many the process has drawn before.
     """
 
     _talks = False
@@ -38,8 +38,11 @@ class Dropout(Primitive):
 
     @classmethod
     def of(cls, p: float) -> Dropout:
-        """Drops each element with probability `p`, to 32 bits. By the global seed and this worker's rank, as they are
-        now: of a process that has yet to join the one it was started for, as to make a layer waits for nobody."""
+        """Drop each element with probability `p`, to 32 bits.
+
+        The mask follows the present global seed and this worker's rank. In a process that has yet to join it is the
+        rank that the process was started for, since making a layer must not wait.
+        """
         seed = ms.get_seed()
         return cls(min(round(p * 2**32), 2**32 - 1), _seed_of_process() if seed is None else seed, membership.rank())
 
@@ -51,8 +54,10 @@ class Dropout(Primitive):
 
 
 class DropoutGrad(PrimitiveWithInfer):
-    """The gradient of Dropout's first output and its mask in, that of its input out. Without a side effect: where
-    nobody needs it, it is left out."""
+    """Take the gradient of Dropout's first output and its mask; return that of its input.
+
+    It has no side effect: if its result isn't used, it is left out.
+    """
 
     def __init__(self, threshold: int) -> None:
         super().__init__("KungFuDropoutGrad")

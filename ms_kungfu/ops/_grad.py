@@ -1,11 +1,11 @@
-"""The gradients of the collectives, as MindSpore defines those of its own.
+"""The gradients of the collectives, defined as MindSpore's own.
 
-The reductions in them carry the name of the collective that they belong to, with "/grad"; those of collectives without
-a name have none either.
+The reductions in them have the name of their collective, with "/grad"; those of collectives without a name have none
+either.
 
 Order: the collectives of a forward pass are a chain to the compiler, and those of a backward pass are another. Each
-gradient waits for the result of its own forward call (`ops.depend`), even where it does not need it: without that the
-two passes of a linear function ran in another order at one rank than at the other.
+gradient waits for the result of its own forward call (`ops.depend`), even if it doesn't need it. Without that the two
+passes of a linear function ran in another order at one rank than at the other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _name(primitive: Collective) -> str | None:
 
 
 def _of_result(grad: Collective) -> Bprop:
-    """What `grad` makes of the result's gradient, in the order that is told above."""
+    """Return what `grad` makes of the result's gradient, in the order above."""
 
     def bprop(x: Any, out: Any, dout: Any) -> tuple[Any]:
         return (grad(ops.depend(dout, out)),)

@@ -1,14 +1,14 @@
-"""``Parameter.set_data`` in PyNative mode, a trap of MindSpore's, mended for optimizers that use our primitives.
+"""Repair ``Parameter.set_data`` in PyNative mode for optimizers that use ms_kungfu's primitives.
 
 ``set_data`` gives a Parameter another memory. An optimizer's ``construct`` is jitted, and what was compiled at its
-first call goes on with the old one: from then on it updates numbers that nobody sees, in silence. Programs written for
-the older integration do so after each resize (``param.set_data(broadcast(param))`` for every parameter, the optimizer's
-moments included). GRAPH mode isn't affected.
+first call keeps the old one. From then on it silently updates numbers that aren't used. Programs written for the older
+integration do so after each resize (``param.set_data(broadcast(param))`` for every parameter, the optimizer's moments
+included). GRAPH mode isn't affected.
 
-So the optimizer's class keeps hold of the memory that the first call was compiled with. Before a later call, a
-Parameter that has another one gets the old one back, with the new value in it.
+So the optimizer's class keeps the memory that the first call was compiled with. Before a later call, a Parameter that
+has another one gets the old one back, with the new value in it.
 
-Not mended: an optimizer that is called inside a function of the program's own that is jitted, as it isn't called then.
+It can't repair an optimizer inside a jitted function of the program's own, as it isn't called then.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _kept: weakref.WeakKeyDictionary[Any, list[tuple[Any, Any, int]]] = weakref.Weak
 
 
 def keep(cls: type) -> None:
-    """Mend the class, where it is an optimizer's and isn't mended yet."""
+    """Repair the class, if it is an optimizer's and isn't repaired yet."""
     call = getattr(cls, "__call__", None)  # noqa: B004  # the function is wanted
     if not issubclass(cls, nn.Optimizer) or hasattr(call, "keeps_memory"):
         return
@@ -40,7 +40,7 @@ def keep(cls: type) -> None:
                 param.set_data(memory)
         result = call(self, *args, **kwargs)  # type: ignore[misc]
         if self not in _kept:
-            # Not a view: what MindSpore 2.7.2 writes into one stays out of the memory.
+            # Not a view: MindSpore 2.7.2's writes to one don't reach the memory.
             _kept[self] = [(p, ms.Tensor(p), p.data_ptr()) for p in self.get_parameters()]
         return result
 

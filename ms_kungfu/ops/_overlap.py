@@ -1,4 +1,4 @@
-"""An all-reduce in two halves, so that what lies between them goes on meanwhile. How and when: docs/overlap.md."""
+"""An all-reduce in two halves, so that other operations run between them. How and when: docs/overlap.md."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ms_kungfu.ops.reduce_op import check_reduce_op
 class AllReduceStart(Collective):
     """Begin to reduce a tuple of tensors of one dtype over all ranks, and return at once.
 
-    Returns as many tensors, which have no value before the wait, and the ticket for it, in one tuple. The operations go
-    on in the order of their starts, which the side effect forces. The inputs are copied. Each start
-    needs its :class:`AllReduceWait` in the same graph: a name is good for one operation at a time.
+    Returns as many tensors, which have no value before the wait, and the ticket for it, in one tuple. The operations
+    run in the order of their starts, which the side effect forces. The inputs are copied. Each start needs its
+    :class:`AllReduceWait` in the same graph: a name is good for one operation at a time.
     """
 
     def __init__(self, op: str, name: str) -> None:
@@ -31,16 +31,16 @@ class AllReduceStart(Collective):
 
 
 class AllReduceWait(Primitive):
-    """Wait for everything that was started, and only then give out any of it.
+    """Wait for everything that was started, and only then return any of it.
 
-    Takes the results of all starts, then all that they were given, then the tickets, in one tuple, and returns it, with
+    It takes the results of all starts, then all of their inputs, then the tickets, in one tuple, and returns it, with
     the results' values in place. `num_tensors` says how many tensors each start had. The first failure, in the order
     given, is raised when all have ended: a step that fails in one group updates nothing.
     """
 
     def __init__(self, num_tensors: Sequence[int]) -> None:
-        # Its side effect puts it into the chain of all collectives: else one that blocks could come before the wait at
-        # one rank and after it at another.
+        # Its side effect puts it into the chain of all collectives: otherwise one that blocks could come before the
+        # wait at one rank and after it at another.
         super().__init__("KungFuAllReduceWait", ["x"], ["y"], num_tensors=tuple(num_tensors))
 
     def _outputs(self, *inputs: dict[str, Any]) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""The cluster as it is when a step runs, which a graph can't know when it is compiled."""
+"""The present cluster, which a graph can't know when it is compiled."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class KungFuBarrier(Primitive):
         return [], _INT64
 
 
-# Made where they are called: by the parser once for each call in a graph, and not before the process may join.
+# Made at their call: by the parser once for each call in a graph, and not before the process may join.
 def rank():  # type: ignore[no-untyped-def]  # these are read by MindSpore's parser
     """Return this worker's rank when the step runs.
 

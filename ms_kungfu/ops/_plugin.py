@@ -1,8 +1,8 @@
-"""Loading the kernels into MindSpore: the only file that knows how that is done.
+"""Load the kernels into MindSpore: the only file that knows how.
 
-A plugin fits exactly one version of MindSpore. One that was built for another computes wrong results in silence. The
-package may have plugins for several, each in a folder with its version's name, and the one for the MindSpore that runs
-is taken; which MindSpore a plugin was built for is compared once more when it is loaded.
+A plugin fits exactly one version of MindSpore. One that was built for another silently computes wrong results. The
+package may have plugins for several, each in a folder with its version's name, and loads the one for the MindSpore that
+runs. At the load it compares the plugin's own MindSpore version again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ms_kungfu import _core, _device
 from ms_kungfu._installation import is_of_a_wheel, reinstall
 
 _FILES = {"CPU": "libkungfu_ms_cpu.so", "GPU": "libkungfu_ms_gpu.so", "Ascend": "libkungfu_ms_ascend.so"}
-# What the build leaves a plugin out for.
+# Reasons for which the build leaves a plugin out.
 _NEEDS = {
     "CPU": "MindSpore",
     "GPU": "CUDA's headers (the toolkit, or nvidia-cuda-runtime-cu12, nvidia-cuda-nvcc-cu12 and nvidia-cuda-cccl-cu12)",
@@ -28,7 +28,7 @@ _PLUGINS = Path(_core.__file__).with_name("plugins")
 
 
 def folder_for(running: str, plugins: Path) -> Path:
-    """The folder in `plugins` with those for this version of MindSpore; ImportError where there is none."""
+    """Return the folder in `plugins` for this version of MindSpore; ImportError without one."""
     if (plugins / running).is_dir():
         return plugins / running
     built = sorted((path.name for path in plugins.glob("*")), key=lambda name: [*map(int, re.findall(r"\d+", name))])
@@ -54,7 +54,7 @@ def _built_for_another(built_for: str, running: str, newest: str) -> ImportError
     )
 
 
-# Here, so that a program hears of it when it imports the first part of this package that needs MindSpore.
+# Here, so that a program gets the error when it imports the first part of this package that needs MindSpore.
 folder_for(mindspore.__version__, _PLUGINS)
 
 
@@ -71,7 +71,7 @@ def _load(device: str) -> ctypes.CDLL:
             f'{path.name}, the kernels of ms_kungfu for device_target "{device}", is missing: {why}; {reinstall()}'
         )
     if device != "CPU":
-        _device.open_device(device)  # before the plugin, which has nothing to do without it
+        _device.open_device(device)  # before the plugin, which is useless without it
     try:
         # RTLD_LOCAL is enough: the plugin names MindSpore's libraries, which are loaded by now, and registers itself.
         library = ctypes.CDLL(str(path))
@@ -85,28 +85,30 @@ def _load(device: str) -> ctypes.CDLL:
 def load() -> ctypes.CDLL:
     """Load the kernels for MindSpore's device_target, once; the library also gives the C ABI of the runtime.
 
-    Raises ImportError where the kernels are missing or belong to another MindSpore, or a library of the device's vendor
-    is missing; ValueError for a device that ms_kungfu knows no kernels for.
+    Raises ImportError if the kernels are missing or belong to another MindSpore, or a library of the device's vendor is
+    missing; ValueError for a device without kernels in ms_kungfu.
     """
     return _load(mindspore.get_context("device_target"))
 
 
 def compute_undivided() -> None:
-    """From now on MindSpore's CPU kernels don't divide their work among threads of its pool, whatever they found out
-    before: some do it by what was fastest in their first launches, and where they divide it decides the last bits.
+    """Keep MindSpore's CPU kernels from dividing their work among threads of its pool, from now on.
+
+    Some divide it by what was fastest in their first launches, and the division decides the last bits.
     kernels/cpu/undivided.h
 
-    Raises RuntimeError where MindSpore has no such pool.
+    Raises RuntimeError if MindSpore has no such pool.
     """
     if load().kungfu_ms_compute_undivided() != 0:
         raise RuntimeError("MindSpore has no pool of threads whose number could be set")
 
 
 def flush_denormals_of_queues() -> None:
-    """From now on the threads of PyNative mode's queues take denormals for zero. Waits until these have run out.
+    """Let the threads of PyNative mode's queues treat denormals as zero. Wait until the queues are empty.
+
     kernels/cpu/denormals.h
 
-    Raises RuntimeError where something in them failed, which the next one to wait for them is told.
+    Raises RuntimeError if an operation in them failed; the next one to wait for them gets that error.
     """
     if load().kungfu_ms_flush_denormals_of_queues() != 0:
         raise RuntimeError("what PyNative mode had queued has failed")

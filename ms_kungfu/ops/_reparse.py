@@ -1,13 +1,14 @@
-"""The double-reduction trap of MindSpore, mended where it can be and refused where it can't.
+"""Repair MindSpore's double reduction of a subclass's gradients, or reject it.
 
 The optimizers of MindSpore have a jitted ``construct``. A subclass overrides it, works on the gradients and calls
 ``super().construct(gradients)``. In PyNative mode the override runs in Python, and the jitted base then compiles *the
 object's* ``construct`` (``_JitExecutor.compile`` hands the object to the parser, which looks the method up by its
-name), which is the override again: its body runs twice, and gradients that it sums over the ranks are summed twice, in
-silence.
+name), which is the override again. So its body runs twice, and gradients that it sums over the ranks are silently
+summed twice.
 
-Jitting the override cures it: then the object's method is the one that is meant. That is done to the user's class when
-it gets one of our primitives as an attribute. Where we don't learn of the class in time, the compilation is refused.
+Jitting the override repairs that: then the object's method is the intended one. ms_kungfu jits it in the user's class
+when that gets one of its primitives as an attribute. If it doesn't learn of the class in time, it rejects the
+compilation.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def _is_jitted(function: Any) -> bool:
 def mend(cls: type) -> None:
     """Jit the class's own ``construct`` if it is plain and calls the jitted one of a base.
 
-    Every class that uses our primitives comes by here; an optimizer's keeps hold of its memory, too (_memory.py).
+    It is called for every class that uses ms_kungfu's primitives; an optimizer's keeps its memory, too (_memory.py).
     """
     _memory.keep(cls)
     definers = [base for base in cls.__mro__ if "construct" in vars(base)]
@@ -49,7 +50,7 @@ def mend(cls: type) -> None:
 
 
 class Mended:
-    """What is derived from this is mended."""
+    """A base that marks its subclasses as repaired."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -57,7 +58,7 @@ class Mended:
 
 
 def mend_owner(frame: FrameType) -> None:
-    """Mend the class of the cell in whose ``__setattr__`` the frame is."""
+    """Repair the class of the cell in whose ``__setattr__`` the frame is."""
     owner = frame.f_locals.get("self")
     if isinstance(owner, nn.Cell):
         mend(type(owner))
@@ -66,7 +67,7 @@ def mend_owner(frame: FrameType) -> None:
 def refuse() -> None:
     """Raise RuntimeError if MindSpore is compiling an override in place of the jitted base method that was called.
 
-    To be called while a primitive's shapes are inferred, which happens within that compilation.
+    Call it while a primitive's shapes are inferred, which happens within that compilation.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -1,12 +1,12 @@
-"""What several workers save to one path comes out whole.
+"""Make files whole that several workers save to one path.
 
 ``mindspore.save_checkpoint`` removes the file, writes ``NAME.tmp`` beside it and renames that; ``mindspore.export``
-writes into the file itself. Workers that save to one path at the same time, as programs for msrun do, so write into one
+writes into the file itself. So workers that save to one path at the same time, as programs for msrun do, write into one
 temporary file, and a reader finds none, or a part. In a worker each save goes to a name of its own in the same folder,
-and is renamed to the path: a reader finds a whole file, of the worker that was last, and so does a worker that goes on
+and is renamed to the path. Then a reader finds a whole file, of the last worker, and so does a worker that continues
 after another one was killed in its save.
 
-Replaced are the two functions through which MindSpore writes all of them, whatever names the program has bound.
+This file replaces the two functions through which MindSpore writes all of them, whatever names the program has bound.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from ms_kungfu import env, membership
 
 _UNFINISHED = ".unfinished-"  # of `ms_kungfu.elastic.checkpoint`, which names its files likewise
 _log = logging.getLogger(__name__)
-_written: dict[Path, tuple[int, int]] = {}  # by this process: inode and time of what it has left there
+_written: dict[Path, tuple[int, int]] = {}  # by this process: inode and time of the file that it has left there
 _told = False
 
 
 def install() -> None:
-    """From now on, once. Outside of a worker all stays MindSpore's."""
+    """Replace the functions, once. Outside of a worker MindSpore's stay."""
     if getattr(serialization._exec_save, "is_private", False):
         return
     for name, private in (("_exec_save", private_save), ("_export", private_export)):
@@ -44,7 +44,7 @@ def install() -> None:
 
 
 def private_save(save: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands in the place of ``_exec_save``."""
+    """Return the replacement of ``_exec_save``."""
 
     @functools.wraps(save)
     def saving(ckpt_file_name: str, *arguments: Any, **named: Any) -> Any:
@@ -61,7 +61,7 @@ def private_save(save: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def private_export(export: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands in the place of ``_export``, whose suffix and number of files depend on the format."""
+    """Return the replacement of ``_export``, whose suffix and number of files depend on the format."""
 
     @functools.wraps(export)
     def exporting(net: Any, file_name: str, *arguments: Any, **named: Any) -> Any:
@@ -84,7 +84,7 @@ def _is_worker() -> bool:
 
 @contextmanager
 def _folder_beside(path: Path) -> Iterator[Path]:
-    """A folder of this call's own, on the same file system; hidden, lest a callback take it for a checkpoint."""
+    """Return a folder for this call, on the same file system; hidden, so that no callback takes it for a checkpoint."""
     folders = f".{path.name}.{socket.gethostname()}-{os.stat('/proc/self/ns/pid').st_ino}-"
     _remove_abandoned(path.parent, folders)
     folder = path.parent / f"{folders}{os.getpid()}-{threading.get_ident():x}-{uuid.uuid4().hex[:6]}"
@@ -96,7 +96,7 @@ def _folder_beside(path: Path) -> Iterator[Path]:
 
 
 def _remove_abandoned(parent: Path, folders: str) -> None:
-    """The `folders` of processes of this host, in this namespace of processes, that were killed in a save."""
+    """Remove the `folders` of processes of this host, in this PID namespace, that were killed in a save."""
     for folder in parent.iterdir():
         pid = folder.name[len(folders) :].partition("-")[0]
         if folder.name.startswith(folders) and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
@@ -116,8 +116,10 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _look_for_others(path: Path) -> None:
-    """Warn once of a path that this worker has written, another process after it, and now this one again. A file of
-    another one alone says nothing: the next rank writes on where the one that wrote before has left."""
+    """Warn once of a path that this worker has written, another process after it, and now this one again.
+
+    A single file of another process is no reason: the next rank continues after the one that wrote before.
+    """
     global _told
     if _told or path not in _written or env.MSRUN_SIZE.get() is not None or not membership.speaks_for_all():
         return

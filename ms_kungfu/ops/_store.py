@@ -1,4 +1,4 @@
-"""The model store as primitives: save the parameters, take a neighbour's."""
+"""The model store as primitives: save the parameters, request a neighbour's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _INT64 = mstype.TensorType(mstype.int64)
 
 
 class _OfTuple(Primitive):
-    """Takes a tuple of tensors."""
+    """A primitive of a tuple of tensors."""
 
     def _outputs(self, *inputs: dict[str, Any]) -> tuple[Any, Any]:
         if not isinstance(inputs[0]["dtype"], (tuple, list)):
@@ -36,8 +36,8 @@ class SaveModel(_OfTuple):
 
     def __init__(self, record: str) -> None:
         super().__init__("KungFuSaveModel", ["x"], ["version"], record=record)
-        # Puts it after what was written to the parameters before, in the order of the program; a dependency on what an
-        # optimizer returns doesn't, as the compiler knows the value of that.
+        # Puts it after earlier writes to the parameters, in the order of the program. A dependency on an optimizer's
+        # result doesn't, as the compiler knows that value.
         self.add_prim_attr("side_effect_mem", True)
 
     def _outputs(self, *inputs: dict[str, Any]) -> tuple[Any, Any]:

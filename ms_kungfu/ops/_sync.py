@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 
 from mindspore import Parameter
-from mindspore.ops.primitive import _pynative_executor  # where it is found in every version
+from mindspore.ops.primitive import _pynative_executor  # its location in every version
 
 from ms_kungfu.ops._base import Collective, check_root
 from ms_kungfu.ops.broadcast import KungFuBroadcast
@@ -46,9 +46,9 @@ def broadcast_parameters(
 
     With `keep` this worker takes part and leaves its own parameters as they are.
 
-    Collective: all ranks bring parameters of the same shapes and dtypes in the same order, and call it between steps,
-    outside of a graph. Works in GRAPH and in PyNative mode; compiled graphs stay valid and see the new values. Returns
-    when it is done.
+    Collective: all ranks pass parameters of the same shapes and dtypes in the same order, and call it between steps,
+    outside of a graph. It works in GRAPH and in PyNative mode; compiled graphs stay valid and use the new values. It
+    returns when it is done.
     """
     if not params:
         return

@@ -45,13 +45,12 @@ class AllReduceGradients(Collective):
 
     `group_of` has the number of each tensor's group; it may be empty if there is one group.
 
-    All of them or none: a failed rank contributes to every result or to none, and no result is handed
-    out before that is settled. In a mean of floats each rank counts by the samples it brought, if these
-    differ.
+    All of them or none: a failed rank contributes to every result or to none, and no result is returned before that is
+    settled. In a mean of floats each rank counts by its samples, if these differ.
     """
 
     def __init__(self, op: str, names: Sequence[str], group_of: Sequence[int] = ()) -> None:
         names, group_of = tuple(names), tuple(group_of)
-        # The first name stands for the call where one is asked for.
+        # The first name stands for the call if one is needed.
         super().__init__("KungFuAllReduceGradients", names[0], op=check_reduce_op(op), names=names, group_of=group_of)
         del self.init_attrs["name"]

@@ -28,8 +28,7 @@ class ReduceOp:
 def check_reduce_op(op: str) -> str:
     """Return the operation's canonical name.
 
-    MindSpore's ``"avg"`` is taken for ``"mean"``. For another value it raises ValueError or TypeError
-    with the allowed ones.
+    MindSpore's ``"avg"`` means ``"mean"``. For another value it raises ValueError or TypeError with the allowed ones.
     """
     if not isinstance(op, str):
         raise TypeError(f"op must be one of {', '.join(ReduceOp.ALL)}, not {op!r} ({type(op).__name__})")

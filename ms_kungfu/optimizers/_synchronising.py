@@ -1,7 +1,7 @@
-"""What the optimizers that contain another one have in common.
+"""The common part of optimizers that contain another one.
 
-Some of them synchronise the workers. Of others the workers' models differ: what that means for a
-change of membership, and how the models become one.
+Some of them synchronise the workers. With others the workers' models differ: this file has their consequences for a
+change of membership, and the merge of the models.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ move_toward = composite.MultitypeFuncGraph("move_toward")
 """Move a parameter by a share of the way to its goal, in place; for ``HyperMap``."""
 
 
-# In this form, and not as (1 - share) * parameter + share * goal: where both are the same the parameter keeps its bits,
-# so that a worker alone trains as with the plain optimizer.
+# In this form, and not as (1 - share) * parameter + share * goal. If both are the same the parameter keeps its bits, so
+# that a single worker trains as with the plain optimizer.
 @move_toward.register("Number", "Tensor", "Tensor")
 def _move_toward(share, parameter, goal):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
     """Move a parameter by this share of the way to its goal, in place."""
@@ -36,7 +36,7 @@ def _move_toward(share, parameter, goal):  # type: ignore[no-untyped-def]  # rea
 class Delegating(nn.Optimizer):
     """An optimizer around `optimizer`.
 
-    Whatever isn't found here is that one's: its learning rate, its ``get_lr``, its global step.
+    Attributes that aren't found here are that one's: its learning rate, its ``get_lr``, its global step.
     """
 
     _takes_groups = False
@@ -96,11 +96,11 @@ def _assign(parameter, value):  # type: ignore[no-untyped-def]  # read by MindSp
 
 
 class Merge(nn.Cell):
-    """Make parameters equal at all workers, in place; MindSpore's graphs that use them see the new values.
+    """Make parameters equal at all workers, in place; MindSpore's graphs that contain them use the new values.
 
-    Models and moments become their mean. What counts (the global step) or is one number of the optimizer's own (its
-    learning rate, powers of Adam's betas) becomes the greatest: it is the same everywhere where the workers have made
-    the same steps, and keeps its bits then.
+    Models and moments become their mean. Counters (the global step) and single numbers of the optimizer's own (its
+    learning rate, powers of Adam's betas) become the greatest. They are the same at all workers with the same steps,
+    and keep their bits then.
     """
 
     def __init__(self, parameters: Any, name: str) -> None:

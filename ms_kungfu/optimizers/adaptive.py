@@ -1,4 +1,4 @@
-"""Synchronisation that changes in mid-training, around any optimizer of MindSpore."""
+"""Synchronisation that changes during training, around any optimizer of MindSpore."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
         self.grad_reducer = KungFuGradReducer(
             self.parameters, gradients_mean, f"{name}/gradients", fusion=fusion, overlap=overlap
         )
-        self.grad_reducer.begins_alike = algorithm == "ssgd"  # else a merge comes before it
+        self.grad_reducer.begins_alike = algorithm == "ssgd"  # otherwise a merge comes before it
         self.center = CentralModel(self.parameters, 0.0, f"{name}/model")
         self.pairs = PairExchange(self.parameters, f"{name}/pair", *pair_options(neighbour, prefetch, seed))
         self.match = Merge(optimizer.get_parameters(), f"{name}/match")
@@ -131,7 +131,7 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
         if wanted == _SSGD and self._number() != _SSGD:
             self.merge()
         if wanted == _PAIR:
-            # What the others have from the last time is old.
+            # The others' copies from the last time are old.
             self._publish()
             wait_for_queue()
             runtime.run_barrier()

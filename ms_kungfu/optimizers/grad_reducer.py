@@ -52,8 +52,8 @@ class BackgroundReduction(nn.Cell):
     """Start the reduction of each group of gradients, then wait for all of them.
 
     A backward pass makes the last gradients first, so the last group is started first. Its operation is called
-    ``name/0``, as the first one is where nothing overlaps: so ranks that differ in the number of groups, or in whether
-    they overlap, see at the first one that they do, instead of waiting for each other.
+    ``name/0``, as the first one is if nothing overlaps. So ranks that differ in the number of groups, or in whether
+    they overlap, detect that at the first one, instead of waiting for each other.
     """
 
     def __init__(self, plan: Plan, op: str, name: str) -> None:
@@ -62,7 +62,7 @@ class BackgroundReduction(nn.Cell):
         self.starts = tuple(AllReduceStart(op, f"{name}/{i}") for i in range(len(self.runs)))
         sizes = [len(group.members) for group in plan.groups[::-1]]
         self.wait = AllReduceWait(sizes)
-        # Where each group's results begin among all.
+        # Index of each group's first result among all.
         begins = [sum(sizes[:i]) for i in range(len(sizes))][::-1]
         self.places = tuple((begins[g] + start, begins[g] + stop) for g, start, stop in plan.pieces())
 
@@ -115,7 +115,7 @@ class KungFuGradReducer(nn.Cell):
         ValueError: for `fusion` or `overlap` without `parameters`.
     """
 
-    reduces_gradients = True  # ms_kungfu.elastic.undo counts those that do
+    reduces_gradients = True  # ms_kungfu.elastic.undo counts the reducers that do
     """That this cell reduces gradients; ms_kungfu.elastic.undo counts the cells that do."""
 
     def __init__(
@@ -148,7 +148,7 @@ class KungFuGradReducer(nn.Cell):
         self._overlap = overlap
         self.left_to_shards = False  # a ShardedStep has summed them
         claims.serves(self)
-        self.begins_alike = True  # where the parameters differ between the ranks at first, the first reduction fails
+        self.begins_alike = True  # if the parameters differ between the ranks at first, the first reduction fails
 
     def leave_to_shards(self, mean: bool = True) -> None:
         """Leave the reduction to a `ShardedStep`, which reduces the gradients over the shards.

@@ -1,4 +1,4 @@
-"""Monitoring as wrappers of an optimizer, as KungFu has it."""
+"""Monitoring as wrappers of an optimizer, as in KungFu."""
 
 from __future__ import annotations
 

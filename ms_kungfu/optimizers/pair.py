@@ -15,7 +15,7 @@ from ms_kungfu.optimizers._synchronising import Replicas, Synchronising, move_to
 
 
 class PairExchange(nn.Cell):
-    """Average the parameters with those of a neighbour, in place; keep whose they were."""
+    """Average the parameters with those of a neighbour, in place; keep the neighbour's rank."""
 
     def __init__(self, parameters: Any, name: str, neighbour: str, seed: int, prefetch: bool) -> None:
         super().__init__(auto_prefix=False)
@@ -26,7 +26,7 @@ class PairExchange(nn.Cell):
         self.map = composite.HyperMap()
 
     def construct(self, parameters):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-        """Average the parameters with the neighbour's, and note whose they were."""
+        """Average the parameters with the neighbour's, and note its rank."""
         theirs = self.request(parameters)
         moved = self.map(ops.partial(move_toward, 0.5), parameters, theirs[: self.count])
         noted = ops.assign(self.exchanged, theirs[self.count])

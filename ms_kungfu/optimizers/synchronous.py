@@ -91,23 +91,23 @@ _speed = composite.MultitypeFuncGraph("speed")
 @_lead.register("Number", "Tensor", "Tensor", "Tensor")
 def _lead_by(momentum, steady, velocity, mean):  # type: ignore[no-untyped-def]
     """Return the central model of one tensor: the mean, carried on by its velocity."""
-    # Selected rather than multiplied: what an older cluster left may be infinite.
+    # Selected rather than multiplied: values from an older cluster may be infinite.
     return ops.select(steady, mean + momentum * velocity, mean)
 
 
 @_speed.register("Tensor", "Tensor", "Tensor", "Tensor")
 def _keep(steady, central, velocity, lead):  # type: ignore[no-untyped-def]
-    """Keep the new central model and how far it has come."""
+    """Keep the new central model and its distance from the last one."""
     moved = ops.assign(velocity, ops.select(steady, lead - central, ops.zeros_like(lead)))
     return ops.assign(central, ops.depend(lead, moved))
 
 
 class CentralModel(nn.Cell):
-    """The central model z of SMA: the mean of the workers' models, with a momentum of its own where one is asked for.
+    """The central model z of SMA: the mean of the workers' models, with a momentum of its own if requested.
 
-    ``z = mean + momentum * (z - z_before)``. A change of membership, or a death, moves the mean by itself, so the first
-    step after one takes the mean alone and begins a new velocity, and so does a cluster of one. (A death is two such
-    steps: the one in which it happens, and the first of the version without the dead.)
+    ``z = mean + momentum * (z - z_before)``. A change of membership, or a failure, moves the mean by itself. So the
+    first step after one uses the mean alone and begins a new velocity, and so does a cluster of one. (A failure causes
+    two such steps: its own, and the first of the version without the failed worker.)
     """
 
     def __init__(self, parameters: Any, momentum: float, name: str) -> None:

@@ -108,7 +108,7 @@ def run(
     if function is not None:
         try:
             pickled = pickle.dumps((_folders(), cloudpickle.dumps(function)))
-        except Exception as error:  # whatever a `__reduce__` raises
+        except Exception as error:  # any exception of a `__reduce__`
             raise TypeError(f"{name} can't be pickled: {error}") from error
     try:
         outcome = run_job(request, pickled, runtime_env, ARGUMENTS)
@@ -127,7 +127,7 @@ def run(
 
 
 def _folders() -> list[str]:
-    """Where this program's own modules are: beside its script, and what it has put first."""
+    """Return the folders of this program's own modules: beside its script, and those that it has put first."""
     folders = [sys.path[0]] if sys.path else []
     main = sys.modules.get("__main__")
     script = getattr(main, "__file__", None)

@@ -1,4 +1,4 @@
-"""``kungfu-run -engine ray``, which becomes this program."""
+"""``kungfu-run -engine ray``, which executes this program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ms_kungfu.ray import MISSING
 
 
 def main() -> int:
-    """Exit status: the job's, 1 where it can't start."""
+    """Run the job. Exit status: the job's, 1 if it can't start."""
     request = parse_command_line(sys.argv[1:])
     assert isinstance(request, EngineRequest)
     if find_spec("ray") is None:

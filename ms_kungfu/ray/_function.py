@@ -18,13 +18,13 @@ from ms_kungfu.runtime import cluster_version, current_rank, detached, init
 
 
 def main() -> None:
-    """How it ends is left in the agent's folder, but for a worker that the cluster has gone on without."""
+    """Run the function. Its end is written to the agent's folder, except for a worker that the cluster has removed."""
     sys.excepthook = _tell
     folder = Path(env.RAY_FOLDER.get() or "")
     version, rank, begun = 0, env.RANK_ID.get(), False
     try:
         paths, pickled = pickle.loads((folder / FUNCTION).read_bytes())
-        # What lies beside the driver's script is found as it is there.
+        # Modules beside the driver's script are found as they are there.
         sys.path[:0] = [path for path in paths if path not in sys.path]
         function = pickle.loads(pickled)
         init()
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Ctrl-C is the driver's to tell of: each worker ends by it as any program does, but says nothing."""
+    """Report an end. The driver reports Ctrl-C: each worker ends by it as any program does, silently."""
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
 

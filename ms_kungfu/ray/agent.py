@@ -1,6 +1,6 @@
-"""What runs on each node: an actor of Ray's, which starts that host's kungfu-run and passes on what it prints.
+"""The actor of each node, which starts that host's kungfu-run and passes on its output.
 
-It dies with whatever Ray ends: the actor's process, with the driver or with its raylet. kungfu-run dies with the actor
+It ends with the actor's process, which Ray ends with the driver or with its raylet. kungfu-run ends with the actor
 (PR_SET_PDEATHSIG), and its supervisor ends the workers.
 """
 
@@ -26,16 +26,16 @@ from ms_kungfu.launcher.options import PROGRAM
 
 Lines = list[tuple[int, bytes]]  # descriptor (1, 2) and line
 _PR_SET_PDEATHSIG = 1
-_MOST_CHUNKS = 64  # that nobody has asked for; then kungfu-run waits, and so do the workers
+_MOST_CHUNKS = 64  # chunks that the driver hasn't fetched; then kungfu-run waits, and so do the workers
 _CHUNK_BYTES = 1 << 16
-FUNCTION = "function"  # the file in KUNGFU_RAY_FOLDER, beside how the function has ended
+FUNCTION = "function"  # the file in KUNGFU_RAY_FOLDER, beside the function's result
 
 
 def run_launcher() -> None:
-    """The program of a kungfu-run that an agent starts: ``python -c ... PARENT WORDS``."""
+    """Run a kungfu-run that an agent starts: ``python -c ... PARENT WORDS``."""
     if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) or os.getppid() != int(sys.argv.pop(1)):
-        sys.exit(1)  # it has died meanwhile
-    # Ray blocks SIGINT in what it starts, and has handlers of its own.
+        sys.exit(1)  # it has ended meanwhile
+    # Ray blocks SIGINT in its processes, and has handlers of its own.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -45,7 +45,7 @@ def run_launcher() -> None:
 
 
 class Agent:
-    """Methods that wait have a thread of Ray's each."""
+    """Each method that waits has a thread of Ray's."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -54,7 +54,7 @@ class Agent:
         self._has_started, self._why_not, self._code = threading.Event(), "", 0
 
     def free_ports(self, address: str, ports: Sequence[int]) -> list[int]:
-        """Those among `ports` on which one can listen here."""
+        """Return those among `ports` on which a process can listen here."""
         found = []
         for port in ports:
             with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
@@ -69,8 +69,7 @@ class Agent:
     def start(
         self, words: Sequence[str], variables: Mapping[str, str], folder: str, cpus: float, function: bytes | None
     ) -> None:
-        """``kungfu-run WORDS`` in the driver's folder, with variables of its environment, for workers of `cpus` each.
-        ValueError where that folder isn't here, or no process or thread can be had."""
+        """Start ``kungfu-run WORDS`` in the driver's folder, with its environment, for workers of `cpus` each."""
         if not _has_working_dir():
             try:
                 os.chdir(folder)
@@ -81,14 +80,14 @@ class Agent:
                 ) from None
         # `python` is this one, as for kungfu-distribute.
         environment = {**os.environ, **variables, "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"}
-        # Where nobody has set it Ray does, for this process alone.
+        # If the user hasn't set it Ray does, for this process alone.
         if environment.get("OMP_NUM_THREADS") == str(max(1, math.floor(_own_cpus()))):
             environment["OMP_NUM_THREADS"] = str(max(1, math.floor(cpus)))
         if function is not None:
             self._folder = tempfile.TemporaryDirectory(prefix="ms_kungfu-ray-")
             Path(self._folder.name, FUNCTION).write_bytes(function)
             environment[env.RAY_FOLDER.name] = self._folder.name
-        # Whoever starts a process by PR_SET_PDEATHSIG is a thread, which has to live as long.
+        # A thread starts a process by PR_SET_PDEATHSIG, and has to live as long.
         try:
             threading.Thread(target=self._run, args=(words, environment), daemon=True).start()
             self._has_started.wait()
@@ -129,7 +128,7 @@ class Agent:
             self._chunks.put([(descriptor, rest + b"\n")])
 
     def output(self) -> Lines | None:
-        """What it has printed since the last call, as soon as there is something; None: that was all, it has ended."""
+        """Return its output since the last call, as soon as there is some; None: that was all, it has ended."""
         lines = self._chunks.get()
         while lines is not None and not self._chunks.empty():
             more = self._chunks.get()
@@ -140,7 +139,7 @@ class Agent:
         return lines
 
     def code(self) -> int:
-        """Of the kungfu-run that has ended, as a shell says it."""
+        """Return the exit code of the ended kungfu-run, as in a shell."""
         return self._code if self._code >= 0 else 128 - self._code
 
     def signal(self, number: int) -> None:
@@ -148,7 +147,7 @@ class Agent:
             self._process.send_signal(number)
 
     def returned(self) -> list[bytes]:
-        """How the function has ended here, an `End` for each of its workers that came to one."""
+        """Return the function's results here, an `End` for each of its workers that came to one."""
         if self._folder is None:
             return []
         files = [path for path in Path(self._folder.name).iterdir() if path.name.isdecimal()]
@@ -157,14 +156,14 @@ class Agent:
 
 
 def _own_cpus() -> float:
-    """What Ray has given this process."""
+    """Return the CPUs that Ray has given this process."""
     import ray
 
     return float(ray.get_runtime_context().get_assigned_resources().get("CPU", 0.0))
 
 
 def _has_working_dir() -> bool:
-    """Whether Ray has put this process in a folder that the user wanted to have everywhere."""
+    """Return whether Ray has put this process in the working directory that the user wanted on all nodes."""
     import ray
 
     return bool(ray.get_runtime_context().runtime_env.get("working_dir"))

@@ -1,4 +1,4 @@
-"""What `ms_kungfu.ray.run` is given, checked: sentences about its arguments, not about the flags they become. Pure."""
+"""Check the arguments of `ms_kungfu.ray.run`; the messages name these, not the flags that they become. Pure."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def function_name(function: Callable[..., Any]) -> str:
 
 
 def check_function(function: Callable[..., Any]) -> None:
-    """TypeError where workers, who give it no arguments, couldn't call it."""
+    """Raise TypeError if workers, which pass no arguments, couldn't call it."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # one of C's, which doesn't say
+    except ValueError:  # a function of C's, without a signature
         return
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     needed = [each.name for each in parameters if each.default is each.empty and each.kind not in kinds]
@@ -36,7 +36,7 @@ def check_function(function: Callable[..., Any]) -> None:
 
 
 def command_words(command: object) -> list[str]:
-    """TypeError or ValueError says what is wrong."""
+    """Return the command's words. TypeError or ValueError says what is wrong."""
     if isinstance(command, str):
         raise TypeError(f"command_or_function={command!r} is a string; give the command's words: {_split(command)}")
     if not isinstance(command, Sequence) or not all(isinstance(word, (str, os.PathLike)) for word in command):
@@ -70,7 +70,7 @@ def least_and_most(num_workers: object) -> tuple[int, int]:
 
 
 def amount(name: str, value: object) -> float:
-    """Of a resource, or of seconds."""
+    """Return an amount of a resource, or of seconds."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}={value!r} is no number")
     if not 0 <= value < math.inf:
@@ -79,7 +79,7 @@ def amount(name: str, value: object) -> float:
 
 
 def resources(*counts: object) -> list[str]:
-    """The flags of CPUs, GPUs and NPUs a worker."""
+    """Return the flags of CPUs, GPUs and NPUs a worker."""
     found = [amount(name, count) for name, count in zip(_RESOURCES, counts)]
     if not any(found):
         raise ValueError("cpus_per_worker=0: a worker needs more than 0 CPUs, GPUs or NPUs of a node")

@@ -1,4 +1,4 @@
-"""What Ray is asked for: its nodes, a part of one, and more of them."""
+"""Requests to Ray: its nodes, a part of one, and more of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Callable, NamedTuple
 
 import ray
-from ray._private import state  # what is free on a node, and which one drains, Ray tells nowhere else
+from ray._private import state  # only this module of Ray's has a node's free resources, and which node drains
 from ray.autoscaler.sdk import request_resources
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
@@ -22,20 +22,24 @@ from ms_kungfu.ray.placing import Node
 
 _CALL_S = 5.0
 _LOOK_S = 0.02
-_AT_A_TIME = 8  # calls of an agent: its output, its end, and what it is told meanwhile
+_AT_A_TIME = 8  # calls of an agent: its output, its end, and signals meanwhile
 
 
 class Connection(NamedTuple):
-    """`ours`: this is the program's first word with Ray, and its last is to be, too. `found`: nobody has named the
-    cluster, it just runs here."""
+    """`ours`: this program connects and disconnects Ray.
+
+    `found`: the user hasn't named the cluster, it just runs here.
+    """
 
     ours: bool
     found: bool
 
 
 def connect(address: str | None, runtime_env: Mapping[str, Any] | None) -> Connection:
-    """ConnectionError where there is no cluster. Without an address it is one that runs here, or else one for this
-    program alone."""
+    """Connect to a cluster; ConnectionError without one.
+
+    Without an address it is one that runs here, or else one for this program alone.
+    """
     if ray.is_initialized():
         return Connection(False, False)
     more: dict[str, Any] = {"logging_level": "WARNING"}
@@ -54,8 +58,10 @@ def connect(address: str | None, runtime_env: Mapping[str, Any] | None) -> Conne
 
 
 def _check_there(address: str) -> None:
-    """Ray itself tries an address for two minutes. ConnectionError where nobody listens there, ValueError for another
-    kind of address."""
+    """Check an address, which Ray itself tries for two minutes.
+
+    ConnectionError if nothing listens there, ValueError for another kind of address.
+    """
     if "://" in address:
         raise ValueError("the driver runs on a node of the cluster; write HOST:PORT there, or use ray job submit")
     if address == "auto":
@@ -72,7 +78,7 @@ def _check_there(address: str) -> None:
 
 
 def own_address() -> str:
-    """The cluster's, for whoever wants to join it."""
+    """Return the cluster's own address, for nodes that want to join it."""
     return str(ray.get_runtime_context().gcs_address)
 
 
@@ -81,7 +87,7 @@ def own_node() -> str:
 
 
 def nodes() -> list[Node]:
-    """Those that live."""
+    """Return the live nodes."""
     free, leaving = state.available_resources_per_node(), state.state.get_draining_nodes()
     return [
         Node(each["NodeID"], each["NodeManagerAddress"], free.get(each["NodeID"], {}), each["NodeID"] in leaving)
@@ -91,15 +97,17 @@ def nodes() -> list[Node]:
 
 
 class Watch:
-    """`nodes`, asked for by a thread of its own: without its head's GCS Ray answers nothing, and after a minute of that
-    it ends this process."""
+    """Ask for `nodes` in a thread of its own.
+
+    Without its head's GCS Ray answers nothing, and after a minute of that it ends this process.
+    """
 
     def __init__(self) -> None:
         self._answers: queue.SimpleQueue[list[Node] | Exception] = queue.SimpleQueue()
         self._asked_at: float | None = None
 
     def answer(self) -> list[Node] | None:
-        """None: not yet; whoever calls again has it in time."""
+        """Return the nodes; None: not yet, call again."""
         if self._asked_at is None:
             self._asked_at = run_time()
             threading.Thread(target=self._ask, daemon=True).start()
@@ -115,16 +123,16 @@ class Watch:
     def _ask(self) -> None:
         try:
             self._answers.put(nodes())
-        except Exception as error:  # the driver's, who has asked
+        except Exception as error:  # the driver's, which has asked
             self._answers.put(error)
 
     def silent_s(self) -> float:
-        """How long it has been waited for."""
+        """Return for how long an answer has been awaited."""
         return 0.0 if self._asked_at is None else run_time() - self._asked_at
 
 
 def in_time(call: Callable[[], object], limit_s: float) -> bool:
-    """Whether a call of Ray's has come to its end by then. What it raises is nobody's."""
+    """Return whether a call of Ray's has ended in time. Its exceptions are ignored."""
 
     def run() -> None:
         with contextlib.suppress(Exception):
@@ -137,18 +145,18 @@ def in_time(call: Callable[[], object], limit_s: float) -> bool:
 
 
 def wish(needs: Mapping[str, float], count: int) -> None:
-    """Has an autoscaler see to room for so many workers, where there is one."""
+    """Have an autoscaler, if there is one, provide resources for so many workers."""
     request_resources(bundles=[dict(needs)] * count)
 
 
 def reserve(node: str, needs: Mapping[str, float], slots: int) -> PlacementGroup:
-    """Room for so many workers on a node, for the agent there. Ray gives it in its own time."""
+    """Reserve resources for so many workers on a node, for the agent there. Ray grants them later."""
     bundle = {name: count * slots for name, count in needs.items()}
     return placement_group([bundle], bundle_label_selector=[{"ray.io/node-id": node}])
 
 
 def start_agent(node: str, group: PlacementGroup | None, needs: Mapping[str, float], slots: int) -> Any:
-    """In what was reserved; without it one that takes nothing."""
+    """Start an agent in what was reserved; without that, one that takes nothing."""
     where: object = NodeAffinitySchedulingStrategy(node, soft=False)
     if group is not None:
         where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
@@ -161,18 +169,18 @@ def start_agent(node: str, group: PlacementGroup | None, needs: Mapping[str, flo
 
 
 def end_agent(agent: Any) -> None:
-    """At once, with all that it has started."""
-    with contextlib.suppress(Exception):  # the node has gone, or Ray has
+    """End an agent at once, with all that it has started."""
+    with contextlib.suppress(Exception):  # the node has ended, or Ray has
         ray.kill(agent)
 
 
 def give_back(groups: Iterable[PlacementGroup], limit_s: float) -> None:
-    """What was reserved. Returns when Ray tells it as free, after that time at the latest: who asks then has it."""
+    """Release what was reserved. Return when Ray reports it as free, after that time at the latest."""
     left = {group.id.hex() for group in groups}
     for group in groups:
         with contextlib.suppress(Exception):
             remove_placement_group(group)
-    # A group counts as removed before its nodes have it back, and as long they have resources of its name.
+    # A group counts as removed before its nodes have it back, and until then they have resources of its name.
     deadline = run_time() + limit_s
     while left and run_time() < deadline:
         held = {name for resources in state.available_resources_per_node().values() for name in resources}

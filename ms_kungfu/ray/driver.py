@@ -1,11 +1,12 @@
-"""A job on a Ray cluster: one agent a node, each with that host's kungfu-run, from here to the job's exit status.
+"""A job on a Ray cluster: one agent a node, each with that host's kungfu-run, until the job's exit status.
 
-The job is one of several hosts as any other: its head is the node of the driver, and with it the job ends, as the
-actors do with their driver. (A node without room for a worker is a head node without slots.) Where the head node's seat
-moves, in an etcd, others go on without its kungfu-run, though not without the driver. What Ray adds is who the hosts
-are. A node that comes joins (``-join``), and the driver asks for as many workers as there are slots then; one that Ray
-is about to take away gets a SIGTERM, by which its host leaves; one that is lost is the head node's affair. Deaths,
-versions and the end are decided by the head node alone.
+The job is one of several hosts as any other. Its head node is the node of the driver, and with it the job ends, as the
+actors do with their driver. (A node that can't have a worker is a head node without slots.) If leadership moves, by an
+etcd, others continue without its kungfu-run, but not without the driver.
+
+Ray only adds the list of hosts. A new node joins (``-join``), and the driver then requests as many workers as there are
+slots. A node that Ray is about to take away gets a SIGTERM, by which its host leaves. The controller handles a lost
+node. It alone decides on failures, versions and the end.
 """
 
 from __future__ import annotations
@@ -42,24 +43,23 @@ _LOOK_S = 1.0
 _AGENT_S = 120.0  # for Ray to start an agent's process
 _AGAIN_S = 10.0  # after a node couldn't join
 _LAST_WORDS_S = 10.0
-_SETTLE_S = 5.0  # until Ray knows what whoever has just ended had
-_SILENT_S = 5.0  # until a Ray that doesn't answer is spoken of
-_PORTS = range(12000, 28000)  # below those that systems give to whoever calls
+_SETTLE_S = 5.0  # until Ray knows what an ended process had
+_SILENT_S = 5.0  # until the driver reports a Ray that doesn't answer
+_PORTS = range(12000, 28000)  # below the ephemeral ports of most systems
 _TRIED_PORTS = 64
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ASKS_BEFORE_A_KILL = 3
-_ADDRESS = "RAY_ADDRESS"  # Ray's own, for whoever gives none
+_ADDRESS = "RAY_ADDRESS"  # Ray's own variable, without an address argument
 _OF_A_JOINING_HOST = ("q", "v", "logdir", "logfile")
 
 
 class JobError(Exception):
-    """The job can't start, or go on; the message is a sentence for the user."""
+    """The job can't start, or continue; the message is for the user."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`code`: the job's exit status. `returned`: how its function has ended, an `End` each, pickled. `signals`: those
-    that came meanwhile."""
+    """A job's exit status (`code`), its function's results (`returned`, pickled `End` objects), and its signals."""
 
     code: int
     returned: list[bytes] = field(default_factory=list)
@@ -68,8 +68,7 @@ class Outcome:
 
 @dataclass
 class _Host:
-    """One of the job's. `joins`: it has been told to, and the job's store doesn't know it yet. `has_ended`: its
-    kungfu-run."""
+    """A host. `joins`: it was ordered to, and the job's store doesn't know it yet. `has_ended`: its kungfu-run."""
 
     node: str
     name: str
@@ -86,8 +85,10 @@ class _Host:
 
 
 class Driver:
-    """Of one job. `function`: what its workers run by `ms_kungfu.ray._function`, as bytes. `words`: the user's.
-    `is_found`: he hasn't named the cluster."""
+    """The driver of one job, whose workers run `function` (bytes) by `ms_kungfu.ray._function`.
+
+    `words`: the user's. `is_found`: the user hasn't named the cluster.
+    """
 
     def __init__(
         self, request: EngineRequest, function: bytes | None = None, words: Words = FLAGS, is_found: bool = False
@@ -96,9 +97,9 @@ class Driver:
         self._quiet = any(word in ("-q=true", "-q=t", "-q=1") for word in request.flags)
         self._secret = env.JOB_SECRET.get() or secrets.token_hex(32)
         self._hosts: dict[str, _Host] = {}  # by the IDs of their nodes
-        self._head: _Host | None = None  # None: the lease has moved from the first one's, and may again
+        self._head: _Host | None = None  # None: the lease has moved from the first host, and may again
         self._not_before: dict[str, float] = {}  # node -> when it may be tried again
-        self._told: set[str] = set()  # what is only said once
+        self._told: set[str] = set()  # messages that are logged once
         self._signals: list[int] = []
         self._url, self._port = "", 0
         self._watch, self._is_silent = cluster.Watch(), False
@@ -106,7 +107,7 @@ class Driver:
         self._returned: list[bytes] = []
 
     def run(self) -> Outcome:
-        """JobError where there is none. Nothing of the job is left when this returns."""
+        """Run the job. JobError without one. Nothing of the job is left when this returns."""
         with self._catch_signals():
             try:
                 code = self._follow() if self._begin() else 128 + self._signals[0]
@@ -127,7 +128,7 @@ class Driver:
     # ---- the beginning ----
 
     def _begin(self) -> bool:
-        """False where a signal has come before."""
+        """Begin the job. Return False if a signal has come before."""
         request = self._request
         cluster.wish(request.needs, request.most)
         nodes = self._wait_for_room()
@@ -190,7 +191,7 @@ class Driver:
         return host
 
     def _ask_all(self, ports: list[int]) -> dict[str, list[int]]:
-        """Which ports are free on the nodes of all agents that Ray has started in time; the others are given up."""
+        """Return the free ports on the nodes of all agents that Ray has started in time; the others are given up."""
         asked = {host.agent.free_ports.remote(_address(host.name), ports): host for host in self._hosts.values()}
         deadline = run_time() + _AGENT_S
         waiting, free = list(asked), {}
@@ -222,7 +223,7 @@ class Driver:
             self._start(host, [*words, f"-self={host.name}", *request.command])
 
     def _start(self, host: _Host, words: list[str]) -> None:
-        """JobError where it can't be."""
+        """Start a host. JobError if that fails."""
         try:
             cpus = self._request.needs.get("CPU", 0.0)
             ray.get(host.agent.start.remote(words, self._variables(), os.getcwd(), cpus, self._function))
@@ -231,12 +232,12 @@ class Driver:
         host.listen()
 
     def _variables(self) -> dict[str, str]:
-        """Those of the user's that mean something to a kungfu-run."""
+        """Return the user's variables that have a meaning for a kungfu-run."""
         names = [variable.name for variable in env.VARIABLES if "user" in variable.set_by]
         names += [name for name in os.environ if name.startswith("ETCDCTL_")]
         return {**{name: os.environ[name] for name in names if name in os.environ}, env.JOB_SECRET.name: self._secret}
 
-    # ---- while it runs ----
+    # ---- the running job ----
 
     def _follow(self) -> int:
         asked, next_look = 0, run_time() + _LOOK_S
@@ -261,9 +262,9 @@ class Driver:
                 self._mind_silence()
 
     def _pass_on(self, number: int) -> None:
-        """To the head node, which ends the job on all hosts, or to one that tells the head node."""
+        """Pass a signal to the head node, which ends the job on all hosts, or to one that reports to the head node."""
         if number == signal.SIGTERM and has_leadership(self._url):
-            number = signal.SIGINT  # by the other the head node's host would leave, and the job go on
+            number = signal.SIGINT  # by the other signal the head node's host would leave, and the job continue
         told = self._head or next(iter(self._hosts.values()))
         told.agent.signal.remote(number)
 
@@ -281,7 +282,7 @@ class Driver:
     def _hear(self, host: _Host) -> None:
         try:
             lines = ray.get(host.output)
-        except ActorUnavailableError:  # Ray doesn't know yet whether it has gone
+        except ActorUnavailableError:  # Ray doesn't know yet whether it has ended
             host.listen()
             return
         except RayActorError:
@@ -305,15 +306,18 @@ class Driver:
         host.listen()
 
     def _ends_job(self, host: _Host) -> bool:
-        """Whether the job ends with that host's kungfu-run, or agent. It is the head node's, or else the store knows
-        whether others go on; where it doesn't answer they do without any but the head node, and the last one."""
+        """Return whether the job ends with that host's kungfu-run, or agent.
+
+        It does with the head node's; otherwise the store knows. Without an answer the job ends with the head node's, or
+        with the last host's.
+        """
         if self._head is not None and self._head is not host:
             return False
         if not has_leadership(self._url) or self._signals or len(self._hosts) == 1:
             return True
         try:
             found = open_leadership(self._url, timeout_s=_SILENT_S).look()
-            # A record may be an earlier job's, of the same name; the port is this one's.
+            # A snapshot may be an earlier job's, of the same name; the port is this one's.
             return (
                 not may_go_on(found, host.name)
                 or LeaderSnapshot.from_json(found.snapshot).first.runners[0].port != self._port
@@ -322,7 +326,7 @@ class Driver:
             return host is self._head
 
     def _is_there(self, host: _Host) -> bool:
-        """Whether Ray still counts its node, where only the actor has died."""
+        """Return whether Ray still counts its node, if only the actor has failed."""
         found: list[Node] = []
         cluster.in_time(lambda: found.extend(cluster.nodes()), _SILENT_S)
         return any(node.id == host.node for node in found)
@@ -363,8 +367,8 @@ class Driver:
             self._drop(host)
 
     def _fill(self) -> None:
-        """As many workers as there are slots, once the job knows of new ones."""
-        with contextlib.suppress(ConfigServerError, ValueError):  # another time
+        """Request as many workers as there are slots, once the job knows of new ones."""
+        with contextlib.suppress(ConfigServerError, ValueError):  # retried later
             store = open_store(self._url, self._secret)
             held = store.get()
             new = [host for host in self._hosts.values() if host.joins and held and host.name in (held.slots or {})]
@@ -376,7 +380,7 @@ class Driver:
                     host.joins = False
 
     def _still_starts(self) -> bool:
-        """Whether the head node waits for the other hosts, as it says itself."""
+        """Return whether the head node waits for the other hosts, by its own status."""
         with contextlib.suppress(ConfigServerError):
             status = open_store(self._url, self._secret).status()
             return isinstance(status, dict) and status.get("state") == "starting"
@@ -385,11 +389,11 @@ class Driver:
     # ---- the end ----
 
     def _end(self, last: _Host) -> int:
-        """The others end by themselves, with what they have to say."""
+        """Let the others end by themselves, with their messages."""
         self._head = last
         code = int(ray.get(last.agent.code.remote()))
         if self._signals and code == 128 + signal.SIGINT:
-            code = 128 + self._signals[0]  # for which it may have been told that one
+            code = 128 + self._signals[0]  # for which it may have got that signal
         if self._function is not None:
             self._collect(last)
         deadline = run_time() + _LAST_WORDS_S
@@ -416,11 +420,11 @@ class Driver:
         if host.group is not None and not self._is_silent:
             cluster.in_time(lambda: cluster.give_back([host.group], 0), _SILENT_S)
 
-    # ---- what is said, and heard ----
+    # ---- output ----
 
     @contextlib.contextmanager
     def _catch_signals(self) -> Iterator[None]:
-        """In the main thread, where alone Python has them."""
+        """Catch signals in the main thread, the only one in which Python has them."""
         before: dict[int, Any] = {}
 
         def note(number: int, frame: FrameType | None) -> None:
@@ -445,7 +449,7 @@ class Driver:
 
 
 def of_host(name: str, line: bytes) -> bytes:
-    """What the kungfu-run of another host than the head node says, with that host."""
+    """Return a line of another host's kungfu-run, with that host's name."""
     program = PROGRAM.encode()
     for said, instead in ((b"[%b] ", b"[%b %b] "), (b"%b: ", b"%b on %b: ")):
         if line.startswith(said % program):
@@ -459,7 +463,7 @@ def _address(name: str) -> str:
 
 def _show(descriptor: int, line: bytes) -> None:
     stream = sys.stdout if descriptor == 1 else sys.stderr
-    with contextlib.suppress(OSError):  # nobody reads it: training goes on
+    with contextlib.suppress(OSError):  # the reader has closed: training continues
         stream.write(line.decode(errors="replace"))
         stream.flush()
 
@@ -470,7 +474,7 @@ def run(
     runtime_env: Mapping[str, Any] | None = None,
     words: Words = FLAGS,
 ) -> Outcome:
-    """JobError where there is no such thing."""
+    """Run a job. JobError if that isn't possible."""
     address, name = request.address, words.address
     if address in (None, "auto") and (named := os.environ.get(_ADDRESS)):
         address, name = named, f"{_ADDRESS}="
@@ -482,7 +486,7 @@ def run(
             f"{name}{address}: no Ray cluster {why}; start one (ray start --head), or leave {name.strip(' =')} out for "
             "a new one"
         ) from None
-    except Exception as error:  # Ray has no class of its own for what goes wrong there
+    except Exception as error:  # Ray has no class of its own for errors there
         where = "Ray doesn't start" if address is None else f"{name}{address}"
         raise JobError(f"{where}: {_first_line(error)}") from None
     try:

@@ -1,4 +1,4 @@
-"""How a function of `ms_kungfu.ray.run` has ended at each worker, and what that is for the caller. Pure."""
+"""The results of a function of `ms_kungfu.ray.run` at each worker, and the caller's result. Pure."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class FunctionError(subprocess.CalledProcessError):
 class End(NamedTuple):
     """How the function has ended at one worker.
 
-    `at`: seconds since 1970. `data`: what was returned or raised, pickled; empty if it can't be.
-    `text`: of an exception, what is raised; of what can't be sent, what that is.
+    `at`: seconds since 1970. `data`: the returned value or raised exception, pickled; empty if it can't be. `text`:
+    describes the exception, or the value that can't be sent.
     """
 
     kind: str
@@ -58,7 +58,7 @@ def end_by_value(value: object, version: int, rank: int, at: float, dumps: Calla
     """Return the end by a returned value."""
     try:
         return End(RETURNED, version, rank, at, dumps(value))
-    except Exception as error:  # whatever its `__reduce__` raises
+    except Exception as error:  # any exception of a `__reduce__`
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         return End(UNSENT, version, rank, at, text=f"(of {kind}) can't be pickled: {_text(error)}")
 
@@ -67,7 +67,7 @@ def end_by_error(error: BaseException, version: int, rank: int, at: float, dumps
     """Return the end by an exception."""
     try:
         data = dumps(error)
-    except Exception:  # its text has to do
+    except Exception:  # its text is enough
         data = b""
     lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return End(RAISED, version, rank, at, data, _text(error), lines)
@@ -95,7 +95,10 @@ def values(function: str, ends: Sequence[End]) -> list[Any]:
 
 
 def failure(function: str, code: int, ends: Sequence[End]) -> FunctionError:
-    """Of a job that has ended with that exit status: the first exception is the one that the others may come from."""
+    """Return the exception of a job that has ended with that exit status.
+
+    The first one is the one that may have caused the others.
+    """
     raised = sorted((end for end in ends if end.kind == RAISED), key=lambda end: end.at)
     if not raised:
         return FunctionError(code, function)

@@ -1,4 +1,4 @@
-"""Which of Ray's nodes have workers, how many, and by what names their hosts go. Pure."""
+"""Which of Ray's nodes have workers, how many, and their hosts' names. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_LOOPBACK = 2**16
 
 @dataclass(frozen=True)
 class Node:
-    """One of Ray's. `free`: what nobody has taken of its resources. `leaves`: Ray is about to take it away."""
+    """A node of Ray's. `free`: its free resources. `leaves`: Ray is about to take it away."""
 
     id: str
     address: str
@@ -22,15 +22,17 @@ class Node:
     leaves: bool = False
 
     def room(self, needs: Mapping[str, float]) -> int:
-        """For how many workers of which each takes `needs`."""
+        """Return how many workers fit, each of which takes `needs`."""
         if self.leaves:
             return 0
         return min(math.floor(self.free.get(name, 0.0) / count + _ROUNDING) for name, count in needs.items())
 
 
 def deal(nodes: Iterable[Node], needs: Mapping[str, float], most: int) -> dict[str, int]:
-    """How many workers each node has, by its ID, `most` in all: few nodes with many are better than many with few, so
-    the roomiest come first."""
+    """Return how many workers each node has, by its ID, `most` in all.
+
+    Few nodes with many are better than many with few, so the nodes with most free resources come first.
+    """
     dealt: dict[str, int] = {}
     for node in sorted(nodes, key=lambda node: -node.room(needs)):
         count = min(node.room(needs), most - sum(dealt.values()))
@@ -42,25 +44,25 @@ def deal(nodes: Iterable[Node], needs: Mapping[str, float], most: int) -> dict[s
 class Names:
     """A host's name is the address of its node.
 
-    Nodes that share one are raylets on one machine, as in tests of Ray's: where all do, each host goes by an address of
-    its own on the loopback (127.0.0.0/8), as hosts do that one machine plays (``-self``). Elsewhere the first of them
-    is the machine's host, and the others are left out.
+    Nodes that share one are raylets on one machine, as in tests of Ray's. If all do, each host has an address of its
+    own on the loopback (127.0.0.0/8), as with hosts that one machine plays (``-self``). Otherwise the first of them is
+    the machine's host, and the others are left out.
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        """`nodes`: those that the job may begin on."""
-        self._machine = ""  # the address of the one that plays them all
+        """`nodes`: those on which the job may begin."""
+        self._machine = ""  # the address of the machine that plays all hosts
         if len({node.address for node in nodes}) == 1 and (len(nodes) > 1 or _is_loopback(nodes[0].address)):
             self._machine = nodes[0].address
         self._given = 0
 
     def name(self, node: Node, taken: Collection[str]) -> str | None:
-        """For a node that comes, where these names are `taken` by others. None: it can't be a host of this job."""
+        """Return the name of a new node, if others have the names in `taken`. None: it can't be a host of this job."""
         if self._machine:
             if node.address != self._machine or self._given >= _MOST_LOOPBACK:
                 return None
             name = f"127.0.{self._given // 250}.{self._given % 250 + 1}"
-            self._given += 1  # nobody gets the name of one that has gone, of which its job may not know yet
+            self._given += 1  # no host gets the name of a removed one, of which its job may not know yet
             return name
         name = f"[{node.address}]" if ":" in node.address else node.address
         return None if name in taken or _is_loopback(node.address) else name
@@ -72,7 +74,7 @@ def _is_loopback(address: str) -> bool:
 
 @dataclass(frozen=True)
 class Words:
-    """By what names the user knows what he has asked for."""
+    """The user's names for the request."""
 
     size: str
     least: str
@@ -96,8 +98,10 @@ def too_small(
     is_found: bool,
     words: Words = FLAGS,
 ) -> str:
-    """The sentence for the user, who wants `size` workers and needs `least`. `is_found`: he hasn't named the cluster
-    at that address, and may not know that there is one."""
+    """Return the message for a user that wants `size` workers and needs `least`.
+
+    `is_found`: the user hasn't named the cluster at that address, and may not know that there is one.
+    """
     room = sum(node.room(needs) for node in nodes)
     each = " and ".join(f"{count:g} {name}" for name, count in needs.items())
     free: Counter[str] = Counter()

@@ -1,1 +1,1 @@
-"""Programs around a training. Those that users start have a module of their command's name in ms_kungfu."""
+"""Programs around a training. Those for users have a module of their command's name in ms_kungfu."""

@@ -1,16 +1,16 @@
-"""Kills and resizes a job of yours while it runs, and says whether it minded: ``python -m ms_kungfu.chaos``.
+"""Kill and resize a user's job while it runs, and report whether it survives: ``python -m ms_kungfu.chaos``.
 
 The job runs under ``kungfu-run -w -recover replace``. Every few seconds a random worker is killed by SIGKILL, or the
 cluster is resized at random; never the last worker that is known to have the training state. After ``-for`` seconds it
-is left alone to finish. Then is checked
+may finish. Then the program checks
 
-- that the program has workers of ms_kungfu, and that something was done to them,
+- that the program has workers of ms_kungfu, and that some were killed or resized,
 - that the job finished with exit status 0,
-- that the ledger is exact (``python -m ms_kungfu.dataset.audit``), where the program writes one: KUNGFU_LEDGER_DIR is
-  set for it,
-- that all workers ended with the same parameters, where each prints a line ``parameters CHECKSUM``,
+- that the ledger is exact (``python -m ms_kungfu.dataset.audit``), if the program writes one: KUNGFU_LEDGER_DIR is set
+  for it,
+- that all workers ended with the same parameters, if each prints a line ``parameters CHECKSUM``,
 - that no worker that lived for a while, nor the launcher, gathered descriptors, mappings of shared memory, or memory,
-- that no process and no file in /dev/shm that the job used is left.
+- that no process and no file in /dev/shm of the job is left.
 
 Exit status: 0 all is well, 1 something is not (named), 2 wrong command line.
 """
@@ -36,19 +36,19 @@ from typing import Callable
 
 from ms_kungfu._processes import children, descendants, end_launcher, ended_by_signals, stat_of
 
-_MEMORY_SLACK = 1.3  # what a process may grow by in the second half of its samples
+_MEMORY_SLACK = 1.3  # the growth that a process may have in the second half of its samples
 _MEMORY_SLACK_BYTES = 64 << 20
 _FD_SLACK = 4
 _PERIOD_S = 0.5
 _START_S = 20.0  # a worker imports and compiles
-_JUDGED_S = 20.0  # a process is looked at for so long at least, after its start
+_JUDGED_S = 20.0  # a process is sampled at least for so long, after its start
 _SHM = "/dev/shm"
-_KILLS = 0.7  # of what is done; the rest are resizes
+_KILLS = 0.7  # part of the actions; the rest are resizes
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What a process holds."""
+    """The resources of a process."""
 
     memory_bytes: int
     descriptors: int
@@ -56,7 +56,7 @@ class Sample:
 
 
 def leaks(samples: Sequence[Sample], typical: Callable[[Iterable[int]], float] = max) -> list[str]:
-    """What the process has gathered: the second half of its samples against the first, by the most or by `typical`."""
+    """Return the process's growth: the second half of its samples against the first, by the most or by `typical`."""
     half = len(samples) // 2
     if half < 3:
         return []
@@ -73,14 +73,16 @@ def leaks(samples: Sequence[Sample], typical: Callable[[Iterable[int]], float] =
 
 
 def settled(samples: Sequence[Sample], start_s: float) -> Sequence[Sample]:
-    """Those after the process's start; none where too few are left to be judged."""
+    """Return the samples after the process's start; none if too few are left."""
     later = samples[int(start_s / _PERIOD_S) :]
     return later if len(later) * _PERIOD_S >= _JUDGED_S else []
 
 
 def launcher_leaks(samples: Sequence[tuple[int, Sample]]) -> list[str]:
-    """The same of the launcher, given how many workers it had at each look: what it holds depends on them, and a moment
-    of joining and leaving takes more."""
+    """Return the same for the launcher, given how many workers it had at each look.
+
+    Its resources depend on them, and a moment of joining and leaving takes more.
+    """
     found = []
     for size in sorted({size for size, _ in samples}):
         alike = settled([sample for workers, sample in samples if workers == size], 0.0)
@@ -89,7 +91,7 @@ def launcher_leaks(samples: Sequence[tuple[int, Sample]]) -> list[str]:
 
 
 def sample(pid: int) -> Sample | None:
-    """None where the process is gone."""
+    """Return a sample; None if the process has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
         maps = Path(f"/proc/{pid}/maps").read_text()
@@ -102,7 +104,7 @@ def sample(pid: int) -> Sample | None:
 
 
 def _started(pid: int) -> str | None:
-    """When the process was started: the ID is used again. None where it is gone, a zombie too."""
+    """Return when the process was started: IDs are reused. None if it has ended, even if it is a zombie."""
     with contextlib.suppress(OSError):
         fields = stat_of(pid)
         return None if fields[0] in "ZX" else fields[19]
@@ -110,7 +112,7 @@ def _started(pid: int) -> str | None:
 
 
 def _shm_files(pid: int) -> set[str]:
-    """Names in /dev/shm that the process has mapped or open."""
+    """Return names in /dev/shm that the process has mapped or open."""
     found: set[str] = set()
     with contextlib.suppress(OSError):
         found |= set(re.findall(rf" {_SHM}/([^\s/]+)$", Path(f"/proc/{pid}/maps").read_text(), re.MULTILINE))
@@ -124,7 +126,7 @@ def _shm_files(pid: int) -> set[str]:
 
 
 class _Job:
-    """A job under kungfu-run, what it says, and who works in it."""
+    """A job under kungfu-run, its output, and its workers."""
 
     def __init__(self, arguments: Sequence[str], ledger: Path) -> None:
         flags = ["-w", "-recover", "replace", "-max-restarts", "1000000"]
@@ -136,8 +138,8 @@ class _Job:
         self.url = ""
         self.checksums: list[str] = []
         self.members: set[int] = set()  # processes known to be in the cluster
-        self.has_changed = False  # the launcher has been asked for another cluster
-        self.has_followed = False  # the workers have gone over to one
+        self.has_changed = False  # the launcher got a request for another cluster
+        self.has_followed = False  # the workers have adopted one
         self.samples: dict[int, list[Sample]] = {}
         self.launcher: list[tuple[int, Sample]] = []  # with the number of workers
         self._processes: set[tuple[int, str]] = set()  # IDs, and when they were started
@@ -161,7 +163,7 @@ class _Job:
                 self._note(int(found[2]))
 
     def _note(self, size: int) -> None:
-        # Where all that run are in it there is no doubt who is.
+        # If all processes are in it, the members are known.
         workers = self.workers()
         if len(workers) == size:
             self.members |= set(workers)
@@ -187,7 +189,7 @@ class _Job:
             self._shm_used |= _shm_files(pid)
 
     def left(self) -> list[str]:
-        """What there is of the job when it has ended."""
+        """Return what is left of the job after its end."""
         files = ({*os.listdir(_SHM)} - self._shm_before) & self._shm_used
         running = sorted(pid for pid, started in self._processes if _started(pid) == started)
         return [f"process {pid} is left" for pid in running] + [f"{_SHM}/{name} is left" for name in sorted(files)]
@@ -285,7 +287,7 @@ def _finish(job: _Job, limit_s: float) -> int | None:
 
 
 def _check(job: _Job, code: int | None, ledger: Path) -> tuple[list[str], bool]:
-    """What is wrong, and whether there was a ledger to say so."""
+    """Return what is wrong, and whether there was a ledger for that."""
     from ms_kungfu.dataset import audit
 
     wrong = []

@@ -1,16 +1,17 @@
-"""Runs a training with shards again and says where its bits differ: ``python -m ms_kungfu.replay LEDGER --until STEP --
-python train.py ...``.
+"""Run a training with shards again and report differences of its bits.
 
-The bits of such a training are a function of its program and seed, whatever became of its cluster (docs/shards.md). So
-one worker that runs the program again comes to the same ones, unless hardware, or something that the bits must not
-depend on, has changed them: what is compared are the fingerprints that its ledger has every so many steps. The first
-that differs is named, with the parameter, and ends the program.
+The command is ``python -m ms_kungfu.replay LEDGER --until STEP -- python train.py ...``.
 
-The program is run as its ledger says, with as many cores as a worker had and oneDNN capped at the same instruction set.
-It asks for no other size and writes no ledger; ms_kungfu's and MindSpore's own callbacks write no checkpoints. What it
-writes by itself it writes again: give it another folder for that.
+The bits of such a training are a function of its program and seed, whatever its cluster did (docs/shards.md). So one
+worker that runs the program again gets the same ones, unless hardware, or something that the bits must not depend on,
+has changed them. It compares the fingerprints that the ledger has every so many steps. The first difference is named,
+with the parameter, and ends the program.
 
-Exit status: 0 the same bits, 1 they differ, 2 they can't be compared (why is said).
+The program runs as its ledger says, with as many cores as a worker had and oneDNN capped at the same instruction set.
+It requests no other size and writes no ledger; ms_kungfu's and MindSpore's own callbacks write no checkpoints. It
+writes its own files again: give it another folder for these.
+
+Exit status: 0 the same bits, 1 they differ, 2 they can't be compared (the message says why).
 """
 
 from __future__ import annotations
@@ -86,9 +87,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def plan(folder: Path, until: int | None = None, checkpoint: Path | None = None) -> Orders:
-    """What is to be compared: the fingerprints of the ledger in `folder` after the step of `checkpoint`, up to `until`.
+    """Return the fingerprints to compare: the ledger's in `folder` after the step of `checkpoint`, up to `until`.
 
-    KungFuError, which says why, where nothing can be.
+    KungFuError says why nothing can be compared.
     """
     files, problems, _ = ledger.read(folder)
     if not files:
@@ -141,7 +142,7 @@ def _check_begins(folder: Path, steps: Sequence[Record], datasets: set[int]) -> 
 
 
 def _group(chosen: Sequence[Record]) -> list[Recorded]:
-    """One for each step, in their order."""
+    """Return one for each step, in order."""
     steps: dict[tuple[int, int, int], list[Record]] = {}
     for record in chosen:
         steps.setdefault((record.data, *record.place), []).append(record)
@@ -162,7 +163,7 @@ def _group(chosen: Sequence[Record]) -> list[Recorded]:
 
 
 def _conditions(folder: Path, jobs: set[str]) -> dict[str, Mapping[str, Any]]:
-    """The machines' of the jobs that recorded what is compared, by the number of the dataset."""
+    """Return the machines' numeric environments in the jobs that recorded the fingerprints, by dataset number."""
     found: dict[str, Mapping[str, Any]] = {}
     job_of: dict[str, str] = {}
     for header in sorted(ledger.headers(folder), key=lambda header: header.get("time", 0)):
@@ -181,7 +182,7 @@ def _conditions(folder: Path, jobs: set[str]) -> dict[str, Mapping[str, Any]]:
 
 
 def _cores(machine: Mapping[str, Any]) -> set[int]:
-    """Those that the program may use: as many as a worker had."""
+    """Return the cores that the program may use: as many as a worker had."""
     allowed, cores = sorted(os.sched_getaffinity(0)), machine.get("cores", 1)
     if cores > len(allowed):
         raise KungFuError(
@@ -192,7 +193,7 @@ def _cores(machine: Mapping[str, Any]) -> set[int]:
 
 
 def _run(command: Sequence[str], orders: Orders, path: Path, cores: set[int], isa: str | None) -> tuple[int, Outcome]:
-    """The program's exit status, and what it found."""
+    """Return the program's exit status, and its result."""
     orders.save(path)
     own = {env.REPLAY.name: str(path), env.CORES_PER_WORKER.name: str(len(cores))}
     if isa in conditions.CAPS.values():
@@ -209,7 +210,7 @@ def _run(command: Sequence[str], orders: Orders, path: Path, cores: set[int], is
 
 
 def _tell(orders: Orders, status: int, outcome: Outcome) -> int:
-    """Says what has come of it, and returns the exit status."""
+    """Print the result, and return the exit status."""
     same = counted(outcome.same, "fingerprint")
     if outcome.wrong:
         return failed(_PROGRAM, outcome.wrong, 2)

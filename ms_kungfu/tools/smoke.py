@@ -1,4 +1,4 @@
-"""What install-kungfu.sh runs at its end in each of two workers: does the primitive work, and do the workers meet?"""
+"""Check that the primitive works and that two workers meet. install-kungfu.sh runs it in each of two workers."""
 
 from __future__ import annotations
 

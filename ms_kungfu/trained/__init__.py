@@ -1,1 +1,1 @@
-"""What is trained: how it is found and written to, and whether it is equal on all workers."""
+"""What is trained: find it, write to it, and check that it is equal on all workers."""

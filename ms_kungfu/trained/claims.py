@@ -1,6 +1,6 @@
-"""What an optimizer, or a training, says of the Parameters that it trains: which ones, and whether they are equal.
+"""An optimizer's or a training's claims on the Parameters that it trains: which ones, and whether they are equal.
 
-What an optimizer is about to train and nothing has made equal is a part of its first reduction (`claim`).
+If nothing has made an optimizer's Parameters equal, their content is a part of its first reduction (`claim`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ms_kungfu.comm import Array
 
 _ROW_BYTES = 2048
 
-# Short: what differs otherwise comes behind it, in a message with an end.
+# Short: other differences follow it, in a message of limited length.
 _REMEDY = "all begin alike by KungFuElasticCallback, ElasticTraining or sync_net_parameters"
 
 reducers: weakref.WeakSet[Any] = weakref.WeakSet()  # of this process
@@ -28,7 +28,7 @@ _claims: list[tuple[Sequence[Any], int]] = []  # of this process: parameters, an
 
 
 def content(tensors: Iterable[Any]) -> int:
-    """A number below 2**63 that differs, in all likelihood, where one bit of one of the tensors does."""
+    """Return a number below 2**63 that differs, in all likelihood, if one bit of one of the tensors does."""
     sums = []
     for tensor in tensors:
         if getattr(tensor, "has_init", False):
@@ -38,13 +38,16 @@ def content(tensors: Iterable[Any]) -> int:
 
 
 def content_of(data: bytes) -> int:
-    """The same of these bytes."""
+    """Return the same for these bytes."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1
 
 
 def _sums(values: Array) -> bytes:
-    """The bits as a table of 64-bit words, added up by its rows and by its columns, and hashed: at about the memory's
-    speed, which no hash has. Two words that differ by opposite numbers are in another row, or another column."""
+    """Return the bits as a table of 64-bit words, added up by its rows and by its columns, and hashed.
+
+    That runs at about the memory's speed, which no hash does. Two words that differ by opposite numbers are in another
+    row, or another column.
+    """
     content = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     table = content[: content.size // _ROW_BYTES * _ROW_BYTES].view(np.uint64).reshape(-1, _ROW_BYTES // 8)
     digest = hashlib.blake2b(digest_size=8)
@@ -54,7 +57,7 @@ def _sums(values: Array) -> bytes:
 
 
 def mark(tensors: Iterable[Any]) -> None:
-    """These have been made the same on all workers, at all of them."""
+    """Note that these have been made the same on all workers, at all of them."""
     _alike.update((id(tensor), tensor) for tensor in tensors)
     _claims[:] = [claim for claim in _claims if not all(map(is_marked, claim[0]))]
     _tell()
@@ -65,14 +68,14 @@ def is_marked(tensor: Any) -> bool:
 
 
 def claim(parameters: Iterable[Any]) -> None:
-    """An optimizer that keeps these equal is about to train them for the first time.
+    """Note that an optimizer that keeps these equal is about to train them for the first time.
 
-    Where nothing has made them the same on all workers, their content becomes a part of what the gradient reductions
-    say of themselves. So the first of them fails at every rank, with this as its reason, where the ranks have begun
-    with different parameters; otherwise it costs nothing, and no rank waits for another that doesn't come here.
+    If nothing has made them the same on all workers, their content becomes a part of the gradient reductions'
+    descriptions. So if the ranks have begun with different parameters, the first reduction fails at every rank, with
+    this as its reason. Otherwise it costs nothing, and no rank waits for another that doesn't come here.
     """
     mine = [p for p in parameters if not is_marked(p)]
-    # Whoever joins later begins in the midst: with those who were there before it has nothing to compare.
+    # A worker that joins later begins in the middle: it has nothing to compare with those before it.
     if mine and membership.size() > 1 and membership.is_first_cluster():
         _claims.append((mine, content(mine)))
         _tell()
@@ -80,7 +83,7 @@ def claim(parameters: Iterable[Any]) -> None:
 
 @contextlib.contextmanager
 def claiming(claim: str) -> Iterator[None]:
-    """The reductions in it say this of themselves, too: where ranks say different things, all of them fail."""
+    """Add this to the descriptions of the reductions in it: if ranks' descriptions differ, all of them fail."""
     core = membership.current().core
     core.set_claim(claim + _claim())
     try:
@@ -99,15 +102,15 @@ def _claim() -> str:
 
 
 def serves(reducer: Any) -> None:
-    """This cell reduces gradients over the workers; with Parameters as `planned_parameters` it says of which."""
+    """Note that this cell reduces gradients over the workers; its `planned_parameters`, if any, are the Parameters."""
     reducers.add(reducer)
 
 
 def let_differ(owner: Any) -> None:
-    """The Parameters of this cell may be other ones at each worker, while its `replicas_differ` is true."""
+    """Let the Parameters of this cell differ between workers, while its `replicas_differ` is true."""
     _differing.add(owner)
 
 
 def replicas() -> set[int]:
-    """The IDs of the Parameters that may differ at present."""
+    """Return the IDs of the Parameters that may differ at present."""
     return {id(p) for owner in _differing if owner.replicas_differ for p in owner.get_parameters()}

@@ -1,4 +1,4 @@
-"""What is trained, as it is found in cells, optimizers and whatever else holds Parameters; and how it is written to."""
+"""What is trained, in cells, optimizers and other holders of Parameters; and how to write to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 def collect_parameters(trained: Iterable[Any]) -> list[Any]:
-    """The Parameters of cells, of lists of Parameters and of objects that hold some, each once, in a stable order."""
+    """Return the Parameters of cells, of lists and of objects that hold some, each once, in a stable order."""
     import mindspore as ms
 
     def of(item: Any) -> Iterable[Any]:
@@ -35,7 +35,7 @@ def collect_parameters(trained: Iterable[Any]) -> list[Any]:
 
 
 def collect_cells(trained: Iterable[Any]) -> dict[str, Any]:
-    """The cells among `trained` and all cells in them, each once, by a name that is the same on all workers."""
+    """Return the cells among `trained` and all cells in them, each once, by a name that is the same on all workers."""
     import mindspore as ms
 
     def of(item: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -54,7 +54,7 @@ def collect_cells(trained: Iterable[Any]) -> dict[str, Any]:
 
 
 def collect_buffers(trained: Iterable[Any]) -> dict[str, Any]:
-    """The tensors that cells have registered with ``register_buffer``, by name."""
+    """Return the tensors that cells have registered with ``register_buffer``, by name."""
     return {
         f"{path}.{name}": buffer
         for path, cell in collect_cells(trained).items()
@@ -63,7 +63,7 @@ def collect_buffers(trained: Iterable[Any]) -> dict[str, Any]:
 
 
 def collect_generators(trained: Iterable[Any]) -> list[Any]:
-    """The ``mindspore.Generator`` objects that are attributes of cells."""
+    """Return the ``mindspore.Generator`` objects that are attributes of cells."""
     import mindspore as ms
 
     held = [v for cell in collect_cells(trained).values() for v in vars(cell).values() if isinstance(v, ms.Generator)]
@@ -71,15 +71,19 @@ def collect_generators(trained: Iterable[Any]) -> list[Any]:
 
 
 def is_grouped(cell: Any) -> bool:
-    """Whether it is an optimizer that keeps its rates in ``param_groups``, as those of ``mindspore.experimental.optim``
-    and ``mindspore.mint.optim`` do. These are no ``nn.Optimizer``."""
+    """Return whether it is an optimizer that keeps its rates in ``param_groups``.
+
+    Those of ``mindspore.experimental.optim`` and ``mindspore.mint.optim`` do; they are no ``nn.Optimizer``.
+    """
     groups = getattr(cell, "param_groups", None)
     return isinstance(groups, list) and bool(groups) and all(isinstance(g, dict) and "params" in g for g in groups)
 
 
 def parameters_of_groups(optimizer: Any) -> list[Any]:
-    """What such an optimizer changes beside the Parameters of the cell: its learning rates, which a scheduler writes
-    to, and what it keeps in a group, such as a maximum."""
+    """Return what such an optimizer changes besides the Parameters of the cell.
+
+    That is its learning rates, which a scheduler writes to, and what it keeps in a group, such as a maximum.
+    """
     import mindspore as ms
 
     held = list(getattr(optimizer, "lrs", ()))
@@ -91,20 +95,21 @@ def parameters_of_groups(optimizer: Any) -> list[Any]:
 
 
 def numbers_of_groups(optimizer: Any) -> list[dict[str, float]]:
-    """The plain numbers of each group: a rate or a weight decay that the program has set."""
+    """Return the plain numbers of each group: a rate or a weight decay that the program has set."""
     return [{k: v for k, v in group.items() if isinstance(v, (bool, int, float))} for group in optimizer.param_groups]
 
 
 def is_scheduler(item: Any) -> bool:
-    """Whether it sets the rates of an optimizer."""
+    """Return whether it sets the rates of an optimizer."""
     return is_grouped(getattr(item, "optimizer", None)) and callable(getattr(item, "step", None))
 
 
 def collect_schedulers(trained: Iterable[Any], optimizers: Sequence[Any]) -> list[Any]:
-    """The schedulers among `trained`, and those of MindSpore that this process has made for one of the `optimizers`:
-    no optimizer knows its schedulers. In an order that is the same on all workers.
+    """Return the schedulers among `trained`, and MindSpore's of this process for one of the `optimizers`.
 
-    Of several of one class for one optimizer none is found, since nothing says which of them another worker's is.
+    No optimizer knows its schedulers. The order is the same on all workers.
+
+    Several of one class for one optimizer aren't found, since nothing says which of them is another worker's.
     """
     given = [item for item in trained if is_scheduler(item)]
     if not any(map(is_grouped, optimizers)):
@@ -144,7 +149,7 @@ def _parts(scheduler: Any) -> list[Any]:
 
 
 def collect_optimizers(trained: Iterable[Any]) -> list[Any]:
-    """The optimizers of MindSpore among `trained` and in its cells, each once; not those inside of another one."""
+    """Return MindSpore's optimizers among `trained` and in its cells, each once, but none inside another one."""
     import mindspore as ms
 
     def of(item: Any) -> Iterable[Any]:
@@ -160,13 +165,13 @@ def collect_optimizers(trained: Iterable[Any]) -> list[Any]:
 
 
 def reducers(trained: Iterable[Any], *, left_to_shards: bool) -> list[Any]:
-    """The cells that reduce gradients, or, with `left_to_shards`, those that don't since a `ShardedStep` does."""
+    """Return the cells that reduce gradients, or, with `left_to_shards`, those that leave that to a `ShardedStep`."""
     found = [cell for cell in collect_cells(trained).values() if getattr(cell, "reduces_gradients", False)]
     return [cell for cell in found if cell.left_to_shards == left_to_shards]
 
 
 def synchronises(trained: Iterable[Any]) -> bool:
-    """Whether something of ms_kungfu's in `trained` keeps the workers' models together."""
+    """Return whether something of ms_kungfu's in `trained` keeps the workers' models together."""
     from ms_kungfu.ops._base import Collective
     from ms_kungfu.ops._store import RequestModel
 
@@ -177,7 +182,7 @@ def synchronises(trained: Iterable[Any]) -> bool:
 
 
 def check_reduced(trained: Iterable[Any], shards: int | None) -> None:
-    """ValueError where gradients would be reduced by nobody."""
+    """Raise ValueError if no reducer would reduce gradients."""
     if shards is None and reducers(trained, left_to_shards=True):
         raise ValueError(
             "this optimizer is trained by a ShardedStep, whose sums take the place of its own reduction, and this "
@@ -187,7 +192,7 @@ def check_reduced(trained: Iterable[Any], shards: int | None) -> None:
 
 
 def check_sharded(trained: Iterable[Any]) -> None:
-    """ValueError where something would depend on the cluster although steps are deals of shards."""
+    """Raise ValueError if something would depend on the cluster although steps are partitioned into shards."""
     if beside := reducers(trained, left_to_shards=False):
         raise ValueError(
             f"{type(beside[0]).__name__} reduces gradients beside a ShardedStep, of one shard a worker: train all of "
@@ -204,7 +209,7 @@ def check_sharded(trained: Iterable[Any]) -> None:
 # Moving statistics that ShardedSteps of this process keep alike, by ID.
 statistics_of_shards: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
-# Of the cells with moving statistics, in mindspore.nn and in mindspore.mint.nn.
+# Modules of the cells with moving statistics, in mindspore.nn and in mindspore.mint.nn.
 _NORMALIZATION = ("mindspore.nn.layer.normalization", "mindspore.mint.nn.layer.normalization")
 
 
@@ -212,7 +217,7 @@ _STATISTICS = ("moving_mean", "moving_variance", "running_mean", "running_var")
 
 
 def moving_statistics(trained: Iterable[Any]) -> list[Any]:
-    """The moving means and variances of MindSpore's normalization cells, and of classes derived from them."""
+    """Return the moving means and variances of MindSpore's normalization cells, and of classes derived from them."""
     import mindspore as ms
 
     found = [
@@ -225,7 +230,7 @@ def moving_statistics(trained: Iterable[Any]) -> list[Any]:
 
 
 def check_averaged(averaged: Sequence[Any] | None) -> None:
-    """TypeError unless it is None or a list of floating-point tensors."""
+    """Raise TypeError unless it is None or a list of floating-point tensors."""
     import mindspore as ms
 
     floats = (ms.float16, ms.bfloat16, ms.float32, ms.float64)
@@ -237,13 +242,13 @@ def check_averaged(averaged: Sequence[Any] | None) -> None:
 
 
 def assign(tensor: Any, values: Array) -> None:
-    """Write into a Parameter or buffer in place: compiled graphs stay valid and see the new values, in either mode."""
+    """Write into a Parameter or buffer in place: compiled graphs stay valid and get the new values, in either mode."""
     import mindspore as ms
 
     tensor.copy_(ms.Tensor(values, dtype=tensor.dtype))  # ops.assign has no kernel for bfloat16
 
 
 def fingerprint(parameters: Iterable[Any]) -> int:
-    """A number that differs where names, shapes or dtypes differ."""
+    """Return a number that differs if names, shapes or dtypes differ."""
     text = "\n".join(f"{p.name} {tuple(p.shape)} {p.dtype}" for p in parameters)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")

@@ -1,4 +1,4 @@
-"""Lists of learning rates, which go on with their last entry."""
+"""Lists of learning rates that continue with their last entry."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from mindspore.nn.optim.optimizer import _IteratorLearningRate
 
 
 class LastingRates(_IteratorLearningRate):
-    """A list by the step, whose last entry counts for all steps beyond it.
+    """A list by the step, whose last entry counts for all later steps.
 
-    Such lists are exactly as long as the training (``nn.cosine_decay_lr``), and a step that is done again after a death
-    lies beyond. The index is held rather than the list made longer: nobody knows how many deaths there will be, and the
+    Such lists are exactly as long as the training (``nn.cosine_decay_lr``), and a step that is repeated after a failure
+    lies beyond. The index is held rather than the list made longer: the number of failures isn't known, and the
     Parameter, which checkpoints contain, keeps its shape.
     """
 
@@ -22,9 +22,9 @@ class LastingRates(_IteratorLearningRate):
 
 
 def hold_last_rate(optimizer: nn.Optimizer) -> None:
-    """Let every list of rates of the optimizer, of groups too, go on with its last entry. Idempotent.
+    """Let every list of rates of the optimizer, of groups too, continue with its last entry. Idempotent.
 
-    Without effect on what is compiled already.
+    It has no effect on what is compiled already.
     """
     rates: Any = getattr(optimizer, "learning_rate", None)
     for rate in rates if isinstance(rates, nn.CellList) else [rates]:

@@ -2,7 +2,7 @@
 
 Of pages: sentences, line width, page length and the words of its glossary. Of docstrings the same, and that they name
 all arguments and exceptions. ruff checks their format (pyproject.toml). Names of tests have a subject, a length and the
-words of the glossary.
+words of the glossary. Comments and docstrings of ms_kungfu have the words of the glossary, and name their actors.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import doctest
 import functools
 import importlib
 import inspect
+import io
 import math
 import re
+import tokenize
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MAX_WORDS, MAX_COLUMNS, MAX_SENTENCE = 2500, 100, 25
 # Pages that aren't rewritten yet and the rules that they may break. Take a line out with its page's rewrite.
 UNFINISHED: dict[str, str] = {
-    "docs/messages.md": "words columns glossary",
+    "docs/messages.md": "words columns",
 }
 
 
@@ -356,6 +358,51 @@ def test_examples_in_docstrings_run():
     modules = {d.path[: -len(".py")].replace("/", ".") for d in PUBLIC.values() if ">>>" in d.doc}
     assert modules
     assert [doctest.testmod(importlib.import_module(module)).failed for module in modules] == [0] * len(modules)
+
+
+# ---- comments and docstrings -----------------------------------------------------------------------------------------
+
+# Beside the words of the glossary.
+NO_ACTOR = re.compile(r"\b(?:any|every|some)one\b|\banybody\b|\bno one\b", re.IGNORECASE)
+
+
+def remarks(source):
+    """The comments of a program, and its docstrings, those of attributes too."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string.lstrip("#: ")
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield prose(inspect.cleandoc(node.value.value))
+
+
+def remark_findings(source):
+    """The words outside code and quotes that the guide has others for."""
+    texts = [re.sub(r'"[^"]*"', "X", plain(text)) for text in remarks(source)]
+    return [match.group() for text in texts for words in (BANNED, NO_ACTOR) for match in words.finditer(text)]
+
+
+def test_comments_and_docstrings_follow_the_style_guide():
+    found = {
+        path.relative_to(ROOT).as_posix(): words
+        for path in sorted((ROOT / "ms_kungfu").rglob("*.py"))
+        if (words := remark_findings(path.read_text(encoding="utf-8")))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("x = 1  # anybody may read it\n", ["anybody"]),
+        ("#: The newcomers.\nx = 1\n", ["newcomers"]),
+        ('"""Return the board."""\n', ["board"]),
+        ('class C:\n    x = 1\n    """What the joiner has."""\n', ["joiner"]),
+        ('# The worker logs "nobody waits", and `who` is its name.\nwho = "told by whoever"\n', []),
+    ],
+)
+def test_broken_rule_of_remarks_is_found(source, words):
+    assert remark_findings(source) == words
 
 
 # ---- names of tests --------------------------------------------------------------------------------------------------

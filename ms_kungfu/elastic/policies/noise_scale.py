@@ -1,4 +1,4 @@
-"""As many workers as the gradient's noise is worth."""
+"""A policy for as many workers as the gradient's noise scale justifies."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ class NoiseScalePolicy(Policy):
         self._times: dict[int, tuple[float, float]] = {}  # size -> moving averages of a step and its communication
         self._wanted: int | None = None
         self._wanted_for = 0
-        self._resizes: list[float] = []  # seconds each has taken
+        self._resizes: list[float] = []  # seconds of each
         self._size = 0
         self._came_from = 0
 
-    # -- what is known ------------------------------------------------------------------------------------------------
+    # -- measurements -------------------------------------------------------------------------------------------------
 
     def step_time(self, size: int) -> float:
         """Return the seconds of a step at `size`, measured or extrapolated from a measured size."""
@@ -140,7 +140,7 @@ class NoiseScalePolicy(Policy):
             return steps * self.step_time(q.cluster_size)
         return q.training_time
 
-    # -- what is done -------------------------------------------------------------------------------------------------
+    # -- decisions ----------------------------------------------------------------------------------------------------
 
     def after_step(self, q: Metrics) -> Decision | None:
         """Return a request for another size if it costs enough less by the metrics `q`."""
@@ -156,12 +156,12 @@ class NoiseScalePolicy(Policy):
             return self._change(second, "one worker alone can't measure the noise scale; it takes two")
         if q.gradient_noise_scale is None or q.noise_scale_steps < self._min_measurements or q.step % self._interval:
             return None
-        # Noise that hides the gradient: any number above what the largest cluster could average out does.
+        # Noise that hides the gradient: any number above what the largest cluster could average out is enough.
         noise = min(q.gradient_noise_scale, 1e3 * q.local_batch_size * self._sizes[-1])
         horizon = self.horizon(q)
         here = q.cluster_size
         near = [s for s in self._sizes if here / self._max_step <= s <= here * self._max_step and s != here]
-        if not near:  # the next one, however far
+        if not near:  # the next one, at any distance
             near = [s for s in self._sizes if s < here][-1:] + [s for s in self._sizes if s > here][:1]
         stay = self.cost(here, q, noise, horizon)
         best = min(near, key=lambda size: self.cost(size, q, noise, horizon), default=here)
@@ -195,7 +195,7 @@ class NoiseScalePolicy(Policy):
             return
         communication = q.communication_time or 0.0
         old = self._times.get(q.cluster_size)
-        # Fast at first, then over some 20 steps; a step that was held up for once hardly counts.
+        # Fast at first, then over some 20 steps; one delayed step hardly counts.
         weight = max(0.05, 1 / (q.steps_at_size - self._warmup))
         if old is None:
             self._times[q.cluster_size] = (q.step_time, communication)

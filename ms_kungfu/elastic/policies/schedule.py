@@ -1,4 +1,4 @@
-"""Changes at steps that are known beforehand."""
+"""A policy for changes at steps that are known beforehand."""
 
 from __future__ import annotations
 

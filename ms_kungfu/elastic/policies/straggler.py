@@ -1,4 +1,4 @@
-"""A worker that holds up all others is asked to leave."""
+"""A policy that evicts a worker which delays all others."""
 
 from __future__ import annotations
 

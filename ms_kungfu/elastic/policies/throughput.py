@@ -1,4 +1,4 @@
-"""The size beyond which throughput no longer grows."""
+"""A policy that finds the size beyond which throughput no longer grows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ms_kungfu.elastic.policy import Decision, Metrics, Policy
 
 
 def candidates(min_size: int, max_size: int, sizes: Sequence[int] | None) -> tuple[int, ...]:
-    """`sizes` between the two, or `min_size`, doubled until `max_size`, which is one of them."""
+    """Return `sizes` between the two, or `min_size`, doubled until `max_size`, which is one of them."""
     if not 1 <= min_size <= max_size:
         raise ValueError(f"sizes go from 1 or more up to max_size, got min_size={min_size} and max_size={max_size}")
     if sizes is None:
@@ -63,7 +63,7 @@ class ThroughputPolicy(Policy):
         self._sizes = candidates(min_size, max_size, sizes)
         self._efficiency, self._window, self._warmup, self._drop = efficiency, window, warmup, drop
         self._samples: list[float] = []  # samples a second at the present size
-        self._size = 0  # of which they are
+        self._size = 0  # their size
         self._found: dict[int, float] = {}  # size -> throughput
         self._settled: float | None = None  # throughput at the size that was found
 

@@ -1,1 +1,1 @@
-"""What runs on each host: workers, shared memory, connections between hosts. It decides nothing about the job."""
+"""The agent of each host: workers, shared memory, connections between hosts. It decides nothing about the job."""

@@ -1,6 +1,6 @@
-"""A host's launcher: it obeys the job's controller, which may be in the same process, and reports what happens here.
+"""A host's launcher: it obeys the job's controller, which may be in the same process, and reports to it.
 
-It has what only its host can have: processes, descriptors, the terminal. Its parts are `host` (workers, memory, their
+It owns what only its host can have: processes, descriptors, the terminal. Its parts are `host` (workers, memory, their
 requests), `succession` (which host has the job), `leading` (the controller, while it is here) and `departure`
 (signals).
 """
@@ -43,9 +43,9 @@ from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
 _OUTPUT_GRACE_S = 1.0
-_AFTER_PAUSE_S = 0.5  # to read what has come meanwhile
+_AFTER_PAUSE_S = 0.5  # to read what came during a pause
 _FIRST_WORDS_S = 5.0
-_LEASES = 3  # within which another controller has taken the lease, and this host has called it
+_LEASES = 3  # leases within which another controller has the lease, and this host has called it
 
 
 class Agent:
@@ -57,8 +57,8 @@ class Agent:
     ) -> None:  # fmt: skip
         self._options, self._supervisor, self._output, self._make = options, supervisor, output, make_controller
         self._machine = Machine() if machine is None else machine
-        self._channel: AnyChannel | None = None  # with the controller that is obeyed
-        self._host: HostOfJob | None = None  # once a controller has let this host in
+        self._channel: AnyChannel | None = None  # with its controller
+        self._host: HostOfJob | None = None  # once a controller has registered this host
         self.own = OwnController(self._end, self._fail)
         self._departure = Departure(
             options, self.own, self._send, self._end, is_alone=self._is_alone,
@@ -74,7 +74,7 @@ class Agent:
         )  # fmt: skip
 
     async def run(self) -> int:
-        """Return the job's exit code, with nothing of the job left here. StartError if it never started."""
+        """Return the job's exit code; no process of the job is left here. StartError if it never started."""
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[tuple[int, str]] = self._loop.create_future()
         self._loop.set_exception_handler(self._on_bug)
@@ -97,7 +97,7 @@ class Agent:
             await self.own.close()
             self._supervisor.wake()
             self._supervisor.close()
-            # A worker that couldn't be killed keeps its pipes open for as long as it hangs.
+            # A worker that SIGKILL doesn't end keeps its pipes open.
             hangs = self._host is not None and bool(self._host.workers.running())
             self._output.close(_OUTPUT_GRACE_S if code or hangs else None, words or None)
             close_status()
@@ -111,11 +111,11 @@ class Agent:
             self._ended.set_exception(error)
 
     def _is_alone(self) -> bool:
-        """In no job. While no host has the lease the next controller hears of a signal (`_obey_one`)."""
+        """Return whether this host is in no job. If no host has the lease, see `_obey_one` for signals."""
         return self._channel is None and self.own.controller is None and self.succession.since is None
 
     def _on_timeout(self, limit_s: float) -> None:
-        """If there is a job its controller ends it, or the next one."""
+        """Let the job's controller, or the next one, end the job if there is one."""
         if self._is_alone():
             silence = self.succession.silence
             why = f"{self.succession.head_name}, which has it, was not reached" + (f": {silence}" if silence else "")
@@ -134,7 +134,7 @@ class Agent:
         _log.error('internal error: where=agent error="%s"', context["message"], exc_info=error)
         self._end(1, f"{PROGRAM}: internal error: {context['message'] if error is None else bug(error)}")
 
-    # ---- serving ----
+    # ---- connections ----
 
     async def _serve(self) -> None:
         options, machine = self._options, self._machine
@@ -155,7 +155,7 @@ class Agent:
         if options.hosts.is_head and not options.joins:
             self._lead(options, self.succession.first_term())
         try:
-            # -delay is the controller's: it listens afterwards.
+            # -delay applies to the controller: it listens afterwards.
             await self._obey_all(await self.succession.first(join_timeout_s + options.delay_s))
         finally:
             self._channel = None
@@ -183,12 +183,12 @@ class Agent:
             ) from None
 
     def _lead(self, options: Options, term: Term | None) -> None:
-        """This host decides from now on."""
+        """Decide for the job from now on."""
         registration = replace_fields(self._registration, flags=flags_of(options))
         self.own.begin(self._make(options, self._machine, registration, self._supervisor.remove_at_end, term))
 
     async def _take(self, channel: AnyChannel) -> bool:
-        """Another host has called."""
+        """Accept a connection from another host."""
         said = await within(_FIRST_WORDS_S, channel.receive(m.FIRST_WORDS))
         if isinstance(said, m.Link):
             return isinstance(channel, Channel) and await self._links.take(channel, said)
@@ -200,19 +200,22 @@ class Agent:
             why = f"{self._options.host.name} hasn't got the job; give the same flags on all hosts"
             channel.send(m.RegistrationRejected(why))
             await channel.flushed()
-        return False  # the caller looks once more which host has the lease
+        return False  # the caller looks again which host has the lease
 
     def _may_lead_for(self, said: m.Agent) -> bool:
-        """The lease is this host's, which hasn't heard of it yet, or is between two of its controllers: the caller has
-        read that from the store, and brings a report, or the job that it joins moves its controller."""
+        """Return whether this host is, or is becoming, the controller that the caller has read from the store.
+
+        It may not know that yet, or be between two controllers. The caller brings a report, or joins a job that moves
+        its controller.
+        """
         return said.report is not None or (said.slots is not None and moves(self._options))
 
-    # ---- obeying ----
+    # ---- obeying a controller ----
 
     async def _obey_all(self, channel: AnyChannel | None) -> None:
-        """One controller after the other, until the job has ended here."""
+        """Obey one controller after the other, until the job has ended here."""
         options, succession = self._options, self.succession
-        joining = m.Agent(self._registration, slots=options.host.slots)  # it has the job's command from the controller
+        joining = m.Agent(self._registration, slots=options.host.slots)  # the controller gives it the job's command
         words = m.Agent(self._registration)  # the controller on this host has the command
         if options.joins:
             words = joining
@@ -241,7 +244,7 @@ class Agent:
                 words = m.Agent(self._registration, report=self._host.report()) if succession.is_known else joining
 
     async def _obey_one(self, channel: AnyChannel, words: m.Agent, begun: contextlib.ExitStack) -> str:
-        """A controller, until the connection ends. Return why it has, "" if the job has."""
+        """Obey a controller until the connection ends. Return why it has ended, "" if the job has."""
         succession = self.succession
         head = succession.head_name
         try:
@@ -259,7 +262,7 @@ class Agent:
                 succession.warn_once(f'hosts differ: host={head} reason="{printable(registered.warning)}"')
             while not self._ended.done():
                 self._obey(await channel.receive(m.FROM_CONTROLLER))
-            # The sockets close before the controller does: a worker that asks has exited by now, or is about to.
+            # The sockets close before the controller does: a worker with a request has exited by now, or is about to.
         except asyncio.TimeoutError:
             return f"{PROGRAM} on {head} doesn't answer"
         except ProtocolError as error:
@@ -268,7 +271,7 @@ class Agent:
             return f"{PROGRAM} on {head}, the head node, has ended ({error.strerror or error})"
         except StartError:
             raise
-        except Exception as error:  # the connection to this controller has ended, as by any other mistake it makes
+        except Exception as error:  # the connection to this controller has ended, as by any other error of it
             _log.error(
                 'internal error: where=message from=%s error="%r". The launcher closes the connection',
                 head, error, exc_info=error,
@@ -280,13 +283,13 @@ class Agent:
         channel.send(words)
         lease_s = self.succession.lease_s
         if words.report is not None:
-            # A controller that fails, or stands still, just now isn't awaited: the next one waits for the report.
+            # A controller that fails, or stands still, now isn't awaited: the next one waits for the report.
             return await within(lease_s / 2, channel.receive(m.REGISTERED))
         channel.set_silence(lease_s)  # one that waits for its hosts may be switched off, or cut off, meanwhile
         return await channel.receive(m.REGISTERED)
 
     def _begin(self, channel: AnyChannel, registered: m.Registered, begun: contextlib.ExitStack) -> None:
-        """A controller has let this host in."""
+        """Begin with a controller that has registered this host."""
         is_first, self._channel = self._host is None, channel
         if self._host is None:
             host = self._host = self._new_host(channel, registered)
@@ -329,8 +332,7 @@ class Agent:
         self._end(said.code, said.words or "")
 
     def _watch_controller(self, channel: AnyChannel, leases: Leases) -> None:
-        """Tell the controller that this host is there, and look whether it is. A host that has failed to it must not go
-        on for long."""
+        """Send the controller signs of life, and check its own: a host that has failed to it must soon stop."""
         if channel is not self._channel:
             return
         self._send(m.Beat())
@@ -346,7 +348,7 @@ class Agent:
         self._loop.call_later(leases.period_s, self._watch_controller, channel, leases)
 
 
-# What the controller says to this host's launcher itself; the rest is `host.OBEYED` and `segments.OF_A_VERSION`.
+# The controller's messages to this host's launcher itself; the rest is `host.OBEYED` and `segments.OF_A_VERSION`.
 HEARD: dict[type, Callable[[Agent, Any], None]] = {
     m.Beat: lambda agent, said: None,
     m.NewLease: Agent._hear_lease,

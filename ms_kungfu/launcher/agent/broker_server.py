@@ -1,4 +1,4 @@
-"""The socket by which a host's workers make their requests, one at a time on each connection, which they keep."""
+"""The socket for the requests of a host's workers, one at a time on each connection, which they keep."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_CONNECTIONS = 1024
 
 
 class Request:
-    """One of a worker, which waits for its answer. `pid`: the process that asks."""
+    """A worker's request that waits for its answer. `pid`: the requesting process."""
 
     def __init__(self, channel: WorkerChannel) -> None:
         self._channel = channel
@@ -32,18 +32,18 @@ class Request:
         self.answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     def send(self, message: m.FromBroker, fds: Sequence[int] = ()) -> None:
-        """The answer. `fds` stay the caller's."""
+        """Send the answer. `fds` stay the caller's."""
         if not self.answered.done():
             self._channel.send(message, fds)
             self.answered.set_result(True)
 
     def end(self) -> None:
-        """There is no answer: the connection ends."""
+        """End the connection without an answer."""
         if not self.answered.done():
             self.answered.set_result(False)
 
     def note_waiting(self) -> None:
-        """The worker's limit counts from now."""
+        """Restart the worker's time limit."""
         self._channel.remind(m.Waiting())
 
 
@@ -53,15 +53,15 @@ class Serves(Protocol):
     stores: Stores
 
     def serve(self, request: Request, asked: m.ToJobBroker) -> None:
-        """`request` gets an answer, now or later."""
+        """Answer `request`, now or later."""
         ...
 
     def withdraw(self, request: Request) -> None:
-        """The worker doesn't wait for an answer any more."""
+        """Forget a request whose worker doesn't wait for an answer any more."""
         ...
 
     def is_out(self, peer: PeerID, incarnation: int) -> bool:
-        """Whether the process has ended, or has no slot any more."""
+        """Return whether the process has exited, or has no slot any more."""
         ...
 
 
@@ -70,7 +70,7 @@ class BrokerServer(Server[WorkerChannel]):
 
     most_proved = _MAX_CONNECTIONS
     most_unproved = 512  # more than a host's workers, all of which may connect in one moment
-    silent_s = 1.0  # a worker proves itself within milliseconds; one that is taken for a stranger comes again
+    silent_s = 1.0  # a worker proves itself within milliseconds; one that is rejected as unauthenticated connects again
 
     def __init__(self, broker: Serves, secret: bytes) -> None:
         super().__init__(secret, OF_A_WORKER)
@@ -82,7 +82,7 @@ class BrokerServer(Server[WorkerChannel]):
         self.listen(listening)
 
     def connections(self) -> int:
-        """How many processes have come; each keeps its connection."""
+        """Return how many processes have connected; each keeps its connection."""
         return len(self._proved)
 
     def _open(self, connection: socket.socket) -> WorkerChannel:
@@ -104,7 +104,7 @@ class BrokerServer(Server[WorkerChannel]):
                 reading = None  # `fds` are closed by whatever answers
                 request = Request(channel)
                 self._answer(request, asked, fds)
-                reading = self._read(channel)  # also to see the end of a worker that waits
+                reading = self._read(channel)  # also to notice the exit of a worker that waits
                 either: set[asyncio.Future[Any]] = {request.answered, reading}
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 if not request.answered.done():
@@ -130,7 +130,7 @@ class BrokerServer(Server[WorkerChannel]):
 
 
 async def _stop(reading: asyncio.Task[tuple[m.ToBroker, list[int]]]) -> None:
-    """A connection has ended: what has come since isn't answered."""
+    """Stop reading a connection that has ended: later requests aren't answered."""
     reading.cancel()
     with contextlib.suppress(asyncio.CancelledError, Exception):
         _, fds = await reading

@@ -15,13 +15,16 @@ from ms_kungfu.launcher.wire import messages as m
 
 _log = logging.getLogger(__name__)
 _HEAD_S = 5.0  # for the controller to end the job after a signal here
-_LET_GO_S = 15.0  # for the controller, and for workers that have to be killed at the end of the grace
+_LET_GO_S = 15.0  # for the controller, and for workers that are killed at the end of -leave-grace
 
 
 @dataclass(eq=False)
 class Departure:
-    """`send` brings a message to the controller; `is_alone` tells whether this host is in no job; `wait_s`: how long
-    the next controller may take."""
+    """How signals end this host's part.
+
+    `send` brings a message to the controller; `is_alone` tells whether this host is in no job; `wait_s`: how long the
+    next controller may take.
+    """
 
     options: Options
     own: OwnController
@@ -30,12 +33,15 @@ class Departure:
     is_alone: Callable[[], bool]
     wait_s: Callable[[], float]
     is_leaving: bool = False
-    interrupted: int = 0  # by this signal: the controller is to end the job
+    interrupted: int = 0  # the signal that has to end the job
 
     def on_signal(self, number: int) -> None:
-        """After SIGTERM this host leaves, if the controller finds that the job can do without it. At any other signal
-        the controller ends the job, on all hosts. After a second signal of that kind, or if the controller doesn't,
-        this host ends at once. If it has the lease, and may leave, others continue the job."""
+        """Leave the job, or end it.
+
+        After SIGTERM this host leaves, if the controller finds that the job can continue without it. At any other
+        signal the controller ends the job, on all hosts. After a second such signal, or if the controller doesn't
+        react, this host ends at once. If it has the lease, and may leave, others continue the job.
+        """
         controller = self.own.controller
         if controller is not None and controller.is_over and not controller.has_stepped_down:
             controller.interrupted(number)  # it ends the job, and hurries now
@@ -63,7 +69,7 @@ class Departure:
         asyncio.get_running_loop().call_later(seconds, self.end, 128 + number, words)
 
     def _tell(self, message: m.Leave | m.Interrupted) -> None:
-        """A controller on this host may not have let the host in yet."""
+        """Send a message, although a controller on this host may not have registered it yet."""
         controller, own = self.own.controller, self.options.host.name
         if controller is None or controller.has_stepped_down:
             self.send(message)
@@ -73,7 +79,7 @@ class Departure:
             controller.interrupted(message.number, f" on host {own}" if controller.moves else "")
 
     def tell_again(self) -> None:
-        """To the next controller."""
+        """Send the same to the next controller."""
         if self.is_leaving:
             self.send(m.Leave())
         if self.interrupted:
@@ -81,6 +87,6 @@ class Departure:
 
     @property
     def exit_code(self) -> int:
-        """If no controller is left that would say it."""
+        """Return the exit code if no controller is left to decide on it."""
         told = self.interrupted or (signal.SIGTERM if self.is_leaving else 0)
         return 128 + told if told else 1

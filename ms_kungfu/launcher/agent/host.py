@@ -1,4 +1,4 @@
-"""What this host has of a job once a controller has let it in: workers, memory, and the socket for their requests."""
+"""A host's part of a job after its registration: workers, memory, and the socket for their requests."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ _MAX_LOOK_S = 10.0
 
 
 class HostOfJob:
-    """From the first registration to the end. It obeys one controller after the other; `send` brings a message to the
-    one that is obeyed. `secret`: of the workers' requests."""
+    """A host's part of a job, from its first registration to the end.
+
+    It obeys one controller after the other; `send` brings a message to the present one. `secret`: of the workers'
+    requests.
+    """
 
     def __init__(
         self, name: str, machine: Machine, supervisor: Supervisor, output: Output, links: LinkMaker,
@@ -47,7 +50,7 @@ class HostOfJob:
 
     def close(self) -> None:
         self.segments.close()
-        # Before what they stand on: a worker whose link is gone fails with an error of its program's.
+        # Before what they depend on: without its inter-host transport a worker fails as if by its program.
         self.workers.close()
         self._server.end()
         self.relay.close()
@@ -61,7 +64,7 @@ class HostOfJob:
     # ---- from one controller to the next ----
 
     def wait_for_a_controller(self) -> None:
-        """The workers train on as far as they can. Their deadlines wait: only a controller knows what they wait for."""
+        """Hold the workers' deadlines: only a controller knows what they wait for. They train on as far as they can."""
         self.relay.hold_deadlines(True)
         self.segments.cancel_making()
 
@@ -76,9 +79,9 @@ class HostOfJob:
         )
 
     def go_over_to(self, channel: AnyChannel) -> None:
-        """Another controller has let this host in, and hears what the one before may not have heard."""
+        """Change to another controller that has registered this host, and send it what the one before may lack."""
         self.segments.forget_what_was_told()
-        self.relay.hold_deadlines(False)  # a controller that waits for the store says so
+        self.relay.hold_deadlines(False)  # a controller that waits for the store sends a message for that
         self.relay.ask_again(channel.send)
         self.workers.tell_what_is_new()
 

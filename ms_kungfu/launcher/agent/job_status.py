@@ -1,4 +1,4 @@
-"""The job's status, as this host's launcher answers it: the controller's word, or the little that the host knows."""
+"""The job's status, as this host's launcher answers: the controller's, or the little that the host knows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ANSWER_S = 2.0
 
 @dataclass(eq=False)
 class JobStatusAnswer:
-    """`send` brings a message to the controller; `is_connected` tells whether there is one."""
+    """The answers. `send` brings a message to the controller; `is_connected` tells whether there is one."""
 
     options: Options
     started_at: float

@@ -14,12 +14,12 @@ from ms_kungfu.launcher.state.start_error import StartError
 
 _log = logging.getLogger(__name__)
 _END_S = 1.0
-_LED_S = 10.0  # for a controller whose job is over, to tell the others and to give the lease back
+_LED_S = 10.0  # for a controller whose job is over, to notify the others and release the lease
 
 
 @dataclass(eq=False)
 class OwnController:
-    """`end(code, words)` ends this host's launcher, `fail` by an error."""
+    """This host's controller. `end(code, words)` ends this host's launcher, `fail` ends it by an error."""
 
     end: Callable[[int, str], None]
     fail: Callable[[BaseException], None]
@@ -29,18 +29,20 @@ class OwnController:
 
     @property
     def for_ever(self) -> LocalController | None:
-        """The controller, if it is here and stays here."""
+        """Return the controller if it is here and stays here."""
         return None if self.controller is None or self.controller.moves else self.controller
 
     def begin(self, controller: LocalController) -> None:
-        """This host decides from now on."""
+        """Run a controller on this host from now on."""
         self.controller = controller
         self._leading = asyncio.ensure_future(controller.run())
         self._leading.add_done_callback(self.has_led)
 
     async def leave(self) -> None:
-        """Before this host ends: over its connections the job is told to end, or would be. A controller whose job is
-        over gives the lease back last."""
+        """End it before this host ends: it may still have to end the job over its connections.
+
+        A controller whose job is over releases the lease last.
+        """
         controller, leading = self.controller, self._leading
         if controller is not None and leading is not None:
             if controller.moves:
@@ -54,7 +56,7 @@ class OwnController:
             await asyncio.wait([self._leading])
 
     async def wait(self) -> None:
-        """For it to say why it ends."""
+        """Wait until it says why it ends."""
         if self._leading is not None:
             await asyncio.wait([self._leading], timeout=_END_S)
 
@@ -74,5 +76,5 @@ class OwnController:
         elif not controller.moves:
             self.has_ended = True
             self.end(leading.result(), controller.last_words or "")
-        elif not controller.has_stepped_down:  # which has told so, but perhaps not here
+        elif not controller.has_stepped_down:  # which has notified the agents, but perhaps not this one
             asyncio.get_running_loop().call_later(_END_S, self.end, leading.result(), controller.last_words or "")

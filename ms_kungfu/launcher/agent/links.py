@@ -1,14 +1,4 @@
-"""What a host has of a cluster version that is over several hosts, and how it gets it: segment, board, and a link.
-
-The *local segment* has the host's workers, in the order of their ranks, and one more member: the host's *link*, which
-exchanges with the links of the other hosts what these have reduced (`_core.Link`). The *board* has all ranks of the
-version, and of them only the words by which they and the launchers tell each other things: announced versions, deaths.
-Beside the link is one for models, which reads those of this host's workers for the other hosts' (`store/model_link.h`).
-
-Each pair of hosts has some connections of its own for each version. The host that comes later in the version calls the
-other one, at the port where the launchers find each other. Who is called may not have heard of the version yet: such
-a connection waits for a while, and there is room for so many only.
-"""
+"""A host's part of a cluster version over several hosts: segment, control block and inter-host transport."""
 
 from __future__ import annotations
 
@@ -33,7 +23,7 @@ if TYPE_CHECKING:
     from ms_kungfu._core import TlsEnd
 
 CONNECTIONS_A_PAIR = 3
-_FOR_MODELS = 1  # of these
+_FOR_MODELS = 1  # of these connections
 _WAIT_S = 20.0
 _MAX_WAITING = 1024
 _MAX_SHOWN = 200
@@ -66,8 +56,10 @@ def no_stores(peer: PeerID) -> int:
 
 
 class LinkedSegment:
-    """One host's part of the shared memory of a version over several. `connections`: for each host of the version those
-    with it, which are taken over; `tls`: of those of them that have it."""
+    """One host's part of the shared memory of a version over several.
+
+    `connections`: to each host of the version, which the segment takes over; `tls`: of those with TLS.
+    """
 
     def __init__(
         self,
@@ -120,7 +112,8 @@ class LinkedSegment:
             memory.hold_deadlines(held)
 
     def mark_lost(self, rank: int, reason: str, recover: bool, reaped: bool) -> None:
-        # The board has the deaths of all hosts in one order. Who learns of one by the segment finds it there.
+        # The control block has the failures of all hosts in one order. A rank that learns of one by the segment finds
+        # it there.
         self._board.mark_lost(rank, reason, recover, reaped)
         if rank in self._local:
             self._segment.mark_lost(self._local[rank], reason, recover, reaped)
@@ -130,7 +123,7 @@ class LinkedSegment:
             self._link.lose_host(self._hosts.index(host))
 
     def unreachable(self) -> list[tuple[str, str]]:
-        """Hosts to which a connection has ended, and how."""
+        """Return hosts to which a connection has ended, and how."""
         found = [] if self._link is None else self._link.unreachable()
         return [(self._hosts[place], why) for place, why in found]
 
@@ -144,26 +137,26 @@ class LinkedSegment:
         return self._segment.progress(self._local[rank])
 
     def awaited(self) -> list[tuple[int, int, bool]]:
-        rank_of = [*self._local, -1]  # the link has the last place
+        rank_of = [*self._local, -1]  # the transport has the last rank
         return [(rank_of[a], rank_of[b], is_overdue) for a, b, is_overdue in self._segment.awaited()]
 
     def set_ending(self, rank: int, ending: bool) -> None:
-        """One of another host is behind the link."""
+        """Note a rank's end; one of another host is behind the transport."""
         self._segment.set_ending(self._local.get(rank, len(self._local)), ending)
 
     def ranks(self) -> list[int]:
-        """Of this host."""
+        """Return the ranks of this host."""
         return list(self._local)
 
     def sync_points(self) -> int:
-        """How many the workers of this host have asked for, or have been told of."""
+        """Return how many sync points this host's workers have requested, or have been notified of."""
         return self._board.sync_points
 
     def request_sync_point(self, number: int) -> None:
         self._board.request_sync_point(number)
 
     def failure(self) -> str:
-        """Why nothing can be exchanged with the other hosts any more; "" while it can."""
+        """Return why no exchange with the other hosts is possible any more; "" while it is."""
         return "" if self._link is None else self._link.failure()
 
     def close(self) -> None:
@@ -175,18 +168,18 @@ class LinkedSegment:
 
 
 def _drop(getting: asyncio.Task[Channel]) -> None:
-    """Nobody waits for what has come of it."""
+    """Ignore the result: no task waits for it."""
     if not getting.cancelled() and getting.exception() is None:
         getting.result().close()
 
 
-# Job, version, which attempt to make it, calling host, number of the connection.
+# Job, version, number of the attempt to make it, calling host, number of the connection.
 _Named = tuple[str, int, int, str, int]
 
 
 @dataclass(eq=False)
 class LinkMaker:
-    """Makes this host's segments. In the event loop."""
+    """Makes this host's segments, in the event loop."""
 
     machine: Machine
     hosts: Hosts
@@ -201,7 +194,10 @@ class LinkMaker:
     _waiting: dict[_Named, asyncio.Future[None]] = field(default_factory=dict)
 
     async def make(self, cluster: Cluster, attempt: int, recovers: bool) -> HostSegment:
-        """This host's part of `cluster`, which has workers here. Raises what is against it; nothing is left then."""
+        """Make this host's part of `cluster`, which has workers here.
+
+        Raises the error that prevents it; nothing is left then.
+        """
         hosts, own = cluster.hosts, cluster.hosts.index(self.hosts.self_name)
         if len(hosts) == 1:
             return PlainSegment(cluster, self.cores, recovers, self.machine.runtime)
@@ -234,12 +230,12 @@ class LinkMaker:
         finally:
             for task in getting if not taken else ():
                 if task.cancel():
-                    task.add_done_callback(_drop)  # it may come to its end all the same
+                    task.add_done_callback(_drop)  # it may still end by itself
                 else:
                     _drop(task)
 
     async def _called(self, host: str, name: _Named) -> Channel:
-        """The connection that this host makes."""
+        """Make a connection to a host."""
         channel = await call(self.machine, self.hosts.own.address, Host(host).address, self.port, self.secret, MAKE_S)
         try:
             job, version, attempt, own, number = name
@@ -254,7 +250,7 @@ class LinkMaker:
             raise
 
     async def _calls(self, name: _Named) -> Channel:
-        """The one that another host makes."""
+        """Wait for the connection that another host makes."""
         expected = self._expected[name] = asyncio.get_running_loop().create_future()
         try:
             if name in self._waiting and not self._waiting[name].done():
@@ -268,8 +264,8 @@ class LinkMaker:
             del self._expected[name]
 
     async def take(self, channel: Channel, link: m.Link) -> bool:
-        """Another host has called, for a link. Whether the connection belongs to a link now."""
-        if self.job not in ("", link.job):  # who has heard of the job first may call somebody who hasn't yet
+        """Accept another host's connection for a transport. Return whether it belongs to one now."""
+        if self.job not in ("", link.job):  # a caller may know the job before this host does
             raise ProtocolError(f"no link of this job: {link.job[:_MAX_SHOWN]!r}")
         name = (link.job, link.version, link.attempt, link.host, link.number)
         if name not in self._expected:

@@ -1,13 +1,13 @@
-"""What workers print, brought to the launcher's stdout and stderr line by line, and to a pair of log files for each.
+"""The workers' output, written to the launcher's stdout and stderr line by line, and to a pair of log files for each.
 
-On a terminal every line gets a coloured prefix with the worker's name; elsewhere (a pipe, a file) lines pass
-unchanged, so that programs can read what workers print. Log files hold exactly what the worker wrote:
-``LOGDIR/HOST.PORT.stdout.log`` and ``LOGDIR/HOST.PORT.stderr.log``, new for each job; a worker that comes back under
-the same peer ID within a job appends. A log file that can't be made or written (a full disk) is given up for the rest
-of the job, which is told once: training is worth more.
+On a terminal every line gets a coloured prefix with the worker's name. Elsewhere (a pipe, a file) lines pass unchanged,
+so that programs can read what workers print. Log files hold exactly what the worker wrote:
+``LOGDIR/HOST.PORT.stdout.log`` and ``LOGDIR/HOST.PORT.stderr.log``, new for each job. A worker that comes back under
+the same peer ID within a job appends. If a log file can't be made or written (a full disk), the launcher logs that once
+and trains on without it.
 
 One thread reads and writes. When the terminal stops taking output, the thread waits, the pipes fill and the workers
-wait, just as if they wrote to the terminal themselves, while the launcher goes on supervising.
+wait, as if they wrote to the terminal themselves. The launcher still supervises.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from ms_kungfu.launcher.state.log_files import log_paths
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _MAX_LINE_BYTES = 64 * 1024
-_PARTIAL_LINE_S = 0.3  # how long the beginning of a line, a prompt perhaps, is held back
+_PARTIAL_LINE_S = 0.3  # how long the beginning of a line, such as a prompt, is held back
 _MAX_HELD_BYTES = 1024 * 1024
-_PIPE_BYTES = 1024 * 1024  # so that a burst of output does not stop a worker
+_PIPE_BYTES = 1024 * 1024  # so that a burst of output doesn't stop a worker
 
 
 class LineSplitter:
-    """Cuts a stream into lines; a carriage return ends one as well, since progress bars write nothing else."""
+    """Cut a stream into lines; a carriage return ends one as well, since progress bars write nothing else."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -47,7 +47,7 @@ class LineSplitter:
         return bool(self._rest)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that `data` completes, each with its end. A line that is too long is cut."""
+        """Return the lines that `data` completes, each with its end. A line that is too long is cut."""
         lines = (self._rest + data).splitlines(keepends=True)
         # A final \r may be half of \r\n.
         self._rest = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
@@ -56,7 +56,7 @@ class LineSplitter:
         return lines
 
     def flush(self) -> bytes:
-        """The beginning of a line that has not ended."""
+        """Return the beginning of a line that hasn't ended."""
         rest, self._rest = self._rest, b""
         return rest
 
@@ -64,7 +64,7 @@ class LineSplitter:
 class Screen:
     """One of the launcher's own output streams, shared by many writers. Used from one thread.
 
-    A writer that left a line open goes on with it; where another one comes in between, the line is ended first.
+    A writer that left a line open continues it; if another one writes in between, the line is ended first.
     """
 
     def __init__(self, fd: int) -> None:
@@ -81,14 +81,14 @@ class Screen:
             ended = line.endswith((b"\n", b"\r"))
             if ended and self.is_terminal:
                 text = line.rstrip(b"\r\n")
-                out += text + b"\033[K" + line[len(text) :]  # nothing of a longer progress bar stays behind
+                out += text + b"\033[K" + line[len(text) :]  # no end of a longer progress bar stays
             else:
                 out += line
             self._open = None if ended else writer
         self._write_all(bytes(out))
 
     def write_if_it_is_read(self, text: str) -> None:
-        """From another thread, while the one that uses this stream waits for another stream's reader."""
+        """Write from another thread, while the one that uses this stream waits for another stream's reader."""
         with contextlib.suppress(OSError, ValueError):
             if select.select([], [self._fd], [], 0)[1]:
                 os.write(self._fd, text.encode("utf-8", "backslashreplace") + b"\n")
@@ -97,13 +97,13 @@ class Screen:
         while data and not self.broken:
             try:
                 data = data[os.write(self._fd, data) :]
-            except BlockingIOError:  # somebody who shares the terminal has made it non-blocking
+            except BlockingIOError:  # another process that shares the terminal has made it non-blocking
                 select.select([], [self._fd], [], 1.0)
             except OSError:
-                self.broken = True  # `kungfu-run ... | head`: training goes on, into the log files
+                self.broken = True  # `kungfu-run ... | head`: training continues, into the log files
 
 
-@dataclass(eq=False)  # each is itself, whatever its fields
+@dataclass(eq=False)  # each equals itself only, whatever its fields
 class _Stream:
     """The reading end of one pipe of one worker."""
 
@@ -113,15 +113,15 @@ class _Stream:
     prefix: bytes
     log: int | None
     log_path: Path | None = None
-    held: list[bytes] | None = None  # what is not shown yet
+    held: list[bytes] | None = None  # what isn't shown yet
     splitter: LineSplitter = field(default_factory=LineSplitter)
     last_read: float = 0.0
 
 
 class Output:
-    """Owner of the reading thread. `attach`, `say` and `close` are called from one other thread.
+    """Owner of the reading thread. One other thread calls `attach`, `say` and `close`.
 
-    `quiet` keeps the workers' output off the launcher's own streams; the log files are written all the same.
+    `quiet` keeps the workers' output off the launcher's own streams, not out of the log files.
     """
 
     def __init__(self, logdir: Path | None = None, quiet: bool = False, stdout: int = 1, stderr: int = 2) -> None:
@@ -132,9 +132,9 @@ class Output:
         self._screens = (Screen(stdout), Screen(stderr))
         self._logs_begun: set[Path] = set()
         self._logs_given_up: set[Path] = set()
-        self._streams: set[_Stream] = set()  # of the thread's, as is the selector
+        self._streams: set[_Stream] = set()  # the thread's, as is the selector
         self._selector = selectors.DefaultSelector()
-        self._todo: collections.deque[Callable[[], None]] = collections.deque()  # by the thread
+        self._todo: collections.deque[Callable[[], None]] = collections.deque()  # for the thread
         self._closing = False
         self._last_words: str | None = None
         self._wake_in, self._wake_out = socket.socketpair()
@@ -143,11 +143,7 @@ class Output:
         self._thread.start()
 
     def attach(self, name: str, colour: int, held: bool = False) -> tuple[int, int]:
-        """Pipes for a worker's stdout and stderr: the writing ends, which the caller closes once they are passed on.
-
-        With `held` nothing is shown before `release`; the log files are written at once. OSError: there is no
-        descriptor for a pipe.
-        """
+        """Return pipes for a worker's stdout and stderr: the writing ends, which the caller passes on and closes."""
         paths = log_paths(self._logdir, name)
         ends: list[int] = []
         for i, what in enumerate(("stdout", "stderr")):
@@ -172,17 +168,17 @@ class Output:
         return ends[0], ends[1]
 
     def release(self, name: str) -> None:
-        """Shows what the worker called `name` has printed so far, at most its last MiB, and prints from now on."""
+        """Show what the worker `name` has printed so far, at most its last MiB, and its later output."""
         self._do(functools.partial(self._show_held, name))
 
     def say(self, text: str) -> None:
-        """A line of the launcher's own on stderr, in order with what the workers print."""
+        """Print a line of the launcher's own on stderr, in order with the workers' output."""
         self._do(functools.partial(self._print, text))
 
     def close(self, timeout_s: float | None, last_words: str | None = None) -> None:
-        """Waits until the workers' pipes are closed and everything is written, at most `timeout_s`; None is no limit.
+        """Wait until the workers' pipes are closed and everything is written, at most `timeout_s`; None is no limit.
 
-        `last_words` come after all that the workers have printed; if nobody reads that in time, without the rest.
+        `last_words` follow all that the workers have printed; if the reader is too slow, they replace the rest.
         """
         self._do(functools.partial(self._close, last_words))
         self._thread.join(timeout_s)
@@ -206,7 +202,7 @@ class Output:
         self.say(f"kungfu-run: the log file {path} is given up, the job goes on without it: {error.strerror}")
 
     def _do(self, action: Callable[[], None]) -> None:
-        """Has it done by the thread."""
+        """Have the thread do it."""
         self._todo.append(action)
         with contextlib.suppress(OSError):
             self._wake_out.send(b"x")
@@ -253,7 +249,7 @@ class Output:
         self._screens[1].write(self, b"", [text.encode("utf-8", "backslashreplace") + b"\n"])
 
     def _read(self, stream: _Stream) -> bool:
-        """Reads once; False at the end of the stream."""
+        """Read once. Return False at the end of the stream."""
         try:
             data = os.read(stream.fd, 256 * 1024)
         except BlockingIOError:

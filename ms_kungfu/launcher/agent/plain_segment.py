@@ -1,4 +1,4 @@
-"""What a host has of a cluster version: an interface, and the case of a version whose workers are all on one host."""
+"""A host's part of a cluster version: the interface, and the class for a version with all workers on one host."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ms_kungfu.launcher.wire import messages as m
 
 
 class HostSegment(Segment, Protocol):
-    """One host's, plain or linked (`links`)."""
+    """One host's segment, plain or linked (`links`)."""
 
     def awaited(self) -> list[tuple[int, int, bool]]:
-        """Of this host's ranks; -1 is its link."""
+        """Return the waits of this host's ranks; -1 is its transport."""
 
     def ranks(self) -> list[int]: ...
     def failure(self) -> str: ...
@@ -22,22 +22,23 @@ class HostSegment(Segment, Protocol):
     def request_sync_point(self, number: int) -> None: ...
 
     def hold_deadlines(self, held: bool) -> None:
-        """While it is `held` no deadline of the host's ranks runs."""
+        """Hold the deadlines of the host's ranks while `held`."""
 
     def unreachable(self) -> list[tuple[str, str]]: ...
 
 
 def the_runtime() -> Any:
-    """The module that has shared memory. Not loaded at the top: a job whose workers never ask for a segment starts
-    without it."""
+    """Return the module with shared memory, loaded late: a job without segments starts without it."""
     from ms_kungfu import _core
 
     return _core
 
 
 class PlainSegment:
-    """That of a version whose workers are all on this host: the descriptor, which `close` closes, and a mapping, which
-    goes with the object."""
+    """The segment of a version whose workers are all on this host.
+
+    It has the descriptor, which `close` closes, and a mapping, which ends with the object.
+    """
 
     def __init__(self, cluster: Cluster, cores: int, recovers: bool, runtime: Callable[[], Any] = the_runtime) -> None:
         self._size = cluster.size
@@ -59,7 +60,7 @@ class PlainSegment:
         asker.send(message, (self.fd,))
 
     def lose_host(self, host: str) -> None:
-        """There is no other."""
+        """Do nothing: there is no other host."""
 
     def unreachable(self) -> list[tuple[str, str]]:
         return []
@@ -68,15 +69,15 @@ class PlainSegment:
         return list(range(self._size))
 
     def failure(self) -> str:
-        """None of a connection where there is none."""
+        """Return "": no connection can fail."""
         return ""
 
     def sync_points(self) -> int:
-        """None that another host would have to hear of."""
+        """Return 0: there is no other host to notify."""
         return 0
 
     def request_sync_point(self, number: int) -> None:
-        """From another host: there is none."""
+        """Do nothing: no other host can request one."""
 
     def close(self) -> None:
         os.close(self.fd)

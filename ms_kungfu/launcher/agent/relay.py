@@ -1,6 +1,6 @@
-"""What a host's workers ask: it is asked of the controller's broker, and answered by it.
+"""Pass requests of a host's workers to the controller's broker, and its answers back.
 
-What only this host has is added here: the descriptors of a slot, which process has it, and model stores.
+The relay adds what only this host has: the descriptors of a slot, the process that has it, and model stores.
 """
 
 from __future__ import annotations
@@ -31,16 +31,19 @@ def is_alive(pid: int) -> bool:
 
 
 class Request(Asker, Protocol):
-    """Of a worker (`broker_server.Request`)."""
+    """A worker's request (`broker_server.Request`)."""
 
     pid: int
 
     def note_waiting(self) -> None:
-        """The worker's limit counts from now."""
+        """Restart the worker's time limit."""
 
 
 class Relay:
-    """In the agent's event loop. `send` brings a message to the controller. Owns the host's segments."""
+    """Requests and answers, in the agent's event loop.
+
+    `send` brings a message to the controller. Owns the host's segments.
+    """
 
     def __init__(self, send: Callable[[m.FromHost], None], is_alive: Callable[[int], bool] = is_alive) -> None:
         self._send = send
@@ -49,18 +52,18 @@ class Relay:
         self.stores = Stores()
         self._numbers = itertools.count(1)
         self._segments: dict[int, HostSegment] = {}
-        self._asked: dict[int, tuple[Request, m.ToJobBroker]] = {}  # those without an answer
-        self.cores = 0  # how many each worker has, if one of this host has been told that it is fixed
-        self._leaving: list[str] = []  # who was granted to leave because a worker of this host had asked for it
+        self._asked: dict[int, tuple[Request, m.ToJobBroker]] = {}  # requests without an answer
+        self.cores = 0  # how many each worker has, if a worker of this host knows that the number is fixed
+        self._leaving: list[str] = []  # workers that may leave because a worker of this host requested it
         self._holders: dict[_Process, int] = {}
         self._held = False  # the workers' deadlines
         self._reminder: asyncio.TimerHandle | None = None
         self._closed = False
 
-    # ---- what the controller says ----
+    # ---- orders of the controller ----
 
     def answer(self, number: int, message: m.FromJobBroker | None) -> None:
-        """To a request. None: there is no answer."""
+        """Answer a request; None: without an answer."""
         request, asked = self._asked.pop(number, (None, None))
         if request is None:  # withdrawn
             return
@@ -76,7 +79,7 @@ class Relay:
             request.send(message)
 
     def ask_again(self, send: Callable[[m.FromHost], None]) -> None:
-        """Another controller has the job: it is asked what has no answer yet. `send` brings a message there."""
+        """Send the requests without an answer to another controller. `send` brings a message there."""
         self._send = send
         for number, (_, asked) in self._asked.items():
             send(m.Asks(number, asked))
@@ -85,11 +88,11 @@ class Relay:
         return list(self._leaving)
 
     def slot_holders(self) -> list[_Process]:
-        """Those of this host that have got a slot, and live."""
+        """Return the live processes of this host that have got a slot."""
         return list(self._holders)
 
     def hold_deadlines(self, held: bool) -> None:
-        """While it is `held` no deadline of this host's workers runs: what they wait for waits for the job's store."""
+        """Hold the deadlines of this host's workers while `held`: they wait for the job's store."""
         self._held = held
         for segment in self._segments.values():
             segment.hold_deadlines(held)
@@ -120,14 +123,15 @@ class Relay:
             segment.close()
 
     def forget_failed(self) -> None:
-        """A process has ended: what was kept for it goes."""
+        """Forget what was kept for a process that has exited."""
         self._holders = {who: pid for who, pid in self._holders.items() if self._is_alive(pid)}
         there = {str(peer) for peer, _ in self._holders}
-        self._leaving = [peer for peer in self._leaving if peer in there]  # the next of its name hasn't asked
+        # the next process of its name hasn't requested it
+        self._leaving = [peer for peer in self._leaving if peer in there]
         self.stores.drop(self.is_out)
 
     def close(self) -> None:
-        """No request is answered any more."""
+        """Answer no request any more."""
         self._closed = True
         self._remind()
         for request, _ in self._asked.values():
@@ -138,7 +142,7 @@ class Relay:
         self._segments.clear()
         self.stores.drop(lambda *_: True)
 
-    # ---- for a worker ----
+    # ---- requests of workers ----
 
     def serve(self, request: Request, asked: m.ToJobBroker) -> None:
         """`request` gets its answer, now or later."""
@@ -154,7 +158,7 @@ class Relay:
             self._send(m.Asks(number, asked))
 
     def withdraw(self, request: Request) -> None:
-        """The worker doesn't wait any more."""
+        """Forget a request: its worker doesn't wait any more."""
         for number, (each, _) in list(self._asked.items()):
             if each is request:
                 del self._asked[number]
@@ -174,12 +178,12 @@ class Relay:
         if self._is_taken(peer, slot.incarnation, request):  # both have asked before one of them got it
             return
         segment = self._segments.get(version)
-        if segment is None:  # a newer one has been committed since, of which it will ask for its slot
+        if segment is None:  # a newer version has been committed since, and the worker will request its slot
             request.send(m.Error(f"cluster version {version} is over"))
             return
         self._holders[peer, slot.incarnation] = request.pid
         try:
-            with contextlib.suppress(KeyError):  # the controller gave a rank that isn't here
+            with contextlib.suppress(KeyError):  # the controller assigned a rank that isn't here
                 segment.hand_over(request, slot, slot.rank)
         except OSError as error:  # no descriptors
             request.send(m.Error(f"the shared memory of cluster version {version} can't be handed over: {error}"))

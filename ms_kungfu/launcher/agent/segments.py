@@ -1,4 +1,4 @@
-"""What this host has of the job's cluster versions: it makes, watches and closes them as the controller says."""
+"""A host's parts of the job's cluster versions: it makes, watches and closes them on the controller's orders."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ _LINKS_LOOK_S = 0.2
 
 
 class HostSegments:
-    """In the agent's event loop. `send` brings a message to the controller that is obeyed; `look_s`: how often it
-    hears of heartbeats; `running` gives the workers' process IDs by their keys."""
+    """This host's segments, in the agent's event loop.
+
+    `send` brings a message to the present controller; `look_s`: how often it gets heartbeats; `running` returns the
+    workers' process IDs by their keys.
+    """
 
     def __init__(
         self, machine: Machine, links: LinkMaker, relay: Relay, send: Callable[[m.FromHost], None], look_s: float,
@@ -28,9 +31,10 @@ class HostSegments:
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
         self._making: dict[int, tuple[int, asyncio.Task[None]]] = {}  # version -> attempt
         self._beats: dict[int, dict[int, int]] = {}  # version -> rank -> its count at the last look
-        self._words: dict[int, dict[int, str]] = {}  # version -> rank -> why it can't go on; all that was ever seen
-        # What the controller has been told, by version: of links that have failed, sync points (or it has told of
-        # them), and hosts that the version's link can't reach.
+        # version -> rank -> why it can't continue; everything that was ever seen
+        self._words: dict[int, dict[int, str]] = {}
+        # What the controller was notified of, by version: failed transports, sync points (in either direction), and
+        # hosts that the version's transport can't reach.
         self._unlinked: set[int] = set()
         self._sync_points: dict[int, int] = {}
         self._apart: set[tuple[int, str]] = set()
@@ -51,7 +55,7 @@ class HostSegments:
         self._making.clear()
 
     def forget_what_was_told(self) -> None:
-        """Another controller hears what the one before may not have heard."""
+        """Forget what was reported: another controller gets it again."""
         self._words.clear()
         self._unlinked.clear()
         self._sync_points.clear()
@@ -60,7 +64,7 @@ class HostSegments:
     def losses(self) -> dict[int, list[m.Loss]]:
         return {version: self._losses.get(version, []) for version in self._relay.segments()}
 
-    # ---- what the controller says ----
+    # ---- orders of the controller ----
 
     def make(self, said: m.Make) -> None:
         version = said.cluster.version
@@ -72,7 +76,7 @@ class HostSegments:
         try:
             segment = await self._links.make(cluster, attempt, said.recovers)
             self._relay.add(cluster.version, segment)
-        except Exception as trouble:  # whatever the runtime, the kernel or another host has against it
+        except Exception as trouble:  # any error of the runtime, the kernel or another host
             error = str(trouble) or repr(trouble)
         if self._making.get(cluster.version, (None,))[0] == attempt:
             del self._making[cluster.version]
@@ -89,7 +93,7 @@ class HostSegments:
         self._apart = {(v, host) for v, host in self._apart if v != version}
 
     def obey(self, said: Any) -> None:
-        """A message of `OF_A_VERSION`, which means nothing if the version is closed by now."""
+        """Obey a message of `OF_A_VERSION`, which has no effect if the version is closed by now."""
         segment = self._relay.segment(said.version)
         if segment is not None:
             OF_A_VERSION[type(said)](self, segment, said)
@@ -105,7 +109,7 @@ class HostSegments:
             self._sync_points[said.version] = said.number
             segment.request_sync_point(said.number)
 
-    # ---- what the controller hears ----
+    # ---- reports to the controller ----
 
     def _look_at_links(self) -> None:
         self.tell_of_links()
@@ -125,7 +129,7 @@ class HostSegments:
                     self._send(m.Unreachable(version, host, why))
 
     def new_words(self) -> dict[int, dict[int, str]]:
-        """Return why ranks of this host can't continue, as far as the controller hasn't been told."""
+        """Return why ranks of this host can't continue, without what was reported."""
         news: dict[int, dict[int, str]] = {}
         for version, segment in self._relay.segments().items():
             known = self._words.setdefault(version, {})
@@ -135,7 +139,7 @@ class HostSegments:
         return news
 
     def _look(self) -> None:
-        """The controller judges which workers stand still, by this clock and these counts."""
+        """Report heartbeats: the controller finds the workers that hang, by this clock and these counts."""
         segments, running, machine = self._relay.segments(), self._running(), self._machine
         beats = {
             version: {rank: segment.heartbeat(rank) for rank in segment.ranks()}
@@ -154,8 +158,10 @@ class HostSegments:
         self._later(self._look_s, self._look)
 
     def _any_stands(self, beats: dict[int, dict[int, int]]) -> bool:
-        """Whether a worker hasn't counted since the last look. If all have, no process is asked: each has many
-        threads."""
+        """Return whether a worker hasn't counted since the last look.
+
+        If all have, no process is examined: each has many threads.
+        """
         return any(
             count and count == self._beats.get(version, {}).get(rank)
             for version, counts in beats.items()

@@ -1,4 +1,4 @@
-"""What a host's launcher has before its first worker, and how it starts one."""
+"""What a host's launcher needs before its first worker, and how it starts one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SPARE_DESCRIPTORS = 8  # for requests to the config server, the memory of versi
 
 
 def find_devices(options: Options, machine: Machine) -> Devices:
-    """Those of this host. StartError where what the user has set about them makes no sense."""
+    """Return this host's devices. StartError if the user's settings for them are inconsistent."""
     try:
         found = machine.find_devices(
             options.host.name, single=options.size == 1 and not options.watch, allow_nvlink=options.allow_nvlink
@@ -39,8 +39,10 @@ def find_devices(options: Options, machine: Machine) -> Devices:
 
 
 def serve_status(machine: Machine, supervisor: Supervisor, answer: Answer) -> Callable[[], None]:
-    """Has the launcher answer from now on, until what is returned is called or it has ended. A job that can't be
-    asked runs all the same."""
+    """Answer status requests from now on, until the returned function is called or the launcher ends.
+
+    A failure here doesn't stop the job.
+    """
     try:
         server = machine.serve_status(answer)
     except (OSError, SecretFileError) as error:
@@ -52,8 +54,11 @@ def serve_status(machine: Machine, supervisor: Supervisor, answer: Answer) -> Ca
 
 @dataclass(eq=False)
 class Starter:
-    """Starts this host's workers. `unheard` tells how many of its processes haven't come to the broker yet; `told` is
-    what all of its workers have in their environment because of the host."""
+    """Starts this host's workers.
+
+    `unheard` returns how many of its processes haven't connected to the broker yet; `told` is the environment that all
+    of its workers get because of the host.
+    """
 
     name: str
     machine: Machine
@@ -65,7 +70,7 @@ class Starter:
     def start(self, launch: Launch) -> None:
         environment = {**launch.environment, **self.told}
         if "PYTHONUNBUFFERED" not in self.machine.environ:
-            # Output goes to a pipe: without this it comes in blocks, late, and not at all from a worker that is killed.
+            # Output goes to a pipe: without this it comes in blocks, late, and a killed worker loses it.
             environment["PYTHONUNBUFFERED"] = "1"
         if launch.threads is not None and "OMP_NUM_THREADS" not in self.machine.environ:
             environment["OMP_NUM_THREADS"] = str(launch.threads)
@@ -81,7 +86,7 @@ class Starter:
             close_all((stdout, stderr))
 
     def _allowed(self, launch: Launch) -> tuple[int, ...]:
-        """The cores of a worker; none where its host has lost them all, by a cpuset that was rewritten meanwhile."""
+        """Return the cores of a worker; none if its host has lost them all by a cpuset that was rewritten meanwhile."""
         allowed = self.machine.allowed_cores() if launch.cores else []
         if launch.cores and not set(launch.cores).intersection(allowed):
             _log.warning(
@@ -92,12 +97,15 @@ class Starter:
         return launch.cores
 
     def _check_descriptors(self) -> None:
-        """OSError where another joining worker would take the last descriptors: nobody would hear those who are
-        starting already, nor whoever takes a mistaken size back."""
+        """Raise OSError if another joining worker would take the last descriptors.
+
+        Then the launcher could neither accept the workers that are starting, nor the request that corrects a mistaken
+        size.
+        """
         if self.machine.spare_descriptors() < 4 + max(0, self.unheard()) + _SPARE_DESCRIPTORS:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def told_of_the_host(broker: str, secret: str) -> dict[str, str]:
-    """Of `Starter`: where its workers find their broker, and what they prove themselves by."""
+    """Return where its workers find their broker, and what they prove themselves by."""
     return {env.BROKER.name: broker, env.JOB_SECRET.name: secret}

@@ -1,5 +1,7 @@
-"""The model stores of this host's workers: read-only descriptors, for workers of this host and for the host's link, by
-which other hosts ask."""
+"""The model stores of this host's workers: read-only descriptors.
+
+They are for workers of this host, and for the host's transport, by which other hosts read them.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ class Stores:
         fds: Sequence[int],
         is_out: Callable[[PeerID, int], bool],
     ) -> None:
-        """Answers a request. Owns `fds`, which came with it."""
+        """Answer a request. Owns `fds`, which came with it."""
         peer = PeerID.parse(request.peer)
         if isinstance(request, m.GetStore):
             close_all(fds)
@@ -51,12 +53,12 @@ class Stores:
             asker.send(m.Store(True))
 
     def find(self, peer: PeerID) -> int:
-        """A copy of the descriptor, which is the caller's; -1 where there is none."""
+        """Return a copy of the descriptor, which is the caller's; -1 if there is none."""
         with self._lock:
             found = [process for process in self._fds if process[0] == peer]
             return os.dup(self._fds[max(found, key=lambda process: process[1])]) if found else -1
 
     def drop(self, has_exited: Callable[[PeerID, int], bool]) -> None:
-        """Closes those of processes that are gone."""
+        """Close the stores of exited processes."""
         with self._lock:
             close_all([self._fds.pop(process) for process in list(self._fds) if has_exited(*process)])

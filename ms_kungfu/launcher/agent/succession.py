@@ -1,4 +1,4 @@
-"""Which host has the job: this host finds its controller, the next one after a failure, or takes the lease itself."""
+"""How this host finds the job's controller, finds the next one after a failure, or takes the lease itself."""
 
 from __future__ import annotations
 
@@ -32,15 +32,18 @@ from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
-_PATIENCE_S = 5.0  # before a line says why the controller can't be reached: it may be about to start
-_LEASE_S = 10.0  # of leadership, if -host-timeout doesn't say
+_PATIENCE_S = 5.0  # before a log line says why the controller can't be reached: it may be about to start
+_LEASE_S = 10.0  # of leadership, unless -host-timeout says otherwise
 _LOOK_S = 0.1
 
 
 @dataclass(eq=False)
 class Succession:
-    """`lead(options, term)`: this host decides from now on. `leads`: it does, or did until a moment ago. `call_itself`:
-    a connection with the controller in this process. `end(code, words)`: ends this host's launcher."""
+    """Which host has the job.
+
+    `lead(options, term)`: this host decides from now on. `leads`: it does, or did until a moment ago. `call_itself`: a
+    connection with the controller in this process. `end(code, words)`: ends this host's launcher.
+    """
 
     options: Options
     machine: Machine
@@ -50,12 +53,12 @@ class Succession:
     call_itself: Callable[[], AnyChannel]
     end: Callable[[int, str], None]
     has_ended: Callable[[], bool]
-    since: int | None = None  # the lease of the controller that is obeyed; None: leadership doesn't move
+    since: int | None = None  # the lease of the present controller; None: leadership doesn't move
     is_known: bool = True  # to the controller that is called next
     silence: str = ""  # why the first one doesn't answer
-    begun: float = 0.0  # when that was called first
+    begun: float = 0.0  # when the first call began
     _lease: LeadershipLease | None = None  # that this host has tried to take
-    _told: set[str] = field(default_factory=set)  # what is only logged once
+    _told: set[str] = field(default_factory=set)  # messages that are logged once only
 
     def __post_init__(self) -> None:
         self.head_name = self.options.hosts.head.name
@@ -63,7 +66,7 @@ class Succession:
 
     @property
     def obeys_itself(self) -> bool:
-        """The controller is in this process, and isn't lost if the system loses this host's address."""
+        """Return whether the controller is in this process, so that it survives the loss of this host's address."""
         return self.head_name == self.options.host.name
 
     @property
@@ -83,7 +86,7 @@ class Succession:
         return self.machine.open_leadership(str(self.options.config_server), timeout_s=self.lease_s / 2)
 
     def first_term(self) -> Term | None:
-        """None if the controller stays on this host for ever."""
+        """Return None if the controller stays on this host for ever."""
         if not moves(self.options):
             return None
         keys = self._keys()
@@ -123,7 +126,7 @@ class Succession:
             self.warn_once(f'no answer: hosts={head}:{port} reason="{why}". Remedy: {remedy_for(why, port)}')
 
     async def to_join(self, wait_s: float) -> AnyChannel:
-        """The same, of a running job; the controller that told this host how to join may have failed by now."""
+        """Return a connection with a running job's controller; the one that admitted this host may have failed."""
         url, loop = str(self.options.config_server), asyncio.get_running_loop()
         keys, deadline = self._keys(), loop.time() + wait_s
         while True:
@@ -156,7 +159,7 @@ class Succession:
         return channel
 
     async def answer_a_controller(self, channel: AnyChannel, asking: m.WaitingController, is_in_a_job: bool) -> None:
-        """Another host has the job, as it thinks, and asks what this one does."""
+        """Answer a controller on another host that asks what this one does."""
         own = self.options.hosts
         channel.send(m.Calls(str(own), own.head.name, self.calls_for_s(), in_a_job=is_in_a_job))
         await channel.flushed()
@@ -169,8 +172,10 @@ class Succession:
     # ---- the next controller ----
 
     async def next(self, trouble: str, host: HostOfJob) -> AnyChannel | None:
-        """Return a connection with the host that has the job from now on, which may be this one. None if that is of no
-        use: the job has ended, or continues without this host."""
+        """Return a connection with the host that has the job from now on, which may be this one.
+
+        Return None if the job has ended, or continues without this host.
+        """
         url, loop = str(self.options.config_server), asyncio.get_running_loop()
         keys, patience_s = self._keys(), env.JOIN_TIMEOUT.get(self.machine.environ)
         deadline, refused = loop.time() + patience_s, ""
@@ -191,14 +196,15 @@ class Succession:
                     return None
                 if (channel := await self._follow(keys, found, snapshot, host)) is not None:
                     return channel
-            except (StoreFullError, StoreUnreachableError) as error:  # a full one takes no new lease: while that lasts
+            # a full store accepts no new lease: while that lasts
+            except (StoreFullError, StoreUnreachableError) as error:
                 deadline = loop.time() + patience_s
                 self.warn_once(
                     f'store unavailable: error="{error}". No host can take the job; the workers here go on if they can'
                 )
             except (OSError, asyncio.TimeoutError, LeadershipLostError):
                 pass
-            except ConfigServerError as error:  # a refusal doesn't mend itself
+            except ConfigServerError as error:  # a rejection is permanent
                 refused = str(error)
                 self.warn_once(
                     f'takeover failed: error="{error}". The workers here are ended if that lasts for {patience_s:g} s '
@@ -227,15 +233,15 @@ class Succession:
         return None
 
     def _is_over_for(self, snapshot: LeaderSnapshot, host: HostOfJob) -> tuple[int, str] | None:
-        """Return exit code and last words of this host if the job has nothing more for it."""
+        """Return exit code and last message of this host if the job doesn't need it any more."""
         own, codes = self.options.host.name, host.workers.exit_codes()
         has_begun = snapshot.versions.committed is not None or snapshot.end is not None
         if snapshot.job != host.job or not has_begun:
             return 1, f"{PROGRAM}: {self.head_name}, which had the job, has failed, and the job with it"
         if self.departure.is_leaving and own not in snapshot.present and codes == {0}:
-            return 0, ""  # which the controller couldn't say any more
-        # If a controller fails before it is on record that this host has joined, the host has no workers yet, and joins
-        # the next one.
+            return 0, ""  # which the controller couldn't send any more
+        # If a controller fails before the snapshot says that this host has joined, the host has no workers yet, and
+        # joins the next one.
         is_new = self.options.joins and not codes and own not in [each.name for each in snapshot.hosts]
         if not is_new and own not in snapshot.present:
             return 1, f"{PROGRAM}: the job goes on without this host"
@@ -244,12 +250,12 @@ class Succession:
     async def _take(
         self, keys: LeadershipKeys, found: LeadershipState, snapshot: LeaderSnapshot, host: HostOfJob
     ) -> None:
-        """Of several hosts that try one gets it."""
+        """Try to take the lease; of several hosts one succeeds."""
         options, own = self.options, self.options.host.name
         names = snapshot.present
         if not moves(options) or self.departure.is_leaving or own not in names:
-            return  # it is about to go, or was about to join
-        if not found.holder:  # the first host of the job doesn't wait for its neighbours
+            return  # it is about to leave, or was about to join
+        if not found.holder:  # the first host of the job doesn't wait for the others
             await asyncio.sleep(_LOOK_S * names.index(own) / len(names))
         self._lease = self._lease or LeadershipLease(keys, own, self.lease_s)
         lease, snapshot = self._lease, snapshot.taken_by(own)

@@ -1,17 +1,17 @@
-"""The supervisor: a small process between launcher and workers, which sees to it that nothing outlives the launcher.
+"""The supervisor: a small process between launcher and workers, so that no process outlives the launcher.
 
 It is forked before the launcher has any thread, it is the parent of all workers, and it holds one end of a socket pair.
-When the other end closes, because the launcher is done with it or was killed, it kills everything below it and exits.
+When the other end closes, because the launcher is finished or was killed, it kills everything below it and exits.
 
 Why a process of its own, and why it is the parent:
 - A killed launcher can't clean up. PR_SET_PDEATHSIG alone reaches only direct children, not the python below a
   ``bash -c "python train.py"``, and it fires when the forking *thread* ends. The supervisor has one thread.
 - It is a child subreaper: whatever loses its parent becomes its child, even what has left its process group by setsid.
-  Killing children until there are none therefore reaches every descendant.
-- It alone forks, reaps and signals workers, so that no signal ever goes to a recycled process ID, and between fork and
-  exec no lock of another thread can be held.
+  So killing children until there are none reaches every descendant.
+- It alone forks, reaps and signals workers, so that no signal ever goes to a recycled process ID. Between fork and exec
+  no other thread can hold a lock.
 If the supervisor itself is killed, the kernel kills the workers (PR_SET_PDEATHSIG) and the launcher, a subreaper as
-well, the rest. Only who kills launcher and supervisor in the same instant can leave a grandchild behind.
+well, the rest. A grandchild stays only if launcher and supervisor are killed in the same instant.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Supervisor:
-    """The launcher's end. Used from one thread."""
+    """The launcher's end, used from one thread."""
 
     def __init__(self, pid: int, channel: socket.socket) -> None:
         self._pid = pid
@@ -57,7 +57,7 @@ class Supervisor:
 
     @classmethod
     def fork(cls, command: Sequence[str]) -> Supervisor:
-        """Forks it, for workers that run `command`. Must be called while the process has a single thread."""
+        """Fork it, for workers that run `command`. Call it while the process has a single thread."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         pid = os.fork()
@@ -73,35 +73,35 @@ class Supervisor:
         return cls(pid, ours)
 
     def fileno(self) -> int:
-        """Readable when there is an event or the supervisor is gone."""
+        """Return a descriptor that is readable when there is an event or the supervisor has ended."""
         return self._channel.fileno()
 
     def start(
         self, key: int, environment: Mapping[str, str | None], cores: Iterable[int], stdout: int, stderr: int
     ) -> None:
-        """Starts a worker with these changes to the launcher's environment; no `cores`: all. An event answers."""
+        """Start a worker with these changes to the launcher's environment; no `cores`: all. An event answers."""
         message = {"start": key, "environment": dict(environment), "cores": sorted(cores)}
-        with contextlib.suppress(OSError):  # the supervisor is gone; next_event says so
+        with contextlib.suppress(OSError):  # the supervisor has ended; next_event says so
             socket.send_fds(self._channel, [_encode(message)], [stdout, stderr])
 
     def signal(self, number: int, key: int | None = None) -> None:
-        """Sends a signal to the process group of one worker, or of all. Does nothing where it is gone already."""
+        """Send a signal to the process group of one worker, or of all. Do nothing if it has ended already."""
         with contextlib.suppress(OSError):
             self._channel.send(_encode({"signal": number, "key": key}))
 
     def wake(self) -> None:
-        """Has it go on where somebody has stopped it: it couldn't end the workers, nor itself."""
+        """Continue a stopped supervisor: it couldn't end the workers, nor itself."""
         if not self._reaped:
             with contextlib.suppress(OSError):
                 os.kill(self._pid, signal.SIGCONT)
 
     def remove_at_end(self, path: Path, inode: int) -> None:
-        """The file is removed when the launcher is gone, if it is still the same one."""
+        """Have the file removed after the launcher's end, if it is still the same one."""
         with contextlib.suppress(OSError):
             self._channel.send(_encode({"remove": str(path), "inode": inode}))
 
     def next_event(self) -> Started | Exited | None:
-        """Blocks for the next event. None: the supervisor is gone."""
+        """Block for the next event. None: the supervisor has ended."""
         try:
             message = self._channel.recv(_MAX_MESSAGE)
         except OSError:
@@ -112,30 +112,30 @@ class Supervisor:
         return Started(**fields["started"]) if "started" in fields else Exited(**fields["exited"])
 
     def close(self) -> None:
-        """Kills all that is left of the workers and waits until it is gone."""
+        """Kill all that is left of the workers and wait until the supervisor has ended."""
         if self._reaped:
             return
         self.wake()
         self._reaped = True
         self._channel.close()
-        # It has no patience for longer; where it hangs itself its workers die with it.
+        # It never waits longer; if it hangs itself its workers die with it.
         deadline = run_time() + 1.5 * _PATIENCE_S
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
                 if run_time() >= deadline:
                     os.kill(self._pid, signal.SIGKILL)
                 time.sleep(_POLL_S)
-        # Finds something only where the supervisor was killed, or has had no more patience.
+        # Finds something only if the supervisor was killed, or has given up.
         for pid in kill_descendants(_PATIENCE_S / 10):
             why = "gets no core to end on" if waits_for_a_core(pid) else "hangs in the kernel"
             _log.warning('process left behind: pid=%d reason="can\'t be killed now: it %s"', pid, why)
 
 
 def kill_descendants(patience_s: float = _PATIENCE_S) -> list[int]:
-    """Kills and reaps every descendant of this process, which must be a subreaper; returns when there is none.
+    """Kill and reap every descendant of this process, which must be a subreaper; return when there is none.
 
-    Or when none has died for `patience_s`: the rest, which is returned, hangs in the kernel or in a frozen cgroup, or
-    gets no core, and dies when it comes back.
+    Or return if none has exited for `patience_s`. The returned rest hangs in the kernel or in a frozen cgroup, or gets
+    no core, and exits when it runs again.
     """
     deadline = run_time() + patience_s
     while True:
@@ -156,7 +156,7 @@ def kill_descendants(patience_s: float = _PATIENCE_S) -> list[int]:
 
 
 class _SupervisorProcess:
-    """What runs in the supervisor: one loop over requests of the launcher and deaths of children."""
+    """The supervisor's process: one loop over requests of the launcher and exits of children."""
 
     def __init__(self, channel: socket.socket, command: list[str]) -> None:
         self._channel = channel
@@ -165,7 +165,7 @@ class _SupervisorProcess:
         self._remove: list[tuple[str, int]] = []
 
     def run(self) -> None:
-        os.setsid()  # a Ctrl-C at the terminal is the launcher's to handle
+        os.setsid()  # the launcher handles a Ctrl-C at the terminal
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         set_process_name("kungfu-guard")
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
@@ -231,7 +231,7 @@ class _SupervisorProcess:
                 os._exit(1)
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's "&" ignores it; the launcher passes it on
             if cores:
-                with contextlib.suppress(OSError):  # a cpuset was rewritten in this moment: it runs where it may
+                with contextlib.suppress(OSError):  # a cpuset was rewritten in this moment: it runs on any core
                     os.sched_setaffinity(0, cores)
 
         try:
@@ -254,7 +254,7 @@ class _SupervisorProcess:
     def _reap(self) -> None:
         while True:
             try:
-                # A look that leaves the zombie: its process group can't be recycled before the rest of it is killed.
+                # This look leaves the zombie: its process group can't be recycled before the rest of it is killed.
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
@@ -272,7 +272,7 @@ class _SupervisorProcess:
                 self._tell("exited", Exited(key, process.returncode))
 
     def _tell(self, kind: str, event: Started | Exited) -> None:
-        with contextlib.suppress(OSError):  # the launcher is gone; the loop finds that out
+        with contextlib.suppress(OSError):  # the launcher has ended; the loop notices that
             self._channel.send(_encode({kind: event.__dict__}))
 
 
@@ -290,6 +290,6 @@ def _prctl(option: int, value: int) -> None:
 
 
 def set_process_name(name: str) -> None:
-    """The name that ps and top show, so that a person finds launcher and supervisor among many pythons."""
+    """Set the name that ps and top show, to tell launcher and supervisor from other Pythons."""
     with contextlib.suppress(OSError):
         _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)

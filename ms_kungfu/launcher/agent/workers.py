@@ -1,4 +1,4 @@
-"""The worker processes of this host: started and signalled as the controller says, and reported to it."""
+"""The worker processes of this host: started and signalled on the controller's orders, and reported to it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from ms_kungfu.launcher.state.prestarted import lack_of_memory
 from ms_kungfu.launcher.wire import messages as m
 
 _log = logging.getLogger(__name__)
-_MOST_ENDED = 1024  # of its workers of which a host can report how they have exited
+_MOST_ENDED = 1024  # the most workers whose exits a host can report
 
 
 class HostWorkers:
-    """In the agent's event loop. `send` brings a message to the controller that is obeyed. `before_exit` is called
-    before an exit is reported, and `after_exit` behind it; `words` are reported with it."""
+    """This host's workers, in the agent's event loop.
+
+    `send` brings a message to the present controller. `before_exit` is called before an exit is reported, and
+    `after_exit` after it; `words` are reported with it.
+    """
 
     def __init__(
         self, machine: Machine, supervisor: Supervisor, starter: Starter, send: Callable[[m.FromHost], None],
@@ -29,10 +32,10 @@ class HostWorkers:
         self._machine, self._supervisor, self._starter, self._send = machine, supervisor, starter, send
         self._before_exit, self._after_exit, self._words = before_exit, after_exit, words
         self._loop = asyncio.get_running_loop()
-        self._pids: dict[int, int] = {}  # of the processes that run, by their keys
+        self._pids: dict[int, int] = {}  # key -> process that runs
         self._workers: dict[int, m.Worker] = {}
         self._reported: dict[int, tuple[int | None, int | None]] = {}  # pid and exit code in the last report
-        self._is_guardless = False  # the supervisor is gone, and all workers with it
+        self._is_guardless = False  # the supervisor has ended, and all workers with it
         self._loop.add_reader(supervisor.fileno(), self._on_supervisor)
 
     def close(self) -> None:
@@ -46,10 +49,10 @@ class HostWorkers:
         return sum(worker.code is None for worker in self._workers.values())
 
     def exit_codes(self) -> set[int | None]:
-        """None: of one that runs."""
+        """Return the exit codes; None for a running one."""
         return {worker.code for worker in self._workers.values()}
 
-    # ---- what the controller says ----
+    # ---- orders of the controller ----
 
     def start(self, launch: m.Launch) -> None:
         machine, told = self._machine, launch.environment
@@ -76,7 +79,7 @@ class HostWorkers:
             self._loop.call_soon(self.has_exited, Exited(launch.key, CANT_RUN, str(error.strerror)))
 
     def assign(self, said: m.Assign) -> str:
-        """Return the name of its output."""
+        """Give a standby its slot; return the name of its output."""
         worker = self._workers[said.key]
         worker.peer, worker.incarnation, worker.rank = said.peer, said.incarnation, said.rank
         return worker.log_name
@@ -94,7 +97,7 @@ class HostWorkers:
         if pid is not None and not self._machine.ask_for_stack(pid):
             _log.warning("stuck worker: no stack: process %d has not joined yet", pid)
 
-    # ---- what the controller hears ----
+    # ---- reports to the controller ----
 
     def _on_supervisor(self) -> None:
         event = self._supervisor.next_event()
@@ -114,7 +117,7 @@ class HostWorkers:
     def has_exited(self, event: Exited) -> None:
         worker = self._workers[event.key]
         worker.code, worker.error = event.code, event.error
-        self._before_exit()  # what has ended an exchange is reported before the failures that it leads to
+        self._before_exit()  # the cause of an ended exchange is reported before the failures that follow
         self._tell_exited(worker)
 
     def _tell_started(self, worker: m.Worker) -> None:
@@ -126,12 +129,12 @@ class HostWorkers:
         self._send(m.Exited(worker.key, worker.code, worker.error, self._words()))
 
     def report(self) -> list[m.Worker]:
-        """For the next controller."""
+        """Report the processes to the next controller."""
         self._reported = {key: (worker.pid, worker.code) for key, worker in self._workers.items()}
         return list(self._workers.values())
 
     def tell_what_is_new(self) -> None:
-        """Since the report, to the controller that has got it."""
+        """Report what is new since then to the controller that has that report."""
         for key, worker in self._workers.items():
             pid, code = self._reported.get(key, (None, None))
             if pid is None and worker.pid is not None:

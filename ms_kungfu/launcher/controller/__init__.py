@@ -1,1 +1,1 @@
-"""Decides for the job: it owns no process and no descriptor, and speaks to each host by messages."""
+"""The job's controller: it owns no process and no descriptor, and sends messages to each host."""

@@ -1,4 +1,4 @@
-"""Where workers run: what the controller asks of a host."""
+"""The controller's interface to a host on which workers run."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from ms_kungfu.launcher.wire.messages import Launch
 
 
 class AgentHandle(Protocol):
-    """A host of the job, as the controller sees it. Used from the event loop."""
+    """A host of the job, as the controller uses it, from the event loop."""
 
     name: str
     devices: Devices
     shares: Shares  # of its cores
 
     def start(self, launch: Launch) -> None:
-        """An event tells what has come of it. OSError: the host is lost."""
+        """Start a worker. An event reports the result. OSError: the host is lost."""
 
     def signal(self, number: int, key: int | None = None) -> None:
-        """To the process group of one worker, or of all that this host has."""
+        """Send a signal to the process group of one worker, or of all on this host."""
 
     def pin(self, key: int, cores: Sequence[int]) -> None: ...
 
     def ask_for_stack(self, key: int) -> None:
-        """Has it write its Python stacks to its output."""
+        """Have the worker write its Python stacks to its output."""
 
     def assign(self, key: int, peer: PeerID, incarnation: int, rank: int) -> None:
-        """A standby has this slot, and from now on what it prints is shown."""
+        """Give a standby this slot, and show its output from now on."""
 
     def log_paths(self, log_name: str) -> list[Path]: ...
 
 
 class AbsentAgent:
-    """A host whose launcher hasn't come to the new controller of the job, and is lost therefore."""
+    """A host that hasn't registered with the job's new controller, and therefore is lost."""
 
     def __init__(self, name: str) -> None:
         self.name = name

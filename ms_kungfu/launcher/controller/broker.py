@@ -1,7 +1,7 @@
-"""The broker grants each worker the slot that it has in a cluster version, and no other process.
+"""The broker: it grants a slot in a cluster version to the worker that has it, and to no other process.
 
-:class:`ClusterVersions`, which is pure, decides what a request is answered; the broker keeps those that wait. Requests
-come by way of the worker's host (`relay`), which adds the shared memory.
+:class:`ClusterVersions`, which is pure, decides on the answer to a request; the broker keeps the requests that wait.
+The worker's host passes requests on (`relay`), and adds the shared memory to answers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ms_kungfu.launcher.state.versions import ClusterVersions, Grant, Refuse, Re
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 
-_FIX_CORES_S = 8.0  # for moving all threads of all workers; a worker waits longer
+_FIX_CORES_S = 8.0  # to move all threads of all workers; a worker waits longer
 
 
 async def _no_cores(each: int) -> int:
@@ -33,20 +33,25 @@ async def _no_cores(each: int) -> int:
 
 @dataclass(eq=False)
 class Broker:
-    """Which process has which slot, from construction to `close`. In the event loop.
+    """Which process has which slot, from construction to `close`, in the event loop.
 
-    1. After each change of the state `requests` looks at all that wait again, once the present callback is over.
+    1. After each change of the state `requests` examines each waiting request again, once the present callback is over.
     2. Each callback but `may_prepare` and `on_cores` is called once the present one is over: it finds the state whole.
 
-    `on_unknown_version`: a member asks for a version that has not been admitted. `on_committed`: members committed a
-    version, after this step. `on_ready`: a joining worker (peer ID and incarnation) or a standby (its number) would
-    join at once. `on_leave`: this worker of the newest version may leave it; None if none may. `on_trouble`: why the
-    shared memory of a version can't be made; `prepare` tries it again. `on_prepared`: the members are told of this
-    version, as all that is new in it is ready. `on_cores` fixes how many cores each worker has and returns that number,
-    0 if none is pinned. `on_expected`: what the members expect next. `recovers`: members go on without those that fail.
-    A leave never leaves fewer than `min_size`. `on_commit`: a choice has to be written before any worker hears of it;
-    `noted` has the answer. `may_prepare`: whether the members may hear of a version; if they may later, `prepare` is
-    called then. `begun`: what an earlier controller had committed.
+    Events:
+    - `on_unknown_version`: a member requests a version that hasn't been admitted.
+    - `on_commit`: a commit has to be in the snapshot before any worker is notified; `noted` has the answer.
+    - `on_committed`: members committed a version, after this step.
+    - `on_prepared`: the members are notified of this version, as all that is new in it is ready.
+    - `on_ready`: a joining worker (peer ID and incarnation) or a standby (its number) would join at once.
+    - `on_leave`: this worker of the newest version may leave it; None if none may.
+    - `on_trouble`: why the shared memory of a version can't be made; `prepare` tries it again.
+    - `on_cores` fixes how many cores each worker has and returns that number, 0 if none is pinned.
+    - `on_expected`: what the members expect next.
+
+    `recovers`: members continue without failed ones. A leave never leaves fewer than `min_size`. `may_prepare`: whether
+    the members may be notified of a version; if they may later, `prepare` is called then. `begun`: what an earlier
+    controller had committed.
     """
 
     make_segment: MakeSegment
@@ -71,7 +76,7 @@ class Broker:
         self.leaves = LeaveRequests(self._versions, self.min_size, self.on_leave)
         self.facts = ProcessFacts(self._versions, self._segments, lambda process: process in self._holders)
         self.requests = SlotRequests(self, self._versions, self.leaves)
-        self._fixing: set[asyncio.Task[None]] = set()  # numbers of cores
+        self._fixing: set[asyncio.Task[None]] = set()  # tasks that fix numbers of cores
         self._prepared = -1
         self._noting: tuple[int, int | None] | None = None  # a version that is to be committed, and after which step
         self._holders: set[tuple[PeerID, int]] = set()  # the processes that have got a slot
@@ -79,7 +84,7 @@ class Broker:
         self._closed = False
 
     def admit(self, cluster: Cluster) -> None:
-        """A version is known: members may commit it, and are told of it once its joining workers are ready."""
+        """Add a version: members may commit it, and are notified once its joining workers are ready."""
         self._versions.admit(cluster)
         self.leaves.follow(cluster)
         self._segments.drop_unknown()
@@ -87,26 +92,23 @@ class Broker:
         self.requests.look_soon()
 
     def prepare(self) -> None:
-        """Try again to make the shared memory that could not be made, or had not been yet."""
+        """Retry the shared memory that could not be made, or wasn't made yet."""
         self._prepare()
         self.requests.look_soon()
 
     def refuse(self, version: int, reason: str) -> None:
-        """A version that this host can't run: members that ask for it are told why instead of waiting for it."""
+        """Reject a version that this job can't run: members that request it get the reason instead of a wait."""
         self._versions.refused[version] = reason
         self.requests.look_soon()
 
     def commit_version(self, version: int) -> None:
-        """Commit the first version, which must have been admitted.
-
-        Raises what the runtime or the kernel has against its shared memory, or `NotMadeYet`; nothing is committed then.
-        """
+        """Commit the first version, or raise the runtime's or the kernel's error, or `NotMadeYet`, and do nothing."""
         self._segments.of(self._versions.clusters[version])
         self._versions.commit_version(version)
         self._after_commit()
 
     def snapshot(self, committing: int | None = None, lost: str | None = None) -> ClusterVersions:
-        """What the next controller has to know; as if `committing` were the committed version, and the host `lost`."""
+        """Return what the next controller needs, as if `committing` were the committed version and the host `lost`."""
         versions = copy.deepcopy(self._versions)
         if committing is not None and versions.committed != committing and committing in versions.clusters:
             versions.commit_version(committing)
@@ -115,8 +117,10 @@ class Broker:
         return versions
 
     def noted(self) -> bool:
-        """The version that `on_commit` was called for is on record: commit it. Return False if a failure prevents that
-        by now: no worker has heard of it, and `not_noted` has to follow."""
+        """Commit the version for which `on_commit` was called, as it is in the snapshot.
+
+        Return False if a failure prevents that by now. Then no worker has been notified, and `not_noted` has to follow.
+        """
         assert self._noting is not None
         version, step = self._noting
         if not self._versions.may_be_committed(version):
@@ -127,7 +131,7 @@ class Broker:
         return True
 
     def not_noted(self) -> None:
-        """That version is on record no more."""
+        """That version isn't in the snapshot any more."""
         self._noting = None
         self.requests.look_soon()
 
@@ -139,11 +143,14 @@ class Broker:
         joining: Mapping[PeerID, int],
         desired: Cluster | None,
     ) -> None:
-        """Continue the job of another controller, with what the hosts have: memory of the versions that are known; the
-        `losses` there, in the order in which some host was told, as all are now; the processes that have slots; the
-        `joining` workers that live, with their incarnations. `desired`: if that is newer than the committed one."""
+        """Continue the job of another controller with what the hosts have.
+
+        That is the memory of the known versions, and the processes that have slots. `losses`: the failures in each
+        version, in the order in which any host was notified; now all are. `joining`: the joining workers that live,
+        with their incarnations. `desired`: if that is newer than the committed one.
+        """
         self._holders.update(slot_holders)
-        self._has_granted = True  # under the controller before, as far as this one can tell
+        self._has_granted = True  # under the controller before, as far as this one knows
         versions = self._versions
         self._segments.resume(segments, losses)
         versions.joining = dict(joining)
@@ -151,7 +158,7 @@ class Broker:
             versions.admit(desired)
         current = versions.current
         assert current is not None
-        for rank, reason, recover, reaped in losses[current.version]:  # also in what is made from now on
+        for rank, reason, recover, reaped in losses[current.version]:  # also for segments made later
             peer = current.workers[rank]
             self._segments.mark_lost(peer, versions.meant_by(peer, current.version), reason, recover, reaped)
 
@@ -162,47 +169,42 @@ class Broker:
         self.requests.look_soon()
 
     def current(self) -> Cluster | None:
-        """The committed cluster."""
         return self._versions.current
 
     def is_out(self, peer: PeerID, incarnation: int) -> bool:
-        """Whether the process has ended, or a committed version has excluded it."""
         return self._versions.is_out(peer, incarnation)
 
     def belongs(self, peer: PeerID, incarnation: int, version: int) -> bool:
-        """Whether `version` means this process by its peer ID."""
         return self._versions.belongs(peer, incarnation, version)
 
     def ended_in(self, cluster: Cluster) -> list[PeerID]:
-        """The workers of `cluster` whose processes have ended."""
         return self._versions.ended_in(cluster)
 
     def has_granted(self) -> bool:
-        """Whether any process has ever got its slot."""
+        """Return whether any process has ever got its slot."""
         return self._has_granted
 
     def is_ready(self, peer: PeerID, incarnation: int) -> bool:
-        """Whether a joining worker waits for its first version, or has got it."""
+        """Return whether a joining worker waits for its first version, or has got it."""
         process = (peer, incarnation)
         return process in self._versions.ready or process in self._holders
 
     def mark_lost(
         self, peer: PeerID, reason: str, incarnation: int, recover: bool = False, reaped: bool = True
     ) -> None:
-        """A process has ended: tells the members of every version that it belongs to, also of those to come.
+        """Record that a process has exited, and notify the members of every version that it belongs to, later ones too.
 
-        With `recover` they go on without it. It must have been `reaped`, or not have answered SIGKILL: what it
-        publishes then is taken from nobody, and it can't come back.
+        With `recover` they continue without it. It must have been `reaped`, or must have ignored SIGKILL: no rank reads
+        what it publishes after that, and it can't come back.
         """
         self._versions.record_end(peer, incarnation)
         self.leaves.told_to_end.discard(peer)
         self._segments.mark_lost(peer, incarnation, reason, recover, reaped)
-        self._prepare()  # a version may have waited for it alone
+        self._prepare()  # a version may have waited for it only
         self.requests.look_soon()
 
     def lose_host(self, host: str, processes: Collection[tuple[PeerID, int]], reason: str) -> None:
-        """A host is lost, with all of its `processes` that had not ended. The other members go on without them, and
-        hear of both at once, in this order, in the memory of each version."""
+        """Record a host's loss with its running `processes`: each version's members are notified of these first."""
         self._versions.lose_host(host)
         for peer, incarnation in processes:
             self._versions.record_end(peer, incarnation)
@@ -214,19 +216,19 @@ class Broker:
         self.requests.look_soon()
 
     def host_is_back(self, host: str) -> None:
-        """One that was lost, or has left, takes part again, as a new one."""
+        """Let a host that was lost, or left, take part again as a new one."""
         self._versions.host_is_back(host)
 
     def mark_reaped(self, peer: PeerID, incarnation: int) -> None:
-        """A process that was marked lost without being reaped is gone at last: what it has bound is free."""
+        """Note that a process that was marked lost without being reaped has exited: its port is free."""
         self._segments.mark_reaped(peer, incarnation)
 
     def end(self) -> None:
-        """The job is about to end: no worker may leave any more, and no standby gets a slot."""
+        """Grant no more leaves and no more slots to standbys: the job is about to end."""
         self.leaves.job_ends = True
 
     def close(self) -> None:
-        """Closes the segments. No request is answered any more."""
+        """Close the segments. No request is answered any more."""
         self._closed = True
         self.requests.close()
         for task in self._fixing:
@@ -236,8 +238,7 @@ class Broker:
     # ---- requests ----
 
     def serve(self, asker: Asker, asked: m.ToJobBroker) -> None:
-        """`asker` gets its answer, now or later. The worker's host has made sure that a process that asks for a slot is
-        no child of the one that has it."""
+        """Answer `asker`, now or later."""
         _SERVED[type(asked)](self, asker, asked)
 
     def _let_leave(self, asker: Asker, asked: m.LeaveRequest) -> None:
@@ -260,7 +261,7 @@ class Broker:
         asker.send(m.Noted())
 
     def answer_of(self, request: Request) -> Grant | m.Detached | m.Stay | Refuse | Wait:
-        """What a request for a slot is answered now. It may choose the version that it asks for."""
+        """Return the answer to a request for a slot. It may commit the version that the request names."""
         before = self._versions.committed
         answer = self._decide(request)
         if self._versions.committed != before:
@@ -275,7 +276,7 @@ class Broker:
             except NotMadeYet:
                 return Wait()
             except Exception as error:
-                # Once and for all, so that all members are told the same.
+                # Permanently, so that all members get the same answer.
                 self.refuse(desired.version, _unmakeable(desired, error))
         if self.on_commit is not None:
             if self._noting is not None and request.member_of is not None:
@@ -296,7 +297,7 @@ class Broker:
     # ---- versions ----
 
     def _prepare(self) -> None:
-        """Tell the members of the committed version. Those of the one before have agreed on it, and look no more."""
+        """Notify the members of the committed version. Those of the one before have agreed on it, and look no more."""
         version, committed = self._versions.preparable(), self._versions.committed
         if self._closed or version is None or committed is None or version <= max(committed, self._prepared):
             return
@@ -306,8 +307,8 @@ class Broker:
             self._segments.of(self._versions.clusters[version])
         except NotMadeYet:
             return
-        except Exception as error:  # whatever the runtime or the kernel has against it
-            # Members that are told would agree on a version that they can't go over to.
+        except Exception as error:  # any error of the runtime or the kernel
+            # Notified members would agree on a version that they can't adopt.
             self._loop.call_soon(self.on_trouble, _unmakeable(self._versions.clusters[version], error))
             return
         self._prepared = version
@@ -326,10 +327,10 @@ class Broker:
         self._holders = {who for who in self._holders if not self._versions.is_out(*who)}
         current = self._versions.current
         self.leaves.told_to_end &= set() if current is None else set(current.workers)
-        # What was ready to be gone over to from the version before need not be so from this one: a peer in it may have
-        # been a member that this choice has excluded, and is another process from now on.
+        # A version that could follow the version before may not follow this one. A peer in it may have been a member
+        # that this commit has excluded, and is another process from now on.
         self._prepared = -1
-        self._prepare()  # to the segment of the committed one
+        self._prepare()  # to the segment of the committed version
         self.requests.look_soon()
 
 

@@ -1,4 +1,4 @@
-"""What the parts of a controller share: the job's options, its state, and the objects that the others act on."""
+"""What the parts of a controller share: the job's options, its state, and the objects on which the others act."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from ms_kungfu.launcher.state.course import JobCourse
 
 @dataclass(eq=False)
 class JobContext:
-    """`begun`, `coordinator`, `revisions` and `remote` are there once the job is prepared, `workers` once all hosts
-    have registered."""
+    """The shared state of a job.
+
+    `begun`, `coordinator`, `revisions` and `remote` are there once the job is prepared, `workers` once all hosts have
+    registered.
+    """
 
     options: Options
     machine: Machine
@@ -46,12 +49,12 @@ class JobContext:
 
     @property
     def has_begun(self) -> bool:
-        """Whether all hosts have registered, and the first version is committed."""
+        """Return whether all hosts have registered, and the first version is committed."""
         return self.manager is not None and self.manager.broker.current() is not None
 
     @property
     def resumes(self) -> bool:
-        """Whether the job runs, and this controller doesn't know yet which hosts and workers are there."""
+        """Return whether the job runs, but this controller doesn't know yet which hosts and workers are there."""
         return self.leadership.resumes is not None and not self.has_begun and not self.course.is_over
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:

@@ -1,8 +1,8 @@
 """The controller of one job, from its first worker to its last process. It puts its parts together, and ends the job.
 
-Agents' reports, signals and clusters that a client has written come in; the coordinator says what they mean, and the
-parts do it: `nodes` for hosts, `failures` for workers that exit, `resizes` for newer clusters, `snapshot_writer`
-for the leader snapshot. All of it runs on one asyncio loop in the launcher's main thread.
+Its input is agents' reports, signals, and clusters that a client has written. `coordinator` decides, and the parts act:
+`nodes` for hosts, `failures` for workers that exit, `resizes` for newer clusters, `snapshot_writer` for the leader
+snapshot. All of it runs on one asyncio loop in the launcher's main thread.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ _log = logging.getLogger(__name__)
 
 
 class Controller:
-    """Runs a job once. The launcher of its host (`agent`), which has begun it and registers by `registration`, is one
-    of all that it gives orders to. With a `term` it decides for as long as it has the lease, and what has to be on
-    record is that before any worker or host hears of it. `remove_at_end`: a file to remove, however this process ends.
+    """Runs a job once, with its own host's launcher, which registers by `registration`, as one of the agents.
+
+    With a `term` it decides while it has the lease, and writes each decision to the snapshot before it notifies any
+    worker or host. `remove_at_end`: a file to remove, however this process ends.
     """
 
     make_broker: Callable[..., Broker] = staticmethod(Broker)
@@ -85,7 +86,7 @@ class Controller:
         self._resizes = Resizes(self.context, self._nodes, self._failures)
 
     async def run(self) -> int:
-        """Return the job's exit code. StartError if it never started. Nothing of the job is left when it returns."""
+        """Return the job's exit code once none of its processes is left. StartError if it never started."""
         left_s, limit_s = self._left_s(), self._options.timeout_s
         if left_s is not None and limit_s is not None:
             self.context.loop.call_later(left_s, self._on_timeout, limit_s)
@@ -105,7 +106,7 @@ class Controller:
             self.course.end(None)
             await self._end(self.course.verdict)
 
-    # ---- what it says of itself ----
+    # ---- status ----
 
     def _status(self) -> dict[str, Any]:
         job, course, why = self.context, self.course, ""
@@ -120,7 +121,7 @@ class Controller:
         return document
 
     def _left_s(self) -> float | None:
-        """Of the job's -timeout."""
+        """Return the seconds left of the job's -timeout."""
         return self._options.left_s(self._machine.time() - self._started_at - self._options.delay_s)
 
     # ---- start ----
@@ -159,7 +160,7 @@ class Controller:
         self._watch()
 
     async def _take_over(self, snapshot: LeaderSnapshot) -> None:
-        """Continue where the controller before has stopped."""
+        """Continue at the last decision of the controller before."""
         job, current = self.context, snapshot.versions.current
         assert self._term is not None
         assert current is not None
@@ -175,7 +176,7 @@ class Controller:
             self._nodes.resumed()
 
     def _expect_hosts(self, start: JobStart, current: Cluster, resumes: bool = False) -> RemoteHosts:
-        """From now on hosts may register."""
+        """Accept registrations from now on."""
         job = self.context
         job.begun = start
         job.coordinator = Coordinator(self._options, current)
@@ -199,7 +200,7 @@ class Controller:
         return manager
 
     async def _note_first(self) -> bool:
-        """The first version is committed. Return False if another host decides by now."""
+        """Record that the first version is committed. Return False if another host decides by now."""
         self.course.begins()
         return await self._snapshot.note()
 
@@ -218,7 +219,7 @@ class Controller:
     # ---- leadership ----
 
     async def _acquire(self, writer: str, store: ClusterStore, first: Callable[[], Cluster]) -> MayWrite:
-        """Before anything of this job is written: of two of one name that begin together one is rejected."""
+        """Acquire the lease before anything of this job is written: of two jobs of one name one is rejected."""
         leadership, hosts = self.context.leadership, self._options.hosts
         await leadership.acquire(lambda: LeaderSnapshot(writer, hosts.self_name, first(), hosts.each))
         self._closers.callback(leadership.keep(store))
@@ -232,7 +233,7 @@ class Controller:
             self.context.remote.tell_lease()
 
     def _on_store_awaited(self, yes: bool) -> None:
-        """Workers may wait for what waits for the store: that doesn't count against their deadlines."""
+        """Stop the workers' deadlines while the store is awaited, since they may wait for what waits for the store."""
         if self.context.remote is not None:
             self.context.remote.hold_deadlines(yes)
 
@@ -247,25 +248,24 @@ class Controller:
 
     @property
     def has_left(self) -> bool:
-        """Its host leaves, and another one has the job from then on."""
+        """Return whether its host leaves, and another host controls the job from then on."""
         return self._nodes.has_left
 
-    # ---- what happens ----
+    # ---- events ----
 
     @property
     def is_over(self) -> bool:
         return self.course.is_over
 
     async def leave(self) -> None:
-        """Its host leaves; a job that has begun doesn't end with it."""
+        """Let the host leave; a job that has begun doesn't end with it."""
         await self._nodes.leave()
 
     def host_leaves(self, name: str) -> None:
         self._nodes.host_leaves(name)
 
     async def serve(self, channel: AnyChannel, message: m.FirstWords) -> bool:
-        """A host has called this one for the job's controller (`RemoteHosts.serve`). A host that wants to join waits
-        until a job that goes on here does."""
+        """Serve a host that takes this one for the controller; one that wants to join waits until the job runs."""
         job = self.context
         joins = isinstance(message, m.Ask) or (isinstance(message, m.Agent) and message.slots is not None)
         while job.remote is None and not self.is_over:
@@ -274,15 +274,14 @@ class Controller:
         while joins and job.resumes:
             await asyncio.sleep(RENEW_S)
         if job.remote is None or self.has_stepped_down:
-            return False  # the caller looks once more which host has the job
+            return False  # the caller looks again which host controls the job
         return await job.remote.serve(channel, message)
 
     def then(self) -> str:
-        """Return what is done after a call was rejected, for the log line of that."""
+        """Return what follows a rejected call, for its log line."""
         return "" if self.context.remote is None else self.context.remote.gathering.then()
 
     def interrupted(self, number: int, where: str = "") -> None:
-        """The job is to end."""
         if self.is_over:
             self._hurry.set()  # a second Ctrl-C doesn't wait for the workers
         self.course.interrupted(number, where)
@@ -296,7 +295,7 @@ class Controller:
         self.course.settle(verdict)
 
     def on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """An exception in a callback of the loop: a job that is not looked after must not go on."""
+        """End the job because of an exception in a callback of the loop: no job may run unsupervised."""
         error = context.get("exception")
         _log.error('internal error: where=controller error="%s"', context["message"], exc_info=error)
         what = context["message"] if error is None else policy.bug(error)
@@ -305,11 +304,11 @@ class Controller:
     # ---- end ----
 
     async def _end(self, verdict: Verdict | None) -> None:
-        """In any state: end the workers, wait for their last output, close everything."""
+        """End the workers in any state, wait for their last output, close everything."""
         job, leadership = self.context, self.context.leadership
         failed = verdict is None or verdict.action is Action.FAIL
         if verdict is None and leadership.resumes is not None:
-            await leadership.leave()  # a job that runs isn't this controller's to end: another one may continue it
+            await leadership.leave()  # this controller doesn't end a running job: another one may continue it
         if verdict is not None and verdict.action is Action.FAIL:
             self.last_words = f"kungfu-run: {verdict.reason}"
         is_noted = await self._note_the_end(verdict)
@@ -341,9 +340,11 @@ class Controller:
                 wait.cancel()
 
     async def _note_the_end(self, verdict: Verdict | None) -> bool:
-        """Before any worker or host hears of it: a worker that exits because of it would have failed to the next
-        controller. False if the store is away, which isn't awaited: a write may be under way, and the lease runs
-        out."""
+        """Record the end before any worker or host is notified.
+
+        Otherwise a worker that exits because of it would have failed to the next controller. Return False if the store
+        is away. That isn't awaited: a write may be in flight, and the lease expires.
+        """
         if not self.context.leadership.has_held or verdict is None:
             return True
         try:

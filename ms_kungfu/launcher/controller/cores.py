@@ -1,4 +1,4 @@
-"""Which cores the workers run on: shares of their hosts' cores, all equal once a program needs a fixed number."""
+"""The cores that the workers run on: shares of their hosts' cores, all equal once a program needs a fixed number."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class WorkerCores:
                 process.has_its_cores = agent.shares.each is not None
 
     def resume(self, each: int) -> None:
-        """Keep the number of cores a worker that an earlier controller has fixed; 0: it has fixed none."""
+        """Keep the number of cores a worker that an earlier controller has fixed; 0 if it has fixed none."""
         for agent in self.agents.values():
             agent.shares.each = agent.shares.each or each or None
 
@@ -48,14 +48,15 @@ class WorkerCores:
         agent.shares.each = next(iter(self.agents.values())).shares.each  # all hosts have the same
 
     async def fix(self, each: int) -> int:
-        """A worker needs as many cores as all others have, and `each` is enough.
+        """Fix the number of cores a worker, because a worker needs as many as all others have, and `each` is enough.
 
-        Returns: How many each has, now and at every size; 0: workers aren't pinned. The worker trains once it has it.
+        Returns: The number that each has, now and at every size; 0 if workers aren't pinned. The worker trains once it
+        has it.
         """
         while self.pins:
             for agent in self.agents.values():  # all with the same `each`
                 agent.shares.each = agent.shares.each or each
-            if all(process.pid is not None for process in self.processes):  # the one that asks among them
+            if all(process.pid is not None for process in self.processes):  # the requesting worker among them
                 if not all(process.has_its_cores for process in self.processes):
                     self.move(self.cluster())
                 break

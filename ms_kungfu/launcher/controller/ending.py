@@ -18,7 +18,7 @@ from ms_kungfu.launcher.state.policy import Standing
 from ms_kungfu.launcher.state.states import WorkerState
 
 _log = logging.getLogger(__name__)
-# Everything has to be gone within 2 s of a failure or a signal. The rest of these is for SIGKILL and for reaping.
+# All processes have to exit within 2 s of a failure or a signal. The rest of these is for SIGKILL and for reaping.
 GRACE_S = 1.0
 _UNANSWERED_KILL_S = 10.0
 
@@ -45,10 +45,10 @@ class EndOfWorkers:
         """Send all workers a signal. Return whether there are any."""
         if not len(self.processes):
             return False
-        self.broker.end()  # a worker that asks to leave because of the signal may go
+        self.broker.end()  # a worker that asks to leave because of the signal may leave
         for agent in self.agents.values():
             agent.signal(number)
-            agent.signal(signal.SIGCONT)  # a stopped process has to run to end
+            agent.signal(signal.SIGCONT)  # a stopped process has to run to exit
         return True
 
     def all_on(self, host: str, reason: str) -> None:
@@ -72,8 +72,8 @@ class EndOfWorkers:
     def _give_up_on(self, process: Process) -> None:
         """SIGKILL had no effect: the process hangs in the kernel, its cgroup is frozen, or it gets no core.
 
-        The signal stays pending: if the process runs again it dies before its next instruction. To the other workers
-        it has failed: it can't publish anything any more (docs/recovery.md), and it is refused everywhere.
+        The signal stays pending: if the process runs again it exits before its next instruction. To the other workers
+        it has failed: it can't publish anything any more (docs/recovery.md), and no broker answers it.
         """
         if process.state is WorkerState.EXITED or self.is_over():
             return
@@ -85,7 +85,7 @@ class EndOfWorkers:
         self.on_unkillable(process, process.killed_because)
 
     def tell_again(self, peers: Collection[PeerID]) -> None:
-        """End members that got a SIGTERM and were allowed to leave, and can't because of later failures."""
+        """Kill members that got a SIGTERM and were allowed to leave, and can't because of later failures."""
         told = self.broker.leaves.told_to_end
         for process in self.processes.of_standing(Standing.MEMBER):
             if process.peer in peers and process.peer in told and not process.told_again:
@@ -102,7 +102,7 @@ class EndOfWorkers:
         self._loop.call_later(GRACE_S, self._signal, signal.SIGKILL, process)
 
     def dismiss_unneeded(self, joining: Collection[Process]) -> None:
-        """Dismiss those of the `joining` processes that a newer version does without."""
+        """Dismiss those of the `joining` processes that a newer version doesn't need."""
         for process in joining:
             if self.processes.standing(process) is Standing.LEAVING and not process.is_ending:
                 _log.info('worker dismissed: %s reason="not needed any more"', process.who)

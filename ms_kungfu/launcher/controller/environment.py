@@ -1,4 +1,4 @@
-"""What a worker process is told by its environment (docs/environment.md)."""
+"""The environment of a worker process (docs/environment.md)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ def environment_of(
     begun: JobStart,
     agent: AgentHandle,
 ) -> dict[str, str | None]:
-    """Changes to the environment of its host's launcher; None removes what an outer job may have set. What only the
-    host itself knows is added there (`agents.told_of_the_host`).
+    """Return the changes to the environment of its host's launcher.
+
+    None removes a variable that an outer job may have set. The agent adds what only the host knows
+    (`told_of_the_host`).
 
     Args:
         process: a worker, or a standby, which is to be in the next cluster version.
@@ -66,7 +68,7 @@ def environment_of(
 
 
 def place_of(process: Process, local_rank: int, options: Options) -> int:
-    """Its number among all that the job may have: hosts in their order, and on each the lowest port that is free."""
+    """Return its number among all slots of the job: hosts in their order, and on each the lowest free port."""
     before = itertools.takewhile(lambda host: host.name != process.host, options.hosts.each)
     on_host = local_rank if process.peer is None else options.ports.index(process.peer.port)
     return sum(host.slots or 0 for host in before) + on_host

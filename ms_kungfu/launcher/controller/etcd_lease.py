@@ -1,17 +1,16 @@
-"""A controller's hold on the lease, on the loop of its job: how it gets there, keeps it, and what it may say by it.
+"""A controller's leadership lease: it acquires the lease, renews it, and writes the snapshot that the lease guards.
 
-The controller alone writes the record, one entry after the other (the lock): what one of them says was true when the
-one before it was there. An entry that returns is on record, and only then anybody hears of it. Where a write finds that
-somebody else has taken the lease, this controller has stepped down: nothing that it has not said yet will be said, and
-this tenure never begins again, whatever becomes of the other. Renewals stand in the same queue, since the lease takes
-one call at a time.
-
-What members wait for may wait for an entry, and so for the store: while an entry takes long, while a renewal has failed
-or takes half a lease, and until an entry that has failed is there, no deadline of theirs runs (`on_store_awaited`).
-A renewal that is merely slow holds nothing: there is always one, and the members seldom wait for what it tells.
-
-If the controller dies between two lines here, the lease ends by itself; what is on record then, the next one carries
-out, and what is not nobody has heard.
+1. Only the controller writes the snapshot, one entry after the other (the lock), so each entry builds on the one
+   before. An entry that returns is in the store, and only then the controller notifies workers or hosts.
+   (`test_simulated_leadership.py`.)
+2. If a write finds that another controller has the lease, this controller has stepped down. It sends no decision that
+   it hasn't sent yet, and this term never begins again, even if the other controller fails.
+3. Renewals wait in the same queue, since the lease takes one call at a time.
+4. Members may wait for an entry, and so for the store. Their deadlines stop while an entry takes long, while a renewal
+   has failed or takes half a lease, and until a failed entry is written (`on_store_awaited`). A slow renewal stops no
+   deadline: there is always one in flight, and members seldom depend on it.
+5. If the controller fails at any point here, the lease expires. The next controller carries out what is in the
+   snapshot, and no process has been notified of the rest.
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ from ms_kungfu.launcher.state.start_error import StartError
 from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
-_LAST_LEASE_S = 5.0  # for the leases of a job that is over, beyond their length
-RENEW_S = 0.2  # before a store that is away is asked again
+_LAST_LEASE_S = 5.0  # added to the length of the leases of a finished job
+RENEW_S = 0.2  # before the launcher asks an absent store again
 END_S = 2.0
 _LONG_S = 0.3  # for one entry, which takes some milliseconds
-_LOOK_S = MOST_GAP_S / 2  # at the real clock, by timers of the run-time clock: each is due at once behind a pause
+_LOOK_S = MOST_GAP_S / 2  # at the real clock, by timers of the run-time clock: each fires at once after a pause
 
 
 class EtcdLease:
     """`Leadership` by a lease in etcd.
 
-    `on_step_down(why)`: another host decides from now on. `on_new_lease`: the lease was over, and there is another one.
-    `on_store_awaited(yes)`: a decision waits for the store from now on, or doesn't any more. `url`: of the job's store;
-    `own`: this host's name.
+    `on_step_down(why)`: another host decides from now on. `on_new_lease`: the lease had expired, and there is another
+    one. `on_store_awaited(yes)`: a decision waits for the store from now on, or doesn't any more. `url`: of the job's
+    store; `own`: this host's name.
     """
 
     moves = True
@@ -62,34 +61,38 @@ class EtcdLease:
         self._machine, self._url, self._own = machine, url, own
         self._on_step_down, self._on_new_lease = on_step_down, on_new_lease
         self._on_store_awaited = on_store_awaited
-        self._awaited: set[str] = set()  # of the store: the answer to a call, an entry that it hasn't taken yet
+        # what is awaited of the store: the answer to a call, an entry that it hasn't accepted yet
+        self._awaited: set[str] = set()
         self._loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()
         self._under_way: asyncio.Future[None] | None = None  # the last call of the lease
         self._time = TimeToAsk(self.lease.lease_s)
         self._keeping: asyncio.Future[None] | None = None
-        self._on_record = self._to_ask = -1  # the newest version that the members may hear of, or will
+        # the newest version that the members may be notified of, and the newest in a queued entry
+        self._on_record = self._to_ask = -1
 
     @property
     def resumes(self) -> LeaderSnapshot | None:
-        """What the controller before has left, with whose job this one goes on."""
+        """Return the snapshot of the controller before, whose job this one continues."""
         return self.term.snapshot
 
     @property
     def awaits_store(self) -> bool:
-        """What is to be decided waits for the store."""
+        """Return whether a decision waits for the store."""
         return bool(self._awaited)
 
     @property
     def has_held(self) -> bool:
-        """It has taken the lease, even if it has stepped down by now."""
+        """Return whether it has had the lease, even if it has stepped down by now."""
         return self.lease.since != 0
 
-    # ---- sitting down ----
+    # ---- acquiring the lease ----
 
     async def await_turn(self) -> None:
-        """Until the last job of this name is over: nothing of this one is written before. Where it has lost its
-        controller its other hosts go on with it, and have the time of a lease for that."""
+        """Wait until the last job of this name is over: nothing of this one is written before.
+
+        If that job has lost its controller, its other hosts continue it, and have the time of a lease for that.
+        """
         term, told, empty_since = self.term, False, math.inf
         patience_s = 3 * self.lease.lease_s + _LAST_LEASE_S
         deadline = self._loop.time() + CONFIG_SERVER_START_S
@@ -116,7 +119,7 @@ class EtcdLease:
             await asyncio.sleep(RENEW_S)
 
     async def acquire(self, snapshot: Callable[[], LeaderSnapshot]) -> None:
-        """Before the job begins."""
+        """Acquire the lease before the job begins."""
         term, document = self.term, snapshot().to_json()
         deadline = self._loop.time() + self.lease.lease_s
         while True:
@@ -136,10 +139,13 @@ class EtcdLease:
     def _taken(self) -> str:
         return f"{self._url} is the job of another {PROGRAM}; give this one another name"
 
-    # ---- keeping it ----
+    # ---- keeping the lease ----
 
     def keep(self, store: Any) -> Callable[[], object]:
-        """From now on; `store`, of the cluster, is written to by who has the lease. Returns what ends the keeping."""
+        """Renew the lease from now on, and let only its holder write to `store`, the cluster's.
+
+        Return what ends that.
+        """
         self.term.guard(store)
         self._time = TimeToAsk(self.lease.lease_s)
         self._time.answered(self._machine.monotonic())
@@ -153,43 +159,48 @@ class EtcdLease:
             await self._renew()
 
     async def _until_it_is_time(self) -> None:
-        """For a quarter of the lease. That runs on in the store while this host stands still, so this is a matter of
-        the real clock: behind a pause the lease is renewed at once."""
+        """Wait for a quarter of the lease.
+
+        The lease expires in the store while this host stands still, so the real clock counts: after a pause the lease
+        is renewed at once.
+        """
         end = self._machine.monotonic() + self.lease.lease_s / 4
         while (left_s := end - self._machine.monotonic()) > 0 and not self.has_stepped_down:
             await asyncio.sleep(min(left_s, _LOOK_S))
 
     async def _renew(self) -> bool:
-        """Whether the store has answered."""
+        """Renew the lease; return whether the store has answered."""
         asked = self._time
         try:
             await self.act(lambda: self._call(self.lease.renew))
             asked.answered(self._machine.monotonic())
-        except ConfigServerError:  # away; or full, and the lease is over: nobody has the lease
+        except ConfigServerError:  # away; or full, and the lease has expired: no controller has it
             asked.failed(self._machine.monotonic())
             return False
         return True
 
     async def has_it_again(self) -> bool:
-        """The store has refused a write: either the lease was over, while all stood still, and there is another one, or
-        somebody else decides."""
+        """Return whether this controller has the lease after the store has rejected a write.
+
+        It may have expired, while all stood still, and been replaced, or another controller decides.
+        """
         await self._renew()
         return not self.has_stepped_down
 
     async def time_to_ask(self) -> float:
-        """For how long the hosts could have found out who sits here (`TimeToAsk`)."""
+        """Return for how long the hosts could have found this controller (`TimeToAsk`)."""
         await self._renew()
         return self._time.seconds
 
     @property
     def has_stood_still(self) -> bool:
-        """This host has, a moment ago."""
+        """Return whether this host stood still a moment ago."""
         return self._time.has_stood_still(self._machine.monotonic())
 
     # ---- entries ----
 
     async def act(self, act: Callable[[], Awaitable[object]]) -> None:
-        """One after the other. Where somebody else has the lease the job is his."""
+        """Run one action after the other. If another controller has the lease, this one steps down."""
         lease = self.lease
         try:
             async with self._lock:
@@ -205,8 +216,11 @@ class EtcdLease:
             self._lose_lease(f"{error}: another host decides for the job from now on")
 
     async def _call(self, function: Callable[[], None], long_s: float | None = None) -> None:
-        """Of the lease, in a thread, which goes on where who awaits it is cancelled: the next call waits for its end,
-        or an older entry might come behind a newer one. Deadlines are held after `long_s`, half a lease by default."""
+        """Call a function of the lease in a thread, which runs on if its awaiting task is cancelled.
+
+        The next call waits for its end, or an older entry might follow a newer one. Deadlines stop after `long_s` (half
+        a lease).
+        """
         long_s = self.lease.lease_s / 2 if long_s is None else long_s
         long = self._loop.call_later(long_s, self._await_store, "answer", True)
         answered, goes_on = True, False
@@ -220,7 +234,7 @@ class EtcdLease:
             answered = isinstance(error, LeadershipLostError)
             raise
         except asyncio.CancelledError:
-            goes_on = True  # and what it holds, until the end of the next call
+            goes_on = True  # and what it awaits, until the end of the next call
             raise
         finally:
             long.cancel()
@@ -261,7 +275,7 @@ class EtcdLease:
                         error,
                     )
                 await asyncio.sleep(RENEW_S)
-                try:  # nobody else does meanwhile, and a lease takes no room
+                try:  # no other controller does meanwhile, and a lease takes no space
                     await self._call(lease.renew)
                 except LeadershipLostError:
                     raise
@@ -270,12 +284,18 @@ class EtcdLease:
         return False
 
     def may_say(self, version: int) -> bool:
-        """Who has heard of a version waits for it at the next step, and that it is committed has to be on
-        record: while the store is away nobody hears of another one."""
+        """Return whether the members may be notified of this version.
+
+        A notified member waits for it at the next step, and its commit has to be in the snapshot. So no member is
+        notified of another version while the store is away.
+        """
         return self._on_record >= version
 
     async def until_it_may_be_said(self, version: int, is_over: Callable[[], bool]) -> bool:
-        """False where that is asked already, for this version or a newer one, or doesn't matter any more."""
+        """Wait until the members may be notified.
+
+        Return False if that is awaited already, or doesn't matter any more.
+        """
         if version <= self._to_ask:
             return False
         self._to_ask = version
@@ -295,23 +315,25 @@ class EtcdLease:
             self._on_step_down(reason)
 
     async def step_down(self) -> None:
-        """This controller stood still, and hosts have left it, which come back to another one only. Who takes the lease
-        next, this host perhaps, hears who is there."""
+        """Give up the lease, as this controller stood still: hosts that left it only return to another one."""
         async with self._lock:
             self._lose_lease(
                 "this host stood still, and others have left it: another one decides for the job from now on"
             )
-            with contextlib.suppress(ConfigServerError):  # else the lease ends by itself
+            with contextlib.suppress(ConfigServerError):  # else the lease expires
                 await self._call(self.lease.leave)
 
     async def leave(self) -> None:
-        """Its host goes. The next controller needn't wait for the end of the lease, and no write begins here any more:
-        a lease that is missed would be taken anew."""
+        """Give up the lease because this host leaves.
+
+        The next controller needn't wait for its expiry. No write begins here any more, since a write without a lease
+        would acquire it again.
+        """
         self.has_stepped_down = True
         await self.release()
 
     async def release(self) -> None:
-        """The job is over, and that is on record."""
+        """Delete the lease: the job is over, and that is in the snapshot."""
 
         async def leave() -> None:
             async with self._lock:

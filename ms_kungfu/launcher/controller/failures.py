@@ -17,10 +17,10 @@ from ms_kungfu.launcher.state.policy import Action, Recover, Standing, Verdict, 
 from ms_kungfu.launcher.state.states import WorkerState
 
 _log = logging.getLogger(__name__)
-# Before another process is tried in the slot of one that couldn't even be started: doubled each time.
+# Pause before another process is tried in the slot of one that couldn't be started: doubled each time.
 _START_PAUSE_S = 0.1
 _MAX_START_PAUSE_S = 5.0
-# An agent reports a connection that has ended within 0.2 s; the host that is lost by it is known some seconds later.
+# An agent reports a broken connection within 0.2 s; the loss of the host behind it follows some seconds later.
 _HOSTS_NEWS_S = 0.5
 _HOSTS_TELL_S = 5.0
 
@@ -58,7 +58,7 @@ class WorkerFailures:
         if standing is Standing.STANDBY and dismissed:
             return  # it wasn't needed
         if dismissed:
-            code = 0  # the controller's own doing, and logged already
+            code = 0  # the controller's own doing, which is logged already
         elif not self.is_over and code == 0 and process.peer is not None:
             _log.info("worker exited: %s code=%d", who, code)
         if finished:
@@ -110,7 +110,7 @@ class WorkerFailures:
             self._settle(verdict)
 
     def _continue_without(self, process: Process, standing: Standing, verdict: Verdict, counted_on: bool) -> None:
-        """`counted_on`: the newest cluster has the process that has exited."""
+        """Continue without a process. `counted_on`: the newest cluster has the process that has exited."""
         job, coordinator, now = self.job, self.job.coordinator, self.job.loop.time()
         pause_s = 0.0
         if process.pid is None:  # it couldn't be started, and most likely the next one can't either, at once
@@ -136,7 +136,7 @@ class WorkerFailures:
         self.job.revisions.write()
 
     def end_pause_if_filled(self) -> None:
-        """A new cluster may have taken the slots that were to be filled after a pause."""
+        """End the pause if a newer cluster has filled the slots that it was for."""
         if self._pause is not None and not self.job.coordinator.pausing:
             self._pause.cancel()
             self._pause = None
@@ -156,7 +156,7 @@ class WorkerFailures:
         job, workers, leaving = self.job, self.job.workers, self.job.coordinator.leaving
         for process in workers.processes.of_standing(Standing.MEMBER, Standing.JOINING):
             if process.peer == peer:
-                if peer in leaving:  # and was told to end beside
+                if peer in leaving:  # and got a SIGTERM as well
                     workers.end_kept_leavers()
                     return
                 left = [other for other in workers.processes.living_members() if other != peer and other not in leaving]

@@ -1,4 +1,4 @@
-"""Warns of programs that don't join the job, or don't go over to a prepared cluster version, with the likely reason."""
+"""Warn of programs that don't join the job, or don't adopt a prepared cluster version, with the likely reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FollowWatch:
     processes: ProcessTable
     is_over: Callable[[], bool]
     awaits_store: Callable[[], bool]
-    _follows: bool = False  # the members have gone over to a version
+    _follows: bool = False  # the members have adopted a version
     _timer: asyncio.TimerHandle | None = None
 
     def committed(self) -> None:
@@ -43,7 +43,7 @@ class FollowWatch:
     def _look(self, version: int, told: frozenset[str]) -> None:
         if self._follows or self.is_over():
             return
-        if self.awaits_store():  # the version can't be followed before the store answers, which is logged already
+        if self.awaits_store():  # the version can't be adopted before the store answers, which is logged already
             self._look_later(version, told)
             return
         absent = frozenset(process.who for process in self._members_yet_to_join())

@@ -20,21 +20,24 @@ from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
 _FIRST_WORDS_S = 10.0
-# A host that hasn't called by then is asked what it does, and then again and again.
+# The controller asks a host that hasn't called by then what it does, again and again.
 _PATIENCE_S = 3.0
 _ASK_S = 10.0
-_TELL_SILENCE_S = 5.0  # hosts are started one after the other: before, it is no news that none answers there
+_TELL_SILENCE_S = 5.0  # hosts are started one after the other: before, silence is no news
 _CALLS_IN_VAIN_S = 4.0
-_ONCE_MORE_S = 0.3  # a controller that has lost its lease and lives finds the new one, and its host comes
+_ONCE_MORE_S = 0.3  # a live controller that has lost its lease finds the new one, and its host registers
 
 
 class HostGathering:
-    """`registered`: the hosts that are there. `resumes`: hosts of a running job come to a new controller."""
+    """The hosts that have to register.
+
+    `registered`: the hosts that are there. `resumes`: hosts of a running job register with a new controller.
+    """
 
     def __init__(self, options: Options, machine: Machine, registered: Mapping[str, object], resumes: bool) -> None:
         self.options, self.machine, self._registered = options, machine, registered
         self.name = options.hosts.self_name
-        self.is_closed = not resumes  # to hosts that report to a new controller: it continues without the missing ones
+        self.is_closed = not resumes  # a new controller continues without the hosts that don't register
         self.news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._secret = bytes.fromhex(options.secret or "")
@@ -44,7 +47,7 @@ class HostGathering:
         self._other_head_node = ""  # the message if another host takes itself for the head node
 
     async def gather(self, timeout_s: float) -> None:
-        """All hosts are there when this returns. StartError where one doesn't come."""
+        """Wait until all hosts have registered; StartError if one doesn't."""
         deadline = self._deadline = self._loop.time() + timeout_s
         asking = asyncio.ensure_future(self._ask_who_is_missing())
         told: tuple[str, ...] = ()
@@ -74,9 +77,11 @@ class HostGathering:
     async def gather_again(
         self, timeout_s: float, before: Collection[str], time_to_ask: Callable[[], Awaitable[float]]
     ) -> None:
-        """Of a job that runs: its hosts have come to this controller when this returns, or won't. The hosts of the
-        controllers `before` have said nothing for long enough already: they are awaited for a moment only, all others
-        until `time_to_ask` says that they could have asked for `timeout_s` who the controller is."""
+        """Wait until the hosts of a running job have registered with this controller, or won't.
+
+        The hosts of the controllers `before` have been silent for long enough already: they get a moment. All others
+        have until `time_to_ask` says that they could have asked for `timeout_s` which host is the controller.
+        """
         begun = self._loop.time()
         while missing := self.missing():
             if set(missing) <= set(before):
@@ -93,32 +98,31 @@ class HostGathering:
         self.is_closed = True
 
     def missing(self) -> tuple[str, ...]:
-        """Hosts of the job that aren't there yet."""
+        """Return the hosts of the job that haven't registered."""
         hosts = self.options.hosts
         return tuple(n for n in hosts.names if n not in self._registered and n not in hosts.lost)
 
     def missing_others(self) -> tuple[str, ...]:
-        """The controller's own comes at once."""
+        """Return the same without the controller's own, which registers at once."""
         return tuple(name for name in self.missing() if name != self.name)
 
     def why_missing(self) -> str:
-        """What is known of them, behind a sentence that names them."""
+        """Return what is known of them, as the end of a sentence that names them."""
         port = self.options.control_port
-        # What a host has said is more than that it says nothing now, having ended.
+        # A host's own words say more than that it is silent now, after its exit.
         silent = {name: f"no answer from {name}:{port}: {why}" for name, why in self._silent.items()}
         last = {**silent, **self._rejected}
         return "".join(f" The last of {name}: {last[name]}" for name in self.missing() if name in last)
 
     def then(self) -> str:
-        """What this host does after it has refused another one."""
+        """Return what this host does after it has rejected another one."""
         if self._deadline is None:
             return ""
         left_s = max(0.0, self._deadline - self._loop.time())
         return f"; {', '.join(self.missing())} may still come, for {left_s:.0f} s more (KUNGFU_JOIN_TIMEOUT)"
 
-    # Each host takes itself for the head node where -H is in another order on each: then no host calls. And one that
-    # calls may be stopped by a firewall here that lets this host's own connections pass. So a controller asks, and says
-    # who it is.
+    # If -H has another order on each host, each takes itself for the head node, and no host calls. A firewall here may
+    # also stop a caller, yet let this host's own connections pass. So a controller asks, and names itself.
 
     async def _ask_who_is_missing(self) -> None:
         told: set[tuple[str, str]] = set()
@@ -131,7 +135,7 @@ class HostGathering:
             await asyncio.sleep(_ASK_S)
 
     def _tell_of_silence(self, told: set[tuple[str, str]]) -> None:
-        """Once a host and reason, in a line for all hosts that have it in common: they may be many."""
+        """Report silence once per host and reason, in one line for all hosts with that reason: they may be many."""
         port, by_reason = self.options.control_port, dict[str, list[str]]()
         for name in self.missing():
             why = self._silent.get(name)
@@ -175,7 +179,7 @@ class HostGathering:
         except (OSError, asyncio.TimeoutError) as error:
             self._silent[host.name] = reason_of(error)
             return
-        except Exception as error:  # such as one of TLS
+        except Exception as error:  # such as a TLS error
             why = f"{host.name}:{options.control_port} answers, but wrongly: {error!r}"
         if why and self._rejected.get(host.name) != why:
             self._rejected[host.name] = why

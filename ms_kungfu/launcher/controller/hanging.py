@@ -73,8 +73,10 @@ class HangingWorkers:
         return () if process.peer is None else self.broker.facts.heartbeat(process.peer, process.incarnation)
 
     def _look_whether_it_fails(self, process: Process) -> None:
-        """A worker that has failed alone in a collective or a join (Ctrl-C, no memory) takes part in nothing more,
-        whatever its program does: the others wait for its exit (docs/recovery.md)."""
+        """End a worker that has failed alone in a collective or a join (Ctrl-C, no memory).
+
+        It takes part in nothing more, whatever its program does: the others wait for its exit (docs/recovery.md).
+        """
         if process.state not in (WorkerState.RUNNING, WorkerState.STUCK) or process.peer is None:
             return
         reason = self.broker.facts.gave_up(process.peer, process.incarnation)
@@ -91,7 +93,7 @@ class HangingWorkers:
     # ---- stuck workers ----
 
     def keep_looking_for_the_stuck(self) -> None:
-        """At all hosts together, by what each has reported last: a look for each host would be quadratic."""
+        """Examine all hosts together, by the last report of each: a look for each host would be quadratic."""
         if not self.is_over():
             self._look_for_the_stuck()
             self._loop.call_later(self._stuck_look_s, self.keep_looking_for_the_stuck)
@@ -132,7 +134,7 @@ class HangingWorkers:
         return self.broker.facts.stuck(alive)
 
     def _end_stuck(self, process: Process, peer: PeerID) -> None:
-        """Its stack has been written. One that has come meanwhile continues."""
+        """End a stuck worker whose stack has been written. One that has arrived meanwhile continues."""
         if process.is_ending or self.is_over():
             return
         waiting = self._stuck().get((peer, process.incarnation))
@@ -149,7 +151,7 @@ class HangingWorkers:
         return env.COLLECTIVE_TIMEOUT.name, env.COLLECTIVE_TIMEOUT.get(self.machine.environ)
 
     def _note_unstuck(self, process: Process) -> None:
-        """It has come to the collective, or the others' wait has ended."""
+        """Note that the worker has come to the collective, or that the others' wait has ended."""
         if process.state is WorkerState.STUCK:  # and not failing, or removed meanwhile
             process.to(WorkerState.RUNNING)
         _log.info("stuck worker: no rank waits for %s any more", process.who)

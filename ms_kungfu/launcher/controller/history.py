@@ -1,4 +1,4 @@
-"""The last changes of the cluster, each with its reason and what became of it."""
+"""The last changes of the cluster, each with its reason and its outcome."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _KEPT = 20
 
 
 class History:
-    """The last changes and their reasons. In the event loop."""
+    """The last changes and their reasons, in the event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._reasons: list[str] = []  # of what the launcher is about to write
+        self._reasons: list[str] = []  # of the next cluster that the launcher writes
         self.changes: deque[Change] = deque(maxlen=_KEPT)
 
     def note(self, reason: str) -> None:
-        """Something has happened that the launcher's next cluster is the answer to."""
-        # Of each worker of a lost host it is told once more that the host was lost, and why.
+        """Note an event that the launcher's next cluster responds to."""
+        # For each worker of a lost host the event repeats that the host was lost, and why.
         removed = re.search(r" was on host (\S+), which was lost: ", reason)
         if removed is None or not any(told.startswith(f"host {removed[1]} is lost: ") for told in self._reasons):
             self._reasons.append(reason)
@@ -35,9 +35,9 @@ class History:
         self.changes.append(Change(cluster.version, cluster.size, None, "the job's start", now, now, state="committed"))
 
     def resumed(self, changes: Sequence[Change], cluster: Cluster) -> None:
-        """By the next controller of a job that runs in `cluster`: what the one before has told."""
+        """Continue the history of the controller before, for a job that runs in `cluster`."""
         self.changes.extend(changes)
-        self.committed(cluster, None)  # which is told once it is on record
+        self.committed(cluster, None)  # which is reported once it is in the snapshot
         if not self.knows(cluster):
             now = self._clock()
             self.changes.append(
@@ -78,7 +78,7 @@ class History:
                 _move(change, VersionState.SUPERSEDED)
 
     def _running_size(self, otherwise: int | None) -> int | None:
-        """Of the cluster that was chosen last; `otherwise` where it isn't among the last changes."""
+        """Return the size of the cluster committed last; `otherwise` if it isn't among the last changes."""
         sizes = [change.size for change in self.changes if change.chosen_at is not None]
         return sizes[-1] if sizes else otherwise
 

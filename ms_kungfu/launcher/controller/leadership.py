@@ -1,4 +1,4 @@
-"""Who decides for a job: one host for ever (`NoElection`), or who holds the lease in etcd (`etcd_lease.EtcdLease`)."""
+"""Which controller decides for a job: one host's for ever (`NoElection`), or the lease's holder (`EtcdLease`)."""
 
 from __future__ import annotations
 
@@ -11,94 +11,99 @@ if TYPE_CHECKING:
 
 
 class Leadership(Protocol):
-    """What a job asks before it says anything that the next controller has to know. Used from the job's event loop,
-    except where a method says otherwise."""
+    """What a controller asks before it sends anything that the next controller has to know.
+
+    Used from the job's event loop, unless a method's docstring says otherwise.
+    """
 
     @property
     def moves(self) -> bool:
-        """Whether another host goes on with the job where this one fails."""
+        """Return whether another host continues the job if this one fails."""
         ...
 
     @property
     def lease(self) -> LeadershipLease | None:
-        """What is held in the store; `None`: nothing."""
+        """Return the lease in the store; None without one."""
         ...
 
     @property
     def resumes(self) -> LeaderSnapshot | None:
-        """What the controller before has left. This controller continues its job. `None`: the job begins here."""
+        """Return the snapshot of the controller before, whose job this one continues; None if the job begins here."""
         ...
 
     @property
     def has_stepped_down(self) -> bool:
-        """Another host decides from now on."""
+        """Return whether another host decides from now on."""
         ...
 
     @property
     def is_gone(self) -> bool:
-        """Nobody decides any more: the job's keys have been deleted."""
+        """Return whether no host decides any more: the job's keys have been deleted."""
         ...
 
     @property
     def has_held(self) -> bool:
-        """It has had the lease, even if it has stepped down by now."""
+        """Return whether it has had the lease, even if it has stepped down by now."""
         ...
 
     @property
     def awaits_store(self) -> bool:
-        """A decision waits for the store."""
+        """Return whether a decision waits for the store."""
         ...
 
     @property
     def has_stood_still(self) -> bool:
-        """This host did not run for a while, a moment ago."""
+        """Return whether this host did not run for a while, a moment ago."""
         ...
 
     async def await_turn(self) -> None:
-        """Until the last job of this name is over. StartError where it goes on."""
+        """Wait until the last job of this name is over. StartError if it continues."""
 
     async def acquire(self, snapshot: Callable[[], LeaderSnapshot]) -> None:
-        """Before the job begins. StartError where another job has the name."""
+        """Acquire the lease before the job begins. StartError if another job has the name."""
 
     def keep(self, store: Any) -> Callable[[], object]:
-        """From now on. Returns what ends it."""
+        """Keep the lease from now on. Return what ends that."""
         ...
 
     async def has_it_again(self) -> bool:
-        """The store has refused a write: whether to try again."""
+        """Return whether to retry a write that the store has rejected."""
         ...
 
     async def time_to_ask(self) -> float:
-        """For how long the hosts could have found out who leads."""
+        """Return for how long the hosts could have found the controller."""
         ...
 
     async def act(self, act: Callable[[], Awaitable[object]]) -> None:
-        """One action after the other, and none once another host decides."""
+        """Run one action after the other, and none once another host decides."""
 
     async def write(self, snapshot: Callable[[], LeaderSnapshot]) -> bool:
-        """Within `act`. Whether the record is there now."""
+        """Write an entry, within `act`. Return whether it is there now."""
         ...
 
     def may_say(self, version: int) -> bool:
-        """Whether the members may hear of this version."""
+        """Return whether the members may be notified of this version."""
         ...
 
     async def until_it_may_be_said(self, version: int, is_over: Callable[[], bool]) -> bool:
-        """False where that is asked already, for this version or a newer one, or doesn't matter any more."""
+        """Wait until the members may be notified.
+
+        Return False if that is awaited already for this version or a newer one, or doesn't matter any more.
+        """
         ...
 
     async def step_down(self) -> None:
-        """This host stood still, and others have left it."""
+        """Step down because this host stood still, and others have left it."""
 
     async def leave(self) -> None:
-        """Its host leaves the job."""
+        """Step down because its host leaves the job."""
 
     async def release(self) -> None:
-        """The job is over."""
+        """Release the lease: the job is over."""
 
 
 class NoElection:
-    """The first host decides for ever, and the job ends with it: nothing has to be on record."""
+    """The first host decides for ever, and the job ends with it: no snapshot is needed."""
 
     moves = False
     lease = None

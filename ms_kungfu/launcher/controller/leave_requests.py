@@ -12,25 +12,28 @@ from ms_kungfu.launcher.state.versions import ClusterVersions
 
 
 class LeaveRequests:
-    """Of the broker. `on_leave`: see there."""
+    """The part of the broker for leaves; `on_leave` is documented there."""
 
     def __init__(self, versions: ClusterVersions, min_size: int, on_leave: Callable[[PeerID], None] | None) -> None:
         self._versions, self._min_size, self._on_leave = versions, min_size, on_leave
         self._loop = asyncio.get_running_loop()
         self.job_ends = False
         self.leaving: set[PeerID] = set()  # those of the newest version that may leave it, and haven't yet
-        self.evicted: set[PeerID] = set()  # left out of the newest cluster by name
-        self.told_to_end: set[PeerID] = set()  # members that have been granted to leave because they got a SIGTERM
+        self.evicted: set[PeerID] = set()  # excluded from the newest cluster by name
+        self.told_to_end: set[PeerID] = set()  # members that may leave because they got a SIGTERM
 
     def objection(self, peer: PeerID, terminated: bool) -> str:
-        """Grant it and pass it on; the reason if it can't be granted. Of several requests at once the first are."""
+        """Grant a leave and pass it on; return the reason if that can't be.
+
+        Of several requests at once the first ones are granted.
+        """
         newest = self._versions.newest
         if self.job_ends or newest is None:
             return "the job is ending"
         if peer not in newest.workers:  # it is leaving already
             if terminated and self._on_leave is not None:
                 self.told_to_end.add(peer)
-                self._loop.call_soon(self._on_leave, peer)  # it may have been taken back in meanwhile
+                self._loop.call_soon(self._on_leave, peer)  # it may have been taken back meanwhile
             return ""
         left = self._versions.staying_without(peer, self.leaving)
         if left == 0:
@@ -49,10 +52,10 @@ class LeaveRequests:
         self.evicted -= set(newest.workers)
 
     def note_evicted(self, peers: Iterable[PeerID]) -> None:
-        """A resize request names these, instead of a size."""
+        """Note that a resize request names these, instead of a size."""
         self.evicted.update(peers)
 
     def stays(self, peer: PeerID) -> None:
-        """A worker that was granted to leave stays after all: too few would be left by now."""
+        """Revoke a granted leave: too few workers would be left by now."""
         for peers in (self.leaving, self.evicted, self.told_to_end):
             peers.discard(peer)

@@ -19,22 +19,22 @@ from ms_kungfu.launcher.state.policy import Action, Recover, Verdict
 
 _log = logging.getLogger(__name__)
 
-# A host that leaves: its agent got a SIGTERM and has reported it. From then on
+# A host that leaves: its agent got a SIGTERM and has reported it. From then on:
 #   1. No new worker is placed there (`Hosts.check`, `Hosts.slots_by_host`), and each revision is without its workers,
-#      whatever other writers write (`Coordinator.going`). They leave as any worker does: after a step that all members
-#      have agreed on. So no step and no sample is theirs that isn't the others' too.
-#   2. When they have exited and a version without the host is committed, the controller forgets the host as a failed
-#      one, and then it ends, with 0. Inter-host transports of the version before may still hold connections with it.
-#      All other hosts have the result of everything that its workers took part in, or its workers would not have got
-#      it (link.h); and some member that stays has come that far, or no version would have been committed. Even if not:
-#      the others hear of the loss before they miss the host, and continue as without a failed one.
+#      whatever other writers write (`Coordinator.going`). They leave as any worker does, after a step that all members
+#      have agreed on. So each of their steps and samples is the others' too.
+#   2. When they have exited and a version without the host is committed, the controller removes the host like a failed
+#      one. Then it ends, with 0. Inter-host transports of the version before may still hold connections with it. All
+#      other hosts have each result that its workers got (link.h). A member that stays has come that far, or no version
+#      would have been committed. Even if not, the others are notified of the loss before they miss the host, and
+#      continue as without a failed one.
 #   3. After -leave-grace the workers that are left there are killed. That is a failure like any other, and 2 follows
 #      without the committed version: the next one is awaited with the failed workers, as ever.
-# What comes between is a case of its own already. If the connection ends the host has failed. If workers fail or more
-# hosts want to leave, each revision looks whether enough members stay, and the job ends if not. A size that is under
-# way is revised, and one that comes is rejected if it needs the host. If members complete the program no worker leaves
-# any more: the host ends with the job, or after its grace. It may come back by -join. Nothing of its former part
-# stands in the way of that: `joining` distinguishes its processes, versions and connections.
+# Other events meanwhile are cases of their own. If the connection ends the host has failed. If workers fail or more
+# hosts want to leave, each revision checks that enough members stay, and the job ends if not. A pending size is
+# revised, and a new one is rejected if it needs the host. If members complete the program no worker leaves any more:
+# the host ends with the job, or after its grace. It may come back by -join. Its former part doesn't prevent that:
+# `joining` distinguishes its processes, versions and connections.
 
 
 @dataclass(eq=False)
@@ -46,12 +46,12 @@ class JobNodes:
     status: Callable[[], dict[str, Any]]
     left_s: Callable[[], float | None]
     interrupted: Callable[[int, str], None]
-    has_left = False  # the controller's own host has, and another one has the job
+    has_left = False  # the controller's own host has left, and another one controls the job
 
     def __post_init__(self) -> None:
-        self._graces: dict[str, asyncio.TimerHandle] = {}  # of hosts that leave
-        self._leaving_early: list[str] = []  # that reported it before this controller knew which hosts are there
-        self.exit_code: int | None = None  # of the first worker that has exited while a host's loss is about to be told
+        self._graces: dict[str, asyncio.TimerHandle] = {}  # of hosts that leave: host -> timer of -leave-grace
+        self._leaving_early: list[str] = []  # hosts that left before this controller knew which hosts are there
+        self.exit_code: int | None = None  # of the first worker that exits while a host's loss is about to be reported
 
     @property
     def hosts(self) -> Hosts:
@@ -116,7 +116,7 @@ class JobNodes:
             self.let_go()
 
     def resumed(self) -> None:
-        """The hosts are known now."""
+        """Process early leaves, as the hosts are known now."""
         for name in self._leaving_early:
             self.host_leaves(name)
 
@@ -138,7 +138,7 @@ class JobNodes:
             self.let_go()
 
     def let_go(self) -> None:
-        """Let those hosts go that leave and have nothing left to do here."""
+        """Release the hosts that leave and have nothing left to do here."""
         job = self.job
         for name in self.hosts.leaving:
             current = job.workers.broker.current()
@@ -158,7 +158,7 @@ class JobNodes:
         self.job.revisions.write()
 
     async def leave(self) -> None:
-        """The controller's own host leaves; a job that has begun doesn't end with it."""
+        """Let the controller's own host leave; a job that has begun doesn't end with it."""
         job, leadership = self.job, self.job.leadership
         if leadership.has_stepped_down or job.course.is_over or (leadership.resumes is None and not job.has_begun):
             return

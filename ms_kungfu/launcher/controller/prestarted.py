@@ -41,11 +41,11 @@ class PrestartedWorkers:
         self._kept = self.options.standbys
         self._expected = Expected()
         self._numbers = itertools.count(1)
-        self._told: set[str] = set()  # of this expectation: hosts without memory; "": that there is one
+        self._told: set[str] = set()  # hosts without memory for this expectation; "": a message that there is one
         self._timer: asyncio.TimerHandle | None = None
 
     def expect(self, expected: Expected) -> None:
-        """The members report the size that they want next. End the standbys that it doesn't need."""
+        """Note the size that the members want next. End the standbys that it doesn't need."""
         if expected.version != self.coordinator.newest.version:
             return
         has_room = self.coordinator.hosts.has_room(expected.size)
@@ -56,19 +56,21 @@ class PrestartedWorkers:
         self.keep()
 
     def expect_nobody(self) -> None:
-        """A member has completed the program: end all standbys but those of -standby."""
+        """End all standbys but those of -standby: a member has completed the program."""
         for process in self.processes.standbys()[self._kept :]:
             self._end(process)
 
     def resume(self, last: int) -> None:
-        """Keep the standbys of an earlier controller, with numbers up to `last`. What the members expect isn't known
-        until they report anew."""
+        """Keep the standbys of an earlier controller, with numbers up to `last`.
+
+        What the members expect isn't known until they report again.
+        """
         self._numbers = itertools.count(last + 1)
         if (present := len(self.processes.standbys())) > self._kept:
             self._expected = Expected(newcomers=present)
 
     def keep_fewer(self) -> None:
-        """Too many have failed."""
+        """Keep fewer standbys: too many have failed."""
         self._kept = max(0, self._kept - 1)
         self._expected = replace(self._expected, newcomers=max(0, self._expected.newcomers - 1))
 
@@ -97,7 +99,7 @@ class PrestartedWorkers:
                 self._start(host, standbys, kept, wanted, hosts, expected.size)
 
     def no_memory(self, host: str, key: int, why: str) -> None:
-        """The agent has refused to start one. It is tried again."""
+        """Note that the agent has refused to start one. It is tried again."""
         process = self.processes.get(key)
         if process is None or process.host != host:
             return
@@ -117,8 +119,11 @@ class PrestartedWorkers:
     def _start(
         self, host: str, standbys: Collection[Process], kept: int, wanted: int, hosts: list[str], size: int
     ) -> None:
-        """`standbys`: those that `host` has, of `kept` and `wanted`. `hosts`: of each worker, and of each next one;
-        `size`: that is expected."""
+        """Start a standby.
+
+        `standbys`: those that `host` has, of `kept` and `wanted`. `hosts`: of each worker, and of each next one;
+        `size`: the expected one.
+        """
         known = self.broker.requests.ready_standbys
         ready = sum(process.standby in known for process in standbys)
         starting, shares, newest = len(standbys) - ready, self.agents[host].shares, self.coordinator.newest

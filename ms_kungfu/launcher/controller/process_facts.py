@@ -1,4 +1,4 @@
-"""What the shared memory of the cluster versions tells of each process."""
+"""What the shared memory of the cluster versions shows of each process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from ms_kungfu.launcher.state.versions import ClusterVersions
 
 
 class ProcessFacts:
-    """Of the broker. `has_slot`: whether a process (peer ID and incarnation) has got a slot and isn't out."""
+    """The broker's view of its processes.
+
+    `has_slot`: whether a process (peer ID and incarnation) has got a slot and isn't out.
+    """
 
     def __init__(
         self, versions: ClusterVersions, segments: Segments, has_slot: Callable[[tuple[PeerID, int]], bool]
@@ -22,7 +25,7 @@ class ProcessFacts:
         self._counting: set[tuple[PeerID, int]] = set()  # processes of which a heartbeat has been seen
 
     def heartbeat(self, peer: PeerID, incarnation: int) -> tuple[int, ...]:
-        """Counts that move for as long as the process runs; none before it has a slot, or once it has left."""
+        """Return counts that move for as long as the process runs; none before it has a slot, or once it has left."""
         beats = tuple(segment.heartbeat(rank) for segment, rank in self._segments.slots_of(peer, incarnation))
         process = (peer, incarnation)
         if any(beats):
@@ -32,18 +35,17 @@ class ProcessFacts:
         return beats
 
     def progress(self, peer: PeerID, incarnation: int) -> Progress | None:
-        """Where the process's training is, as it has told in the newest version in which it has."""
+        """Return the process's training progress, from the newest version in which it has reported any."""
         slots = list(self._segments.slots_of(peer, incarnation))
         return next(filter(None, (segment.progress(rank) for segment, rank in reversed(slots))), None)
 
     def gave_up(self, peer: PeerID, incarnation: int) -> str:
-        """Why a process that lives can't go on, and its end is what the other members wait for; "" if it can."""
+        """Return why a live process can't continue, so that the others wait for its exit; "" if it can."""
         slots = self._segments.slots_of(peer, incarnation)
         return next(filter(None, (segment.gave_up(rank) for segment, rank in slots)), "")
 
     def stuck(self, alive: Collection[tuple[PeerID, int]]) -> dict[tuple[PeerID, int], list[int]]:
-        """Of the processes that live those that keep others waiting for longer than these can (`stuck`), with the ranks
-        of these."""
+        """Return the live processes that keep others waiting for too long (`stuck`), with the waiting ranks."""
         awaited = {version: segment.awaited() for version, segment in self._segments.open.items()}
         if not any(is_overdue for told in awaited.values() for *_, is_overdue in told):
             return {}  # as long as a job is healthy
@@ -63,6 +65,6 @@ class ProcessFacts:
         return {process: sorted(rank_of[each] for each in by) for process, by in found.items()}
 
     def set_ending(self, peer: PeerID, incarnation: int, ending: bool) -> None:
-        """The process is about to be ended, or isn't after all."""
+        """Note that the process is about to be ended, or isn't after all."""
         for segment, rank in self._segments.slots_of(peer, incarnation):
             segment.set_ending(rank, ending)

@@ -1,4 +1,4 @@
-"""The worker processes of a job: what each is, and what is asked about all of them. Nothing here acts on them."""
+"""The worker processes of a job, and questions about all of them. Nothing here acts on them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _NOT_AWAITED = {WorkerState.OVERDUE, WorkerState.DISMISSED, WorkerState.UNKILLAB
 
 @dataclass
 class Process:
-    """A worker process that has not been seen to exit yet."""
+    """A worker process whose exit hasn't been reported."""
 
     key: int
     log_name: str
     host: str  # where it runs
-    peer: PeerID | None = None  # None: a standby that has not been needed yet
+    peer: PeerID | None = None  # None: a standby without a slot
     incarnation: int = 0
-    rank: int = 0  # in the last version that it was in, at first in the one that it was started for
-    size: int = 1  # of that one
+    rank: int = 0  # in the last version that it was in, at first in the one it was started for
+    size: int = 1  # of that version
     slot: int = -1  # what its replacement inherits
     standby: int | None = None
     pid: int | None = None
@@ -36,10 +36,10 @@ class Process:
     leave_timer: asyncio.TimerHandle | None = None
     state: WorkerState = WorkerState.STARTING
     killed_because: str = ""
-    is_late: bool = False  # that is why: it wasn't ready to join in time
-    told_again: bool = False  # it got a SIGTERM, was granted to leave, and can't: another one has been sent
-    has_its_cores: bool = False  # as many as each worker has, where that is fixed
-    device: int = 0  # its place in Devices, for life
+    is_late: bool = False  # why it is ended: it wasn't ready to join in time
+    told_again: bool = False  # it got a SIGTERM and may leave, but can't: another one has been sent
+    has_its_cores: bool = False  # the fixed number a worker, if there is one
+    device: int = 0  # its index in Devices, for life
 
     def to(self, state: WorkerState) -> None:
         self.state = self.state.to(state, self.who)
@@ -47,7 +47,7 @@ class Process:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the controller has ended it, or it has exited."""
+        """Return whether the controller has ended it, or it has exited."""
         return self.state in _ENDING
 
     @property
@@ -89,7 +89,7 @@ class ProcessTable:
         return len(self._by_key)
 
     def is_current(self, process: Process) -> bool:
-        """Whether it has a name, and is the one that versions to come mean by it."""
+        """Return whether it has a name, and later versions mean it by that name."""
         return process.peer is not None and not self._broker.is_out(process.peer, process.incarnation)
 
     def standing(self, process: Process) -> Standing:
@@ -105,14 +105,14 @@ class ProcessTable:
         return [p for p in self if self.standing(p) in standings]
 
     def living_members(self) -> list[PeerID]:
-        """The members of the committed cluster whose processes run, in the order of their ranks."""
+        """Return the members of the committed cluster whose processes run, in the order of their ranks."""
         current = self._broker.current()
         members = {p.peer for p in self.of_standing(Standing.MEMBER)}
         return [peer for peer in current.workers if peer in members] if current is not None else []
 
     def headcount(self) -> Headcount:
         waited_for = [p for p in self if p.state not in _NOT_AWAITED]
-        # First: a choice meanwhile makes members leaving, and forgets that they were told to.
+        # First: a commit meanwhile makes members leaving, and forgets their SIGTERM.
         told = self._broker.leaves.told_to_end if waited_for else ()
         standings = [self.standing(p) for p in waited_for]
         return Headcount(
@@ -122,26 +122,26 @@ class ProcessTable:
         )
 
     def taken_ports(self) -> set[int]:
-        """Whoever is on its way out has its port until it is gone, or has had its time."""
+        """Return the ports in use: a process that is leaving keeps its port until it exits, or its grace is over."""
         return {p.peer.port for p in self if p.peer is not None and p.state is not WorkerState.OVERDUE}
 
     def standbys(self) -> list[Process]:
-        """Those that may be needed yet, whoever has come farthest first."""
+        """Return the standbys that may still be needed, the one that is most ready first."""
         ready = self._broker.requests.ready_standbys
         spare = [p for p in self if p.peer is None and not p.is_ending]
         return sorted(spare, key=lambda p: (p.standby not in ready, p.key))
 
     def standby_for(self, rank: int, host: str) -> Process | None:
-        """One of those on `host` that have come farthest; of these one that has prepared for this rank.
+        """Return a standby on `host` for this rank: of the most ready ones, one that has prepared for the rank.
 
-        None that isn't known to run: its agent may refuse to start it.
+        Return none that isn't known to run: its agent may refuse to start it.
         """
         ready = self._broker.requests.ready_standbys
         there = (p for p in self.standbys() if p.host == host and p.pid is not None)
         return min(there, key=lambda p: (p.standby not in ready, p.rank != rank), default=None)
 
     def shares_in(self, cluster: Cluster) -> dict[PeerID, list[int]]:
-        """What each worker gets of the cores of its host."""
+        """Return each worker's share of its host's cores."""
         shares: dict[PeerID, list[int]] = {}
         for host in cluster.hosts:
             here = [worker for worker in cluster.workers if worker.host == host]
@@ -149,14 +149,14 @@ class ProcessTable:
         return shares
 
     def shares(self, cluster: Cluster) -> Iterator[tuple[Process, list[int]]]:
-        """The running processes of `cluster`'s workers with their cores."""
+        """Return the running processes of `cluster`'s workers with their cores."""
         shares = self.shares_in(cluster)
         for process in self:
             if process.peer in shares and self.is_current(process):
                 yield process, shares[process.peer]
 
     def choose_device(self, cluster: Cluster, host: str) -> int:
-        """The device of a process that is about to be started on `host` for `cluster`."""
+        """Return the device for a process that is about to start on `host` for `cluster`."""
         staying: list[int] = []
         leaving: list[int] = []
         for other in self:
@@ -180,7 +180,7 @@ class ProcessTable:
         return chosen
 
     def in_the_way(self) -> list[Process]:
-        """Those who have left and still work, where another one has got their name or device."""
+        """Return the removed processes that still run although another worker has their name or device."""
         current = [p for p in self if self.is_current(p)]
         found = []
         for process in self:

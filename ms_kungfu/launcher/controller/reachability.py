@@ -16,21 +16,21 @@ from ms_kungfu.launcher.state.policy import Recover
 from ms_kungfu.launcher.wire import messages as m
 
 _LOOK_S = 0.2  # for connections between hosts that have ended
-# A host that ends takes its connections with it, some a moment before it is missed itself.
+# A host that ends closes its connections, some a moment before it counts as silent.
 _HOST_FIRST_S = 1.0
-# Which hosts don't reach each other is reported by several hosts, one after the other.
+# Several hosts report, one after the other, which hosts don't reach each other.
 _LAST_NEWS_S = 2.0
-_MISSED_S = 1.0  # two beats of a host, at most
+_MISSED_S = 1.0  # at most two heartbeats of a host
 
 
 class NodeEvents(Protocol):
     @property
     def hosts(self) -> Hosts:
-        """Those of the job by now."""
+        """Return the hosts of the job."""
         ...
 
     def hosts_apart(self, reason: str) -> None:
-        """What several of them do together can't go on, and it's not for one of them to go."""
+        """End what several hosts do together, as it can't continue and no single host is to leave."""
 
 
 class Reachability:
@@ -49,7 +49,7 @@ class Reachability:
         self._unlinked = False
 
     def watch(self) -> None:
-        """From now on hosts that are silent for -host-timeout have failed."""
+        """Declare hosts failed from now on if they are silent for -host-timeout."""
         if self.options.host_timeout_s is not None:
             self._look_for_silence(Leases(self.options.host_timeout_s))
 
@@ -61,7 +61,7 @@ class Reachability:
         return [agent for agent in self.agents.values() if not agent.lost]
 
     def _look_for_silence(self, leases: Leases) -> None:
-        """Tell the hosts that this one is there, too."""
+        """Find silent hosts, and send each host a sign of life."""
         others = {agent.name: agent.heard for agent in self.living() if agent.name != self.options.hosts.self_name}
         for name in leases.run_out(self._loop.time(), others):
             self._lose(self.agents[name], f"nothing came from it for {self.options.host_timeout_s:g} s (-host-timeout)")
@@ -75,7 +75,7 @@ class Reachability:
         self._timers[what] = self._loop.call_later(seconds, function, *arguments)
 
     def note_apart(self) -> None:
-        """A host has reported another one that it doesn't reach.
+        """Note that a host has reported another one that it doesn't reach.
 
         More such reports may follow, and a host that has ended has to be missed before one of the two is evicted.
         """
@@ -97,7 +97,7 @@ class Reachability:
         return {pair: why for pair, why in found.items() if living.issuperset(pair)}
 
     def _is_in(self, segment: SpreadSegment, host: str) -> bool:
-        """Whether the host of that name now has a part in it, and not a failed one that has come back since."""
+        """Return whether the present host of that name has a part in it, not a failed one that has come back since."""
         agent = self.agents.get(host)
         return agent is not None and segment.has(agent)
 
@@ -106,7 +106,7 @@ class Reachability:
         involved = [agent for agent in self.living() if any(agent.name in pair for pair in apart)]
         limit_s = self.options.host_timeout_s
         if limit_s is not None and any(now - agent.heard > limit_s / 4 for agent in involved):
-            # It may be about to be lost for its silence, which tells better which host has failed.
+            # It may be about to be lost for its silence, which shows better which host has failed.
             self._later("apart", _LOOK_S, self._evict_who_is_apart)
             return
         workers = Counter(
@@ -122,17 +122,20 @@ class Reachability:
     # ---- connections between hosts ----
 
     def unlinked(self, segment: SpreadSegment, why: str) -> None:
-        """A host can't exchange anything with the others any more. If one of them has ended, that is the reason."""
+        """Note that a host can't exchange anything with the others any more.
+
+        If one of them has ended, that is the reason.
+        """
         if not self._unlinked:
             self._unlinked = True
             self._loop.call_later(_HOST_FIRST_S, self._tell_of_the_unlinked, segment, why)
 
     def are_apart(self) -> bool:
-        """Some hosts don't reach each other; which one is lost by that is known soon."""
+        """Return whether some hosts don't reach each other; which one is lost by that is known soon."""
         return bool(self._apart())
 
     def is_in_trouble(self) -> bool:
-        """That, or it may be what has ended an exchange between hosts."""
+        """Return the same, or whether such trouble may have ended an exchange between hosts."""
         return self._unlinked or self.are_apart()
 
     def _tell_of_the_unlinked(self, segment: SpreadSegment, reason: str) -> None:

@@ -1,9 +1,9 @@
 """The controller's view of the hosts: each is an `AgentHandle`, and has its part of a version's shared memory.
 
 Each of them, the controller's own too, has an agent, which has called, has proved that it knows the job's secret, and
-does for its host what it is told. All that is said to a host goes over one connection, in order: what is true when a
-worker is answered has been told to its host before. If that connection ends the host has failed (`reachability` has the
-other reasons). `gathering` knows which hosts are missing.
+obeys the controller. All messages to a host go over one connection, in order. So a host gets each fact before the
+answer to a worker that depends on it. If that connection ends the host has failed (`reachability` has the other
+reasons). `gathering` knows which hosts are missing.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ _log = logging.getLogger(__name__)
 
 
 class RemoteHosts:
-    """All hosts of the job, the controller's own among them: its launcher passes on who calls. Belongs to the event
-    loop. `registration`: of the controller's own host. `resumes`: hosts report to a new controller.
+    """All hosts of the job, including the controller's own, whose launcher passes on the callers.
+
+    Belongs to the event loop. `registration`: of the controller's own host. `resumes`: hosts report to a new
+    controller.
     """
 
     def __init__(
@@ -54,10 +56,10 @@ class RemoteHosts:
     ) -> None:
         self.options, self.machine, self.events, self.resumes = options, machine, events, resumes
         self.name = options.hosts.self_name
-        self.was_left = False  # by a host, because this controller stood still before it went on
+        self.was_left = False  # a host has left this controller because it stood still
         self.lease: LeadershipLease | None = None  # the lease by which this controller decides
         self.stuck_sure_s = stuck_sure_s(env.COLLECTIVE_TIMEOUT.get(machine.environ))
-        self.told: dict[str, m.ResyncReport] = {}  # by hosts that came to a controller which resumes
+        self.told: dict[str, m.ResyncReport] = {}  # from hosts that registered with a controller which resumes
         self.agents: dict[str, RemoteAgent] = {}
         self.gathering = HostGathering(options, machine, self.agents, resumes)
         self.reachability = Reachability(options, self.agents, events, self.lose)
@@ -68,26 +70,26 @@ class RemoteHosts:
         self._warned: set[str] = set()
         self.workers: asyncio.Future[Workers] = self._loop.create_future()
         self._attempts = start.attempts
-        self._last_words: m.End | None = None  # once the job ends
+        self._last_words: m.End | None = None  # sent to each host once the job ends
 
     async def gather(self, timeout_s: float) -> None:
-        """All hosts are there when this returns. StartError if one doesn't come."""
+        """Wait until all hosts have registered; StartError if one doesn't."""
         self.reachability.watch()
         await self.gathering.gather(timeout_s)
 
     async def gather_again(
         self, timeout_s: float, before: Collection[str], time_to_ask: Callable[[], Awaitable[float]]
     ) -> None:
-        """The hosts of a running job have come to this controller when this returns, or won't."""
+        """Wait until the hosts of a running job have registered with this controller, or won't."""
         self.reachability.watch()
         await self.gathering.gather_again(timeout_s, before, time_to_ask)
 
     def attend(self, workers: Workers) -> None:
-        """From now on these hear what the hosts say."""
+        """Pass messages of the hosts to these workers from now on."""
         self.workers.set_result(workers)
 
     def catch_up(self) -> None:
-        """On what hosts have said before they were heard."""
+        """Process the messages that came before the workers were attached."""
         for agent in list(self.agents.values()):
             early, agent.early = agent.early, []
             for said in early:
@@ -98,12 +100,12 @@ class RemoteHosts:
                     break
 
     async def end(self, code: int, words: str | None) -> None:
-        """The other launchers end with this exit code, also one that comes meanwhile."""
+        """End the other launchers with this exit code, also one that registers meanwhile."""
         self._last_words = m.End(code, words)
         for agent in self.agents.values():
             if not agent.lost:
                 agent.send(self._last_words)
-            agent.tell_end()  # something else, to one that was given up a moment ago
+            agent.tell_end()  # to a host that was declared lost a moment ago, another message
         others = [agent for agent in self.agents.values() if not agent.lost and agent.name != self.name]
         parting = [asyncio.ensure_future(agent.part()) for agent in others]
         if parting:
@@ -112,7 +114,7 @@ class RemoteHosts:
                 wait.cancel()
 
     def leave(self) -> None:
-        """Without a word: another controller has the job."""
+        """Close all connections without a message: another controller has the job."""
         for agent in self.agents.values():
             agent.drop()
 
@@ -126,19 +128,19 @@ class RemoteHosts:
         return SpreadSegment(self, cluster, self._attempts, recovers)
 
     def take_over(self, cluster: Cluster, recovers: bool) -> Segment:
-        """What the hosts have of this version, which another controller has had made there."""
+        """Take over what the hosts have of this version, which another controller had them make."""
         return SpreadSegment(self, cluster, 0, recovers, is_made=True)
 
     def close_all_but(self, known: Collection[int], reports: Mapping[str, m.ResyncReport]) -> None:
-        """What the hosts have of other versions, which the controller before had them make."""
+        """Close what the hosts have of other versions, which the controller before had them make."""
         for host, report in reports.items():
             for version in set(report.losses).difference(known):
                 self.agents[host].send(m.Close(version))
 
-    # ---- who comes ----
+    # ---- callers ----
 
     async def serve(self, channel: AnyChannel, said: m.FirstWords) -> bool:
-        """Somebody has called, and has said this. Whether the connection is another one's now."""
+        """Serve a caller that has sent this message. Return whether the connection belongs to another owner now."""
         if isinstance(said, m.Agent):
             return await self._take_in(channel, said)
         if isinstance(said, m.WaitingController):
@@ -162,12 +164,13 @@ class RemoteHosts:
             if registration.host in self.events.hosts.lost:
                 return await self._let_in(channel, registration, f"the job goes on without {registration.host}")
             if self.gathering.is_closed or registration.host not in self.gathering.missing():
-                return False  # the next look at the record tells what has become of it
+                return False  # the next look at the snapshot shows the result
             self.told[registration.host] = said.report
             return await self._let_in(channel, registration, "")
         joining = None if said.slots is None else joining_host(registration.host, said.slots)
         if joining is not None and self.lease is not None and registration.host in self.agents:
-            return False  # over a connection whose end hasn't been seen yet: it looks once more who has the job
+            # over a connection whose end hasn't been noticed yet: the host looks again which host has the job
+            return False
         if joining is not None:
             why = objection(registration, self._registration, {}, same_flags=False) or self.events.objection_to(joining)
         else:
@@ -177,7 +180,7 @@ class RemoteHosts:
             cores = counted(len(registration.cores), "core")
             why = f"-cores-per-worker {per_worker} is more than the {cores} of {registration.host} for the job"
         warning = ""
-        if not why and said.command is not None:  # what its user should know of a host that may take part
+        if not why and said.command is not None:  # a warning for the user of a host that may take part
             command = list(map(os.fsdecode, said.command))
             warning = other_command(registration.host, command, self.name, self.options.command)
         return await self._let_in(channel, registration, why, joining, warning)
@@ -190,7 +193,7 @@ class RemoteHosts:
         joining: Host | None = None,
         warning: str = "",
     ) -> bool:
-        """Where there is no objection (`why`). Until it is lost. `warning`: what is said here and there, once."""
+        """Admit a host without an objection (`why`), until it is lost. `warning`: is logged here and there, once."""
         per_worker = self.options.cores_per_worker
         if why:
             self.gathering.reject(registration.host, why)
@@ -199,11 +202,11 @@ class RemoteHosts:
             return False
         watch = HangWatch(self.options.peer_timeout_s or math.inf)
         look_s = told_each_s(watch.period_s, env.COLLECTIVE_TIMEOUT.get(self.machine.environ))
-        secret = None if self.options.secret else self._start.secret  # which it has
+        secret = None if self.options.secret else self._start.secret  # the host has it already
         lease = None if self.lease is None else self.lease.since
         channel.send(m.Registered(self._start.writer, look_s, secret, lease, warning))
         channel.set_silence(self.options.host_timeout_s)
-        # Without a wait since the look at who is there: of two that come at once under one name the first is let in.
+        # No await since the look at the hosts: of two callers with one name the first is admitted.
         agent = self.agents[registration.host] = RemoteAgent(self, channel, registration, per_worker)
         if self._holds_deadlines:
             agent.send(m.Hold(True))
@@ -233,22 +236,23 @@ class RemoteHosts:
             return f"{registration.host} is none of the job's hosts, {self.options.hosts}"
         return why
 
-    # ---- who is lost ----
+    # ---- lost hosts ----
 
     def let_go(self, name: str) -> None:
-        """It has left, and all others have been told."""
+        """Release a host that has left, as all others have been notified."""
         self.agents[name].give_up("it has left", has_left=True)
 
     def lose(self, agent: RemoteAgent, why: str) -> None:
         if agent.lost:
             return
-        # A host that hears of its loss ends. Where the controller moves that comes after the entry in the record: a
-        # controller that has stepped down by now, or dies before, has ended no host with which the next one would go
-        # on. Until then the host hears nothing, and looks at the record by itself after -host-timeout.
+        # A host that is notified of its loss ends. If the controller moves, the notification follows the entry in the
+        # snapshot. So a controller that has stepped down by now, or fails before, has ended no host with which the next
+        # one would continue. Until then the host gets no message, and looks at the snapshot by itself after
+        # -host-timeout.
         agent.give_up(why, tells=self.lease is None or not self.workers.done())
         if self.workers.done():
             self.events.host_lost(agent.name, why)
-        else:  # it may come again, but not to a controller that it has left because that stood still
+        else:  # it may register again, but not with a controller that it has left because that stood still
             self.was_left = self.was_left or self.events.has_stood_still
             _log.warning('host lost: host=%s reason="%s"', agent.name, why)
             del self.agents[agent.name]
@@ -256,18 +260,20 @@ class RemoteHosts:
             self.gathering.news.set()
 
     def tell_lost(self, name: str) -> None:
-        """That the job goes on without it is on record."""
+        """Notify a host of its loss: the snapshot has it."""
         if name in self.agents:
             self.agents[name].tell_end()
 
     def tell_lease(self) -> None:
-        """This controller has taken the lease again. Should it die, who hasn't heard that would take it for another
-        one."""
+        """Notify the hosts that this controller has acquired the lease again.
+
+        Otherwise, if it fails, a host without that message would take it for another controller.
+        """
         for agent in self.reachability.living():
             agent.send(m.NewLease(0 if self.lease is None else self.lease.since))
 
     def hold_deadlines(self, held: bool) -> None:
-        """While it is `held` no deadline of a worker runs, on any host."""
+        """Hold the deadlines of all workers, on each host, while `held`."""
         self._holds_deadlines = held
         for agent in self.reachability.living():
             agent.send(m.Hold(held))

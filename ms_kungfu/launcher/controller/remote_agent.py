@@ -1,7 +1,7 @@
-"""The controller's view of one host: an `AgentHandle`, and what its launcher says.
+"""The controller's view of one host: an `AgentHandle`, and the messages of its launcher.
 
-All that is said to a host goes over one connection, in order: what is true when a worker is answered has been told to
-its host before.
+All messages to a host go over one connection, in order. So a host gets each fact before the answer to a worker that
+depends on it.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from ms_kungfu.launcher.state.policy import Recover
 from ms_kungfu.launcher.wire import messages as m
 
 _log = logging.getLogger(__name__)
-_MAX_ASKING = 4096  # requests of a host's workers that wait for an answer
-PARTING_S = 0.5  # a host that has been told to end takes some hundredths
+_MAX_ASKING = 4096  # worker requests of a host that wait for an answer
+PARTING_S = 0.5  # a host that is notified of the end takes some hundredths of a second
 
 
 class Workers(Protocol):
-    """Who has workers on these hosts. All calls come in the event loop."""
+    """The owner of the workers on these hosts. All calls come in the event loop."""
 
     broker: Broker
     hanging: HangingWorkers
@@ -51,67 +51,67 @@ class Workers(Protocol):
 
 
 class NodeEvents(Protocol):
-    """Who is told what becomes of the hosts."""
+    """The receiver of the hosts' events."""
 
     @property
     def hosts(self) -> Hosts:
-        """Those of the job by now."""
+        """Return the hosts of the job."""
         ...
 
     @property
     def has_stood_still(self) -> bool:
-        """The controller has, a moment ago."""
+        """Return whether the controller stood still a moment ago."""
         ...
 
     def left_s(self) -> float | None:
-        """Of the job's -timeout."""
+        """Return the seconds left of the job's -timeout."""
         ...
 
     def host_lost(self, name: str, reason: str) -> None:
-        """It has no part in the job any more, and its workers neither. Once a host."""
+        """Remove the host and its workers from the job. Called once a host."""
 
     def hosts_apart(self, reason: str) -> None:
-        """What several of them do together can't go on, and it's not for one of them to go."""
+        """End what several hosts do together, as it can't continue and no single host is to leave."""
 
     def interrupted(self, number: int, where: str) -> None:
-        """Somebody has sent a host's launcher this signal."""
+        """Note that a host's launcher got this signal."""
 
     def host_leaves(self, name: str) -> None:
-        """Its launcher got a SIGTERM. `RemoteHosts.let_go` is the answer, in its time."""
+        """Note that a host's launcher got a SIGTERM. `RemoteHosts.let_go` follows later."""
 
     def objection_to(self, host: Host) -> str:
-        """Why it can't join the job; "" where it can."""
+        """Return why the host can't join the job; "" if it can."""
         ...
 
     def host_joined(self, host: Host, agent: AgentHandle) -> None:
-        """It has: it can be asked to start workers."""
+        """Note that the host has joined: it can start workers."""
 
     def status(self) -> dict[str, Any]:
-        """What the job tells of itself to who asks; never raises."""
+        """Return the job's status document; never raises."""
         ...
 
 
 class Reachable(Protocol):
     def note_apart(self) -> None:
-        """A host has reported another one that it doesn't reach."""
+        """Note that a host has reported another one that it doesn't reach."""
 
     def unlinked(self, segment: SpreadSegment, why: str) -> None:
-        """A host can't exchange anything with the others any more."""
+        """Note that a host can't exchange anything with the others any more."""
 
 
 class Owner(Protocol):
-    """All hosts (`remote.RemoteHosts`)."""
+    """The owner of all hosts (`remote.RemoteHosts`)."""
 
     options: Options
     machine: Machine
-    resumes: bool  # hosts report to a controller that goes on
+    resumes: bool  # hosts report to a controller that continues a job
     workers: asyncio.Future[Workers]
 
     @property
     def events(self) -> NodeEvents: ...
 
     def lose(self, agent: RemoteAgent, why: str) -> None:
-        """The host is lost."""
+        """Declare the host lost."""
 
     @property
     def reachability(self) -> Reachable: ...
@@ -126,19 +126,19 @@ class RemoteAgent:
         self.name = registration.host
         self.devices = devices_of(registration)
         self.shares = Shares(registration.cores, cores_per_worker)
-        self.segments: dict[int, SpreadSegment] = {}  # those that it has, or is making
-        self.lost = ""  # why
+        self.segments: dict[int, SpreadSegment] = {}  # segments that it has, or is making
+        self.lost = ""  # why it is lost
         self._farewell = ""  # why it ends by itself
-        self._last_words: m.End | None = None  # of one that is given up, until it has been told
-        self.apart: dict[tuple[int, str], str] = {}  # version, host that it can't reach any more -> why
-        self.early: list[m.FromHost] = []  # what it has said before anybody listened
+        self._last_words: m.End | None = None  # for a host that is declared lost, until it is notified
+        self.apart: dict[tuple[int, str], str] = {}  # (version, host that it can't reach any more) -> why
+        self.early: list[m.FromHost] = []  # messages from before the workers were attached
         self._owner = owner
         self._channel = channel
         self._logdir = Path(os.fsdecode(registration.logdir)) if registration.logdir else None
         self._asking: dict[int, _RemoteAsker] = {}
         self._watch = HangWatch(owner.options.peer_timeout_s or math.inf)
 
-    # ---- what it is asked for ----
+    # ---- orders ----
 
     def send(self, message: m.FromController) -> None:
         self._channel.send(message)
@@ -163,12 +163,14 @@ class RemoteAgent:
 
     @property
     def heard(self) -> float:
-        """When something came from it."""
+        """Return when its last message came."""
         return self._channel.heard
 
     def give_up(self, why: str, has_left: bool = False, tells: bool = True) -> None:
-        """It is lost, or has left: whatever it says from now on nobody hears. If it can, it hears why: now, or where
-        this isn't on record yet (`tells`), by `tell_end`."""
+        """Declare the host lost or removed: its messages are ignored from now on.
+
+        If it can, it is notified of the reason: now (`tells`), or by `tell_end` once the snapshot has it.
+        """
         if self.lost:
             return
         self.lost = why
@@ -185,26 +187,26 @@ class RemoteAgent:
             self.tell_end()
 
     def tell_end(self) -> None:
-        """Once."""
+        """Notify it, once."""
         words, self._last_words = self._last_words, None
         if words is not None:
             self.send(words)
             asyncio.get_running_loop().call_later(PARTING_S, self._channel.end)
 
     def drop(self) -> None:
-        """Neither end hears any more of the other one."""
+        """Close the connection for both ends."""
         self.lost = self.lost or "another controller has the job"
         self._channel.end()
 
     async def part(self) -> None:
-        """The host has ended."""
+        """Note that the host has ended."""
         while not self.lost:
             await asyncio.sleep(0.01)
 
-    # ---- what it says ----
+    # ---- messages ----
 
     async def listen(self) -> str:
-        """Until the connection ends. Why it has."""
+        """Process its messages until the connection ends. Return why it has ended."""
         try:
             while True:
                 said = await self._channel.receive(m.FROM_HOST)
@@ -214,7 +216,7 @@ class RemoteAgent:
                     _AT_ANY_TIME[type(said)](self, said)
                 elif self._owner.workers.done():
                     self.hear(self._owner.workers.result(), said)
-                elif self._owner.resumes:  # else it has nothing to tell of yet
+                elif self._owner.resumes:  # else it has nothing to report yet
                     self.early.append(said)
         except OSError as error:
             if self._farewell:
@@ -237,7 +239,7 @@ class RemoteAgent:
         return f"internal error: message from {PROGRAM} on host {self.name}: {error!r}"
 
     def hear(self, workers: Workers, said: m.FromHost) -> None:
-        """ProtocolError where it can't say that now."""
+        """Process a message. ProtocolError if the host can't send it now."""
         if type(said) in _OF_A_VERSION:
             segment = self.segments.get(said.version)  # type: ignore[union-attr]
             if segment is not None:
@@ -288,7 +290,7 @@ class RemoteAgent:
         broker, number, message = workers.broker, said.number, said.message
         if number in self._asking:
             raise ProtocolError(f"request {number} is there already")
-        named = message.peer if isinstance(message, m.SlotRequest) else ""  # a host speaks for its own workers
+        named = message.peer if isinstance(message, m.SlotRequest) else ""  # a host speaks for its own workers only
         if named and PeerID.parse(named).host != self.name:
             self.send(m.Answer(number, m.Error(f"{named} is not on host {self.name}")))
             return
@@ -303,14 +305,14 @@ class RemoteAgent:
             asker.end()
 
     def answer(self, number: int, message: m.FromJobBroker | None) -> None:
-        """To a request of a worker there. None: there is no answer."""
+        """Answer a request of a worker there; None without an answer."""
         if self._asking.pop(number, None) is not None:
             self.send(m.Answer(number, message))
 
 
 @dataclass(eq=False)
 class _RemoteAsker:
-    """A worker of a host that has asked something."""
+    """A worker of a host, with a request."""
 
     agent: RemoteAgent
     number: int
@@ -322,7 +324,7 @@ class _RemoteAsker:
         self.agent.answer(self.number, None)
 
 
-# What a host says, and what hears it.
+# A host's messages, and their receivers.
 _AT_ANY_TIME: dict[type, Callable[[RemoteAgent, Any], None]] = {
     m.Interrupted: lambda agent, said: agent._owner.events.interrupted(said.number, f" on host {agent.name}"),
     m.Leave: lambda agent, said: agent._owner.events.host_leaves(agent.name),

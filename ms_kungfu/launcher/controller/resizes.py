@@ -54,8 +54,10 @@ class Resizes:
     # ---- what the store has ----
 
     def on_written(self, cluster: Cluster | None) -> None:
-        """To the config server of this process. None: a client has deleted the cluster, without which the job can't
-        be resized: it is put back."""
+        """Process a write to the config server of this process.
+
+        None: a client has deleted the cluster, without which the job can't be resized; the controller writes it again.
+        """
         job = self.job
         coordinator, server = job.coordinator, job.begun.server
         if cluster is not None:
@@ -68,7 +70,7 @@ class Resizes:
                 server.put(again.to_json(), job.begun.writer)
 
     def check(self, cluster: Cluster) -> None:
-        """Raise HostError if the job can't run `cluster`, or a bug keeps the controller from finding out."""
+        """Raise HostError if the job can't run `cluster`, or if a bug prevents the check."""
         try:
             self._check(cluster)
         except HostError:
@@ -82,7 +84,7 @@ class Resizes:
         options, coordinator = job.options, job.coordinator
         members, ended = list(coordinator.newest.workers), []
         if job.has_begun:
-            # A writer that lists only workers that have just failed did not know it: `revised` keeps the state.
+            # A writer that lists only workers that have just failed didn't know that: `revised` keeps the state.
             ended = job.workers.broker.ended_in(coordinator.newest)
             members = [*job.workers.processes.living_members(), *ended]
         going = coordinator.going(members)
@@ -91,7 +93,7 @@ class Resizes:
             raise HostError(f"a cluster of {cluster.size} is below -min-np {options.min_size}")
 
     def on_cluster(self, cluster: Cluster) -> None:
-        """A newer cluster is desired. Its new workers start now; the members go over to it when they have agreed."""
+        """Start the new workers of a newer desired cluster. Its members adopt it when they have agreed."""
         job, coordinator = self.job, self.job.coordinator
         if cluster.version <= coordinator.last_version or job.course.is_over:
             return
@@ -134,6 +136,6 @@ class Resizes:
         workers.starting.missing(cluster, replacing)
 
     def begun(self) -> None:
-        """The first version is committed."""
+        """Note that the first version is committed."""
         if self._early is not None:
             self.on_cluster(self._early)

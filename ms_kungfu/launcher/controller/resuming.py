@@ -99,11 +99,11 @@ def _enter_unreported(
             if peer in ended_peers or not (is_lost or version == current.version) or _has(manager, peer, version):
                 continue
             process = manager.starting.known(None, "", peer.host, peer, incarnation, rank)
-            if not is_lost:  # the controller before hadn't come to starting it
+            if not is_lost:  # the controller before hadn't started it
                 ended.append((last, process, Exited(process.key, CANT_RUN, "was not started")))
     return ended
 
 
 def _has(manager: WorkerManager, peer: PeerID, version: int) -> bool:
-    """Whether the process is known that `version` means by this peer."""
+    """Return whether the process is known that `version` means by this peer."""
     return any(p.peer == peer and manager.broker.belongs(peer, p.incarnation, version) for p in manager.processes)

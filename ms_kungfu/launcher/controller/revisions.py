@@ -1,4 +1,4 @@
-"""What the launcher writes to the cluster store because workers have gone, and what it sees there of others' writes."""
+"""The launcher's writes to the cluster store after workers have failed or left, and its view of others' writes."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ _RETRY_S = 0.2
 
 
 class RevisionOwner(Protocol):
-    """Who knows what is to be written, and is told what the store holds then."""
+    """The source of revisions, and the receiver of the store's contents."""
 
     def next_revision(self) -> Cluster | None:
-        """None where nothing is to be written any more."""
+        """Return the next cluster to write; None if there is none any more."""
         ...
 
     def drop_joining(self, reason: str) -> None:
-        """They can't be had."""
+        """Give up the joining workers: the cluster can't have them."""
 
     def on_cluster(self, cluster: Cluster) -> None:
-        """The store holds `cluster`, which is news or is not."""
+        """Process the store's `cluster`, which may be news."""
 
 
 class Revisions:
-    """Writes one after the other, in the background: each builds on what has become of the one before. A conflict means
-    that there is something newer to build on."""
+    """Write one revision after the other, in the background: each builds on the result of the one before.
+
+    After a conflict there is something newer to build on.
+    """
 
     def __init__(self, job: RevisionOwner, coordinator: Coordinator, start: JobStart, machine: Machine) -> None:
         self._job = job
@@ -47,7 +49,7 @@ class Revisions:
         self._task: asyncio.Future[None] | None = None
 
     def write(self) -> None:
-        """There may be something to write."""
+        """Write a revision if there is one."""
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(self._write_all())
             self._task.add_done_callback(raise_bugs)
@@ -70,7 +72,7 @@ class Revisions:
     async def _write(self, cluster: Cluster) -> None:
         store = self._start.store
         if self._start.server is not None:
-            self._start.server.put(cluster.to_json(), cluster.writer or self._start.writer)  # which tells the job
+            self._start.server.put(cluster.to_json(), cluster.writer or self._start.writer)  # which notifies the job
             return
         assert store is not None
         try:
@@ -78,20 +80,20 @@ class Revisions:
         except StaleVersionError:
             found = await self._machine.in_thread(store.get)
             if found is None or found.version <= self._coordinator.last_version:
-                raise  # it has come back without what it knew, and the watcher is about to tell it
+                raise  # it has restarted without its state, and the watcher is about to write it again
             self._job.on_cluster(found)
         else:
             self._job.on_cluster(written)
 
 
 def raise_bugs(task: asyncio.Future[None]) -> None:
-    """They reach the loop's exception handler."""
+    """Pass exceptions to the loop's exception handler."""
     if not task.cancelled():
         task.result()
 
 
 def in_loop(function: Callable[[Cluster], None]) -> Callable[[Cluster], None]:
-    """Returns what has `function` called in the running event loop, from any thread."""
+    """Return a function that calls `function` in the running event loop, from any thread."""
     loop = asyncio.get_running_loop()
 
     def call(cluster: Cluster) -> None:
@@ -103,12 +105,13 @@ def in_loop(function: Callable[[Cluster], None]) -> Callable[[Cluster], None]:
 
 @dataclass
 class StoreWatcher:
-    """Calls `on_cluster` from a thread of its own with each newer cluster. `newest` gives the newest one that can be
-    run, under the newest version that is known.
+    """Call `on_cluster` with each newer cluster, from a thread of its own.
 
-    A store that comes back without what it knew (a config server keeps nothing on disk) is given the newest cluster
-    again, so that the next change counts on from there. So is one from which somebody has deleted it, with `puts_back`:
-    in etcd that may be how somebody ends the job.
+    `newest` returns the newest cluster that the job can run, under the newest version that is known.
+
+    If a store restarts without its state (a config server keeps nothing on disk), the watcher writes the newest cluster
+    again. The next change counts on from there. With `puts_back` it does so after a client's delete, too; in etcd that
+    may be how a user ends the job.
     """
 
     store: ClusterStore
@@ -122,18 +125,18 @@ class StoreWatcher:
         self.machine.start_thread("kungfu-watch", self._run)
 
     def stop(self) -> None:
-        """Returns at once; a request that is under way ends with the process."""
+        """Return at once; a pending request ends with the process."""
         self._stopped = True
 
     def look_now(self) -> None:
-        """Somebody knows of a version that has not arrived here: asks without waiting for the long poll."""
+        """Read the store without waiting for the long poll: a worker knows of a version that hasn't arrived here."""
         self.machine.start_thread("kungfu-look", self._look)
 
     def _look(self) -> None:
         try:
             found = self.store.get()
         except ConfigServerError:
-            return  # the loop below says so
+            return  # the loop below logs it
         if found is not None and found.version > self.newest().version:
             self.on_cluster(found)
 
@@ -162,11 +165,14 @@ class StoreWatcher:
                 self.machine.sleep(_RETRY_S)
                 continue
             if found is None and self.machine.monotonic() - begin < _RETRY_S:
-                self.machine.sleep(_RETRY_S)  # a server that knows no long poll
+                self.machine.sleep(_RETRY_S)  # a server without long poll
 
     def _put_back(self, known: Cluster) -> None:
-        """Into a store that has no cluster. One from which it was deleted takes no version a second time; one that has
-        lost all it knew does, and the workers needn't go over to another one."""
+        """Write the cluster into a store that has none.
+
+        One from which it was deleted accepts no version a second time. One that has lost its state does, and then the
+        workers needn't adopt another version.
+        """
         try:
             self.store.put(known)
         except StaleVersionError:
@@ -175,15 +181,15 @@ class StoreWatcher:
             self.store.put(known.following(known.workers))
 
     def _restore(self, known: Cluster) -> None:
-        """The store has the newest cluster again, or a newer one."""
+        """Note that the store has the newest cluster again, or a newer one."""
         found = self.store.get()
         if found is None:
             self._put_back(known)
         elif found.version < known.version:
-            self.store.delete()  # started again with an older cluster
+            self.store.delete()  # it was restarted with an older cluster
             self.store.put(known)
         elif found.version == known.version and found != known:
-            # Somebody who knew less than the launcher was here first, and has another meaning of this version: that is
-            # what he wants, and comes next.
+            # A client that didn't know the launcher's version was first, and has written another cluster under that
+            # number. The client wants that one, so it comes next.
             written = self.store.put(replace(found, version=known.version + 1))
-            self.on_cluster(replace(written, writer=found.writer))  # it is his, not the launcher's
+            self.on_cluster(replace(written, writer=found.writer))  # it is the client's, not the launcher's

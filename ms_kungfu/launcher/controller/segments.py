@@ -1,4 +1,4 @@
-"""The shared memory of each cluster version: made before any worker hears of it, told of failures, closed at last."""
+"""The shared memory of each cluster version: made before any worker is notified, updated on failures, closed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ms_kungfu.launcher.wire import messages as m
 
 @dataclass(frozen=True)
 class _Loss:
-    """A process that has ended; with `recover` the members go on without it."""
+    """A process that has exited; with `recover` the members continue without it."""
 
     peer: PeerID
     incarnation: int
@@ -28,7 +28,7 @@ class _Loss:
 
 
 class Segments:
-    """Those of the `versions` that are known."""
+    """The segments of the known `versions`."""
 
     def __init__(self, versions: ClusterVersions, recovers: bool, make: MakeSegment) -> None:
         self._versions = versions
@@ -39,9 +39,14 @@ class Segments:
         self._losses: list[_Loss] = []
 
     def of(self, cluster: Cluster) -> Segment:
-        """The segment of a version. Made before the members hear of it, so that they needn't wait for it, and before it
-        is committed, so that nobody is without one. Raises what the runtime or the kernel has against it, or
-        `NotMadeYet`: it is on its way, and to be asked for again."""
+        """Return the segment of a version.
+
+        It is made before the members are notified, so that they needn't wait for it, and before the commit, so that
+        each member has one.
+
+        Raises:
+            NotMadeYet: it is being made; try again. Any other error of the runtime or the kernel prevents it.
+        """
         segment = self.open.get(cluster.version)
         if segment is None:
             lost = self._versions.lost_host_of(cluster)
@@ -63,8 +68,10 @@ class Segments:
         return segment
 
     def resume(self, there: Mapping[int, Segment], losses: Mapping[int, Sequence[m.Loss]]) -> None:
-        """What hosts have of the versions that are known, and the `losses` that some host has been told of, in order:
-        now all are."""
+        """Take over what hosts have of the known versions.
+
+        `losses`: those of which any host was notified, in order; now all hosts are.
+        """
         self.open.update(there)
         for version, told in losses.items():
             for loss in told:
@@ -75,7 +82,7 @@ class Segments:
                     self._resume_without(host, version, segment)
 
     def _resume_without(self, host: str, version: int, segment: Segment) -> None:
-        """The controller before had it on record that this host is lost, and may not have told all others."""
+        """Resume without a host: the controller before recorded its loss, and may not have notified all others."""
         for rank, worker in enumerate(self._versions.clusters[version].workers):
             if worker.host == host:
                 segment.mark_lost(rank, f"was on host {host}, which was lost", True, True)
@@ -84,12 +91,12 @@ class Segments:
         segment.lose_host(host)
 
     def mark_lost(self, peer: PeerID, incarnation: int, reason: str, recover: bool, reaped: bool) -> None:
-        """Tells all members whose version means this process, also in segments that are made later."""
+        """Notify all members whose version means this process, also in segments that are made later."""
         self._losses.append(_Loss(peer, incarnation, reason, recover and self._recovers, reaped))
         self._tell_all(self._losses[-1])
 
     def lose_host(self, host: str) -> None:
-        """After all processes there have been marked lost."""
+        """Remove a host after all its processes have been marked lost."""
         for version, segment in self.open.items():
             if host in self._versions.clusters[version].hosts:
                 segment.lose_host(host)
@@ -101,20 +108,20 @@ class Segments:
                 self._tell_all(self._losses[place])
 
     def slots_of(self, peer: PeerID, incarnation: int) -> Iterator[tuple[Segment, int]]:
-        """The segments in which the process has a rank, and that rank."""
+        """Return the segments in which the process has a rank, and that rank."""
         for version, segment in self.open.items():
             rank = self._versions.clusters[version].rank_of(peer)
             if rank is not None and self._versions.belongs(peer, incarnation, version):
                 yield segment, rank
 
     def drop_unknown(self) -> None:
-        """Closes the segments of versions that are not known any more."""
+        """Close the segments of unknown versions."""
         for segments in (self.open, self._in_making):
             for version in set(segments) - set(self._versions.clusters):
                 segments.pop(version).close()
 
     def drop_unlisted_losses(self) -> None:
-        """Forgets the dead whom no known version means: nobody is to be told of them."""
+        """Forget the failed processes that no known version means: no member is to be notified of them."""
         known, belongs = self._versions.clusters, self._versions.belongs
         self._losses = [
             loss
@@ -139,18 +146,18 @@ class Segments:
 
 
 class Member(Protocol):
-    """A host that has a part (`remote.RemoteAgent`)."""
+    """A host with a part of the segment (`remote.RemoteAgent`)."""
 
     name: str
-    lost: str  # why
-    segments: dict[int, SpreadSegment]  # those that it has, or is making
-    apart: dict[tuple[int, str], str]  # version, host that it can't reach any more -> why
+    lost: str  # why it is lost
+    segments: dict[int, SpreadSegment]  # segments that it has, or is making
+    apart: dict[tuple[int, str], str]  # (version, host that it can't reach any more) -> why
 
     def send(self, message: m.FromController) -> None: ...
 
 
 class Owner(Protocol):
-    """All hosts (`remote.RemoteHosts`)."""
+    """The owner of all hosts (`remote.RemoteHosts`)."""
 
     machine: Machine
     lease: LeadershipLease | None
@@ -160,32 +167,35 @@ class Owner(Protocol):
     def agents(self) -> Mapping[str, Member]: ...
 
     def was_made(self) -> None:
-        """A segment was, or can't be."""
+        """Note that a segment was made, or can't be."""
 
 
 class SpreadSegment:
-    """The shared memory of a version: what is done to it is done on all of its hosts, in one order, and before anything
-    else that they hear later.
+    """The shared memory of a version.
 
-    It is made in the background. Its hosts meet only in what `links` says; each has to say that it has its part.
+    Each change reaches all of its hosts, in one order, and before any later message to them.
+
+    It is made in the background. The transports of its hosts meet only through `links`; each host has to report that it
+    has its part.
     """
 
     def __init__(self, owner: Owner, cluster: Cluster, attempt: int, recovers: bool, is_made: bool = False) -> None:
-        """`is_made`: by another controller, on all of its hosts that are there."""
+        """Begin to make it. `is_made`: another controller has made it, on all hosts that are there."""
         self.cluster, self.attempt = cluster, attempt
-        self.words: dict[int, str] = {}  # why ranks can't go on
+        self.words: dict[int, str] = {}  # why ranks can't continue
         self.beats: dict[int, int] = {}
-        self._waits: dict[str, tuple[list[tuple[int, int, bool]], float]] = {}  # of hosts' ranks, and when it was told
-        self._progress: dict[int, tuple[Progress, float]] = {}  # of ranks, and when it was told
+        # host -> waits of its ranks, and when it reported them
+        self._waits: dict[str, tuple[list[tuple[int, int, bool]], float]] = {}
+        self._progress: dict[int, tuple[Progress, float]] = {}  # rank -> its progress, and when it was reported
         self._owner = owner
         self._recovers = recovers
-        # Hosts as they are now: one that is lost and comes back is another one, of which this knows nothing.
+        # The present hosts: one that is lost and comes back is another one, without this segment.
         self._agents = [owner.agents[host] for host in cluster.hosts if host in owner.agents]
-        self._missing: dict[str, asyncio.Future[None]] = {}  # hosts that haven't said yet that they have their part
+        self._missing: dict[str, asyncio.Future[None]] = {}  # hosts that haven't reported their part yet
         self._is_made = is_made
         self._trouble: Exception | None = None
         self._is_closed = False
-        self._sync_points = 0  # those that have been passed on
+        self._sync_points = 0  # sync points passed on
         self._task: asyncio.Task[None] | None = None
         if is_made:
             for agent in self._agents:
@@ -222,8 +232,11 @@ class SpreadSegment:
         self._owner.was_made()
 
     def was_made(self, host: str, error: str, is_lost: bool = False) -> None:
-        """A host has its part, or says why it can't. Where it `is_lost`, and that has to be on record first, members
-        that ask for this version wait for it: another version without the host, which that leads to."""
+        """Note that a host has made its part, or why it can't.
+
+        If the host `is_lost`, and that has to be in the snapshot first, members that request this version wait. They
+        get another version without the host.
+        """
         missing = self._missing.get(host)
         where = f"host {host}: " if len(self._agents) > 1 else ""
         if missing is not None and not missing.done():
@@ -232,7 +245,7 @@ class SpreadSegment:
                 missing.exception()
             elif error:
                 missing.set_exception(OSError(f"{where}{error}"))
-                missing.exception()  # looked at, also where another host was first
+                missing.exception()  # retrieved, even if another host was first
             else:
                 missing.set_result(None)
 
@@ -241,7 +254,7 @@ class SpreadSegment:
         self._tell(m.Close(self.cluster.version))
 
     def pass_on_sync_points(self, number: int) -> None:
-        """What the workers of one host have asked for, those of all others hear of."""
+        """Pass the sync points that the workers of one host have requested on to all other hosts."""
         if self._is_closed or number <= self._sync_points:
             return
         self._sync_points = number
@@ -250,7 +263,7 @@ class SpreadSegment:
     def has(self, agent: Member) -> bool:
         return agent in self._agents
 
-    # ---- as a segment ----
+    # ---- the `Segment` interface ----
 
     def check_made(self) -> None:
         if self._trouble is not None:
@@ -259,7 +272,7 @@ class SpreadSegment:
             raise NotMadeYet
 
     def hand_over(self, asker: Asker, message: m.Slot, rank: int) -> None:
-        asker.send(message)  # its host adds what belongs to it
+        asker.send(message)  # its host adds the parts of its own
 
     def announce(self, version: int) -> None:
         self._tell(m.VersionPrepared(self.cluster.version, version))
@@ -286,8 +299,11 @@ class SpreadSegment:
         self._waits[host] = (waits, self._owner.machine.monotonic())
 
     def awaited(self) -> list[tuple[int | str, int | str, bool]]:
-        """Without the hosts whose report is old, or hasn't come: of a rank there nobody knows whether it still waits,
-        and one report must not confirm a stuck rank by being read again (`stuck`, 2)."""
+        """Return the waits, without hosts whose report is old or missing.
+
+        Whether a rank there still waits isn't known, and a report that is read again must not confirm a stuck rank
+        (`stuck`, 2).
+        """
         since = self._owner.machine.monotonic() - self._owner.stuck_sure_s
         fresh = {host: waits for host, (waits, told) in self._waits.items() if told > since}
         told = {agent.name: fresh[agent.name] for agent in self._agents if not agent.lost and agent.name in fresh}

@@ -19,7 +19,7 @@ Answer = Union[Grant, m.Detached, m.Stay, Refuse, Wait]
 
 
 class Slots(Protocol):
-    """The broker."""
+    """What the broker does for requests."""
 
     @property
     def on_unknown_version(self) -> Callable[[int], None]: ...
@@ -27,24 +27,27 @@ class Slots(Protocol):
     def on_ready(self) -> Callable[[tuple[PeerID, int] | int], None]: ...
 
     def answer_of(self, request: Request) -> Answer:
-        """What it is answered now."""
+        """Return the answer now."""
         ...
 
     def grant(self, asker: Asker, request: Request, grant: Grant) -> None: ...
 
     def prepare(self) -> None:
-        """A joining worker is ready."""
+        """Try to prepare versions: a joining worker is ready."""
 
 
 @dataclass(eq=False)
 class _Waiting:
     asker: Asker
     asked: Request | StandbyRequest
-    unknown: int | None = None  # the version that it asks for, once that has been looked for
+    unknown: int | None = None  # the version that it requests, once that has been looked for
 
 
 class SlotRequests:
-    """Of the broker, in its event loop. `leaves` knows whether the job ends, and who was evicted."""
+    """The broker's waiting requests, in its event loop.
+
+    `leaves` knows whether the job ends, and which peers were evicted.
+    """
 
     def __init__(self, slots: Slots, versions: ClusterVersions, leaves: LeaveRequests) -> None:
         self._slots, self._versions, self._leaves = slots, versions, leaves
@@ -54,10 +57,10 @@ class SlotRequests:
         self._will_look = False
         self._closed = False
         self.ready_standbys: set[int] = set()
-        self._identities: dict[int, tuple[PeerID, int]] = {}  # of standbys that are needed
+        self._identities: dict[int, tuple[PeerID, int]] = {}  # of standbys that have a slot
 
     def add(self, asker: Asker, asked: m.SlotRequest | m.StandbyRequest) -> None:
-        """The worker's host has made sure that the process is no child of the one that has the slot."""
+        """Add a request. The worker's host has made sure that the process is no child of the one that has the slot."""
         request = _request_from(asked)
         if isinstance(request, StandbyRequest) or request.member_of is None:
             who = f"standby {request.number}" if isinstance(request, StandbyRequest) else f"worker {request.peer}"
@@ -73,26 +76,26 @@ class SlotRequests:
         self._look_at(waiting)
 
     def withdraw(self, asker: Asker) -> None:
-        """It doesn't wait for an answer any more."""
+        """Forget a request whose worker doesn't wait for an answer any more."""
         for waiting in self._waiting:
             if waiting.asker is asker:
                 self._remove(waiting)
                 return
 
     def close(self) -> None:
-        """No request is answered any more."""
+        """Answer no request any more."""
         self._closed = True
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             each.asker.end()
 
     def assign(self, standby: int, peer: PeerID, incarnation: int) -> None:
-        """The standby is this peer from now on."""
+        """Make the standby this peer from now on."""
         self._identities[standby] = (peer, incarnation)
         self.look_soon()
 
     def look_soon(self) -> None:
-        """Something has changed: once the present callback is over, each request may have its answer."""
+        """Examine each request after a change, once the present callback is over."""
         if not self._will_look:
             self._will_look = True
             self._loop.call_soon(self._look)
@@ -140,7 +143,7 @@ class SlotRequests:
             self._loop.call_soon(self._slots.on_unknown_version, version)
 
     def _note_ready(self, asked: Request | StandbyRequest, request: Request | None) -> None:
-        """A process waits for its first version."""
+        """Note that a process waits for its first version."""
         if request is None and isinstance(asked, StandbyRequest):
             if asked.number not in self.ready_standbys:
                 self.ready_standbys.add(asked.number)
@@ -154,7 +157,7 @@ class SlotRequests:
                 self._loop.call_soon(self._slots.on_ready, ready)
 
     def _remove(self, waiting: _Waiting) -> None:
-        """It waits no more, and isn't ready any more."""
+        """Forget a request; its process isn't ready any more."""
         self._waiting.remove(waiting)
         asked = waiting.asked
         if isinstance(asked, StandbyRequest):

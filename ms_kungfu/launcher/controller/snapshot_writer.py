@@ -14,14 +14,14 @@ from ms_kungfu.launcher.wire.documents import End, Past
 
 @dataclass(eq=False)
 class SnapshotWriter:
-    """`began_at`: of the job, in seconds since 1970."""
+    """Writes the leader snapshot. `began_at`: of the job, in seconds since 1970."""
 
     job: JobContext
     began_at: float
-    _end: End | None = None  # in whatever is written behind it
+    _end: End | None = None  # part of each later entry
 
     def __post_init__(self) -> None:
-        self._being_removed: set[str] = set()  # hosts of whose loss an entry is on its way
+        self._being_removed: set[str] = set()  # hosts whose loss is being written
 
     async def write(self, committing: int | None = None, lost: str | None = None, end: End | None = None) -> bool:
         """Return whether it is there now. Call it within `Leadership.act`."""
@@ -44,7 +44,7 @@ class SnapshotWriter:
         return await leadership.write(snapshot)
 
     async def note(self, lost: str | None = None, end: End | None = None) -> bool:
-        """Write what is decided. Return False if another host decides by now."""
+        """Write a decision. Return False if another host decides by now."""
         await self.job.leadership.act(lambda: self.write(lost=lost, end=end))
         return not self.job.leadership.has_stepped_down
 
@@ -59,7 +59,7 @@ class SnapshotWriter:
             self.job.history.resumed(told.changes, current)
 
     def once_noted(self, lost: str, act: Callable[[], None]) -> None:
-        """Call `act` when the loss of this host is on record: only then the other hosts hear of it."""
+        """Call `act` when the snapshot has the loss of this host: only then the other hosts are notified."""
         if not self.job.leadership.moves:
             act()
         elif lost not in self._being_removed:
@@ -90,12 +90,12 @@ class SnapshotWriter:
             job.workers.broker.prepare()
 
     def on_commit(self, version: int) -> None:
-        """`version` is to be chosen: write it first."""
+        """Write that `version` is committed, before it is."""
         self.job.in_background(self.job.leadership.act(lambda: self._commit(version)))
 
     async def _commit(self, version: int) -> None:
         if not await self.write(committing=version):
-            return  # no worker hears of it
+            return  # no worker is notified
         broker = self.job.workers.broker
         if not broker.noted():
             await self.write()

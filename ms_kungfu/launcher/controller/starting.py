@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class StartOfWorkers:
-    """Part of a `WorkerManager`, in its event loop. `on_exit` is called with a process that its host can't start."""
+    """Part of a `WorkerManager`, in its event loop. `on_exit`: called with a process that its host can't start."""
 
     options: Options
     begun: JobStart
@@ -58,7 +58,7 @@ class StartOfWorkers:
         return process
 
     def missing(self, cluster: Cluster, replacing: Collection[PeerID] = ()) -> None:
-        """Start the new workers of `cluster`; those in `replacing` take the places of failed workers."""
+        """Start the new workers of `cluster`; those in `replacing` take the slots of failed workers."""
         coordinator = self.coordinator
         present = {p.peer for p in self.processes if p.peer is not None and self.processes.is_current(p)}
         shares = self.processes.shares_in(cluster)
@@ -97,8 +97,8 @@ class StartOfWorkers:
         host = hosts[rank]
         process = Process(next(self._keys), f"standby.{number}", host, rank=rank, size=len(hosts), standby=number)
         process.device = self.processes.choose_device(cluster, host)
-        # As many threads as its share of the cores will be; until then it may use all of them, unless it is to begin
-        # with exactly its number.
+        # As many threads as its share of the cores will be. Until then it may use all of them, unless it begins with
+        # exactly its number.
         shares = self.agents[host].shares
         share = shares.of(hosts.count(host))[hosts[:rank].count(host)]
         self._launch(process, hosts, True, share if shares.each else list(shares.cores), len(share), needs)
@@ -106,7 +106,7 @@ class StartOfWorkers:
     def _launch(
         self, process: Process, hosts: Sequence[str], joins_later: bool, cores: list[int], threads: int, needs: int = 0
     ) -> None:
-        """Its agent reports what has come of it. `hosts`: of each rank."""
+        """Launch a process. Its agent reports the result. `hosts`: of each rank."""
         agent, pins = self.agents[process.host], self.options.affinity
         process.has_its_cores = agent.shares.each is not None
         launch = m.Launch(
@@ -125,11 +125,11 @@ class StartOfWorkers:
         try:
             agent.start(launch)
         except OSError as error:
-            # As one that could not be run: what a failure leads to is for the policy to say.
+            # As for one that couldn't be run: the policy decides on failures.
             self._loop.call_soon(self.on_exit, process, Exited(process.key, CANT_RUN, str(error.strerror)))
 
     def limit_join(self, process: Process, version: int) -> None:
-        """Kill it unless it is ready to join `version` in time."""
+        """Kill a process unless it is ready to join `version` in time."""
         process.join_timer = self._loop.call_later(self.begun.join_timeout_s, self._end_late, process, version)
 
     def _end_late(self, process: Process, version: int) -> None:

@@ -1,4 +1,4 @@
-"""What a job has before its first worker starts: a secret, its first cluster, and who keeps the wanted one."""
+"""What a job has before its first worker starts: a secret, its first cluster, and a store for the desired one."""
 
 from __future__ import annotations
 
@@ -43,14 +43,16 @@ _RETRY_S = 0.2
 
 @dataclass
 class JobStart:
-    """What a job begins with. Whoever wants another cluster writes it in a config server of this process (`server`), or
-    in a `store` elsewhere; in a job that can't change, nowhere. `attempts`: those that were made before to make a
-    version, by whichever head."""
+    """What a job begins with.
+
+    A client requests another cluster in a config server of this process (`server`), or in a `store` elsewhere; a job
+    that can't change has neither. `attempts`: how many times any controller has tried to make a version.
+    """
 
     join_timeout_s: float
     secret: str
     first: Cluster
-    writer: str  # whose the launcher's own writes are
+    writer: str  # the name under which the launcher itself writes
     url: str | None = None
     server: ConfigServer | None = None
     store: ClusterStore | None = None
@@ -67,12 +69,14 @@ async def prepare(
     on_secret_left: Callable[[SecretFile], None],
     before_first: Callable[[str, ClusterStore, Callable[[], Cluster]], Awaitable[MayWrite]],
 ) -> JobStart:
-    """Where a config server is embedded, it asks `check` before it takes a cluster, and calls `on_change` then;
-    `on_status`, which never raises, tells what the job tells of itself. A store that isn't this job's own is written to
-    behind `before_first(writer, store, first cluster)`, which may refuse by a StartError. What it returns is asked
-    where the store refuses a write because of the lease: whether to try again.
+    """Prepare a job. `closers` ends what begins here.
 
-    What is begun here is ended by `closers`. `on_secret_left` is told of the file that has the job's secret.
+    An embedded config server calls `check` before it accepts a cluster, and `on_change` then; `on_status`, which never
+    raises, returns the job's status. The launcher writes to another store after `before_first(writer, store, first
+    cluster)`, which may raise StartError. That returns a function which decides on a retry if the store rejects a write
+    because of the lease.
+
+    `on_secret_left` gets the file that has the job's secret.
     """
     if machine.environ.get(env.COMPILE_CACHE) == "1":
         _log.warning(
@@ -142,7 +146,7 @@ async def _embed(
 
 
 def _tls_of(scheme: str, machine: Machine) -> ssl.SSLContext | None:
-    """What the URL says (`host_flags.check_url`)."""
+    """Return the TLS settings of the URL's scheme (`host_flags.check_url`)."""
     try:
         wanted = from_environment(machine.environ) if scheme == "https" else None
         return None if wanted is None else wanted.context(called=True)
@@ -151,7 +155,7 @@ def _tls_of(scheme: str, machine: Machine) -> ssl.SSLContext | None:
 
 
 def _secret_of(url: str, machine: Machine) -> str:
-    """That of a config server that is there without the job."""
+    """Return the secret of a config server that exists without the job."""
     secret = machine.secret_of(url)
     if secret is None:
         raise StartError(
@@ -167,7 +171,7 @@ def _secret_of(url: str, machine: Machine) -> str:
 
 
 async def _first_from(options: Options, machine: Machine, store: ClusterStore, may_write: MayWrite) -> Cluster:
-    """The first cluster, once the store holds it."""
+    """Return the first cluster, once the store holds it."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + CONFIG_SERVER_START_S
     told = False
@@ -194,14 +198,14 @@ async def _first_from(options: Options, machine: Machine, store: ClusterStore, m
 
 
 def _first_of(options: Options, store: ClusterStore) -> Cluster | None:
-    """The first cluster, which the store holds when this returns; None: it has to be waited for."""
+    """Return the first cluster, once the store holds it; None if it has to be waited for."""
     held = store.get()
     wanted = options.init_version
     if wanted == -1:
         if held is not None:
             options.hosts.check(held, ())
         return held
-    # One that was forgotten by DELETE still counts; the server says so with 409.
+    # A cluster that was deleted still counts; the server says so with 409.
     version = held.version + 1 if held is not None else 0
     if wanted is not None:
         if held is not None and wanted < version:

@@ -1,6 +1,6 @@
-"""What a job tells of itself to who asks (`kungfu-run status`), as a document. Pure but for the clock that it is given.
+"""The job's status as a document (`kungfu-run status`). Pure but for the clock that it is given.
 
-The document is made anew for each question, in the event loop, and nothing in the job waits for who asks.
+Each question gets a new document, in the event loop, and nothing in the job waits for the asker.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ms_kungfu.launcher.state.states import JobState, WorkerState
 
 
 def describe(document: dict[str, Any], manager: WorkerManager, coordinator: Coordinator, history: History) -> None:
-    """Fills in what a job that has begun knows of itself."""
+    """Add what a job that has begun knows of itself."""
     current, newest = manager.broker.current(), coordinator.newest
     hosts = coordinator.hosts
     document.update(
@@ -46,7 +46,7 @@ def _in_order(manager: WorkerManager) -> list[Process]:
 
 
 def _missing(manager: WorkerManager, desired: Cluster) -> str:
-    """What the change to `desired` waits for."""
+    """Return what the change to `desired` waits for."""
     ready = sum(manager.broker.is_ready(p.peer, p.incarnation) for p in _joining(manager) if p.peer is not None)
     missing = len(_joining(manager)) - ready
     if missing:
@@ -79,7 +79,7 @@ def _process(process: Process, manager: WorkerManager, coordinator: Coordinator)
 
 
 def _why(process: Process, standing: Standing, manager: WorkerManager, coordinator: Coordinator) -> str:
-    """What it does or waits for; "" if nothing beyond its state is worth a word."""
+    """Return what a process does or waits for; "" if its state says all."""
     if process.killed_because:
         return f"it {process.killed_because}"
     if process.state is WorkerState.DISMISSED:

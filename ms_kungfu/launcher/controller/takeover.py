@@ -24,8 +24,9 @@ from ms_kungfu.launcher.state.hosts import HostError
 from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot, Term
 
 _log = logging.getLogger(__name__)
-_GATHER_S = 10.0  # for the hosts of a job that runs to come to its new controller, if -host-timeout doesn't say
-_ATTEMPTS = 1 << 16  # of one controller at versions of several hosts: those of the next have other numbers
+# for the hosts of a running job to register with its new controller, unless -host-timeout says otherwise
+_GATHER_S = 10.0
+_ATTEMPTS = 1 << 16  # of one controller at versions over several hosts: those of the next have other numbers
 
 
 def start_of(job: JobContext, snapshot: LeaderSnapshot, term: Term) -> JobStart:

@@ -1,9 +1,9 @@
-"""The workers of a job, each by way of its host's agent: which processes there are, and what becomes of them.
+"""The workers of a job, each through its host's agent: the processes, and what becomes of them.
 
-What only a host can know its agent reports (`remote`): processes, heartbeats. Slots are the broker's, which has the
-shared memory of each version made by its hosts. What a report leads to, and which cluster is desired, is for the
-coordinator to say. Parts of a `WorkerManager` are in files of their own: `starting`, `ending`, `hanging`, `cores`,
-`following`, `prestarted`.
+Agents report what only a host can know (`remote`): processes, heartbeats. The broker has the slots, and has the hosts
+make the shared memory of each version. `coordinator` decides what follows from a report, and which cluster is desired.
+Parts of a `WorkerManager` are in files of their own: `starting`, `ending`, `hanging`, `cores`, `following`,
+`prestarted`.
 
 Everything here runs in the controller's event loop.
 """
@@ -46,48 +46,48 @@ _RETRY_S = 0.2
 
 
 class WorkerEvents(Protocol):
-    """Who is told. All calls come in the event loop."""
+    """The receiver of events, called in the event loop."""
 
     @property
     def is_over(self) -> bool:
-        """Whether the job is ending: nobody wants to hear anything more, nor has anybody started."""
+        """Return whether the job is ending: no event matters any more, and nothing may start."""
         ...
 
     @property
     def awaits_store(self) -> bool:
-        """A decision waits for the store."""
+        """Return whether a decision waits for the store."""
         ...
 
     def worker_ended(self, process: Process, standing: Standing, code: int, error: str) -> None:
-        """It has, or is as good as dead. `error`: why it never ran, or was killed."""
+        """Note that a worker has exited, or counts as failed. `error`: why it never ran, or was killed."""
 
     def worker_reaped(self, process: Process) -> None:
-        """One that had been given up: its port is free."""
+        """Note that an unkillable worker has exited: its port is free."""
 
     def worker_works_on(self, process: Process, version: int) -> None:
-        """It left the cluster with `version`, and its grace is over."""
+        """Note that a worker left the cluster with `version`, and still runs after -leave-grace."""
 
     def version_prepared(self, version: int) -> None:
-        """All that is new in it is ready, and the members are notified."""
+        """Note that all that is new in a version is ready, and the members are notified."""
 
     def version_committed(self, cluster: Cluster, step: int | None) -> None:
-        """The members go over to it, after this step where they have told of any."""
+        """Note that the members adopt a version, after this step if they have reported any."""
 
     def worker_leaves(self, peer: PeerID) -> None:
-        """Somebody has asked that `peer` leave, and was granted it."""
+        """Note that `peer` was granted a leave."""
 
     def version_unknown(self, version: int) -> None:
-        """A member asks for one that has not been admitted."""
+        """Note that a member requests a version that hasn't been admitted."""
 
     def version_followed(self) -> None:
-        """All that a committed version brings here has been done, and it isn't the first."""
+        """Note that everything is done that a committed version needs here, and that it isn't the first."""
 
 
 @dataclass(eq=False)
 class WorkerManager:
     """All workers, from `start` or `resuming.resume` to `close`.
 
-    `versions`: what an earlier controller has committed; `on_commit` and `may_prepare`: of the broker.
+    `versions`: those of an earlier controller; `on_commit` and `may_prepare`: of the broker.
     """
 
     options: Options
@@ -103,9 +103,9 @@ class WorkerManager:
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._trouble = ""  # the last with a version's shared memory
-        self._retry: asyncio.TimerHandle | None = None  # of what it has kept from being announced
-        self._made = asyncio.Event()  # a segment over several hosts, or it can't be
+        self._trouble = ""  # the last error of a version's shared memory
+        self._retry: asyncio.TimerHandle | None = None  # of the preparation that it delays
+        self._made = asyncio.Event()  # a segment over several hosts was made, or can't be
         self._here = self.options.host.name
         self.broker = self._new_broker()
         self.agents: dict[str, AgentHandle] = dict(self.remote.agents)
@@ -156,8 +156,10 @@ class WorkerManager:
         return self.events.is_over
 
     async def start(self, note: Callable[[], Awaitable[bool]]) -> None:
-        """Chooses the first cluster and starts its workers, once that is on record (`note`, false where somebody else
-        has the job). StartError where it can't have shared memory."""
+        """Commit the first cluster and start its workers, once the snapshot has it.
+
+        `note` writes the snapshot; false if another controller has the job. StartError if there is no shared memory.
+        """
         self.remote.attend(self)
         first = self.coordinator.newest
         self.broker.admit(first)
@@ -169,14 +171,17 @@ class WorkerManager:
         self.hanging.keep_looking_for_the_stuck()
 
     async def _commit_first(self, cluster: Cluster) -> None:
-        """Over several hosts it is tried again, as later ones are: what has failed may be a connection between two."""
+        """Commit the first version.
+
+        Over several hosts retry, as later ones do: a connection between two may have failed.
+        """
         until = self._loop.time() + self.begun.join_timeout_s
         told: set[str] = set()
         while True:
             try:
                 await self.commit_version(cluster)
                 return
-            except Exception as error:  # whatever the runtime or the kernel has against it
+            except Exception as error:  # any error of the runtime or the kernel
                 trouble = f"the shared memory of {counted(cluster.size, 'worker')} can't be made: {error}"
                 if len(cluster.hosts) == 1 or self._loop.time() >= until:
                     raise StartError(trouble) from error
@@ -186,7 +191,7 @@ class WorkerManager:
             await asyncio.sleep(_RETRY_S)
 
     async def commit_version(self, cluster: Cluster) -> None:
-        """The launcher's own choice, once the shared memory is there. Raises what its hosts have against that."""
+        """Commit the launcher's own choice, once the shared memory is there. Raises its hosts' errors."""
         while True:
             self._made.clear()
             try:
@@ -196,7 +201,7 @@ class WorkerManager:
                 await self._made.wait()
 
     def segment_was_made(self) -> None:
-        """Or can't be: on the hosts of some version."""
+        """Note that the hosts of some version have made a segment, or can't."""
         self._made.set()
         self.broker.prepare()
 
@@ -204,12 +209,12 @@ class WorkerManager:
         self.broker.close()
 
     def logs_of(self, process: Process) -> str:
-        """Names its log files; "" without -logdir."""
+        """Name its log files; "" without -logdir."""
         paths = ", ".join(map(str, self.agents[process.host].log_paths(process.log_name)))
         return f"{paths} on {process.host}" if paths and process.host != self._here else paths
 
     def warn_of_crowd(self, cluster: Cluster) -> None:
-        """Before `cluster` is wanted."""
+        """Warn of too many workers a core before `cluster` is desired."""
         cores = sum(len(agent.shares.cores) for agent in self.agents.values())
         if cluster.size > max(MANY_PER_CORE * cores, self.coordinator.newest.size):
             _log.warning(
@@ -218,10 +223,10 @@ class WorkerManager:
                 cluster.size, cores,
             )  # fmt: skip
 
-    # ---- what happens ----
+    # ---- events ----
 
     def on_event(self, host: str, event: Started | Exited) -> None:
-        """A host reports on a process of its own."""
+        """Process a host's report on one of its processes."""
         process = self.processes.get(event.key)
         if process is None or process.host != host:
             _log.warning("unknown process: host=%s key=%d", host, event.key)
@@ -254,9 +259,11 @@ class WorkerManager:
         if process.peer is not None:
             reason = self.broker.facts.gave_up(process.peer, process.incarnation) if code == 0 and not error else ""
             if reason and self.options.recover is not Recover.FAIL:
-                # It hasn't finished, whatever it says: the others wait in what it was interrupted in.
+                # It hasn't finished, whatever it reports: the others wait in the collective in which it was
+                # interrupted.
                 code, error = 1, f"could not go on ({reason}) and {how_it_ended(code)}"
-            # First of all, because the survivors wait for it. One that has finished is missed rather than gone without.
+            # First, because the survivors wait for it. They wait for a worker that has finished, and don't continue
+            # without it.
             self.broker.mark_lost(
                 process.peer,
                 error or how_it_ended(code),
@@ -267,43 +274,43 @@ class WorkerManager:
         self.events.worker_ended(process, standing, code, error)
 
     def lose_host(self, name: str, why: str) -> None:
-        """A host has failed, and with it all of its workers, at once."""
+        """Record that a host has failed, and with it all of its workers, at once."""
         failed = [(process, self.processes.standing(process)) for process in self.processes if process.host == name]
         reason = f"was on host {name}, which was lost: {why}"
         for process, _ in failed:
             self.processes.remove(process)
         self.broker.lose_host(name, [(p.peer, p.incarnation) for p, _ in failed if p.peer is not None], reason)
         for process, standing in sorted(failed, key=lambda each: each[0].rank):
-            # The end of one that is unkillable was reported before; that of a standby says nothing of the program.
+            # The exit of an unkillable process was reported before; that of a standby says nothing of the program.
             if process.state is not WorkerState.UNKILLABLE and process.peer is not None:
                 self.events.worker_ended(process, standing, 1, process.killed_because or reason)
             process.to(WorkerState.EXITED)
 
     def forget_processes_on(self, host: str) -> None:
-        """It has failed, and the job ends by that: these processes aren't awaited."""
+        """Forget a failed host's processes: the job ends by the failure, and doesn't wait for them."""
         for process in self.processes:
             if process.host == host:
                 self.processes.remove(process)
                 process.to(WorkerState.EXITED)
 
     def has_processes_on(self, host: str) -> bool:
-        """Whether processes may exit there yet."""
+        """Return whether processes may still exit there."""
         return any(p.host == host and p.state is not WorkerState.UNKILLABLE for p in self.processes)
 
     def add_agent(self, agent: AgentHandle) -> None:
-        """A host that has joined the job, or come back to it."""
+        """Add a host that has joined the job, or come back to it."""
         self.cores.joined(agent)
         self.agents[agent.name] = agent
         self.broker.host_is_back(agent.name)
 
     def end_kept_leavers(self) -> None:
-        """If all members that are left wanted to leave, none may: those that got a SIGTERM end by it."""
+        """End those members that got a SIGTERM if all that are left wanted to leave, so that none may."""
         living = self.processes.living_members()
         if self.coordinator.leaving.issuperset(living):
             self.ending.tell_again(living)
 
     def _on_committed(self, cluster: Cluster, step: int | None) -> None:
-        """The members have agreed on a version and are going over to it, after a step if they have told of any."""
+        """Note that the members have agreed on a version and adopt it, after a step if they have reported any."""
         self._follow_watch.committed()
         _log.info(
             "cluster committed: version=%d workers=%d step=%s",
@@ -318,14 +325,14 @@ class WorkerManager:
                 process.rank = cluster.workers.index(process.peer)
         staying = self.processes.of_standing(Standing.MEMBER, Standing.JOINING, Standing.STANDBY)
         self.coordinator.leaving &= {p.peer for p in staying if p.peer is not None}
-        # Whoever could not be started, for want of a descriptor perhaps, is tried again.
+        # Retry each worker that couldn't be started, perhaps because no descriptor was free.
         self.starting.missing(self.coordinator.newest)
         self.cores.move(cluster)
         self._loop.call_later(self.machine.standby_delay_s, self.prestarted.keep)
         self.events.version_followed()
 
     def _on_ready(self, who: tuple[PeerID, int] | int) -> None:
-        """A joining worker (peer ID and incarnation), or standby number `who`, would join at once."""
+        """Note that a joining worker (peer ID and incarnation), or standby number `who`, would join at once."""
         for process in self.processes.of_standing(Standing.JOINING, Standing.STANDBY):
             if who == (process.standby if process.peer is None else (process.peer, process.incarnation)):
                 _log.info("worker ready: %s", process.who)
@@ -333,7 +340,7 @@ class WorkerManager:
                     self.prestarted.keep()  # the next one has waited for it
 
     def _on_trouble(self, trouble: str) -> None:
-        """The shared memory of a version can't be made. The cluster is as before, until it can."""
+        """Note why the shared memory of a version can't be made. The cluster stays as it is until it can."""
         if self.events.is_over:
             return
         if trouble != self._trouble:
@@ -351,7 +358,7 @@ class WorkerManager:
         self.events.version_prepared(version)
 
     def limit_leave(self, process: Process, version: int) -> None:
-        """It isn't in `version`: after -leave-grace the job doesn't wait for its exit, and may reuse its slot."""
+        """After -leave-grace neither wait for the exit of a process that isn't in `version`, nor reserve its slot."""
         grace_s = self.options.leave_grace_s
         process.leave_timer = self._loop.call_later(grace_s, self._on_grace_over, process, version)
 

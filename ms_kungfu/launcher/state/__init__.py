@@ -1,1 +1,1 @@
-"""What both sides know and decide by: pure, or interfaces."""
+"""Rules and values that controller and agents share: pure code, or interfaces."""

@@ -1,6 +1,7 @@
-"""What is decided for a job as a whole. Pure: reports come in from its hosts, decisions with reasons go out.
+"""Decisions for a job as a whole, each with its reason. Pure: its hosts' reports are the input.
 
-Beside it stand `policy` (what an event leads to), and `versions` (who goes over to which cluster, and when).
+Two modules decide with it: `policy` what an event leads to, `versions` which processes adopt which cluster version, and
+when.
 """
 
 from __future__ import annotations
@@ -18,47 +19,52 @@ _RESTART_WINDOW_S = 300.0
 
 
 class Coordinator:
-    """The desired cluster, what has become of the job's workers so far, and the places that are to be filled anew.
+    """The desired cluster, the failures so far, and the slots that need a replacement.
 
     Times are seconds of the caller's clock.
     """
 
     def __init__(self, options: Options, first: Cluster) -> None:
         self._options = options
-        self.hosts = options.hosts  # and what has become of them
-        self.newest = first  # that can be run
-        self.last_version = first.version  # the newest that anybody has written, also if this host can't run it
+        self.hosts = options.hosts  # and the states of those that failed or left
+        self.newest = first  # the newest version that the job can run
+        self.last_version = first.version  # the newest version in the store, also if the job can't run it
         self.finishing = False  # a member has finished its program
-        self.leaving: set[PeerID] = set()  # those who have been granted to leave
-        self.vacant: list[int] = []  # places that a new worker is to take
-        self.pausing: list[int] = []  # places that are vacant after a pause, for all of them the same
-        self._filled: dict[int, list[float]] = {}  # place -> when it was filled anew
-        self._late: dict[int, int] = {}  # place -> joining workers in a row that weren't ready in time
+        self.leaving: set[PeerID] = set()  # members that may leave
+        self.vacant: list[int] = []  # slots that a new worker is to take
+        self.pausing: list[int] = []  # the same, once a pause is over; all of them have the same pause
+        self._filled: dict[int, list[float]] = {}  # slot -> times at which a replacement took it
+        self._late: dict[int, int] = {}  # slot -> joining workers in a row that weren't ready in time
         self._state = Situation(recover=options.recover, min_size=options.min_size, max_restarts=options.max_restarts)
 
     def decide(self, event: WorkerExited | WorkerWorksOn, count: Headcount) -> Verdict:
-        """What to do about `event`."""
+        """Return what to do about `event`."""
         return policy.decide(event, replace(self._state, **vars(count), finished=self.finishing))
 
     def takes_over(self, lost: Sequence[PeerID], count: Headcount) -> Verdict | None:
-        """What a controller finds who goes on with a job: its end, where no member is left. `lost`: those of the chosen
-        cluster on hosts whose loss is on record, so that nobody tells of their deaths any more."""
+        """Return how the job ends if no member is left when a controller takes it over.
+
+        `lost`: members of the committed cluster on hosts whose loss is recorded. No agent reports their exits any more.
+        """
         if lost:
             who = f"worker {lost[0]} was on host {lost[0].host}, which was lost"
             self._state.first_failure = self._state.first_failure or Failure(who, 1, is_of_launcher=True)
         state = replace(self._state, **vars(count), finished=self.finishing and not lost)
         return policy.after_end("", state)
 
-    # ---- what workers have come to ----
+    # ---- failures and departures ----
 
     def member_finished(self, who: str) -> None:
         self._state.first_to_finish = self._state.first_to_finish or who
 
     def member_failed(self, who: str, code: int, error: str, logs: str) -> bool:
-        """Whether it is the first whose program failed by itself: the job will end with its code."""
+        """Record a failure; return whether its program is the first to fail by itself.
+
+        The job then ends with its code.
+        """
         failure = Failure(f"{who} {error or policy.how_it_ended(code)}", policy.exit_code_of(code), bool(error))
         self._state.first_failure = self._state.first_failure or failure
-        # Who could not be started, or was killed, has an `error`: no program failed there.
+        # A worker that couldn't be started, or was killed, has an `error`: its program didn't fail.
         if error or not policy.fails_by_itself(code) or self._state.program_failure is not None:
             return False
         named = f", see {logs}" if logs else ""
@@ -67,22 +73,22 @@ class Coordinator:
 
     @property
     def failures(self) -> tuple[Failure | None, Failure | None]:
-        """The first that the job has survived, and the first of a program by itself: for the next controller."""
+        """Return the first failure survived, and the first of a program by itself, for the next controller."""
         return self._state.first_failure, self._state.program_failure
 
     def resume_failures(self, first: Failure | None, programs: Failure | None) -> None:
         self._state.first_failure, self._state.program_failure = first, programs
 
-    # ---- places ----
+    # ---- slots ----
 
     def restarts_of(self, slot: int, now: float) -> int:
-        """How often it was filled anew lately."""
+        """Return how often replacements took this slot lately."""
         recent = [when for when in self._filled.get(slot, ()) if now - when < _RESTART_WINDOW_S]
         self._filled[slot] = recent
         return len(recent)
 
     def count_late(self, slot: int, is_late: bool) -> int:
-        """A process in this place has ended: how many in a row, with it, weren't ready to join in time."""
+        """A process in this slot has exited: return how many in a row, with it, weren't ready to join in time."""
         self._late[slot] = self._late.get(slot, 0) + 1 if is_late else 0
         return self._late[slot]
 
@@ -96,29 +102,33 @@ class Coordinator:
     # ---- the desired cluster ----
 
     def members_to_leave(self, living: Collection[PeerID]) -> set[PeerID]:
-        """Of those who were granted it, or whose host leaves; none where nobody else is left: the last one stays.
+        """Return the members that may leave, or whose host leaves; none if no other member would be left.
 
-        Whose host leaves is looked up each time: somebody who writes a cluster may list them again, or new ones there,
-        because he hasn't heard of it.
+        A host that leaves is looked up each time: a writer that doesn't know of it may list its workers again, or new
+        ones there.
         """
         leaving = self.leaving | self.going(living)
         return set() if leaving.issuperset(living) else leaving
 
     def going(self, living: Collection[PeerID]) -> set[PeerID]:
-        """Who is, or is to be, on a host that leaves or has gone."""
+        """Return the workers on hosts that leave or were removed."""
         removed = self.hosts.leaving | self.hosts.lost
         return {peer for peer in {*self.newest.workers, *living} if peer.host in removed}
 
     def revision(
         self, last_version: int, ended: Collection[PeerID], living: Sequence[PeerID], taken_ports: Collection[int]
     ) -> Cluster | None:
-        """What has to be written now; see `revised`. ValueError where no port is free for a new worker."""
+        """Return the cluster to write now; see `revised`.
+
+        Raises:
+            ValueError: no port is free for a new worker.
+        """
         removed = {*ended, *self.members_to_leave(living)}
         ports = [port for port in self._options.ports if port not in taken_ports]
         last_version = max(last_version, self.last_version)
         newest, slots = self.hosts.described(self.newest), self.hosts.slots_by_host
         if slots is not None and len(slots) < len(self.hosts.each):
-            # Some of the places were on hosts that nobody has any more.
+            # Some of the slots were on removed hosts.
             left = sum(worker not in removed for worker in newest.workers)
             del self.vacant[max(0, sum(slots.values()) - left) :]
         return policy.revised(
@@ -126,26 +136,28 @@ class Coordinator:
         )
 
     def has_other_hosts(self, cluster: Cluster) -> bool:
-        """Whether `cluster` gives whoever resizes it slots that aren't there, or not all that are. Then the same
-        workers go over to one more version: hosts come and go seldom, and a change costs some milliseconds."""
+        """Return whether `cluster` gives its users slots that don't exist, or not all that do.
+
+        The same workers then adopt one more version: hosts change seldom, and a change costs milliseconds.
+        """
         return cluster.slots != self.hosts.described(cluster).slots
 
     def accept(
         self, cluster: Cluster, own: bool, ended: Collection[PeerID], living: Collection[PeerID]
     ) -> list[PeerID]:
-        """`cluster` is wanted from now on. Its joining workers who take the places of those who have died.
+        """Adopt `cluster` as the desired one. Return its joining workers that take the slots of failed ones.
 
         Args:
-            own: it is a revision of the launcher's. Anybody else has written the size that he wants.
-            ended: its workers who have died; `living`: the members who live.
+            own: the controller wrote it. Any other writer has written the size that it wants.
+            ended: its workers that have exited; `living`: the members that run.
         """
         before, self.newest = self.newest, cluster
         if not own:
-            # Only those that it still lists are to be replaced.
+            # Only workers that it still lists are replaced.
             self.end_pause()
             del self.vacant[: max(0, len(self.vacant) - len(ended))]
             return []
         joining = [peer for peer in cluster.workers if peer not in before.workers]
-        # A member that was to go, and stays because nobody else has the state, is in the place of one that died.
+        # A member that was to leave, and stays because no other has the state, takes the slot of a failed one.
         del self.vacant[: sum(peer in living for peer in joining)]
         return [peer for peer in joining if peer not in living]

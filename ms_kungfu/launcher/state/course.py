@@ -1,4 +1,4 @@
-"""How far a job has come, and the verdict that ends it. Pure."""
+"""The progress of a job, and the outcome that ends it. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class JobCourse:
-    """`on_change`: called with the reason for which workers leave or are replaced; `on_end`: called once, at the end.
+    """A job's progress.
 
-    The job ends by a verdict, or without one if it never started or another host has it.
+    `on_change` gets the reason if workers leave or are replaced; `on_end` is called once, at the end. The job ends by a
+    `Verdict`, or without one if it never started or another host controls it.
     """
 
     on_change: Callable[[str], None]
@@ -36,11 +37,11 @@ class JobCourse:
 
     @property
     def has_ended_well(self) -> bool:
-        """Whether the workers that still run aren't needed any more, and are ended."""
+        """Return whether the job needs its running workers no more, and ends them."""
         return self.verdict is not None and self.verdict.action is Action.FINISH
 
     def settle(self, verdict: Verdict) -> bool:
-        """Draw the verdict's consequences for the job as a whole. Return whether the job goes on."""
+        """Apply the outcome to the job as a whole. Return whether the job continues."""
         if self.is_over:
             return False
         if verdict.action in (Action.FINISH, Action.FAIL):
@@ -63,20 +64,20 @@ class JobCourse:
         self.settle(policy.interrupted(number, where))
 
     def begins(self) -> None:
-        """The first version is committed, or another controller has committed one."""
+        """Note that the first version is committed, perhaps by another controller."""
         if not self.is_over:
             self.to(JobState.RUNNING)
 
     def resized(self, is_newest: bool) -> None:
-        """A version is committed. `is_newest`: no newer one is desired."""
+        """Note that a version is committed. `is_newest`: no newer one is desired."""
         if self.state in (JobState.RUNNING, JobState.RESIZING):
             self.to(JobState.RUNNING if is_newest else JobState.RESIZING)
 
     def resizes(self) -> None:
-        """A newer version is desired."""
+        """Note that a newer version is desired."""
         self.resized(is_newest=False)
 
     def finishes(self) -> None:
-        """A member has completed the program."""
+        """Note that a member has completed the program."""
         if not self.is_over:
             self.to(JobState.FINISHING)

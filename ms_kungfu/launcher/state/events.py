@@ -1,10 +1,10 @@
-"""What a host's supervisor tells of its workers' processes."""
+"""What a host's supervisor reports of its workers' processes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-CANT_RUN = 126  # the code of a process that never ran, as a shell has it
+CANT_RUN = 126  # the code of a process that never ran, as in a shell
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,10 @@ class Started:
 
 @dataclass(frozen=True)
 class Exited:
-    """The worker `key` is gone and so is its process group. `code` is negative for a signal; `error`: it never ran."""
+    """The worker `key` has exited, and so has its process group.
+
+    `code` is negative for a signal. `error`: it never ran.
+    """
 
     key: int
     code: int

@@ -1,8 +1,8 @@
-"""Which workers stand still: their heartbeats, counted by a thread of their own, don't move. Pure: a clock is given.
+"""Which workers hang: their heartbeats, counted by a thread of their own, don't move. Pure: the caller passes the time.
 
-One that has not begun to count, because it imports or compiles, stands still only while it is stopped (SIGSTOP). One
-whose counting thread waits for a core doesn't: the machine is short of them, and the thread will count. What its other
-threads do tells nothing: those of a computation spin.
+A worker whose heartbeat hasn't begun imports or compiles: it counts as hung only while it is stopped (SIGSTOP). A
+worker whose heartbeat thread waits for a core doesn't hang: the machine lacks cores, and the thread will count. Its
+other threads prove nothing, since those of a computation spin.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Callable
 from ms_kungfu._processes import descendants, stat_of
 
 _MAX_GAP_S = 2.0
-_HEART = "kungfu-beat"  # heartbeat.cc starts it
+_HEART = "kungfu-beat"  # heartbeat.cc starts this thread
 
 
 class HangWatch:
-    """Finds the workers whose count has not moved for `limit_s`, looked at every `period_s`."""
+    """Find the workers whose count hasn't moved for `limit_s`, examined every `period_s`."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -36,8 +36,10 @@ class HangWatch:
         stopped: Collection[int] = (),
         is_starved: Callable[[int], bool] = lambda key: False,
     ) -> list[int]:
-        """The keys of those that hang, given everybody's counts; no counts: it has not begun to count. `stopped`: those
-        of them that are stopped at this moment. `is_starved` is asked of those whose counts have not moved."""
+        """Return the keys of the workers that hang, given the counts of all; without counts a heartbeat hasn't begun.
+
+        `stopped`: those that are stopped now. `is_starved` is called for those whose counts haven't moved.
+        """
         # If the launcher itself has not run for a while, the workers may not have either.
         passed = 0.0 if self._last_look is None else min(now - self._last_look, _MAX_GAP_S)
         self._last_look = now
@@ -53,7 +55,7 @@ class HangWatch:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether the process is stopped by a signal; not where it is gone."""
+    """Return whether a signal has stopped the process; false if it has exited."""
     try:
         return stat_of(pid)[0] == "T"
     except OSError:
@@ -61,18 +63,20 @@ def is_stopped(pid: int) -> bool:
 
 
 def is_starved(pid: int) -> bool:
-    """Whether the counting thread of a worker waits for a core: it would have counted if it had got one. `pid` may be a
-    script's, with the worker below it."""
+    """Return whether a worker's heartbeat thread waits for a core: with one it would have counted.
+
+    `pid` may be a script's, with the worker below it.
+    """
     return any(_is_runnable(task) for each in (pid, *descendants(pid)) for task in _threads(each, _HEART))
 
 
 def waits_for_a_core(pid: int) -> bool:
-    """Whether one of its threads does; of a process that SIGKILL has been sent to, which computes nothing any more."""
+    """Return whether one of its threads waits for a core. The process got SIGKILL and computes nothing any more."""
     return any(map(_is_runnable, _threads(pid)))
 
 
 def _threads(pid: int, name: str = "") -> list[Path]:
-    """Of a process, those with this name. None where it is gone."""
+    """Return the process's threads of this name; none if it has exited."""
     found = []
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -83,7 +87,7 @@ def _threads(pid: int, name: str = "") -> list[Path]:
 
 
 def _is_runnable(task: Path) -> bool:
-    """It runs, or is about to as soon as it gets a core."""
+    """Return whether the thread runs, or will once it gets a core."""
     with contextlib.suppress(OSError):
         return stat_of(f"{task.parts[2]}/task/{task.name}")[0] == "R"
     return False

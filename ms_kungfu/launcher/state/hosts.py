@@ -1,4 +1,4 @@
-"""Hosts, slots and ports: from ``-H`` and ``-port-range`` to the first cluster, and what the hosts may be asked for."""
+"""Hosts, slots and ports: from ``-H`` and ``-port-range`` to the first cluster, and which clusters fit."""
 
 from __future__ import annotations
 
@@ -25,20 +25,22 @@ from ms_kungfu.cluster import (
 from ms_kungfu.launcher import network
 from ms_kungfu.launcher.state.states import NodeState
 
-MANY_PER_CORE = 4  # workers, before a resize looks like a mistake
+MANY_PER_CORE = 4  # workers per core, above which a resize looks like a mistake
 DEFAULT_HOST = "127.0.0.1"
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9.])?")
 
 
 class HostError(ValueError):
-    """The hosts don't give what is asked for; the message is a sentence for the user."""
+    """The hosts can't run the requested cluster; the message is for the user."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """A host as the workers' addresses name it: what ``-H`` says, IPv6 in brackets. `slots` None: as many workers as
-    are asked for, and have room; 0: the head node may have none, and only decide. `public`: where ssh finds it, if that
-    is another address."""
+    """A host as the workers' addresses name it: the entry of ``-H``, IPv6 in brackets.
+
+    `slots`: None for as many workers as are requested and have memory; 0 if the head node only decides. `public`: the
+    address for ssh, if that is another one.
+    """
 
     name: str = DEFAULT_HOST
     slots: int | None = None
@@ -49,24 +51,25 @@ class Host:
 
     @property
     def address(self) -> str:
-        """To connect to, or to look up: the name without the brackets."""
+        """Return the name without brackets, to connect to or to look up."""
         return self.name.strip("[]")
 
     @property
     def login(self) -> str:
-        """What ssh is given."""
+        """Return the destination for ssh."""
         return (self.public or self.name).strip("[]")
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """Those of a job, in the order of ``-H``.
+    """A job's hosts, in the order of ``-H``.
 
-    `self_name`: which one this machine is. `head_name`: the one that decides for all, because the config server is
-    there, or is nearest; the first one where nobody says. `most`: workers in all, where somebody says so. `placement`:
-    how workers are dealt to them (`Cluster.resized`). `ports`: those that all workers have, where they say which place
-    one has (``--msrun``). `states`: of the hosts that aren't active any more. `joinable`: others may join, though there
-    is one at the start.
+    `self_name`: this machine's host. `head_name`: the host that decides, because the config server is there or nearest;
+    the first one by default. `most`: the limit on all workers, if there is one. `placement`: how workers are assigned
+    to hosts (`Cluster.resized`).
+
+    `ports`: those of all workers, if the port decides on a worker's slot (``--msrun``). `states`: of the hosts that
+    aren't active any more. `joinable`: others may join, even if the job starts with one host.
     """
 
     each: tuple[Host, ...] = (Host(),)
@@ -87,7 +90,7 @@ class Hosts:
 
     @property
     def is_several(self) -> bool:
-        """Or may become so: one alone that others may join is a host among others, too."""
+        """Return whether there are or may be several hosts: a single host that others may join counts as several."""
         return len(self.each) > 1 or self.joinable
 
     @property
@@ -100,7 +103,7 @@ class Hosts:
 
     @property
     def is_head(self) -> bool:
-        """Whether this machine is."""
+        """Return whether this machine is the head node."""
         return self.own == self.head
 
     def named(self, name: str) -> Host:
@@ -108,24 +111,24 @@ class Hosts:
 
     @property
     def slots_by_host(self) -> dict[str, int] | None:
-        """Of those that stay. None where no limit was given, which is so on one host only."""
+        """Return the slots of the hosts that stay; None without a limit, which only a single host can have."""
         if self.each[0].slots is None:
             return None
         return {host.name: host.slots or 0 for host in self.staying}
 
     @property
     def staying(self) -> tuple[Host, ...]:
-        """Those that may have new workers."""
+        """Return the hosts that may get new workers."""
         return tuple(host for host in self.each if self.state_of(host.name) is NodeState.ACTIVE)
 
     @property
     def limit(self) -> str | None:
-        """As KUNGFU_HOSTS has it."""
+        """Return the limit as KUNGFU_HOSTS has it."""
         return None if self.slots_by_host is None else ",".join(map(str, self.staying))
 
     @property
     def slots(self) -> int | None:
-        """Of all."""
+        """Return the slots of all hosts."""
         return None if self.slots_by_host is None else sum(self.slots_by_host.values())
 
     def state_of(self, name: str) -> NodeState:
@@ -147,34 +150,38 @@ class Hosts:
         return replace(self, states=tuple(each for each in states.items() if each[1] is not NodeState.ACTIVE))
 
     def letting_go(self, name: str) -> Hosts:
-        """The same once a host is to leave."""
+        """Return the same hosts after `name` has begun to leave."""
         return self._to(name, NodeState.DRAINING)
 
     def without(self, name: str) -> Hosts:
-        """The same after a host has failed or left."""
+        """Return the same hosts after `name` has failed or left."""
         return self._to(name, NodeState.REMOVED)
 
     def joined_by(self, host: Host) -> Hosts:
-        """The same with one more, or with one that was lost, which gets its place in the order again."""
+        """Return the same hosts with a new one, or with a lost one back at its position."""
         known = host.name in self.names
         each = tuple(host if old.name == host.name else old for old in self.each) + (() if known else (host,))
         return replace(self._to(host.name, NodeState.ACTIVE) if host.name in self.lost else self, each=each)
 
     def without_lost(self) -> Hosts:
-        """Those that stay."""
+        """Return the same hosts without the lost ones."""
         return replace(self, each=self.staying, states=())
 
     @property
     def max_workers(self) -> int:
-        """In all."""
+        """Return the limit on all workers."""
         return min(MAX_WORKERS_OF_HOSTS if self.is_several else MAX_WORKERS, self.most or MAX_WORKERS_OF_HOSTS)
 
     def has_room(self, size: int) -> bool:
-        """For so many workers."""
+        """Return whether `size` workers fit."""
         return size <= (self.max_workers if self.slots is None else min(self.slots, self.max_workers))
 
     def first_cluster(self, size: int, ports: range, control_port: int, version: int) -> Cluster:
-        """The cluster a job starts with. HostError where there is no room for it."""
+        """Return the cluster that a job starts with.
+
+        Raises:
+            HostError: it doesn't fit.
+        """
         if self.slots is not None and size > self.slots:
             raise HostError(
                 f"-np {size}: -H {self} has {counted(self.slots, 'slot')}; ask for fewer workers or give "
@@ -190,23 +197,23 @@ class Hosts:
             raise HostError(
                 f"-port-range {ports[0]}-{ports[-1]}: too small for {counted(most, 'worker')}; give a larger one"
             )
-        # Neighbours in rank are neighbours on a host: ranks go from host to host, whatever order they were dealt in.
+        # Neighbours in rank are neighbours on a host: ranks go from host to host, in whatever order they were assigned.
         workers = tuple(PeerID(name, ports[i]) for name, count in self._dealt(size).items() for i in range(count))
         return self.described(Cluster(workers, runners, version))
 
     def described(self, cluster: Cluster) -> Cluster:
-        """With what whoever resizes it has to know of the hosts: one alone needs nothing."""
+        """Add what a client needs to know of the hosts to resize `cluster`; nothing for a single host."""
         if not self.is_several:
             return cluster
         runners = {runner.host: runner for runner in cluster.runners}
         port = next((runner.port for runner in cluster.runners), None)
-        if port is not None:  # else whoever has written it wants none
+        if port is not None:  # else its writer wants none
             named = (runners.get(host.name, PeerID(host.name, port)) for host in self.staying)
             cluster = replace(cluster, runners=tuple(named))
         return replace(cluster, slots=self.slots_by_host, placement=self.placement)
 
     def _dealt(self, size: int) -> dict[str, int]:
-        """How many workers each host gets."""
+        """Return how many workers each host gets."""
         count = dict.fromkeys(self.names, 0)
         for _ in range(size):
             count[next_host(count, self.names, self.slots_by_host, self.placement)] += 1
@@ -223,7 +230,7 @@ class Hosts:
 
     def _check_each(self, workers: Mapping[str, int]) -> None:
         if not self.is_several:
-            return  # then the limit is that of the job
+            return  # then the limit is the job's
         for name, count in workers.items():
             if count > MAX_WORKERS_OF_EACH:
                 raise HostError(
@@ -237,9 +244,11 @@ class Hosts:
         ended: Collection[PeerID] = (),
         going: Collection[PeerID] = (),
     ) -> None:
-        """HostError where these hosts can't run `cluster`, or none of the living `members` would be left to hand over
-        their state; without members there is none. Whoever lists those who have `ended`, or who are `going` with their
-        host, may not have heard of it."""
+        """Raise HostError if these hosts can't run `cluster`, or no living member would be left to transfer the state.
+
+        `members`: those that live; without members the state doesn't matter. A writer that lists `ended` workers, or
+        those `going` with their host, may not know of that.
+        """
         strangers = [str(w) for w in cluster.workers if w.host not in self.names]
         if strangers:
             raise HostError(f"worker {strangers[0]} is on none of the job's hosts: {','.join(self.names)}")
@@ -274,7 +283,7 @@ class Hosts:
 
 
 def parse_ports(text: str) -> range:
-    """``-port-range``."""
+    """Parse ``-port-range``."""
     try:
         return env.port_range(text)
     except ValueError:
@@ -282,12 +291,12 @@ def parse_ports(text: str) -> range:
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """``-H host[:slots[:public address]],...``. As with KungFu, a host without slots has one."""
+    """Parse ``-H host[:slots[:public address]],...``. As with KungFu, a host without slots has one."""
     return _checked([_parse_host(entry) for entry in text.split(",") if entry] or [_parse_host(text)])
 
 
 def _parse_host(text: str) -> Host:
-    # An address of IPv6 has colons of its own, and therefore brackets.
+    # An IPv6 address contains colons, and so needs brackets.
     parts = re.fullmatch(r"(\[[^]]*\]|[^:]*)(?::([^:]*)(?::(\[[^]]*\]|[^:]*))?)?", text)
     if parts is None:
         raise argparse.ArgumentTypeError(
@@ -306,11 +315,11 @@ def _is_count(text: str) -> bool:
 
 
 def _name(text: str) -> str:
-    """As all hosts write it: an address has one form, a name is in lower case."""
+    """Normalise a name so that all hosts write it alike: one form per address, names in lower case."""
     bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     try:
         address = ipaddress.ip_address(bare)
-        if "%" in bare:  # of one link, and of this machine's name for it
+        if "%" in bare:  # an IPv6 scope: one network's, by this machine's name for it
             raise ValueError(bare)
     except ValueError:
         if bare == text and _NAME.fullmatch(text) and not re.fullmatch(r"[0-9.]+", text):
@@ -327,7 +336,7 @@ def _checked(hosts: Sequence[Host]) -> tuple[Host, ...]:
 
 
 def read_hostfile(path: str) -> tuple[Host, ...]:
-    """``-hostfile``, KungFu's format: ``10.0.0.1 slots=4 public_addr=example.org # a comment``, one host a line."""
+    """Read ``-hostfile``, KungFu's format: ``10.0.0.1 slots=4 public_addr=example.org # note``, one host a line."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -360,12 +369,18 @@ def _parse_line(words: Sequence[str]) -> Host:
 
 
 def identify(hosts: Sequence[Host], own: str | None, interface: str | None) -> str:
-    """Which of several hosts this machine is: what ``-self`` says, or the one with the address of ``-nic``, or the only
-    one whose address can be bound here. HostError where that is not one, or the others can't reach it."""
+    """Return the host in `hosts` that this machine is.
+
+    It is what ``-self`` says, or the host with the address of ``-nic``, or the only one whose address can be bound
+    here.
+
+    Raises:
+        HostError: that isn't exactly one, or the others can't reach it.
+    """
     addresses = _resolved(hosts)
     name = _identified(addresses, own, interface)
     if all(map(network.is_loopback, addresses[name])) and not network.is_loopback(name):
-        if len(hosts) > 1:  # as Debian's /etc/hosts has it for a machine's own name
+        if len(hosts) > 1:  # as /etc/hosts on Debian maps a machine's own name
             raise HostError(
                 f"{name} means {addresses[name][0]} here, where the other hosts can't reach it; write its address in "
                 "-H, or correct /etc/hosts"
@@ -399,7 +414,7 @@ def _identified(addresses: dict[str, list[str]], own: str | None, interface: str
 
 
 def of_interface(interface: str) -> list[str]:
-    """The addresses of ``-nic``, one at least."""
+    """Return the addresses of ``-nic``, at least one."""
     found = network.addresses_of_interface(interface)
     if not found:
         there = network.interfaces()

@@ -1,10 +1,11 @@
-"""What the controller of a job over several hosts leaves behind in the store, for the next one, and what the hosts add.
-Pure.
+"""The leader snapshot, by which another host's controller continues a job, and what the hosts' reports add. Pure.
 
-The snapshot has what hosts can't tell, because they may have heard it or not: which version is committed, which hosts
-are lost, how the job ends. It is written before anybody hears of it. All else the hosts tell: who runs there, who has
-ended, which deaths were told there. Deaths need no record: the controller tells them all in one order, so what one host
-has heard is the beginning of what another has, and the longest that any of those has who go on is what all go on from.
+1. The snapshot has what may have reached some hosts only: the committed version, the lost hosts, the job's end. The
+   controller writes it before it notifies any host. (`test_simulated_leadership.py`.)
+2. The hosts report everything else: the workers that run there, those that have exited, and the failures that the host
+   was notified of.
+3. Failures need no entry. The controller reports them to all hosts in one order, so one host's list is a prefix of
+   another's. The longest list among the hosts that continue is the one from which all continue.
 """
 
 from __future__ import annotations
@@ -28,17 +29,22 @@ from ms_kungfu.launcher.wire.messages import ClusterPart, Loss, ResyncReport
 
 
 def moves(options: Options) -> bool:
-    """Whether another host goes on with the job where its controller dies: the store has to outlive hosts, and the
-    workers to go on without those that die."""
+    """Return whether another host continues the job if its controller fails.
+
+    The store has to outlive hosts, and the workers have to continue without failed ones.
+    """
     goes_on = options.watch and options.recover is not Recover.FAIL
     return goes_on and options.hosts.is_several and has_leadership(options.config_server or "")
 
 
 @dataclass(frozen=True)
 class LeaderSnapshot:
-    """`end`: the exit code and the last words of all launchers. `before`: the hosts of heads before this one, as long
-    as it hasn't decided anything: they are expected not to come. `failures`: as the coordinator has them. `told`: what
-    `kungfu-run status` tells of the job's past, nothing that is decided by."""
+    """What the next controller needs to know.
+
+    `end`: the exit code and the last message of all launchers. `before`: the hosts of earlier controllers, until this
+    one has decided something; they aren't expected to register. `failures`: as `coordinator` has them. `told`: the
+    job's past, for `kungfu-run status` only.
+    """
 
     job: str
     head: str
@@ -62,7 +68,7 @@ class LeaderSnapshot:
 
     @classmethod
     def from_json(cls, fields: object) -> LeaderSnapshot:
-        """ProtocolError where it can't be that."""
+        """Return the snapshot in this document; ProtocolError if there is none."""
         try:
             found = LEADER_SNAPSHOT.convert(fields)
         except ProtocolError as error:
@@ -73,29 +79,34 @@ class LeaderSnapshot:
         )  # fmt: skip
 
     def taken_by(self, host: str) -> LeaderSnapshot:
-        """As it is written by who takes the lease. Again, where he doesn't know whether he has."""
+        """Return the snapshot that a controller on `host` writes as it takes the lease.
+
+        It is repeatable, as the controller may not know whether its write succeeded.
+        """
         heads = dict.fromkeys((*self.before, self.head))
         return replace(self, head=host, before=tuple(head for head in heads if head != host))
 
     @property
     def lost(self) -> frozenset[str]:
-        """Hosts that have gone."""
+        """Return the hosts that were lost."""
         return frozenset(host for host, last in self.versions.lost_hosts.items() if last == float("inf"))
 
     def has(self, cluster: Cluster) -> bool:
-        """Whether `cluster`, which the store has, is of this job: one that doesn't move its controller leaves no
-        record, and what is there is of a job before."""
+        """Return whether `cluster`, from the store, is of this job.
+
+        A job that doesn't move its controller leaves no snapshot, so the cluster there may be an earlier job's.
+        """
         committed = self.versions.current
         known = committed is not None and cluster.version <= committed.version
         return known or cluster.writer in (self.job, writer_of_workers(self.job))
 
     @property
     def present(self) -> list[str]:
-        """The hosts that haven't gone, in the job's order."""
+        """Return the hosts that aren't lost, in the job's order."""
         return [host.name for host in self.hosts if host.name not in self.lost]
 
     def hosts_of(self, options: Options) -> Hosts:
-        """As the next controller has them."""
+        """Return the hosts as the next controller has them."""
         own = options.hosts
         return Hosts(
             self.hosts,
@@ -115,7 +126,7 @@ def how_it_has_ended(end: End) -> str:
 
 
 def may_go_on(found: LeadershipState, own: str) -> bool:
-    """Whether there is a job with which other hosts than this go on, once nobody has the lease."""
+    """Return whether the snapshot is of a job that hosts other than this one continue once the lease is free."""
     try:
         snapshot = None if found.snapshot is None else LeaderSnapshot.from_json(found.snapshot)
     except ProtocolError:
@@ -127,8 +138,11 @@ def may_go_on(found: LeadershipState, own: str) -> bool:
 
 @dataclass
 class Term:
-    """A term of a controller. `snapshot`: what the one before has left, whose lease this one has taken; None: the job
-    is about to begin. `secret`: of the job's brokers. `since`: when its host's part in the job has begun."""
+    """The term of a controller.
+
+    `snapshot`: of the controller before, whose lease this one has taken; None if the job is about to begin. `secret`:
+    of the job's brokers. `since`: when its host's part in the job began.
+    """
 
     keys: LeadershipKeys
     lease: LeadershipLease
@@ -137,23 +151,24 @@ class Term:
     since: float
 
     def guard(self, store: Any) -> None:
-        """Nothing is written to the cluster store either without the lease."""
+        """Let the store accept no write to the cluster without the lease."""
         store.led_since = lambda: self.lease.since
 
 
 class TimeToAsk:
-    """For how long the other hosts could have found out who has the lease, in seconds: while the store has answered the
-    controller, as far as the controller can tell by two answers. Other time doesn't count. Where it has stood still
-    meanwhile, and so hasn't heard who called, all begins anew.
+    """How many seconds the other hosts have had to find out which host has the lease.
 
-    Not since when without a break: of a store that comes and goes nobody would ever be given up.
+    Only time in which the store answered the controller counts, as far as two answers prove it. If the controller
+    itself stood still, it has missed hosts that called, and the count begins at zero.
+
+    The time needn't be contiguous: otherwise no host would be declared lost with a store that fails again and again.
     """
 
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
-        self._asked: float | None = None  # last
-        self._answered: float | None = None  # the last time, where that was one
-        self._stood_still = -lease_s  # until then
+        self._asked: float | None = None  # time of the last call
+        self._answered: float | None = None  # the same, if the store answered it
+        self._stood_still = -lease_s  # time of the last pause
         self.seconds = 0.0
 
     def answered(self, now: float) -> None:
@@ -167,7 +182,7 @@ class TimeToAsk:
         self._answered = None
 
     def has_stood_still(self, now: float) -> bool:
-        """The controller has, a moment ago."""
+        """Return whether the controller stood still a moment ago."""
         return self._is_late(now) or now - self._stood_still < self._lease_s / 4
 
     def _ask(self, now: float) -> None:
@@ -176,12 +191,16 @@ class TimeToAsk:
         self._asked = now
 
     def _is_late(self, now: float) -> bool:
-        """It asks four times in a lease, and has half of one for each."""
+        """Return whether the answer is late: of the four calls in a lease, each has half a lease."""
         return self._asked is not None and now - self._asked > 0.75 * self._lease_s
 
 
 def all_losses(reports: Sequence[ResyncReport], version: int) -> list[Loss]:
-    """Those of a version, in the one order: the longest that any host was told. ProtocolError where there are two."""
+    """Return a version's failures in their one order: the longest list that any host has.
+
+    Raises:
+        ProtocolError: two lists contradict each other.
+    """
     each = sorted((report.losses[version] for report in reports if version in report.losses), key=len)
     for shorter in each[:-1]:
         if [loss[0] for loss in shorter] != [loss[0] for loss in each[-1]][: len(shorter)]:

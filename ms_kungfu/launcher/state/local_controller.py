@@ -1,4 +1,4 @@
-"""What a host's launcher asks of the controller, where that is in its process."""
+"""What a host's launcher asks of a controller in its own process."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ms_kungfu.launcher.wire import messages as m
 
 
 class LocalController(Protocol):
-    """Decides for the job (`job.Job`). It speaks to each host by messages; its own asks it these besides."""
+    """Decides for the job (`controller.Controller`); its own host calls this interface beside its messages."""
 
     last_words: str | None
 
     @property
     def has_left(self) -> bool:
-        """Its host leaves, and another one has the job from then on."""
+        """Return whether its host leaves, and another host controls the job from then on."""
         ...
 
     @property

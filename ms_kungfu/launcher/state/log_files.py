@@ -6,5 +6,5 @@ from pathlib import Path
 
 
 def log_paths(logdir: Path | None, name: str) -> list[Path]:
-    """The log files of the worker called `name` (host.port); none without a folder for them."""
+    """Return the log files of the worker `name` (host.port); none without a folder for them."""
     return [] if logdir is None else [logdir / f"{name}.{what}.log" for what in ("stdout", "stderr")]

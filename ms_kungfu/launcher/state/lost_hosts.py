@@ -1,7 +1,7 @@
-"""When a host counts as lost. Pure: clocks and reports are given.
+"""When a host counts as lost. Pure: the caller passes clocks and reports.
 
-A *lease* only permits the controller to declare a host lost: nothing depends on clocks that go right. What the host
-does before it has noticed counts for nobody (docs/recovery.md).
+A *lease* only permits the controller to declare a host lost: nothing depends on correct clocks. What the host does
+before it notices has no effect on the others (docs/recovery.md).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ _MAX_PERIOD_S = 0.5
 
 
 class Leases:
-    """Who says nothing for `limit_s`, looked at every `period_s`.
+    """Find the hosts that are silent for `limit_s`, examined every `period_s`.
 
-    A look that comes late tells that this process stood still itself, and may have much to read yet: then everybody has
+    A late look shows that this process itself stood still, and may have unread messages: then every host gets
     `after_pause_s` from now on.
     """
 
@@ -24,10 +24,10 @@ class Leases:
         self._limit_s = limit_s
         self._after_pause_s = limit_s if after_pause_s is None else after_pause_s
         self._last_look: float | None = None
-        self._not_before = 0.0  # when the first may have run out
+        self._not_before = 0.0  # when the first lease may expire
 
     def run_out(self, now: float, heard: Mapping[str, float]) -> list[str]:
-        """Those whose lease has; `heard`: when something came from each."""
+        """Return the hosts whose lease has expired; `heard`: when the last message of each came."""
         if self._last_look is not None and now - self._last_look > 3 * self.period_s:
             self._not_before = now + self._after_pause_s
         self._last_look = now
@@ -37,9 +37,10 @@ class Leases:
 def to_evict(
     apart: Iterable[tuple[str, str]], workers: Mapping[str, int], order: Sequence[str], head_node: str
 ) -> list[str]:
-    """The fewest hosts without which all others reach each other, where the pairs in `apart` don't.
+    """Return the fewest hosts without which all others reach each other; the pairs in `apart` don't.
 
-    Never the controller. Of as few those with fewer workers, of these the later in `order`.
+    The controller's host is never one. Among equally few hosts, those with fewer workers go, then the later ones in
+    `order`.
     """
     edges = {frozenset(pair) for pair in apart}
     unreachable = {other for edge in edges if head_node in edge for other in edge - {head_node}}
@@ -54,7 +55,7 @@ def to_evict(
         )
 
     def fewest(left: set[frozenset[str]]) -> set[str]:
-        """Of hosts that hang together: the one with most pairs goes, or all that it can't reach do."""
+        """Of connected hosts: remove the one with most pairs, or all that it can't reach."""
         if not left:
             return set()
         found: set[str] = set()
@@ -71,7 +72,7 @@ def to_evict(
 
 
 def _parts(edges: Collection[frozenset[str]]) -> list[set[frozenset[str]]]:
-    """Edges that share hosts, directly or not, are together."""
+    """Split the pairs into groups that share no host."""
     parts: list[tuple[set[str], set[frozenset[str]]]] = []
     for edge in sorted(edges, key=sorted):
         hosts, own = set(edge), {edge}

@@ -1,4 +1,4 @@
-"""What can be told of a job before there is anything to tell: the frame of the status document."""
+"""The frame of the status document, before the job has begun."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ms_kungfu.launcher.state.states import JobState, NodeState
 
 
 def outline(options: Options, state: JobState, why: str, started_at: float) -> dict[str, Any]:
-    """What can be told before there is anything to tell; `describe` fills it in."""
+    """Return the status document without the job's details; `describe` adds them."""
     return {
         "job": None,
         "state": state.value,

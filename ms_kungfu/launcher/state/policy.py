@@ -1,4 +1,4 @@
-"""What the launcher does when something happens to a worker or to itself. Pure: an event and a state give a verdict."""
+"""What the launcher does about an event at a worker or at itself. Pure: an event and a state give a `Verdict`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.wire.documents import Failure
 
-MOST_LATE = 2  # joining workers in a row in one place
-EXIT_TIMEOUT = 124  # as timeout(1) has it
+MOST_LATE = 2  # joining workers in a row in one slot
+EXIT_TIMEOUT = 124  # as for timeout(1)
 
 
 class Standing(enum.Enum):
     """A process's relation to the committed cluster version."""
 
     MEMBER = "member"
-    JOINING = "joining"  # started for a version that has not been chosen yet
+    JOINING = "joining"  # started for a version that isn't committed yet
     LEAVING = "leaving"  # a committed version does not contain it any more
-    STANDBY = "standby"  # a spare one, for whoever is needed
+    STANDBY = "standby"  # a standby, for any slot
 
 
 class Recover(enum.Enum):
-    """What a death in watch mode leads to (``-recover``)."""
+    """What a failure in watch mode leads to (``-recover``)."""
 
     SHRINK = "shrink"
     REPLACE = "replace"
@@ -34,10 +34,11 @@ class Recover(enum.Enum):
 
 @dataclass(frozen=True)
 class WorkerExited:
-    """`code` is negative for a signal. `who` names the worker to a person, `error` says why it never ran or was killed.
+    """A worker exited.
 
-    `logs` names its log files, "" without -logdir. `restarts`: how often its place was filled anew lately. `late`: how
-    many joining workers in a row, with this one, weren't ready to join in time there.
+    `code` is negative for a signal. `who` names the worker; `error` says why it never ran or was killed. `logs` names
+    its log files, "" without -logdir. `restarts`: how many replacements its slot had lately. `late`: how many joining
+    workers in a row, with this one, weren't ready to join there in time.
     """
 
     who: str
@@ -51,7 +52,7 @@ class WorkerExited:
 
 @dataclass(frozen=True)
 class WorkerWorksOn:
-    """A worker left the cluster with `version`, and still works after its grace."""
+    """A worker left the cluster with `version`, and still runs after -leave-grace."""
 
     who: str
     version: int
@@ -60,9 +61,9 @@ class WorkerWorksOn:
 
 @dataclass
 class Headcount:
-    """The members, those who leave, and of the members those who are about to because they were told to end (SIGTERM).
+    """The members, the removed workers that still run, and of the members those that leave because of a SIGTERM.
 
-    Only those that somebody waits for: not those that left longer ago than -leave-grace, or can't be killed.
+    Only awaited workers count: not those removed longer ago than -leave-grace, nor those that SIGKILL doesn't end.
     """
 
     members: int = 0
@@ -72,23 +73,23 @@ class Headcount:
 
 @dataclass
 class Situation(Headcount):
-    """After the event: how many processes are still running, what was asked for, and what has happened before."""
+    """The job after the event: how many processes run, the options, and what has happened before."""
 
     recover: Recover = Recover.FAIL
     min_size: int = 1
     max_restarts: int = 0
-    first_failure: Failure | None = None  # of those that the job has survived
-    program_failure: Failure | None = None  # the first of those in which a program failed by itself
-    finished: bool = False  # a member has come to the end of its program
-    first_to_finish: str = ""  # the first one that has, before this event
+    first_failure: Failure | None = None  # the first failure that the job has survived
+    program_failure: Failure | None = None  # the first one of a program by itself
+    finished: bool = False  # a member has completed its program
+    first_to_finish: str = ""  # the first one to do so, before this event
 
 
 class Action(enum.Enum):
     CONTINUE = "continue"
-    FINISH = "finish"  # everybody is done
-    SHRINK = "shrink"  # the others go on without the worker
-    REPLACE = "replace"  # the same, and a new worker takes its place
-    FAIL = "fail"  # the job ends with the verdict's exit code
+    FINISH = "finish"  # all workers are done
+    SHRINK = "shrink"  # the others continue without the worker
+    REPLACE = "replace"  # the same, and a new worker takes its slot
+    FAIL = "fail"  # the job ends with the exit code of the `Verdict`
 
 
 @dataclass(frozen=True)
@@ -108,33 +109,38 @@ def timed_out(limit_s: float) -> Verdict:
 
 
 def not_begun(limit_s: float, why: str) -> str:
-    """Of a job that ends by -timeout before all hosts have met."""
+    """End a job by -timeout before all hosts have registered."""
     return f"the job has not begun within -timeout {limit_s:g} s: {why}"
 
 
 def host_lost(reason: str, exit_code: int | None = None) -> Verdict:
-    """And the others don't go on without it. `exit_code`: of the first worker that has ended by it."""
+    """End the job, as the others don't continue without the lost host.
+
+    `exit_code`: of the first worker that exited because of it.
+    """
     return Verdict(Action.FAIL, reason, 1 if exit_code is None else exit_code)
 
 
 def hosts_leave(hosts: str, left: int, min_size: int) -> Verdict:
-    """`hosts` are to leave, because each one's launcher got a SIGTERM, and `left` members stay. Where that is too few
-    the job ends, as one host's does where so many of its workers get the signal."""
+    """Decide whether `hosts`, whose launchers got a SIGTERM, leave; `left` members stay.
+
+    If these are too few the job ends, as on one host on which so many workers get the signal.
+    """
     if left < max(1, min_size):
         return interrupted(signal.SIGTERM, f" on host {hosts}, without which {would_be_left(left, min_size)}")
     return Verdict(Action.CONTINUE, "")
 
 
 def leaves(who: str, left: int, min_size: int) -> Verdict:
-    """A worker is going to leave: it got a SIGTERM, or a policy of the program's says so. `left` members stay."""
+    """Decide whether a worker leaves, by a SIGTERM or a policy of the program. `left` members stay."""
     if left < min_size:
-        # It was granted, and others have died since.
+        # The request was granted, and other workers have failed since.
         return Verdict(Action.CONTINUE, f"{who} stays: {would_be_left(left, min_size)}")
     return Verdict(Action.SHRINK, f"{who} is leaving; the others go on")
 
 
 def decide(event: WorkerExited | WorkerWorksOn, state: Situation) -> Verdict:
-    """What to do about `event`, and the sentence that says why. An empty reason is not worth a line."""
+    """Return what to do about `event`, and the sentence that says why; with an empty reason nothing is logged."""
     if isinstance(event, WorkerWorksOn):
         reason = (
             f"{event.who} is not in cluster version {event.version} any more and still works after {event.grace_s:g} s "
@@ -156,18 +162,18 @@ def decide(event: WorkerExited | WorkerWorksOn, state: Situation) -> Verdict:
     if event.code == 0:
         return after_end("", state) or Verdict(Action.CONTINUE, "")
     if event.standing is Standing.LEAVING:
-        # The cluster goes on without it anyway.
+        # The cluster continues without it in any case.
         reason = f"{event.who} had left the cluster and then {how}"
         return after_end(reason, state) or Verdict(Action.CONTINUE, reason)
     return _after_death(event, Failure(f"{event.who} {how}", exit_code_of(event.code)), state)
 
 
 def after_end(reason: str, state: Situation) -> Verdict | None:
-    """The job's end, where nobody is left. `reason`: what has just happened, if anything."""
+    """Return how the job ends once no worker is left. `reason`: the last event, if any."""
     if state.members or state.leaving:
         return None
     if state.first_failure is not None and not state.finished:
-        # A worker that was leaving is the last to go: the others died before they could go on without it.
+        # A worker that was leaving is the last to exit: the others failed before they could continue without it.
         first = _cause(state.first_failure, state.program_failure)
         return Verdict(Action.FAIL, f"no worker is left, the first that failed: {first.reason}", first.exit_code)
     done = f"{reason}; " if reason else ""
@@ -178,23 +184,23 @@ def after_end(reason: str, state: Situation) -> Verdict | None:
 
 
 def _cause(first: Failure, of_program: Failure | None) -> Failure:
-    """Whose failure is named for all."""
+    """Return the failure that is named as the cause."""
     return of_program if first.is_of_launcher and of_program is not None else first
 
 
 def _after_death(event: WorkerExited, failure: Failure, state: Situation) -> Verdict:
-    # Whoever ends first leaves the others in an operation that can't end; theirs is not the cause.
+    # The first to finish leaves the others in an operation that can't end; that is the cause of their failures.
     before = f"; {state.first_to_finish} was the first to end, with code 0" if state.first_to_finish else ""
     if state.recover is Recover.FAIL:
         return Verdict(Action.FAIL, failure.reason + before, failure.exit_code)
-    if event.standing is Standing.JOINING and state.finished:  # it would have found nobody
+    if event.standing is Standing.JOINING and state.finished:  # it would have found no member
         return after_end(failure.reason, state) or Verdict(Action.CONTINUE, failure.reason)
     own = failure if not event.error and fails_by_itself(event.code) else None
     first = _cause(state.first_failure or failure, state.program_failure or own)
     by_sigterm = exit_code_of(event.code) == 128 + signal.SIGTERM
     terminated = state.terminated if by_sigterm else 0
     if state.members == terminated:
-        # Or all were told to end at once: whoever has been granted to leave would stay alone otherwise, and train on.
+        # If all got the signal at once, a worker with permission to leave would otherwise stay alone, and train on.
         if first != failure:
             before = f"; no worker is left, the first that failed: {first.reason}{before}"
         elif by_sigterm:
@@ -203,8 +209,8 @@ def _after_death(event: WorkerExited, failure: Failure, state: Situation) -> Ver
     if state.members - terminated < state.min_size:
         reason = f"{failure.reason}; {would_be_left(state.members - terminated, state.min_size)}"
         return Verdict(Action.FAIL, reason, first.exit_code)
-    if state.recover is Recover.REPLACE and not state.finished:  # a joining worker would find nobody any more
-        if event.late >= MOST_LATE:  # the next would be as slow
+    if state.recover is Recover.REPLACE and not state.finished:  # a joining worker would find no member
+        if event.late >= MOST_LATE:  # the next one would be as slow
             return Verdict(
                 Action.SHRINK,
                 f"{failure.reason}, like the one before it; the others go on without it: raise KUNGFU_JOIN_TIMEOUT "
@@ -222,18 +228,20 @@ def _after_death(event: WorkerExited, failure: Failure, state: Situation) -> Ver
 
 
 def would_be_left(left: int, min_size: int) -> str:
-    """Why somebody may not leave, or the job ends."""
+    """Return why no worker may leave, or why the job ends."""
     return f"{counted(left, 'worker')} would be left, -min-np is {min_size}"
 
 
 def peers_to_start(
     desired: Cluster, present: Collection[PeerID], ended: Collection[PeerID], finishing: bool
 ) -> list[PeerID]:
-    """The workers of `desired` that need a process: those that are neither `present` in the cluster, or on their way
-    into it, nor the ones that have `ended`, whom the next version leaves out.
+    """Return the workers of `desired` that need a process.
 
-    None when a member has finished its program (`finishing`): the rest is about to, and a joining worker would find
-    nobody.
+    Those are workers that are neither `present` (in the cluster, or joining it) nor `ended`; the next version excludes
+    the latter.
+
+    Return none if a member has finished its program (`finishing`): the others are about to, and a joining worker would
+    find no member.
     """
     return [] if finishing else [peer for peer in desired.workers if peer not in present and peer not in ended]
 
@@ -248,35 +256,40 @@ def revised(
     slots: Mapping[str, int] | None = None,
     is_stale: bool = False,
 ) -> Cluster | None:
-    """What the launcher has to write to the config server, or None: first the newest cluster without those that are
-    `removed` (dead or leaving), then `joining` more in their places.
+    """Return what the controller has to write to the store, or None.
+
+    First it writes the newest cluster without the `removed` workers (failed or leaving), then `joining` more in their
+    slots.
 
     Args:
         newest: the newest cluster that this host can run.
-        last_version: the newest version that anybody has written; a later one than `newest`'s can't be run.
-        living: the members of the committed cluster that live, in the order of their ranks: one of them at least has to
-            be in it, because they have the state.
-        is_stale: what the store tells of the hosts isn't true any more, whoever works there.
+        last_version: the newest version in the store; if it is newer than `newest`, the job can't run it.
+        living: the members of the committed cluster that live, in the order of their ranks: at least one has to be in
+            it, because they have the state.
+        is_stale: the store's list of hosts is out of date, whichever workers are there.
     """
     keep = [worker for worker in newest.workers if worker not in removed]
     if not any(worker in living for worker in keep):
         keep = [worker for worker in living if worker not in removed][:1] + keep
     if not any(worker in living for worker in keep):
         return None  # the job is about to fail
-    following = replace(newest.following(keep), version=last_version + 1)  # it is not that one's writer's
+    # its writer is the controller, not that version's
+    following = replace(newest.following(keep), version=last_version + 1)
     if following.workers != newest.workers or last_version > newest.version or is_stale:
         return following
     return newest.resized(newest.size + joining, ports, slots=slots) if joining else None
 
 
 def exit_code_of(code: int) -> int:
-    """The launcher's exit code for a worker's: as a shell has it, 128 + n for signal n."""
+    """Return the launcher's exit code for a worker's: as in a shell, 128 + n for signal n."""
     return code if code >= 0 else 128 - code
 
 
 def fails_by_itself(code: int) -> bool:
-    """Whether a worker has ended by an error of its program rather than by a signal, its own or a child's (which a
-    shell tells as 128 + n)."""
+    """Return whether a worker exited by an error of its program, not by a signal.
+
+    The signal may be its own or a child's, which a shell reports as 128 + n.
+    """
     return 0 < code <= 128 or code > 128 + signal.SIGRTMAX
 
 
@@ -285,7 +298,10 @@ def how_it_ended(code: int) -> str:
 
 
 def copies(size: int, seconds: float, ended: bool) -> str:
-    """Of `size` workers, started so many seconds ago, none has joined the job. `ended`: all have, without an error."""
+    """Return the warning that none of `size` workers, started so many seconds ago, has joined the job.
+
+    `ended`: all have exited without an error.
+    """
     causes = (
         "Usual causes: the program doesn't use ms_kungfu (a program for msrun needs --msrun); its environment was "
         "cleared (env -i, sudo, a container); another Python runs it, without ms_kungfu"
@@ -300,7 +316,7 @@ def copies(size: int, seconds: float, ended: bool) -> str:
 
 
 def bug(error: BaseException) -> str:
-    """For the last words: many have no text."""
+    """Describe a bug for the last message: many exceptions have no text."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 

@@ -1,4 +1,4 @@
-"""Which ms_kungfu and MindSpore a job goes by, and what it has against a worker that has others. Pure.
+"""The versions of ms_kungfu and MindSpore that a job uses, and why a worker with others can't join. Pure.
 
 Hosts are compared when they register (registration.py), each worker when it requests its first slot. A package that is
 installed anew while a job runs would otherwise bring workers into it that speak another protocol, or whose kernels
@@ -15,23 +15,28 @@ from ms_kungfu.launcher.wire.messages import Software
 
 @dataclass
 class JobsSoftware:
-    """That of the launcher, and the MindSpore of the first worker that has one: the program's Python may be another
-    than the launcher's."""
+    """The versions of the launcher, and the MindSpore of the first worker that has one.
+
+    The program's Python may be another than the launcher's.
+    """
 
     version: str = VERSION
     mindspore: str = ""
     first: str = ""
 
     def objection_to(self, who: str, said: Software | None) -> str:
-        """Why joining worker `who` can't take part, from what it says of itself; "" where it can, and the job goes by
-        it."""
+        """Return why joining worker `who` can't take part, from the versions that it reports; "" if it can.
+
+        The job adopts its MindSpore if it has none yet.
+        """
         version, mindspore = ("of an unknown version", "") if said is None else (said.ms_kungfu, said.mindspore)
         if version != self.version:
             return (
                 f"ms_kungfu is {version} at {who}, {self.version} at its launcher; all of a job need the same: start "
                 "the job anew after an installation"
             )
-        # Who has none uses none; and where MindSpore has no metadata it is only known once it is imported.
+        # A worker without MindSpore reports none; if MindSpore has no metadata its version is known only after the
+        # import.
         if mindspore and self.mindspore and mindspore != self.mindspore:
             return (
                 f"MindSpore is {mindspore} at {who}, {self.mindspore} at {self.first}; all workers of a job need the "

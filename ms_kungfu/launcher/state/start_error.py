@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class StartError(Exception):
-    """The job can't start; the message is a sentence for the user."""
+    """The job can't start; the message is for the user."""

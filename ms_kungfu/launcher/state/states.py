@@ -59,7 +59,7 @@ class NodeState(State):
 class VersionState(State):
     DESIRED = "desired"  # in the cluster store: its new workers start
     PREPARED = "prepared"  # all that is new in it is ready, and its members are notified
-    COMMITTED = "committed"  # its members go over to it
+    COMMITTED = "committed"  # its members adopt it
     SUPERSEDED = "superseded"  # a newer version was committed instead
     REJECTED = "rejected"  # the job can't run it
 

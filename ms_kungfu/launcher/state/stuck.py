@@ -1,19 +1,19 @@
-"""Which workers keep the others waiting though they live: an endless loop, a deadlock of the program's own. Pure.
+"""Which live workers keep the others waiting, by an endless loop or a deadlock in the program. Pure.
 
-A worker whose heart beats is not hung (`hangs`), and still may never come to the collective that the others wait in.
-Each rank says in shared memory for which rank it sleeps, and, once most of its deadline has passed, that it is overdue.
+A worker with a heartbeat doesn't hang (`hangs`), but may never reach the collective that the others wait in. Each rank
+publishes in shared memory for which rank it sleeps, and, once most of its deadline has passed, that it is overdue.
 
-1. A *stuck* process lives, sleeps in no wait itself, and is where an overdue wait leads if one follows which process
-   waits for which. Ranks that wait for each other in a circle brought different operations: none of them is stuck.
+1. A *stuck* process lives, sleeps in no wait itself, and is at the end of a chain of waits that begins with an overdue
+   one. Ranks that wait for each other in a circle brought different operations: none of them is stuck.
    (`test_circle_has_no_stuck_rank`.)
-2. The launcher acts on what it has found in every look for a while, so that a rank which arrives in that time isn't
-   taken for stuck. What a host has told counts for less than that while: a host whose launcher gets no core confirms
-   nobody. (`test_rank_that_arrives_is_not_confirmed`, `test_single_report_confirms_no_rank`.)
-3. From the decision to the end of the process the others don't give up (`Board::SetEnding`): else they would fail for
-   a rank that is being ended. If it arrives meanwhile, no wait is overdue any more, and it goes on.
+2. The controller acts only on what it has found in every look for a while. So a rank that arrives in that time isn't
+   taken for stuck. A host's report expires sooner than that: a host whose launcher gets no core confirms no rank.
+   (`test_rank_that_arrives_is_not_confirmed`, `test_single_report_confirms_no_rank`.)
+3. From the decision to the end of the process the others don't give up (`Board::SetEnding`). Otherwise they would fail
+   because of a rank that is being ended. If it arrives meanwhile, no wait is overdue any more, and it continues.
 
-Between hosts the ranks wait for their host's link. A link that sleeps for none of its own host's ranks waits for the
-other links, or, if none of its ranks waits for it, for its ranks to come.
+Between hosts the ranks wait for their host's inter-host transport. A transport that sleeps for none of its own host's
+ranks waits for the other transports. If none of its ranks waits for it, it waits for its ranks.
 """
 
 from __future__ import annotations
@@ -24,28 +24,30 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 _ALL_LINKS = ""  # no host has this name
 _SURE_S = 1.2
-_FRESH = 0.4  # of the time in which a rank must stay stuck: how often each host tells of its ranks, at least
+_FRESH = 0.4  # part of the time in which a rank must stay stuck: the most between two reports of a host on its ranks
 
 
 def stuck_sure_s(timeout_s: float) -> float:
-    """For how long each look has to find a rank stuck. `timeout_s`: of a collective."""
+    """Return for how long each look has to find a rank stuck. `timeout_s`: of a collective."""
     return min(_SURE_S, timeout_s / 8)
 
 
 def told_each_s(period_s: float, timeout_s: float) -> float:
-    """How often a host tells of its ranks, which it would do each `period_s`: often enough that there is a fresh report
-    at any time."""
+    """Return how often a host reports on its ranks: each `period_s`, or as often as a fresh report needs."""
     return min(period_s, _FRESH * stuck_sure_s(timeout_s))
 
 
 def stuck_among(alive: Collection[K], waits: Iterable[tuple[K, K, bool]]) -> dict[K, list[K]]:
-    """The stuck ones, each with those that are overdue because of it. Linear in the waits if one process is stuck.
+    """Return the stuck processes, each with those that are overdue because of it.
+
+    Linear in the waits if one process is stuck.
 
     Args:
-        alive: the processes that the launcher has not declared dead.
-        waits: (sleeper, the one that it sleeps for, whether it is overdue); links are among them, and never alive.
+        alive: the processes that the launcher hasn't declared dead.
+        waits: (sleeper, the one that it sleeps for, whether it is overdue); inter-host transports are among them, and
+            never alive.
     """
-    sleepers: dict[K, list[K]] = {}  # of each that is awaited
+    sleepers: dict[K, list[K]] = {}  # of each awaited process
     asleep: set[K] = set()
     overdue: dict[K, None] = {}
     for sleeper, awaited, is_overdue in waits:
@@ -71,22 +73,25 @@ def stuck_among(alive: Collection[K], waits: Iterable[tuple[K, K, bool]]) -> dic
 def waits_between_hosts(
     told: Mapping[str, Sequence[tuple[int, int, bool]]], ranks: Mapping[str, Collection[int]]
 ) -> list[tuple[int | str, int | str, bool]]:
-    """Of a version over several hosts. `told`: what each has of its own ranks, with -1 for its link; a link has the
-    name of its host then. `ranks`: those of each host. A link that waits for the others waits for `_ALL_LINKS`, which
-    waits for each: one pair a host, not one for each two."""
+    """Return the waits in a version over several hosts.
+
+    `told`: what each host has reported of its own ranks, with -1 for its transport, which the result calls by its
+    host's name. `ranks`: those of each host. A transport that waits for the others waits for `_ALL_LINKS`, which waits
+    for each: one pair a host, not one for every two hosts.
+    """
     waits: list[tuple[int | str, int | str, bool]] = [(_ALL_LINKS, host, False) for host in told]
     for host, own in told.items():
         waits += [(host if a < 0 else a, host if b < 0 else b, is_overdue) for a, b, is_overdue in own]
         if any(sleeper < 0 for sleeper, *_ in own):
             continue
-        # It has nothing to exchange before a rank of its host comes, which waits for it then.
+        # It has nothing to exchange before a rank of its host arrives, which then waits for it.
         is_idle = not any(awaited < 0 for _, awaited, _ in own)
         waits += [(host, other, False) for other in (ranks[host] if is_idle else (_ALL_LINKS,))]
     return waits
 
 
 class StuckWatch(Generic[K]):
-    """Tells of the processes that every look for `sure_s` has found stuck."""
+    """Report the processes that every look for `sure_s` has found stuck."""
 
     def __init__(self, sure_s: float) -> None:
         self._sure_s = sure_s
@@ -98,7 +103,10 @@ class StuckWatch(Generic[K]):
 
 
 def stuck_reason(waiting: Sequence[int], variable: str, limit_s: float) -> str:
-    """Why a worker was killed for which these ranks wait. `variable`: sets the limit of their wait."""
+    """Return why the controller killed a worker for which these ranks wait.
+
+    `variable`: sets the limit of their wait.
+    """
     ranks = ", ".join(map(str, waiting))
     wait = f"rank {ranks} waits" if len(waiting) == 1 else f"ranks {ranks} wait"
     limit = f"{limit_s:g} s of {variable}"

@@ -1,6 +1,6 @@
-"""Which cluster versions there are, which one is committed, and what each worker that asks is answered. Pure.
+"""The known cluster versions, the committed one, and the answer to each worker's request. Pure.
 
-This is the part of the coordinator that the members rely on: nothing here knows of sockets, processes or clocks.
+The members rely on this part of `coordinator`: it knows no sockets, processes or clocks.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from ms_kungfu.launcher.wire.messages import ClusterPart, Detached, Stay
 
 @dataclass(frozen=True)
 class Request:
-    """What a worker asks: a member names the version it comes from and the agreed one, a joining worker neither.
-    `step`: the one that its training is at, for the launcher's lines."""
+    """A worker's request: a member names the version it comes from and the agreed one, a joining worker neither.
+
+    `step`: the member's training step, for the launcher's log lines.
+    """
 
     peer: PeerID
     incarnation: int
@@ -28,7 +30,7 @@ class Request:
 
 @dataclass(frozen=True)
 class StandbyRequest:
-    """A spare process is ready to become whoever is needed. `number` is its name at the launcher."""
+    """A standby is ready to take any slot. `number` is its name at the launcher."""
 
     number: int
 
@@ -46,40 +48,41 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Wait:
-    """There is no answer yet; `unknown` is a version that the launcher should look for."""
+    """There is no answer yet; the launcher should look for version `unknown`."""
 
     unknown: int | None = None
 
 
 @dataclass
 class ClusterVersions:
-    """Which cluster versions are known, which one is committed, who is out and who has ended.
+    """The known cluster versions, the committed one, and the processes that are excluded or have exited.
 
-    A process is named by its peer ID and its incarnation, the version it was started for: a peer that left and came
-    back is another process, and the old one must not get the place of the new one.
+    A process is named by its peer ID and its incarnation, the version it was started for. A peer that left and came
+    back is another process, and the old one must not get the slot of the new one.
 
-    The newest version is what is wanted. Of those between it and the committed one only such are kept as lead there
-    (see `_leads_to`); the others are *superseded*: nobody is told of them any more, processes that they alone needed
-    are out, and a member that has agreed on one stays where it is. As this holds for ever once it does, and all members
-    of the committed version have agreed on the same one, all of them get the same answer: either somebody has gone over
-    to it and so do all, or nobody ever does. It also means that a process is only ever started for the newest version,
-    and that every version which is still to be chosen means that same process by its peer ID.
+    1. The newest version is the desired one. Of those between it and the committed one only those that lead to it stay
+       (`_leads_to`); the others are *superseded*. No member is notified of a superseded version. The processes that
+       only it needed are out, and a member that has agreed on it stays in its version. (`test_cluster_versions.py`.)
+    2. A superseded version stays superseded, and all members of the committed version have agreed on the same version.
+       So all get the same answer: either one member has adopted it and all do, or none ever does.
+    3. So processes start only for the newest version, and each version that may still be committed means that same
+       process by its peer ID.
     """
 
     clusters: dict[int, Cluster] = field(default_factory=dict)
     committed: int | None = None
     refused: dict[int, str] = field(default_factory=dict)  # versions that the launcher can't run, and why
-    # Versions without the peer, at which its processes that were started before were out for good. Each peer that a
-    # known version lists has an entry, if only an empty one (`_forget`).
+    # Versions without the peer, which excluded all processes that it had before. Each peer in a known version has an
+    # entry, even if it is empty (`_forget`).
     excluded: dict[PeerID, list[int]] = field(default_factory=dict)
-    # Peers of whom processes have ended: from which incarnation on to which version the peer ID means such a process.
+    # Peers whose processes have exited: from which incarnation to which version the peer ID means such a process.
     ended: dict[PeerID, list[range]] = field(default_factory=dict)
-    # Processes that have come and wait for their first version.
+    # Processes that have registered and wait for their first version.
     ready: set[tuple[PeerID, int]] = field(default_factory=set)
-    # Hosts that were lost or have left, and the last version that means those: a host that comes back is another one.
+    # Hosts that failed or left, with the last version that means those: a host that comes back is another one.
     lost_hosts: dict[str, float] = field(default_factory=dict)
-    # Of a controller that has taken over: who was started, and since which version, for versions of which it doesn't
-    # know. A process that ended earlier under the same name isn't meant by those.
+    # After a takeover: the workers that were started for versions unknown to this controller, with that version. These
+    # versions don't mean a process that exited earlier under the same name.
     joining: dict[PeerID, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -88,7 +91,7 @@ class ClusterVersions:
                 self.excluded.setdefault(peer, [])
 
     def kept(self) -> Versions:
-        """All of it that the next controller has to know: not who is ready, and of what isn't committed nothing."""
+        """Return what the next controller needs: no ready processes, and only committed versions."""
         kept = [ClusterPart.of(each) for each in self.clusters.values() if each.version <= (self.committed or 0)]
         return Versions(
             kept if self.committed is not None else [],
@@ -109,13 +112,13 @@ class ClusterVersions:
         )
 
     def meant_by(self, peer: PeerID, version: int) -> int:
-        """The earliest incarnation that the process can have which `version` means by this peer."""
+        """Return the earliest incarnation of the process that `version` means by this peer."""
         out = [v + 1 for v in self.excluded.get(peer, ()) if v < version]
         out += [known.stop for known in self.ended.get(peer, ()) if known.stop <= version]
         return max(out, default=0)
 
     def concerns(self, peer: PeerID, incarnation: int) -> bool:
-        """Whether the end of this process is news to members, or to those who wait for joining workers."""
+        """Return whether the exit of this process matters to members, or to workers that wait for joining ones."""
         if any(incarnation < known.stop for known in self.ended.get(peer, ())):
             return False
         is_new = self.committed is not None and incarnation > self.committed
@@ -133,13 +136,13 @@ class ClusterVersions:
         return self.clusters[max(self.clusters)] if self.clusters else None
 
     def admit(self, cluster: Cluster) -> None:
-        """A version is known from now on, and is the one that is wanted. A version is never redefined."""
+        """Add a version and make it the desired one. A version is never redefined."""
         newest = self.newest
         if newest is not None and cluster.version <= newest.version:
             return
         if newest is not None:
-            # Whoever wrote it may not have heard of a process's end: a peer that is still listed is the one that ended.
-            # One that a version has left out and that is listed again is a joining worker.
+            # Its writer may not know that a process has exited: a peer that is still listed is the one that exited. A
+            # peer that a version has excluded, and that is listed again, is a joining worker.
             for peer in set(cluster.workers).intersection(self.ended_in(newest)).difference(self.joining):
                 self.ended[peer][-1] = range(self.ended[peer][-1].start, cluster.version + 1)
         for peer in cluster.workers:
@@ -158,8 +161,10 @@ class ClusterVersions:
                         self.excluded.setdefault(peer, []).append(newest.version)
 
     def _leads_to(self, cluster: Cluster, newest: Cluster) -> bool:
-        """Whether going over to `cluster` first undoes nothing: it takes in nobody whom the newest version leaves out,
-        and lets no member go that the newest one keeps."""
+        """Return whether adopting `cluster` first undoes nothing.
+
+        It takes in no process that the newest version excludes, and removes no member that the newest one keeps.
+        """
         return all(
             self._is_member(peer) or peer in newest.workers or self._has_ended(peer, cluster.version)
             for peer in cluster.workers
@@ -171,29 +176,30 @@ class ClusterVersions:
             for peer in known.workers:
                 if peer not in cluster.workers and not self.is_out(peer, version):
                     self.excluded.setdefault(peer, []).append(version)
-        # The one before is kept: its members are still in it until each of them has asked for this one.
+        # The version before stays: its members are in it until each of them has requested this one.
         self.clusters = {v: c for v, c in self.clusters.items() if v >= version or v == self.committed}
         self.refused = {v: reason for v, reason in self.refused.items() if v > version}
         self.committed = version
         self._forget()
 
-    # The entries of peers and hosts that are gone are bounded by what the known versions list, however long the job
-    # runs. `test_cluster_versions.py` compares the answers with those of an object that forgets nothing.
+    # The entries of removed peers and hosts are bounded by what the known versions list, for however long the job runs.
+    # `test_cluster_versions.py` compares the answers with those of an object that forgets nothing.
     #
     # 1. A process is started for the newest version, which lists its peer. Its incarnation is that version. So a peer
     #    that has processes has had an entry in `excluded` since `admit`.
     # 2. If no known version lists a peer, its processes are out by an entry, or newer than the committed version. Their
     #    version was superseded or passed over by a choice, and both exclude the living workers that they drop. The
     #    newer ones were started by an earlier controller, for versions that this controller doesn't know.
-    # 3. So once the committed version has passed all entries of such a peer, one rule says the same: a process is out
-    #    if its incarnation is at most the committed version. `is_out` applies that rule to a peer without an entry. If
-    #    a version lists the peer again, its entry begins with the committed version; the new process is newer (1).
-    # 4. `belongs` and `meant_by` are asked about known versions, none of which is before the oldest. Of what is before
-    #    that, only the last matters. An end whose range stops there says what an exclusion one version earlier does.
-    # 5. A lost host is asked about for known versions (`lost_host_of`), and by its name, as one of the job's hosts
+    # 3. So once the committed version has passed all entries of such a peer, one rule gives the same answer. A process
+    #    is out if its incarnation is at most the committed version. `is_out` applies that rule to a peer without an
+    #    entry. If a version lists the peer again, its entry begins with the committed version; the new process is newer
+    #    (1).
+    # 4. `belongs` and `meant_by` are asked about known versions only. Of the entries before the oldest known version,
+    #    only the last matters. An exit whose range stops there says the same as an exclusion one version earlier.
+    # 5. Callers ask about a lost host for known versions (`lost_host_of`), and by its name, as one of the job's hosts
     #    (`LeaderSnapshot`). A writer starts from the newest version, by compare-and-swap, and so names only hosts that
-    #    this version names in its workers, runners or slots. Once no known version names the host it is none of the
-    #    job's: `Hosts.check` refuses workers there, and its launcher isn't in the record (`Agent._is_over_for`).
+    #    this version names in its workers, runners or slots. Once no known version names the host it isn't in the job:
+    #    `Hosts.check` rejects workers there, and its launcher isn't in the snapshot (`Agent._is_over_for`).
     # 6. The entry of a host that came back is needed while a known version means the host as it was before.
 
     def _forget(self) -> None:
@@ -216,15 +222,18 @@ class ClusterVersions:
         }
 
     def exclude_everybody(self) -> None:
-        """Whoever comes is another process: all members have finished, nobody is left to choose a version that others
-        were started for, and one that can't even be killed has no part in anything more."""
+        """Exclude all processes: each one that registers from now on is another process.
+
+        All members have finished, so no member can commit a version that others were started for. A process that
+        SIGKILL doesn't end takes no further part.
+        """
         newest = self.newest
         for peer in {peer for known in self.clusters.values() for peer in known.workers}:
             assert newest is not None
             self.excluded.setdefault(peer, []).append(newest.version)
 
     def record_end(self, peer: PeerID, incarnation: int) -> None:
-        """A process has ended: every known version, and those written before their writer knew, means it by `peer`."""
+        """Record an exit: each known version, and each whose writer didn't know it, means this process by `peer`."""
         newest = self.newest
         if newest is not None and not self.is_out(peer, incarnation):
             later = self.joining.get(peer, 0)
@@ -232,28 +241,27 @@ class ClusterVersions:
             self.ended.setdefault(peer, []).append(range(incarnation, stop))
 
     def ended_in(self, cluster: Cluster) -> list[PeerID]:
-        """The workers of `cluster` whose processes have ended."""
+        """Return the workers of `cluster` whose processes have exited."""
         return [peer for peer in cluster.workers if self._has_ended(peer, cluster.version)]
 
     def _has_ended(self, peer: PeerID, version: int) -> bool:
-        """Whether the process that `version` means by `peer` has ended."""
+        """Return whether the process that `version` means by `peer` has exited."""
         return any(version in known for known in self.ended.get(peer, ()))
 
     def _is_member(self, peer: PeerID) -> bool:
-        """Whether `peer` is in the committed cluster and lives, as far as is known: it has the state, or is getting
-        it."""
+        """Return whether `peer` is in the committed cluster and lives, as far as is known: it has or gets the state."""
         current = self.current
         return current is not None and peer in current.workers and not self._has_ended(peer, current.version)
 
     def is_out(self, peer: PeerID, incarnation: int) -> bool:
-        """Whether this process has been excluded, or has ended. It can't come back."""
+        """Return whether this process has been excluded, or has exited. It can't come back."""
         forgotten = () if self.committed is None else (self.committed,)
         return any(incarnation <= version for version in self.excluded.get(peer, forgotten)) or any(
             incarnation < known.stop for known in self.ended.get(peer, ())
         )
 
     def belongs(self, peer: PeerID, incarnation: int, version: int) -> bool:
-        """Whether the process is the one that `version` means by its peer ID, and not an earlier or later one."""
+        """Return whether `version` means this process by its peer ID, not an earlier or later one."""
         return (
             incarnation <= version
             and not any(incarnation <= v <= version for v in self.excluded.get(peer, []))
@@ -261,11 +269,11 @@ class ClusterVersions:
         )
 
     def preparable(self) -> int | None:
-        """The newest version that its members could go over to at once: all its joining workers are ready.
+        """Return the newest version that its members could adopt at once, since all its joining workers are ready.
 
-        A member that has ended holds up nobody: such a version has a dead rank as the present one has, until the next.
-        But a version whose joining worker has ended, or in which nobody who has the state would be left, never comes
-        true: the next one, which the launcher is about to write, has to be waited for, while the members train on.
+        A failed member delays no worker: such a version has a failed rank, as the present one has, until the next. But
+        a version is never committed if its joining worker has exited, or if no process in it would have the state. Then
+        the members train on until the controller has written the next one.
         """
         for version in sorted(self.clusters, reverse=True):
             if self.committed is not None and version <= self.committed:
@@ -277,9 +285,11 @@ class ClusterVersions:
         return None
 
     def _may_come_true(self, cluster: Cluster) -> bool:
-        """Whether a member may choose it: if not, nobody ever does, for what is dead stays so. All members get the same
-        answer therefore: whoever asks before a death that matters has chosen it for all."""
-        # A host has its part of the memory of each version that it is in, so a lost one is in none to come.
+        """Return whether a member may commit it; if not, no member ever does, since a failed process stays failed.
+
+        So all members get the same answer: one that asks before a failure that matters has committed it for all.
+        """
+        # Each host holds a part of the memory of each of its versions, so a lost one is in no future version.
         if self.lost_host_of(cluster) is not None:
             return False
         return self._keeps_the_state(cluster) and not any(
@@ -288,28 +298,30 @@ class ClusterVersions:
         )
 
     def may_be_committed(self, version: int) -> bool:
-        """Whether one that a member has asked for can still become the committed one."""
+        """Return whether a version that a member has requested can still be committed."""
         return version in self.clusters and self._may_come_true(self.clusters[version])
 
     def lose_host(self, host: str) -> None:
-        self.lost_hosts.pop(host, None)  # they are in the order of their losses
+        self.lost_hosts.pop(host, None)  # their order is that of their losses
         self.lost_hosts[host] = math.inf
 
     def host_is_back(self, host: str) -> None:
-        """Those versions that are known mean the one that has gone, and never come true, now as before; those to come
-        mean the new one."""
+        """Note that a lost host is back.
+
+        Known versions mean the lost host, and are never committed; later ones mean the new one.
+        """
         if host in self.lost_hosts:
             self.lost_hosts[host] = -1 if self.newest is None else self.newest.version
 
     def lost_host_of(self, cluster: Cluster) -> str | None:
-        """One that `cluster` means and that isn't there any more."""
+        """Return a host that `cluster` means and that is lost or has left."""
         return next((host for host in cluster.hosts if cluster.version <= self.lost_hosts.get(host, -1)), None)
 
     def _keeps_the_state(self, cluster: Cluster) -> bool:
         return self.committed is None or any(self._is_member(peer) for peer in cluster.workers)
 
     def staying_without(self, peer: PeerID, leaving: Collection[PeerID]) -> int:
-        """How many members of the newest version would be left if `peer` went, and those who are `leaving`."""
+        """Return how many members of the newest version would be left without `peer` and those that are `leaving`."""
         stay = set() if self.newest is None else {*self.newest.workers} - {peer, *leaving}
         return sum(map(self._is_member, stay))
 
@@ -319,8 +331,10 @@ class ClusterVersions:
         return any(who == peer and self.belongs(who, incarnation, version) for who, incarnation in self.ready)
 
     def _was_member(self, peer: PeerID, version: int) -> bool:
-        """Whether the process that `version` means by `peer`, and that has ended, was in the committed cluster: its
-        death leaves nothing there that was counted on for `version`."""
+        """Return whether the exited process that `version` means by `peer` was in the committed cluster.
+
+        Then `version` has lost nothing by its failure that it needs from there.
+        """
         current = self.current
         return (
             current is not None
@@ -329,10 +343,10 @@ class ClusterVersions:
         )
 
     def would_commit(self, request: Request) -> Cluster | None:
-        """The cluster that an answer to `request` makes the committed one.
+        """Return the cluster that an answer to `request` would commit.
 
-        Only who is in it can do so: it lives, and has the state. If all those die who have agreed on a version and are
-        in it, before one of them has asked for it, nobody goes over, and those who were to leave are still there.
+        Only a process that is in it can do so: it lives, and has the state. If all workers that are in an agreed
+        version fail before one of them has requested it, no worker adopts it. Those that were to leave are still there.
         """
         current = self.current
         if current is None or request.version is None or request.version <= current.version:
@@ -345,7 +359,7 @@ class ClusterVersions:
         return cluster if self._may_come_true(cluster) else None
 
     def answer(self, request: Request) -> Grant | Detached | Stay | Refuse | Wait:
-        """The answer to `request` now. May choose the version that a member asks for."""
+        """Return the answer to `request` now. It may commit the version that a member requests."""
         if self.is_out(request.peer, request.incarnation):
             return Detached()
         current = self.current
@@ -372,7 +386,7 @@ class ClusterVersions:
             if desired is None or not self._may_come_true(desired):
                 return Stay()
             if self.would_commit(request) is None:
-                return Wait()  # for one who stays
+                return Wait()  # for a member that stays
             self.commit_version(request.version)
             return self.answer(request)
         rank = current.rank_of(request.peer)

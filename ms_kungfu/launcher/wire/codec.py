@@ -1,9 +1,9 @@
 """Messages as UTF-8 JSON, which `msgspec` decodes and validates by their classes (`messages`).
 
-All that is wrong with what another process sends raises `ProtocolError`. `msgspec` itself raises three exceptions. It
-refuses NaN, infinities, integers over 64 bits and half of a surrogate pair. If an object has a name twice, the last
-value counts. The nesting is checked before it starts: in a program that has raised Python's recursion limit, deep
-nesting would end the process.
+Each fault in another process's message raises `ProtocolError`. `msgspec` itself raises three exceptions. It rejects
+NaN, infinities, integers over 64 bits and half of a surrogate pair. If an object has a name twice, the last value
+counts. The nesting is checked before it starts: in a program that has raised Python's recursion limit, deep nesting
+would end the process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_SHOWN = 200
 
 
 class Reads(Generic[T]):
-    """Decodes what is expected at one place of a protocol: a message, or one of several kinds."""
+    """Decodes what a protocol expects at one place: a message, or one of several kinds."""
 
     def __init__(self, kinds: Any) -> None:
         self.kinds = kinds
@@ -39,7 +39,7 @@ class Reads(Generic[T]):
             raise ProtocolError(f"a message is malformed: {_words_of(error)}") from None
 
     def convert(self, value: object) -> T:
-        """The same for JSON that is decoded already."""
+        """Validate JSON that is decoded already."""
         try:
             return msgspec.convert(value, self.kinds)
         except (ValueError, RecursionError) as error:
@@ -55,7 +55,7 @@ def _words_of(error: Exception) -> str:
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """JSON. A character that UTF-8 hasn't, from a name of the system's in the text of an error, becomes "?"."""
+    """Return JSON. A character that UTF-8 lacks, from a system's name in an error's text, becomes "?"."""
     try:
         return msgspec.json.encode(message)
     except UnicodeEncodeError:

@@ -1,7 +1,8 @@
-"""What launchers leave for others to read: the leader snapshot in etcd, and the status of a job. Checked as messages
-are.
+"""The documents of launchers for other programs: the leader snapshot in etcd, and a job's status.
 
-No key is ever renamed: other programs read the status, and the next controller reads what this one has written.
+Checked like messages.
+
+No key is ever renamed: other programs read the status, and the next controller reads this one's snapshot.
 """
 
 from typing import Annotated, Literal, Optional
@@ -24,7 +25,7 @@ from ms_kungfu.launcher.wire.messages import (
     Word,
 )  # fmt: skip
 
-Seconds = Annotated[float, Meta(ge=0, le=253402300799)]  # the last of year 9999, as a time since 1970
+Seconds = Annotated[float, Meta(ge=0, le=253402300799)]  # the last second of year 9999, as a time since 1970
 Span = Annotated[float, Meta(ge=0, le=1e12)]
 Size = Annotated[int, Meta(ge=0, le=MAX_WORKERS_OF_HOSTS)]
 MOST = 1 << 16  # versions, hosts or processes
@@ -32,15 +33,17 @@ End = tuple[Code, Optional[Sentence]]
 
 
 class Document(Part, omit_defaults=False, forbid_unknown_fields=False):
-    """One that is kept, or read by other programs."""
+    """A document that is kept, or that other programs read."""
 
 
 # ---- the leader snapshot ----
 
 
 class Failure(Document, frozen=True):  # type: ignore[misc]
-    """A death, for the sentence that ends the job. `is_of_launcher`: it killed the worker, could not start it, or has
-    lost its host."""
+    """A failure, for the message that ends the job.
+
+    `is_of_launcher`: it killed the worker, could not start it, or has lost its host.
+    """
 
     reason: Sentence
     exit_code: Code
@@ -48,9 +51,11 @@ class Failure(Document, frozen=True):  # type: ignore[misc]
 
 
 class Change(Document):
-    """A cluster that was wanted, and what has become of that. Times are seconds since 1970. `size_before` null: the
-    first cluster. `chosen_at`: when its members went over to it; `after_step`: of their training. `refused`: why they
-    never will."""
+    """A desired cluster, and what has become of it.
+
+    Times are seconds since 1970. `size_before` null: the first cluster. `chosen_at`: when its members adopted it;
+    `after_step`: of their training. `refused`: why they never will.
+    """
 
     version: Count
     size: Size
@@ -67,16 +72,18 @@ Changes = Annotated[list[Change], Meta(max_length=1024)]
 
 
 class Past(Document):
-    """What the status tells of the time before this controller. Nothing is decided by it."""
+    """The status's account of the time before this controller. No decision depends on it."""
 
     began_at: Seconds
     changes: Changes
 
 
 class Versions(Document):
-    """The versions that the members may be in. `excluded`: after which versions a peer's processes were out; `ended`:
-    from which incarnation on to which version a peer means a process that has ended; `lost`: hosts, and the last
-    version that means those, null: each."""
+    """The versions that the members may be in.
+
+    `excluded`: after which versions a peer's processes were out; `ended`: from which incarnation to which version a
+    peer means a process that has exited; `lost`: hosts, and the last version that means those, null: each.
+    """
 
     clusters: Annotated[list[ClusterPart], Meta(max_length=MOST)]
     chosen: Optional[Count]
@@ -90,9 +97,11 @@ class Versions(Document):
 
 
 class LeaderSnapshotDocument(Document):
-    """What the controller leaves for the next one. `first`: the cluster that the job began with. `end`: exit code and
-    last words. `before`: controllers whose hosts are expected not to come. `failures`: the first, and the first of the
-    program."""
+    """What the controller leaves for the next one.
+
+    `first`: the cluster that the job began with. `end`: exit code and last message. `before`: controllers whose hosts
+    aren't expected to register. `failures`: the first, and the first of the program.
+    """
 
     job: Word
     head: Word
@@ -132,8 +141,11 @@ class Summary(Document):
 
 
 class ProcessState(Document):
-    """A worker. `state`: of its process; `why`: what it does or waits for. `standing`: its relation to the committed
-    version. `joined_with`: the version that it was started for."""
+    """A worker.
+
+    `state`: of its process; `why`: what it does or waits for. `standing`: its relation to the committed version.
+    `joined_with`: the version that it was started for.
+    """
 
     rank: Optional[Rank]
     host: Word

@@ -1,7 +1,7 @@
-"""Every message between the processes of a job. `python -m ms_kungfu.launcher.wire.page` writes docs/messages.md of it.
+"""Every message between the processes of a job. `python -m ms_kungfu.launcher.wire.page` prints docs/messages.md.
 
-A message is an object whose ``type`` names its class. Nothing else is accepted than what is described here, within its
-limits. `wire.PROTOCOL` changes with each change here that another version can't read.
+A message is an object whose ``type`` names its class. A process accepts only what is described here, within its limits.
+`wire.PROTOCOL` changes with each change here that another version can't read.
 """
 
 import re
@@ -16,7 +16,7 @@ from ms_kungfu.launcher.wire.codec import Reads
 
 _PORT = "0*([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 _MOST_HOSTS = 4096
-_MOST_PROCESSES = 8192  # of a host, with those that have ended lately
+_MOST_PROCESSES = 8192  # of a host, with those that have exited lately
 
 Nonce16 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 Proof32 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
@@ -92,8 +92,11 @@ class Device(Part, frozen=True):  # type: ignore[misc]
 
 
 class Registration(Part):
-    """A host. `flags`: those that have to be the same on all hosts, as text. `mindspore`: its version, "" without.
-    `logdir`: the path's bytes, in base 64."""
+    """A host.
+
+    `flags`: those that have to be the same on all hosts, as text. `mindspore`: its version, "" without. `logdir`: the
+    path's bytes, in base 64.
+    """
 
     host: Word
     version: Word
@@ -106,8 +109,10 @@ class Registration(Part):
 
 
 class Worker(Part):
-    """A worker process, as its host reports it. `peer` null: a standby. `code`: it has ended with that. `standby`: the
-    number of one that was prestarted."""
+    """A worker process, as its host reports it.
+
+    `peer` null: a standby. `code`: its exit code, if it has exited. `standby`: the number of one that was prestarted.
+    """
 
     key: Count
     peer: Optional[Peer]
@@ -122,10 +127,12 @@ class Worker(Part):
 
 
 class ResyncReport(Part):
-    """What a host tells the next controller. `losses`: of each version that it has, the failures of which it was
-    notified, in order: rank, reason, whether the others go on, whether the process was reaped. `leaving`: the workers
-    that its workers have asked to go, with success. `slot_holders`: which processes have a place. `cores`: how many
-    each has, 0 unless that was fixed."""
+    """A host's report to the next controller.
+
+    `losses`: of each version that it has, the failures of which it was notified, in order: rank, reason, whether the
+    others continue, whether the process was reaped. `leaving`: the workers whose leave its workers have requested, with
+    success. `slot_holders`: which processes have a slot. `cores`: how many each has, 0 unless that was fixed.
+    """
 
     workers: Annotated[list[Worker], Meta(max_length=_MOST_PROCESSES)]
     losses: dict[Count, Annotated[list[Loss], Meta(max_length=MAX_WORKERS_OF_HOSTS)]]
@@ -138,8 +145,10 @@ class ResyncReport(Part):
 
 
 class Nonce(Message, forbid_unknown_fields=False):
-    """The first message of each end: 16 random bytes in hex, and the version of all other messages. Another version may
-    have more fields."""
+    """The first message of each end: 16 random bytes in hex, and the version of all other messages.
+
+    Another version may have more fields.
+    """
 
     nonce: Nonce16
     protocol: Count
@@ -152,24 +161,27 @@ class Proof(Message):
 
 
 class Error(Message):
-    """Why the request, or the connection, is refused."""
+    """Why the request, or the connection, is rejected."""
 
     error: Sentence
 
 
-# ---- a worker asks its host's broker ----
+# ---- requests of a worker to its host's broker ----
 
 
 class Software(Part):
-    """What a joining worker runs on: all workers of a job need the same versions. `mindspore`: "" without."""
+    """The versions that a joining worker uses: all workers of a job need the same ones. `mindspore`: "" without."""
 
     ms_kungfu: Word
     mindspore: Word
 
 
 class SlotRequest(Message):
-    """A member of version `member_of` asks for the `version` that its cluster has agreed on. A joining worker names
-    neither: it is ready, and is answered once a version that contains it is committed. `step`: of its training."""
+    """A member of version `member_of` requests its slot in `version`, on which its cluster has agreed.
+
+    A joining worker names neither: it is ready, and gets its answer once a version that contains it is committed.
+    `step`: of its training.
+    """
 
     peer: Peer
     incarnation: Count
@@ -180,14 +192,14 @@ class SlotRequest(Message):
 
 
 class StandbyRequest(Message):
-    """A standby is ready, and waits until it gets a place."""
+    """A standby is ready, and waits until it gets a slot."""
 
     number: Count
     software: Optional[Software] = None
 
 
 class LeaveRequest(Message):
-    """The cluster is to go on without `peer`. `terminated`: because it got a SIGTERM."""
+    """The cluster is to continue without `peer`. `terminated`: because it got a SIGTERM."""
 
     peer: Peer
     terminated: bool = False
@@ -200,7 +212,7 @@ class FixCores(Message):
 
 
 class Expect(Message):
-    """The members of `version` expect a cluster of `size` workers next, of whom `joining` are new."""
+    """The members of `version` expect a cluster of `size` workers next, of which `joining` are new."""
 
     version: Count
     joining: Number
@@ -208,24 +220,27 @@ class Expect(Message):
 
 
 class PutStore(Message):
-    """The worker's model store, whose descriptor, which can only read, comes with this."""
+    """The worker's model store; its descriptor, which can only read, comes with this."""
 
     peer: Peer
     incarnation: Count
 
 
 class GetStore(Message):
-    """The model store of another worker of the host."""
+    """A request for the model store of another worker of the host."""
 
     peer: Peer
 
 
-# ---- the broker answers ----
+# ---- answers of the broker ----
 
 
 class Slot(Message):
-    """A place in a version, with the descriptor of its segment. If the version is over several hosts, three more come
-    with it: of its board, and of sockets to the link and the model link."""
+    """A slot in a version, with the descriptor of its segment.
+
+    If the version is over several hosts, three more come with it: of its control block, and of sockets to the
+    inter-host transport and the model transport.
+    """
 
     cluster: ClusterPart
     rank: Rank
@@ -240,11 +255,11 @@ class Detached(Message, frozen=True):  # type: ignore[misc]
 
 
 class Stay(Message, frozen=True):  # type: ignore[misc]
-    """The agreed version was given up before any worker went over to it: its members stay in theirs."""
+    """The agreed version was given up before any worker adopted it: its members stay in theirs."""
 
 
 class Leaving(Message):
-    """The cluster goes on without that worker."""
+    """The cluster continues without that worker."""
 
 
 class CoresFixed(Message):
@@ -254,7 +269,7 @@ class CoresFixed(Message):
 
 
 class Noted(Message):
-    """The broker has read what is expected."""
+    """The broker has read the expectation."""
 
 
 class Store(Message):
@@ -264,7 +279,7 @@ class Store(Message):
 
 
 class Waiting(Message):
-    """The launcher waits for the job's store: the limit of the request counts from now."""
+    """The launcher waits for the job's store: the time limit of the request counts from now."""
 
 
 ToJobBroker = Union[SlotRequest, StandbyRequest, LeaveRequest, FixCores, Expect]
@@ -277,8 +292,11 @@ FromBroker = Union[FromJobBroker, Store, Waiting]
 
 
 class Agent(Message):
-    """A host takes part in the job. `command`: what it is to run, unless it joins. `slots`: of a host that joins a job
-    that runs. `report`: to the next controller of a job that runs."""
+    """A host takes part in the job.
+
+    `command`: what it is to run, unless it joins. `slots`: of a host that joins a running job. `report`: to the next
+    controller of a running job.
+    """
 
     registration: Registration
     command: Optional[Command] = None
@@ -287,7 +305,7 @@ class Agent(Message):
 
 
 class Ask(Message):
-    """What is the job? From a host that is about to join it."""
+    """A host that is about to join asks for the job's terms."""
 
     host: Word
     slots: Slots
@@ -303,7 +321,10 @@ class WaitingController(Message):
 
 
 class Link(Message):
-    """This connection is for the link of a version: connection `number` of `host`, for this `attempt` to make it."""
+    """A connection for the inter-host transport of a version.
+
+    It is connection `number` of `host`, for this `attempt` to make the transport.
+    """
 
     job: Word
     version: Count
@@ -313,9 +334,12 @@ class Link(Message):
 
 
 class Registered(Message):
-    """The host takes part. `secret`: of the job's brokers and config server, under -no-secret. `look_s`: how often the
-    host reports its heartbeats. `lease`: the revision at which the controller has taken the lease, if the controller
-    moves. `warning`: what the user should know."""
+    """The host takes part.
+
+    `secret`: of the job's brokers and config server, under -no-secret. `look_s`: how often the host reports its
+    heartbeats. `lease`: the revision at which the controller has taken the lease, if the controller moves. `warning`:
+    for the user.
+    """
 
     job: Word
     look_s: float
@@ -331,7 +355,7 @@ class RegistrationRejected(Message):
 
 
 class Terms(Message):
-    """What the job is, for a host that joins it. `flags`: by the names of their options; `left_s`: of -timeout."""
+    """The job's terms, for a host that joins it. `flags`: by the names of their options; `left_s`: of -timeout."""
 
     command: Command
     hosts: Annotated[list[tuple[Word, Optional[Slots]]], Meta(max_length=_MOST_HOSTS)]
@@ -345,8 +369,11 @@ class Terms(Message):
 
 
 class Calls(Message):
-    """What the host does that a controller asks. `hosts`: its -H; `calls`: the controller that it calls; `for_s`: for
-    how long by now; `waits`: it waits itself, as the controller; `in_a_job`: it takes part in one."""
+    """What the host does, for a controller that asks.
+
+    `hosts`: its -H; `calls`: the controller that it calls; `for_s`: for how long by now; `waits`: it waits itself, as
+    the controller; `in_a_job`: it takes part in one.
+    """
 
     hosts: Sentence
     calls: Word
@@ -356,17 +383,20 @@ class Calls(Message):
 
 
 class Linked(Message):
-    """The connection belongs to the link from now on."""
+    """The connection belongs to the inter-host transport from now on."""
 
 
-# ---- the controller says ----
+# ---- orders of the controller ----
 
 
 class Launch(Message, frozen=True):  # type: ignore[misc]
-    """Start a process. `key`: its name between launcher and supervisor, in the whole job. `rank`: for the colour of its
-    lines. `held`: what it prints is not shown before `assign`. `environment`: changes to that of the host's launcher;
-    null removes. `cores`: those that it may run on, none: all. `threads`: of OpenMP, unless the user says. `device`:
-    its place among the host's. `needs`: the start is refused unless the host has memory for so many workers."""
+    """Start a process.
+
+    `key`: its name between launcher and supervisor, in the whole job. `rank`: for the colour of its lines. `held`: its
+    output isn't shown before `assign`. `environment`: changes to that of the host's launcher; null removes. `cores`:
+    those that it may run on, none: all. `threads`: of OpenMP, unless the user says. `device`: its index among the
+    host's. `needs`: the start is rejected unless the host has memory for so many workers.
+    """
 
     key: Count
     log_name: LogName
@@ -395,7 +425,7 @@ class Pin(Message):
 
 
 class Assign(Message):
-    """A standby has this slot. Show what it prints from now on."""
+    """A standby has this slot. Show its output from now on."""
 
     key: Count
     peer: Peer
@@ -410,7 +440,7 @@ class Stack(Message):
 
 
 class Make(Message):
-    """Make this host's part of a version. `recovers`: members go on without those that fail."""
+    """Make this host's part of a version. `recovers`: members continue without failed ones."""
 
     attempt: Count
     cluster: ClusterPart
@@ -424,7 +454,7 @@ class Close(Message):
 
 
 class Lost(Message):
-    """A rank has failed: into the board of the version, and if it is of this host into its segment."""
+    """A rank has failed: for the control block of the version, and if it is of this host for its segment."""
 
     version: Count
     rank: Rank
@@ -434,21 +464,21 @@ class Lost(Message):
 
 
 class VersionPrepared(Message):
-    """The members of the version may go over to a newer one."""
+    """The members of the version may adopt a newer one."""
 
     version: Count
     newer: Count
 
 
 class Sync(Message):
-    """So many sync points have been requested by the workers of all hosts."""
+    """The workers of all hosts have requested so many sync points."""
 
     version: Count
     number: Count
 
 
 class Ending(Message):
-    """A rank is stuck and about to be ended, or is not after all: the others don't give up meanwhile."""
+    """A rank is stuck and about to be ended, or isn't after all: the others don't give up meanwhile."""
 
     version: Count
     rank: Rank
@@ -456,14 +486,14 @@ class Ending(Message):
 
 
 class LoseHost(Message):
-    """The link of the version goes on without that host."""
+    """The inter-host transport of the version continues without that host."""
 
     version: Count
     host: Word
 
 
 class Answer(Message):
-    """To what a worker of the host has asked; null: there is none. The host adds the descriptors."""
+    """The answer to a request of a worker of the host; null: there is none. The host adds the descriptors."""
 
     number: Count
     message: Optional[FromJobBroker]
@@ -477,7 +507,7 @@ class JobStatus(Message):
 
 
 class NewLease(Message):
-    """The controller has taken the lease again, its lease having been over, at this revision."""
+    """The controller has taken the lease again after its expiry, at this revision."""
 
     since: Count
 
@@ -489,7 +519,7 @@ class Hold(Message):
 
 
 class End(Message):
-    """The job has ended, or this host has `left` it: exit code and last words."""
+    """The job has ended, or this host has `left` it: exit code and last message."""
 
     code: Code
     words: Optional[Sentence] = None
@@ -497,10 +527,10 @@ class End(Message):
 
 
 class Beat(Message):
-    """The sender runs. Both ends say so."""
+    """The sender runs. Both ends send this."""
 
 
-# ---- a host says ----
+# ---- reports of a host ----
 
 
 class Started(Message):
@@ -511,7 +541,7 @@ class Started(Message):
 
 
 class Exited(Message):
-    """A process has ended. `code` is negative for a signal; `error`: it never ran. `gave_up`: as in `looked`."""
+    """A process has exited. `code` is negative for a signal; `error`: it never ran. `gave_up`: as in `looked`."""
 
     key: Count
     code: Code
@@ -520,14 +550,14 @@ class Exited(Message):
 
 
 class NoMemory(Message):
-    """A standby isn't started for want of memory."""
+    """A standby isn't started for lack of memory."""
 
     key: Count
     why: Sentence
 
 
 class Guardless(Message):
-    """The host's supervisor is gone, and with it its workers."""
+    """The host's supervisor has ended, and with it its workers."""
 
 
 class Made(Message):
@@ -546,15 +576,18 @@ class Asks(Message):
 
 
 class HungUp(Message):
-    """The worker that had asked this has gone."""
+    """The worker with this request has ended."""
 
     number: Count
 
 
 class Looked(Message):
-    """What the host sees of its workers, by version and rank: heartbeats; why ranks can't go on; step, seconds of a
-    step, and seconds since then; which rank sleeps for which (-1: the link), and whether that is overdue. By keys:
-    which are stopped, and which get no core. `now`: the host's clock. `cores`: those that it has for the job by now."""
+    """What the host sees of its workers.
+
+    By version and rank: heartbeats; why ranks can't continue; step, seconds of a step, and seconds since then; which
+    rank sleeps for which (-1: the inter-host transport), and whether that is overdue. By keys: which are stopped, and
+    which get no core. `now`: the host's clock. `cores`: those that it has for the job by now.
+    """
 
     now: float
     cores: Cores
@@ -573,14 +606,14 @@ class StatusQuestion(Message):
 
 
 class Syncs(Message):
-    """The workers of that host have asked for so many sync points."""
+    """The workers of that host have requested so many sync points."""
 
     version: Count
     number: Count
 
 
 class Unreachable(Message):
-    """The link of the version doesn't reach that host any more, and why."""
+    """The inter-host transport of the version doesn't reach that host any more, and why."""
 
     version: Count
     host: Word
@@ -588,7 +621,7 @@ class Unreachable(Message):
 
 
 class Unlinked(Message):
-    """Why the link of the version has failed."""
+    """Why the inter-host transport of the version has failed."""
 
     version: Count
     why: Sentence
@@ -605,7 +638,7 @@ class Leave(Message):
 
 
 class Ends(Message):
-    """The host ends by itself, and why: it has heard nothing for -host-timeout."""
+    """The host ends by itself, and why: it has received nothing for -host-timeout."""
 
     why: Sentence
 

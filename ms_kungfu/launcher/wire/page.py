@@ -1,4 +1,7 @@
-"""docs/messages.md, of the classes in `messages`: `python -m ms_kungfu.launcher.wire.page > docs/messages.md`."""
+"""Print docs/messages.md from the classes in `messages`.
+
+Run `python -m ms_kungfu.launcher.wire.page > docs/messages.md`.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +90,7 @@ def _json(value: object) -> str:
 
 
 def _told(kind: Any) -> str:
-    """A type in words."""
+    """Return a type in words."""
     if isinstance(kind, inspect.StructType):
         title = kind.tag or kind.cls.__name__
         return f"[`{title}`](#{str(title).lower()})"

@@ -37,7 +37,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
 
 
 def examine(system: System, checks: Iterable[tuple[str, Check]] = CHECKS) -> Iterator[Finding]:
-    """Every finding, as soon as it is there. A check that fails is a finding, too: the others go on."""
+    """Yield every finding, as soon as it is there. A check that fails is a finding, too: the others continue."""
     for topic, check in checks:
         try:
             yield from check(system)
@@ -48,7 +48,7 @@ def examine(system: System, checks: Iterable[tuple[str, Check]] = CHECKS) -> Ite
 
 
 def main(arguments: Sequence[str] | None = None, system: System | None = None) -> int:
-    """Exit status: 0, or 1 if something is wrong, 2 for a wrong command line."""
+    """Run the command. Exit status: 0, or 1 if something is wrong, 2 for a wrong command line."""
     parser = argparse.ArgumentParser(
         prog="python -m ms_kungfu.doctor",
         description="Shows what is installed and would be used. ok: it works; missing: it isn't there, and the rest "

@@ -26,7 +26,7 @@ if hasattr(library, "ncclGetVersion"):
     library.ncclGetVersion(ctypes.byref(version))
 answer(version.value)
 """
-# Answers the CUDA version that the driver can do (12040 is 12.4) and the number of GPUs.
+# Answers the CUDA version that the driver supports (12040 is 12.4) and the number of GPUs.
 _ASK_DRIVER = """
 import ctypes, os
 os.environ.pop("CUDA_VISIBLE_DEVICES", None)
@@ -45,13 +45,13 @@ answer([version.value, count.value])
 
 
 def check_gpu(system: System) -> Iterator[Finding]:
-    """The GPUs and their driver."""
+    """Check the GPUs and their driver."""
     nodes = GPU.count(system.names("/dev"))
     version = system.search(r"Kernel Module(?:\s+for\s+\S+)?\s+([\d.]+)", "/proc/driver/nvidia/version")
     driver = f"driver {version}" if version else "no driver version"
     if not nodes and version is None:
         yield missing("GPU", "none: no /dev/nvidia*, no driver")
-    elif not nodes:  # a container that was given none is as good as a machine that has none
+    elif not nodes:  # a container without a GPU is like a machine without one
         remedy = "to use the host's GPUs in a container: start it with --gpus all (NVIDIA's container toolkit)"
         yield missing("GPU", f"{driver} is loaded, but there is no /dev/nvidia*", remedy)
     elif (outcome := _ask_driver(system)).error:
@@ -64,7 +64,7 @@ def check_gpu(system: System) -> Iterator[Finding]:
 
 
 def check_mindspore_gpu(system: System) -> Iterator[Finding]:
-    """What MindSpore's own GPU plugin needs of CUDA: without it there is no device target GPU."""
+    """Check what MindSpore's own GPU plugin needs of CUDA: without it there is no device target GPU."""
     if system.version("mindspore") is None:
         return
     has_gpu = GPU.count(system.names("/dev")) > 0
@@ -87,7 +87,7 @@ def check_mindspore_gpu(system: System) -> Iterator[Finding]:
 
 
 def check_nccl(system: System) -> Iterator[Finding]:
-    """Which NCCL would be used, and whether the driver is new enough for it."""
+    """Check which NCCL would be used, and whether the driver is new enough for it."""
     has_gpu = GPU.count(system.names("/dev")) > 0
     opened = _open(system, NCCL)
     good = [(path, version) for path, error, version in opened if not error and version]
@@ -118,14 +118,14 @@ def check_nccl(system: System) -> Iterator[Finding]:
 
 
 def _cuda_of_nccl(system: System, path: str) -> int | None:
-    """The CUDA that a packaged NCCL is made for."""
+    """Return the CUDA that a packaged NCCL is made for."""
     if "/nvidia/nccl/" not in path:
         return None
     return next((n for n in (11, 12, 13) if system.version(f"nvidia-nccl-cu{n}") is not None), None)
 
 
 def check_ascend(system: System) -> Iterator[Finding]:
-    """The Ascend devices and their driver."""
+    """Check the Ascend devices and their driver."""
     nodes = ASCEND.count(system.names("/dev"))
     version = system.search(r"^Version=(.+)$", _DRIVER_INFO)
     if not nodes and version is None:
@@ -141,7 +141,7 @@ def check_ascend(system: System) -> Iterator[Finding]:
 
 
 def check_cann(system: System) -> Iterator[Finding]:
-    """CANN, and whether the process finds its libraries."""
+    """Check CANN, and whether the process finds its libraries."""
     home = system.environ.get("ASCEND_TOOLKIT_HOME") or system.environ.get("ASCEND_HOME_PATH") or _TOOLKIT
     infos = (f"{home}/{name}/ascend_toolkit_install.info" for name in system.names(home) if name.endswith("-linux"))
     versions = (system.search(r"^version=(.+)$", info) for info in infos)
@@ -169,7 +169,7 @@ def check_hccl(system: System) -> Iterator[Finding]:
 
 
 def check_settings(system: System) -> Iterator[Finding]:
-    """What the environment says about devices: lists and rank table."""
+    """Check the environment's devices: lists and rank table."""
     for kind in (GPU, ASCEND):
         name, topic = kind.variable.name, f"{kind.name.split()[0]} list"
         text = system.environ.get(name)
@@ -205,7 +205,7 @@ def check_settings(system: System) -> Iterator[Finding]:
 
 
 def nccl_version(code: int) -> str:
-    """The version as a person writes it.
+    """Return the version as text.
 
     >>> nccl_version(21605), nccl_version(2708)
     ('2.16.5', '2.7.8')
@@ -219,8 +219,9 @@ def _ask_driver(system: System) -> Outcome:
 
 
 def _open(system: System, library: Library) -> list[tuple[str, str, int]]:
-    """Path, error and version of each that could be it. Each in a process of its own: the loader takes a second library
-    of the same name for the first.
+    """Return path, error and version of each candidate.
+
+    Each has a process of its own: the loader takes a second library of the same name for the first.
     """
     paths = candidates(library, system.folders)
     outcomes = [(path, system.run(_OPEN, path)) for path in paths]

@@ -1,4 +1,4 @@
-"""What a check says."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 class Status(enum.Enum):
     OK = "ok"
-    MISSING = "missing"  # not there, and not needed by what is
-    WRONG = "wrong"  # what is installed can't work like this
+    MISSING = "missing"  # not there, and not needed by the rest
+    WRONG = "wrong"  # the installed software can't work like this
 
 
 @dataclass(frozen=True)

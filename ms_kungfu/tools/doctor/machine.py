@@ -8,8 +8,8 @@ from ms_kungfu.tools.doctor.finding import Finding, missing, ok, wrong
 from ms_kungfu.tools.doctor.system import LOAD_RUNTIME, System
 
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
-# The shared memory of a cluster of as many workers as argument 1 says, made, mapped and touched as the launcher and the
-# workers do it. Answers its size.
+# Makes, maps and touches the shared memory of a cluster, for as many workers as argument 1 says, as the launcher and
+# the workers do. Answers its size.
 _MAKE_SEGMENT = """
 import mmap, os
 import ms_kungfu._core as core
@@ -19,7 +19,7 @@ with mmap.mmap(fd, size) as memory:
     memory[-1] = 1
 answer(size)
 """
-# Milliseconds of a small convolution, with oneDNN's instructions capped at argument 1 where there is one.
+# Milliseconds of a small convolution, with oneDNN's instructions capped at argument 1 if there is one.
 _CONVOLVE = """
 import os, time
 if sys.argv[1:]:
@@ -35,13 +35,13 @@ for _ in range(5):
 answer(min(took) * 1e3)
 """
 _CAP = "AVX2"
-_MUCH_SLOWER = 3  # times: what wider instructions cost elsewhere is far less
+_MUCH_SLOWER = 3  # times: the cost of wider instructions elsewhere is far less
 _FEWEST_FILES = 256
-_FILES_PER_WORKER = 8  # in the launcher: pipes, a connection to the broker, what is open for a moment
+_FILES_PER_WORKER = 8  # in the launcher: pipes, a connection to the broker, descriptors that are open for a moment
 
 
 def check_cpu(system: System) -> Iterator[Finding]:
-    """What the CPU can do, and which instructions the reductions use of it."""
+    """Check the CPU, and the instructions that the reductions use."""
     flags = set((system.search(r"^(?:flags|Features)\s*:\s*(.+)$", "/proc/cpuinfo") or "").split())
     outcome = system.run(LOAD_RUNTIME)
     used = "unknown, as the runtime can't be loaded" if outcome.error else str(outcome.value)
@@ -56,8 +56,10 @@ def check_cpu(system: System) -> Iterator[Finding]:
 
 
 def check_convolutions(system: System) -> Iterator[Finding]:
-    """Whether MindSpore's are quicker without AVX-512: in some virtual machines oneDNN's preparation of one, at each
-    launch, takes many times as long as the convolution."""
+    """Check whether MindSpore's convolutions are faster without AVX-512.
+
+    In some virtual machines oneDNN's preparation of one, at each launch, takes many times as long as the convolution.
+    """
     flags = set((system.search(r"^flags\s*:\s*(.+)$", "/proc/cpuinfo") or "").split())
     if system.version("mindspore") is None or not flags.issuperset(_AVX512):
         return
@@ -74,7 +76,7 @@ def check_convolutions(system: System) -> Iterator[Finding]:
 
 
 def check_cores(system: System) -> Iterator[Finding]:
-    """How many there are, may be used, and how much of them the control group pays for."""
+    """Check how many cores there are, how many may be used, and the control group's quota."""
     machine, allowed = system.cores()
     quota = cpu_quota(system)
     found = f"{allowed} of {machine} allowed by affinity"
@@ -87,7 +89,7 @@ def check_cores(system: System) -> Iterator[Finding]:
 
 
 def cpu_quota(system: System) -> float | None:
-    """In cores; the smallest on the way from this process's control group to the root. None: there is none."""
+    """Return the smallest quota, in cores, on the way from this process's control group to the root. None: no quota."""
     quotas: list[float | None] = []
     for line in (system.read("/proc/self/cgroup") or "").splitlines():
         _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
@@ -109,7 +111,7 @@ def _quota(system: System, group: str) -> float | None:
 
 
 def check_shared_memory(system: System) -> Iterator[Finding]:
-    """Makes the memory that a job of a worker for each core would share."""
+    """Make the memory that a job with a worker for each core would share."""
     workers = min(max(2, system.cores()[1]), 256)
     outcome = system.run(_MAKE_SEGMENT, str(workers))
     if not outcome.error:
@@ -126,7 +128,7 @@ def check_shared_memory(system: System) -> Iterator[Finding]:
 
 
 def check_huge_pages(system: System) -> Iterator[Finding]:
-    """Of shared memory. The runtime doesn't ask for them: they come where the system gives them to everybody."""
+    """Check huge pages for shared memory. The runtime doesn't request them: the system may give them to all."""
     path = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
     chosen = system.search(r"\[(\w+)\]", path)
     if chosen is None:
@@ -139,7 +141,7 @@ def check_huge_pages(system: System) -> Iterator[Finding]:
 
 
 def check_limits(system: System) -> Iterator[Finding]:
-    """RLIMIT_NOFILE, AS and FSIZE: what a launcher with a worker for each core needs."""
+    """Check RLIMIT_NOFILE, AS and FSIZE: a launcher with a worker for each core needs them."""
     files, memory, size = (system.limit(name) for name in ("NOFILE", "AS", "FSIZE"))
     needed = max(_FEWEST_FILES, 64 + _FILES_PER_WORKER * system.cores()[1])
     shown = [f"{'no limit' if files is None else files} open files"]

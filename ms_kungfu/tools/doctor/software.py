@@ -1,4 +1,4 @@
-"""The checks of Python, MindSpore, this package and the packages beside it."""
+"""The checks of Python, MindSpore, this package and other packages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_python(system: System) -> Iterator[Finding]:
 
 
 def check_runtime(system: System) -> Iterator[Finding]:
-    """The compiled runtime, in ms_kungfu itself, and whether all files are there. Those of plugins are told later."""
+    """Check the compiled runtime of ms_kungfu, and that all files are there. Plugins' files are reported later."""
     outcome, again = system.run(LOAD_RUNTIME), system.reinstall()
     damaged = [file for file in system.damaged() if not file.startswith("plugins/")]
     if outcome.error:
@@ -54,11 +54,11 @@ def check_runtime(system: System) -> Iterator[Finding]:
 
 
 def check_mindspore(system: System) -> Iterator[Finding]:
-    """MindSpore, and whether the kernels in this package are for it."""
+    """Check MindSpore, and whether the kernels in this package are for it."""
     wanted = next((r for r in _requirements(system) if r.name == "mindspore"), None)
     found = system.version("mindspore")
     built = _built_for(system, _KERNELS["CPU"])
-    # Beside one that kernels were built for the package may stay: a wheel has them for several.
+    # Beside a version with kernels the package may stay: a wheel has kernels for several.
     again = system.reinstall()
     install = f'pip install "mindspore=={built[-1]}"' if built else f'pip install "{wanted}", then {again}'
     if found is None:
@@ -78,7 +78,7 @@ def check_mindspore(system: System) -> Iterator[Finding]:
     if outcome.error and outcome.during == _LOADING:
         yield wrong("MindSpore", f"{found} is there, but {outcome.error}", again)
     elif outcome.error:
-        # Without its dependencies: NumPy would be another one.
+        # Without its dependencies: NumPy would change.
         remedy = f'pip install --no-deps --force-reinstall "mindspore=={found}"'
         yield wrong("MindSpore", f"{found} can't be imported: {outcome.error}", remedy)
     elif "error" in outcome.value:
@@ -88,8 +88,7 @@ def check_mindspore(system: System) -> Iterator[Finding]:
 
 
 def check_kernels(system: System) -> Iterator[Finding]:
-    """Which devices a program may train on, with the MindSpore that is installed. Whether those for the CPU load is
-    told with it."""
+    """Check on which devices a program may train, with the installed MindSpore, and whether the CPU's kernels load."""
     found, damaged = system.version("mindspore"), system.damaged()
     for device, name in _KERNELS.items():
         kind = {"GPU": GPU, "Ascend": ASCEND}.get(device)
@@ -109,7 +108,7 @@ def check_kernels(system: System) -> Iterator[Finding]:
 
 
 def _built_for(system: System, kernels: str) -> list[str]:
-    """The versions of MindSpore that this package has these kernels for, oldest first."""
+    """Return the versions of MindSpore that this package has these kernels for, oldest first."""
     from packaging.version import Version
 
     folder = f"{system.package}/plugins"
@@ -117,7 +116,7 @@ def _built_for(system: System, kernels: str) -> list[str]:
 
 
 def check_required(system: System) -> Iterator[Finding]:
-    """What ms_kungfu requires beside MindSpore."""
+    """Check what ms_kungfu requires besides MindSpore."""
     for requirement in _requirements(system):
         if requirement.name != "mindspore":
             found = system.version(requirement.name)
@@ -133,13 +132,13 @@ def check_required(system: System) -> Iterator[Finding]:
 
 
 def check_extras(system: System) -> Iterator[Finding]:
-    """The optional parts, each with what it needs. What it takes to work on this package itself is nobody else's."""
+    """Check the optional parts, each with its requirements, except those for work on this package itself."""
     always = {str(requirement) for requirement in _requirements(system)}
     for extra in system.own_metadata("Provides-Extra"):
         if extra in _OF_DEVELOPERS:
             continue
         requirements = [r for r in _requirements(system, extra) if str(r) not in always]
-        # One that is made of others says nothing new.
+        # One that consists of others adds nothing.
         if any(r.name in ("ms-kungfu", "ms_kungfu") for r in requirements):
             continue
         topic = f"extra {extra}"
@@ -154,7 +153,7 @@ def check_extras(system: System) -> Iterator[Finding]:
 
 
 def _requirements(system: System, extra: str = "") -> list[Requirement]:
-    """What ms_kungfu needs with this extra ("": none) on this machine and this Python."""
+    """Return what ms_kungfu needs with this extra ("": none) on this machine and this Python."""
     from packaging.requirements import Requirement
 
     each = map(Requirement, system.own_metadata("Requires-Dist"))

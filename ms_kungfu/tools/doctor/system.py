@@ -1,6 +1,6 @@
-"""What the doctor asks the machine. The checks get all they know from here, so a test can give them another machine.
+"""The doctor's questions to the machine. The checks use only these, so a test can give them another machine.
 
-Nothing here raises: what can't be found out is None, empty, or an Outcome with an error.
+Nothing here raises: an unknown is None, empty, or an Outcome with an error.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from ms_kungfu.launcher.state.policy import signal_name
 
 _MARK = "ms_kungfu.doctor: "
 _STAGE = "ms_kungfu.doctor is "
-# A program for `System.run`: which instructions the reductions use, where the runtime can be loaded.
+# A program for `System.run`: which instructions the reductions use, if the runtime can be loaded.
 LOAD_RUNTIME = "import ms_kungfu._core as core; answer(core.instruction_set())"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a program of another process has found, or the sentence that says why it has found nothing, and what it was
-    doing then."""
+    """The result of a program in another process, or the message why there is none, and its action at that time."""
 
     value: Any = None
     error: str = ""
@@ -47,7 +46,7 @@ class System:
         self.python = platform.python_version()
         self.architecture = platform.machine()
         self.folders = [folder for folder in sys.path if folder]  # where Python's packages are
-        # The folder of ms_kungfu that holds its build, which is not that of its sources in an editable installation.
+        # The folder of ms_kungfu that holds its build, which isn't that of its sources in an editable installation.
         build = importlib.util.find_spec("ms_kungfu._core")
         self.package = str(Path(str(ms_kungfu.__file__ if build is None else build.origin)).parent)
 
@@ -58,7 +57,7 @@ class System:
             return None
 
     def search(self, pattern: str, path: str) -> str | None:
-        """What the group of `pattern` holds in a file, by its lines; None where it isn't there."""
+        """Return what the group of `pattern` matches in a file, by its lines; None without the file."""
         found = re.search(pattern, self.read(path) or "", re.MULTILINE)
         return found.group(1).strip() if found else None
 
@@ -66,7 +65,7 @@ class System:
         return self.search(r"^model name\s*:\s*(.+)$", "/proc/cpuinfo") or self.architecture
 
     def names(self, folder: str) -> list[str]:
-        """What is in a folder."""
+        """Return the names in a folder."""
         try:
             return sorted(os.listdir(folder))
         except OSError:
@@ -76,21 +75,21 @@ class System:
         return os.path.isfile(path)
 
     def version(self, distribution: str) -> str | None:
-        """The installed version of a Python package; None: it is not installed."""
+        """Return the installed version of a Python package; None: it isn't installed."""
         try:
             return metadata.version(distribution)
-        except Exception:  # metadata that is damaged counts as none
+        except Exception:  # damaged metadata counts as none
             return None
 
     def own_metadata(self, field: str) -> list[str]:
-        """What the metadata of ms_kungfu says: Requires-Python, Requires-Dist, Provides-Extra."""
+        """Return ms_kungfu's metadata: Requires-Python, Requires-Dist, Provides-Extra."""
         try:
             return [str(value) for value in metadata.metadata("ms-kungfu").get_all(field) or []]
         except Exception:
             return []
 
     def damaged(self) -> list[str]:
-        """Files of ms_kungfu that are missing or cut."""
+        """Return files of ms_kungfu that are missing or truncated."""
         try:
             return _installation.damaged()
         except Exception:
@@ -100,23 +99,24 @@ class System:
         return _installation.is_of_a_wheel()
 
     def reinstall(self) -> str:
-        """The remedy for an installation that is damaged."""
+        """Return the remedy for a damaged installation."""
         return _installation.reinstall()
 
     def cores(self) -> tuple[int, int]:
-        """The cores of the machine and those that this process may use."""
+        """Return the cores of the machine and those that this process may use."""
         return os.cpu_count() or 1, len(os.sched_getaffinity(0))
 
     def limit(self, name: str) -> int | None:
-        """The soft limit RLIMIT_`name`; None: there is none."""
+        """Return the soft limit RLIMIT_`name`; None: there is none."""
         soft, _ = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))
         return None if soft == resource.RLIM_INFINITY else soft
 
     def run(self, program: str, *arguments: str, timeout_s: float = 60.0) -> Outcome:
-        """Runs a Python program, whose `answer(VALUE)` gives the outcome, in a process of its own. By `doing(WHAT)` it
-        says what would be to blame if it ended there.
+        """Run a Python program in a process of its own.
 
-        Libraries are only ever opened there: one that crashes or hangs must not take the doctor with it.
+        Its `answer(VALUE)` gives the outcome. By `doing(WHAT)` it names the cause of a possible crash there.
+
+        Libraries are opened only there: one that crashes or hangs must not end the doctor.
         """
         prologue = (
             f"import json, sys\ndef answer(value): print({_MARK!r} + json.dumps(value), flush=True)\n"
