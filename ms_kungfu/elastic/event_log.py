@@ -26,7 +26,7 @@ def scheduled(step: int, size: int, wait: bool) -> None:
     present = membership.size()
     if own.pending is not None and own.pending.size != size:
         _tell_missed(own.pending, f"the entry of step {step} came first")
-    own.pending = Entry(step, size) if size != present else None
+    own.pending, own.waits = Entry(step, size) if size != present else None, wait
     if own.pending is None or not membership.speaks_for_all():
         return
     _log.info("resize requested: %d -> %d workers step=%d reason=schedule wait=%s", present, size, step, wait)
@@ -122,6 +122,5 @@ def _tell_missed(entry: Entry, why: str) -> None:
 def _at_exit() -> None:
     own = program.current().told
     if own.pending is not None:
-        _tell_missed(
-            own.pending, "the program was over before its workers were ready; wait=True has training wait for them"
-        )
+        remedy = "" if own.waits else "; wait=True has training wait for them"
+        _tell_missed(own.pending, f"the program was over before its workers were ready{remedy}")

@@ -39,6 +39,7 @@ class Told:
     """What `event_log` has logged."""
 
     pending: Entry | None = None  # not reached yet
+    waits: bool = False  # training does, for that
     reported_failed: tuple[int, dict[int, str]] = (-1, {})  # cluster version, rank -> peer
     at_exit: bool = False
     told_passing: bool = False

@@ -37,6 +37,10 @@ def unpack(packed: int) -> tuple[int, int, int]:
     return packed >> 60, packed >> 44 & 0xFFFF, packed & (1 << 44) - 1
 
 
+class _NoSlotsError(ResizeError):
+    """The job's hosts have too few slots: some may have failed, and others may join."""
+
+
 class SizeRequest:
     """Writes a cluster of a size to the store, in a thread of its own, until it is there or refused.
 
@@ -66,14 +70,12 @@ class SizeRequest:
                     self.version = _write(self._member, self._cluster, self.size, self._failed)
                 self.settled.set()
                 self._is_over.wait(_CHECK_S)
-            except StoreUnreachableError as error:
+            except (StoreUnreachableError, _NoSlotsError) as error:
                 if self.version is None and not self.trouble:
                     self.trouble = str(error)
-                    _log.warning(
-                        'store unavailable: workers=%d error="%s". The change waits, training goes on', self.size, error
-                    )
+                    _log.warning('resize waits: workers=%d reason="%s". Training goes on', self.size, error)
                 self.settled.set()
-                self._is_over.wait(_RETRY_S)
+                self._is_over.wait(_CHECK_S if isinstance(error, _NoSlotsError) else _RETRY_S)
             except Exception as error:
                 # Any error: the others have to be notified.
                 known = isinstance(error, (KungFuError, ValueError))
@@ -118,7 +120,7 @@ def _write(member: Member, cluster: Cluster, size: int, failed: list[PeerID]) ->
         slots = newest.slots or hosts
         if slots is not None and size > sum(slots.values()):
             given = ",".join(f"{host}:{count}" for host, count in slots.items())
-            raise ResizeError(
+            raise _NoSlotsError(
                 f"{size} workers: -H {given} has {sum(slots.values())} slots; ask for fewer, or give more slots"
             )
         try:
