@@ -1,5 +1,21 @@
+"""kungfu-run's entry point. Ctrl-C while its modules load ends it without a traceback."""
+
+import signal
 import sys
 
-from ms_kungfu.launcher.cli import main
+_IS_DEFAULT = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else a caller ignores or handles it
+if _IS_DEFAULT:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-sys.exit(main())
+
+def main() -> int:
+    """Run `cli.main`."""
+    from ms_kungfu.launcher import cli
+
+    if _IS_DEFAULT:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    return cli.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

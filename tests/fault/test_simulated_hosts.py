@@ -197,7 +197,7 @@ def test_a_first_version_that_can_never_be_made_ends_the_job(monkeypatch: pytest
     assert len(tried) <= THREE.hosts, "once for each that says so"
 
 
-def test_schedule_beyond_the_slots_that_are_left_waits_and_training_goes_on() -> None:
+def test_schedule_beyond_the_slots_left_waits_and_training_goes_on() -> None:
     """A host fails, and the size of the next entry fits on no others."""
     setup = HostsSetup(size=3, hosts=2, slots=2, recover=Recover.SHRINK, schedule=((6, 3), (9, 4)), samples=120)
     for seed in range(5):
