@@ -25,7 +25,7 @@ class Tickets {
   }
   void Put(const void* address, uint64_t ticket) {
     std::lock_guard<std::mutex> guard(mutex_);
-    tickets_[address] = ticket;  // in the place of one that nobody has waited for
+    tickets_[address] = ticket;  // replaces one that was never awaited
   }
   uint64_t Take(const void* address) {
     std::lock_guard<std::mutex> guard(mutex_);

@@ -164,11 +164,11 @@ const std::vector<Group>& Groups::Bind(const std::string& kernel, const KernelTe
   // compiled before a resize would write past its buffers.
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (outputs.size() != inputs.size() || output_counts_[i] != output_count(input_counts_[i])) {
-      throw std::runtime_error("StaleClusterError: " + kernel + " \"" + name_ + "\" was compiled for an output of " +
-                               (outputs.size() == inputs.size() ? std::to_string(output_counts_[i]) : "other") +
-                               " elements, but " + std::to_string(ranks) + " ranks make " +
-                               std::to_string(output_count(input_counts_[i])) +
-                               " of it: the cluster's size has changed since; build the cell or the jit function anew");
+      throw std::runtime_error(
+          "StaleClusterError: " + kernel + " \"" + name_ + "\" was compiled for an output of " +
+          (outputs.size() == inputs.size() ? std::to_string(output_counts_[i]) : "other") + " elements, but " +
+          std::to_string(ranks) + " ranks make " + std::to_string(output_count(input_counts_[i])) +
+          " of it: the cluster's size has changed since; build the cell or the jit function again");
     }
   }
   for (auto& group : groups_) {

@@ -1,5 +1,5 @@
 // What the kernels of the collectives have in common on every device: the tensors of a call are grouped by dtype, and
-// by size where a limit is set, and each group becomes one operation of the runtime, packed there without a flat copy.
+// by size if a limit is set, and each group becomes one operation of the runtime, packed there without a flat copy.
 #ifndef KUNGFU_KERNELS_COMMON_GROUPS_H_
 #define KUNGFU_KERNELS_COMMON_GROUPS_H_
 

@@ -56,7 +56,7 @@ class CollectiveOn : public Device::Kernel {
       Check(Run(group));
     }
   }
-  // Runs one group, where the groups have nothing to do with each other.
+  // Runs one group, if the groups have nothing to do with each other.
   virtual kf_status Run(const Group& group) = 0;
   // Whether it computes nothing, so that the elements may be of any type.
   virtual bool Copies() const { return false; }
@@ -106,8 +106,8 @@ class AllReduce : public Reducing<Device> {
   }
 };
 
-// The gradients of a step, in groups that are reduced one after another and, should a rank die meanwhile, with its part
-// in all of them or in none.
+// The gradients of a step, in groups that are reduced one after another. If a rank fails meanwhile, all groups have its
+// contribution or none has.
 template <typename Device>
 class AllReduceGradients : public Reducing<Device> {
  public:
@@ -136,7 +136,7 @@ class AllReduceGradients : public Reducing<Device> {
 
  private:
   std::vector<std::string> names_;  // of the groups
-  std::vector<int64_t> group_of_;   // of each tensor, where there is more than one group
+  std::vector<int64_t> group_of_;   // of each tensor, if there is more than one group
 };
 
 template <typename Device>
@@ -399,7 +399,7 @@ class SaveModel : public StoreOn<Device> {
   }
 };
 
-// Parameters in; a neighbour's out, or these where nobody has any, and then the neighbour's rank and its version.
+// Parameters in; a neighbour's out, or these if no neighbour has any, and then the neighbour's rank and its version.
 template <typename Device>
 class RequestModel : public StoreOn<Device> {
  public:
@@ -422,7 +422,7 @@ class RequestModel : public StoreOn<Device> {
 
   bool Launch(const KernelTensors& inputs, const KernelTensors&, const KernelTensors& outputs, void* stream) override {
     struct {
-      int64_t rank = -1;  // nobody has any
+      int64_t rank = -1;  // no rank has any
       uint64_t version = 0;
     } source;
     auto& record = this->record_;

@@ -19,14 +19,14 @@ namespace mindspore::kernel::kungfu {
 // functions that it calls (frontend). From now on they take denormals for zero as the pool's do: which of them computes
 // is MindSpore's choice, by what was faster in the first launches.
 //
-// Whoever calls this is the only one to push: what was queued has been computed, and so the queues' own threads, which
-// push to each other, are idle.
+// No other thread pushes while this runs: what was queued has been computed, so the queues' own threads, which push to
+// each other, are idle.
 inline void FlushDenormalsOfQueues() {
   class Flush : public runtime::AsyncTask {
    public:
     Flush() : AsyncTask(runtime::kUnknownTask), caller_(std::this_thread::get_id()) {}
     void Run() override {
-      if (std::this_thread::get_id() != caller_) {  // as it is where queues are turned off
+      if (std::this_thread::get_id() != caller_) {  // as it is if queues are turned off
         (void)::kungfu::FlushDenormals(true);
       }
     }

@@ -19,7 +19,7 @@
 
 extern "C" __attribute__((visibility("default"))) const char* kungfu_ms_version() { return KUNGFU_MINDSPORE_VERSION; }
 
-// Not 0 where it can't be had. cpu/undivided.h
+// Not 0 if it can't be had. cpu/undivided.h
 extern "C" __attribute__((visibility("default"))) int kungfu_ms_compute_undivided() {
   try {
     return mindspore::kernel::kungfu::ComputeUndivided() ? 0 : 1;
@@ -28,7 +28,7 @@ extern "C" __attribute__((visibility("default"))) int kungfu_ms_compute_undivide
   }
 }
 
-// Not 0 where it failed. cpu/denormals.h
+// Not 0 if it failed. cpu/denormals.h
 extern "C" __attribute__((visibility("default"))) int kungfu_ms_flush_denormals_of_queues() {
   try {
     mindspore::kernel::kungfu::FlushDenormalsOfQueues();
@@ -108,7 +108,7 @@ struct Host {
   static kf_status Wait(const std::vector<kf_started>& started) { return kf_wait(started.data(), started.size()); }
 };
 
-// The gradients of a shard in, and behind them its loss; as many out, which have a value where the last output, one
+// The gradients of a shard in, and behind them its loss; as many out, which have a value if the last output, one
 // bool, says that the step is over. On CPUs only: sums are kept in the host's memory from launch to launch.
 class SumShards : public CollectiveOn<Host> {
  public:
@@ -275,7 +275,8 @@ kf_status Copy(const Group& group) {
 }
 
 // What all V ranks of a virtual world bring, or their least or greatest element (ms_kungfu/msrun). The workers that
-// live stand for it: their mean, times V. A worker that hasn't begun to train calls nobody and stands for all of them.
+// live stand for it: their mean, times V. A worker that hasn't begun to train calls no other worker and stands for all
+// of them.
 class WorldAllReduce : public Reducing<Host> {
  public:
   bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {
@@ -364,9 +365,9 @@ class WorldBroadcast : public Broadcast<Host> {
       return Copy(group);
     }
     auto* const ask = who_plays.load();
-    const std::string who = this->name() + " (who lives)";
+    const std::string who = this->name() + " (living)";
     for (;;) {
-      // Of a list that all workers have alike: of a death one may know by itself, and another one not yet.
+      // Of a list that all workers have alike: of a failure one may know by itself, and another one not yet.
       const uint32_t ranks = ClusterSize();  // of the list and of the gather: a second call may know another cluster
       std::vector<uint8_t> living(ranks);
       const uint8_t here = 1;
@@ -376,8 +377,8 @@ class WorldBroadcast : public Broadcast<Host> {
       const int root = static_cast<int>(this->root_);
       const int player = ask == nullptr ? root : ask(root, living.data(), static_cast<int>(ranks));
       const kf_status status = this->Bring(Host::kBroadcast, group, static_cast<uint32_t>(player), this->Layout(group));
-      // The player has died meanwhile, of which all others have heard; then it is another one. Where nobody can go on
-      // the next list says so.
+      // The player has failed meanwhile, as all others know; then another one plays. If no worker can go on, the next
+      // list says so.
       if (status != KF_PEER_LOST) return status;
     }
   }
@@ -398,7 +399,7 @@ bool AddShards(Factory<NativeCpuKernelMod>& factory) {
 }  // namespace
 }  // namespace mindspore::kernel::kungfu
 
-// Whether this worker takes part in what the others do, asked at each operation of the virtual world.
+// Whether this worker contributes to the operations of the others, asked at each operation of the virtual world.
 extern "C" __attribute__((visibility("default"))) void kungfu_ms_ask_whether_it_takes_part(int (*ask)()) {
   mindspore::kernel::kungfu::takes_part = ask;
 }

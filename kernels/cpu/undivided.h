@@ -10,10 +10,10 @@
 namespace mindspore::kernel::kungfu {
 
 // Some of MindSpore's kernels (`ParallelLaunchAutoSearch`: Log and others) try in their first launches into how many
-// parts their work is best divided, and keep what was fastest; others divide it by the number of threads. Where a part
+// parts their work is best divided, and keep what was fastest; others divide it by the number of threads. If a part
 // begins decides which elements vector units compute and which are computed one by one, and so the last bits. They
 // never take more parts than the process's pool says that it has threads: from now on it says 1, and what has been
-// found out before no longer counts. The threads themselves, and who runs the graph's actors, stay as they are.
+// found out before no longer counts. The threads themselves, and those that run the graph's actors, stay as they are.
 //
 // False: there is no such pool.
 inline bool ComputeUndivided() {

@@ -280,7 +280,8 @@ def _trained(name: str, claim: Claim, records: Sequence[Record], report: Report)
     unit, length = claim.shards.unit, sharding.count(claim.batch)
     count = shards.count(length, unit)
     dealt = {
-        rank: _core.deal_shards(count, list(claim.members), list(claim.shards.weights), rank) for rank in claim.members
+        rank: _core.partition_shards(count, list(claim.members), list(claim.shards.weights), rank)
+        for rank in claim.members
     }
     failed = set(claim.members) - set(claim.participants)
     times, idle = Counter[int](), Counter[int]()

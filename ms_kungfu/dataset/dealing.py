@@ -101,7 +101,7 @@ class Dealing:
         dealt = self.present()
         by_rank = self.weights(dealt)
         weights = [by_rank[r] for r in dealt.members] if by_rank else []
-        return list(_core.deal_shards(count, list(dealt.members), weights, dealt.rank))
+        return list(_core.partition_shards(count, list(dealt.members), weights, dealt.rank))
 
     def weights(self, dealt: Dealt) -> list[int]:
         """Return the weights by rank; none: all alike. A worker that has joined knows no others."""

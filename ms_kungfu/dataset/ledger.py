@@ -44,8 +44,8 @@ files show. The header's stands alone, since only the header is written again.
 
 *Formats.* 1 is from before files had a header: no ``crc``, and ``share`` computed instead of observed. 2 has no shards;
 a file without them still has that number, since nothing in it is new. 3 has shards, and their partition
-(`ops_src/shards/deal.h`), which the audit computes: another partition is another format. An entry that a reader may
-ignore is added to a header or a line without a new number. Another kind of line, or another meaning, takes the next
+(`ops_src/shards/partition.h`), which the audit computes: another partition is another format. An entry that a reader
+may ignore is added to a header or a line without a new number. Another kind of line, or another meaning, takes the next
 number, which an older reader rejects.
 """
 

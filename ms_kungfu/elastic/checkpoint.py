@@ -6,20 +6,17 @@ A file ``step-00000120.ckpt`` is what ``ms.save_checkpoint`` writes: all Paramet
 ``ms.load_checkpoint`` reads and ``ms.load_param_into_net`` takes, and one more entry, ``kungfu``. That is a JSON text
 with the rest of the state (`ms_kungfu.elastic.state`), and of a training with shards ``conditions``, the numeric
 environment of its bits (`ms_kungfu.dataset.conditions`). Buffers are entries ``kungfu/buffer/<path>``.
+The text also has ``format``, 1 if it is missing, and ``written_by``, the ms_kungfu that wrote the file. An addition
+that a reader may ignore needs no new format. A file of a newer format is rejected, and left as it is.
 
-The text also has ``format``, which is 1 where it is missing, and ``written_by``, the ms_kungfu that wrote the file. An
-addition that a reader may ignore needs no new format. A file of a newer format is rejected, and left as it is.
-
-A file is whole or it isn't there: it is written under another name in the same folder, flushed to the disk and renamed.
-The ledgers of all workers are flushed before, so they have what a training continues from after a crash of the machine.
+A file is whole or missing: it is written under another name in the same folder, flushed to the disk and renamed. The
+ledgers of all workers are flushed before, so they have what a training continues from after a crash of the machine.
 
 Jobs that use a folder, one after another, are numbered. A job takes its number by creating ``.job-N``, and of two that
 begin at once only one can. The files of the second and later ones are called ``step-00000120.job2.ckpt``. Each file of
-a later job is newer than all of an earlier one.
-
-A host may sleep while another job continues from the last checkpoint. A worker of its old job then overwrites nothing
-when it wakes, and its files don't count. Within one job a step has one outcome, whichever worker writes it, and however
-late.
+a later job is newer than all of an earlier one. A host may sleep while another job continues from the last checkpoint.
+A worker of its old job then overwrites nothing when it wakes, and its files don't count. Within one job a step has one
+outcome, whichever worker writes it, and however late.
 """
 
 from __future__ import annotations
@@ -136,16 +133,20 @@ class CheckpointFolder:
             try:
                 self._write(snapshot)
             except Exception as error:  # whatever MindSpore makes of it; training is worth more than its checkpoint
-                text = 'checkpoint failed: step=%d folder=%s error="%s: %s". Training goes on, earlier ones stay'
-                _log.warning(text, snapshot.step, self.folder, type(error).__name__, error)
+                _log.warning(
+                    'checkpoint failed: step=%d folder=%s error="%s: %s". Training goes on, earlier ones stay',
+                    snapshot.step, self.folder, type(error).__name__, error,
+                )  # fmt: skip
 
     def _write(self, snapshot: Snapshot) -> None:
         import mindspore as ms
 
         self.folder.mkdir(parents=True, exist_ok=True)
         if (newest := self._newest_job()) > self.job:  # looked at for a warning; names are what makes it safe
-            text = 'checkpoint skipped: step=%d folder=%s job=%d reason="job %d has begun to train with the folder"'
-            _log.warning(text, snapshot.step, self.folder, self.job, newest)
+            _log.warning(
+                'checkpoint skipped: step=%d folder=%s job=%d reason="job %d has begun to train with it"',
+                snapshot.step, self.folder, self.job, newest,
+            )  # fmt: skip
             return
         path = self._path(snapshot.step)
         unfinished = self.folder / f"{self._unfinished}{path.name}"
@@ -448,8 +449,10 @@ class Checkpointing:
             _log.warning("checkpoint differs: path=%s. Training goes on with %s", answer["path"], batch)
         told = differences(host.get("conditions", {}), conditions)
         if told and membership.speaks_for_all():
-            text = 'numeric environment differs: path=%s differing="%s". Bits may differ from those of one training'
-            _log.warning(text, answer["path"], told)
+            _log.warning(
+                'numeric environment differs: path=%s differing="%s". Bits may differ from those of one training',
+                answer["path"], told,
+            )  # fmt: skip
         return True
 
     def _resume_components(

@@ -53,11 +53,11 @@ def from_the_nearest(root: int, content: Callable[[], int] | None) -> Iterator[N
         if len({where[rank] for rank, able in rows.items() if able}) > 1:
             word = content() if content is not None else -1
             words = gather_living(np.array(word), "kungfu/state/content")
-            core.set_givers([r for r, each in words.items() if each == words.get(root, -1) != -1])
+            core.set_sources([r for r, each in words.items() if each == words.get(root, -1) != -1])
     try:
         yield
     finally:
-        core.set_givers([])
+        core.set_sources([])
 
 
 def _agree_on_purpose(purpose: int, lacking: bool, parameters: Sequence[Any], call: int = 0) -> tuple[bool, bool]:

@@ -23,7 +23,7 @@ def longest(shards: int, seconds: dict[int, float], weights: list[int]) -> float
     """Return the time of the last worker to finish, in a step assigned by these weights (none: evenly). Pure."""
     members = sorted(seconds)
     mine = [weights[rank] for rank in members] if weights else []
-    return max(len(_core.deal_shards(shards, members, mine, rank)) * seconds[rank] for rank in members)
+    return max(len(_core.partition_shards(shards, members, mine, rank)) * seconds[rank] for rank in members)
 
 
 class StragglerWeights:

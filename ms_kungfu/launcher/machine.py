@@ -133,7 +133,7 @@ class Machine:
         """Return the transport that exchanges with the other hosts (`links.MakeLink`)."""
         from ms_kungfu import _core
 
-        return _core.Link(local_fd, board_fd, **options)
+        return _core.InterHostTransport(local_fd, board_fd, **options)
 
     make_relay = staticmethod(Relay)
     serve_broker = staticmethod(BrokerServer)

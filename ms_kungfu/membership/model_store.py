@@ -1,7 +1,7 @@
 """A worker's side of the model stores.
 
 It announces its own store, and finds those of its host, through the broker. The model transport asks for those of other
-hosts (`ops_src/store/model_link.h`).
+hosts (`ops_src/store/model_transport.h`).
 """
 
 from __future__ import annotations

@@ -18,14 +18,14 @@ class KF_API Error : public std::runtime_error {
  public:
   Error(kf_status status, const std::string& message) : std::runtime_error(message), status_(status) {}
   kf_status status() const { return status_; }
-  // "PeerLostError: rank 2 died", as it crosses the C ABI.
+  // "PeerLostError: rank 2 failed", as it crosses the C ABI.
   std::string Described() const { return std::string(StatusName(status_)) + ": " + what(); }
 
  private:
   kf_status status_;
 };
 
-// Joins its arguments as text: Text("rank ", 2, " died").
+// Joins its arguments as text: Text("rank ", 2, " failed").
 template <typename... Parts>
 std::string Text(const Parts&... parts) {
   std::ostringstream out;
@@ -48,7 +48,7 @@ std::string TextOf(const char (&field)[kSize]) {
   return {field, strnlen(field, kSize)};
 }
 
-// Throws InternalError with the values in question where an invariant does not hold.
+// Throws InternalError with the values in question if an invariant does not hold.
 #define KUNGFU_CHECK(condition, ...)                                                                                  \
   do {                                                                                                                \
     if (!(condition))                                                                                                 \

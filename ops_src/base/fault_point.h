@@ -1,4 +1,4 @@
-// Places at which tests let a process die, stop or wait. They cost nothing where the tests aren't built.
+// Places at which tests let a process exit, stop or wait. They cost nothing unless the tests are built.
 #ifndef KUNGFU_BASE_FAULT_POINT_H_
 #define KUNGFU_BASE_FAULT_POINT_H_
 

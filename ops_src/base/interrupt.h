@@ -22,7 +22,7 @@ class InterruptCheck {
   InterruptCheck& operator=(const InterruptCheck&) = delete;
 
   static void Run();
-  // Whether somebody above in this thread wants to know.
+  // Whether a caller above in this thread wants to know.
   static bool IsSet();
 
  private:

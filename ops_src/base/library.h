@@ -25,7 +25,7 @@ class Library {
   };
   // Throws Error KF_MISSING: the library is there but another than expected.
   Symbol Find(const std::string& name) const;
-  // Null where the library hasn't got it.
+  // Null if the library hasn't got it.
   Symbol FindOptional(const std::string& name) const;
   const std::string& path() const { return path_; }
 

@@ -17,7 +17,7 @@ namespace kungfu {
 namespace {
 
 constexpr auto kApart = std::chrono::seconds(1);
-constexpr size_t kMostLines = 100;  // where the reader is slower than one a second
+constexpr size_t kMostLines = 100;  // if the reader is slower than one a second
 
 void ToStderr(const std::string& line) {
   const std::string text = "kungfu: " + line + "\n";

@@ -8,7 +8,7 @@
 namespace kungfu {
 
 // Takes a line without its end. Called on a thread of its own, never on one that runs a collective: it may wait for
-// whatever it likes (Python's lock, a slow disk) and nobody waits for it.
+// anything (Python's lock, a slow disk), and no thread waits for it.
 using LogHandler = std::function<void(const std::string& line)>;
 
 // Null, the default: lines go to stderr. Returns when the handler before it runs no more (so not to be called from it).

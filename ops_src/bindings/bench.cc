@@ -58,7 +58,7 @@ void Check(const Groups& groups, size_t tensors) {
 }
 
 // Seconds per call, for each of `samples` times `batch` calls. The ranks meet before each sample and start together;
-// and after the last, so that who is done with it first doesn't go on to other work on a core that the others need.
+// and after the last, so that a rank that is done first doesn't go on to other work on a core that the others need.
 template <typename Barrier, typename Call>
 std::vector<double> Time(size_t samples, size_t batch, const Barrier& barrier, const Call& call) {
   using Clock = std::chrono::steady_clock;

@@ -21,16 +21,16 @@
 #include "runtime/peer.h"
 #include "runtime/stillness.h"
 #include "shards/step.h"
-#include "transport/shm/board.h"
+#include "transport/shm/segment_control_block.h"
 
 namespace py = pybind11;
 
 namespace kungfu {
 
-void RegisterBench(py::module_& m);   // bench.cc
-void RegisterLink(py::module_& m);    // link.cc
-void RegisterShards(py::module_& m);  // shards.cc
-void RegisterStore(py::module_& m);   // store.cc
+void RegisterBench(py::module_& m);      // bench.cc
+void RegisterTransport(py::module_& m);  // transport.cc
+void RegisterShards(py::module_& m);     // shards.cc
+void RegisterStore(py::module_& m);      // store.cc
 
 namespace {
 
@@ -78,7 +78,7 @@ kf_dtype DtypeOf(const Buffer& buffer, int dtype) {
                             "'; (u)int8 to 64, float16, bfloat16, float32 and float64 work"));
 }
 
-// The communicator, after a join where that is still to be done, which is a wait in Python.
+// The communicator, after a join if that is still to be done, which is a wait in Python.
 std::shared_ptr<Communicator> Joined() {
   const InterruptCheck check(CheckOfThread());
   return Peer::Get().Current();
@@ -135,7 +135,7 @@ std::chrono::milliseconds Milliseconds(double seconds) {
 }
 
 // Throws what a handler in Python has raised in the form that crosses the C ABI: "ResizeError: ...". A wish to end
-// (KeyboardInterrupt, SystemExit) goes on as it is where the caller is Python, too.
+// (KeyboardInterrupt, SystemExit) goes on as it is if the caller is Python, too.
 [[noreturn]] void Rethrow(py::error_already_set& raised) {
   if (!raised.matches(PyExc_Exception) && InterruptCheck::IsSet()) {
     const std::string by = py::str(raised.type().attr("__name__"));
@@ -227,10 +227,11 @@ PYBIND11_MODULE(_core, m) {
         Peer::Get().Current()->NoteStep(step, std::chrono::duration_cast<std::chrono::nanoseconds>(each));
       },
       py::arg("step"), py::arg("each_s"),
-      "Tells who looks at the job that the training has ended this step, one of which takes so many seconds (0: that "
-      "isn't known yet). Not collective.");
+      "Reports that the training has ended this step, one of which takes so many seconds (0: not known yet). Not "
+      "collective.");
   m.def(
-      "living", [] { return Peer::Get().Current()->Living(); }, "Ranks not known to be dead, as this process sees it.");
+      "living", [] { return Peer::Get().Current()->Living(); },
+      "Ranks that aren't known to have failed, as this process sees it.");
   m.def(
       "take_reductions",
       [] {
@@ -255,7 +256,7 @@ PYBIND11_MODULE(_core, m) {
       "set_claim", [](const std::string& claim) { Peer::Get().SetClaim(claim); }, py::arg("claim"),
       "What this rank says of the parameters that it begins to train; compared in its gradient reductions.");
   m.def(
-      "set_givers", [](const Members& givers) { Peer::Get().Current()->SetGivers(givers); }, py::arg("givers"),
+      "set_sources", [](const Members& sources) { Peer::Get().Current()->SetSources(sources); }, py::arg("sources"),
       "Until the next call, at all ranks alike: broadcasts may be taken from any of these ranks, in ascending order, "
       "where their root is one of them. They have to bring the same as it does.");
   m.def(
@@ -277,15 +278,15 @@ PYBIND11_MODULE(_core, m) {
       py::arg("join_timeout_s"));
   m.def(
       "join_hosts",
-      [](int local_fd, int board_fd, int request_fd, int model_fd, uint32_t rank,
+      [](int local_fd, int control_fd, int request_fd, int model_fd, uint32_t rank,
          const std::vector<uint32_t>& host_of_rank, const std::string& address, bool has_state,
          double collective_timeout_s, double join_timeout_s) {
         Waiting([&] {
-          Peer::Get().JoinHosts(local_fd, board_fd, request_fd, model_fd, hosts::Places(host_of_rank), rank, address,
+          Peer::Get().JoinHosts(local_fd, control_fd, request_fd, model_fd, hosts::Places(host_of_rank), rank, address,
                                 has_state, {Milliseconds(collective_timeout_s), Milliseconds(join_timeout_s)});
         });
       },
-      py::arg("local_fd"), py::arg("board_fd"), py::arg("request_fd"), py::arg("model_fd"), py::arg("rank"),
+      py::arg("local_fd"), py::arg("control_fd"), py::arg("request_fd"), py::arg("model_fd"), py::arg("rank"),
       py::arg("host_of_rank"), py::arg("address"), py::arg("has_state"), py::arg("collective_timeout_s"),
       py::arg("join_timeout_s"), "As join, in a cluster over several hosts. The descriptors stay the caller's.");
   m.def("leave", [](const std::string& reason) { Peer::Get().Leave(reason); }, py::arg("reason"));
@@ -417,9 +418,8 @@ PYBIND11_MODULE(_core, m) {
         SetLog(std::move(handler));
       },
       py::arg("callable"),
-      "Takes the lines that the runtime has to tell meanwhile (who has waited long for whom), on a thread of their "
-      "own; "
-      "None: to stderr. Taken away at exit.");
+      "Takes the lines that the runtime logs meanwhile (long waits), on a thread of their own; None: to stderr. Taken "
+      "away at exit.");
   py::module_::import("atexit").attr("register")(py::cpp_function([] {
     py::gil_scoped_release release;
     SetLog(nullptr);
@@ -453,55 +453,58 @@ PYBIND11_MODULE(_core, m) {
 
   // ---- the launcher's side ----
   m.def("create_segment", &shm::Segment::Create, py::arg("size"), py::arg("cluster_version"), py::arg("cores"),
-        py::arg("recovers") = false, py::arg("board") = false,
-        "Shared memory for one cluster version; returns its descriptor, which the caller owns. `board`: of the ranks "
+        py::arg("recovers") = false, py::arg("control_block") = false,
+        "Shared memory for one cluster version; returns its descriptor, which the caller owns. `control_block`: of the "
+        "ranks "
         "of several hosts, with what they and the launchers tell each other alone.");
-  py::class_<shm::Board>(m, "SegmentControl", "The launcher's hold on a segment.")
-      .def(py::init([](int fd) { return std::make_unique<shm::Board>(std::make_shared<shm::Segment>(fd)); }),
+  py::class_<shm::SegmentControlBlock>(m, "SegmentControl", "The launcher's hold on a segment.")
+      .def(py::init(
+               [](int fd) { return std::make_unique<shm::SegmentControlBlock>(std::make_shared<shm::Segment>(fd)); }),
            py::arg("fd"))
-      .def_property_readonly("size", &shm::Board::size)
-      .def_property_readonly("cluster_version", &shm::Board::cluster_version)
-      .def("mark_lost", &shm::Board::MarkLost, py::arg("rank"), py::arg("reason"), py::arg("recover") = false,
-           py::arg("reaped") = false,
+      .def_property_readonly("size", &shm::SegmentControlBlock::size)
+      .def_property_readonly("cluster_version", &shm::SegmentControlBlock::cluster_version)
+      .def("mark_lost", &shm::SegmentControlBlock::MarkLost, py::arg("rank"), py::arg("reason"),
+           py::arg("recover") = false, py::arg("reaped") = false,
            "Tells the members that `rank` is out: they go on without it, or their waits end with PeerLostError. Its "
            "process may still live; once it is `reaped`, which may be said later, what it has bound is free.")
-      .def("gave_up", &shm::Board::GaveUpAlone, py::arg("rank"),
+      .def("gave_up", &shm::SegmentControlBlock::GaveUpAlone, py::arg("rank"),
            "Why `rank` can't go on and has to be ended, its process being alive; '' where it isn't so.")
       .def(
           "awaited",
-          [](const shm::Board& board) {
+          [](const shm::SegmentControlBlock& control_block) {
             std::vector<std::tuple<uint32_t, uint32_t, bool>> waits;
-            for (uint32_t r = 0; r < board.size(); r++) {
-              if (const auto found = board.AwaitedBy(r)) waits.emplace_back(r, found->peer, found->overdue);
+            for (uint32_t r = 0; r < control_block.size(); r++) {
+              if (const auto found = control_block.AwaitedBy(r)) waits.emplace_back(r, found->peer, found->overdue);
             }
             return waits;
           },
           "(rank, rank that it sleeps for, whether it is about to give up), for each rank that waits at present. A "
           "rank "
           "that sleeps for itself waits for no rank in particular.")
-      .def("set_ending", &shm::Board::SetEnding, py::arg("rank"), py::arg("ending"),
+      .def("set_ending", &shm::SegmentControlBlock::SetEnding, py::arg("rank"), py::arg("ending"),
            "`rank` is about to be ended: until then the others don't give up. Taken back where it isn't ended.")
-      .def("heartbeat", &shm::Board::Heartbeat, py::arg("rank"),
+      .def("heartbeat", &shm::SegmentControlBlock::Heartbeat, py::arg("rank"),
            "A number that grows while the rank's process runs; 0 before it has joined and after it left.")
       .def(
           "progress",
-          [](const shm::Board& board, uint32_t rank) -> std::optional<std::tuple<uint64_t, double, double>> {
-            const auto found = board.ProgressOf(rank);
+          [](const shm::SegmentControlBlock& control_block,
+             uint32_t rank) -> std::optional<std::tuple<uint64_t, double, double>> {
+            const auto found = control_block.ProgressOf(rank);
             if (!found.has_value()) return std::nullopt;
             using Seconds = std::chrono::duration<double>;
             return std::make_tuple(found->step, Seconds(found->each).count(), Seconds(found->ago).count());
           },
           py::arg("rank"), "(last step that it has told of, seconds of a step or 0, seconds since then), or None.")
-      .def("announce", &shm::Board::Announce, py::arg("version"),
+      .def("announce", &shm::SegmentControlBlock::Announce, py::arg("version"),
            "Tells the members that a newer cluster version is wanted.")
-      .def("hold_deadlines", &shm::Board::HoldDeadlines, py::arg("held"),
+      .def("hold_deadlines", &shm::SegmentControlBlock::HoldDeadlines, py::arg("held"),
            "Has no deadline of a member run until that is taken back: the launcher waits for the job's store.")
-      .def_property_readonly("sync_points", &shm::Board::sync_points)
-      .def("request_sync_point", &shm::Board::RequestSyncPoint, py::arg("number"),
+      .def_property_readonly("sync_points", &shm::SegmentControlBlock::sync_points)
+      .def("request_sync_point", &shm::SegmentControlBlock::RequestSyncPoint, py::arg("number"),
            "Passes on what members on another host have asked for. A number that isn't news changes nothing.");
 
   RegisterBench(m);
-  RegisterLink(m);
+  RegisterTransport(m);
   RegisterShards(m);
   RegisterStore(m);
 }

@@ -1,4 +1,4 @@
-// Steps that are deals of shards.
+// Steps that are partitions of shards.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -46,24 +46,24 @@ void RegisterShards(py::module_& m) {
 
   m.def(
       "begin_sharded_step",
-      [](uint32_t leaves, double last, bool mean, std::vector<uint32_t> weights, uint64_t seed, uint64_t step,
+      [](uint32_t shards, double last, bool mean, std::vector<uint32_t> weights, uint64_t seed, uint64_t step,
          const std::vector<py::array>& statistics) {
         std::vector<shards::Statistic> held;
         for (const py::array& array : statistics) held.push_back(StatisticOf(array));
         const py::gil_scoped_release release;
-        Step::Get().Begin(Peer::Get().Current(), {leaves, last, mean, std::move(weights), seed, step}, held);
+        Step::Get().Begin(Peer::Get().Current(), {shards, last, mean, std::move(weights), seed, step}, held);
       },
-      py::arg("leaves"), py::arg("last"), py::arg("mean"), py::arg("weights"), py::arg("seed"), py::arg("step"),
+      py::arg("shards"), py::arg("last"), py::arg("mean"), py::arg("weights"), py::arg("seed"), py::arg("step"),
       py::arg("statistics"), "The arrays are written to until the step is over.");
   m.def("missing_shards", [] { return Step::Get().Missing(); }, released);
-  m.def("take_shard", [](uint32_t leaf) { Step::Get().Take(leaf); }, released);
+  m.def("take_shard", [](uint32_t shard) { Step::Get().Take(shard); }, released);
   m.def("take_no_shard", [] { Step::Get().TakeNone(); }, released);
-  m.def("take_shard_for_hashes", [](uint32_t leaf) { Step::Get().TakeForHashes(leaf); }, released);
+  m.def("take_shard_for_hashes", [](uint32_t shard) { Step::Get().TakeForHashes(shard); }, released);
   m.def(
       "update_follows",
       [](const py::function& where) {
-        // Not owned: who calls this holds it until the step is over or undone. To let go of it would take the GIL in
-        // the midst of each step.
+        // Not owned: the caller holds it until the step is over or undone. Releasing it would take the GIL during each
+        // step.
         const py::handle held = where;
         const py::gil_scoped_release release;
         Step::Get().UpdateFollows([held] { return Told(held); });
@@ -84,11 +84,11 @@ void RegisterShards(py::module_& m) {
       "flush_denormals", [](bool flushes) { return FlushDenormals(flushes); }, py::arg("flushes"),
       "Whether this thread does from now on; whether it did before.");
   m.def(
-      "deal_shards",
-      [](uint32_t leaves, const Members& members, const std::vector<uint32_t>& weights, uint32_t rank) {
-        return shards::Deal(leaves, members, weights).Of(rank);
+      "partition_shards",
+      [](uint32_t shards, const Members& members, const std::vector<uint32_t>& weights, uint32_t rank) {
+        return shards::Partition(shards, members, weights).Of(rank);
       },
-      py::arg("leaves"), py::arg("members"), py::arg("weights"), py::arg("rank"),
+      py::arg("shards"), py::arg("members"), py::arg("weights"), py::arg("rank"),
       "The shards of `rank`, ascending, of a step that `members` begin; `weights` of each of them, or none.");
 }
 

@@ -66,7 +66,7 @@ kf_status kf_shard_key(uint64_t* seed, uint64_t* step, uint32_t* shard, uint32_t
   return Guarded([&] {
     const auto key = kungfu::shards::Step::Get().NextKey();
     *any = key ? 1 : 0;
-    if (key) std::tie(*seed, *step, *shard, *place) = std::tie(key->seed, key->step, key->leaf, key->place);
+    if (key) std::tie(*seed, *step, *shard, *place) = std::tie(key->seed, key->step, key->shard, key->place);
   });
 }
 
@@ -119,7 +119,7 @@ kf_status kf_participants(uint32_t* count, uint64_t* stamp) {
   return Guarded([&] {
     const auto communicator = Peer::Get().Current();
     const uint32_t generation = communicator->last_generation();
-    *count = communicator->size() - generation;  // a generation is one death more
+    *count = communicator->size() - generation;  // a generation is one failure more
     *stamp = communicator->cluster_version() | static_cast<uint64_t>(generation) << 48;
   });
 }

@@ -1,4 +1,4 @@
-// The last failure, for those who can't be given an exception: callers of the C ABI, and Python above MindSpore, to
+// The last failure, for callers that can't get an exception: callers of the C ABI, and Python above MindSpore, to
 // which a kernel can raise nothing but a RuntimeError.
 #ifndef KUNGFU_C_API_FAILURE_H_
 #define KUNGFU_C_API_FAILURE_H_

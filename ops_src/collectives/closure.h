@@ -10,8 +10,8 @@
 
 namespace kungfu {
 
-// This rank's communicator was closed before, or meanwhile, by another of its threads perhaps. Nothing to tell the
-// others: whoever closed it has told them what they are to know.
+// This rank's communicator was closed before, or meanwhile, by another of its threads perhaps. The other ranks need no
+// notice: the thread that closed it has notified them.
 struct Closed : Error {
   using Error::Error;
 };
@@ -19,7 +19,7 @@ struct Closed : Error {
 // That it is over, and why: the first reason stays. Thread-safe.
 class Closure {
  public:
-  // Where this closes it, and it wasn't closed before, `then` runs before anybody else is told that it is.
+  // If this closes it, and it wasn't closed before, `then` runs before any other caller sees that it is.
   template <typename Then = void (*)()>
   void Close(kf_status status, const std::string& reason, const Then& then = [] {}) {
     std::lock_guard<std::mutex> guard(mutex_);

@@ -1,10 +1,10 @@
-// What is the same whatever data travels by: who is a member, and how a rank gives up.
+// What doesn't depend on how data travels: which ranks are members, and how a rank gives up.
 //
 // If a rank gives up at its deadline, it says so and the others follow: the ranks are at different places then and the
-// communicator is finished. The same where a rank fails for a reason of its own (no memory, Ctrl-C) and the policy is
-// to fail. Where it is to recover, such a rank is out alone: it says so, its heart stands still, and the others wait
-// for the launcher, which ends its process, if it has not ended itself, and then marks it lost like any that dies. A
-// rank whose communicator was closed under it, by another of its threads, says nothing: that one has.
+// communicator is finished. The same holds if a rank fails for a reason of its own (no memory, Ctrl-C) and the policy
+// is to fail. If the policy is to recover, such a rank is out alone: it says so, its heartbeat stops, and the others
+// wait for the launcher. The launcher ends its process, if it hasn't ended by itself, and then marks it lost like any
+// failed rank. A rank whose communicator was closed under it, by another of its threads, says nothing: that one has.
 #include "collectives/communicator.h"
 
 #include <algorithm>
@@ -25,13 +25,13 @@ Members Ranks(uint32_t size) {
 }  // namespace
 
 Communicator::Communicator(uint32_t rank, uint32_t size, uint64_t cluster_version)
-    : rank_(rank), size_(size), cluster_version_(cluster_version), everyone_(Ranks(size)) {}
+    : rank_(rank), size_(size), cluster_version_(cluster_version), all_ranks_(Ranks(size)) {}
 
 Members Communicator::MembersOf(uint32_t generation) const {
-  Members members = everyone_;
+  Members members = all_ranks_;
   if (!is_member()) return members;
   for (uint32_t d = 0; d < generation; d++) {
-    members.erase(std::find(members.begin(), members.end(), board()->Death(d)));
+    members.erase(std::find(members.begin(), members.end(), control()->FailedRank(d)));
   }
   return members;
 }
@@ -39,28 +39,28 @@ Members Communicator::MembersOf(uint32_t generation) const {
 uint32_t Communicator::StateRoot() const {
   if (!is_member()) return 0;
   for (const uint32_t r : Living()) {
-    if (board()->HasState(r)) return r;
+    if (control()->HasState(r)) return r;
   }
   return size_;
 }
 
 void Communicator::Beat() {
   if (!is_member() || process_.IsCopy() || silent_.load(std::memory_order_relaxed)) return;
-  board()->Beat(rank_);
+  control()->Beat(rank_);
 }
 
 void Communicator::RequestSyncPoint(uint64_t number) {
   if (!is_member()) return;
   process_.Refuse("request a sync point");
-  board()->RequestSyncPoint(number);
+  control()->RequestSyncPoint(number);
 }
 
 void Communicator::NoteStep(uint64_t step, std::chrono::nanoseconds each) {
-  if (is_member() && !process_.IsCopy()) board()->NoteStep(rank_, step, each);
+  if (is_member() && !process_.IsCopy()) control()->NoteStep(rank_, step, each);
 }
 
 void Communicator::SetBusy(bool busy) {
-  if (is_member() && !process_.IsCopy()) board()->SetBusy(rank_, busy);
+  if (is_member() && !process_.IsCopy()) control()->SetBusy(rank_, busy);
 }
 
 void Communicator::Close(kf_status status, const std::string& reason) {
@@ -69,15 +69,15 @@ void Communicator::Close(kf_status status, const std::string& reason) {
 }
 
 void Communicator::Leave() {
-  if (is_member() && !process_.IsCopy()) board()->Leave(rank_);
+  if (is_member() && !process_.IsCopy()) control()->Leave(rank_);
 }
 
 // After a failure the ranks are at different places and this communicator is finished: at the others as well, or else,
-// where they recover and the reason is this rank's own, they wait until it is marked lost. Nobody follows one who was
-// fenced before it has said anything, or dies while it says it: the others find out by themselves.
+// if they recover and the reason is this rank's own, they wait until it is marked lost. No rank follows one that was
+// fenced before it gave up, or that fails while it gives up: the others find out by themselves.
 //
-// What finishes the communicator is what the others are told, and nothing else: it is closed and told under one hold of
-// the closure's mutex, by the first of this rank's threads that fails. To the rest of them it is closed; they fail
+// The error that finishes the communicator is exactly the one that the others get: it is closed and told under one hold
+// of the closure's mutex, by the first of this rank's threads that fails. To the rest of them it is closed; they fail
 // because of that first failure, or for a reason that has come too late to matter: a rank that is out alone stays out
 // alone.
 void Communicator::GiveUp(const Error& error) {
@@ -91,8 +91,8 @@ void Communicator::GiveUp(const Error& error) {
     const bool own = interrupted ||
                      (status != KF_TIMEOUT && status != KF_PEER_LOST && status != KF_ABORTED && status != KF_MISMATCH);
     const bool alone = own && recovers();
-    board()->GiveUp(rank_, alone ? GaveUp::kAlone : GaveUp::kForAll, own ? KF_ABORTED : status,
-                    alone ? error.Described() : Text(board()->PeerName(rank_), " gave up: ", error.what()));
+    control()->GiveUp(rank_, alone ? GaveUp::kAlone : GaveUp::kForAll, own ? KF_ABORTED : status,
+                      alone ? error.Described() : Text(control()->PeerName(rank_), " gave up: ", error.what()));
     if (alone) silent_.store(true, std::memory_order_relaxed);
   });
 }

@@ -13,13 +13,13 @@ namespace kungfu {
 template <typename T>
 struct Gathered {
   std::vector<T> rows;  // by rank
-  Members members;      // who took part; in the place of others, who are dead, are zeros
+  Members members;      // the ranks that contributed; rows of failed ones are zeros
 
-  // That of the lowest rank that took part, whose word counts where one has to.
+  // That of the lowest rank that contributed, which decides if one rank has to.
   const T& first() const { return rows[members.front()]; }
 };
 
-// Collective. The same answer at all who took part. Throws what Communicator::Run throws.
+// Collective. The same answer at all ranks that contributed. Throws what Communicator::Run throws.
 template <typename T>
 Gathered<T> GatherLiving(Communicator& communicator, const char* name, const T& mine) {
   static_assert(std::is_trivially_copyable_v<T>);

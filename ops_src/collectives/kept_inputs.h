@@ -18,7 +18,7 @@ inline bool InPlace(const Operation& operation) {
                      [](const kf_tensor& tensor) { return tensor.input == tensor.output && tensor.count > 0; });
 }
 
-// Operations that read their inputs from copies, where they are in place, for as long as this object lives. The memory
+// Operations that read their inputs from copies, if they are in place, for as long as this object lives. The memory
 // belongs to the thread and is kept: fresh pages cost more than the copy.
 class KeptInputs {
  public:

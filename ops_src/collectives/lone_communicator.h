@@ -1,4 +1,4 @@
-// A cluster of one that nobody knows of: a process that kungfu-run has not started, or that has not joined yet.
+// A cluster of one that no launcher knows: a process that kungfu-run has not started, or that has not joined yet.
 #ifndef KUNGFU_COLLECTIVES_LONE_COMMUNICATOR_H_
 #define KUNGFU_COLLECTIVES_LONE_COMMUNICATOR_H_
 
@@ -19,7 +19,7 @@ class LoneCommunicator final : public Communicator {
   uint32_t Settle(const Operation*, uint32_t*, size_t) override { return 0; }
 
  private:
-  ControlBoard* board() const override { return nullptr; }
+  ControlBlock* control() const override { return nullptr; }
 };
 
 }  // namespace kungfu

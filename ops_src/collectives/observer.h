@@ -1,5 +1,4 @@
-// Who looks at what passes through this process's collectives. The collectives know nobody above them: monitoring
-// installs itself here.
+// An observer of this process's collectives. The collectives know no layer above them: monitoring installs itself here.
 #ifndef KUNGFU_COLLECTIVES_OBSERVER_H_
 #define KUNGFU_COLLECTIVES_OBSERVER_H_
 
@@ -15,7 +14,7 @@ namespace kungfu {
 
 class Observer {
  public:
-  // One operation under way; destroyed without Done where it fails.
+  // One operation under way; destroyed without Done if it fails.
   class Observation {
    public:
     virtual ~Observation() = default;
@@ -29,7 +28,7 @@ class Observer {
 
   // `observer` is never freed; null takes it away. One that is installed already may be called for a little longer.
   static void Install(Observer* observer) { installed_.store(observer, std::memory_order_release); }
-  // What a communicator calls before each operation. Costs one load where nobody looks.
+  // What a communicator calls before each operation. Costs one load without an observer.
   static std::unique_ptr<Observation> Observe(const Operation& operation) {
     Observer* const observer = installed_.load(std::memory_order_acquire);
     return observer == nullptr ? nullptr : observer->Begin(operation);

@@ -56,8 +56,8 @@ uint64_t SignatureOf(const Operation& operation) {
     for (const char* c = operation.layout; *c != '\0'; c++) hash = Mix(hash, static_cast<unsigned char>(*c));
   }
   if (operation.planes != nullptr) hash = Mix(hash, operation.planes->hash);
-  if (operation.givers != nullptr) {
-    for (const uint32_t rank : *operation.givers) hash = Mix(hash, rank);
+  if (operation.sources != nullptr) {
+    for (const uint32_t rank : *operation.sources) hash = Mix(hash, rank);
   }
   const uint64_t op = Reduces(operation.kind) ? operation.op : 0;
   return (hash << 24) | static_cast<uint64_t>(operation.kind) << 16 | static_cast<uint64_t>(operation.dtype) << 8 | op;
@@ -108,7 +108,7 @@ std::string Describe(const Operation& part) {
   if (Reduces(operation.kind)) text += Text(", ", NameOf(operation.op));
   if (operation.planes != nullptr) text += Text(" of shards (partition ", operation.planes->hash, ")");
   if (operation.kind == Kind::kBroadcast) text += Text(", root ", operation.root);
-  if (operation.givers != nullptr) text += Text(", given by ", operation.givers->size(), " ranks");
+  if (operation.sources != nullptr) text += Text(", source ranks: ", operation.sources->size(), " ranks");
   return text;
 }
 

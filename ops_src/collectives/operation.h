@@ -21,9 +21,9 @@ using Members = std::vector<uint32_t>;
 enum class Kind : uint8_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kBarrier, kReduceTo, kGatherTo };
 inline constexpr uint32_t kNumKinds = 7;
 
-// Of an operation over several hosts, what this one of a host does for it: bring a part, or hear the link's verdict,
-// the result, or the text of a failure.
-enum class Stage : uint8_t { kBring, kVerdict, kResult, kText };
+// Of an operation over several hosts, what this one of a host does for it: bring a contribution, or receive the
+// transport's commit, the result, or the text of a failure.
+enum class Stage : uint8_t { kBring, kCommit, kResult, kText };
 
 struct Operation;
 
@@ -31,7 +31,7 @@ struct Operation;
 struct Weighting {
   bool applies = false;
   uint32_t own = 1;           // this rank's, below 2^kWeightBits
-  uint64_t* total = nullptr;  // gets what the ranks that took part weigh together
+  uint64_t* total = nullptr;  // gets the sum of the contributing ranks' weights
 };
 inline constexpr int kWeightBits = 24;
 
@@ -41,9 +41,9 @@ struct PartOfWhole {
   // Parts have the name of the whole. These tell them apart; `track`: see hosts/slices.h.
   Stage stage = Stage::kBring;
   uint8_t track = 0;
-  uint64_t signature = 0;   // not 0: the answer of SignatureOf, since the part's tensors may be cut otherwise
-  bool patient = false;     // a rank that waits in it sleeps at once, because others need the core
-  bool keeps_lane = false;  // its members may keep its lane after its end: see host/lanes.cc
+  uint64_t signature = 0;    // not 0: the answer of SignatureOf, since the part's tensors may be cut otherwise
+  bool patient = false;      // a rank that waits in it sleeps at once, because others need the core
+  bool pins_buffer = false;  // its members may keep its staging buffer after its end: see host/staging_buffers.cc
 };
 
 // What a caller asks for; every rank has to bring an equal one under the same key.
@@ -67,7 +67,7 @@ struct Operation {
   const Planes* planes = nullptr;
   // A broadcast whose data several ranks have, the root among them, in ascending order. Over several hosts a host with
   // such a rank takes the data from it.
-  const Members* givers = nullptr;
+  const Members* sources = nullptr;
   PartOfWhole part = {};
 };
 
@@ -101,9 +101,9 @@ inline bool IsToRoot(Kind kind) { return kind == Kind::kReduceTo || kind == Kind
 uint64_t SignatureOf(const Operation& operation);
 // The elements that a rank brings.
 uint64_t CountOf(const Operation& operation);
-// Throws ValueError, TypeError or StaleClusterError where it can't be run by `size` ranks, whatever they bring.
+// Throws ValueError, TypeError or StaleClusterError if it can't be run by `size` ranks, whatever they bring.
 void Validate(const Operation& operation, uint32_t size);
-// Throws ValueError where a tensor that has elements has no memory.
+// Throws ValueError if a tensor that has elements has no memory.
 void RequireMemory(const Operation& operation, bool inputs, bool outputs);
 // In words, for the message of a mismatch: what the caller asked for.
 std::string Describe(const Operation& part);

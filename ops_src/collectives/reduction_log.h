@@ -10,8 +10,9 @@
 namespace kungfu {
 
 // What came of the reductions since the last call, in generations plus one; 0: there was none. Operations of one mind
-// are one commit. A step may have several (two optimizers, one after the other), and a rank may die between them, when
-// the first update is done: `first` is less than `last` then. The same answer at all who took part in the last.
+// are one commit. A step may have several (two optimizers, one after the other), and a rank may fail between them, when
+// the first update is done: `first` is less than `last` then. The same answer at all ranks that contributed to the
+// last.
 struct Reductions {
   uint32_t gradient, any;         // the latest of the gradients', and of all all-reduces
   uint32_t commits, first, last;  // of gradients

@@ -71,7 +71,7 @@ void Device::RunAlone(const Operation& operation, Stream stream) {
 
 uint64_t Device::Enqueue(JobPtr job) {
   std::lock_guard<std::mutex> guard(mutex_);
-  // One of a step that failed: nobody waits for it any more when the next one under its name starts.
+  // One of a step that failed: no caller waits for it any more when the next one under its name starts.
   for (auto each = by_ticket_.begin(); each != by_ticket_.end();) {
     each = each->second->ended && each->second->key == job->key ? by_ticket_.erase(each) : std::next(each);
   }
@@ -112,8 +112,8 @@ void Device::Wait(const uint64_t* tickets, size_t num_tickets) {
       if (job->error) throw *job->error;
       fewest = std::min(fewest, job->members);
     }
-    // The earlier ones had a rank in them that died before the later ones: they are done again without it, as are those
-    // of the other survivors, who know the same.
+    // The earlier ones had a rank in them that failed before the later ones. They are repeated without it, as at the
+    // other survivors, which know the same.
     std::vector<JobPtr> again;
     for (const JobPtr& job : jobs) {
       if (job->members == fewest) continue;
@@ -200,7 +200,7 @@ void Device::End(const JobPtr& job, const Error* error, uint32_t members) {
   ended_.notify_all();
 }
 
-// Somebody has not got what the others have. Look again when this rank has more, or in a moment, since another may.
+// Some rank doesn't have what the others have. Look again when this rank has more, or in a moment, since another may.
 void Device::AwaitMore() {
   std::unique_lock<std::mutex> lock(mutex_);
   const size_t before = queue_.size();

@@ -25,7 +25,7 @@ namespace kungfu::device {
 // Thread-safe.
 class Device {
  public:
-  // `engine` is null where the vendor's library is missing, and `why_no_engine` says so. Both are never freed: a
+  // `engine` is null if the vendor's library is missing, and `why_no_engine` says so. Both are never freed: a
   // bring-up that was given up may still be using them.
   Device(Driver& driver, Engine* engine, std::string why_no_engine, const Options& options);
   ~Device();
@@ -34,7 +34,7 @@ class Device {
 
   Driver& driver() { return tools_.driver; }
 
-  // Queues it and gives the ticket to wait with; 0 where it is done as far as `stream` is concerned.
+  // Queues it and gives the ticket to wait with; 0 if it is done as far as `stream` is concerned.
   uint64_t Start(std::shared_ptr<Communicator> communicator, const Operation& operation, Stream stream);
   // Waits until all have ended, all with the same ranks, and throws the error of the first that failed.
   void Wait(const uint64_t* tickets, size_t num_tickets);

@@ -17,7 +17,7 @@ namespace kungfu::device {
 using Stream = void*;
 using Event = void*;
 
-// Where a thread works: the device, and the vendor's context where there is such a thing.
+// Where a thread works: the device, and the vendor's context if there is such a thing.
 struct Place {
   int device = -1;
   void* context = nullptr;
@@ -64,7 +64,7 @@ class DeviceCommunicator {
   virtual bool Ready() = 0;
   // Begins to enqueue one operation; one that Engine::Supports says no to is never brought here. Never blocks for long.
   virtual void Launch(const Operation& operation, Stream stream) = 0;
-  // Throws Error where the library has noticed a failure by itself.
+  // Throws Error if the library has noticed a failure by itself.
   virtual void CheckHealth() = 0;
 };
 

@@ -87,7 +87,7 @@ std::vector<JobPtr> Session::Order(const std::vector<JobPtr>& mine) {
   members_ = all.members.size();
   if (members_ < all.rows.size() && !by_staging_) {
     vendors_.reset();
-    UseStaging(Text(all.rows.size() - members_, " of ", all.rows.size(), " ranks died"));
+    UseStaging(Text(all.rows.size() - members_, " of ", all.rows.size(), " ranks failed"));
   }
 
   std::vector<JobPtr> common;
@@ -112,7 +112,7 @@ std::vector<JobPtr> Session::Order(const std::vector<JobPtr>& mine) {
       ReportMismatch(job);
     }
   }
-  // Where one rank has waited for too long for another, the ranks are not at the same place in the program: nothing
+  // If one rank has waited for too long for another, the ranks are not at the same place in the program: nothing
   // that some of them lack goes on.
   const bool expired = std::any_of(all.rows.begin(), all.rows.end(), [](const Announcement& each) {
     return std::any_of(each.ready, each.ready + each.count, [](const Ready& ready) { return ready.expired != 0; });
@@ -167,7 +167,7 @@ void Session::ChooseEngine() {
 
   bool wants_vendor = false;
   bool wants_staging = false;
-  std::string why = members_ < all.rows.size() ? "a rank died" : "";
+  std::string why = members_ < all.rows.size() ? "a rank failed" : "";
   for (const uint32_t r : all.members) {
     const Capabilities& its = all.rows[r];
     wants_vendor = wants_vendor || its.choice == KF_ENGINE_VENDOR;
@@ -211,9 +211,9 @@ void Session::BringUp() {
   Head head;
   std::memcpy(&head, id.data(), sizeof head);
   Error failure(KF_DEVICE, Text("rank 0: ", head.text));
-  Verdict verdict = Verdict::kFailed;
+  Outcome outcome = Outcome::kFailed;
   if (head.ok != 0) {
-    verdict = Rounds(
+    outcome = Rounds(
         [&] {
           if (vendors_ == nullptr) {
             vendors_ = tools_.engine->Begin(std::string(id.data() + sizeof head, tools_.engine->IdBytes()),
@@ -223,13 +223,13 @@ void Session::BringUp() {
         },
         &failure);
   }
-  if (verdict == Verdict::kDone) {
+  if (outcome == Outcome::kDone) {
     tools_.note_engine(tools_.engine->Name());
     return;
   }
   vendors_.reset();
-  if (verdict == Verdict::kDied) {
-    UseStaging("a rank died while " + tools_.engine->Name() + " came up");
+  if (outcome == Outcome::kPeerFailed) {
+    UseStaging("a rank failed while " + tools_.engine->Name() + " came up");
   } else {
     const std::string why = Text(tools_.engine->Name(), " did not come up: ", failure.what());
     if (tools_.options.engine == KF_ENGINE_VENDOR) throw Error(KF_DEVICE, why);
@@ -237,8 +237,8 @@ void Session::BringUp() {
   }
 }
 
-// Until all ranks are `done`, one has failed (`done` throws there) or one has died. The same verdict at all ranks.
-Session::Verdict Session::Rounds(const std::function<bool()>& done, Error* failure) {
+// Until all ranks are `done`, one has an error (`done` throws there) or one has failed. The same outcome at all ranks.
+Session::Outcome Session::Rounds(const std::function<bool()>& done, Error* failure) {
   RunTime waited;
   Status own{};
   own.state = kRunning;
@@ -264,16 +264,16 @@ Session::Verdict Session::Rounds(const std::function<bool()>& done, Error* failu
     const auto all = GatherLiving(*communicator_, "kungfu/device/rounds", own);
     const bool all_done =
         std::all_of(all.members.begin(), all.members.end(), [&](uint32_t r) { return all.rows[r].state == kDone; });
-    // A rank that died after all survivors had finished takes nothing away from the result.
-    if (all_done) return Verdict::kDone;
+    // A rank that failed after all survivors had finished takes nothing away from the result.
+    if (all_done) return Outcome::kDone;
     if (all.members.size() < members_) {
       members_ = all.members.size();
-      return Verdict::kDied;
+      return Outcome::kPeerFailed;
     }
     for (const uint32_t r : all.members) {
       if (all.rows[r].state != kFailed) continue;
       *failure = Error(KF_DEVICE, Text("rank ", r, ": ", all.rows[r].text));
-      return Verdict::kFailed;
+      return Outcome::kFailed;
     }
   }
 }
@@ -297,7 +297,7 @@ void Session::RunBatch(const std::vector<JobPtr>& jobs) {
   RunByStaging(by_staging);
 }
 
-// A reduction in place overwrites what it would have to begin with if a rank dies in it.
+// A reduction in place overwrites what it would have to begin with if a rank fails in it.
 void Session::SaveInputs(const JobPtr& job) {
   if (job->kept != nullptr || !Reduces(job->operation.kind)) return;
   const size_t unit = SizeOf(job->operation.dtype);
@@ -318,13 +318,13 @@ void Session::SaveInputs(const JobPtr& job) {
   job->ready = Mark(tools_.driver, tools_.stream);
 }
 
-// Whether they have ended; if not, a rank died and they are to be done again.
+// Whether they have ended; if not, a rank failed and they are to be repeated.
 bool Session::RunByEngine(const std::vector<JobPtr>& jobs) {
   if (jobs.empty()) return true;
   size_t launched = 0;
   std::optional<Mark> last;
   Error failure(KF_OK, "");
-  const Verdict verdict = Rounds(
+  const Outcome outcome = Rounds(
       [&] {
         if (!last.has_value()) {
           if (!vendors_->Ready()) return false;
@@ -341,15 +341,15 @@ bool Session::RunByEngine(const std::vector<JobPtr>& jobs) {
         return last->Done();
       },
       &failure);
-  switch (verdict) {
-    case Verdict::kDone:
+  switch (outcome) {
+    case Outcome::kDone:
       for (const JobPtr& job : jobs) tools_.end(job, nullptr, members_);
       return true;
-    case Verdict::kDied:
+    case Outcome::kPeerFailed:
       GiveUp(jobs);
-      UseStaging("a rank died in an operation of " + tools_.engine->Name());
+      UseStaging("a rank failed in an operation of " + tools_.engine->Name());
       return false;
-    case Verdict::kFailed:
+    case Outcome::kFailed:
       GiveUp(jobs);
       for (const JobPtr& job : jobs) {
         const Error error(KF_DEVICE, Text(NameOf(job->operation.kind), " \"", job->name, "\": ", failure.what()));

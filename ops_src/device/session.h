@@ -62,8 +62,8 @@ struct SessionTools {
 //           in the order in which the lowest living rank lists it.
 //   launch  On a stream of our own, which waits for the callers' streams: an operation that has to be given up must not
 //           take the caller's other work with it.
-//   verdict The ranks gather how far each of them is, every few milliseconds, until all have finished, one has failed
-//           or one has died. So no rank takes a result for good that another has not got. After a death the survivors
+//   outcome The ranks gather how far each of them is, every few milliseconds, until all have finished, one has failed
+//           or one has died. So no rank keeps a result that another one lacks. After a failure the survivors
 //           give the device communicator up and do the same operations again by staging, where the runtime's own
 //           recovery works.
 //
@@ -85,7 +85,7 @@ class Session {
   void GiveUp(const std::vector<JobPtr>& jobs);
 
  private:
-  enum class Verdict { kDone, kFailed, kDied };
+  enum class Outcome { kDone, kFailed, kPeerFailed };
 
   std::vector<JobPtr> Order(const std::vector<JobPtr>& mine);
   void ReportMismatch(const JobPtr& job);
@@ -94,7 +94,7 @@ class Session {
   void RunBatch(const std::vector<JobPtr>& jobs);
   bool RunByEngine(const std::vector<JobPtr>& jobs);
   void RunByStaging(const std::vector<JobPtr>& jobs);
-  Verdict Rounds(const std::function<bool()>& done, Error* failure);
+  Outcome Rounds(const std::function<bool()>& done, Error* failure);
   void SaveInputs(const JobPtr& job);
   void UseStaging(const std::string& why);
 

@@ -41,7 +41,7 @@ class Staging::Plan {
         offset += n;
       }
     }
-    // In place on the host where inputs and outputs are of one size.
+    // In place on the host if inputs and outputs are of one size.
     const size_t largest = chunks.size() == 1 ? chunks[0].count : most;
     out_at = ins == outs ? 0 : AlignedForDevice(largest * ins * unit);
     buffer_bytes = out_at + largest * outs * unit;

@@ -26,7 +26,7 @@ class Staging {
   Staging& operator=(const Staging&) = delete;
 
   // Returns, or throws, when nothing of it is under way any more. `ready`: what the tensors' memory waits for. Chunks
-  // may have ended with different ranks in them where one has died meanwhile; the caller finds that out.
+  // may have ended with different ranks in them if one has failed meanwhile; the caller finds that out.
   //
   // Throws what the communicator throws, which all ranks see. A failure of this device alone goes to `failure`, the
   // first one, and the operation goes on with whatever is in the host's memory: the others must not wait for this rank.

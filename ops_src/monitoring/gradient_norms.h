@@ -30,7 +30,7 @@ class GradientNorms : public Observer {
   // What was seen since the last call, or since Watch.
   Norms Take();
   // A step of shards (shards/step.h) is several operations of which none has a rank's gradients, and measures itself:
-  // where something is watched, it adds what it has seen. `brought` is then the mean over the shards.
+  // if something is watched, it adds what it has seen. `brought` is then the mean over the shards.
   bool Watching() const;
   void Add(const Norms& norms);
 

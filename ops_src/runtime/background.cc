@@ -98,7 +98,7 @@ struct Background::Pending : KeptOperation {
   uint32_t generation = 0;  // that it ended in
 
   State state = State::kQueued;  // guarded by mutex_
-  bool waited_for = false;       // guarded by mutex_; while somebody is inside Wait with it
+  bool waited_for = false;       // guarded by mutex_; while a caller is inside Wait with it
   bool to_outputs = false;       // set before it runs
   uint64_t ticket = 0;
 };
@@ -129,7 +129,7 @@ uint64_t Background::Start(std::shared_ptr<Communicator> communicator, const Ope
   return pending->ticket;
 }
 
-// The last one of this name and dtype if nobody needs it any more; a new one otherwise, and the last one's ticket is
+// The last one of this name and dtype if no caller needs it any more; a new one otherwise, and the last one's ticket is
 // forgotten.
 Background::PendingPtr Background::NewPending(const std::string& key) {
   std::lock_guard<std::mutex> guard(mutex_);

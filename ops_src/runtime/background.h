@@ -24,20 +24,20 @@ namespace kungfu {
 // blocking calls; a rank may also bring a started operation where another brings a blocking one, if the order is the
 // same.
 //
-// Who owns what. Start copies the inputs into memory of the pending operation, and the thread writes the results into
-// more of it: MindSpore frees a failed graph's tensors whenever it likes, and nobody tells a kernel. The caller's
-// outputs are written only inside Wait, where the caller keeps them alive by waiting: by the thread itself if it begins
-// the operation then, else by a copy. The inputs stay intact until Wait has returned, for a step that has to be done
-// again without a rank that died in it.
+// Ownership. Start copies the inputs into memory of the pending operation, and the thread writes the results into more
+// of it: MindSpore frees a failed graph's tensors at any time, without notice to a kernel. The caller's outputs are
+// written only inside Wait, where the caller keeps them alive by waiting: by the thread itself if it begins the
+// operation then, else by a copy. The inputs stay intact until Wait has returned, for a step that has to be repeated
+// without a rank that failed in it.
 //
 // That costs one copy of the inputs at Start, at most one of the results in Wait, and twice the operation's bytes for
 // as long as this object lives: the memory is kept for the next operation of the same name, since pages from the system
 // cost more than the copies. A cluster of one needs none of it: there Start does what a blocking call would.
 //
-// Operations that are waited for together are settled together: if a rank died between two of them, those that it had
-// part in are done again without it, from the copies, by the waiter.
+// Operations that are awaited together are settled together: if a rank failed between two of them, those that it
+// contributed to are repeated without it, from the copies, by the waiting thread.
 //
-// An operation that nobody waits for (its step failed) still runs, because the other ranks count on it. It is freed
+// An operation that no caller waits for (its step failed) still runs, because the other ranks count on it. It is freed
 // when the next one of its name and dtype starts.
 //
 // Thread-safe. The thread exists from the first operation that needs it until Stop, and sleeps while there is none.
@@ -55,7 +55,7 @@ class Background {
   // Waits until all these operations have ended and their results are in the outputs named here, then throws the error
   // of the first that failed. Each ticket is good for one call, with the tensors that it was started with.
   void Wait(const kf_started* started, size_t num_started);
-  // Ends the thread, after what is queued; whoever is in a hurry closes the communicators first. A Start meanwhile
+  // Ends the thread, after what is queued; a caller in a hurry closes the communicators first. A Start meanwhile
   // waits until it has ended.
   void Stop() noexcept;
   // Whether it is a forked child's, which is of no use.

@@ -25,7 +25,7 @@ class Heartbeat {
   struct Shared;
   // The thread's, too: it is never joined, because a process may end, or fork, at any time.
   std::shared_ptr<Shared> shared_;
-  std::optional<OneProcess> process_;  // whose thread it is
+  std::optional<OneProcess> process_;  // the process of the thread
 };
 
 }  // namespace kungfu

@@ -22,7 +22,7 @@ namespace {
 }  // namespace
 
 Peer::Peer() : current_(std::make_shared<LoneCommunicator>()), background_(new Background) {
-  // A forked child may ask for its rank: it finds the lock free. Nobody waits for anything else while he has it.
+  // A forked child may ask for its rank: it finds the lock free. No thread waits for anything else while it has it.
   pthread_atfork([] { Get().mutex_.lock(); }, [] { Get().mutex_.unlock(); }, [] { Get().mutex_.unlock(); });
 }
 
@@ -71,13 +71,13 @@ void Peer::Join(int fd, uint32_t rank, const std::string& address, bool has_stat
   store().KeepOtherHosts(next->cluster_version());
 }
 
-void Peer::JoinHosts(int local, int everybody, int requests, int models, const hosts::Places& places, uint32_t rank,
-                     const std::string& address, bool has_state, const CommunicatorOptions& options) {
+void Peer::JoinHosts(int local, int control_segment, int requests, int models, const hosts::Places& places,
+                     uint32_t rank, const std::string& address, bool has_state, const CommunicatorOptions& options) {
   const auto next = std::make_shared<ClusterCommunicator>(std::make_shared<shm::Segment>(local),
-                                                          std::make_shared<shm::Segment>(everybody), requests, places,
-                                                          rank, address, has_state, options);
+                                                          std::make_shared<shm::Segment>(control_segment), requests,
+                                                          places, rank, address, has_state, options);
   const uint64_t version = next->cluster_version();
-  // Before anybody stands in the new version, and until nobody stands in the old one any more.
+  // Before any thread is in the new version, and until none is in the old one any more.
   store().AddOtherHosts(version, std::make_shared<store::OtherHosts>(models, places, rank, options.collective_timeout));
   try {
     Enter(next);
@@ -94,16 +94,16 @@ void Peer::JoinHosts(int local, int everybody, int requests, int models, const h
 template <typename Next>
 void Peer::Enter(const std::shared_ptr<Next>& next) {
   {
-    // Who has a place is expected to count from now on, also while it waits for the others.
+    // A rank with a slot must send heartbeats from now on, also while it waits for the others.
     std::lock_guard<std::mutex> guard(mutex_);
     heartbeat_.Follow(next);
   }
   try {
     next->Assemble();
   } catch (...) {
-    // Where the members recover from deaths they wait for this rank's, and for nothing else: had it "left", all of them
-    // would give up. Its heart stays in the version that it is lost in, and stands still there (see GiveUp), so that
-    // the launcher ends the process if it doesn't end by itself.
+    // If the members recover from failures they wait for this rank's, and for nothing else: had it "left", all of
+    // them would give up. Its heart stays in the version that it is lost in, and stands still there (see GiveUp), so
+    // that the launcher ends the process if it doesn't end by itself.
     if (next->recovers()) throw;
     {
       std::lock_guard<std::mutex> guard(mutex_);
@@ -149,7 +149,7 @@ void Peer::Install(std::shared_ptr<Communicator> next, const std::string& why_st
 ResizeOutcome Peer::Resize(uint32_t size) {
   const auto communicator = Current();
   if (size < 1) throw Error(KF_INVALID, "a cluster has at least 1 rank, resize to 0 was asked for");
-  // Whoever waits here alone reads the name.
+  // A caller that waits here alone reads the name.
   const auto asked = GatherLiving(*communicator, "kungfu/resize (all ranks have to call it)", size);
   for (const uint32_t r : asked.members) {
     if (asked.rows[r] == size) continue;

@@ -32,7 +32,7 @@ class Peer {
   // The one peer of this process. It is never destroyed: threads of MindSpore may outlive static destructors.
   static Peer& Get();
 
-  // Where there is a join handler, after it has returned.
+  // If there is a join handler, after it has returned.
   std::shared_ptr<Communicator> Current();
 
   // A process that may join its cluster later gives a handler that does so (it calls Join, or Leave), and takes it away
@@ -48,8 +48,8 @@ class Peer {
   uint32_t weight() const { return weight_.load(std::memory_order_relaxed); }
 
   // What this rank says of the parameters that it begins to train; "": nothing. It is a part of the layout of its
-  // gradient reductions, so that ranks which say different things find a mismatch in the first of them, all alike, and
-  // nothing more is sent. Forgotten with the cluster version: a newcomer, who begins in the midst, says nothing.
+  // gradient reductions, so that ranks with different claims find a mismatch in the first of them, all alike, and
+  // nothing more is sent. Forgotten with the cluster version: a joining worker has no claim.
   void SetClaim(const std::string& claim);
   // `layout` with the claim before it.
   std::string WithClaim(const char* layout);
@@ -60,9 +60,9 @@ class Peer {
   // Becomes rank `rank` of the segment behind `fd` and waits for the other members; the communicator so far is
   // finished. The descriptor stays the caller's.
   void Join(int fd, uint32_t rank, const std::string& address, bool has_state, const CommunicatorOptions& options);
-  // The same in a cluster over several hosts: the segments of this host and of all ranks, and the sockets to the link
-  // (see ClusterCommunicator) and to the model link (see OtherHosts).
-  void JoinHosts(int local, int everybody, int requests, int models, const hosts::Places& places, uint32_t rank,
+  // The same in a cluster over several hosts: the segments of this host and of all ranks, and the sockets to the
+  // transport (see ClusterCommunicator) and to the model transport (see OtherHosts).
+  void JoinHosts(int local, int control_segment, int requests, int models, const hosts::Places& places, uint32_t rank,
                  const std::string& address, bool has_state, const CommunicatorOptions& options);
 
   // Takes its leave: from now on every collective raises StaleClusterError with `reason`.
@@ -70,7 +70,7 @@ class Peer {
   // Back to a cluster of one, as before the first Join.
   void Reset();
 
-  // All ranks call this with the same size; they compare it, and where it is not the present size the handler makes the
+  // All ranks call this with the same size; they compare it, and if it is not the present size the handler makes the
   // change.
   ResizeOutcome Resize(uint32_t size);
   void SetResizeHandler(ResizeHandler handler);

@@ -18,10 +18,10 @@ void PartialSums::Begin(kf_dtype dtype, size_t elements) {
   for (const auto& memory : memory_) free_.push_back(memory->Get(Aligned(elements_ * unit_)));
 }
 
-void PartialSums::Add(const Tree& tree, uint32_t leaf, const kf_tensor* tensors, size_t num_tensors, double share,
+void PartialSums::Add(const Tree& tree, uint32_t shard, const kf_tensor* tensors, size_t num_tensors, double share,
                       bool borrow) {
-  Node node = tree.Leaf(leaf);
-  KUNGFU_CHECK(nodes_.count(node) == 0, "leaf ", leaf, " has been brought before");
+  Node node = tree.NodeOf(shard);
+  KUNGFU_CHECK(nodes_.count(node) == 0, "shard ", shard, " has been brought before");
   char* value = nullptr;  // null: in the tensors
   if (share != 1) Copy(value = NewBuffer(), tensors, num_tensors, share);
   while (!(node == tree.Root())) {

@@ -17,9 +17,9 @@ namespace kungfu::shards {
 class PartialSums {
  public:
   void Begin(kf_dtype dtype, size_t elements);
-  // Adds a leaf, times `share`: copied, or added to its sibling, and so on upwards. With `borrow` a leaf that stays
+  // Adds a shard, times `share`: copied, or added to its sibling, and so on upwards. With `borrow` a shard that stays
   // alone isn't copied: it is where the tensors are, until Keep.
-  void Add(const Tree& tree, uint32_t leaf, const kf_tensor* tensors, size_t num_tensors, double share, bool borrow);
+  void Add(const Tree& tree, uint32_t shard, const kf_tensor* tensors, size_t num_tensors, double share, bool borrow);
   // What is borrowed from these tensors is copied.
   void Keep(const kf_tensor* tensors, size_t num_tensors);
 

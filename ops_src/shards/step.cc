@@ -16,7 +16,7 @@ namespace kungfu::shards {
 namespace {
 
 // How the members' planes add up to the root.
-Planes PlanesOf(const Tree& tree, const Deal& deal, const Members& members, uint32_t ranks, double divisor,
+Planes PlanesOf(const Tree& tree, const Partition& partition, const Members& members, uint32_t ranks, double divisor,
                 uint64_t hash) {
   Planes planes;
   planes.of_rank.resize(ranks);
@@ -24,12 +24,12 @@ Planes PlanesOf(const Tree& tree, const Deal& deal, const Members& members, uint
   std::map<Node, int32_t> numbers;
   int32_t next = 0;
   for (const uint32_t rank : members) {
-    for (const Node& node : tree.Cover(deal.Of(rank))) {
+    for (const Node& node : tree.Cover(partition.Of(rank))) {
       numbers[node] = next++;
       planes.of_rank[rank]++;
     }
     planes.most = std::max(planes.most, planes.of_rank[rank]);
-    for (const uint32_t leaf : deal.Of(rank)) hash = Fnv1a(&leaf, sizeof leaf, hash);
+    for (const uint32_t shard : partition.Of(rank)) hash = Fnv1a(&shard, sizeof shard, hash);
     hash = Fnv1a(&rank, sizeof rank, hash);
   }
   planes.hash = hash;
@@ -54,7 +54,7 @@ bool IsInPlace(const kf_group& group) {
                      [](const kf_tensor& tensor) { return tensor.count > 0 && tensor.input == tensor.output; });
 }
 
-// Of the gradients among these, as they are brought or, where the step is over, as the outputs have them.
+// Of the gradients among these, as they are brought or, if the step is over, as the outputs have them.
 double SquaredNormOf(const kf_group* groups, size_t num_groups, const void* loss, bool outputs) {
   double sum = 0;
   for (size_t k = 0; k < num_groups; k++) {
@@ -85,8 +85,8 @@ class Step::Renewal : public Communicator::Renewable {
     step_.MoveTo(generation);
     if (!step_.MissingHere().empty()) return nullptr;
     const Communicator& communicator = *step_.communicator_;
-    planes_ =
-        PlanesOf(step_.tree_, step_.deal_, communicator.MembersOf(generation), communicator.size(), divisor_, hash_);
+    planes_ = PlanesOf(step_.tree_, step_.partition_, communicator.MembersOf(generation), communicator.size(), divisor_,
+                       hash_);
     for (const auto& [_, memory] : sums_.nodes()) planes_.own.push_back(memory);
     operation_ = {Kind::kAllReduce, group_.name, group_.tensors, group_.num_tensors, group_.dtype,
                   KF_SUM,           0,           group_.layout};
@@ -112,22 +112,22 @@ Step& Step::Get() {
 void Step::Begin(std::shared_ptr<Communicator> communicator, const Plan& plan,
                  const std::vector<Statistic>& statistics) {
   std::lock_guard<std::mutex> guard(mutex_);
-  if (plan.leaves == 0 || plan.leaves > kMaxLeaves) {
-    throw Error(KF_INVALID, Text("a step has 1 to ", kMaxLeaves, " shards, not ", plan.leaves));
+  if (plan.shards == 0 || plan.shards > kMaxShards) {
+    throw Error(KF_INVALID, Text("a step has 1 to ", kMaxShards, " shards, not ", plan.shards));
   }
   CheckUndone();
   if (communicator != communicator_) generation_ = 0;
   communicator_ = std::move(communicator);
   plan_ = plan;
-  tree_ = Tree(plan.leaves);
+  tree_ = Tree(plan.shards);
   const Members members = communicator_->MembersOf(generation_);
   std::vector<uint32_t> weights;
   for (const uint32_t rank : members) {
     if (rank < plan.weights.size()) weights.push_back(plan.weights[rank]);
   }
   if (weights.size() < members.size()) weights.clear();
-  deal_ = Deal(plan.leaves, members, weights);
-  brought_.assign(plan.leaves, false);
+  partition_ = Partition(plan.shards, members, weights);
+  brought_.assign(plan.shards, false);
   taken_ = Taken::kNothing;
   begun_ = over_ = false;
   reduced_ = 0;
@@ -148,33 +148,33 @@ void Step::Begin(std::shared_ptr<Communicator> communicator, const Plan& plan,
   }
 }
 
-Leaves Step::Missing() const {
+Shards Step::Missing() const {
   std::lock_guard<std::mutex> guard(mutex_);
   return MissingHere();
 }
 
-Leaves Step::MissingHere() const {
-  Leaves missing;
-  for (const uint32_t leaf : deal_.Of(communicator_->rank())) {
-    if (!brought_[leaf]) missing.push_back(leaf);
+Shards Step::MissingHere() const {
+  Shards missing;
+  for (const uint32_t shard : partition_.Of(communicator_->rank())) {
+    if (!brought_[shard]) missing.push_back(shard);
   }
   return missing;
 }
 
-void Step::Take(uint32_t leaf) { Arm(Taken::kLeaf, leaf); }
+void Step::Take(uint32_t shard) { Arm(Taken::kShard, shard); }
 void Step::TakeNone() { Arm(Taken::kNone, 0); }
-void Step::TakeForHashes(uint32_t leaf) { Arm(Taken::kForHashes, leaf); }
+void Step::TakeForHashes(uint32_t shard) { Arm(Taken::kForHashes, shard); }
 
-void Step::Arm(Taken taken, uint32_t leaf) {
+void Step::Arm(Taken taken, uint32_t shard) {
   std::lock_guard<std::mutex> guard(mutex_);
   if (over_) throw Error(KF_INVALID, "no step has begun that a shard could be of");
-  const Leaves missing = MissingHere();
-  if (taken == Taken::kLeaf && std::find(missing.begin(), missing.end(), leaf) == missing.end()) {
+  const Shards missing = MissingHere();
+  if (taken == Taken::kShard && std::find(missing.begin(), missing.end(), shard) == missing.end()) {
     throw Error(KF_INVALID,
-                Text("shard ", leaf, " of ", plan_.leaves, " isn't this rank's, or has been brought already"));
+                Text("shard ", shard, " of ", plan_.shards, " isn't this rank's, or has been brought already"));
   }
   taken_ = taken;
-  leaf_ = leaf;
+  shard_ = shard;
   taken_at_ = std::chrono::steady_clock::now();
   draws_ = 0;
   inside_.store(Inside::kShard, std::memory_order_relaxed);
@@ -249,7 +249,7 @@ std::optional<Key> Step::NextKey() {
                 "at each worker; what draws belongs in forward_backward");
   }
   std::lock_guard<std::mutex> guard(mutex_);
-  return Key{plan_.seed, plan_.step, leaf_, draws_++};
+  return Key{plan_.seed, plan_.step, shard_, draws_++};
 }
 
 std::pair<double, uint32_t> Step::Pace() const {
@@ -285,7 +285,7 @@ bool Step::Bring(const kf_group* groups, size_t num_groups, const void* loss) {
     return false;
   }
   const std::vector<kf_group> all = WithOwn(groups, num_groups);
-  if (watched_ && taken == Taken::kLeaf) {
+  if (watched_ && taken == Taken::kShard) {
     const double began = monitoring::ThreadCpuSeconds();
     norm_ = SquaredNormOf(groups, num_groups, loss, /*outputs=*/false);
     norms_cpu_s_ += monitoring::ThreadCpuSeconds() - began;
@@ -296,15 +296,15 @@ bool Step::Bring(const kf_group* groups, size_t num_groups, const void* loss) {
     for (size_t k = 0; k < all.size(); k++) sums_[k].Begin(all[k].dtype, ElementsOf(all[k]));
   }
   KUNGFU_CHECK(sums_.size() == all.size(), "a shard brings ", all.size(), " groups, the one before ", sums_.size());
-  for (size_t k = reduced_; k < all.size() && taken == Taken::kLeaf; k++) {
+  for (size_t k = reduced_; k < all.size() && taken == Taken::kShard; k++) {
     KUNGFU_CHECK(sums_[k].elements() == ElementsOf(all[k]), "shards bring different numbers of elements");
     const bool is_norm = watched_ && k + 1 == all.size();
-    const double share = leaf_ + 1 == plan_.leaves && !is_norm ? plan_.last : 1;
+    const double share = shard_ + 1 == plan_.shards && !is_norm ? plan_.last : 1;
     // In place an attempt that fails has written over what the next one reads.
-    sums_[k].Add(tree_, leaf_, all[k].tensors, all[k].num_tensors, share, /*borrow=*/!IsInPlace(all[k]));
+    sums_[k].Add(tree_, shard_, all[k].tensors, all[k].num_tensors, share, /*borrow=*/!IsInPlace(all[k]));
   }
-  if (taken == Taken::kLeaf) {
-    brought_[leaf_] = true;
+  if (taken == Taken::kShard) {
+    brought_[shard_] = true;
     seconds_ += std::chrono::duration<double>(arrived - taken_at_).count();
     computed_++;
   }
@@ -327,7 +327,7 @@ bool Step::Bring(const kf_group* groups, size_t num_groups, const void* loss) {
 bool Step::Reduce(const std::vector<kf_group>& groups, size_t num_gradients) {
   for (; reduced_ < groups.size(); reduced_++) {
     const bool mean = plan_.mean || reduced_ >= num_gradients;
-    const double total = watched_ && reduced_ + 1 == groups.size() ? plan_.leaves : Total();
+    const double total = watched_ && reduced_ + 1 == groups.size() ? plan_.shards : Total();
     Renewal renewal(*this, groups[reduced_], sums_[reduced_], mean ? total : 1,
                     Fnv1a(&plan_.last, sizeof plan_.last, Fnv1a(&mean, sizeof mean)));
     const auto ended = communicator_->RunRenewable(renewal, generation_);
@@ -338,15 +338,16 @@ bool Step::Reduce(const std::vector<kf_group>& groups, size_t num_gradients) {
   return true;
 }
 
-// The deal of a generation follows from that of the one before and the death between them.
+// The partition of a generation follows from that of the one before and the failure between them.
 void Step::MoveTo(uint32_t generation) {
   for (; generation_ < generation; generation_++) {
     const Members before = communicator_->MembersOf(generation_), after = communicator_->MembersOf(generation_ + 1);
-    const auto dead = std::find_if(before.begin(), before.end(),
-                                   [&](uint32_t r) { return std::find(after.begin(), after.end(), r) == after.end(); });
-    KUNGFU_CHECK(dead != before.end(), "no rank has failed between generations ", generation_, " and ",
+    const auto failed = std::find_if(before.begin(), before.end(), [&](uint32_t r) {
+      return std::find(after.begin(), after.end(), r) == after.end();
+    });
+    KUNGFU_CHECK(failed != before.end(), "no rank has failed between generations ", generation_, " and ",
                  generation_ + 1);
-    deal_.Lose(*dead);
+    partition_.Lose(*failed);
   }
 }
 
@@ -372,7 +373,7 @@ void Step::GiveRoots(const std::vector<kf_group>& groups) const {
   }
 }
 
-// The statistics go with the gradients of their dtype, which saves a sum, or after all gradients where these aren't
+// The statistics go with the gradients of their dtype, which saves a sum, or after all gradients if these aren't
 // divided or there are none of that dtype; the norm is the last.
 std::vector<kf_group> Step::WithOwn(const kf_group* groups, size_t num_groups) {
   std::vector<kf_group> all(groups, groups + num_groups);

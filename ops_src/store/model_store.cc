@@ -105,7 +105,7 @@ ModelStore::ModelStore() {
     if (fd_ < 0) throw SystemError("memfd_create");
     end_ = RoundUp(sizeof(Header), kPage);
     if (ftruncate(fd_, static_cast<off_t>(end_)) != 0) throw SystemError("no shared memory");
-    // It may grow, but nobody can shrink it under a reader's feet (a SIGBUS).
+    // It may grow, but no process can shrink it while it is read (a SIGBUS).
     fcntl(fd_, F_ADD_SEALS, F_SEAL_SHRINK);
     head_ = Map(fd_, 0, end_, /*writable=*/true);
     auto* header = new (head_->data()) Header{};
@@ -261,7 +261,7 @@ Description StoreView::Describe(const std::string& name) const {
   return {TextOf(known->record->layout), known->record->bytes, known->record->latest.load(std::memory_order_acquire)};
 }
 
-// Null where nobody has saved under that name. Throws where it is something else.
+// Null if nothing was saved under that name. Throws if it is something else.
 const StoreView::Known* StoreView::Fitting(const std::string& name, const std::string& layout, uint64_t bytes,
                                            uint64_t padded) const {
   const Known* known = Find(name);

@@ -1,23 +1,31 @@
-// The memory in which a worker keeps its latest models, for the other workers of its host to read while it trains.
+// The memory in which a worker keeps its latest models, for the other workers of its host to read
+// while it trains.
 //
-// Each worker has one such memory, anonymous like a segment, which it alone writes and which outlives the cluster
-// versions. The others get a descriptor that can only read. A *record* is what was saved under one name: its layout and
-// two buffers, in which successive versions take turns. Nobody waits for anybody:
+// Each worker has one such memory, anonymous like a segment. It alone writes there, and the memory
+// outlives the cluster versions. The other workers get a descriptor that can only read. A *record*
+// is what was saved under one name: its layout and two buffers, in which successive versions take
+// turns. Neither side waits:
 //
 //   writer, version v into buffer v % 2          reader
 //     begun[v % 2] = v                             v = latest (none: 0)
 //     the words of the buffer                      the words of buffer v % 2
 //     latest = v                                   begun[v % 2] == v? done : again
 //
-// Every word is written by the owner only, with a release store, and read with an acquire load (plain moves on x86).
-// Why what a reader takes is whole: it has read `latest == v`, so all words of version v were written before. The
-// buffer is written again for version v + 2 only, and `begun` says so first: a reader that has seen one word of v + 2
-// also sees begun == v + 2 and begins again with the newer `latest`. It has the time of a whole save and all that the
-// owner does between two saves (a training step) for its copy, so that is rare. Why a writer may die anywhere: while
-// version v is being written `latest` is v - 1, whose buffer nobody touches any more. A record is counted in `records`
-// after it is complete and never moves or shrinks; a file that grows without a record having been counted is a hole
-// that nobody looks at. Who is alive is known by a lock on the file that the kernel drops when the owner ends, however
-// that happens.
+// Only the owner writes words, each with a release store. Readers use an acquire load (plain moves
+// on x86).
+//
+// 1. A read is whole. The reader has read `latest == v`, so all words of version v were written
+// before. The buffer is written again for version v + 2 only, and `begun` announces that first. So
+// a reader that has seen one word of v + 2 also sees begun == v + 2 and begins again with the newer
+// `latest`. For its copy it has the time of a whole save, and of all that the owner does between
+// two saves (a training step). So repetitions are rare.
+// Test: ModelStore.ReadsAreWholeWhileTheOwnerSavesWithoutPause
+//
+// 2. A writer may fail anywhere. While version v is being written `latest` is v - 1, whose buffer
+// isn't touched any more. A record is counted in `records` after it is complete, and never moves or
+// shrinks. A file that grew without a counted record has a hole that no reader looks at. A lock on
+// the file, which the kernel drops when the owner ends, shows whether the owner lives.
+// Test: ModelStore.AWriterThatIsKilledLeavesWholeModels
 #ifndef KUNGFU_STORE_MODEL_STORE_H_
 #define KUNGFU_STORE_MODEL_STORE_H_
 
@@ -56,7 +64,7 @@ class ModelStore {
   int fd() const { return read_fd_; }
 
   // Keeps a copy of the tensors as the next version of `name` and returns that version, from 1. Never waits for a
-  // reader. Throws ValueError where `name` had another layout or other sizes before.
+  // reader. Throws ValueError if `name` had another layout or other sizes before.
   uint64_t Save(const std::string& name, const std::string& layout, const kf_blob* blobs, size_t num_blobs);
 
  private:
@@ -90,8 +98,8 @@ class ModelView {
   // Whether the process that saves there still runs, as far as is known without a wait.
   virtual bool OwnerLives() const = 0;
   virtual Description Describe(const std::string& name) const = 0;
-  // Copies the latest version into the blobs and returns it; 0, with the blobs untouched, where there is none. Throws
-  // ValueError where the layout or the sizes are others, CollectiveTimeoutError where the owner saves faster than this
+  // Copies the latest version into the blobs and returns it; 0, with the blobs untouched, if there is none. Throws
+  // ValueError if the layout or the sizes are others, CollectiveTimeoutError if the owner saves faster than this
   // can copy.
   virtual uint64_t Request(const std::string& name, const std::string& layout, const kf_blob* blobs,
                            size_t num_blobs) const = 0;
@@ -104,7 +112,7 @@ uint64_t TotalBytes(const kf_blob* blobs, size_t num_blobs);
 // Of another worker of this host, or one's own.
 class StoreView final : public ModelView {
  public:
-  // The descriptor stays the caller's. Throws InternalError where it isn't a store of this version of the runtime.
+  // The descriptor stays the caller's. Throws InternalError if it isn't a store of this version of the runtime.
   // With `own` it is a store of this process, which has to outlive the view: no descriptor of it may be closed.
   explicit StoreView(int fd, bool own = false);
   // The same of a descriptor that it closes. Null for -1.
@@ -118,8 +126,8 @@ class StoreView final : public ModelView {
   Description Describe(const std::string& name) const override;
   uint64_t Request(const std::string& name, const std::string& layout, const kf_blob* blobs,
                    size_t num_blobs) const override;
-  // The same for whoever doesn't know how the `bytes` are divided into tensors: as they lie in the record, `padded`
-  // bytes in all, into what `memory` returns, which is called when it is known that they fit.
+  // The same for a caller that doesn't know how the `bytes` are divided into tensors: as they lie in the record,
+  // `padded` bytes in all, into what `memory` returns, which is called when it is known that they fit.
   uint64_t RequestPadded(const std::string& name, const std::string& layout, uint64_t bytes, uint64_t padded,
                          const std::function<char*()>& memory) const;
 

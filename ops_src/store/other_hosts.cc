@@ -44,7 +44,7 @@ class OtherHosts::View final : public ModelView {
   uint64_t Request(const std::string& name, const std::string& layout, const kf_blob* blobs,
                    size_t num_blobs) const override {
     Ask ask = AskOf(Ask::kModel);
-    if (layout.size() >= kLayoutBytes) return 0;  // nobody has saved such a one
+    if (layout.size() >= kLayoutBytes) return 0;  // no worker has saved one like that
     CopyText(ask.layout, layout);
     ask.bytes = TotalBytes(blobs, num_blobs);
     ask.padded = PaddedBytes(blobs, num_blobs);
@@ -69,21 +69,21 @@ class OtherHosts::View final : public ModelView {
   const uint32_t rank_;
 };
 
-OtherHosts::OtherHosts(int link, hosts::Places places, uint32_t rank, std::chrono::milliseconds timeout)
+OtherHosts::OtherHosts(int transport, hosts::Places places, uint32_t rank, std::chrono::milliseconds timeout)
     : places_(std::move(places)), host_(rank < places_.ranks() ? places_.HostOf(rank) : 0), timeout_(timeout) {
-  link_ = fcntl(link, F_DUPFD_CLOEXEC, 0);
-  if (link_ < 0) throw SystemError("the socket to this host's model link");
+  transport_ = fcntl(transport, F_DUPFD_CLOEXEC, 0);
+  if (transport_ < 0) throw SystemError("the socket to this host's model transport");
 }
 
-OtherHosts::~OtherHosts() { close(link_); }
+OtherHosts::~OtherHosts() { close(transport_); }
 
 std::shared_ptr<ModelView> OtherHosts::ViewOf(const std::shared_ptr<OtherHosts>& self, uint32_t rank) {
   return std::make_shared<View>(self, rank);
 }
 
-// `take` is given the tensors where there are some.
+// `take` is given the tensors if there are some.
 Answer OtherHosts::Fetch(Ask ask, const std::string& name, const Take& take) {
-  if (name.empty() || name.size() >= kNameBytes) return {};  // nobody has saved under such a one
+  if (name.empty() || name.size() >= kNameBytes) return {};  // no worker has saved under one like that
   CopyText(ask.name, name);
   auto parcel = ParcelOf(ask.padded);
   {
@@ -91,7 +91,7 @@ Answer OtherHosts::Fetch(Ask ask, const std::string& name, const Take& take) {
     ask.number = ++asks_;
   }
   Send(ask, *parcel);
-  Await(*parcel, ask, name);  // where it throws the parcel is left to the link
+  Await(*parcel, ask, name);  // if it throws the parcel is left to the transport
   const Answer answer = parcel->answer();
   if (answer.status == KF_STALE) ThrowOver(name);
   if (answer.status != KF_OK) throw Error(static_cast<kf_status>(answer.status), TextOf(answer.text));
@@ -123,18 +123,18 @@ void OtherHosts::Keep(std::unique_ptr<Parcel> parcel) {
 }
 
 void OtherHosts::Send(const Ask& ask, const Parcel& parcel) const {
-  while (SendWith(link_, &ask, sizeof ask, parcel.fd()) < 0) {
+  while (SendWith(transport_, &ask, sizeof ask, parcel.fd()) < 0) {
     if (errno == EINTR) continue;
     if (errno == EPIPE || errno == ECONNRESET) ThrowOver(TextOf(ask.name));
     throw SystemError("asking for a model of another host's");
   }
 }
 
-// What the link says by the socket is whosever it is: each thread that waits reads all of it.
+// What the transport says by the socket is whosever it is: each thread that waits reads all of it.
 std::optional<Refusal> OtherHosts::RefusalOf(uint32_t number) {
   std::lock_guard<std::mutex> guard(mutex_);
   Refusal refusal;
-  while (recv(link_, &refusal, sizeof refusal, MSG_DONTWAIT) == static_cast<ssize_t>(sizeof refusal)) {
+  while (recv(transport_, &refusal, sizeof refusal, MSG_DONTWAIT) == static_cast<ssize_t>(sizeof refusal)) {
     if (refusal.magic != Refusal::kMagic) continue;
     if (refusals_.size() >= kMostRefusals) refusals_.erase(refusals_.begin());  // of one that waits no more
     refusals_[refusal.number] = refusal;
@@ -154,9 +154,9 @@ void OtherHosts::Await(Parcel& parcel, const Ask& ask, const std::string& name) 
     if (shm::Counter::Reached(armed, 1)) return;
     InterruptCheck::Run();
     if (closed_.load(std::memory_order_acquire)) ThrowOver(name);
-    pollfd socket{link_, POLLIN, 0};
+    pollfd socket{transport_, POLLIN, 0};
     if (poll(&socket, 1, 0) > 0 && (socket.revents & (POLLHUP | POLLERR)) != 0) {
-      if (parcel.done().Reached(1)) return;  // the link's last word, before it went
+      if (parcel.done().Reached(1)) return;  // the transport's last word, before it went
       ThrowOver(name);
     }
     const auto refusal = RefusalOf(ask.number);

@@ -1,4 +1,4 @@
-// The models of other hosts' workers, as one worker reaches them in one cluster version: by its host's model link.
+// The models of other hosts' workers, as one worker reaches them in one cluster version: by its host's model transport.
 #ifndef KUNGFU_STORE_OTHER_HOSTS_H_
 #define KUNGFU_STORE_OTHER_HOSTS_H_
 
@@ -21,18 +21,18 @@ namespace kungfu::store {
 // Thread-safe. Parcels are kept for the next request of as many bytes.
 class OtherHosts {
  public:
-  // `link`: ModelLink::Connect's, which stays the caller's. `timeout` is that of a request.
-  OtherHosts(int link, hosts::Places places, uint32_t rank, std::chrono::milliseconds timeout);
+  // `transport`: ModelTransport::Connect's, which stays the caller's. `timeout` is that of a request.
+  OtherHosts(int transport, hosts::Places places, uint32_t rank, std::chrono::milliseconds timeout);
   ~OtherHosts();
   OtherHosts(const OtherHosts&) = delete;
   OtherHosts& operator=(const OtherHosts&) = delete;
 
   bool Have(uint32_t rank) const { return rank < places_.ranks() && places_.HostOf(rank) != host_; }
-  // Of a rank that they have. What it says is asked for anew each time, but for OwnerLives, which is true: whoever has
+  // Of a rank that they have. It is asked again each time, except for OwnerLives, which is true: a worker that has
   // ended has no models. Besides what ModelView throws: StaleClusterError when the cluster version is over,
   // CollectiveTimeoutError, and what the thread's InterruptCheck throws.
   static std::shared_ptr<ModelView> ViewOf(const std::shared_ptr<OtherHosts>& self, uint32_t rank);
-  // The cluster version is over: nobody waits any more.
+  // The cluster version is over: all waits end.
   void Close() { closed_.store(true, std::memory_order_release); }
 
  private:
@@ -49,13 +49,13 @@ class OtherHosts {
   const hosts::Places places_;
   const uint32_t host_;
   const std::chrono::milliseconds timeout_;
-  int link_ = -1;
+  int transport_ = -1;
   std::atomic<bool> closed_{false};
   std::mutex mutex_;
   // Guarded by mutex_:
   std::vector<std::unique_ptr<Parcel>> kept_;
   uint32_t asks_ = 0;
-  std::map<uint32_t, Refusal> refusals_;  // that another thread has read for the one whose ask it is
+  std::map<uint32_t, Refusal> refusals_;  // that another thread has read for the thread that asked
 };
 
 }  // namespace kungfu::store

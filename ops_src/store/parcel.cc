@@ -18,7 +18,7 @@ constexpr uint64_t kMostRoom = uint64_t{1} << 46;  // more than there can be, an
 }  // namespace
 
 ssize_t SendWith(int socket, const void* data, size_t bytes, int fd) {
-  iovec part{const_cast<void*>(data), bytes};  // which nobody writes
+  iovec part{const_cast<void*>(data), bytes};  // never written
   alignas(cmsghdr) char room[CMSG_SPACE(sizeof fd)] = {};
   msghdr message{};
   message.msg_iov = &part;
@@ -88,7 +88,7 @@ std::unique_ptr<Parcel> Parcel::Open(int fd, uint64_t padded) {
 
 void Parcel::Finish(const Answer& answer) {
   head().answer = answer;
-  static_cast<void>(head().done.Advance(1));  // nobody fences it
+  static_cast<void>(head().done.Advance(1));  // never fenced
 }
 
 }  // namespace kungfu::store

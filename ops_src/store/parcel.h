@@ -1,30 +1,38 @@
-// How a worker asks for a model of another host's, and the memory in which it gets the answer.
+// How a worker asks for a model of another host, and the memory in which it gets the answer.
 //
-// A worker has no connection to other hosts. It sends an Ask to its host's model link (model_link.h), with the
-// descriptor of a *parcel*: anonymous memory of the worker's own, a page of words and the room for the model.
+// A worker has no connection to other hosts. It sends an Ask to its host's model transport
+// (model_transport.h), with the descriptor of a *parcel*: anonymous memory of the worker's own, a
+// page of words and the room for the model.
 //
-//   worker                                       link
+//   worker                                       transport
 //     done = 0; an Ask, with the descriptor  ->    maps the parcel
 //                                                  the tensors, straight from the network into the room
 //                                                  the Answer
 //     done == 1? reads the Answer and the room <-  done = 1, wakes
 //
-// A link that couldn't take the parcel (it has no descriptor or memory left for a moment, or what came is none) sends a
-// Refusal instead, by the socket that the Ask came by, and keeps nothing of it. So the worker may ask again, which it
-// does up to its deadline if the link says that it is for a moment.
+// A transport that can't map the parcel (it has no descriptor or memory left for a moment, or the
+// descriptor is no parcel) sends a Refusal instead, by the socket of the Ask, and keeps nothing of
+// it. So the worker may ask again. It does so up to its deadline, if the Refusal says that the
+// reason is momentary.
+// Test: ModelsOfOtherHosts.WorkerAsksAgainAfterAMomentaryLackOfItsLauncher
 //
-// Who writes what. All but `done = 0` is the link's from the Ask on, and it writes nothing after `done = 1`; the worker
-// touches nothing in between. `done` is advanced with a release and looked at with an acquire, so who sees it sees the
-// answer and, where the answer has a version, the whole model: the link says it when the last byte is there, and
-// anything else when not all of it is. A parcel whose answer isn't waited for any more (a deadline, a signal, the end
-// of the cluster version) is thrown away and never used again: the link may still write there.
+// 1. One writer. From the Ask on, the transport alone writes to the parcel, and it writes nothing
+// after `done = 1`. The worker touches nothing in between. `done` is advanced with a release and
+// read with an acquire. So a worker that sees it sees the answer and, if the answer has a version,
+// the whole model: the transport reports a version only when the last byte is there. A parcel whose
+// answer isn't awaited any more (a deadline, a signal, the end of the cluster version) is never
+// used again, because the transport may still write there.
+// Test: ModelsOfOtherHosts.ReadsAreWholeAndNeverGoBack
 //
-// If the other side dies here. A worker's parcel lives until the link has let go of it, too, and nobody reads it. A
-// link that ends answers all that it has heard; what it hasn't heard is seen by the worker, whose socket has no other
-// end then. The launcher that a link is in doesn't die without its workers.
+// 2. If the other side fails: a worker's parcel lives until the transport has released it too, and
+// no process reads it. A transport that ends answers all requests that it has received. A worker
+// finds out about others because its socket has no other end any more. A launcher doesn't end
+// without its workers.
+// Test: ModelsOfOtherHosts.TheEndOfTheVersionEndsAllRequests
 //
-// A parcel can't shrink (a seal, which the link looks for), and its memory is there before it is handed over: a write
-// of the link's can't fail.
+// 3. A parcel can't shrink (a seal, which the transport checks), and its memory is allocated before
+// it is sent. So a write of the transport can't fail.
+// Test: ModelsOfOtherHosts.RequestWithAnUntakenParcelIsRefusedAndTheNextServed
 #ifndef KUNGFU_STORE_PARCEL_H_
 #define KUNGFU_STORE_PARCEL_H_
 
@@ -40,14 +48,14 @@
 
 namespace kungfu::store {
 
-// One message of a SOCK_SEQPACKET, and the first of what two links say to each other.
+// One message of a SOCK_SEQPACKET, and the first of what two transports say to each other.
 struct Ask {
   static constexpr uint32_t kMagic = 0x314d464b;  // "KFM1"; its last character is the version of the format
   enum Kind : uint32_t { kDescription = 0, kModel = 1 };
 
   uint32_t magic = kMagic;
   uint32_t kind = kDescription;
-  uint32_t rank = 0;    // whose
+  uint32_t rank = 0;    // the model's owner
   uint32_t number = 0;  // of the worker's asks; to tell a refusal by
   uint64_t bytes = 0;   // of a model: of its tensors,
   uint64_t padded = 0;  // and in a record (PaddedBytes)
@@ -85,8 +93,8 @@ class Parcel {
  public:
   // The worker's, with room for `padded` bytes.
   static std::unique_ptr<Parcel> Make(uint64_t padded);
-  // The link's; the descriptor stays the caller's. Throws ValueError where it is none, or has less room, and
-  // InternalError where it can't be mapped.
+  // The transport's; the descriptor stays the caller's. Throws ValueError if it is none, or has less room, and
+  // InternalError if it can't be mapped.
   static std::unique_ptr<Parcel> Open(int fd, uint64_t padded);
   ~Parcel();
   Parcel(const Parcel&) = delete;
@@ -98,7 +106,7 @@ class Parcel {
   shm::Counter& done() const { return head().done; }
   const Answer& answer() const { return head().answer; }
 
-  // The link's last word.
+  // The transport's last word.
   void Finish(const Answer& answer);
 
  private:

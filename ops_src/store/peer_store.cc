@@ -21,7 +21,7 @@ int64_t NeighbourChoice::Choose(uint32_t rank, uint32_t size, const std::functio
   std::vector<uint32_t> others(size - 1);
   std::iota(others.begin(), others.end(), 0u);
   for (uint32_t& other : others) other += other >= rank;
-  // Drawing without putting back whoever can't be taken leaves those that can equally likely.
+  // Drawing without replacement of ranks that can't be taken leaves the others equally likely.
   while (!others.empty()) {
     const size_t drawn = std::uniform_int_distribution<size_t>(0, others.size() - 1)(random_);
     if (take(others[drawn])) return others[drawn];
@@ -42,7 +42,7 @@ Exchange::~Exchange() {
 }
 
 void Exchange::AwaitIdle(std::unique_lock<std::mutex>& lock) {
-  // Not for long where the model is on this host; on another one its network, or its loss, may take a while.
+  // Not for long if the model is on this host; on another one its network, or its loss, may take a while.
   while (!changed_.wait_for(lock, std::chrono::milliseconds(20), [this] { return !busy_; })) InterruptCheck::Run();
 }
 
@@ -58,7 +58,7 @@ void Exchange::Begin(const Position& here, const Views& views, const std::string
   from_.clear();
   // Here and not on the thread, since it may call into Python. Whether ranks of other hosts have a model isn't known
   // without waiting for them, so those whose turn comes before that of one which is known to have one are asked first,
-  // on the thread: whoever has one is as likely, or comes in turn, as if all were on this host.
+  // on the thread: a rank that has one is as likely, or comes in turn, as if all were on this host.
   choice_.Choose(here.rank, here.size, [&](uint32_t other) {
     const auto view = views(other);
     if (view == nullptr) return false;
@@ -132,7 +132,7 @@ void PeerStore::SetHandlers(Announce announce, Find find) {
 }
 
 void PeerStore::Reset() {
-  KeepOtherHosts(UINT64_MAX);  // first: whoever waits for one of them waits no more
+  KeepOtherHosts(UINT64_MAX);  // first: this ends all waits for them
   std::map<std::string, std::shared_ptr<Ahead>> aheads;
   std::lock_guard<std::mutex> guard(mutex_);
   aheads.swap(aheads_);
@@ -226,7 +226,7 @@ uint64_t PeerStore::Save(const std::string& name, const std::string& layout, con
   return version;
 }
 
-// Null where its process has ended, or has saved nothing yet.
+// Null if its process has ended, or has saved nothing yet.
 std::shared_ptr<ModelView> PeerStore::LivingViewOf(uint32_t rank) {
   const Position here = here_();
   if (rank >= here.size) throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", here.size));

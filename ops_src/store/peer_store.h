@@ -25,7 +25,7 @@ struct Position {
 };
 
 struct Source {
-  int64_t rank = -1;     // -1: nobody had a model
+  int64_t rank = -1;     // -1: no rank had a model
   uint64_t version = 0;  // of that rank's model; 0 likewise
 };
 
@@ -48,7 +48,7 @@ class NeighbourChoice {
 // Fetches a neighbour's latest model into memory of its own, on a thread of its own. One caller at a time.
 class Exchange {
  public:
-  // The view of a rank's models in the present cluster, null where it has none (yet). Whether a rank of another host
+  // The view of a rank's models in the present cluster, null if it has none (yet). Whether a rank of another host
   // has one is found out when it is fetched.
   using Views = std::function<std::shared_ptr<ModelView>(uint32_t rank)>;
 
@@ -59,8 +59,8 @@ class Exchange {
 
   // Chooses a neighbour and begins to fetch its model in the background. What was fetched before is dropped.
   void Begin(const Position& here, const Views& views, const std::string& layout, const std::vector<uint64_t>& sizes);
-  // The model that was begun, once it is here, into the blobs; begins and waits where there is none that belongs to
-  // this cluster version. Where nobody has a model the blobs stay untouched.
+  // The model that was begun, once it is here, into the blobs; begins and waits if there is none that belongs to
+  // this cluster version. If no rank has a model the blobs stay untouched.
   Source Take(const Position& here, const Views& views, const std::string& layout, const kf_blob* blobs,
               size_t num_blobs);
 
@@ -75,7 +75,7 @@ class Exchange {
   // Guarded by mutex_, but while `busy_` the buffer and the source are the thread's:
   bool busy_ = false;
   bool stop_ = false;
-  // Those to ask, one after another until one has a model; the last is known to have one, or nobody is.
+  // Those to ask, one after another until one has a model; the last is known to have one, or none is.
   std::vector<std::pair<uint32_t, std::shared_ptr<ModelView>>> from_;
   std::string layout_;
   std::vector<std::vector<char>> buffer_;
@@ -102,7 +102,7 @@ class PeerStore {
 
   // Without them the store is for this process alone.
   void SetHandlers(Announce announce, Find find);
-  // Forgets what was saved and whom it knows.
+  // Forgets what was saved and which ranks it knows.
   void Reset();
 
   uint64_t Save(const std::string& name, const std::string& layout, const kf_blob* blobs, size_t num_blobs);

@@ -126,7 +126,7 @@ CAMPAIGNS = {
     ),
     "cpp-deaths": Campaign(
         "a rank killed or frozen at each marked place of the runtime, and two at random", "any: all places", 1,
-        cpp("Recovery.*:ShardsDeaths.*:ClusterDeaths.*", KUNGFU_KILL_EVERYWHERE="1", KUNGFU_KILL_SEED="{seed}"),
+        cpp("Recovery.*:ShardsFailures.*:ClusterFailures.*", KUNGFU_KILL_EVERYWHERE="1", KUNGFU_KILL_SEED="{seed}"),
     ),
     "cpp-again": Campaign(
         "the C++ tests again and again, in random order", "repetitions", 20,

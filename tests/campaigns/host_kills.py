@@ -29,7 +29,7 @@ HOSTS, OF_A_JOB, STEP_S = 4, 20, 0.005
 MOMENT = "a random moment"
 # The worker that is to fail there gets there after another one has failed.
 AFTER_A_DEATH = (
-    "before_the_others_have_come", "before_the_next_generation", "before_it_brings_its_part_again", *PLACES_OF_A_CHANGE,
+    "before_the_others_have_come", "before_the_next_generation", "before_it_contributes_again", *PLACES_OF_A_CHANGE,
 )  # fmt: skip
 LENET = 61706
 IN_SLICES = 700_000

@@ -39,7 +39,7 @@ SILENT = ("its cable is cut", "its interface is down", *DEAF, "it is paused", AT
 OF_SEVERAL = ("two don't reach each other", "two are cut off together")
 WAYS = (*KILLED, *SILENT, *OF_SEVERAL)
 # A link comes there when a worker of its host has died, or when another host is lost.
-WITH_A_WORKER, WITH_A_HOST = "before_its_ranks_bring_their_parts_again", "before_a_new_epoch"
+WITH_A_WORKER, WITH_A_HOST = "before_its_ranks_contribute_again", "before_a_new_epoch"
 # A link comes to each place under one of these; every third job's reductions go in trees.
 STRATEGIES = ("AUTO", "AUTO", "BINARY_TREE")
 _REACHED_WITHIN_S = 3.0

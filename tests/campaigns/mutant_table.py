@@ -12,23 +12,24 @@ _LAUNCHER = "ms_kungfu/launcher"
 _CPP = [
     # ---- ranks of one host
     Mutant(
-        "lane-is-not-marked-in-use", f"{_HOST}/lanes.cc",
+        "staging-buffer-is-not-marked-in-use", f"{_HOST}/staging_buffers.cc",
         "compare_exchange_weak(used, used | bit,", "compare_exchange_weak(used, used,",
-        ("cpp:Names.AnyNumberOfLargeOperationsMayBeInFlight", "cpp:KeptLanes.*"),
+        ("cpp:Names.AnyNumberOfLargeOperationsMayBeInFlight", "cpp:PinnedBuffers.*"),
     ),
     Mutant(
-        "lane-is-bound-by-a-store", f"{_HOST}/lanes.cc",
+        "staging-buffer-is-bound-by-a-store", f"{_HOST}/staging_buffers.cc",
         "if (word.compare_exchange_strong(seen, bound, std::memory_order_acq_rel, std::memory_order_acquire)) {",
         "if (word.store(bound); true) {",
         ("cpp:Names.*", "cpp:Recovery.*"),
     ),
     Mutant(
-        "lane-is-given-back-too-early", f"{_HOST}/lanes.cc",
+        "staging-buffer-is-given-back-too-early", f"{_HOST}/staging_buffers.cc",
         "std::memory_order_acq_rel) + 1 < members) return;", "std::memory_order_acq_rel) + 2 < members) return;",
-        ("cpp:Names.*", "cpp:KeptLanes.*", "cpp:AllReduce.*"),
+        ("cpp:Names.*", "cpp:PinnedBuffers.*", "cpp:AllReduce.*"),
     ),
     Mutant(
-        "failed-lane-keeps-its-counters", f"{_HOST}/lanes.cc", "  if (failed) {\n", "  if (false) {\n",
+        "failed-staging-buffer-keeps-its-counters", f"{_HOST}/staging_buffers.cc",
+        "  if (failed) {\n", "  if (false) {\n",
         ("cpp:Mismatch.*", "cpp:WithoutOne.*", "cpp:Cluster.AMismatch*"),
     ),
     Mutant(
@@ -55,7 +56,7 @@ _CPP = [
         ("cpp:Mismatch.*", "cpp:WithoutOne.*"),
     ),
     Mutant(
-        "unbound-lane-counts-as-unfinished", f"{_HOST}/failure_rules.cc",
+        "unbound-staging-buffer-counts-as-unfinished", f"{_HOST}/failure_rules.cc",
         "!flight.Brings(rank) || !flight.bound) return true;", "!flight.Brings(rank)) return true;",
         ("cpp:Recovery.*", "cpp:WithoutOne.*"),
     ),
@@ -82,7 +83,7 @@ _CPP = [
     ),
     Mutant(
         "held-deadlines-run", f"{_HOST}/waiting.cc",
-        "  if (self_.board.deadlines_held()) flight.deadline->LeaveOut(now);\n", "",
+        "  if (self_.control.deadlines_held()) flight.deadline->LeaveOut(now);\n", "",
         ("cpp:ClusterEnds.NoDeadlineRunsWhileTheyAreHeld", "cpp:Deadline.*"),
     ),
     Mutant(
@@ -100,12 +101,12 @@ _CPP = [
         "    lock.Declare(index);\n", "", ("cpp:WithoutOne.*", "cpp:Recovery.*"),
     ),
     Mutant(
-        "dead-rank-ends-the-communicator", "ops_src/transport/shm/board.cc",
-        "(static_cast<uint32_t>(GaveUp::kForAll)) || IsDead(r)) continue;",
+        "failed-rank-ends-the-communicator", "ops_src/transport/shm/segment_control_block.cc",
+        "(static_cast<uint32_t>(GaveUp::kForAll)) || HasFailed(r)) continue;",
         "(static_cast<uint32_t>(GaveUp::kForAll))) continue;", ("cpp:WithoutOne.*",),
     ),
     Mutant(
-        "death-wakes-nobody", "ops_src/transport/shm/board.cc",
+        "failure-wakes-no-rank", "ops_src/transport/shm/segment_control_block.cc",
         "/*used_only=*/true, [](Counter& word) { word.Stir(); });", "/*used_only=*/true, [](Counter&) {});",
         ("cpp:WithoutOne.SleepingRanksAreWoken",),
     ),
@@ -142,10 +143,10 @@ _CPP = [
         ("cpp:MeterTest.*",),
     ),
     Mutant(
-        "broadcast-doesn't-fail-with-its-root", f"{_HOSTS}/link_operation.cc",
-        "    if (!giver || headers[h].none == 0) continue;\n    verdict.status = KF_PEER_LOST;",
-        "    if (true) continue;\n    verdict.status = KF_PEER_LOST;",
-        ("cpp:ClusterDeaths.ABroadcastFromTheDeadFailsEverywhereAndBreaksNothing",),
+        "broadcast-doesn't-fail-with-its-root", f"{_HOSTS}/transport_operation.cc",
+        "    if (!source || headers[h].none == 0) continue;\n    commit.status = KF_PEER_LOST;",
+        "    if (true) continue;\n    commit.status = KF_PEER_LOST;",
+        ("cpp:ClusterFailures.BroadcastFromAFailedRankFailsAtAllAndBreaksNothing",),
     ),
     Mutant(
         "older-epoch-is-heard", "ops_src/transport/tcp/frames.cc",
@@ -199,17 +200,17 @@ _CPP = [
         ("cpp:Background.*",),
     ),
     Mutant(
-        "lost-shards-go-to-nobody", "ops_src/shards/deal.cc",
+        "lost-shards-go-to-no-rank", "ops_src/shards/partition.cc",
         "next < lost.size() * place / of_.size(); next++", "next < lost.size() * (place - 1) / of_.size(); next++",
         ("cpp:Shards*",),
     ),
     Mutant(
-        "shards-with-other-speeds-are-dealt-alike", "ops_src/shards/deal.cc",
-        "weights.empty() ? even : weights;", "even;", ("cpp:ShardsDeal.*",),
+        "shards-with-other-speeds-are-assigned-alike", "ops_src/shards/partition.cc",
+        "weights.empty() ? even : weights;", "even;", ("cpp:ShardsPartition.*",),
     ),
     Mutant(
         "last-shard-counts-in-full", "ops_src/shards/step.cc",
-        "leaf_ + 1 == plan_.leaves && !is_norm ? plan_.last : 1;", "1;", ("cpp:ShardsStep.*",),
+        "shard_ + 1 == plan_.shards && !is_norm ? plan_.last : 1;", "1;", ("cpp:ShardsStep.*",),
     ),
     Mutant(
         "shard-reads-the-one-before's-statistics", "ops_src/shards/step.cc",
@@ -513,21 +514,21 @@ _PYTHON = [
 # What a review asked for by name.
 _REVIEWED = [
     Mutant(
-        "finish-in-another-epoch", f"{_HOSTS}/link_operation.cc",
+        "finish-in-another-epoch", f"{_HOSTS}/transport_operation.cc",
         "  if (epoch_ != epoch) return false;\n", "", ("cpp:HostLoss.*",),
     ),
     Mutant(
-        "outcome-of-another-epochs-headers", f"{_HOSTS}/link_operation.cc",
+        "outcome-of-another-epochs-headers", f"{_HOSTS}/transport_operation.cc",
         '    if (Epoch() != place.epoch) throw Error(KF_STALE, "the hosts go on in a new epoch");\n', "",
         ("cpp:HostLoss.*",),
     ),
     Mutant(
-        "acknowledge-in-the-first-epoch-alone", f"{_HOSTS}/link_operation.cc",
+        "acknowledge-in-the-first-epoch-alone", f"{_HOSTS}/transport_operation.cc",
         "places_.hosts() > 2) Acknowledge(", "places_.hosts() > 2 && place.epoch == kFirstEpoch) Acknowledge(",
         ("cpp:HostLoss.*",),
     ),
     Mutant(
-        "ending-without-waiting-operations", f"{_HOSTS}/link.cc",
+        "ending-without-waiting-operations", f"{_HOSTS}/transport.cc",
         "name->begun + name->waiting.size(), name->given", "name->begun, name->given", ("cpp:HostLoss.*",),
     ),
     Mutant(

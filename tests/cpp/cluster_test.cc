@@ -1,4 +1,4 @@
-// Collectives of a cluster over several hosts: values, mismatches, deaths of ranks, ends of hosts.
+// Collectives of a cluster over several hosts: values, mismatches, failures of ranks, ends of hosts.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 #include "base/fault_point.h"
 #include "clusters.h"
 #include "collectives/dtype.h"
-#include "deaths.h"
+#include "killed_ranks.h"
 #include "ranks.h"
 #include "runtime/background.h"
 
@@ -115,7 +115,7 @@ TEST(Cluster, AllHostsTakeTheAlgorithmThatOneOfThemHasMeasured) {
   };
   EXPECT_EQ(lone_ones(), std::vector<size_t>(3, 10'000));
   const auto slow = [&](uint32_t host, std::chrono::milliseconds step) {
-    hosts::Meter& meter = cluster.link(host).meter();
+    hosts::Meter& meter = cluster.transport(host).meter();
     const hosts::Cost one{1, 4};
     const auto now = hosts::Meter::Clock::now();
     for (int i = 0; i < 15; i++) {
@@ -124,7 +124,7 @@ TEST(Cluster, AllHostsTakeTheAlgorithmThatOneOfThemHasMeasured) {
     }
   };
   slow(1, std::chrono::milliseconds(50));
-  EXPECT_EQ(cluster.link(0).meter().figures().step_ns, 0U);
+  EXPECT_EQ(cluster.transport(0).meter().figures().step_ns, 0U);
   EXPECT_EQ(lone_ones(), std::vector<size_t>(3, 30'000));
   slow(1, std::chrono::milliseconds(1));
   slow(2, std::chrono::milliseconds(50));
@@ -135,38 +135,38 @@ TEST(Cluster, ALossThatIsNotListedYetIsTakenForNoEnd) {
   const int fd = shm::Segment::Create(3, /*cluster_version=*/7, /*cores=*/2, /*recovers=*/true);
   const auto segment = std::make_shared<shm::Segment>(fd);
   close(fd);
-  shm::Board board(segment);
+  shm::SegmentControlBlock control(segment);
   const auto mark = [&](uint32_t rank) {
     segment->status(rank).state.value = static_cast<uint32_t>(RankState::kLost) | shm::Counter::kFence;
   };
   mark(1);
-  EXPECT_FALSE(board.EndedForAll(1));
-  board.MarkLost(2, "exited with code 0", /*recover=*/false, /*reaped=*/true);
-  EXPECT_FALSE(board.EndedForAll(1));
-  EXPECT_FALSE(board.EndedForAll(2));  // it could be 1 that is counted
-  segment->header().death_order[0] = 1;
-  segment->header().deaths = 1;
-  EXPECT_FALSE(board.EndedForAll(1));
-  EXPECT_TRUE(board.EndedForAll(2));
-  EXPECT_FALSE(board.EndedForAll(0));
+  EXPECT_FALSE(control.EndedForAll(1));
+  control.MarkLost(2, "exited with code 0", /*recover=*/false, /*reaped=*/true);
+  EXPECT_FALSE(control.EndedForAll(1));
+  EXPECT_FALSE(control.EndedForAll(2));  // it could be 1 that is counted
+  segment->header().failure_order[0] = 1;
+  segment->header().num_failed = 1;
+  EXPECT_FALSE(control.EndedForAll(1));
+  EXPECT_TRUE(control.EndedForAll(2));
+  EXPECT_FALSE(control.EndedForAll(0));
 }
 
 // One of them beyond what one host can have dies.
 TEST(Cluster, MoreRanksThanOneHostCanHaveReduceAndGoOnWithoutOne) {
-  constexpr uint32_t kRanks = 270, kHosts = 3, kDead = 265;
-  static_assert(kDead > shm::kMaxRanks);
+  constexpr uint32_t kRanks = 270, kHosts = 3, kFailedRank = 265;
+  static_assert(kFailedRank > shm::kMaxRanks);
   std::vector<uint32_t> layout;
   for (uint32_t r = 0; r < kRanks; r++) layout.push_back(r * kHosts / kRanks);
   Clusters cluster(layout, /*recovers=*/true);
   const auto reduce = [&](uint32_t rank, Communicator& c) {
     const auto all = AllReduced<float>(c, "sum", {static_cast<float>(rank), 1}, KF_FLOAT32, KF_SUM);
-    EXPECT_EQ(all[0], static_cast<float>(kRanks * (kRanks - 1) / 2 - (all[1] < kRanks ? kDead : 0)));
+    EXPECT_EQ(all[0], static_cast<float>(kRanks * (kRanks - 1) / 2 - (all[1] < kRanks ? kFailedRank : 0)));
     return all[1];
   };
   cluster.Run([&](uint32_t rank, Communicator& c) { EXPECT_EQ(reduce(rank, c), kRanks); });
-  cluster.MarkLost(kDead);
+  cluster.MarkLost(kFailedRank);
   cluster.Run([&](uint32_t rank, Communicator& c) {
-    if (rank != kDead) EXPECT_EQ(reduce(rank, c), kRanks - 1);
+    if (rank != kFailedRank) EXPECT_EQ(reduce(rank, c), kRanks - 1);
   });
 }
 
@@ -244,7 +244,7 @@ TEST(Cluster, FewBytesGoByTheNamedStrategy) {
 }
 
 // Host 0 has brought its few bytes when host 1 tells of a generation for which it has to bring them again.
-TEST(Cluster, FewBytesAreBroughtAgainWithoutTheDead) {
+TEST(Cluster, FewBytesAreBroughtAgainWithoutFailedRanks) {
   Clusters cluster({0, 0, 1, 1}, /*recovers=*/true);
   const auto sum = [](uint32_t rank, Communicator& c) {
     return AllReduced<float>(c, "few", {static_cast<float>(1 << rank)}, KF_FLOAT32, KF_SUM)[0];
@@ -252,14 +252,14 @@ TEST(Cluster, FewBytesAreBroughtAgainWithoutTheDead) {
   cluster.Run([&](uint32_t rank, Communicator& c) {
     for (int i = 0; i < 20; i++) EXPECT_EQ(sum(rank, c), 15);
   });
-  std::atomic<bool> are_dead{false};
+  std::atomic<bool> have_failed{false};
   std::thread launchers([&] {
     std::this_thread::sleep_for(100ms);  // until both have brought theirs
     for (const uint32_t rank : {1U, 3U}) cluster.MarkLost(rank);
-    are_dead = true;
+    have_failed = true;
   });
   const auto errors = cluster.Collect([&](uint32_t rank, Communicator& c) {
-    while (rank > 1 && !are_dead) std::this_thread::sleep_for(1ms);
+    while (rank > 1 && !have_failed) std::this_thread::sleep_for(1ms);
     if (rank < 3) EXPECT_EQ(sum(rank, c), 5);
   });
   launchers.join();
@@ -325,18 +325,18 @@ TEST(Cluster, MovedBytesArriveAtTheirPlace) {
   }
 }
 
-// What the givers bring differs here, so that one sees where it comes from.
+// What the source ranks bring differs here, so that one sees where it comes from.
 TEST(Cluster, BroadcastUsesTheSourceRankOfTheSameHost) {
   for (const auto& layout : kLayouts) {
     Clusters cluster(layout);
     const uint32_t n = cluster.size();
     const hosts::Places& places = cluster.places();
     for (const uint32_t share : {1U, 2U, 3U}) {
-      Members givers;
-      for (uint32_t r = 0; r < n; r += share) givers.push_back(r);
+      Members sources;
+      for (uint32_t r = 0; r < n; r += share) sources.push_back(r);
       std::vector<float> got(n);
       cluster.Run([&](uint32_t rank, Communicator& c) {
-        c.SetGivers(givers);
+        c.SetSources(sources);
         for (const size_t count : {size_t{1}, size_t{300000}}) {
           std::vector<float> x(count, static_cast<float>(rank));
           c.Run(Op(Kind::kBroadcast, "given", {{x.data(), x.data(), count}}, KF_FLOAT32));
@@ -345,8 +345,8 @@ TEST(Cluster, BroadcastUsesTheSourceRankOfTheSameHost) {
         }
         float x = static_cast<float>(rank);  // of a root that isn't one of them there is no other
         c.Run(Op(Kind::kBroadcast, "alone", {{&x, &x, 1}}, KF_FLOAT32, KF_SUM, n - 1));
-        EXPECT_TRUE(std::binary_search(givers.begin(), givers.end(), n - 1) || x == static_cast<float>(n - 1));
-        c.SetGivers({});
+        EXPECT_TRUE(std::binary_search(sources.begin(), sources.end(), n - 1) || x == static_cast<float>(n - 1));
+        c.SetSources({});
         x = static_cast<float>(rank);
         c.Run(Op(Kind::kBroadcast, "from one", {{&x, &x, 1}}, KF_FLOAT32));
         EXPECT_EQ(x, 0);
@@ -355,20 +355,20 @@ TEST(Cluster, BroadcastUsesTheSourceRankOfTheSameHost) {
       for (uint32_t h = 0; h < places.hosts(); h++) {
         const Members& there = places.RanksOn(h);
         for (const uint32_t r : there) EXPECT_EQ(got[r], got[there[0]]);
-        const auto giver = std::find_if(there.begin(), there.end(), [&](uint32_t r) { return r % share == 0; });
-        if (giver != there.end()) {
-          EXPECT_EQ(got[there[0]], static_cast<float>(*giver));
+        const auto source = std::find_if(there.begin(), there.end(), [&](uint32_t r) { return r % share == 0; });
+        if (source != there.end()) {
+          EXPECT_EQ(got[there[0]], static_cast<float>(*source));
         } else {
           served[static_cast<uint32_t>(got[there[0]])]++;
         }
       }
       Members giving;  // of a host, its first
       for (uint32_t h = 0; h < places.hosts(); h++) {
-        if (const auto giver = places.GiverOn(h, 0, givers)) giving.push_back(*giver);
+        if (const auto source = places.SourceOn(h, 0, sources)) giving.push_back(*source);
       }
       const size_t taking = places.hosts() - giving.size();
-      for (const auto& [giver, hosts] : served) {
-        EXPECT_NE(std::find(giving.begin(), giving.end(), giver), giving.end());
+      for (const auto& [source, hosts] : served) {
+        EXPECT_NE(std::find(giving.begin(), giving.end(), source), giving.end());
         EXPECT_LE(hosts, (taking + giving.size() - 1) / giving.size());
       }
     }
@@ -459,8 +459,8 @@ struct Task {
   enum { kSum, kSumInPlace, kTwoSums, kMean, kBarrier, kBroadcast, kGather, kStarted, kNumKinds } kind;
   size_t count;
   uint32_t root;
-  uint32_t odd;    // UINT32_MAX: none
-  Members givers;  // of a broadcast, besides the root; empty: none
+  uint32_t odd;     // UINT32_MAX: none
+  Members sources;  // of a broadcast, besides the root; empty: none
   uint32_t number;
 };
 
@@ -539,9 +539,9 @@ Seen Do(const Task& task, uint32_t rank, Communicator& c) {
       case Task::kBroadcast: {
         operation.kind = Kind::kBroadcast;
         operation.root = task.root;
-        const bool gives = std::binary_search(task.givers.begin(), task.givers.end(), rank);
+        const bool gives = std::binary_search(task.sources.begin(), task.sources.end(), rank);
         if (gives) std::fill(in.begin(), in.end(), static_cast<float>(1U << task.root));
-        c.SetGivers(task.givers);
+        c.SetSources(task.sources);
         generation = c.Run(operation);
         break;
       }
@@ -592,9 +592,9 @@ struct Loss {
   uint32_t rank, host;  // one of them; UINT32_MAX: the other
 };
 
-// Ranks make operations. Some are fenced meanwhile, wherever they are (which is what a death looks like to the others),
-// and hosts are lost with all of theirs; the launchers of the other hosts hear of it in one order, but late.
-void LiveAndDie(const std::vector<uint32_t>& layout, std::mt19937& random, bool lose_hosts) {
+// Ranks make operations. Some are fenced meanwhile, wherever they are (which is what a failure looks like to the
+// others), and hosts are lost with all of theirs; the launchers of the other hosts hear of it in one order, but late.
+void LiveAndFail(const std::vector<uint32_t>& layout, std::mt19937& random, bool lose_hosts) {
   const auto below = [&](uint32_t n) { return static_cast<uint32_t>(random() % n); };
   Clusters cluster(layout, /*recovers=*/true, InSlices(std::vector<size_t>{1 << 20, 64 << 10, 16 << 10}[below(3)]));
   const uint32_t n = cluster.size(), num_hosts = cluster.places().hosts();
@@ -611,7 +611,7 @@ void LiveAndDie(const std::vector<uint32_t>& layout, std::mt19937& random, bool 
                      static_cast<uint32_t>(k)});
     const bool several = kind == Task::kBroadcast && below(2) == 0;
     for (uint32_t r = 0; several && r < n; r++) {
-      if (r == tasks.back().root || below(2) == 0) tasks.back().givers.push_back(r);
+      if (r == tasks.back().root || below(2) == 0) tasks.back().sources.push_back(r);
     }
   }
   const uint32_t pace = 1 + below(most > 1000 ? 40000 : 8000);  // microseconds
@@ -643,19 +643,19 @@ void LiveAndDie(const std::vector<uint32_t>& layout, std::mt19937& random, bool 
   std::vector<std::thread> launchers;
   for (uint32_t h = 0; h < num_hosts; h++) {
     launchers.emplace_back([&, h] {
-      std::vector<bool> dead(n);
+      std::vector<bool> failed_ranks(n);
       for (size_t d = 0; d < losses.size(); d++) {
         std::this_thread::sleep_for(microseconds(delays[d][h]));
         for (uint32_t r = 0; r < n; r++) {
-          if (dead[r] || (r != losses[d].rank && cluster.places().HostOf(r) != losses[d].host)) continue;
-          dead[r] = true;
+          if (failed_ranks[r] || (r != losses[d].rank && cluster.places().HostOf(r) != losses[d].host)) continue;
+          failed_ranks[r] = true;
           stops[r] = true;
           while (kGently && !stopped[r]) std::this_thread::sleep_for(microseconds(100));
           cluster.MarkLost(h, r);
         }
         if (losses[d].host == UINT32_MAX) continue;
         if (losses[d].host == h) return cluster.End(h);
-        cluster.link(h).LoseHost(losses[d].host);
+        cluster.transport(h).LoseHost(losses[d].host);
       }
     });
   }
@@ -696,23 +696,23 @@ void LiveAndDie(const std::vector<uint32_t>& layout, std::mt19937& random, bool 
   }
 }
 
-TEST(ClusterDeaths, SurvivorsOfAllHostsComeToTheSameEnd) {
+TEST(ClusterFailures, SurvivorsOfAllHostsComeToTheSameEnd) {
   std::mt19937 random(Seed());
   for (int i = 0; i < static_cast<int>((Everywhere() ? 400 : 40) / kSlower); i++) {
-    LiveAndDie(kLayouts[random() % kLayouts.size()], random, /*lose_hosts=*/false);
+    LiveAndFail(kLayouts[random() % kLayouts.size()], random, /*lose_hosts=*/false);
     if (::testing::Test::HasFatalFailure()) return;
   }
 }
 
-TEST(ClusterDeaths, SurvivorsComeToTheSameEndWhereHostsAreLost) {
+TEST(ClusterFailures, SurvivorsComeToTheSameEndWhereHostsAreLost) {
   std::mt19937 random(Seed());
   for (int i = 0; i < static_cast<int>((Everywhere() ? 400 : 40) / kSlower); i++) {
-    LiveAndDie(kLayouts[random() % kLayouts.size()], random, /*lose_hosts=*/true);
+    LiveAndFail(kLayouts[random() % kLayouts.size()], random, /*lose_hosts=*/true);
     if (::testing::Test::HasFatalFailure()) return;
   }
 }
 
-TEST(ClusterDeaths, ABroadcastFromTheDeadFailsEverywhereAndBreaksNothing) {
+TEST(ClusterFailures, BroadcastFromAFailedRankFailsAtAllAndBreaksNothing) {
   Clusters cluster({0, 1, 1}, /*recovers=*/true);
   for (const uint32_t root : {2U, 0U}) {  // one of two on its host, and the last of its host
     const auto errors = cluster.Collect([&](uint32_t rank, Communicator& c) {
@@ -731,25 +731,25 @@ TEST(ClusterDeaths, ABroadcastFromTheDeadFailsEverywhereAndBreaksNothing) {
   }
 }
 
-TEST(ClusterDeaths, BroadcastFromAFailedSourceFailsAndAnotherSourceServes) {
+TEST(ClusterFailures, BroadcastFromAFailedSourceFailsAndAnotherSourceServes) {
   Clusters cluster({0, 1, 1, 2}, /*recovers=*/true);
   const auto errors = cluster.Collect([&](uint32_t rank, Communicator& c) {
     if (rank == 1) return cluster.MarkLost(1);
-    c.SetGivers({0, 1});
+    c.SetSources({0, 1});
     float x = 0;
     c.Run(Op(Kind::kBroadcast, "given", {{&x, &x, 1}}, KF_FLOAT32));
   });
   for (const uint32_t r : {0U, 2U, 3U}) EXPECT_EQ(ErrorOf(errors[r]).status(), KF_PEER_LOST);
   cluster.Run([&](uint32_t rank, Communicator& c) {
     if (rank == 1) return;
-    c.SetGivers({0, 2});
+    c.SetSources({0, 2});
     float x = rank == 3 ? 0 : 7;
     c.Run(Op(Kind::kBroadcast, "given", {{&x, &x, 1}}, KF_FLOAT32));
     EXPECT_EQ(x, 7);
   });
 }
 
-TEST(ClusterDeaths, WithoutRecoveryAllFail) {
+TEST(ClusterFailures, WithoutRecoveryAllFail) {
   Clusters cluster({0, 1, 1});
   const auto errors = cluster.Collect([&](uint32_t rank, Communicator& c) {
     if (rank == 2) {
@@ -801,7 +801,7 @@ TEST(ClusterEnds, AHostThatIsLostIsNamed) {
     EXPECT_EQ(ErrorOf(errors[r]).status(), KF_PEER_LOST);
     EXPECT_NE(std::string(ErrorOf(errors[r]).what()).find(HostName(2)), std::string::npos) << ErrorOf(errors[r]).what();
   }
-  EXPECT_NE(cluster.link(0).failure(), "");
+  EXPECT_NE(cluster.transport(0).failure(), "");
 }
 
 TEST(ClusterEnds, RankThatGivesUpEndsTheWaitsOnOtherHosts) {
@@ -900,7 +900,7 @@ TEST(ClusterEnds, ARequestThatIsNoneEndsTheCommunicator) {
   with([&](auto& r) { r.kind = Kind::kBarrier, planes(r, {1, 1}, {0, 1, -1}); });
   for (const std::vector<char>& bytes : refused) {
     Clusters cluster({0, 1});
-    const int stranger = cluster.link(0).Connect(0);
+    const int stranger = cluster.transport(0).Connect(0);
     ASSERT_GT(write(stranger, bytes.data(), bytes.size()), 0);
     close(stranger);
     const auto errors = cluster.Collect([&](uint32_t, Communicator& c) {
@@ -915,8 +915,8 @@ TEST(ClusterEnds, FailureAfterTheEndOfItsRanksReachesTheOthers) {
   const auto errors = cluster.Collect([&](uint32_t rank, Communicator& c) {
     if (rank == 1) {
       cluster.MarkLost(1);
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));  // its link has said so
-      return cluster.link(1).Fail(KF_INTERNAL, "a reason");
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));  // its transport has said so
+      return cluster.transport(1).Fail(KF_INTERNAL, "a reason");
     }
     for (int i = 0; i < 100000; i++) c.Run({Kind::kBarrier, "barrier"});
   });

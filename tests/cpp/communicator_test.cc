@@ -1,4 +1,4 @@
-// Behaviour: forks, mismatches, deadlines, death, joining and leaving.
+// Behaviour: forks, mismatches, deadlines, failure, joining and leaving.
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -69,17 +69,17 @@ TEST(Forked, AChildOfAMemberIsRefusedAndTheOthersNoticeNothing) {
 
 TEST(Progress, OfARankIsItsLastReport) {
   Ranks ranks(2);
-  shm::Board& board = ranks.board();
+  shm::SegmentControlBlock& control = ranks.control();
   ranks.at(1).NoteStep(7, std::chrono::milliseconds(20));
   ranks.at(1).NoteStep(8, std::chrono::milliseconds(30));
-  EXPECT_FALSE(board.ProgressOf(0).has_value());
-  const auto told = board.ProgressOf(1);
+  EXPECT_FALSE(control.ProgressOf(0).has_value());
+  const auto told = control.ProgressOf(1);
   ASSERT_TRUE(told.has_value());
   EXPECT_EQ(told->step, 8u);
   EXPECT_EQ(told->each, std::chrono::milliseconds(30));
   EXPECT_GE(told->ago.count(), 0);
-  EXPECT_LE(told->ago, board.ProgressOf(1)->ago) << "a later look, a longer time";
-  EXPECT_THROW(board.ProgressOf(2), Error);
+  EXPECT_LE(told->ago, control.ProgressOf(1)->ago) << "a later look, a longer time";
+  EXPECT_THROW(control.ProgressOf(2), Error);
 }
 
 TEST(Forked, AChildMayAskForItsRankWhateverTheOtherThreadsWereAt) {
@@ -202,7 +202,7 @@ TEST(Mismatch, OfDtypeOpKindRootAndLayoutIsFound) {
   ExpectMismatchEverywhere(ranks, errors, "rank 0: barrier; rank 1: all_reduce of 100000 float32, sum");
 }
 
-// ---- deadlines, abort, death ----
+// ---- deadlines, abort, failure ----
 
 TEST(Deadline, NamesOperationRankLimitAndVersionAndTheOthersFollow) {
   Ranks ranks(3, {200ms, 10s});
@@ -226,7 +226,7 @@ TEST(Deadline, NamesOperationRankLimitAndVersionAndTheOthersFollow) {
   for (const auto& error : late) EXPECT_EQ(ErrorOf(error).status(), KF_TIMEOUT) << ErrorOf(error).what();
 }
 
-TEST(Death, EndsEveryWaitWithTheLaunchersReason) {
+TEST(FailedRank, EndsEveryWaitWithTheLaunchersReason) {
   for (const size_t count : {size_t{1}, size_t{3000000}}) {
     Ranks ranks(3);
     Clock::time_point marked;
@@ -234,7 +234,7 @@ TEST(Death, EndsEveryWaitWithTheLaunchersReason) {
       if (rank == 1) {
         std::this_thread::sleep_for(50ms);
         marked = Clock::now();
-        ranks.board().MarkLost(1, "was killed by SIGKILL", /*recover=*/false);
+        ranks.control().MarkLost(1, "was killed by SIGKILL", /*recover=*/false);
         return;
       }
       Sum(communicator, "doomed", 1, 3, count);
@@ -248,7 +248,7 @@ TEST(Death, EndsEveryWaitWithTheLaunchersReason) {
   }
 }
 
-TEST(Death, OfAProcessInTheMiddleOfAnyOperationLeavesNoRankHanging) {
+TEST(FailedRank, OfAProcessInTheMiddleOfAnyOperationLeavesNoRankHanging) {
   for (unsigned seed = 0; seed < 30; seed++) {
     SCOPED_TRACE(seed);
     const int fd = shm::Segment::Create(3, 1, 2);
@@ -279,7 +279,8 @@ TEST(Death, OfAProcessInTheMiddleOfAnyOperationLeavesNoRankHanging) {
     kill(children[victim], SIGKILL);
     int status = 0;
     waitpid(children[victim], &status, 0);
-    shm::Board(std::make_shared<shm::Segment>(fd)).MarkLost(victim, "was killed by SIGKILL", /*recover=*/false);
+    shm::SegmentControlBlock(std::make_shared<shm::Segment>(fd))
+        .MarkLost(victim, "was killed by SIGKILL", /*recover=*/false);
     const auto begin = Clock::now();
     for (uint32_t rank = 0; rank < 3; rank++) {
       if (rank == victim) continue;

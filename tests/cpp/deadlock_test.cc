@@ -226,9 +226,9 @@ void ExpectDeadlockAfter(Ranks& ranks, const std::function<void()>& release) {
 }
 
 // Rank 2 reports nothing: it may be about to come.
-TEST(Deadlock, IsNotConcludedWithoutARankUntilThatIsDead) {
+TEST(Deadlock, IsNotConcludedWithoutARankUntilItHasFailed) {
   Ranks ranks(3, Watched(), 2, /*recovers=*/true);
-  ExpectDeadlockAfter(ranks, [&] { ranks.board().MarkLost(2, "was killed", /*recover=*/true); });
+  ExpectDeadlockAfter(ranks, [&] { ranks.control().MarkLost(2, "was killed", /*recover=*/true); });
 }
 
 TEST(Deadlock, IsNotConcludedWhileARankIsBusyAlone) {

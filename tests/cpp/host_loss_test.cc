@@ -1,5 +1,5 @@
-// A host is lost while one of the links stands at a place where it matters how far it has come (link.h, 7 to 10). Kills
-// at random moments find these places seldom: links pass them within microseconds.
+// A host is lost while one of the transports stands at a place where it matters how far it has come (transport.h, 7 to
+// 10). Kills at random moments find these places seldom: transports pass them within microseconds.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,8 +24,8 @@ namespace {
 using namespace std::chrono_literals;
 
 #ifdef KUNGFU_FAULT_POINTS
-// What the links' threads come to, from Begin on. The n-th of them (from 0) that comes to `place` is held there until
-// LetOn; `n` of -1: none. Made before a cluster and destroyed after it, since its threads look at the hook at all
+// What the transports' threads come to, from Begin on. The n-th of them (from 0) that comes to `place` is held there
+// until LetOn; `n` of -1: none. Made before a cluster and destroyed after it, since its threads look at the hook at all
 // times.
 class Watch {
  public:
@@ -57,7 +57,7 @@ class Watch {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   static constexpr auto kStill = 100ms;
 #else
-  static constexpr auto kStill = 30ms;  // the links look at what isn't reported to them every 20
+  static constexpr auto kStill = 30ms;  // the transports look at what isn't reported to them every 20
 #endif
 
   void Come(const char* at) {
@@ -86,7 +86,7 @@ std::string EndOf(const std::function<std::string()>& run) {
   }
 }
 
-// The last: what each host reduces by itself, which it does when all have measured (link.h, 13).
+// The last: what each host reduces by itself, which it does when all have measured (transport.h, 13).
 enum class What { kBroadcast, kSum, kSumInSlices, kSumOfHeaders };
 
 std::string Run(What what, uint32_t rank, Communicator& c) {
@@ -116,7 +116,7 @@ void LoseTheFirst(What what, const char* place, int n) {
   std::thread launchers([&] {
     watch.AwaitStandstill(n + 1);
     for (const uint32_t h : {1U, 2U}) cluster.MarkLost(h, 0);
-    for (const uint32_t h : {1U, 2U}) cluster.link(h).LoseHost(0);
+    for (const uint32_t h : {1U, 2U}) cluster.transport(h).LoseHost(0);
     watch.AwaitStandstill(n + 1);
     watch.LetOn();
     cluster.MarkLost(0, 0);
@@ -143,9 +143,9 @@ void LoseTheFirst(What what) {
 }
 
 TEST(HostLoss, ABroadcastFromALostHostIsHadByAllOrNone) { LoseTheFirst(What::kBroadcast); }
-TEST(HostLoss, ALostHostHasPartInASumForAllOrNone) { LoseTheFirst(What::kSum); }
-TEST(HostLoss, ALostHostHasPartInASumOfSlicesForAllOrNone) { LoseTheFirst(What::kSumInSlices); }
-TEST(HostLoss, ALostHostHasPartInASumOfFewBytesForAllOrNone) { LoseTheFirst(What::kSumOfHeaders); }
+TEST(HostLoss, ALostHostContributesToASumForAllOrNone) { LoseTheFirst(What::kSum); }
+TEST(HostLoss, ALostHostContributesToASumOfSlicesForAllOrNone) { LoseTheFirst(What::kSumInSlices); }
+TEST(HostLoss, ALostHostContributesToASumOfFewBytesForAllOrNone) { LoseTheFirst(What::kSumOfHeaders); }
 
 // Its process has ended well, and the others count on it: nothing else would end their wait for it.
 TEST(HostLoss, FinishedRankOfALostHostIsNamed) {
@@ -157,7 +157,7 @@ TEST(HostLoss, FinishedRankOfALostHostIsNamed) {
     std::thread launchers([&] {
       if (they_wait) watch.AwaitStandstill(2);
       for (const uint32_t h : {0U, 1U}) cluster.MarkLost(h, 2, /*recover=*/false);
-      for (const uint32_t h : {0U, 1U}) cluster.link(h).LoseHost(2);
+      for (const uint32_t h : {0U, 1U}) cluster.transport(h).LoseHost(2);
       cluster.End(2);
       lost = true;
     });
@@ -262,13 +262,13 @@ class Stage {
 };
 Stage* Stage::stage = nullptr;
 
-// What the links say to each other besides operations has been said and heard: they look for it every 20 ms. Where that
-// takes longer nothing fails; a mistake might not be seen.
+// What the transports say to each other besides operations has been said and heard: they look for it every 20 ms. Where
+// that takes longer nothing fails; a mistake might not be seen.
 void LetThemHear() { std::this_thread::sleep_for(80ms); }
 
 void Lose(Clusters& cluster, uint32_t host, const std::vector<uint32_t>& others) {
   for (const uint32_t h : others) cluster.MarkLost(h, host);
-  for (const uint32_t h : others) cluster.link(h).LoseHost(host);
+  for (const uint32_t h : others) cluster.transport(h).LoseHost(host);
 }
 
 // The last of the hosts to hear that it is lost, and its end.
@@ -346,21 +346,21 @@ TEST(HostLoss, OfTwoLossesInARowTheSecondUndoesWhatNotAllHave) {
   EXPECT_EQ(ends[1], "3");
 }
 
-// The one rank of host 2 dies in an operation that its link hasn't begun, as the one before isn't over there. It has
-// brought its part, and the link ends the operation with it. See 6.
-TEST(HostLoss, OperationsOfFailedRanksOfAHostEndWithTheirPart) {
+// The one rank of host 2 dies in an operation that its transport hasn't begun, as the one before isn't over there. It
+// has brought its part, and the transport ends the operation with it. See 6.
+TEST(HostLoss, OperationsOfFailedRanksOfAHostEndWithWhatTheyBrought) {
   constexpr uint32_t kDying = 100;
   Stage stage({{2, "when its ranks have the result", 0}});
   Clusters cluster({0, 1, 2}, /*recovers=*/true, {8s, 8s});
   MeasureAll(cluster);
   stage.Begin();
-  std::atomic<bool> dead{false};
+  std::atomic<bool> failed{false};
   std::thread launchers([&] {
     stage.AwaitHeld();
     stage.Await(kDying, "after the post", 1);
     cluster.MarkLost(2);
     LetThemHear();
-    dead = true;
+    failed = true;
     stage.LetOn(0);
   });
   std::vector<std::string> ends(3);
@@ -368,7 +368,7 @@ TEST(HostLoss, OperationsOfFailedRanksOfAHostEndWithTheirPart) {
     stage.AwaitTurn(rank);
     SumFewBytes(rank, c);
     if (rank == 2) stage.IAm(kDying);
-    while (rank != 2 && !dead) std::this_thread::sleep_for(1ms);
+    while (rank != 2 && !failed) std::this_thread::sleep_for(1ms);
     ends[rank] = SumFewBytes(rank, c);
   });
   launchers.join();

@@ -16,8 +16,8 @@
 #include "collectives/hosts/copies.h"
 #include "collectives/hosts/meter.h"
 #include "collectives/hosts/selector.h"
-#include "deaths.h"
 #include "hosts.h"
+#include "killed_ranks.h"
 
 namespace kungfu::testing {
 namespace {

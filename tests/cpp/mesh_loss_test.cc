@@ -13,8 +13,8 @@
 #include <cstring>
 #include <random>
 
-#include "deaths.h"
 #include "hosts.h"
+#include "killed_ranks.h"
 #include "transport/tcp/mesh.h"
 
 namespace kungfu::testing {

@@ -9,8 +9,8 @@
 #include <random>
 
 #include "base/interrupt.h"
-#include "deaths.h"
 #include "hosts.h"
+#include "killed_ranks.h"
 #include "transport/tcp/mesh.h"
 
 namespace kungfu::testing {

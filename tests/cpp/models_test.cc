@@ -15,16 +15,16 @@
 
 #include "base/error.h"
 #include "base/interrupt.h"
-#include "deaths.h"
 #include "hosts.h"
-#include "store/model_link.h"
+#include "killed_ranks.h"
+#include "store/model_transport.h"
 #include "store/other_hosts.h"
 
 namespace kungfu::testing::models {
 namespace {
 
-using store::ModelLink;
 using store::ModelStore;
+using store::ModelTransport;
 using store::ModelView;
 using store::OtherHosts;
 using store::StoreView;
@@ -72,19 +72,19 @@ void Await(const Condition& condition) {
   while (!condition()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
-// A link a host and a store a rank, all in this process.
+// A transport a host and a store a rank, all in this process.
 class Models {
  public:
   explicit Models(const std::vector<uint32_t>& host_of_rank, Ends ends, std::chrono::milliseconds timeout = kTimeout)
       : places_(host_of_rank), timeout_(timeout) {
     for (uint32_t r = 0; r < places_.ranks(); r++) stores_.push_back(std::make_unique<ModelStore>());
     for (uint32_t h = 0; h < places_.hosts(); h++) {
-      links_.push_back(std::make_unique<ModelLink>(places_, h, std::move(ends[h]), [this](uint32_t rank) {
+      transports_.push_back(std::make_unique<ModelTransport>(places_, h, std::move(ends[h]), [this](uint32_t rank) {
         return std::make_shared<StoreView>(stores_[rank]->fd(), /*own=*/true);
       }));
     }
     for (uint32_t r = 0; r < places_.ranks(); r++) {
-      const int fd = links_[places_.HostOf(r)]->Connect();
+      const int fd = transports_[places_.HostOf(r)]->Connect();
       others_.push_back(std::make_shared<OtherHosts>(fd, places_, r, timeout_));
       close(fd);
     }
@@ -94,8 +94,8 @@ class Models {
 
   const hosts::Places& places() const { return places_; }
   ModelStore& store(uint32_t rank) { return *stores_[rank]; }
-  ModelLink& link(uint32_t host) { return *links_[host]; }
-  void End(uint32_t host) { links_[host] = nullptr; }
+  ModelTransport& transport(uint32_t host) { return *transports_[host]; }
+  void End(uint32_t host) { transports_[host] = nullptr; }
   OtherHosts& others(uint32_t rank) { return *others_[rank]; }
   // Rank `from`'s models, as `rank` reaches them.
   std::shared_ptr<ModelView> View(uint32_t rank, uint32_t from) { return OtherHosts::ViewOf(others_[rank], from); }
@@ -104,7 +104,7 @@ class Models {
   const hosts::Places places_;
   const std::chrono::milliseconds timeout_;
   std::vector<std::unique_ptr<ModelStore>> stores_;
-  std::vector<std::unique_ptr<ModelLink>> links_;
+  std::vector<std::unique_ptr<ModelTransport>> transports_;
   std::vector<std::shared_ptr<OtherHosts>> others_;
 };
 
@@ -120,7 +120,7 @@ TEST(ModelsOfOtherHosts, TheLatestVersionOfEachNameIsGivenWhole) {
     EXPECT_EQ(untouched, Model(kSmall, 9, 9));
     EXPECT_EQ(view->Describe("0").version, 0u);
     for (const size_t words :
-         {size_t{0}, size_t{1}, kSmall, ModelLink::kSmallBytes / 8 - 8, ModelLink::kSmallBytes / 8, kLarge}) {
+         {size_t{0}, size_t{1}, kSmall, ModelTransport::kSmallBytes / 8 - 8, ModelTransport::kSmallBytes / 8, kLarge}) {
       const std::string name = std::to_string(words);
       for (uint64_t version = 1; version <= 3; version++) {
         ASSERT_EQ(Save(models.store(from), name, words, from, version), version);
@@ -211,7 +211,7 @@ TEST(ModelsOfOtherHosts, RemainingHostsReadOnIfOthersAreLost) {
         Await([&] { return reads >= after; });
         if (killed) models.End(lost);
         for (uint32_t h = 0; h < hosts; h++) {
-          if (h != lost) models.link(h).LoseHost(lost);
+          if (h != lost) models.transport(h).LoseHost(lost);
         }
         told = true;
         return;
@@ -248,7 +248,7 @@ TEST(ModelsOfOtherHosts, RemainingHostsReadOnIfOthersAreLost) {
     if (HasFatalFailure()) return;
     for (uint32_t h = 0; h < hosts; h++) {
       if (h == lost) continue;
-      EXPECT_TRUE(models.link(h).Unreachable().empty());  // it knows about that one
+      EXPECT_TRUE(models.transport(h).Unreachable().empty());  // it knows about that one
     }
   }
 }
@@ -261,10 +261,10 @@ TEST(ModelsOfOtherHosts, AHostWhoseConnectionEndsIsReportedAndHasNoModels) {
   Model got(kLarge);
   EXPECT_EQ(Request(*models.View(0, 1), "m", got), 0u);
   EXPECT_EQ(Request(*models.View(0, 2), "m", got), 1u);
-  Await([&] { return !models.link(0).Unreachable().empty(); });
-  EXPECT_EQ(models.link(0).Unreachable()[0].first, 1u);
-  models.link(0).LoseHost(1);
-  EXPECT_TRUE(models.link(0).Unreachable().empty());
+  Await([&] { return !models.transport(0).Unreachable().empty(); });
+  EXPECT_EQ(models.transport(0).Unreachable()[0].first, 1u);
+  models.transport(0).LoseHost(1);
+  EXPECT_TRUE(models.transport(0).Unreachable().empty());
   EXPECT_EQ(Request(*models.View(0, 1), "m", got), 0u);
 }
 
@@ -309,8 +309,8 @@ struct Silent {
     const hosts::Places places({0, 1, 2});
     const auto find = [this](uint32_t rank) { return std::make_shared<StoreView>(stores[rank].fd(), /*own=*/true); };
     for (const uint32_t host : {0u, 2u}) {
-      links[host] = std::make_unique<ModelLink>(places, host, ends[host], find);
-      const int fd = links[host]->Connect();
+      transports[host] = std::make_unique<ModelTransport>(places, host, ends[host], find);
+      const int fd = transports[host]->Connect();
       others[host] = std::make_shared<OtherHosts>(fd, places, host, timeout);
       close(fd);
     }
@@ -321,7 +321,7 @@ struct Silent {
   }
   int far, toward_far;
   ModelStore stores[3];
-  std::map<uint32_t, std::unique_ptr<ModelLink>> links;
+  std::map<uint32_t, std::unique_ptr<ModelTransport>> transports;
   std::map<uint32_t, std::shared_ptr<OtherHosts>> others;
 };
 
@@ -336,7 +336,7 @@ TEST(ModelsOfOtherHosts, PausedHostIsAwaitedOnlyByItsOwnReaders) {
   EXPECT_EQ(Request(*lively, "m", got), 1u);
   EXPECT_EQ(ErrorOf([&] { Request(*still, "m", got); }).status(), KF_TIMEOUT);  // behind the first
   EXPECT_EQ(Request(*lively, "m", got), 1u);
-  silent.links[0]->LoseHost(1);
+  silent.transports[0]->LoseHost(1);
   EXPECT_EQ(Request(*still, "m", got), 0u);
 }
 
@@ -355,8 +355,8 @@ TEST(ModelsOfOtherHosts, AWaitEndsWithALossTheVersionOrASignal) {
         EXPECT_EQ(Request(*view, "m", got), 0u);
         return;
       }
-      if (how == 0) silent.links[0]->LoseHost(1);
-      if (how == 1) silent.links[0]->Close();
+      if (how == 0) silent.transports[0]->LoseHost(1);
+      if (how == 1) silent.transports[0]->Close();
       if (how == 2) silent.others[0]->Close();
       interrupted = how == 3;
     });
@@ -391,9 +391,9 @@ TEST(ModelsOfOtherHosts, AnOwnerThatIsKilledHasNoModelsAnyMore) {
   ASSERT_GE(store, 0);
   const hosts::Places places({0, 1});
   Ends ends = Connect(2, 1);
-  ModelLink near(places, 0, std::move(ends[0]), [](uint32_t) { return nullptr; });
-  ModelLink far(places, 1, std::move(ends[1]),
-                [&](uint32_t) { return StoreView::Take(fcntl(store, F_DUPFD_CLOEXEC, 0)); });
+  ModelTransport near(places, 0, std::move(ends[0]), [](uint32_t) { return nullptr; });
+  ModelTransport far(places, 1, std::move(ends[1]),
+                     [&](uint32_t) { return StoreView::Take(fcntl(store, F_DUPFD_CLOEXEC, 0)); });
   const int socket = near.Connect();
   const auto others = std::make_shared<OtherHosts>(socket, places, 0, kTimeout);
   close(socket);
@@ -439,7 +439,7 @@ TEST(ModelsOfOtherHosts, WorkerThatSendsSomethingElseIsDisconnected) {
   said.push_back(ask([](auto& one) { one.kind = 2; }));
   said.push_back(ask([](auto& one) { std::memset(one.name, 'x', sizeof one.name); }));
   for (const store::Ask& one : said) {
-    const int socket = models.link(0).Connect();
+    const int socket = models.transport(0).Connect();
     ASSERT_EQ(store::SendWith(socket, &one, sizeof one, parcel->fd()), ssize_t(sizeof one));
     char byte;
     EXPECT_EQ(recv(socket, &byte, 1, 0), 0) << "the link listens on";
@@ -489,7 +489,7 @@ TEST(ModelsOfOtherHosts, RequestWithAnUntakenParcelIsRefusedAndTheNextServed) {
     int fd;
     uint32_t again;
   } const said[] = {{4096, -1, 1}, {4096, no_parcel, 0}, {8192, parcel->fd(), 0}, {UINT64_MAX, parcel->fd(), 0}};
-  const int socket = models.link(0).Connect();
+  const int socket = models.transport(0).Connect();
   uint32_t number = 7;
   for (const auto& [padded, fd, again] : said) {
     store::Ask one = AskFor(1, padded);
@@ -518,17 +518,17 @@ TEST(ModelsOfOtherHosts, WorkerAsksAgainAfterAMomentaryLackOfItsLauncher) {
     const auto others = std::make_shared<OtherHosts>(pair[1], hosts::Places({0, 1}), 0, kTimeout);
     close(pair[1]);
     int asked = 0;
-    std::thread launcher([&, link = pair[0]] {
+    std::thread launcher([&, transport = pair[0]] {
       for (;;) {
         store::Ask ask;
         int fd = -1;
-        if (store::ReceiveWith(link, &ask, sizeof ask, fd) <= 0) return;
+        if (store::ReceiveWith(transport, &ask, sizeof ask, fd) <= 0) return;
         if (++asked < 3) {
           store::Refusal refusal;
           refusal.number = ask.number;
           refusal.again = again;
           CopyText(refusal.text, "no descriptors");
-          EXPECT_EQ(send(link, &refusal, sizeof refusal, 0), ssize_t(sizeof refusal));
+          EXPECT_EQ(send(transport, &refusal, sizeof refusal, 0), ssize_t(sizeof refusal));
         } else {
           store::Answer answer;
           answer.version = 5;
@@ -561,7 +561,7 @@ TEST(ModelsOfOtherHosts, NoMoreIsKeptForAHostThanTwoAnswers) {
   tcp::Mesh asker(0, 1, std::move(ends[0]), {kTimeout});
   ModelStore stores[kAsks + 1];
   std::atomic<uint32_t> found{0};
-  ModelLink link(places, 1, std::move(ends[1]), [&](uint32_t rank) {
+  ModelTransport transport(places, 1, std::move(ends[1]), [&](uint32_t rank) {
     found++;
     return std::make_shared<StoreView>(stores[rank].fd(), /*own=*/true);
   });

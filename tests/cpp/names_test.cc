@@ -106,7 +106,7 @@ TEST(Names, RandomSchedulesGiveRightSums) {
   }
 }
 
-// More than there are lanes: the rest waits for one.
+// More than there are staging buffers: the rest waits for one.
 TEST(Names, AnyNumberOfLargeOperationsMayBeInFlight) {
   Ranks ranks(2);
   ranks.Run([&](uint32_t, Communicator& communicator) {
@@ -122,7 +122,7 @@ TEST(Names, AnyNumberOfLargeOperationsMayBeInFlight) {
 
 TEST(Names, DeadlineReportsThatAllStagingBuffersAreTaken) {
   Ranks ranks(2, {200ms, 10s});
-  ranks.segment().header().lanes = ~uint64_t{0};
+  ranks.segment().header().staging_buffers = ~uint64_t{0};
   const auto errors = ranks.Collect([&](uint32_t, Communicator& communicator) { Sum(communicator, "x", 1, 2, 40000); });
   EXPECT_EQ(ErrorOf(errors[0]).status(), KF_TIMEOUT);
   EXPECT_EQ(ErrorOf(errors[1]).status(), KF_TIMEOUT);
@@ -170,7 +170,7 @@ TEST(Names, GoOnForeverWithoutLookingLikeAMismatch) {
     });
   }
   EXPECT_TRUE(segment.mailbox(0, 0, sequence).sequence.Reached((sequence - (1u << 28) + 4) & shm::Counter::kMask));
-  ranks.board().MarkLost(2, "was killed by SIGKILL", /*recover=*/true, /*reaped=*/true);
+  ranks.control().MarkLost(2, "was killed by SIGKILL", /*recover=*/true, /*reaped=*/true);
   const auto errors = ranks.Collect([&](uint32_t rank, Communicator& communicator) {
     if (rank != 2) Sum(communicator, "x", 1, 2);  // and not 3: it has not come to this one
   });

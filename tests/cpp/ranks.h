@@ -14,7 +14,7 @@
 
 #include "collectives/host/host_communicator.h"
 #include "threads.h"
-#include "transport/shm/board.h"
+#include "transport/shm/segment_control_block.h"
 
 namespace kungfu::testing {
 
@@ -24,7 +24,7 @@ class Ranks {
                  uint32_t cores = 2, bool recovers = false) {
     const int fd = shm::Segment::Create(size, /*cluster_version=*/7, cores, recovers);
     segment_ = std::make_shared<shm::Segment>(fd);
-    board_ = std::make_unique<shm::Board>(segment_);
+    control_ = std::make_unique<shm::SegmentControlBlock>(segment_);
     close(fd);
     for (uint32_t r = 0; r < size; r++) {
       communicators_.push_back(
@@ -35,7 +35,7 @@ class Ranks {
 
   uint32_t size() const { return segment_->size(); }
   shm::Segment& segment() { return *segment_; }
-  shm::Board& board() { return *board_; }  // the launcher's
+  shm::SegmentControlBlock& control() { return *control_; }  // the launcher's
   HostCommunicator& at(uint32_t rank) { return *communicators_[rank]; }
 
   // Calls body(rank, communicator) on one thread a rank; rethrows what the lowest rank threw.
@@ -48,7 +48,7 @@ class Ranks {
 
  private:
   std::shared_ptr<shm::Segment> segment_;
-  std::unique_ptr<shm::Board> board_;
+  std::unique_ptr<shm::SegmentControlBlock> control_;
   std::vector<std::unique_ptr<HostCommunicator>> communicators_;
 };
 

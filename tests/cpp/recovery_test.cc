@@ -1,5 +1,5 @@
-// Ranks die at every place in an operation, as processes, and the others end it: with what the dead brought or without,
-// all of them alike.
+// Ranks die at every place in an operation, as processes, and the others end it: with what the failed ranks brought or
+// without, all of them alike.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -16,7 +16,7 @@
 #include "base/fault_point.h"
 #include "base/interrupt.h"
 #include "base/log.h"
-#include "deaths.h"
+#include "killed_ranks.h"
 #include "ranks.h"
 #include "runtime/background.h"
 #include "runtime/peer.h"
@@ -28,7 +28,7 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 // What the processes of a test tell each other and the test. Inherited over fork.
-struct Board {
+struct Results {
   struct Rank {
     std::atomic<int> points;    // places that it came to while they were counted
     std::atomic<int> stopped;   // it is at the place where it is to die
@@ -42,9 +42,9 @@ struct Board {
 constexpr uint32_t kRootLost = 1u << 16;
 constexpr uint32_t kMismatch = 1u << 17;
 
-Board* board = nullptr;
+Results* results = nullptr;
 uint32_t my_rank = 0;
-int die_at = -1;  // the number of the place, counted from when `armed` was set
+int fail_at = -1;  // the number of the place, counted from when `armed` was set
 bool freezes = false;
 bool armed = false;
 int passed = 0;
@@ -52,8 +52,8 @@ int passed = 0;
 // Dies, or stands still until the launcher has taken it for dead and goes on then, as one that can't be killed does.
 void Hook(const char*) {
   if (!armed) return;
-  Board::Rank& mine = board->ranks[my_rank];
-  if (passed++ == die_at) {
+  Results::Rank& mine = results->ranks[my_rank];
+  if (passed++ == fail_at) {
     mine.stopped = 1;
     if (!freezes) raise(SIGKILL);
     while (mine.go_on == 0) std::this_thread::sleep_for(50us);
@@ -89,15 +89,15 @@ uint32_t MaskOf(const Members& members) {
   return mask;
 }
 
-// A kind of work that is done a number of times by every rank; writes what came of it to the board.
+// A kind of work that is done a number of times by every rank; writes what came of it to the control block.
 struct Work {
   std::string name;
-  std::function<void(Communicator&, Background&, Board::Rank&)> run;
+  std::function<void(Communicator&, Background&, Results::Rank&)> run;
   int results;  // how many of took_part it fills
 };
 
 // In place, out of place and in the background, of `count` elements.
-void AllReduce(Communicator& communicator, Board::Rank& mine, int slot, size_t count, bool in_place) {
+void AllReduce(Communicator& communicator, Results::Rank& mine, int slot, size_t count, bool in_place) {
   std::vector<float> x(count), y(count);
   for (size_t i = 0; i < count; i++) x[i] = Value(communicator.rank(), i, slot);
   std::vector<float>& out = in_place ? x : y;
@@ -108,7 +108,7 @@ void AllReduce(Communicator& communicator, Board::Rank& mine, int slot, size_t c
 }
 
 // A step with groups of several sizes, which have to be of one mind.
-void Step(Communicator& communicator, Background* background, Board::Rank& mine, int slot, bool in_place = false) {
+void Step(Communicator& communicator, Background* background, Results::Rank& mine, int slot, bool in_place = false) {
   const size_t counts[] = {3, 30000, 150000};
   const char* names[] = {"a", "b", "c"};
   std::vector<std::vector<float>> x, y;
@@ -140,7 +140,7 @@ void Step(Communicator& communicator, Background* background, Board::Rank& mine,
 
 // The ranks whose values are in what a gather has given, each in its place and nothing elsewhere; 0: it is no such
 // thing.
-void AllGather(Communicator& communicator, Board::Rank& mine, int slot, size_t count) {
+void AllGather(Communicator& communicator, Results::Rank& mine, int slot, size_t count) {
   const uint32_t size = communicator.size();
   std::vector<float> x(count), all(count * size, -1);
   for (size_t i = 0; i < count; i++) x[i] = Value(communicator.rank(), i, slot);
@@ -155,7 +155,7 @@ void AllGather(Communicator& communicator, Board::Rank& mine, int slot, size_t c
   mine.took_part[slot] = mine.participants[slot] = whole ? mask : 0;
 }
 
-void ReduceScatter(Communicator& communicator, Board::Rank& mine, int slot, size_t count) {
+void ReduceScatter(Communicator& communicator, Results::Rank& mine, int slot, size_t count) {
   const uint32_t size = communicator.size();
   std::vector<float> x(count * size), part(count);
   for (size_t i = 0; i < x.size(); i++) x[i] = Value(communicator.rank(), i % count, slot);
@@ -163,7 +163,7 @@ void ReduceScatter(Communicator& communicator, Board::Rank& mine, int slot, size
   mine.took_part[slot] = mine.participants[slot] = MaskOf(part, slot, false);
 }
 
-void Broadcast(Communicator& communicator, Board::Rank& mine, int slot, size_t count) {
+void Broadcast(Communicator& communicator, Results::Rank& mine, int slot, size_t count) {
   const uint32_t root = uint32_t(slot) % communicator.size();
   std::vector<float> x(count);
   for (size_t i = 0; i < count; i++) x[i] = Value(communicator.rank(), i, slot);
@@ -178,14 +178,14 @@ void Broadcast(Communicator& communicator, Board::Rank& mine, int slot, size_t c
 }
 
 // No rank passes before every member has come.
-void Barrier(Communicator& communicator, Board::Rank& mine, int slot) {
-  board->arrived[slot].fetch_or(1u << communicator.rank());
+void Barrier(Communicator& communicator, Results::Rank& mine, int slot) {
+  results->arrived[slot].fetch_or(1u << communicator.rank());
   communicator.Run(Op(Kind::kBarrier, "w", {}, KF_UINT8));
-  mine.took_part[slot] = mine.participants[slot] = board->arrived[slot].load();
+  mine.took_part[slot] = mine.participants[slot] = results->arrived[slot].load();
 }
 
 // The last rank brings another number of elements, and as a rule in another protocol, every other time.
-void Mismatch(Communicator& communicator, Board::Rank& mine, int slot, size_t count, size_t other) {
+void Mismatch(Communicator& communicator, Results::Rank& mine, int slot, size_t count, size_t other) {
   const size_t own = communicator.rank() == communicator.size() - 1 && slot % 2 == 0 ? other : count;
   std::vector<float> x(own), y(own);
   for (size_t i = 0; i < own; i++) x[i] = Value(communicator.rank(), i, slot);
@@ -204,7 +204,7 @@ std::vector<Work> Works() {
   std::vector<Work> works;
   const auto three_times = [&](const std::string& name, auto run) {
     works.push_back({name,
-                     [=](Communicator& communicator, Background&, Board::Rank& mine) {
+                     [=](Communicator& communicator, Background&, Results::Rank& mine) {
                        for (int slot = 0; slot < 3; slot++) run(communicator, mine, slot);
                      },
                      3});
@@ -212,18 +212,18 @@ std::vector<Work> Works() {
   for (const size_t count : {size_t{2}, size_t{20000}, size_t{160000}, size_t{700000}}) {
     for (const bool in_place : {false, true}) {
       three_times(Text(in_place ? "all_reduce in place of " : "all_reduce of ", count),
-                  [=](Communicator& c, Board::Rank& mine, int slot) { AllReduce(c, mine, slot, count, in_place); });
+                  [=](Communicator& c, Results::Rank& mine, int slot) { AllReduce(c, mine, slot, count, in_place); });
     }
   }
   for (const size_t count : {size_t{2}, size_t{20000}, size_t{160000}, size_t{400000}}) {
     three_times(Text("broadcast of ", count),
-                [=](Communicator& c, Board::Rank& mine, int slot) { Broadcast(c, mine, slot, count); });
+                [=](Communicator& c, Results::Rank& mine, int slot) { Broadcast(c, mine, slot, count); });
     three_times(Text("all_gather of ", count),
-                [=](Communicator& c, Board::Rank& mine, int slot) { AllGather(c, mine, slot, count); });
+                [=](Communicator& c, Results::Rank& mine, int slot) { AllGather(c, mine, slot, count); });
     three_times(Text("reduce_scatter of ", count),
-                [=](Communicator& c, Board::Rank& mine, int slot) { ReduceScatter(c, mine, slot, count); });
+                [=](Communicator& c, Results::Rank& mine, int slot) { ReduceScatter(c, mine, slot, count); });
   }
-  three_times("barrier", [=](Communicator& c, Board::Rank& mine, int slot) { Barrier(c, mine, slot); });
+  three_times("barrier", [=](Communicator& c, Results::Rank& mine, int slot) { Barrier(c, mine, slot); });
   for (const auto& [count, other] : {std::pair<size_t, size_t>{2, 3}, {160000, 2}, {2, 160000}, {160000, 300000}}) {
     three_times(
         Text("mismatch of ", count, " and ", other),
@@ -231,13 +231,13 @@ std::vector<Work> Works() {
   }
   for (const bool in_place : {false, true}) {
     works.push_back({in_place ? "step in place" : "step",
-                     [=](Communicator& communicator, Background&, Board::Rank& mine) {
+                     [=](Communicator& communicator, Background&, Results::Rank& mine) {
                        for (int slot = 0; slot < 2; slot++) Step(communicator, nullptr, mine, slot, in_place);
                      },
                      2});
   }
   works.push_back({"step in the background",
-                   [](Communicator& communicator, Background& background, Board::Rank& mine) {
+                   [](Communicator& communicator, Background& background, Results::Rank& mine) {
                      for (int slot = 0; slot < 2; slot++) Step(communicator, &background, mine, slot);
                    },
                    2});
@@ -256,7 +256,7 @@ class Cluster {
   Cluster(uint32_t size, const Work& work, const std::vector<Victim>& victims, uint32_t cores = 2, unsigned seed = 0)
       : size_(size), work_(work), victims_(victims), seed_(seed) {
     fd_ = shm::Segment::Create(size, 1, cores, /*recovers=*/true);
-    std::memset(static_cast<void*>(board), 0, sizeof *board);
+    std::memset(static_cast<void*>(results), 0, sizeof *results);
     for (uint32_t rank = 0; rank < size; rank++) {
       const pid_t pid = fork();
       if (pid == 0) Child(rank);
@@ -267,7 +267,7 @@ class Cluster {
 
   // Returns a complaint, or nothing if all is as it should be.
   std::string Supervise() {
-    shm::Board launchers(std::make_shared<shm::Segment>(fd_));
+    shm::SegmentControlBlock launchers(std::make_shared<shm::Segment>(fd_));
     uint32_t alive = (1u << size_) - 1, left = size_, frozen = 0;
     const auto deadline = Clock::now() + 20s;
     std::string complaint;
@@ -276,7 +276,7 @@ class Cluster {
     auto go_on = Clock::time_point::max();
     while (left > 0) {
       for (const Victim& victim : victims_) {
-        Board::Rank& its = board->ranks[victim.rank];
+        Results::Rank& its = results->ranks[victim.rank];
         if (!victim.freezes || its.stopped == 0 || (frozen >> victim.rank & 1) != 0) continue;
         alive &= ~(1u << victim.rank);
         frozen |= 1u << victim.rank;
@@ -284,7 +284,7 @@ class Cluster {
         go_on = Clock::now() + pause;
       }
       if (frozen != 0 && (Clock::now() > go_on || left == uint32_t(__builtin_popcount(frozen)))) {
-        for (Board::Rank& each : board->ranks) each.go_on = each.stopped.load();
+        for (Results::Rank& each : results->ranks) each.go_on = each.stopped.load();
       }
       int status = 0;
       const pid_t pid = waitpid(-1, &status, WNOHANG);
@@ -304,7 +304,7 @@ class Cluster {
         frozen &= ~(1u << rank);
         launchers.MarkLost(rank, "was killed by SIGKILL", /*recover=*/true, /*reaped=*/true);
       } else if (WEXITSTATUS(status) != 0) {
-        complaint += Text("rank ", rank, " failed: ", board->ranks[rank].failure, "; ");
+        complaint += Text("rank ", rank, " failed: ", results->ranks[rank].failure, "; ");
       }
     }
     for (int slot = 0; slot < work_.results; slot++) {
@@ -313,10 +313,10 @@ class Cluster {
       const uint32_t counted = work_.name == "barrier" ? alive : ~0u;
       for (uint32_t r = 0; r < size_; r++) {
         if ((alive >> r & 1) == 0) continue;
-        outcomes.insert(board->ranks[r].took_part[slot] & counted);
-        if (board->ranks[r].participants[slot] != board->ranks[r].took_part[slot]) {
-          complaint += Text("operation ", slot, ": rank ", r, " has the parts of ", board->ranks[r].took_part[slot],
-                            " but takes ", board->ranks[r].participants[slot], " for those who took part; ");
+        outcomes.insert(results->ranks[r].took_part[slot] & counted);
+        if (results->ranks[r].participants[slot] != results->ranks[r].took_part[slot]) {
+          complaint += Text("operation ", slot, ": rank ", r, " has the parts of ", results->ranks[r].took_part[slot],
+                            " but takes ", results->ranks[r].participants[slot], " for those who took part; ");
         }
       }
       if (outcomes.size() != 1) complaint += Text("operation ", slot, ": ", outcomes.size(), " different outcomes; ");
@@ -326,11 +326,11 @@ class Cluster {
         const bool differ = work_.name.rfind("mismatch", 0) == 0 && slot % 2 == 0;
         const bool from_root = work_.name.rfind("broadcast", 0) == 0;
         const uint32_t root = 1u << uint32_t(slot) % size_, last = 1u << (size_ - 1);
-        const uint32_t everybody = (1u << size_) - 1;
+        const uint32_t all_ranks = (1u << size_) - 1;
         const bool good =
             from_root ? mask == root || (mask == kRootLost && (alive & root) == 0)
             : differ  ? mask == kMismatch || ((alive & last) == 0 && (mask & alive) == alive && (mask & last) == 0)
-                      : (mask & alive) == alive && (mask & ~everybody) == 0;
+                      : (mask & alive) == alive && (mask & ~all_ranks) == 0;
         if (!good) complaint += Text("operation ", slot, " has the outcome ", mask, ", alive are ", alive, "; ");
       }
     }
@@ -342,11 +342,11 @@ class Cluster {
     my_rank = rank;
     for (const Victim& victim : victims_) {
       if (victim.rank != rank) continue;
-      die_at = victim.place;
+      fail_at = victim.place;
       freezes = victim.freezes;
     }
     fault_hook = Hook;
-    Board::Rank& mine = board->ranks[rank];
+    Results::Rank& mine = results->ranks[rank];
     try {
       HostCommunicator communicator(std::make_shared<shm::Segment>(fd_), rank, "", false, {10000ms, 10000ms});
       communicator.Assemble();
@@ -370,7 +370,7 @@ class Cluster {
   std::vector<pid_t> pids_;
 };
 
-using Recovery = DeathsOnBoard<Board, board>;
+using Recovery = KilledRanks<Results, results>;
 
 constexpr size_t kMore = 6;  // cases tried after one of each kind of work
 
@@ -407,8 +407,8 @@ void ExpectOneOutcomeWhereverOne(bool freezes) {
     ASSERT_EQ(undisturbed.Supervise(), "") << each.work->name;
     std::vector<Victim> victims;
     for (uint32_t r = 0; r < each.size; r++) {
-      ASSERT_GT(board->ranks[r].points, 0);
-      for (int place = 0; place < board->ranks[r].points; place++) victims.push_back({r, place, freezes});
+      ASSERT_GT(results->ranks[r].points, 0);
+      for (int place = 0; place < results->ranks[r].points; place++) victims.push_back({r, place, freezes});
     }
     std::shuffle(victims.begin(), victims.end(), random);
     places += int(victims.size());
@@ -420,7 +420,7 @@ void ExpectOneOutcomeWhereverOne(bool freezes) {
       ASSERT_EQ(cluster.Supervise(), "") << each.work->name << ", " << each.size << " ranks on " << each.cores
                                          << " cores, rank " << victims[i].rank << " at place " << victims[i].place
                                          << ", seed " << seed;
-      here += board->ranks[victims[i].rank].stopped;
+      here += results->ranks[victims[i].rank].stopped;
     }
     if (here > 0) struck.insert(each.work->name);
     kills += here;
@@ -430,13 +430,13 @@ void ExpectOneOutcomeWhereverOne(bool freezes) {
   EXPECT_EQ(struck.size(), works.size()) << "every kind of work";
 }
 
-TEST_F(Recovery, SurvivorsEndEveryOperationAlikeWhereverOneDies) { ExpectOneOutcomeWhereverOne(/*freezes=*/false); }
+TEST_F(Recovery, SurvivorsEndEveryOperationAlikeWhereverOneFails) { ExpectOneOutcomeWhereverOne(/*freezes=*/false); }
 
 TEST_F(Recovery, SurvivorsEndEveryOperationAlikeWhereverOneIsGivenUpAndGoesOn) {
   ExpectOneOutcomeWhereverOne(/*freezes=*/true);
 }
 
-TEST_F(Recovery, SurvivorsEndEveryOperationAlikeWhereverTwoDie) {
+TEST_F(Recovery, SurvivorsEndEveryOperationAlikeWhereverTwoFail) {
   std::mt19937 random(Seed());
   const std::vector<Work> works = Works();
   // Each kind of work once, whatever time it takes.
@@ -454,7 +454,7 @@ TEST_F(Recovery, SurvivorsEndEveryOperationAlikeWhereverTwoDie) {
     ASSERT_EQ(cluster.Supervise(), "") << "round " << round << ": " << work.name << ", " << size << " ranks, " << first
                                        << " at " << one.place << (one.freezes ? " (frozen), " : ", ") << second
                                        << " at " << two.place << (two.freezes ? " (frozen)" : "");
-    both += board->ranks[first].stopped != 0 && board->ranks[second].stopped != 0 ? 1 : 0;
+    both += results->ranks[first].stopped != 0 && results->ranks[second].stopped != 0 ? 1 : 0;
   }
   std::printf("two struck in one work %d times\n", both);
   EXPECT_GT(both, 0);

@@ -1,4 +1,4 @@
-// A step of shards has the bits of one plain sum over its leaves, whichever ranks compute them, in whatever order,
+// A step of shards has the bits of one plain sum over its shards, whichever ranks compute them, in whatever order,
 // and whichever rank dies meanwhile, wherever.
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -25,11 +25,11 @@
 #include "collectives/dtype.h"
 #include "collectives/lone_communicator.h"
 #include "collectives/reduce.h"
-#include "deaths.h"
+#include "killed_ranks.h"
 #include "monitoring/gradient_norms.h"
 #include "ranks.h"
-#include "shards/deal.h"
 #include "shards/partial_sums.h"
+#include "shards/partition.h"
 #include "shards/step.h"
 #include "shards/tree.h"
 
@@ -87,12 +87,12 @@ Bytes Over(kf_dtype dtype, Bytes value, double divisor) {
   return value;
 }
 
-// The left side has as many leaves as there are in the largest full tree that isn't all of it.
-Bytes PlainSum(kf_dtype dtype, const std::vector<Bytes>& leaves, size_t begin, size_t count) {
-  if (count == 1) return leaves[begin];
+// The left side has as many shards as there are in the largest full tree that isn't all of it.
+Bytes PlainSum(kf_dtype dtype, const std::vector<Bytes>& shards, size_t begin, size_t count) {
+  if (count == 1) return shards[begin];
   size_t left = 1;
   while (left * 2 < count) left *= 2;
-  return Plus(dtype, PlainSum(dtype, leaves, begin, left), PlainSum(dtype, leaves, begin + left, count - left));
+  return Plus(dtype, PlainSum(dtype, shards, begin, left), PlainSum(dtype, shards, begin + left, count - left));
 }
 
 // Of values of many magnitudes, some of them denormal: in another order their sum has other bits.
@@ -121,7 +121,7 @@ Bytes Draw(kf_dtype dtype, size_t count, std::mt19937& random) {
   return bytes;
 }
 
-// ---- the tree and the deal
+// ---- the tree and the partition
 
 constexpr kf_dtype kFloats[] = {KF_FLOAT32, KF_FLOAT64, KF_FLOAT16, KF_BFLOAT16};
 
@@ -132,59 +132,59 @@ Bytes SumOf(const Tree& tree, kf_dtype dtype, Node node, const std::map<Node, By
   return Plus(dtype, SumOf(tree, dtype, left, there), SumOf(tree, dtype, right, there));
 }
 
-// Deals the leaves at random, adds them up in a random order, and puts together what the ranks have.
-void ExpectPlainSum(uint32_t leaves, kf_dtype dtype, std::mt19937& random) {
+// Deals the shards at random, adds them up in a random order, and puts together what the ranks have.
+void ExpectPlainSum(uint32_t shards, kf_dtype dtype, std::mt19937& random) {
   const size_t count = 1 + random() % 12;
-  const Tree tree(leaves);
+  const Tree tree(shards);
   std::vector<Bytes> values;
-  for (uint32_t leaf = 0; leaf < leaves; leaf++) values.push_back(Draw(dtype, count, random));
+  for (uint32_t shard = 0; shard < shards; shard++) values.push_back(Draw(dtype, count, random));
   const double last = random() % 2 == 0 ? 1 : 0.375;
   std::vector<Bytes> counting = values;
   if (last != 1) counting.back() = Times(dtype, counting.back(), last);
 
   const uint32_t ranks = 1 + random() % 6;
   std::vector<PartialSums> sums(ranks);
-  std::vector<Leaves> dealt(ranks);
+  std::vector<Shards> assigned(ranks);
   for (PartialSums& each : sums) each.Begin(dtype, count);
-  std::vector<uint32_t> order(leaves);
+  std::vector<uint32_t> order(shards);
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), random);
-  for (const uint32_t leaf : order) {
+  for (const uint32_t shard : order) {
     const uint32_t rank = random() % ranks;
-    dealt[rank].push_back(leaf);
-    Bytes memory = values[leaf];
+    assigned[rank].push_back(shard);
+    Bytes memory = values[shard];
     const size_t first = count / 3 * SizeOf(dtype);
     const kf_tensor tensors[] = {{memory.data(), nullptr, count / 3},
                                  {nullptr, nullptr, 0},
                                  {memory.data() + first, nullptr, count - count / 3}};
     const bool borrow = random() % 2 == 0;
-    sums[rank].Add(tree, leaf, tensors, 3, leaf + 1 == leaves ? last : 1, borrow);
+    sums[rank].Add(tree, shard, tensors, 3, shard + 1 == shards ? last : 1, borrow);
     if (borrow) sums[rank].Keep(tensors, 3);
     std::fill(memory.begin(), memory.end(), char(-1));
   }
   std::map<Node, Bytes> there;
   for (uint32_t rank = 0; rank < ranks; rank++) {
-    std::sort(dealt[rank].begin(), dealt[rank].end());
+    std::sort(assigned[rank].begin(), assigned[rank].end());
     std::set<Node> nodes;
     for (const auto& [node, memory] : sums[rank].nodes()) {
       nodes.insert(node);
       there[node] = Bytes(memory, memory + count * SizeOf(dtype));
     }
-    ASSERT_EQ(nodes, tree.Cover(dealt[rank])) << leaves << " leaves";
+    ASSERT_EQ(nodes, tree.Cover(assigned[rank])) << shards << " leaves";
   }
-  ASSERT_EQ(SumOf(tree, dtype, tree.Root(), there), PlainSum(dtype, counting, 0, leaves))
-      << leaves << " leaves of " << NameOf(dtype) << " over " << ranks << " ranks";
+  ASSERT_EQ(SumOf(tree, dtype, tree.Root(), there), PlainSum(dtype, counting, 0, shards))
+      << shards << " leaves of " << NameOf(dtype) << " over " << ranks << " ranks";
 }
 
 TEST(ShardsTree, AnyAssignmentInAnyOrderHasTheBitsOfOnePlainSum) {
   std::mt19937 random(Seed());
-  for (uint32_t leaves = 1; leaves <= 70; leaves++) {
+  for (uint32_t shards = 1; shards <= 70; shards++) {
     for (const kf_dtype dtype : kFloats) {
-      for (int i = 0; i < 3; i++) ASSERT_NO_FATAL_FAILURE(ExpectPlainSum(leaves, dtype, random));
+      for (int i = 0; i < 3; i++) ASSERT_NO_FATAL_FAILURE(ExpectPlainSum(shards, dtype, random));
     }
   }
-  for (const uint32_t leaves : {100u, 127u, 128u, 129u, 1000u, kMaxLeaves - 1, kMaxLeaves}) {
-    for (const kf_dtype dtype : kFloats) ASSERT_NO_FATAL_FAILURE(ExpectPlainSum(leaves, dtype, random));
+  for (const uint32_t shards : {100u, 127u, 128u, 129u, 1000u, kMaxShards - 1, kMaxShards}) {
+    for (const kf_dtype dtype : kFloats) ASSERT_NO_FATAL_FAILURE(ExpectPlainSum(shards, dtype, random));
   }
 }
 
@@ -197,28 +197,28 @@ TEST(ShardsTree, ShardIsBroughtOnce) {
   EXPECT_THROW(sums.Add(Tree(4), 2, &tensor, 1, 1, /*borrow=*/false), Error);
 }
 
-void ExpectEachOnce(const Deal& deal, uint32_t leaves, const Members& members, bool contiguous) {
-  std::vector<int> times(leaves, 0);
+void ExpectEachOnce(const Partition& partition, uint32_t shards, const Members& members, bool contiguous) {
+  std::vector<int> times(shards, 0);
   for (const uint32_t rank : members) {
-    const Leaves& mine = deal.Of(rank);
+    const Shards& mine = partition.Of(rank);
     ASSERT_TRUE(std::is_sorted(mine.begin(), mine.end()));
-    for (const uint32_t leaf : mine) {
-      ASSERT_LT(leaf, leaves);
-      times[leaf]++;
+    for (const uint32_t shard : mine) {
+      ASSERT_LT(shard, shards);
+      times[shard]++;
     }
     if (contiguous && !mine.empty()) {
       ASSERT_EQ(mine.back() - mine.front() + 1, mine.size());
     }
-    if (leaves >= members.size()) {
+    if (shards >= members.size()) {
       ASSERT_FALSE(mine.empty()) << "rank " << rank << " of " << members.size();
     }
   }
-  ASSERT_EQ(times, std::vector<int>(leaves, 1)) << leaves << " leaves, " << members.size() << " members";
+  ASSERT_EQ(times, std::vector<int>(shards, 1)) << shards << " leaves, " << members.size() << " members";
 }
 
-TEST(ShardsDeal, EachShardHasOneMemberAndEachMemberAShardIfEnough) {
+TEST(ShardsPartition, EachShardHasOneMemberAndEachMemberAShardIfEnough) {
   std::mt19937 random(Seed());
-  for (uint32_t leaves = 1; leaves <= 70; leaves++) {
+  for (uint32_t shards = 1; shards <= 70; shards++) {
     for (uint32_t size = 1; size <= 9; size++) {
       Members members;
       std::vector<uint32_t> weights;
@@ -227,62 +227,64 @@ TEST(ShardsDeal, EachShardHasOneMemberAndEachMemberAShardIfEnough) {
         weights.push_back(1 + (random() % 2 == 0 ? random() % 4 : random() % 1000));
       }
       if (random() % 2 == 0) weights.clear();
-      Deal deal(leaves, members, weights);
-      ASSERT_NO_FATAL_FAILURE(ExpectEachOnce(deal, leaves, members, /*contiguous=*/true));
-      EXPECT_TRUE(deal.Of(0).empty()) << "no member";
+      Partition partition(shards, members, weights);
+      ASSERT_NO_FATAL_FAILURE(ExpectEachOnce(partition, shards, members, /*contiguous=*/true));
+      EXPECT_TRUE(partition.Of(0).empty()) << "no member";
       while (members.size() > 1) {
-        const size_t dead = random() % members.size();
-        const Deal before = deal;
-        deal.Lose(members[dead]);
-        EXPECT_TRUE(deal.Of(members[dead]).empty());
-        const size_t lost = before.Of(members[dead]).size();
-        members.erase(members.begin() + long(dead));
-        std::vector<int> times(leaves, 0);
+        const size_t failed = random() % members.size();
+        const Partition before = partition;
+        partition.Lose(members[failed]);
+        EXPECT_TRUE(partition.Of(members[failed]).empty());
+        const size_t lost = before.Of(members[failed]).size();
+        members.erase(members.begin() + long(failed));
+        std::vector<int> times(shards, 0);
         for (const uint32_t rank : members) {
-          const Leaves &had = before.Of(rank), &has = deal.Of(rank);
+          const Shards &had = before.Of(rank), &has = partition.Of(rank);
           ASSERT_TRUE(std::includes(has.begin(), has.end(), had.begin(), had.end())) << "what it had it keeps";
           ASSERT_LE(has.size() - had.size(), (lost + members.size() - 1) / members.size()) << "evenly";
-          for (const uint32_t leaf : has) times[leaf]++;
+          for (const uint32_t shard : has) times[shard]++;
         }
-        ASSERT_EQ(times, std::vector<int>(leaves, 1));
+        ASSERT_EQ(times, std::vector<int>(shards, 1));
       }
       for (const uint32_t rank : {1u, 4u, 7u}) {
-        ASSERT_EQ(Deal(leaves, {1, 4, 7}, {}).Of(rank), Deal(leaves, {1, 4, 7}, {2, 2, 2}).Of(rank)) << "a proportion";
+        ASSERT_EQ(Partition(shards, {1, 4, 7}, {}).Of(rank), Partition(shards, {1, 4, 7}, {2, 2, 2}).Of(rank))
+            << "a proportion";
       }
     }
   }
 }
 
 // When all would be done that have more than the one that each rank has.
-double End(const Deal& deal, const Members& members, const std::vector<uint32_t>& speeds) {
+double End(const Partition& partition, const Members& members, const std::vector<uint32_t>& speeds) {
   double end = 0;
   for (size_t i = 0; i < members.size(); i++) {
-    const size_t count = deal.Of(members[i]).size();
+    const size_t count = partition.Of(members[i]).size();
     if (count > 1) end = std::max(end, double(count) / speeds[i]);
   }
   return end;
 }
 
-TEST(ShardsDeal, TheSlowestIsDoneAsEarlyAsItCanBe) {
+TEST(ShardsPartition, TheSlowestIsDoneAsEarlyAsItCanBe) {
   std::mt19937 random(Seed());
-  for (uint32_t leaves = 1; leaves <= 70; leaves++) {
+  for (uint32_t shards = 1; shards <= 70; shards++) {
     const uint32_t size = 1 + random() % 9;
     Members members(size);
     std::iota(members.begin(), members.end(), 0);
     std::vector<uint32_t> speeds;
     for (uint32_t i = 0; i < size; i++) speeds.push_back(1 + random() % 8);
-    double best = leaves <= size ? 0 : INFINITY;
+    double best = shards <= size ? 0 : INFINITY;
     for (const uint32_t speed : speeds) {
-      for (uint32_t k = 1; k <= leaves; k++) {
+      for (uint32_t k = 1; k <= shards; k++) {
         uint64_t done = 0;  // by k / speed
         for (const uint32_t other : speeds) done += std::max(1u, k * other / speed);
-        if (done >= leaves) best = std::min(best, double(k) / speed);
+        if (done >= shards) best = std::min(best, double(k) / speed);
       }
     }
-    EXPECT_LE(End(Deal(leaves, members, speeds), members, speeds), best) << leaves << " leaves, " << size << " members";
+    EXPECT_LE(End(Partition(shards, members, speeds), members, speeds), best)
+        << shards << " leaves, " << size << " members";
   }
-  EXPECT_THROW(Deal(4, {0, 1}, {0, 1}), Error);
-  EXPECT_THROW(Deal(4, {0, 1}, {1}), Error);
+  EXPECT_THROW(Partition(4, {0, 1}, {0, 1}), Error);
+  EXPECT_THROW(Partition(4, {0, 1}, {1}), Error);
 }
 
 // ---- steps
@@ -302,7 +304,7 @@ struct Case {
 
   std::string Name() const {
     std::string name =
-        Text(size, " ranks on ", cores, " cores, ", plan.leaves, " leaves, the last of ", plan.last,
+        Text(size, " ranks on ", cores, " cores, ", plan.shards, " leaves, the last of ", plan.last,
              plan.mean ? ", mean" : ", sum", plan.weights.empty() ? "" : ", weights", watched ? ", watched" : "");
     for (const Tensors& group : groups) name += Text(", ", group.count, " ", NameOf(group.dtype));
     return name + Text(", ", statistics.size(), " statistics");
@@ -314,11 +316,11 @@ constexpr int kSteps = 3;
 // What all ranks compute, and what has to come out. The next step's statistics begin with what the one before has made.
 struct Training {
   struct OfStep {
-    std::vector<std::vector<Bytes>> gradients;   // by group and leaf
-    std::vector<Bytes> roots;                    // by group
-    std::vector<Bytes> before, after;            // by statistic
-    std::vector<std::vector<Bytes>> after_leaf;  // by statistic and leaf
-    double norms;                                // squared, the mean over the leaves
+    std::vector<std::vector<Bytes>> gradients;    // by group and shard
+    std::vector<Bytes> roots;                     // by group
+    std::vector<Bytes> before, after;             // by statistic
+    std::vector<std::vector<Bytes>> after_shard;  // by statistic and shard
+    double norms;                                 // squared, the mean over the shards
   };
 
   explicit Training(const Case& its, unsigned seed) : is(its) {
@@ -327,35 +329,35 @@ struct Training {
     for (const Tensors& each : is.statistics) statistics.push_back(Draw(each.dtype, each.count, random));
     for (OfStep& step : steps) {
       for (const Tensors& group : is.groups) {
-        step.gradients.push_back(DrawLeaves(group, random));
+        step.gradients.push_back(DrawShards(group, random));
         step.roots.push_back(Root(group.dtype, step.gradients.back(), is.plan.mean));
       }
       step.norms = MeanNorm(step);
       step.before = statistics;
       for (const Tensors& each : is.statistics) {
-        step.after_leaf.push_back(DrawLeaves(each, random));
-        step.after.push_back(Root(each.dtype, step.after_leaf.back(), /*mean=*/true));
+        step.after_shard.push_back(DrawShards(each, random));
+        step.after.push_back(Root(each.dtype, step.after_shard.back(), /*mean=*/true));
       }
       statistics = step.after;
     }
   }
 
-  std::vector<Bytes> DrawLeaves(const Tensors& tensors, std::mt19937& random) const {
-    std::vector<Bytes> leaves;
-    for (uint32_t leaf = 0; leaf < is.plan.leaves; leaf++) {
-      leaves.push_back(Draw(tensors.dtype, tensors.count, random));
+  std::vector<Bytes> DrawShards(const Tensors& tensors, std::mt19937& random) const {
+    std::vector<Bytes> shards;
+    for (uint32_t shard = 0; shard < is.plan.shards; shard++) {
+      shards.push_back(Draw(tensors.dtype, tensors.count, random));
     }
-    return leaves;
+    return shards;
   }
   // Of tensors as Trainer::Bring has them: a third of a group each, and the rest.
   double MeanNorm(const OfStep& step) const {
     std::vector<Bytes> norms;
-    for (uint32_t leaf = 0; leaf < is.plan.leaves; leaf++) {
+    for (uint32_t shard = 0; shard < is.plan.shards; shard++) {
       double norm = 0;
       for (size_t k = 0; k < is.groups.size(); k++) {
         const auto [dtype, count] = is.groups[k];
         const size_t first = count / 3;
-        const char* const at = step.gradients[k][leaf].data();
+        const char* const at = step.gradients[k][shard].data();
         if (first > 0) norm += monitoring::SquaredNorm(at, first, dtype);
         if (count > first) norm += monitoring::SquaredNorm(at + first * SizeOf(dtype), count - first, dtype);
       }
@@ -363,14 +365,14 @@ struct Training {
       norms.emplace_back(bytes, bytes + sizeof norm);
     }
     double mean;
-    std::memcpy(&mean, Over(KF_FLOAT64, PlainSum(KF_FLOAT64, norms, 0, norms.size()), is.plan.leaves).data(),
+    std::memcpy(&mean, Over(KF_FLOAT64, PlainSum(KF_FLOAT64, norms, 0, norms.size()), is.plan.shards).data(),
                 sizeof mean);
     return mean;
   }
-  Bytes Root(kf_dtype dtype, std::vector<Bytes> leaves, bool mean) const {
-    if (is.plan.last != 1) leaves.back() = Times(dtype, leaves.back(), is.plan.last);
-    const Bytes sum = PlainSum(dtype, leaves, 0, leaves.size());
-    return mean ? Over(dtype, sum, is.plan.leaves - 1 + is.plan.last) : sum;
+  Bytes Root(kf_dtype dtype, std::vector<Bytes> shards, bool mean) const {
+    if (is.plan.last != 1) shards.back() = Times(dtype, shards.back(), is.plan.last);
+    const Bytes sum = PlainSum(dtype, shards, 0, shards.size());
+    return mean ? Over(dtype, sum, is.plan.shards - 1 + is.plan.last) : sum;
   }
 
   const Case is;
@@ -401,34 +403,34 @@ class Trainer {
     Plan plan = training_.is.plan;
     plan.step = uint64_t(number);
     step_.Begin(communicator_, plan, held_);
-    const Leaves first = step_.Missing();
-    Require(first == Deal(plan.leaves, members_, WeightsOf(members_)).Of(communicator_->rank()),
+    const Shards first = step_.Missing();
+    Require(first == Partition(plan.shards, members_, WeightsOf(members_)).Of(communicator_->rank()),
             "the deal isn't that of who was left after the step before");
     for (bool over = false; !over;) {
-      const Leaves missing = step_.Missing();
-      const uint32_t leaf = missing.empty() ? 0 : missing[(communicator_->rank() + uint32_t(number)) % missing.size()];
-      const bool inherited = !missing.empty() && !std::binary_search(first.begin(), first.end(), leaf);
+      const Shards missing = step_.Missing();
+      const uint32_t shard = missing.empty() ? 0 : missing[(communicator_->rank() + uint32_t(number)) % missing.size()];
+      const bool inherited = !missing.empty() && !std::binary_search(first.begin(), first.end(), shard);
       if (missing.empty()) {
         step_.TakeNone();
       } else {
-        step_.Take(leaf);
+        step_.Take(shard);
         const auto key = step_.NextKey();
-        Require(key && key->leaf == leaf && key->step == plan.step && key->place == 0, "the key is another leaf's");
+        Require(key && key->shard == shard && key->step == plan.step && key->place == 0, "the key is another leaf's");
       }
       Computing(inherited);
       for (size_t i = 0; i < statistics_.size(); i++) {
         Require(statistics_[i] == expected.before[i],
-                Text("statistic ", i, " doesn't begin leaf ", leaf, " as it began the step"));
-        const Bytes& value = expected.after_leaf[i][missing.empty() ? (leaf + 1) % training_.is.plan.leaves : leaf];
+                Text("statistic ", i, " doesn't begin leaf ", shard, " as it began the step"));
+        const Bytes& value = expected.after_shard[i][missing.empty() ? (shard + 1) % training_.is.plan.shards : shard];
         std::copy(value.begin(), value.end(), statistics_[i].begin());
       }
-      // At every other leaf and rank, an update that can't be left out.
-      const bool follows = (leaf + communicator_->rank()) % 2 == 0;
+      // At every other shard and rank, an update that can't be left out.
+      const bool follows = (shard + communicator_->rank()) % 2 == 0;
       const Bytes before = trained_;
       if (follows) {
         step_.UpdateFollows([this] { return std::vector<Written>{{trained_.data(), trained_.size()}, {nullptr, 0}}; });
       }
-      over = Bring(expected, leaf, follows);
+      over = Bring(expected, shard, follows);
       if (follows || over) std::fill(trained_.begin(), trained_.end(), char(number + 100));
       step_.UndoUpdate();
       Require(over || trained_ == before, "an update that doesn't count isn't undone");
@@ -456,14 +458,14 @@ class Trainer {
   }
 
   // In memory that is another one each time, and has other contents afterwards.
-  bool Bring(const Training::OfStep& expected, uint32_t leaf, bool update_follows) {
+  bool Bring(const Training::OfStep& expected, uint32_t shard, bool update_follows) {
     std::vector<Bytes> in, out;
     std::vector<std::vector<kf_tensor>> tensors;
     std::vector<kf_group> groups;
     for (size_t k = 0; k < expected.gradients.size(); k++) {
       const kf_dtype dtype = training_.is.groups[k].dtype;
       const size_t count = training_.is.groups[k].count, first = count / 3, unit = SizeOf(dtype);
-      Bytes& x = in.emplace_back(expected.gradients[k][leaf]);
+      Bytes& x = in.emplace_back(expected.gradients[k][shard]);
       Bytes& y = out.emplace_back(x.size(), char(-1));
       tensors.push_back({{x.data(), y.data(), first},
                          {nullptr, nullptr, 0},
@@ -515,7 +517,7 @@ const std::vector<std::pair<std::vector<Tensors>, std::vector<Tensors>>>& Shapes
 
 Case DrawCase(uint32_t size, size_t shape, std::mt19937& random) {
   Case drawn{size, Shapes()[shape].first, Shapes()[shape].second, random() % 2 == 0 ? 2u : 8u, random() % 2 == 0, {}};
-  drawn.plan.leaves = random() % 6 == 0 ? 1 + random() % size : size + random() % (3 * size + 1);
+  drawn.plan.shards = random() % 6 == 0 ? 1 + random() % size : size + random() % (3 * size + 1);
   drawn.plan.last = random() % 2 == 0 ? 1 : 0.375;
   drawn.plan.mean = random() % 3 != 0;
   drawn.plan.seed = random();
@@ -572,13 +574,13 @@ TEST(ShardsStep, HasTheBitsOfOnePlainSum) {
 
 TEST(ShardsStep, FailsEverywhereIfTheRanksAssignDifferently) {
   std::vector<Plan> others(5);
-  for (Plan& plan : others) plan.leaves = 6;
+  for (Plan& plan : others) plan.shards = 6;
   const Plan plan = others[0];
-  others[0].leaves = 7;
+  others[0].shards = 7;
   others[1].last = 0.5;
   others[2].mean = false;
   others[3].weights = {1, 4, 1};
-  others[4].leaves = 2;
+  others[4].shards = 2;
   for (size_t i = 0; i < others.size(); i++) {
     Ranks ranks(3);
     const auto errors = ranks.Collect([&](uint32_t rank, Communicator& communicator) {
@@ -588,7 +590,7 @@ TEST(ShardsStep, FailsEverywhereIfTheRanksAssignDifferently) {
       const kf_tensor tensor{&x, &y, 1};
       const kf_group group{"kungfu/shards", &tensor, 1, KF_FLOAT32, nullptr};
       for (bool over = false; !over;) {
-        const Leaves missing = step.Missing();
+        const Shards missing = step.Missing();
         missing.empty() ? step.TakeNone() : step.Take(missing[0]);
         over = step.Bring(&group, 1);
       }
@@ -597,7 +599,7 @@ TEST(ShardsStep, FailsEverywhereIfTheRanksAssignDifferently) {
   }
 }
 
-TEST(ShardsStep, RefusesWhatIsNoPartOfIt) {
+TEST(ShardsStep, RefusesWhatDoesNotBelongToIt) {
   LoneCommunicator lone;
   const std::shared_ptr<Communicator> communicator(&lone, [](Communicator*) {});
   Step step;
@@ -607,9 +609,9 @@ TEST(ShardsStep, RefusesWhatIsNoPartOfIt) {
   EXPECT_THROW(step.Take(0), Error) << "no step has begun";
   EXPECT_THROW(step.Bring(&group, 1), Error);
   Plan plan;
-  plan.leaves = kMaxLeaves + 1;
+  plan.shards = kMaxShards + 1;
   EXPECT_THROW(step.Begin(communicator, plan, {}), Error);
-  plan.leaves = 2;
+  plan.shards = 2;
   step.Begin(communicator, plan, {{KF_FLOAT32, &statistic, 1}});
   EXPECT_NO_THROW(step.Refuse("other", true));
   EXPECT_THROW(step.Take(2), Error);
@@ -638,7 +640,7 @@ TEST(ShardsStep, RefusesWhatIsNoPartOfIt) {
   EXPECT_EQ(weight, 8) << "nothing is undone twice";
   EXPECT_EQ(step.Hashes().size(), 1u);
   EXPECT_EQ(statistic, 5) << "it counts for nothing";
-  EXPECT_EQ(step.Missing(), (Leaves{0, 1}));
+  EXPECT_EQ(step.Missing(), (Shards{0, 1}));
   EXPECT_THROW(step.NextKey(), Error) << "between the shards";
 
   step.Take(0);
@@ -659,7 +661,7 @@ TEST(ShardsStep, RefusesWhatIsNoPartOfIt) {
   EXPECT_THROW(step.Bring(&group, 1), Error) << "a second sum in one step";
 }
 
-TEST(ShardsStep, MeasuresTheGradientsOfItsLeavesAndTheirMean) {
+TEST(ShardsStep, MeasuresTheGradientsOfItsShardsAndTheirMean) {
   monitoring::GradientNorms& norms = monitoring::GradientNorms::Get();
   for (const bool mean : {true, false}) {
     for (const bool watched : {true, false}) {
@@ -667,13 +669,13 @@ TEST(ShardsStep, MeasuresTheGradientsOfItsLeavesAndTheirMean) {
       LoneCommunicator lone;
       Step step;
       Plan plan;
-      plan.leaves = 3;
+      plan.shards = 3;
       plan.last = 0.5;
       plan.mean = mean;
       step.Begin({&lone, [](Communicator*) {}}, plan, {});
       bool over = false;
-      for (uint32_t leaf = 0; leaf < 3; leaf++) {
-        const float gradient[] = {float(leaf + 1), float(2 * leaf)}, loss = 100;
+      for (uint32_t shard = 0; shard < 3; shard++) {
+        const float gradient[] = {float(shard + 1), float(2 * shard)}, loss = 100;
         float mean_gradient[2], mean_loss;
         const kf_tensor tensors[] = {{gradient, mean_gradient, 2}, {nullptr, nullptr, 0}, {&loss, &mean_loss, 1}};
         const double second[] = {4};
@@ -681,7 +683,7 @@ TEST(ShardsStep, MeasuresTheGradientsOfItsLeavesAndTheirMean) {
         const kf_tensor double_tensor{second, mean_second, 1};
         const kf_group groups[] = {{"kungfu/shards", tensors, 3, KF_FLOAT32, nullptr},
                                    {"kungfu/shards", &double_tensor, 1, KF_FLOAT64, nullptr}};
-        step.Take(leaf);
+        step.Take(shard);
         over = step.Bring(groups, 2, &loss);
       }
       ASSERT_TRUE(over);
@@ -696,7 +698,7 @@ TEST(ShardsStep, MeasuresTheGradientsOfItsLeavesAndTheirMean) {
 }
 
 // As threads, so that sanitizers see what survivors do: a rank that brings no more, in any step after any number of
-// leaves, and is said to be dead.
+// shards, and is said to be dead.
 TEST(ShardsStep, IsWholeWithoutARankThatStopsInTheMiddle) {
   std::mt19937 random(Seed());
   struct Stopped {};
@@ -718,7 +720,7 @@ TEST(ShardsStep, IsWholeWithoutARankThatStopsInTheMiddle) {
       SCOPED_TRACE(drawn.Name());
       const Training training(drawn, seed);
       const Watched watched(drawn.watched);
-      std::vector<int> stops(size, -1);  // after how many leaves
+      std::vector<int> stops(size, -1);  // after how many shards
       for (uint32_t n = 0; n < 1 + random() % (size - 1); n++) stops[random() % size] = int(random() % 8);
       if (std::count(stops.begin(), stops.end(), -1) == 0) stops[0] = -1;
       const auto train_on = [&](auto& ranks, const auto& mark_lost) {
@@ -743,16 +745,17 @@ TEST(ShardsStep, IsWholeWithoutARankThatStopsInTheMiddle) {
         ASSERT_EQ(different.size(), 1u) << "survivors agree on who is left";
       };
       Ranks ranks(size, {20s, 20s}, drawn.cores, /*recovers=*/true);
-      train_on(ranks, [&](uint32_t rank) { ranks.board().MarkLost(rank, "was killed by SIGKILL", /*recover=*/true); });
+      train_on(ranks,
+               [&](uint32_t rank) { ranks.control().MarkLost(rank, "was killed by SIGKILL", /*recover=*/true); });
       testing::Clusters cluster(SomeHosts(size, random), /*recovers=*/true, {20s, 20s});
       train_on(cluster, [&](uint32_t rank) { cluster.MarkLost(rank); });
     }
   }
 }
 
-// ---- deaths, as processes
+// ---- failures, as processes
 
-struct Board {
+struct Results {
   struct Rank {
     std::atomic<int> points;   // places that it came to while they were counted
     std::atomic<int> stopped;  // it is at the place where it dies
@@ -765,28 +768,28 @@ struct Board {
 struct Victim {
   uint32_t rank;
   int place;                // that it comes to while `armed`
-  bool inheriting = false;  // counted from when it computes a leaf of a dead rank
+  bool inheriting = false;  // counted from when it computes a shard of a failed rank
 };
 
-Board* board = nullptr;
+Results* results = nullptr;
 uint32_t my_rank = 0;
-int die_at = -1, passed = 0;
+int fail_at = -1, passed = 0;
 bool armed = false;
 
 void Hook(const char*) {
   if (!armed) return;
-  if (passed++ == die_at) {
-    board->ranks[my_rank].stopped = 1;
+  if (passed++ == fail_at) {
+    results->ranks[my_rank].stopped = 1;
     raise(SIGKILL);
   }
-  board->ranks[my_rank].points = passed;
+  results->ranks[my_rank].points = passed;
 }
 
 class Cluster {
  public:
   Cluster(const Training& training, const std::vector<Victim>& victims) : training_(training), victims_(victims) {
     fd_ = shm::Segment::Create(training.is.size, 1, training.is.cores, /*recovers=*/true);
-    std::memset(static_cast<void*>(board), 0, sizeof *board);
+    std::memset(static_cast<void*>(results), 0, sizeof *results);
     for (uint32_t rank = 0; rank < training.is.size; rank++) {
       const pid_t pid = fork();
       if (pid == 0) Child(rank);
@@ -797,7 +800,7 @@ class Cluster {
 
   // Returns a complaint, or nothing if all is as it should be.
   std::string Supervise() {
-    shm::Board launchers(std::make_shared<shm::Segment>(fd_));
+    shm::SegmentControlBlock launchers(std::make_shared<shm::Segment>(fd_));
     const uint32_t size = training_.is.size;
     uint32_t alive = (1u << size) - 1, left = size;
     const auto deadline = Clock::now() + 30s;
@@ -820,7 +823,7 @@ class Cluster {
         alive &= ~(1u << rank);
         launchers.MarkLost(rank, "was killed by SIGKILL", /*recover=*/true, /*reaped=*/true);
       } else if (WEXITSTATUS(status) != 0) {
-        complaint += Text("rank ", rank, " failed: ", board->ranks[rank].failure, "; ");
+        complaint += Text("rank ", rank, " failed: ", results->ranks[rank].failure, "; ");
       }
     }
     if (!complaint.empty()) return complaint;
@@ -830,8 +833,8 @@ class Cluster {
       uint32_t earlier = 0;  // ranks that have died in an earlier step
       for (uint32_t r = 0; r < size; r++) {
         if ((alive >> r & 1) != 0) {
-          different.insert(board->ranks[r].members[number]);
-        } else if (board->ranks[r].done < number) {
+          different.insert(results->ranks[r].members[number]);
+        } else if (results->ranks[r].done < number) {
           earlier |= 1u << r;
         }
       }
@@ -867,11 +870,11 @@ class Cluster {
     bool inheriting = false;
     for (const Victim& victim : victims_) {
       if (victim.rank != rank) continue;
-      die_at = victim.place;
+      fail_at = victim.place;
       inheriting = victim.inheriting;
     }
     fault_hook = Hook;
-    Board::Rank& mine = board->ranks[rank];
+    Results::Rank& mine = results->ranks[rank];
     try {
       HostCommunicator communicator(std::make_shared<shm::Segment>(fd_), rank, "", false, {20000ms, 20000ms});
       communicator.Assemble();
@@ -898,12 +901,12 @@ class Cluster {
   std::vector<pid_t> pids_;
 };
 
-class ShardsDeaths : public testing::DeathsOnBoard<Board, board> {
+class ShardsFailures : public testing::KilledRanks<Results, results> {
  protected:
   // How many of the victims came to their places.
   static int Struck(const std::vector<Victim>& victims) {
     int struck = 0;
-    for (const Victim& victim : victims) struck += board->ranks[victim.rank].stopped;
+    for (const Victim& victim : victims) struck += results->ranks[victim.rank].stopped;
     return struck;
   }
 };
@@ -918,7 +921,7 @@ std::string NameOf(const std::vector<Victim>& victims) {
 
 // At every place with KUNGFU_KILL_EVERYWHERE in the environment, which takes long; else at some of each shape of a step
 // for each number of ranks, two of which leave one that is alone afterwards.
-TEST_F(ShardsDeaths, AStepIsWholeWhereverOneDies) {
+TEST_F(ShardsFailures, AStepIsWholeWhereverOneFails) {
   std::mt19937 random(Seed());
   int kills = 0, places = 0;
   for (const uint32_t size : {3u, 2u, 4u}) {
@@ -929,7 +932,7 @@ TEST_F(ShardsDeaths, AStepIsWholeWhereverOneDies) {
       ASSERT_EQ(Cluster(training, {}).Supervise(), "");
       std::vector<Victim> victims;
       for (uint32_t r = 0; r < size; r++) {
-        for (int place = 0; place < board->ranks[r].points; place++) victims.push_back({r, place});
+        for (int place = 0; place < results->ranks[r].points; place++) victims.push_back({r, place});
       }
       std::shuffle(victims.begin(), victims.end(), random);
       places += int(victims.size());
@@ -946,15 +949,15 @@ TEST_F(ShardsDeaths, AStepIsWholeWhereverOneDies) {
   std::printf("killed at %d of %d places\n", kills, places);
 }
 
-// Anywhere, and, every other time, the second one where the leaves of the first are dealt to it.
-TEST_F(ShardsDeaths, AStepIsWholeWhereverTwoDie) {
+// Anywhere, and, every other time, the second one where the shards of the first are assigned to it.
+TEST_F(ShardsFailures, AStepIsWholeWhereverTwoFail) {
   std::mt19937 random(Seed());
   int rounds = 0, both = 0, heirs = 0;
   for (const int enough = Everywhere() ? 2000 : 36; rounds < enough; rounds++) {
     const uint32_t size = 4 + random() % 2;
     Case drawn = DrawCase(size, random() % Shapes().size(), random);
     const bool inheriting = rounds % 2 == 0;
-    if (inheriting) drawn.plan.leaves = std::max(drawn.plan.leaves, 3 * size);  // for each survivor one at least
+    if (inheriting) drawn.plan.shards = std::max(drawn.plan.shards, 3 * size);  // for each survivor one at least
     SCOPED_TRACE(drawn.Name());
     const Training training(drawn, random());
     const uint32_t first = random() % size, second = (first + 1 + random() % (size - 1)) % size;

@@ -1,5 +1,5 @@
 // Frames, messages and requests that no host and no worker sends: one by one, and at random. KUNGFU_FUZZ says how many
-// of each kind are tried at random, 2,500 by default; KUNGFU_KILL_SEED is the seed, as it is of deaths.
+// of each kind are tried at random, 2,500 by default; KUNGFU_KILL_SEED is the seed, as it is of failures.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -13,9 +13,9 @@
 #include <random>
 
 #include "collectives/hosts/protocol.h"
-#include "deaths.h"
 #include "hosts.h"
-#include "store/model_link.h"
+#include "killed_ranks.h"
+#include "store/model_transport.h"
 #include "store/other_hosts.h"
 #include "transport/tcp/mesh.h"
 
@@ -85,12 +85,12 @@ class Stranger : public ::testing::Test {
     }
   }
   // What host 0 says of a raw one.
-  Error Verdict(uint32_t raw) {
+  Error Commit(uint32_t raw) {
     char byte;
-    return Outcome(*mesh_, mesh_->Receive(kEpoch, 2 + raw, Tag::Of("verdict", 0), &byte, 1));
+    return Outcome(*mesh_, mesh_->Receive(kEpoch, 2 + raw, Tag::Of("outcome", 0), &byte, 1));
   }
   void ExpectRefused(uint32_t raw, const std::string& why) {
-    const Error error = Verdict(raw);
+    const Error error = Commit(raw);
     ExpectLost(error, 2 + raw);
     EXPECT_NE(std::string(error.what()).find(why), std::string::npos) << error.what();
     ExpectHonest();
@@ -275,8 +275,8 @@ TEST_F(Stranger, RandomFramesDisturbNoOther) {
       const linger at_once{1, 0};
       setsockopt(raws_[s].fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
       close(std::exchange(raws_[s].fd, -1));
-      const Error verdict = Verdict(s);
-      ASSERT_EQ(verdict.status(), KF_PEER_LOST) << verdict.what();
+      const Error commit = Commit(s);
+      ASSERT_EQ(commit.status(), KF_PEER_LOST) << commit.what();
       for (uint32_t t = 0; t < 3; t++) {
         const kf_status status = Outcome(*mesh_, posted[s * 3 + t]).status();
         ASSERT_TRUE(status == KF_OK || status == KF_PEER_LOST) << status;
@@ -290,7 +290,7 @@ TEST_F(Stranger, RandomFramesDisturbNoOther) {
   raws_.clear();
 }
 
-// ---- requests of a worker to its host's link
+// ---- requests of a worker to its host's transport
 
 TEST(StrangeRequests, AtRandomAreRefusedOrMeanWhatTheySay) {
   Random random(Seed());
@@ -302,7 +302,7 @@ TEST(StrangeRequests, AtRandomAreRefusedOrMeanWhatTheySay) {
     request.what = "what";
     request.count = random() % 1000;
     request.root = static_cast<uint32_t>(random() % 4);
-    if (random() % 2 == 0) request.givers = {1, 3};
+    if (random() % 2 == 0) request.sources = {1, 3};
     if (random() % 2 == 0) {
       request.kind = Kind::kAllReduce;
       request.has_planes = true;
@@ -330,7 +330,7 @@ TEST(StrangeRequests, AtRandomAreRefusedOrMeanWhatTheySay) {
 // ---- models: what another host asks, and what a worker does
 
 using store::Ask;
-using store::ModelLink;
+using store::ModelTransport;
 
 constexpr char kText[] = "what is saved for the others";
 
@@ -352,8 +352,8 @@ struct Saved {
     const kf_blob blob{const_cast<char*>(kText), sizeof kText};
     store.Save("m", "one", &blob, 1);
   }
-  std::unique_ptr<ModelLink> LinkOf(std::vector<tcp::HostEnds> ends) {
-    return std::make_unique<ModelLink>(hosts::Places({0, 1}), 0, std::move(ends), [this](uint32_t) {
+  std::unique_ptr<ModelTransport> TransportOf(std::vector<tcp::HostEnds> ends) {
+    return std::make_unique<ModelTransport>(hosts::Places({0, 1}), 0, std::move(ends), [this](uint32_t) {
       return std::make_shared<store::StoreView>(store.fd(), /*own=*/true);
     });
   }
@@ -367,7 +367,7 @@ TEST(StrangeModels, RandomRequestOfAnotherHostIsAnsweredOrRefused) {
   for (uint32_t i = 0; i < Tries();) {
     Ends ends = Connect(2, 1);
     Mesh other(1, 1, std::move(ends[1]), tcp::MeshOptions{20s});
-    const auto link = saved.LinkOf(std::move(ends[0]));
+    const auto transport = saved.TransportOf(std::move(ends[0]));
     bool listens = true;
     for (uint64_t n = 0; listens && n < 50 && i < Tries(); n++, i++) {
       Ask ask = ModelAsk(0);
@@ -388,8 +388,8 @@ TEST(StrangeModels, RandomRequestOfAnotherHostIsAnsweredOrRefused) {
       if (!is_ask || bytes != sizeof ask) {
         refused++;
         listens = false;
-        while (link->Unreachable().empty()) std::this_thread::sleep_for(100us);
-        EXPECT_EQ(link->Unreachable()[0].first, 1u);
+        while (transport->Unreachable().empty()) std::this_thread::sleep_for(100us);
+        EXPECT_EQ(transport->Unreachable()[0].first, 1u);
         break;
       }
       ASSERT_EQ(Outcome(other, heard).status(), KF_OK);
@@ -408,13 +408,13 @@ TEST(StrangeModels, RandomRequestOfAWorkerIsAnsweredOrEndsTheConnection) {
   Saved saved;
   Random random(Seed());
   Ends ends = Connect(2, 1);
-  const auto link = saved.LinkOf(std::move(ends[0]));
-  ModelLink other(hosts::Places({0, 1}), 1, std::move(ends[1]),
-                  [&](uint32_t) { return std::make_shared<store::StoreView>(saved.store.fd(), /*own=*/true); });
+  const auto transport = saved.TransportOf(std::move(ends[0]));
+  ModelTransport other(hosts::Places({0, 1}), 1, std::move(ends[1]),
+                       [&](uint32_t) { return std::make_shared<store::StoreView>(saved.store.fd(), /*own=*/true); });
   const int no_parcel = memfd_create("test", MFD_CLOEXEC);
   ASSERT_EQ(ftruncate(no_parcel, 1 << 20), 0);
   uint32_t answered = 0, sent_away = 0;
-  int worker = link->Connect();
+  int worker = transport->Connect();
   for (uint32_t i = 0; i < Tries(); i++) {
     Ask ask = ModelAsk(1);
     if (random() % 2 == 0) Spoil(random, reinterpret_cast<char*>(&ask), sizeof ask);
@@ -437,7 +437,7 @@ TEST(StrangeModels, RandomRequestOfAWorkerIsAnsweredOrEndsTheConnection) {
       if (poll(&end, 1, 1) == 1) {
         sent_away++;
         close(worker);
-        worker = link->Connect();
+        worker = transport->Connect();
         break;
       }
     }

@@ -1,4 +1,4 @@
-// What is left to do where a rank has died: single operations, with the dead marked by hand.
+// What is left to do where a rank has died: single operations, with the failed ranks marked by hand.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -22,12 +22,12 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-std::vector<std::exception_ptr> RunWithout(Ranks& ranks, uint32_t dead,
+std::vector<std::exception_ptr> RunWithout(Ranks& ranks, uint32_t failed,
                                            const std::function<void(uint32_t, Communicator&)>& body) {
   return ranks.Collect([&](uint32_t rank, Communicator& communicator) {
-    if (rank == dead) {
+    if (rank == failed) {
       std::this_thread::sleep_for(5ms);
-      ranks.board().MarkLost(dead, "was killed by SIGKILL", /*recover=*/true);
+      ranks.control().MarkLost(failed, "was killed by SIGKILL", /*recover=*/true);
     } else {
       body(rank, communicator);
     }
@@ -77,7 +77,7 @@ TEST(WithoutOne, ABroadcastFromItFailsEverywhereAndAnotherRootServes) {
 
 TEST(WithoutOne, AnExpelledProcessLearnsItAndPublishesNothing) {
   Ranks ranks(3, {10s, 10s}, 2, /*recovers=*/true);
-  ranks.board().MarkLost(1, "hung for 30 s", /*recover=*/true);
+  ranks.control().MarkLost(1, "hung for 30 s", /*recover=*/true);
   const auto errors = ranks.Collect([&](uint32_t rank, Communicator& communicator) {
     float x = float(rank + 1), y = 0;
     communicator.Run(Op(Kind::kAllReduce, "x", {{&x, &y, 1}}, KF_FLOAT32));
@@ -93,10 +93,10 @@ TEST(WithoutOne, AnExpelledProcessLearnsItAndPublishesNothing) {
 // Not even that the communicator is finished for all.
 TEST(WithoutOne, GiveUpOfALostRankIsIgnored) {
   Ranks ranks(2, {10s, 10s}, 2, /*recovers=*/true);
-  ranks.board().GiveUp(1, GaveUp::kForAll, KF_TIMEOUT, "too late");
-  EXPECT_TRUE(ranks.board().GaveUpForAll());
-  ranks.board().MarkLost(1, "was killed by SIGKILL", /*recover=*/true);
-  EXPECT_FALSE(ranks.board().GaveUpForAll());
+  ranks.control().GiveUp(1, GaveUp::kForAll, KF_TIMEOUT, "too late");
+  EXPECT_TRUE(ranks.control().GaveUpForAll());
+  ranks.control().MarkLost(1, "was killed by SIGKILL", /*recover=*/true);
+  EXPECT_FALSE(ranks.control().GaveUpForAll());
 }
 
 // Also ranks that wait for a survivor, which may do the operation again meanwhile.
@@ -109,12 +109,12 @@ TEST(WithoutOne, SleepingRanksAreWoken) {
     for (;;) {
       const uint32_t armed = word.Arm();
       std::atomic_thread_fence(std::memory_order_seq_cst);
-      if (ranks.board().IsDead(2)) return;
+      if (ranks.control().HasFailed(2)) return;
       word.Sleep(armed, 30s);
     }
   });
   std::this_thread::sleep_for(20ms);
-  ranks.board().MarkLost(2, "was killed by SIGKILL", /*recover=*/true);
+  ranks.control().MarkLost(2, "was killed by SIGKILL", /*recover=*/true);
   waiter.join();
   EXPECT_LT(Clock::now() - begin, 25s);
 }
@@ -131,18 +131,18 @@ struct Story {
   }
   ~Story() { fault_hook = nullptr; }
 };
-struct Died {};  // no exception of any library
+struct Killed {};  // no exception of any library
 
-// The dead rank has posted. Rank 0, whose operation goes in chunks, finds it unfinished and goes on without it, with no
-// complaint; rank 1, which comes then with an operation that is complete with its post, sees three that differ.
-TEST(WithoutOne, AMismatchIsStillAMismatchWhereTheDeadHadPosted) {
+// The failed rank has posted. Rank 0, whose operation goes in chunks, finds it unfinished and goes on without it, with
+// no complaint; rank 1, which comes then with an operation that is complete with its post, sees three that differ.
+TEST(WithoutOne, AMismatchIsStillAMismatchIfAFailedRankHadPosted) {
   Ranks ranks(3, {5s, 5s}, /*cores=*/8, /*recovers=*/true);
   std::atomic<bool> posted{false}, gone_on{false};
   Story told([&](uint32_t rank, const std::string& place) {
     if (rank == 2 && place == "after the post") {
-      ranks.board().MarkLost(2, "was killed by SIGKILL", /*recover=*/true);  // and its post stays where it is
+      ranks.control().MarkLost(2, "was killed by SIGKILL", /*recover=*/true);  // and its post stays where it is
       posted = true;
-      throw Died{};
+      throw Killed{};
     }
     if (rank == 0 && place == "before the next generation") gone_on = true;
   });
@@ -159,7 +159,7 @@ TEST(WithoutOne, AMismatchIsStillAMismatchWhereTheDeadHadPosted) {
   for (const uint32_t r : {0u, 1u}) EXPECT_EQ(ErrorOf(errors[r]).status(), KF_MISMATCH) << ErrorOf(errors[r]).what();
 }
 
-// Between the first fence and the entry in the list of deaths, and everywhere else: what the expelled one throws, it
+// Between the first fence and the entry in the list of failures, and everywhere else: what the expelled one throws, it
 // throws alone.
 TEST(WithoutOne, ExpelledProcessMakesNoOtherGiveUp) {
   Ranks ranks(3, {10s, 10s}, 2, /*recovers=*/true);
@@ -173,7 +173,7 @@ TEST(WithoutOne, ExpelledProcessMakesNoOtherGiveUp) {
       try {
         communicator.Run(Op(Kind::kAllReduce, "x", {{&x, &y, 1}}, KF_FLOAT32));
       } catch (const Error&) {
-        ranks.board().MarkLost(1, "can't be killed", /*recover=*/true);
+        ranks.control().MarkLost(1, "can't be killed", /*recover=*/true);
         throw;
       }
     }
@@ -221,7 +221,7 @@ TEST(WithoutOne, RankFrozenWithTheTableDelaysAndDisturbsNoOther) {
     std::atomic<int> through{0};
     Story told([&](uint32_t rank, const std::string& place) {
       if (rank != 1 || place != where || frozen) return;
-      ranks.board().MarkLost(1, "can't be killed", /*recover=*/true);
+      ranks.control().MarkLost(1, "can't be killed", /*recover=*/true);
       frozen = true;
       while (!go_on) std::this_thread::yield();
     });
@@ -242,7 +242,7 @@ TEST(WithoutOne, RankFrozenWithTheTableDelaysAndDisturbsNoOther) {
   }
 }
 
-// Two deaths in a row at the lock. The first one, which is only frozen, had declared a channel; the second one dies
+// Two failures in a row at the lock. The first one, which is only frozen, had declared a channel; the second one dies
 // when it has taken the lock over and not retired that channel yet. The first one goes on when the others have used the
 // table for a while.
 TEST(WithoutOne, ChannelsOfTheFailedAreRetiredIfTheNextFailsWithTheTable) {
@@ -254,7 +254,7 @@ TEST(WithoutOne, ChannelsOfTheFailedAreRetiredIfTheNextFailsWithTheTable) {
     if (rank == 1 && place == "after a channel is declared" && !frozen) there = &frozen;
     if (rank == 2 && place == "with the lock of the table" && !taken_over) there = &taken_over;
     if (there == nullptr) return;
-    ranks.board().MarkLost(rank, "can't be killed", /*recover=*/true);
+    ranks.control().MarkLost(rank, "can't be killed", /*recover=*/true);
     *there = true;
     while (!go_on) std::this_thread::yield();
   });
@@ -323,7 +323,7 @@ TEST(WithoutOne, AnInterruptedOneIsOutAloneWhateverItsOtherThreadIsAt) {
     EXPECT_THROW(communicator.Run(Op(Kind::kAllReduce, "of the first", {{&x, &y, 1}}, KF_FLOAT32)), Interrupted);
     other.join();
     EXPECT_EQ(ranks.segment().status(1).gave_up.Count(), uint32_t(GaveUp::kAlone));
-    ranks.board().MarkLost(1, "has ended with 130", /*recover=*/true);
+    ranks.control().MarkLost(1, "has ended with 130", /*recover=*/true);
   });
   ExpectNoErrors(errors);
 }
@@ -342,7 +342,7 @@ TEST(WithoutOne, OneThatIsInterruptedWhileItJoinsIsOutAloneAndHasNotLeft) {
     const InterruptCheck check([] { throw Interrupted("KeyboardInterrupt"); });
     EXPECT_THROW(Peer::Get().Join(fd, 1, "", true, options), Interrupted);
   }
-  shm::Board launchers(segment);
+  shm::SegmentControlBlock launchers(segment);
   EXPECT_EQ(launchers.GaveUpAlone(1), "CollectiveAbortedError: the wait was interrupted by KeyboardInterrupt");
   HostCommunicator two(segment, 2, "", true, options);
 
@@ -420,8 +420,8 @@ TEST(WithoutOne, OneThatFailsByItselfIsOutAndTheOthersGoOnOnceItIsEnded) {
   ranks.at(1).GiveUp(Error(KF_INTERNAL, "no memory for 12 bytes"));
   ranks.at(1).Beat();
   EXPECT_EQ(ranks.segment().status(1).heartbeat, 1u);
-  EXPECT_EQ(ranks.board().GaveUpAlone(1), "InternalError: no memory for 12 bytes");
-  EXPECT_EQ(ranks.board().GaveUpAlone(0), "");
+  EXPECT_EQ(ranks.control().GaveUpAlone(1), "InternalError: no memory for 12 bytes");
+  EXPECT_EQ(ranks.control().GaveUpAlone(0), "");
   const auto errors = RunWithout(ranks, 1, [&](uint32_t rank, Communicator& communicator) {
     float x = float(rank + 1), y = 0;
     communicator.Run(Op(Kind::kAllReduce, "x", {{&x, &y, 1}}, KF_FLOAT32));
@@ -443,16 +443,16 @@ TEST(WithoutOne, ChannelsOfARemovedRankAreFreeOnceItIsReaped) {
     for (int i = 0; i < 400; i++) communicator.Run(Op(Kind::kBarrier, ("n" + std::to_string(i)).c_str(), {}, KF_UINT8));
   });
   EXPECT_EQ(bound(), 400u);
-  ranks.board().MarkLost(1, "was killed by SIGKILL", /*recover=*/true);
+  ranks.control().MarkLost(1, "was killed by SIGKILL", /*recover=*/true);
   ExpectNoErrors(ranks.Collect([&](uint32_t rank, Communicator& communicator) {
     for (int i = 0; i < 400 && rank != 1; i++) {
       communicator.Run(Op(Kind::kBarrier, ("n" + std::to_string(i)).c_str(), {}, KF_UINT8));
     }
   }));
   EXPECT_EQ(bound(), 800u) << "it may still write there";
-  ranks.board().MarkLost(1, "is gone at last", /*recover=*/true, /*reaped=*/true);
+  ranks.control().MarkLost(1, "is gone at last", /*recover=*/true, /*reaped=*/true);
   EXPECT_EQ(bound(), 400u);
-  EXPECT_EQ(ranks.segment().header().deaths, 1u) << "it has died once";
+  EXPECT_EQ(ranks.segment().header().num_failed, 1u) << "it has died once";
   EXPECT_STREQ(ranks.segment().status(1).lost_reason, "was killed by SIGKILL") << "the first word counts";
 }
 

@@ -162,7 +162,7 @@ TEST(WaitingTime, EndsThoughItIsHeldNowAndThen) {
   std::thread holds([&] {
     for (int times = 0; times < 80 && !over; times++) {
       for (const bool held : {true, false}) {
-        ranks.board().HoldDeadlines(held);
+        ranks.control().HoldDeadlines(held);
         std::this_thread::sleep_for(held ? 60ms : 140ms);
       }
     }
@@ -181,7 +181,7 @@ TEST(WaitingTime, EndsThoughItIsHeldNowAndThen) {
 TEST(WaitingTime, IsOverdueNoMoreOnceTheAwaitedRankIsBusy) {
   Ranks ranks(2, {8s, 60s});
   const auto overdue = [&] {
-    const auto found = ranks.board().AwaitedBy(0);
+    const auto found = ranks.control().AwaitedBy(0);
     return found.has_value() && found->overdue;
   };
   ranks.Run([&](uint32_t rank, Communicator& communicator) {
@@ -193,32 +193,32 @@ TEST(WaitingTime, IsOverdueNoMoreOnceTheAwaitedRankIsBusy) {
     }
     Sum(communicator, "x", 1, 2);
   });
-  EXPECT_FALSE(ranks.board().AwaitedBy(0).has_value());
+  EXPECT_FALSE(ranks.control().AwaitedBy(0).has_value());
 }
 
 // Else the launcher takes it for a process that waits for no rank, and so for stuck.
 TEST(WaitingTime, SaysThatItWaitsWhereThatIsForNoRank) {
   Ranks ranks(2);
   const auto waits_for_no_rank = [&](uint32_t rank) {
-    const auto found = ranks.board().AwaitedBy(rank);
+    const auto found = ranks.control().AwaitedBy(rank);
     return found.has_value() && found->peer == rank && !found->overdue;
   };
   std::atomic<uint32_t>& lock = ranks.segment().header().table_lock;
   lock = 2;  // rank 1's
-  ranks.segment().header().lanes = ~uint64_t{0};
+  ranks.segment().header().staging_buffers = ~uint64_t{0};
   ranks.Run([&](uint32_t rank, Communicator& communicator) {
     if (rank == 0) return Sum(communicator, "x", 1, 2, 40000);
     EXPECT_TRUE(Soon([&] { return waits_for_no_rank(0); })) << "the lock";
     lock = 0;
     std::thread frees([&] {
-      EXPECT_TRUE(Soon([&] { return waits_for_no_rank(0) && waits_for_no_rank(1); })) << "a lane";
-      ranks.segment().header().lanes = 0;
+      EXPECT_TRUE(Soon([&] { return waits_for_no_rank(0) && waits_for_no_rank(1); })) << "a staging buffer";
+      ranks.segment().header().staging_buffers = 0;
     });
     Sum(communicator, "x", 1, 2, 40000);
     frees.join();
   });
-  EXPECT_FALSE(ranks.board().AwaitedBy(0).has_value());
-  EXPECT_FALSE(ranks.board().AwaitedBy(1).has_value());
+  EXPECT_FALSE(ranks.control().AwaitedBy(0).has_value());
+  EXPECT_FALSE(ranks.control().AwaitedBy(1).has_value());
 }
 
 // Rank 1 is one that the scheduler never prefers: yields of rank 0, on the same core, come right back.

@@ -46,7 +46,7 @@ def test_resizes_and_a_death_with_device_target_gpu(run_in_mindspore: Callable[.
     output = run_in_mindspore("device_mindspore_elastic.py", "NCCL", 1, 3, np=2, watch=True)
     assert output.count("left at step") == 1
     assert len(re.findall("finished as rank [02] of 3", output)) == 2
-    assert "collectives between devices go through host memory: 1 of 3 ranks died" in output
+    assert "collectives between devices go through host memory: 1 of 3 ranks failed" in output
 
 
 def real_libraries() -> list[Path]:

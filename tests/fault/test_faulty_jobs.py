@@ -45,7 +45,7 @@ SCRIPTS = {
     ),
     "moments of waiting change nothing": Script(
         parse(
-            """slow rank=0 step=5 place=after_a_lane_is_bound seconds=0.2; resize step=10 size=3
+            """slow rank=0 step=5 place=after_a_staging_buffer_is_bound seconds=0.2; resize step=10 size=3
             slow newcomer=0 place=parked seconds=0.3; stop rank=1 step=20 place=after_the_post seconds=0.3"""
         ),
         size=2,

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs"
-LINK = ROOT / "ops_src/collectives/hosts/link.h"
+TRANSPORT = ROOT / "ops_src/collectives/hosts/transport.h"
 COLUMNS = 100  # below the formatter's limit: it leaves the lines of a comment alone then
 
 
@@ -38,10 +38,31 @@ def cpp_tests():
     return {".".join(names) for names in re.findall(r"^TEST(?:_F|_P)?\((\w+), (\w+)\)", text, re.MULTILINE)}
 
 
-def test_invariants_of_link_name_tests_that_exist():
-    paragraphs = head(LINK.read_text())
+def test_invariants_of_transport_name_tests_that_exist():
+    paragraphs = head(TRANSPORT.read_text())
     assert list(wrong(paragraphs, cpp_tests())) == []
     assert sum(bool(re.match(r"\d+\. ", text)) for text in paragraphs) == 13
+
+
+def comments(text):
+    """The paragraphs of all comments that have lines of their own."""
+    for block in re.findall(r"(?:^ *//.*\n)+", text, re.MULTILINE):
+        yield from re.split(r"\n\n", re.sub(r"^ *// ?", "", block, flags=re.MULTILINE).strip())
+
+
+def test_invariants_in_comments_name_tests_that_exist():
+    tests, numbered = cpp_tests(), 0
+    for path in sorted([*(ROOT / "ops_src").rglob("*.h"), *(ROOT / "ops_src").rglob("*.cc")]):
+        paragraphs = list(comments(path.read_text()))
+        for text in paragraphs:
+            is_numbered = re.match(r"\d+\. ", text) is not None
+            numbered += is_numbered
+            assert not is_numbered or re.search(r"^Test: ", text, re.MULTILINE), (path, text)
+        named = re.findall(r"^Test: (.+)$", "\n".join(paragraphs), re.MULTILINE)
+        assert [name for name in named if name not in tests] == [], path
+        files = re.findall(r"\btests/[\w/]+\.(?:cc|py)\b", "\n".join(paragraphs))
+        assert [name for name in files if not (ROOT / name).is_file()] == [], path
+    assert numbered > 40
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ class Worker:
 
 
 def lose(deal, rank):
-    """As ops_src/shards/deal.cc has it."""
+    """As ops_src/shards/partition.cc has it."""
     lost, done = deal.pop(rank), 0
     for place, other in enumerate(sorted(deal), 1):
         until = len(lost) * place // len(deal)
@@ -49,7 +49,7 @@ def train_step(members, deaths, count_of_shards, weights, sums, rng):
     for number in range(sums):
         living = [rank for rank in members if rank in delivered]
         own = [weights[members.index(rank)] for rank in living] if weights else []
-        deal = {rank: list(_core.deal_shards(count_of_shards, living, own, rank)) for rank in living}
+        deal = {rank: list(_core.partition_shards(count_of_shards, living, own, rank)) for rank in living}
         dying = deaths if number == sums - 1 else [rank for rank in deaths if rng.random() < 0.5]
         for rank in [None, *dying]:
             if rank is not None:
@@ -92,7 +92,7 @@ def simulate(folder, rng, total, epochs, restless=True, workers=None, sums=1):
         owed += sum(
             min(UNIT, length - shard * UNIT)
             for rank in before
-            for shard in _core.deal_shards(number, members, weights, rank)
+            for shard in _core.partition_shards(number, members, weights, rank)
         )
         delivered = train_step(members, before, number, weights, sums, rng)
         for rank, own in delivered.items():

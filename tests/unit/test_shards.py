@@ -29,7 +29,7 @@ def test_each_sample_is_in_one_shard_and_only_the_last_shard_is_shorter(total, u
     dealt = {
         rank: shards.deal(
             np.arange(total), per_step * unit, unit, drop,
-            lambda count, rank=rank: _core.deal_shards(count, members, [], rank),
+            lambda count, rank=rank: _core.partition_shards(count, members, [], rank),
         )
         for rank in members
     }  # fmt: skip
@@ -39,7 +39,7 @@ def test_each_sample_is_in_one_shard_and_only_the_last_shard_is_shorter(total, u
         length = sharding.count(step.batch)
         count = shards.count(length, unit)
         for rank in members:
-            mine = _core.deal_shards(count, members, [], rank)
+            mine = _core.partition_shards(count, members, [], rank)
             for _ in mine or [count - 1]:
                 positions, sizes = dealt[rank]
                 size = sizes[at[rank][1]]
@@ -70,7 +70,7 @@ def test_the_last_shard_counts_by_its_samples():
     ],
 )
 def test_shards_are_assigned_in_blocks_by_speed(count, members, weights, expected):
-    assert [_core.deal_shards(count, members, weights, rank) for rank in members] == expected
+    assert [_core.partition_shards(count, members, weights, rank) for rank in members] == expected
 
 
 def test_new_assignment_follows_from_the_time_per_shard():

@@ -30,7 +30,7 @@ _MAX_SHOWN = 200
 
 
 class Link(Protocol):
-    """`_core.Link`."""
+    """`_core.InterHostTransport`."""
 
     def connect(self, local_rank: int) -> tuple[int, int]: ...
     def lose_host(self, host: int) -> None: ...

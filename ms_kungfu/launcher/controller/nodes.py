@@ -25,9 +25,9 @@ _log = logging.getLogger(__name__)
 #      have agreed on. So each of their steps and samples is the others' too.
 #   2. When they have exited and a version without the host is committed, the controller removes the host like a failed
 #      one. Then it ends, with 0. Inter-host transports of the version before may still hold connections with it. All
-#      other hosts have each result that its workers got (link.h). A member that stays has come that far, or no version
-#      would have been committed. Even if not, the others are notified of the loss before they miss the host, and
-#      continue as without a failed one.
+#      other hosts have each result that its workers got (transport.h). A member that stays has come that far, or no
+#      version would have been committed. Even if not, the others are notified of the loss before they miss the host,
+#      and continue as without a failed one.
 #   3. After -leave-grace the workers that are left there are killed. That is a failure like any other, and 2 follows
 #      without the committed version: the next one is awaited with the failed workers, as ever.
 # Other events meanwhile are cases of their own. If the connection ends the host has failed. If workers fail or more

@@ -22,7 +22,7 @@ uint64_t HashOf(const std::string& key, uint32_t generation) {
 
 constexpr auto kLookEvery = std::chrono::milliseconds(1);
 
-// The lock's word: who holds it, plus one, and above that the channel that is being made new, plus one. 0: free.
+// The lock's word: its holder, plus one, and above that the channel that is being made new, plus one. 0: free.
 uint32_t LockWord(uint32_t rank, uint32_t declared) { return (rank + 1) | declared << 16; }
 uint32_t HolderOf(uint32_t word) { return (word & 0xffff) - 1; }
 uint32_t DeclaredBy(uint32_t word) { return word >> 16; }
@@ -40,16 +40,16 @@ class ChannelTable::Lock {
     shm::Header& header = table_.segment_.header();
     auto looked = RunTime::Clock::now();
     RunTime waited(looked);
-    Awaiting awaiting(table_.board_, table_.rank_);
+    Awaiting awaiting(table_.control_, table_.rank_);
     for (;;) {
       uint32_t seen = header.table_lock.load(std::memory_order_relaxed);
-      const bool dead = seen != 0 && table_.board_.IsDead(HolderOf(seen));
-      // Whoever died with it has said which channel it was at; nobody can change that any more once this has succeeded,
-      // and the word goes on saying it until the channel is retired, should this rank die meanwhile.
+      const bool failed = seen != 0 && table_.control_.HasFailed(HolderOf(seen));
+      // The holder that failed with it has declared its channel, which can't change any more once this has succeeded.
+      // The word keeps the declaration until the channel is retired, in case this rank fails meanwhile.
       const uint32_t declared = DeclaredBy(seen);
       const uint32_t taken = LockWord(table_.rank_, declared);
-      if (seen == 0 || dead) KUNGFU_FAULT_POINT("before it takes the lock of the table");
-      if ((seen == 0 || dead) && header.table_lock.compare_exchange_strong(seen, taken, std::memory_order_seq_cst)) {
+      if (seen == 0 || failed) KUNGFU_FAULT_POINT("before it takes the lock of the table");
+      if ((seen == 0 || failed) && header.table_lock.compare_exchange_strong(seen, taken, std::memory_order_seq_cst)) {
         word_ = taken;
         KUNGFU_FAULT_POINT("with the lock of the table");
         if (declared != 0) {
@@ -87,7 +87,7 @@ class ChannelTable::Lock {
     word_ = next;
     return true;
   }
-  // It has been taken over because this rank is in the list of deaths, which is what the check finds.
+  // It has been taken over because this rank is in the list of failures, which is what the check finds.
   void Must(bool stepped) {
     if (stepped) return;
     table_.check_wait_(operation_, RunTime::Clock::duration::zero());
@@ -159,7 +159,7 @@ void ChannelTable::Bind(const Operation& operation, BoundName& name) {
     KUNGFU_FAULT_POINT("before a channel is declared");
     lock.Declare(index);
     KUNGFU_FAULT_POINT("after a channel is declared");
-    // Nobody has it bound, so nobody looks at these words.
+    // No rank has it bound, so no rank looks at these words.
     shm::ChannelHead& head = segment_.channel(index);
     for (uint32_t r = 0; r < segment_.size(); r++) {
       segment_.mailbox(index, r, 0).sequence.Clear();
@@ -168,7 +168,7 @@ void ChannelTable::Bind(const Operation& operation, BoundName& name) {
     }
     for (int parity = 0; parity < 2; parity++) {
       head.left[parity].store(0, std::memory_order_relaxed);
-      head.lane[parity].store(0, std::memory_order_relaxed);
+      head.staging_buffer[parity].store(0, std::memory_order_relaxed);
     }
     KUNGFU_FAULT_POINT("before a channel has its key");
     head.key.store(key, std::memory_order_relaxed);

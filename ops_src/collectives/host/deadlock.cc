@@ -72,12 +72,12 @@ void DeadlockWatch::TakeBack() {
   report.version.store(version + 2, std::memory_order_release);
 }
 
-void DeadlockWatch::Report(const std::string& place, uint32_t deaths) {
+void DeadlockWatch::Report(const std::string& place, uint32_t num_failed) {
   shm::WaitReport& report = self_.segment.status(self_.rank).wait_report;
   std::string text;
   for (const Open& open : waits_) text += (text.empty() ? "" : " and ") + open.what;
   std::string where = place;
-  if (const auto progress = self_.board.ProgressOf(self_.rank)) {
+  if (const auto progress = self_.control.ProgressOf(self_.rank)) {
     where += Text(where.empty() ? "" : ", ", "after step ", progress->step);
   }
   if (!where.empty()) text += Text(" (", where, ")");
@@ -89,7 +89,7 @@ void DeadlockWatch::Report(const std::string& place, uint32_t deaths) {
   std::atomic_thread_fence(std::memory_order_release);
   report.since_ns.store(since_ns_, std::memory_order_relaxed);
   report.now_ns.store(NowNs(), std::memory_order_relaxed);
-  report.deaths.store(deaths, std::memory_order_relaxed);
+  report.num_failed.store(num_failed, std::memory_order_relaxed);
   report.num_waits.store(waits_.size(), std::memory_order_relaxed);
   for (size_t i = 0; i < waits_.size(); i++) {
     const Open& open = waits_[i];
@@ -102,19 +102,19 @@ void DeadlockWatch::Report(const std::string& place, uint32_t deaths) {
 }
 
 struct DeadlockWatch::Read {
-  uint64_t version, since_ns, now_ns, deaths;
+  uint64_t version, since_ns, now_ns, num_failed;
   std::vector<std::pair<uint64_t, uint32_t>> waits;  // place, generation
   std::string text;
 };
 
-// None where it reports nothing, or is just writing.
+// None if it reports nothing, or is just writing.
 std::optional<DeadlockWatch::Read> DeadlockWatch::ReadOf(uint32_t rank) const {
   const shm::WaitReport& report = self_.segment.status(rank).wait_report;
   Read read{};
   read.version = report.version.load(std::memory_order_acquire);
   read.since_ns = report.since_ns.load(std::memory_order_relaxed);
   read.now_ns = report.now_ns.load(std::memory_order_relaxed);
-  read.deaths = report.deaths.load(std::memory_order_relaxed);
+  read.num_failed = report.num_failed.load(std::memory_order_relaxed);
   const uint64_t num_waits = report.num_waits.load(std::memory_order_relaxed);
   if (num_waits == 0 || num_waits > shm::WaitReport::kMostWaits) return std::nullopt;
   for (uint64_t i = 0; i < num_waits; i++) {
@@ -136,48 +136,48 @@ std::optional<DeadlockWatch::Read> DeadlockWatch::ReadOf(uint32_t rank) const {
 std::optional<std::string> DeadlockWatch::Look(bool stands_still, const std::string& place) {
   if (!works_) return std::nullopt;
   const std::lock_guard<std::mutex> guard(mutex_);
-  const uint32_t deaths = self_.board.deaths();
+  const uint32_t num_failed = self_.control.num_failed();
   const uint64_t operations = Traffic::Get().operations();
   if (!stands_still || waits_.empty() || waits_.size() > shm::WaitReport::kMostWaits || changes_ != seen_changes_ ||
-      deaths != seen_deaths_ || operations != seen_operations_) {
+      num_failed != seen_num_failed_ || operations != seen_operations_) {
     seen_operations_ = operations;
     seen_changes_ = changes_;
-    seen_deaths_ = deaths;
+    seen_num_failed_ = num_failed;
     looks_ = 0;
     TakeBack();
     return std::nullopt;
   }
   if (looks_++ == 0) since_ns_ = NowNs();
   if (looks_ < kLooks) return std::nullopt;
-  Report(place, deaths);
-  return Conclude(deaths);
+  Report(place, num_failed);
+  return Conclude(num_failed);
 }
 
 // Whether some living member hasn't posted in the operation at `place`; see 5.
 bool DeadlockWatch::LacksPost(uint64_t place, uint32_t generation) const {
   const auto channel = static_cast<uint32_t>(place >> 32), sequence = static_cast<uint32_t>(place);
   for (uint32_t r = 0; r < self_.size; r++) {
-    const auto is_early = [&] {  // its death comes before this generation: it is no member
+    const auto is_early = [&] {  // its failure comes before this generation: it is no member
       for (uint32_t d = 0; d < generation; d++) {
-        if (self_.board.Death(d) == r) return true;
+        if (self_.control.FailedRank(d) == r) return true;
       }
       return false;
     };
     if (self_.segment.mailbox(channel, r, sequence).sequence.Reached(sequence) || is_early()) continue;
-    if (!self_.board.IsDead(r)) return true;
+    if (!self_.control.HasFailed(r)) return true;
   }
   return false;
 }
 
-std::optional<std::string> DeadlockWatch::Conclude(uint32_t deaths) const {
+std::optional<std::string> DeadlockWatch::Conclude(uint32_t num_failed) const {
   const uint64_t now = NowNs();
   std::vector<std::pair<uint32_t, Read>> reads;
   uint64_t latest_since = 0, earliest_now = UINT64_MAX;
   for (uint32_t r = 0; r < self_.size; r++) {
-    if (self_.board.IsDead(r)) continue;
-    if (self_.board.State(r) != RankState::kAttached || self_.board.IsBusy(r)) return std::nullopt;
+    if (self_.control.HasFailed(r)) continue;
+    if (self_.control.State(r) != RankState::kAttached || self_.control.IsBusy(r)) return std::nullopt;
     auto read = ReadOf(r);
-    if (!read || read->deaths != deaths || read->now_ns + kFreshNs < now) return std::nullopt;
+    if (!read || read->num_failed != num_failed || read->now_ns + kFreshNs < now) return std::nullopt;
     latest_since = std::max(latest_since, read->since_ns);
     earliest_now = std::min(earliest_now, read->now_ns);
     reads.emplace_back(r, std::move(*read));
@@ -185,7 +185,7 @@ std::optional<std::string> DeadlockWatch::Conclude(uint32_t deaths) const {
   if (latest_since > earliest_now) return std::nullopt;
   for (const auto& [rank, read] : reads) {
     for (const auto& [place, generation] : read.waits) {
-      if (generation > deaths || !LacksPost(place, generation)) return std::nullopt;
+      if (generation > num_failed || !LacksPost(place, generation)) return std::nullopt;
     }
   }
   std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -193,7 +193,7 @@ std::optional<std::string> DeadlockWatch::Conclude(uint32_t deaths) const {
     if (self_.segment.status(rank).wait_report.version.load(std::memory_order_acquire) != read.version)
       return std::nullopt;
   }
-  if (self_.board.deaths() != deaths) return std::nullopt;
+  if (self_.control.num_failed() != num_failed) return std::nullopt;
 
   std::vector<std::pair<std::string, std::string>> waiting;  // (what, ranks)
   for (const auto& [rank, read] : reads) {

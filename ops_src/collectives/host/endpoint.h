@@ -8,15 +8,15 @@
 #include "base/forks.h"
 #include "collectives/closure.h"
 #include "collectives/communicator.h"
-#include "transport/shm/board.h"
 #include "transport/shm/segment.h"
+#include "transport/shm/segment_control_block.h"
 
 namespace kungfu::host {
 
 struct Endpoint {
   const std::shared_ptr<shm::Segment> owner;
   shm::Segment& segment;
-  shm::Board board;
+  shm::SegmentControlBlock control;
   const uint32_t rank;
   const uint32_t size;
   const uint64_t cluster_version;

@@ -1,27 +1,37 @@
-// The exchange between the ranks of a host. (The numbers are those of host_communicator.h.)
+// The exchange between the ranks of a host. The numbers are those of host_communicator.h.
 //
-//  1. A rank takes the next sequence number k of the name's channel and posts: fills its mailbox k with signature,
-//     count and, where it fits, the payload. (Why post k may overwrite post k-2: see Mailbox.)
-//  2. It waits for everybody's post k and compares. If two differ then each rank sees one that differs from its own,
-//     so all of them report and none goes on: a mismatch is an error everywhere and hangs nobody.
-//  3. The data, by size:
-//     - kInlineBytes: it is in the mailbox. One wait for the others.
-//     - one chunk: it is in the rank's buffer before it posts. One wait. With more ranks than cores a chunk may take
-//       all buffers.
-//     - more, pipelined: a rank copies chunk c into its buffer c mod kBuffers once all others are done with chunk
-//       c-kBuffers, and raises `ready`; when everybody's chunk c is ready it reads them all straight from their buffers
-//       into its output, and raises `done`. It stages some chunks ahead, so that nobody is waited for as a rule.
-//     - an all-reduce of more from kSplitRanks ranks on (and of less with more ranks than cores, as one chunk): between
-//       ready and done each rank reduces its part of chunk c, in place in its own buffer, and raises `reduced`; then it
-//       copies all parts to its output. Chunk c+1 is reduced before chunk c is copied out, which again leaves the
-//       others time.
+// 1. A rank takes the next sequence number k of the name's channel and posts: it fills its mailbox
+// k with signature, count and, if it fits, the payload. Mailbox says why post k may overwrite post
+// k-2.
+// Test: Names.RandomSchedulesGiveRightSums
 //
-// Nobody waits in a circle. In a pipeline a rank at chunk c waits for `ready` of chunk c, which needs `done` of chunk
-// c-kBuffers, and ranks reach chunk c only after they are done with all before it. In a split a rank stages at most
-// kBuffers-2 ahead of chunk c, which needs `done` of chunk c-2, and everyone is done with that before chunk c.
+// 2. The rank waits for post k of all members and compares. If two posts differ, each rank sees one
+// that differs from its own. So all ranks report it and none goes on: a mismatch is an error at
+// every rank and no rank hangs.
+// Test: Mismatch.RaisesAtEveryRankWithTheRanksAndTheNextOperationWorks
 //
-// Reduction goes from rank 0 upwards for each element, wherever the chunks are cut: the bits depend on size and inputs
-// only, and all ranks have the same (in a split because each element is reduced once).
+// 3. The data travels in one of four forms, by size:
+// - Up to kInlineBytes: it is in the mailbox. A rank waits once.
+// - One chunk: it is in the rank's buffer before the rank posts. A rank waits once. With more ranks
+//   than cores a chunk may take all buffers.
+// - More, pipelined: a rank copies chunk c into its buffer c mod kBuffers when all other ranks are
+//   done with chunk c-kBuffers, and raises `ready`. When chunk c of all ranks is ready, it reads
+//   them from their buffers into its output, and raises `done`. It stages some chunks ahead, so
+//   that it rarely waits.
+// - An all-reduce of more, split, from kSplitRanks ranks on (and of less with more ranks than
+//   cores, as one chunk): between ready and done each rank reduces its part of chunk c, in place in
+//   its own buffer, and raises `reduced`. Then it copies all parts to its output. It reduces chunk
+//   c+1 before it copies chunk c, so that the other ranks have time.
+// Test: AllReduce.CutsIntoChunksAnywhere
+//
+// No ranks wait in a circle. In a pipeline a rank at chunk c waits for `ready` of chunk c, which
+// needs `done` of chunk c-kBuffers, and ranks reach chunk c only after they are done with all
+// chunks before it. In a split a rank stages at most kBuffers-2 chunks ahead of chunk c. That needs
+// `done` of chunk c-2, which every rank has before chunk c.
+//
+// Each element is reduced from rank 0 upwards, wherever the chunks are cut. So the bits depend on
+// size and inputs only, and all ranks have the same bits (in a split because each element is
+// reduced once).
 #include "collectives/host/exchange.h"
 
 #include <algorithm>
@@ -37,18 +47,18 @@
 namespace kungfu::host {
 namespace {
 
-// Chunks staged beyond the one that is being read. Each wait costs a change of the running rank where cores are scarce,
+// Chunks staged beyond the one that is being read. Each wait costs a change of the running rank if cores are scarce,
 // so a rank then stages all that there is room for.
 constexpr uint32_t kAhead = 2;
 constexpr uint32_t kAheadOversubscribed = shm::kBuffers - 1;
 // Staging and reading take turns in pieces of this size: one reads the caller's memory while the other reads the other
 // ranks' caches and writes the result, and the processor has more of its loads and stores under way. The smaller one
 // is for results that are streamed: two ranks take 31 ms for 256 MiB where they take 37 with the larger one, which is
-// the quicker one where all is in the caches (1 MiB: 0.20 ms instead of 0.24).
+// the quicker one if all is in the caches (1 MiB: 0.20 ms instead of 0.24).
 constexpr size_t kBlend = 16 << 10;
 constexpr size_t kBlendStreamed = 4 << 10;
-// What is staged at once goes past the caches from this size on: no slower where the ranks share one, three times
-// quicker where they don't. More, in chunks, see StagingChoice.
+// What is staged at once goes past the caches from this size on: no slower if the ranks share one, three times
+// quicker if they don't. More, in chunks, see StagingChoice.
 constexpr size_t kStreamOnce = 4 << 10;
 // Results from this size on are written past the caches: they would not be there any more when they are used.
 constexpr size_t kStreamBytes = 8 << 20;
@@ -58,11 +68,12 @@ constexpr uint64_t kCountMask = (uint64_t{1} << kWeightShift) - 1;
 
 }  // namespace
 
-Exchange::Exchange(const Endpoint& self, const FailureRules& rules, const Waiting& waiting, const Lanes& lanes)
+Exchange::Exchange(const Endpoint& self, const FailureRules& rules, const Waiting& waiting,
+                   const StagingBuffers& staging_buffers)
     : self_(self),
       rules_(rules),
       waiting_(waiting),
-      lanes_(lanes),
+      staging_buffers_(staging_buffers),
       ahead_(self.oversubscribed ? kAheadOversubscribed : kAhead) {}
 
 void Exchange::Run(Flight& flight) {
@@ -81,18 +92,18 @@ void Exchange::Run(Flight& flight) {
   }
 }
 
-// Everything that this rank brings is in place before its post: whoever has seen all posts has all he needs.
+// Everything that this rank brings is in place before its post: a rank that has seen all posts has all it needs.
 void Exchange::RunAtOnce(Flight& flight) {
   const Operation& operation = flight.operation;
   shm::Mailbox& mine = FillMailbox(flight);
   uint32_t chunk = 0;
   if (!flight.inlined) {
-    lanes_.Bind(flight);
+    staging_buffers_.Bind(flight);
     chunk = flight.BufferOf(0);
   }
   const auto payload = [&](uint32_t rank) {
     return flight.inlined ? self_.segment.mailbox(flight.channel, rank, flight.sequence).payload
-                          : self_.segment.buffer(flight.lane, rank, chunk);
+                          : self_.segment.buffer(flight.staging_buffer, rank, chunk);
   };
   const size_t stride = flight.inlined ? flight.part_bytes : flight.chunk_bytes;
   if (flight.Brings(self_.rank)) {
@@ -105,7 +116,7 @@ void Exchange::RunAtOnce(Flight& flight) {
   rules_.Publish(mine.sequence, flight.sequence);
   KUNGFU_FAULT_POINT("after the post");
   AwaitMailboxes(flight);
-  if (flight.Reads(self_.rank) && !flight.StaysInLane()) {
+  if (flight.Reads(self_.rank) && !flight.StaysInStagingBuffer()) {
     const char* payloads[shm::kMaxRanks];
     for (size_t i = 0; i < flight.members.size(); i++) payloads[i] = payload(flight.members[i]);
     Cursor output(operation, flight.parts);
@@ -120,18 +131,18 @@ void Exchange::RunPipelined(Flight& flight, StagingTurns& turns) {
   const Operation& operation = flight.operation;
   rules_.Publish(FillMailbox(flight).sequence, flight.sequence);
   KUNGFU_FAULT_POINT("after the post");
-  lanes_.Bind(flight);
-  const uint32_t lane = flight.lane, base = flight.base;
+  staging_buffers_.Bind(flight);
+  const uint32_t staging_buffer = flight.staging_buffer, base = flight.base;
   const Members& members = flight.members;
-  shm::Counter& ready = self_.segment.ready(lane, self_.rank);
-  shm::Counter& done = self_.segment.done(lane, self_.rank);
+  shm::Counter& ready = self_.segment.ready(staging_buffer, self_.rank);
+  shm::Counter& done = self_.segment.done(staging_buffer, self_.rank);
 
   const bool stream = flight.part_bytes >= kStreamBytes;
   const size_t blend = stream ? kBlendStreamed : kBlend;
   Cursor input(operation, flight.parts);
   Cursor output(operation, flight.parts);
   const uint32_t to_stage = flight.Brings(self_.rank) ? flight.chunks : 0;
-  const bool reads = flight.Reads(self_.rank), consumes = reads && !flight.StaysInLane();
+  const bool reads = flight.Reads(self_.rank), consumes = reads && !flight.StaysInStagingBuffer();
   uint32_t staged = 0;
   turns.BeginStaging();
   for (; staged < std::min(to_stage, ahead_); staged++) StageChunk(flight, turns, staged, input);
@@ -143,15 +154,15 @@ void Exchange::RunPipelined(Flight& flight, StagingTurns& turns) {
     for (size_t i = 0; reads && i < members.size(); i++) {
       const uint32_t r = members[i];
       if (r != self_.rank && flight.Brings(r))
-        waiting_.Await(self_.segment.ready(lane, r), base + chunk + 1, r, flight);
-      buffers[i] = self_.segment.buffer(lane, r, flight.BufferOf(chunk));
+        waiting_.Await(self_.segment.ready(staging_buffer, r), base + chunk + 1, r, flight);
+      buffers[i] = self_.segment.buffer(staging_buffer, r, flight.BufferOf(chunk));
     }
     char* buffer = nullptr;
     size_t staging = 0;
     bool past_caches = false;
     if (staged < to_stage) {
       AwaitRoom(flight, staged);
-      buffer = self_.segment.buffer(lane, self_.rank, flight.BufferOf(staged));
+      buffer = self_.segment.buffer(staging_buffer, self_.rank, flight.BufferOf(staged));
       staging = flight.BytesOf(staged);
       past_caches = turns.Streams(staged);
     }
@@ -176,29 +187,28 @@ void Exchange::RunPipelined(Flight& flight, StagingTurns& turns) {
     turns.HaveRead(chunk + 1);
   }
   if (!flight.Brings(self_.rank)) rules_.Publish(ready, base + flight.chunks);
-  // Who reads nothing still sees everybody's last word before it returns: see 6.
+  // A rank that reads nothing still sees the last word of all members before it returns: see 6.
   for (const uint32_t r : members) {
     if (!reads && r != self_.rank && flight.Brings(r)) {
-      waiting_.Await(self_.segment.ready(lane, r), base + flight.chunks, r, flight);
+      waiting_.Await(self_.segment.ready(staging_buffer, r), base + flight.chunks, r, flight);
     }
   }
   End(flight);
 }
 
-// An all-reduce in which each rank reduces one part of every chunk, in place in its own buffer: nobody else reads that
-// part of it. With n ranks each reads its n parts and then the n reduced ones, where it would read n whole chunks
-// otherwise.
+// An all-reduce in which each rank reduces one part of every chunk, in place in its own buffer, where no other rank
+// reads that part. With n ranks each reads its n parts and then the n reduced ones, instead of n whole chunks.
 void Exchange::RunSplit(Flight& flight, StagingTurns& turns) {
   const Operation& operation = flight.operation;
   rules_.Publish(FillMailbox(flight).sequence, flight.sequence);
   KUNGFU_FAULT_POINT("after the post");
-  lanes_.Bind(flight);
-  const uint32_t lane = flight.lane, base = flight.base, base_reduced = flight.base_reduced;
+  staging_buffers_.Bind(flight);
+  const uint32_t staging_buffer = flight.staging_buffer, base = flight.base, base_reduced = flight.base_reduced;
   const Members& members = flight.members;
   const auto num = static_cast<uint32_t>(members.size());
   const auto me = static_cast<uint32_t>(std::find(members.begin(), members.end(), self_.rank) - members.begin());
-  shm::Counter& reduced = self_.segment.reduced(lane, self_.rank);
-  shm::Counter& done = self_.segment.done(lane, self_.rank);
+  shm::Counter& reduced = self_.segment.reduced(staging_buffer, self_.rank);
+  shm::Counter& done = self_.segment.done(staging_buffer, self_.rank);
 
   const bool stream = flight.part_bytes >= kStreamBytes;
   Cursor input(operation);
@@ -212,9 +222,10 @@ void Exchange::RunSplit(Flight& flight, StagingTurns& turns) {
     const size_t bytes = flight.BytesOf(chunk);
     for (uint32_t i = 0; i < num; i++) {
       const uint32_t r = members[i];
-      if (r != self_.rank) waiting_.Await(self_.segment.reduced(lane, r), base_reduced + chunk + 1, r, flight);
+      if (r != self_.rank)
+        waiting_.Await(self_.segment.reduced(staging_buffer, r), base_reduced + chunk + 1, r, flight);
       const size_t begin = part_begin(i, bytes);
-      const char* part = self_.segment.buffer(lane, r, flight.BufferOf(chunk)) + begin;
+      const char* part = self_.segment.buffer(staging_buffer, r, flight.BufferOf(chunk)) + begin;
       output.Take(part_begin(i + 1, bytes) - begin, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
         CopyOut(At(tensor.output, offset), part + at, n, stream);
       });
@@ -245,12 +256,12 @@ void Exchange::RunSplit(Flight& flight, StagingTurns& turns) {
     const char* buffers[shm::kMaxRanks];
     for (uint32_t i = 0; i < num; i++) {
       const uint32_t r = members[i];
-      if (r != self_.rank) waiting_.Await(self_.segment.ready(lane, r), base + chunk + 1, r, flight);
-      buffers[i] = self_.segment.buffer(lane, r, flight.BufferOf(chunk));
+      if (r != self_.rank) waiting_.Await(self_.segment.ready(staging_buffer, r), base + chunk + 1, r, flight);
+      buffers[i] = self_.segment.buffer(staging_buffer, r, flight.BufferOf(chunk));
       sources[i] = buffers[i] + begin;
     }
     const bool past_caches = turns.Streams(chunk);
-    char* const mine = self_.segment.buffer(lane, self_.rank, flight.BufferOf(chunk)) + begin;
+    char* const mine = self_.segment.buffer(staging_buffer, self_.rank, flight.BufferOf(chunk)) + begin;
     const auto own = [&](uint32_t p) { return mine + p * flight.chunk_bytes; };
     flight.reduce(mine,
                   plane_sources ? plane_sources->Gather(buffers, begin, flight.chunk_bytes, self_.rank, own) : sources,
@@ -265,19 +276,19 @@ void Exchange::RunSplit(Flight& flight, StagingTurns& turns) {
   End(flight);
 }
 
-// A lane that is kept is left by whoever lets go of it.
+// A pinned buffer is left when it is let go of.
 void Exchange::End(const Flight& flight) const {
   KUNGFU_FAULT_POINT("before it leaves");
-  if (!flight.inlined && !flight.kept) lanes_.Leave(flight, /*failed=*/false);
+  if (!flight.inlined && !flight.pinned) staging_buffers_.Leave(flight, /*failed=*/false);
 }
 
-// Waits until nobody reads any more what was in this rank's buffer for `chunk`. The dead read nothing.
+// Waits until no rank reads any more what was in this rank's buffer for `chunk`. Failed ranks read nothing.
 void Exchange::AwaitRoom(Flight& flight, uint32_t chunk) {
   if (chunk < shm::kBuffers) return;
   for (const uint32_t r : flight.members) {
     if (r == self_.rank) continue;
-    waiting_.Await(self_.segment.done(flight.lane, r), flight.base + chunk - shm::kBuffers + 1, r, flight,
-                   /*or_dead=*/true);
+    waiting_.Await(self_.segment.done(flight.staging_buffer, r), flight.base + chunk - shm::kBuffers + 1, r, flight,
+                   /*or_failed=*/true);
   }
 }
 
@@ -288,15 +299,16 @@ shm::Mailbox& Exchange::FillMailbox(const Flight& flight) {
   return mailbox;
 }
 
-// Copies chunk `chunk` of what this rank brings into its buffer, once nobody reads what was there.
+// Copies chunk `chunk` of what this rank brings into its buffer, once no rank reads what was there.
 void Exchange::StageChunk(Flight& flight, StagingTurns& turns, uint32_t chunk, Cursor& input) {
   AwaitRoom(flight, chunk);
   const bool past_caches = turns.Streams(chunk);
   Stage(flight.operation, self_.size, input, flight.BytesOf(chunk),
-        self_.segment.buffer(flight.lane, self_.rank, flight.BufferOf(chunk)), flight.chunk_bytes, past_caches);
+        self_.segment.buffer(flight.staging_buffer, self_.rank, flight.BufferOf(chunk)), flight.chunk_bytes,
+        past_caches);
   if (past_caches) StreamFence();
   KUNGFU_FAULT_POINT("before a chunk is ready");
-  rules_.Publish(self_.segment.ready(flight.lane, self_.rank), flight.base + chunk + 1);
+  rules_.Publish(self_.segment.ready(flight.staging_buffer, self_.rank), flight.base + chunk + 1);
 }
 
 void Exchange::AwaitMailboxes(Flight& flight) {
@@ -324,8 +336,8 @@ void Exchange::AwaitMailboxes(Flight& flight) {
   flight.reduce.Weigh(flight.operation, weights);
 }
 
-// Every rank comes here for the same operation, because each has seen a post that differs from its own; but for those
-// who leave it because somebody died without a complaint, and then everybody leaves. The lane, if one was bound, is put
+// Every rank comes here for the same operation, because each has seen a post that differs from its own. The exception:
+// if a rank has failed without a complaint, all ranks leave the operation. The staging buffer, if one was bound, is put
 // back to its initial state by the last: some may have staged chunks into it already.
 void Exchange::ReportMismatch(Flight& flight) {
   shm::Complaint& mine = self_.segment.complaint(flight.channel, self_.rank);
@@ -336,15 +348,15 @@ void Exchange::ReportMismatch(Flight& flight) {
   std::vector<std::pair<std::string, std::string>> brought;  // (what, ranks)
   for (const uint32_t r : flight.members) {
     shm::Complaint& theirs = self_.segment.complaint(flight.channel, r);
-    // Or it died before it could say what it brought, as may others: without them there may be no mismatch.
+    // Or it failed before it could complain, as others may have: without them there may be no mismatch.
     waiting_.Await(theirs.sequence, flight.sequence, r, flight);
-    if (!self_.board.IsWorker(r)) continue;  // it says what one of them has
+    if (!self_.control.IsWorker(r)) continue;  // it says what one of them has
     const std::string what = TextOf(theirs.text);
     const auto same = std::find_if(brought.begin(), brought.end(), [&](const auto& b) { return b.first == what; });
     if (same == brought.end()) {
-      brought.emplace_back(what, Text("rank ", self_.board.NumberOf(r)));
+      brought.emplace_back(what, Text("rank ", self_.control.NumberOf(r)));
     } else {
-      same->second += Text(", ", self_.board.NumberOf(r));
+      same->second += Text(", ", self_.control.NumberOf(r));
     }
   }
   std::string message = Text("the ranks brought different operations under the name \"", flight.operation.name, "\": ");
@@ -352,7 +364,7 @@ void Exchange::ReportMismatch(Flight& flight) {
     message += Text(i == 0 ? "" : "; ", brought[i].second, ": ", brought[i].first);
   }
   KUNGFU_FAULT_POINT("before it leaves");
-  lanes_.Leave(flight, /*failed=*/true);
+  staging_buffers_.Leave(flight, /*failed=*/true);
   throw FailedEverywhere(KF_MISMATCH, message);
 }
 

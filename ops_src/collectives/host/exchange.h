@@ -1,4 +1,4 @@
-// How the members' data meets.
+// How the members exchange their data.
 #ifndef KUNGFU_COLLECTIVES_HOST_EXCHANGE_H_
 #define KUNGFU_COLLECTIVES_HOST_EXCHANGE_H_
 
@@ -7,7 +7,7 @@
 #include "collectives/host/endpoint.h"
 #include "collectives/host/failure_rules.h"
 #include "collectives/host/flight.h"
-#include "collectives/host/lanes.h"
+#include "collectives/host/staging_buffers.h"
 #include "collectives/host/staging_choice.h"
 #include "collectives/host/waiting.h"
 
@@ -16,9 +16,10 @@ namespace kungfu::host {
 // Thread-safe.
 class Exchange {
  public:
-  Exchange(const Endpoint& self, const FailureRules& rules, const Waiting& waiting, const Lanes& lanes);
+  Exchange(const Endpoint& self, const FailureRules& rules, const Waiting& waiting,
+           const StagingBuffers& staging_buffers);
 
-  // One attempt at the operation, among its members. Throws Unfinished where one of them died in it.
+  // One attempt at the operation, among its members. Throws Unfinished if one of them failed in it.
   void Run(Flight& flight);
 
  private:
@@ -35,7 +36,7 @@ class Exchange {
   const Endpoint& self_;
   const FailureRules& rules_;
   const Waiting& waiting_;
-  const Lanes& lanes_;
+  const StagingBuffers& staging_buffers_;
   const uint32_t ahead_;  // chunks staged beyond the one that is being read
   StagingChoice staging_choice_;
 };

@@ -1,4 +1,4 @@
-// Who is dead, what that means for an operation, and when a wait has become pointless.
+// Which ranks have failed, what that means for an operation, and when a wait has become pointless.
 #ifndef KUNGFU_COLLECTIVES_HOST_FAILURE_RULES_H_
 #define KUNGFU_COLLECTIVES_HOST_FAILURE_RULES_H_
 
@@ -12,7 +12,7 @@
 
 namespace kungfu::host {
 
-// Thrown where an operation can't be finished without somebody who is dead, and has to be done again.
+// Thrown if an operation can't be finished without a failed rank, and has to be repeated.
 struct Unfinished {};
 
 // This rank is out, though its process lives.
@@ -30,10 +30,10 @@ class FailureRules {
  public:
   explicit FailureRules(const Endpoint& self) : self_(self) {}
 
-  bool IsDead(uint32_t rank) const { return self_.board.IsDead(rank); }
-  // Throws Unfinished where somebody died in, or before, this operation, and Expelled where it is this rank.
-  void CheckDeaths(const Flight& flight) const;
-  // A step of one of this rank's words. Throws Expelled where it has been fenced.
+  bool HasFailed(uint32_t rank) const { return self_.control.HasFailed(rank); }
+  // Throws Unfinished if a rank failed in, or before, this operation, and Expelled if it is this rank.
+  void CheckFailures(const Flight& flight) const;
+  // A step of one of this rank's words. Throws Expelled if it has been fenced.
   void Publish(shm::Counter& word, uint32_t next) const {
     if (!word.Advance(next)) ThrowExpelled();
   }
@@ -43,9 +43,9 @@ class FailureRules {
   // All that can end a wait, or a beginning, before what is awaited comes; `title` begins the message.
   void ThrowIfPointless(const std::string& title) const;
   void ThrowIfPointless(const Flight& flight) const;
-  // ... and that `peer`, whose `counter` is awaited, has left before it brought its part.
+  // ... and that `peer`, whose `counter` is awaited, has left before it contributed.
   void ThrowIfPointless(const shm::Counter& counter, uint32_t target, uint32_t peer, const Flight& flight) const;
-  // The same for the table of names, in which somebody has it locked `since` then.
+  // The same for the table of names, which another rank has kept locked for `waited`.
   void ThrowIfPointless(const Operation& operation, RunTime::Clock::duration waited) const;
   void ThrowIfLost(const std::string& title) const;
 

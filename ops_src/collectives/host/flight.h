@@ -20,7 +20,7 @@ namespace kungfu::host {
 inline constexpr size_t kWholeBytes = 3 * shm::kBufferBytes;
 // From this number of ranks on an all-reduce is split among them.
 inline constexpr uint32_t kSplitRanks = 3;
-// What would be brought at once is split where all ranks together bring more than this: one more change of the running
+// What would be brought at once is split if all ranks together bring more than this: one more change of the running
 // rank, against each rank's reading everything (four ranks on two cores, 256 KiB: 80 us instead of 130; eight: 180
 // instead of 510).
 inline constexpr size_t kSplitWholeBytes = 384 << 10;
@@ -55,13 +55,15 @@ struct Flight {
   bool Reads(uint32_t rank) const { return !IsToRoot(operation.kind) || operation.root == rank; }
   // The buffer that chunk `chunk` goes into.
   uint32_t BufferOf(uint32_t chunk) const { return whole ? 0 : chunk; }
-  // Bytes that this rank reads from another one's part of the segment, where that one brings something.
+  // Bytes that this rank reads from another one's part of the segment, if that one brings something.
   uint64_t ReadFromEach() const { return splits ? (planes + 1) * part_bytes / members.size() : planes * part_bytes; }
   size_t BytesOf(uint32_t chunk) const { return std::min(chunk_bytes, part_bytes - chunk * chunk_bytes); }
   // Whether the chunks that a rank brings stay in its buffers, one behind the other.
-  bool FitsLane() const { return part_bytes <= shm::kBuffers * shm::kBufferBytes && parts == 1 && planes == 1; }
+  bool FitsStagingBuffer() const {
+    return part_bytes <= shm::kBuffers * shm::kBufferBytes && parts == 1 && planes == 1;
+  }
   // Whether the root leaves what is brought where one rank alone has staged it.
-  bool StaysInLane() const { return kept && operation.kind == Kind::kReduceTo && members.size() == 2; }
+  bool StaysInStagingBuffer() const { return pinned && operation.kind == Kind::kReduceTo && members.size() == 2; }
   // How its messages begin.
   std::string Title() const { return TitleOf(operation); }
 
@@ -82,12 +84,12 @@ struct Flight {
   const uint32_t chunks;
   const bool inlined;  // it travels in the mailboxes
   Reducer reduce;
-  bool bound = false;         // a lane has been bound, and these are its words as the operation began:
-  uint32_t lane = 0;          //
-  bool kept = false;          // whose members keep it
-  uint32_t base = 0;          // ready and done
-  uint32_t base_reduced = 0;  //
-  bool differs = false;       // somebody has posted another operation
+  bool bound = false;           // a staging buffer has been bound, and these are its words as the operation began:
+  uint32_t staging_buffer = 0;  //
+  bool pinned = false;          // its members keep it after the end
+  uint32_t base = 0;            // ready and done
+  uint32_t base_reduced = 0;    //
+  bool differs = false;         // some rank has posted another operation
   // Of the whole operation, from its first wait that is more than a spin on: most never read the clock.
   std::optional<Deadline> deadline;
 };

@@ -1,18 +1,30 @@
-// The life of a host's communicator, and doing operations again. (The numbers are those of host_communicator.h.)
+// The life of a host's communicator, and repeating operations. The numbers are those of
+// host_communicator.h.
 //
-//  7. Doing it again. The deaths have an order (ControlBoard::Death, append-only). *Generation* g of a name are all
-//     ranks but the first g dead; each generation has a channel of its own, so that words and buffers of an attempt
-//     that failed are left as they are for those who still have to look at them. A rank leaves generation g only when
-//     it has found a member's part there unfinished for ever; then all do, for the same operation. Hence the survivors'
-//     operations under a name are paired in each generation as they were in the one before. Another death in g+1, or
-//     one that was known before but comes later in the order, is the same case again. A rank may miss a death for as
-//     long as it likes: it comes to the same conclusions later. Nobody waits for one who has gone on to g+1, because
-//     that one's reason holds for the waiter too, who looks at least every kSlice, and at once when a death is
-//     announced.
-//  8. Inputs are as they were: what a caller brings is only read. (What is asked for in place is copied before.)
-//  9. Several operations that have to be of one mind (RunAll, Settle: a step's gradients) are run one after another;
-//     those that ended in an earlier generation than the latest are then done again in that. Everybody knows the same
-//     generations, so everybody does the same operations again, in the same order, and no result is given out before.
+// 7. Repeating. The failures have an order (ControlBlock::FailedRank, append-only). *Generation* g
+// of a name is all ranks but the first g failed ones. Each generation has a channel of its own, so
+// that words and buffers of an attempt that failed stay for the ranks that still read them. A rank
+// leaves generation g only after it has found a member's contribution there unfinished for ever;
+// then all ranks do, for the same operation. Hence the survivors' operations under a name are
+// paired in each generation as in the one before. A second failure in g+1, or one that was known
+// before but comes later in the order, is the same case again.
+// Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverOneFails
+// Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverTwoFail
+//
+// A rank may notice a failure late: it comes to the same conclusions then. No rank waits for one
+// that has gone on to g+1, because the reason of that one holds for the waiting rank too. The
+// waiting rank looks at least every kSlice, and at once when a failure is announced.
+// Test: WithoutOne.SleepingRanksAreWoken
+//
+// 8. Inputs stay as they were: what a caller brings is only read. An operation in place works on a
+// copy.
+// Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverOneFails
+//
+// 9. Several operations that must end in one generation (RunAll, Settle: a step's gradients) run
+// one after another. Those that ended in an earlier generation than the latest are then repeated in
+// the latest. All ranks know the same generations, so all repeat the same operations in the same
+// order. No result is returned before.
+// Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverTwoFail
 #include "collectives/host/host_communicator.h"
 
 #include <sched.h>
@@ -46,7 +58,7 @@ HostCommunicator::HostCommunicator(std::shared_ptr<shm::Segment> segment, uint32
     : Communicator(rank, segment->size(), segment->cluster_version()),
       self_{segment,
             *segment,
-            shm::Board(segment, std::move(numbers)),
+            shm::SegmentControlBlock(segment, std::move(numbers)),
             rank,
             size_,
             cluster_version_,
@@ -56,12 +68,12 @@ HostCommunicator::HostCommunicator(std::shared_ptr<shm::Segment> segment, uint32
             closure_},
       rules_(self_),
       waiting_(self_, rules_),
-      lanes_(self_, rules_, waiting_),
-      exchange_(self_, rules_, waiting_, lanes_),
-      channels_(self_.segment, self_.board, rank,
+      staging_buffers_(self_, rules_, waiting_),
+      exchange_(self_, rules_, waiting_, staging_buffers_),
+      channels_(self_.segment, self_.control, rank,
                 [this](const Operation& operation, auto waited) { rules_.ThrowIfPointless(operation, waited); }) {
   if (rank >= size_) throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", size_));
-  if (!self_.board.Attach(rank, address, has_state)) {
+  if (!self_.control.Attach(rank, address, has_state)) {
     throw Error(KF_STALE,
                 Text("the place of rank ", rank, " in cluster version ", cluster_version_,
                      " has been taken by another program of this worker, or by this process before: in one "
@@ -69,7 +81,7 @@ HostCommunicator::HostCommunicator(std::shared_ptr<shm::Segment> segment, uint32
                      "own, and initialize after the last exec, not before"));
   }
   self_.segment.status(rank).core.store(sched_getcpu(), std::memory_order_relaxed);
-  if (self_.board.State(rank) == RankState::kLost) rules_.ThrowExpelled();
+  if (self_.control.State(rank) == RankState::kLost) rules_.ThrowExpelled();
 }
 
 void HostCommunicator::Assemble() {
@@ -82,7 +94,7 @@ void HostCommunicator::AwaitMembers() {
   const std::string title = "barrier \"join\": ";
   host::Deadline deadline(self_.options.join_timeout, self_.options.tell_after);
   const auto attached = static_cast<uint32_t>(RankState::kAttached);
-  host::Awaiting awaiting(self_.board, rank_);
+  host::Awaiting awaiting(self_.control, rank_);
   for (uint32_t r = 0; r < size_; r++) {
     shm::Counter& state = self_.segment.status(r).state;
     while (!state.Reached(attached)) {
@@ -91,15 +103,15 @@ void HostCommunicator::AwaitMembers() {
       InterruptCheck::Run();
       rules_.ThrowIfPointless(title);
       const auto now = std::chrono::steady_clock::now();
-      if (self_.board.deadlines_held()) deadline.LeaveOut(now);
-      if (deadline.Passed(now) && !self_.board.IsEnding(r)) {
+      if (self_.control.deadlines_held()) deadline.LeaveOut(now);
+      if (deadline.Passed(now) && !self_.control.IsEnding(r)) {
         throw Error(KF_TIMEOUT,
                     Text("cluster version ", cluster_version_, " has not assembled ", deadline.Limit(),
-                         " (KUNGFU_JOIN_TIMEOUT): ", self_.board.PeerName(r), " of ", size_, " has not come"));
+                         " (KUNGFU_JOIN_TIMEOUT): ", self_.control.PeerName(r), " of ", size_, " has not come"));
       }
       deadline.Tell(now, [&](double seconds) {
-        return Text(self_.board.PeerName(rank_), " has waited ", static_cast<int>(seconds), " s for ",
-                    self_.board.PeerName(r), " of ", size_, " to join cluster version ", cluster_version_);
+        return Text(self_.control.PeerName(rank_), " has waited ", static_cast<int>(seconds), " s for ",
+                    self_.control.PeerName(r), " of ", size_, " to join cluster version ", cluster_version_);
       });
       awaiting.Note(r, deadline.IsOverdue());
       state.Sleep(armed, host::kSlice);
@@ -163,10 +175,10 @@ uint32_t HostCommunicator::Run(const Operation& operation) {
   } else {
     OrGiveUp([&] {
       // What is brought at once is read before anything is written.
-      if (self_.board.recovers() && InPlace(operation) && operation.kind != Kind::kBroadcast &&
+      if (self_.control.recovers() && InPlace(operation) && operation.kind != Kind::kBroadcast &&
           CountOf(operation) * SizeOf(operation.dtype) > shm::kBufferBytes / size_) {
-        const KeptInputs kept(&operation, 1);
-        generation = RunShared(*kept.operations(), 0);
+        const KeptInputs inputs(&operation, 1);
+        generation = RunShared(*inputs.operations(), 0);
       } else {
         generation = RunShared(operation, 0);
       }
@@ -184,22 +196,23 @@ uint32_t HostCommunicator::RunFrom(const Operation& operation, uint32_t from_gen
   return generation;
 }
 
-HostCommunicator::Kept::Lane::~Lane() {
-  KUNGFU_FAULT_POINT("before it lets go of a lane");
-  lanes.Leave(channel, sequence, members, /*failed=*/false);
+HostCommunicator::Pinned::Buffer::~Buffer() {
+  KUNGFU_FAULT_POINT("before it lets go of a pinned buffer");
+  staging_buffers.Leave(channel, sequence, members, /*failed=*/false);
 }
 
-HostCommunicator::Kept HostCommunicator::RunKept(const Operation& operation, uint32_t from_generation) {
+HostCommunicator::Pinned HostCommunicator::RunPinned(const Operation& operation, uint32_t from_generation) {
   rules_.ThrowIfClosed();
-  Kept kept;
-  OrGiveUp([&] { kept.generation_ = *RunGenerations(from_generation, [&](uint32_t) { return &operation; }, &kept); });
-  return kept;
+  Pinned pinned;
+  OrGiveUp(
+      [&] { pinned.generation_ = *RunGenerations(from_generation, [&](uint32_t) { return &operation; }, &pinned); });
+  return pinned;
 }
 
-void HostCommunicator::Read(const Kept& kept, uint32_t from, const Operation& operation) const {
+void HostCommunicator::Read(const Pinned& pinned, uint32_t from, const Operation& operation) const {
   const uint64_t began = Ticks();
-  KUNGFU_FAULT_POINT("before it reads in a kept lane");
-  host::Deal(operation, kept.Of(from));
+  KUNGFU_FAULT_POINT("before it reads in a pinned buffer");
+  host::CopyToTensors(operation, pinned.Of(from));
   Traffic::Get().Count(began, 0, CountOf(operation) * SizeOf(operation.dtype), static_cast<int>(from));
 }
 
@@ -215,7 +228,7 @@ uint32_t HostCommunicator::RunAll(const Operation* operations, size_t num_operat
   const ObservedTogether observed(operations, num_operations);
   uint32_t generation = 0;
   OrGiveUp([&] {
-    generation = RunAndSettle(RunsShared(), self_.board.recovers(), operations, num_operations);
+    generation = RunAndSettle(RunsShared(), self_.control.recovers(), operations, num_operations);
     reductions_.NoteSettled(operations[0], generation);
   });
   observed.Done(size_);
@@ -264,7 +277,7 @@ uint32_t HostCommunicator::RunShared(const Operation& operation, uint32_t from_g
 
 template <typename OperationIn>
 std::optional<uint32_t> HostCommunicator::RunGenerations(uint32_t from_generation, const OperationIn& operation_in,
-                                                         Kept* kept) {
+                                                         Pinned* pinned) {
   const uint64_t began = Ticks();
   const Operation* ready = operation_in(from_generation);
   if (ready == nullptr) return std::nullopt;
@@ -278,12 +291,12 @@ std::optional<uint32_t> HostCommunicator::RunGenerations(uint32_t from_generatio
     const Operation& operation = *ready;
     Members fewer;
     if (name.generation > 0) fewer = MembersOf(name.generation);
-    const Members& members = name.generation > 0 ? fewer : everyone_;
+    const Members& members = name.generation > 0 ? fewer : all_ranks_;
     if (operation.kind == Kind::kBroadcast && !std::count(members.begin(), members.end(), operation.root)) {
       // Every survivor comes here in the same generation, before any of them has brought anything.
       throw host::FailedEverywhere(
-          KF_PEER_LOST, Text("broadcast \"", operation.name, "\": its root, ", self_.board.PeerName(operation.root),
-                             ", ", self_.board.LostReason(operation.root), ", cluster version ", cluster_version_));
+          KF_PEER_LOST, Text("broadcast \"", operation.name, "\": its root, ", self_.control.PeerName(operation.root),
+                             ", ", self_.control.LostReason(operation.root), ", cluster version ", cluster_version_));
     }
     host::Flight flight(operation, name, members, size_, self_.oversubscribed);
     try {
@@ -292,15 +305,16 @@ std::optional<uint32_t> HostCommunicator::RunGenerations(uint32_t from_generatio
         shm::Counter& complaint = self_.segment.complaint(flight.channel, rank_).sequence;
         if (!complaint.Reached(flight.sequence - 2)) rules_.Publish(complaint, flight.sequence - 2);
       }
-      rules_.CheckDeaths(flight);
+      rules_.CheckFailures(flight);
       exchange_.Run(flight);
       name.sequence = flight.sequence;
       CountTraffic(flight, began);
-      if (flight.kept) {
-        KUNGFU_CHECK(kept != nullptr, "\"", operation.name, "\" keeps its staging buffer, and no caller releases it");
-        const int lone = flight.StaysInLane() && operation.root == rank_ ? static_cast<int>(members.front()) : -1;
-        kept->lane_.reset(new Kept::Lane{self_, lanes_, use.name, flight.channel, flight.sequence, flight.lane,
-                                         members.size(), lone});
+      if (flight.pinned) {
+        KUNGFU_CHECK(pinned != nullptr, "\"", operation.name, "\" pins its staging buffer, and its caller takes none");
+        const int lone =
+            flight.StaysInStagingBuffer() && operation.root == rank_ ? static_cast<int>(members.front()) : -1;
+        pinned->buffer_.reset(new Pinned::Buffer{self_, staging_buffers_, use.name, flight.channel, flight.sequence,
+                                                 flight.staging_buffer, members.size(), lone});
       }
       return flight.generation;
     } catch (const host::Unfinished&) {

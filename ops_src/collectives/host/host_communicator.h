@@ -1,19 +1,19 @@
 // The collectives between the processes of a host, over the segment that they share.
 //
-// Words, and who writes them: each rank writes only its own mailboxes, its own ready, reduced and done counters and its
-// own buffers; the lane word of a channel is set once per operation by compare-and-swap; `left` is counted up by
-// everyone. The argument why that works goes on, by number, beside the code that it argues for:
+// Each rank writes only its own mailboxes, its own ready, reduced and done counters and its own
+// buffers. The staging word of a channel is set once per operation by compare-and-swap. All ranks
+// raise `left`. The argument why that works continues, by number, beside the code:
 //
-//   1-3   exchange.cc             posts, pipelines, splits; nobody waits in a circle
-//   4, 10, 12 lanes.cc            where operations stage, what becomes of a lane whose member died, and lanes that
-//                                 are kept
-//   5, 6  failure_rules.cc        what a dead rank's words say, and to all survivors the same
-//   7-9   host_communicator.cc    doing it again: generations
-//   11    failure_rules.cc        a rank that is expelled while it lives
-//         waiting.cc              spinning, sleeping, deadlines
-//         channel_table.h         names
+//   1-3        exchange.cc             posts, pipelines, splits; no circle of waits
+//   4, 10, 12  staging_buffers.cc      staging; buffers of failed members; pinned buffers
+//   5, 6       failure_rules.cc        the words of a failed rank, read alike by all survivors
+//   7-9        host_communicator.cc    repetition: generations
+//   11         failure_rules.cc        a rank that is expelled while it lives
+//              waiting.cc              spinning, sleeping, deadlines
+//              channel_table.h         names
 //
-// tests/cpp/recovery_test.cc kills a rank at each KUNGFU_FAULT_POINT there and looks what the others have.
+// tests/cpp/recovery_test.cc kills a rank at each KUNGFU_FAULT_POINT there and compares the results
+// of the survivors.
 #ifndef KUNGFU_COLLECTIVES_HOST_HOST_COMMUNICATOR_H_
 #define KUNGFU_COLLECTIVES_HOST_HOST_COMMUNICATOR_H_
 
@@ -27,7 +27,7 @@
 #include "collectives/host/endpoint.h"
 #include "collectives/host/exchange.h"
 #include "collectives/host/failure_rules.h"
-#include "collectives/host/lanes.h"
+#include "collectives/host/staging_buffers.h"
 #include "collectives/host/waiting.h"
 #include "collectives/settle.h"
 #include "transport/shm/segment.h"
@@ -36,29 +36,30 @@ namespace kungfu {
 
 class HostCommunicator final : public Communicator {
  public:
-  // An operation that this rank has ended, and perhaps its lane: see lanes.cc, 12. Not beyond the communicator, and
-  // not beyond the beginning of the next operation of its name.
-  class Kept {
+  // An operation that this rank has ended, and perhaps its staging buffer: see staging_buffers.cc, 12. Not beyond the
+  // communicator, and not beyond the beginning of the next operation of its name.
+  class Pinned {
    public:
     // In which it ended.
     uint32_t generation() const { return generation_; }
-    // Whether the lane is kept; else there is nothing to let go of.
-    bool HasLane() const { return lane_ != nullptr; }
+    // Whether a buffer is pinned. If not, there is nothing to let go of.
+    bool HasBuffer() const { return buffer_ != nullptr; }
     // The buffers of a rank, which have room for all that one brings.
-    char* Of(uint32_t rank) const { return lane_->self.segment.buffer(lane_->number, rank, 0); }
-    // At the root: where one rank alone has brought something, and hence the output has nothing. -1: it is in there.
-    int lone() const { return lane_ == nullptr ? -1 : lane_->lone; }
-    void LetGo() { lane_ = nullptr; }
+    char* Of(uint32_t rank) const { return buffer_->self.segment.buffer(buffer_->number, rank, 0); }
+    // At the root: the one rank that has brought something, so that the output has nothing. -1: the output has the
+    // result.
+    int lone() const { return buffer_ == nullptr ? -1 : buffer_->lone; }
+    void LetGo() { buffer_ = nullptr; }
 
    private:
     friend HostCommunicator;
 
     // Left when it is destroyed.
-    struct Lane {
-      ~Lane();
+    struct Buffer {
+      ~Buffer();
 
       const host::Endpoint& self;
-      const host::Lanes& lanes;
+      const host::StagingBuffers& staging_buffers;
       const std::shared_ptr<host::BoundName> name;  // so that the channel stays bound
       const uint32_t channel, sequence, number;
       const size_t members;
@@ -66,16 +67,16 @@ class HostCommunicator final : public Communicator {
     };
 
     uint32_t generation_ = 0;
-    std::unique_ptr<const Lane> lane_;
+    std::unique_ptr<const Buffer> buffer_;
   };
 
   // Rank `rank` of `segment`. Announces itself; Assemble() waits for the others. `address` names this rank in messages.
-  // `numbers`: see shm::Board.
+  // `numbers`: see shm::SegmentControlBlock.
   HostCommunicator(std::shared_ptr<shm::Segment> segment, uint32_t rank, const std::string& address, bool has_state,
                    const CommunicatorOptions& options, std::vector<uint32_t> numbers = {});
 
-  // Waits until every rank that lives has announced itself. Fails as an operation does: who is interrupted in it is out
-  // alone where the others recover, and so on.
+  // Waits until every rank that lives has announced itself. Fails as an operation does: a rank that is interrupted in
+  // it is out alone if the others recover, and so on.
   void Assemble();
 
   uint32_t Run(const Operation& operation) override;
@@ -85,16 +86,16 @@ class HostCommunicator final : public Communicator {
   void GiveUp(const Error& error) override;
   void LookForDeadlock(bool stands_still, const std::string& place) override;
 
-  // For what is built of these operations (collectives/hosts): as Run, but from this generation on, and nobody observes
-  // it or takes note of it.
+  // For what is built of these operations (collectives/hosts): as Run, but from this generation on, and neither
+  // observed nor noted.
   uint32_t RunFrom(const Operation& operation, uint32_t from_generation);
-  // Likewise, and keeps the lane where the operation says so, all members do, and there is one to keep.
-  Kept RunKept(const Operation& operation, uint32_t from_generation);
-  // Of a kept lane: what `from` has put into its buffers, into the operation's tensors.
-  void Read(const Kept& kept, uint32_t from, const Operation& operation) const;
+  // Likewise, and keeps the staging buffer if the operation says so, all members do, and a pinned one is free.
+  Pinned RunPinned(const Operation& operation, uint32_t from_generation);
+  // Of a pinned buffer: what `from` has put into its buffers, into the operation's tensors.
+  void Read(const Pinned& pinned, uint32_t from, const Operation& operation) const;
 
  private:
-  ControlBoard* board() const override { return &self_.board; }
+  ControlBlock* control() const override { return &self_.control; }
 
   void Check(const Operation& operation) const;
   template <typename Body>
@@ -103,14 +104,14 @@ class HostCommunicator final : public Communicator {
   uint32_t RunShared(const Operation& operation, uint32_t from_generation);
   template <typename OperationIn>
   std::optional<uint32_t> RunGenerations(uint32_t from_generation, const OperationIn& operation_in,
-                                         Kept* kept = nullptr);
+                                         Pinned* pinned = nullptr);
   RunFromGeneration RunsShared();
   void CountTraffic(const host::Flight& flight, uint64_t began) const;
 
-  mutable host::Endpoint self_;  // whose board is everybody's
+  mutable host::Endpoint self_;  // whose control block all parts use
   const host::FailureRules rules_;
   const host::Waiting waiting_;
-  const host::Lanes lanes_;
+  const host::StagingBuffers staging_buffers_;
   host::Exchange exchange_;
   host::ChannelTable channels_;
 };

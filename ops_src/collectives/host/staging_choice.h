@@ -39,7 +39,7 @@ class StagingChoice {
   struct Choice {
     bool streamed;
     bool is_try;
-    bool is_again;  // of several tries of the same the best counts: in the others somebody may have lost its core
+    bool is_again;  // of several tries of the same the best counts: in the others a rank may have lost its core
   };
 
   // How the next turn is to be staged.
@@ -118,7 +118,7 @@ class StagingTurnsBy {
     const size_t bytes = std::min(chunk * chunk_bytes_, bytes_);
     const uint32_t turn = TurnOf(chunk - 1);
     if (bytes < bytes_ && TurnOf(chunk) == turn) return;
-    (void)Streams(chunk - 1);  // who brings nothing hasn't asked, but takes part in the tries
+    (void)Streams(chunk - 1);  // a rank that brings nothing hasn't asked, but counts in the tries
     const auto now = Clock::now();
     const std::chrono::duration<float, std::nano> took = now - std::exchange(since_, now);
     choice_.Record(history_, turns_[turn % 2], took.count() / static_cast<float>(bytes - std::exchange(read_, bytes)));

@@ -69,7 +69,7 @@ inline void CopyOut(void* to, const void* from, size_t bytes, bool stream) {
 }
 
 // What lies at `from` into the operation's tensors.
-inline void Deal(const Operation& operation, const char* from) {
+inline void CopyToTensors(const Operation& operation, const char* from) {
   Cursor output(operation);
   output.Take(CountOf(operation) * SizeOf(operation.dtype),
               [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
@@ -96,7 +96,7 @@ class Reducer {
     for (const uint32_t weight : weights) shares_.push_back(static_cast<double>(weight) / static_cast<double>(total));
   }
 
-  // `bytes` of each of the `n` members' elements (of each plane, where there are such) into `to`; with `stream` past
+  // `bytes` of each of the `n` members' elements (of each plane, if there are such) into `to`; with `stream` past
   // the caches. Moves `sources`.
   void operator()(char* to, const void** sources, uint32_t n, size_t bytes, bool stream) const {
     if (!stream) {
@@ -126,7 +126,7 @@ class Reducer {
       reduce_(to, sources, n, bytes / unit_);
       return;
     }
-    // Who counts for nothing may bring anything, NaN included.
+    // A rank of weight 0 may bring anything, NaN included.
     const void* counting[shm::kMaxRanks];
     double shares[shm::kMaxRanks];
     uint32_t num = 0;
@@ -161,10 +161,10 @@ class Reducer {
 
   ReduceFn reduce_;
   BlendFn blend_ = nullptr;
-  std::vector<double> shares_;  // of each member, where blend_ is set
+  std::vector<double> shares_;  // of each member, if blend_ is set
   size_t unit_;
   const Planes* planes_;
-  DivideFn divide_;  // where there are planes
+  DivideFn divide_;  // if there are planes
 };
 
 // Where the bytes of a plane of this rank's own are that `cursor` is at; `input`: those of the operation's tensors.
@@ -174,7 +174,7 @@ inline const void* OwnPlane(const Planes& planes, uint32_t plane, const Cursor& 
 }
 
 // Copies the next `bytes` of what this rank brings into `buffer`; for a scatter, of each rank's part, and of each plane
-// where there are such, `stride` apart.
+// if there are such, `stride` apart.
 inline void Stage(const Operation& operation, uint32_t size, Cursor& cursor, size_t bytes, char* buffer, size_t stride,
                   bool stream) {
   cursor.Take(bytes, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {

@@ -20,17 +20,17 @@ class Waiting {
  public:
   Waiting(const Endpoint& self, const FailureRules& rules) : self_(self), rules_(rules), deadlocks_(self) {}
 
-  // Waits until `counter` of `peer` has reached `target`; with `or_dead`, or `peer` is dead. Throws what FailureRules
-  // throws, and CollectiveTimeoutError.
-  void Await(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight, bool or_dead = false) const {
-    if (!counter.Reached(target)) AwaitSlowly(counter, target, peer, flight, or_dead);
+  // Waits until `counter` of `peer` has reached `target`; with `or_failed`, or `peer` has failed. Throws what
+  // FailureRules throws, and CollectiveTimeoutError.
+  void Await(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight, bool or_failed = false) const {
+    if (!counter.Reached(target)) AwaitSlowly(counter, target, peer, flight, or_failed);
   }
-  // Whether the deadline of `flight` has passed, which waits for whoever is busy.
+  // Whether the deadline of `flight` has passed, which waits for busy ranks.
   bool DeadlinePassed(Flight& flight, std::chrono::steady_clock::time_point now) const;
   DeadlockWatch& deadlocks() const { return deadlocks_; }
 
  private:
-  void AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight, bool or_dead) const;
+  void AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight, bool or_failed) const;
   bool Spin(const shm::Counter& counter, uint32_t target, const Flight& flight) const;
   bool HasLaggardOn(int core, const Flight& flight) const;
   std::string NameOf(uint32_t peer, const Flight& flight) const;

@@ -27,34 +27,35 @@
 namespace kungfu {
 namespace {
 
-using hosts::Verdict;
+using hosts::Commit;
 
-// A link looks for what it is asked at once; a launcher that stands still doesn't.
+// A transport answers at once, unless its launcher stands still.
 constexpr auto kAnswerLimit = std::chrono::seconds(1);
 constexpr size_t kMostOfName = hosts::Request::kMostBytes / 2;
 
 // Of a larger operation, of which other slices go on meanwhile: the host has much to copy, and its network, too.
 bool IsSlice(const Operation& operation) { return operation.part.of != nullptr; }
 
-size_t BytesWithVerdictOf(const Operation& operation) {
+size_t BytesWithCommitOf(const Operation& operation) {
   if (operation.planes != nullptr) return 0;
-  return hosts::BytesWithVerdict(operation.kind, operation.dtype, operation.op, CountOf(operation));
+  return hosts::BytesWithCommit(operation.kind, operation.dtype, operation.op, CountOf(operation));
 }
 
-// The link's word, or its result, into `tensors`.
-Operation FromLink(const Operation& operation, Stage stage, const kf_tensor* tensors, size_t num_tensors,
-                   kf_dtype dtype, uint32_t link) {
-  Operation part{Kind::kBroadcast, operation.name, tensors, num_tensors, dtype, KF_SUM, link};
+// The transport's commit, or its result, into `tensors`.
+Operation FromTransport(const Operation& operation, Stage stage, const kf_tensor* tensors, size_t num_tensors,
+                        kf_dtype dtype, uint32_t transport) {
+  Operation part{Kind::kBroadcast, operation.name, tensors, num_tensors, dtype, KF_SUM, transport};
   part.part = {&operation, stage, operation.part.track, SignatureOf(operation), /*patient=*/IsSlice(operation)};
   return part;
 }
 
-CommunicatorOptions Asking(CommunicatorOptions options, std::function<std::string(const Operation&)> behind_the_link) {
-  options.behind_it = std::move(behind_the_link);
+CommunicatorOptions Asking(CommunicatorOptions options,
+                           std::function<std::string(const Operation&)> behind_the_transport) {
+  options.behind_it = std::move(behind_the_transport);
   return options;
 }
 
-// The planes that a host's ranks bring to their link. `own` stays the caller's.
+// The planes that a host's ranks bring to their transport. `own` stays the caller's.
 Planes LocalPlanes(const Planes& planes, const hosts::Places& places, uint32_t host) {
   Planes local;
   local.most = 1;
@@ -62,53 +63,54 @@ Planes LocalPlanes(const Planes& planes, const hosts::Places& places, uint32_t h
     local.of_rank.push_back(planes.of_rank[rank]);
     local.most = std::max(local.most, planes.of_rank[rank]);
   }
-  local.of_rank.push_back(0);  // the link
+  local.of_rank.push_back(0);  // the transport
   local.own = planes.own;
   return local;
 }
 
-std::optional<uint32_t> GiverOn(const hosts::Places& places, uint32_t host, const Operation& broadcast) {
+std::optional<uint32_t> SourceOn(const hosts::Places& places, uint32_t host, const Operation& broadcast) {
   static const Members kNone;
-  return places.GiverOn(host, broadcast.root, broadcast.givers == nullptr ? kNone : *broadcast.givers);
+  return places.SourceOn(host, broadcast.root, broadcast.sources == nullptr ? kNone : *broadcast.sources);
 }
 
-// What a rank brings to its link.
-Operation UpOf(const Operation& operation, const hosts::Places& places, uint32_t host) {
-  Operation up = operation;
-  up.part.of = &operation;
-  up.part.patient = IsSlice(operation);
-  up.part.signature = SignatureOf(operation);
-  up.layout = nullptr;
-  up.part.keeps_lane = operation.planes == nullptr && hosts::KeepsLane(operation.kind, operation.dtype, operation.op);
-  up.sized_for_ranks = 0;
-  up.root = places.LinkOf(host);
+// What a rank brings to its transport.
+Operation ToHostOf(const Operation& operation, const hosts::Places& places, uint32_t host) {
+  Operation to_host = operation;
+  to_host.part.of = &operation;
+  to_host.part.patient = IsSlice(operation);
+  to_host.part.signature = SignatureOf(operation);
+  to_host.layout = nullptr;
+  to_host.part.pins_buffer =
+      operation.planes == nullptr && hosts::PinsBuffer(operation.kind, operation.dtype, operation.op);
+  to_host.sized_for_ranks = 0;
+  to_host.root = places.TransportOf(host);
   switch (operation.kind) {
     case Kind::kAllReduce:
     case Kind::kReduceScatter:
       // A mean of integers is made of all that was brought at once, in more bits than they have.
-      up.kind = hosts::GoesInRows(operation) ? Kind::kGatherTo : Kind::kReduceTo;
+      to_host.kind = hosts::GoesInRows(operation) ? Kind::kGatherTo : Kind::kReduceTo;
       break;
     case Kind::kAllGather:
-      up.kind = Kind::kGatherTo;
+      to_host.kind = Kind::kGatherTo;
       break;
     case Kind::kBroadcast:
-      if (const auto giver = GiverOn(places, host, operation)) {
-        up.root = places.LocalOf(*giver);
+      if (const auto source = SourceOn(places, host, operation)) {
+        to_host.root = places.LocalOf(*source);
         break;
       }
       [[fallthrough]];
     default:
-      up.kind = Kind::kBarrier;
-      up.tensors = nullptr;
-      up.num_tensors = 0;
+      to_host.kind = Kind::kBarrier;
+      to_host.tensors = nullptr;
+      to_host.num_tensors = 0;
       break;
   }
-  return up;
+  return to_host;
 }
 
 }  // namespace
 
-// A rank's part of an operation with planes, as its host has it in each of its own generations.
+// A rank's contribution to an operation with planes, as its host has it in each of its own generations.
 class ClusterCommunicator::Renewal final : public Communicator::Renewable {
  public:
   using OperationIn = std::function<const Operation*(uint32_t generation)>;
@@ -125,10 +127,10 @@ class ClusterCommunicator::Renewal final : public Communicator::Renewable {
       name_.told = generation_;
     }
     planes_ = LocalPlanes(*operation->planes, cluster_.places_, cluster_.host_);
-    up_ = UpOf(*operation, cluster_.places_, cluster_.host_);
-    up_.planes = &planes_;
-    up_.kind = Kind::kGatherTo;
-    return &up_;
+    to_host_ = ToHostOf(*operation, cluster_.places_, cluster_.host_);
+    to_host_.planes = &planes_;
+    to_host_.kind = Kind::kGatherTo;
+    return &to_host_;
   }
   uint32_t generation() const { return generation_; }
 
@@ -140,30 +142,30 @@ class ClusterCommunicator::Renewal final : public Communicator::Renewable {
   uint32_t generation_;
   const OperationIn operation_in_;
   Planes planes_;
-  Operation up_;
+  Operation to_host_;
 };
 
 ClusterCommunicator::ClusterCommunicator(const std::shared_ptr<shm::Segment>& local,
-                                         const std::shared_ptr<shm::Segment>& everybody, int requests,
+                                         const std::shared_ptr<shm::Segment>& control_segment, int requests,
                                          const hosts::Places& places, uint32_t rank, const std::string& address,
                                          bool has_state, const CommunicatorOptions& options)
-    : Communicator(rank, everybody->size(), everybody->cluster_version()),
+    : Communicator(rank, control_segment->size(), control_segment->cluster_version()),
       places_(places),
       host_(rank < places.ranks() ? places.HostOf(rank) : 0),
-      link_(places.LinkOf(host_)),
+      transport_(places.TransportOf(host_)),
       slice_bytes_(options.slice_bytes),
-      board_(everybody, local, places, host_),
-      local_(local, rank < places.ranks() ? places.LocalOf(rank) : link_, address, has_state,
+      control_(control_segment, local, places, host_),
+      local_(local, rank < places.ranks() ? places.LocalOf(rank) : transport_, address, has_state,
              Asking(
-                 options, [this](const Operation& part) { return BehindTheLink(part); }),
+                 options, [this](const Operation& part) { return BehindTheTransport(part); }),
              places.RanksOn(host_)),
-      local_board_(local) {
-  if (rank >= size_ || places.ranks() != size_ || local->size() != link_ + 1) {
+      local_control_(local) {
+  if (rank >= size_ || places.ranks() != size_ || local->size() != transport_ + 1) {
     throw Error(KF_INVALID, Text("rank ", rank, " of ", size_, ": its host's segment of ", local->size(),
                                  " and the places of ", places.ranks(), " ranks don't fit"));
   }
   requests_ = fcntl(requests, F_DUPFD_CLOEXEC, 0);
-  if (requests_ < 0) throw SystemError("the socket to this host's link");
+  if (requests_ < 0) throw SystemError("the socket to this host's transport");
 }
 
 ClusterCommunicator::~ClusterCommunicator() { close(requests_); }
@@ -171,9 +173,9 @@ ClusterCommunicator::~ClusterCommunicator() { close(requests_); }
 void ClusterCommunicator::Assemble() {
   process_.Refuse("join");
   local_.Assemble();
-  const bool has_state = local_board_.HasState(places_.LocalOf(rank_));
+  const bool has_state = local_control_.HasState(places_.LocalOf(rank_));
   const auto all = GatherLiving(*this, "kungfu/join", static_cast<uint8_t>(has_state ? 1 : 0));
-  board_.SetStates({all.rows.begin(), all.rows.end()});
+  control_.SetStates({all.rows.begin(), all.rows.end()});
 }
 
 void ClusterCommunicator::Close(kf_status status, const std::string& reason) {
@@ -186,7 +188,7 @@ void ClusterCommunicator::GiveUp(const Error& error) {
   Communicator::Close(error.status(), error.what());
 }
 
-// The host's communicator has given up already where the failure is one of its own, and then this does nothing more.
+// The host's communicator has given up already if the failure is one of its own, and then this does nothing more.
 template <typename Body>
 void ClusterCommunicator::OrGiveUp(const Body& body) {
   closure_.ThrowIfClosed();
@@ -211,23 +213,24 @@ void ClusterCommunicator::OrGiveUp(const Body& body) {
 
 // ---- operations
 
-void ClusterCommunicator::SetGivers(Members givers) {
-  if (!givers.empty() && givers.back() >= size_) {
-    throw Error(KF_INVALID, Text("rank ", givers.back(), " can give nothing to a cluster of ", size_));
+void ClusterCommunicator::SetSources(Members sources) {
+  if (!sources.empty() && sources.back() >= size_) {
+    throw Error(KF_INVALID, Text("rank ", sources.back(), " is no source rank in a cluster of ", size_));
   }
   const std::lock_guard<std::mutex> guard(mutex_);
-  givers_ = givers.empty() ? nullptr : std::make_shared<const Members>(std::move(givers));
+  sources_ = sources.empty() ? nullptr : std::make_shared<const Members>(std::move(sources));
 }
 
 uint32_t ClusterCommunicator::Run(const Operation& asked) {
   process_.Refuse("take part in collectives");
   closure_.ThrowIfClosed();
   Operation operation = asked;
-  std::shared_ptr<const Members> givers;
+  std::shared_ptr<const Members> sources;
   if (operation.kind == Kind::kBroadcast) {
     const std::lock_guard<std::mutex> guard(mutex_);
-    givers = givers_;
-    if (givers && std::binary_search(givers->begin(), givers->end(), operation.root)) operation.givers = givers.get();
+    sources = sources_;
+    if (sources && std::binary_search(sources->begin(), sources->end(), operation.root))
+      operation.sources = sources.get();
   }
   Check(operation);
   const auto observed = Observer::Observe(operation);
@@ -336,43 +339,43 @@ uint32_t ClusterCommunicator::RunInSlices(const Operation& operation, uint32_t f
 
 ClusterCommunicator::Brought ClusterCommunicator::Bring(const Operation& operation, uint32_t generation,
                                                         bool more_follow) {
-  KUNGFU_FAULT_POINT("before it tells its link");
+  KUNGFU_FAULT_POINT("before it tells its transport");
   Tell(operation, generation, /*renewal=*/false, more_follow);
-  KUNGFU_FAULT_POINT("when it has told its link");
-  Brought brought = local_.RunKept(UpOf(operation, places_, host_), AwaitLocalDeaths(generation));
-  KUNGFU_FAULT_POINT("when its link has its part");
+  KUNGFU_FAULT_POINT("when it has told its transport");
+  Brought brought = local_.RunPinned(ToHostOf(operation, places_, host_), AwaitLocalFailures(generation));
+  KUNGFU_FAULT_POINT("when its transport has its contribution");
   return brought;
 }
 
 // What becomes of what this rank has brought, in which generation; none: there is more to be brought first.
 std::optional<uint32_t> ClusterCommunicator::Hear(const Operation& operation, Brought& brought) {
   for (;;) {
-    const hosts::VerdictAndResult word = HearVerdict(operation);
-    const Verdict& verdict = word.verdict;
-    KUNGFU_FAULT_POINT("when it has heard the verdict");
-    switch (verdict.what) {
-      case Verdict::kFailed:
+    const hosts::CommitAndResult word = HearCommit(operation);
+    const Commit& commit = word.commit;
+    KUNGFU_FAULT_POINT("when it has heard the commit");
+    switch (commit.what) {
+      case Commit::kFailed:
         brought.LetGo();
-        Fail(operation, verdict);
-      case Verdict::kDone:
-        if (verdict.in_lane != 0) {
-          KUNGFU_CHECK(brought.HasLane(), "\"", operation.name,
-                       "\": its result is in a staging buffer that is not kept");
-          local_.Read(brought, link_, operation);
-        } else if (BytesWithVerdictOf(operation) > 0) {
-          host::Deal(operation, word.result);
+        Fail(operation, commit);
+      case Commit::kDone:
+        if (commit.in_pinned_buffer != 0) {
+          KUNGFU_CHECK(brought.HasBuffer(), "\"", operation.name,
+                       "\": its result is in a staging buffer that is not pinned");
+          local_.Read(brought, transport_, operation);
+        } else if (BytesWithCommitOf(operation) > 0) {
+          host::CopyToTensors(operation, word.result);
         } else {
           TakeResult(operation);
         }
         brought.LetGo();
         KUNGFU_FAULT_POINT("when it has the result");
-        return verdict.generation;
-      case Verdict::kMore:
+        return commit.generation;
+      case Commit::kMore:
         return std::nullopt;
       default:
-        KUNGFU_FAULT_POINT("before it brings its part again");
+        KUNGFU_FAULT_POINT("before it contributes again");
         brought.LetGo();
-        brought = local_.RunKept(UpOf(operation, places_, host_), AwaitLocalDeaths(verdict.generation));
+        brought = local_.RunPinned(ToHostOf(operation, places_, host_), AwaitLocalFailures(commit.generation));
     }
   }
 }
@@ -394,19 +397,19 @@ std::optional<uint32_t> ClusterCommunicator::RunGenerations(uint32_t from_genera
   try {
     for (;;) {
       Renewal renewal(*this, *name, generation, operation_in);
-      if (!local_.RunRenewable(renewal, AwaitLocalDeaths(generation))) return std::nullopt;
+      if (!local_.RunRenewable(renewal, AwaitLocalFailures(generation))) return std::nullopt;
       operation = renewal.operation;
-      const Verdict verdict = HearVerdict(*operation).verdict;
-      if (verdict.what == Verdict::kFailed) Fail(*operation, verdict);
-      if (verdict.what == Verdict::kDone) {
+      const Commit commit = HearCommit(*operation).commit;
+      if (commit.what == Commit::kFailed) Fail(*operation, commit);
+      if (commit.what == Commit::kDone) {
         TakeResult(*operation);
         name->under_way = false;
         Forget(text);
-        return verdict.generation;
+        return commit.generation;
       }
-      generation = verdict.generation;
+      generation = commit.generation;
       operation = operation_in(generation);
-      if (operation == nullptr) return std::nullopt;  // the others wait for it there
+      if (operation == nullptr) return std::nullopt;  // the other ranks wait for it there
     }
   } catch (...) {
     name->under_way = false;
@@ -422,7 +425,7 @@ std::shared_ptr<ClusterCommunicator::Name> ClusterCommunicator::Find(const std::
   return found;
 }
 
-// A name of which nothing is under way has nothing to be remembered. Who else waits for it has it in his hands.
+// A name of which nothing is under way needs no memory. Another thread that waits for it holds a reference.
 void ClusterCommunicator::Forget(const std::string& name) {
   const std::lock_guard<std::mutex> guard(mutex_);
   const auto found = names_.find(name);
@@ -432,7 +435,7 @@ void ClusterCommunicator::Forget(const std::string& name) {
 void ClusterCommunicator::Check(const Operation& operation) const {
   Validate(operation, size_);
   const bool broadcast = operation.kind == Kind::kBroadcast;
-  const bool gives = broadcast && GiverOn(places_, host_, operation) == rank_;
+  const bool gives = broadcast && SourceOn(places_, host_, operation) == rank_;
   RequireMemory(operation, /*inputs=*/!broadcast || gives, /*outputs=*/!broadcast || !gives);
   if (std::strlen(operation.name) > kMostOfName) {
     throw Error(KF_INVALID, Text(NameOf(operation.kind), " \"", std::string(operation.name, 80),
@@ -442,7 +445,7 @@ void ClusterCommunicator::Check(const Operation& operation) const {
   }
 }
 
-// Says to the link what comes.
+// Notifies the transport of the operation.
 void ClusterCommunicator::Tell(const Operation& operation, uint32_t generation, bool renewal, bool more_follow) const {
   hosts::Request request;
   request.renewal = renewal;
@@ -459,7 +462,7 @@ void ClusterCommunicator::Tell(const Operation& operation, uint32_t generation, 
   request.signature = SignatureOf(operation);
   request.name = operation.name;
   request.what = Describe(operation);
-  if (operation.givers != nullptr) request.givers = *operation.givers;
+  if (operation.sources != nullptr) request.sources = *operation.sources;
   if (operation.planes != nullptr) {
     request.has_planes = true;
     request.planes.of_rank = operation.planes->of_rank;
@@ -474,12 +477,12 @@ void ClusterCommunicator::Tell(const Operation& operation, uint32_t generation, 
       continue;
     }
     if (errno == EPIPE || errno == ECONNRESET) throw Error(KF_PEER_LOST, "this host's kungfu-run has ended");
-    throw SystemError("the socket to this host's link");
+    throw SystemError("the socket to this host's transport");
   }
 }
 
-// Whom this host's link waits for, as it answers. It needn't know, nor have an ear.
-std::string ClusterCommunicator::BehindTheLink(const Operation& part) {
+// What this host's transport waits for, as it answers. It may not know, or not answer.
+std::string ClusterCommunicator::BehindTheTransport(const Operation& part) {
   const std::lock_guard<std::mutex> one(asking_);
   hosts::Request request;
   request.asks = true;
@@ -504,25 +507,25 @@ std::string ClusterCommunicator::BehindTheLink(const Operation& part) {
   return "the other hosts";
 }
 
-hosts::VerdictAndResult ClusterCommunicator::HearVerdict(const Operation& operation) {
-  hosts::VerdictAndResult word;
-  const kf_tensor tensor{nullptr, &word, sizeof(Verdict) + BytesWithVerdictOf(operation)};
-  local_.RunFrom(FromLink(operation, Stage::kVerdict, &tensor, 1, KF_UINT8, link_), 0);
+hosts::CommitAndResult ClusterCommunicator::HearCommit(const Operation& operation) {
+  hosts::CommitAndResult word;
+  const kf_tensor tensor{nullptr, &word, sizeof(Commit) + BytesWithCommitOf(operation)};
+  local_.RunFrom(FromTransport(operation, Stage::kCommit, &tensor, 1, KF_UINT8, transport_), 0);
   return word;
 }
 
-void ClusterCommunicator::Fail(const Operation& operation, const Verdict& verdict) {
+void ClusterCommunicator::Fail(const Operation& operation, const Commit& commit) {
   char text[hosts::kTextBytes] = {};
   const kf_tensor tensor{nullptr, text, sizeof text};
-  local_.RunFrom(FromLink(operation, Stage::kText, &tensor, 1, KF_UINT8, link_), 0);
-  const auto status = static_cast<kf_status>(verdict.status);
-  if (verdict.goes_on != 0) throw host::FailedEverywhere(status, TextOf(text));
+  local_.RunFrom(FromTransport(operation, Stage::kText, &tensor, 1, KF_UINT8, transport_), 0);
+  const auto status = static_cast<kf_status>(commit.status);
+  if (commit.goes_on != 0) throw host::FailedEverywhere(status, TextOf(text));
   throw Error(status, TextOf(text));
 }
 
 void ClusterCommunicator::TakeResult(const Operation& operation) {
   const auto take = [&](const kf_tensor* tensors, size_t num_tensors) {
-    local_.RunFrom(FromLink(operation, Stage::kResult, tensors, num_tensors, operation.dtype, link_), 0);
+    local_.RunFrom(FromTransport(operation, Stage::kResult, tensors, num_tensors, operation.dtype, transport_), 0);
   };
   const size_t unit = SizeOf(operation.dtype);
   const uint64_t count = CountOf(operation);
@@ -532,7 +535,7 @@ void ClusterCommunicator::TakeResult(const Operation& operation) {
       take(operation.tensors, operation.num_tensors);
       return;
     case Kind::kBroadcast:
-      if (!GiverOn(places_, host_, operation)) take(operation.tensors, operation.num_tensors);
+      if (!SourceOn(places_, host_, operation)) take(operation.tensors, operation.num_tensors);
       return;
     case Kind::kAllGather: {
       if (operation.num_tensors == 1) {
@@ -570,21 +573,21 @@ void ClusterCommunicator::TakeResult(const Operation& operation) {
   }
 }
 
-// How many of this host's ranks are dead in a generation, once this host's segment knows of them: its launcher says so
-// to the board first, and to the segment next.
-uint32_t ClusterCommunicator::AwaitLocalDeaths(uint32_t generation) const {
-  const uint32_t dead = places_.DeadOn(host_, generation, board_);
-  while (local_board_.deaths() < dead) {
+// How many of this host's ranks have failed in a generation, once this host's segment has them: its launcher enters a
+// failure into the control block first, and into the segment next.
+uint32_t ClusterCommunicator::AwaitLocalFailures(uint32_t generation) const {
+  const uint32_t failed = places_.NumFailedOn(host_, generation, control_);
+  while (local_control_.num_failed() < failed) {
     closure_.ThrowIfClosed();
     InterruptCheck::Run();
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
-  return dead;
+  return failed;
 }
 
 uint32_t ClusterCommunicator::AwaitGenerationWithout(uint32_t local_generation) const {
   for (;;) {
-    if (const auto found = places_.GenerationWithout(host_, local_generation, board_)) return *found;
+    if (const auto found = places_.GenerationWithout(host_, local_generation, control_)) return *found;
     closure_.ThrowIfClosed();
     InterruptCheck::Run();
     std::this_thread::sleep_for(std::chrono::microseconds(50));

@@ -12,19 +12,21 @@
 
 #include "collectives/communicator.h"
 #include "collectives/host/host_communicator.h"
-#include "collectives/hosts/cluster_board.h"
+#include "collectives/hosts/cluster_control_block.h"
 #include "collectives/hosts/protocol.h"
 #include "collectives/settle.h"
 
 namespace kungfu {
 
-// A rank has no connection to other hosts: it brings its part to its host's link (hosts/link.h), which is a member of
-// the host's segment, and gets the result from there. link.h says how, and why all ranks come to the same end.
+// A rank has no connection to other hosts: it brings its contribution to its host's transport (hosts/transport.h),
+// which is a member of the host's segment, and gets the result from there. transport.h says how, and why all ranks come
+// to the same end.
 class ClusterCommunicator final : public Communicator {
  public:
-  // `local` is the segment of this rank's host, `everybody` that with the words of all ranks, `requests` a socket to
-  // the link (Link::Connect), which stays the caller's. Announces itself; Assemble() waits for the others.
-  ClusterCommunicator(const std::shared_ptr<shm::Segment>& local, const std::shared_ptr<shm::Segment>& everybody,
+  // `local` is the segment of this rank's host, `control_segment` that of the control block of all ranks, `requests` a
+  // socket to the transport (Transport::Connect), which stays the caller's. Announces itself; Assemble() waits for the
+  // others.
+  ClusterCommunicator(const std::shared_ptr<shm::Segment>& local, const std::shared_ptr<shm::Segment>& control_segment,
                       int requests, const hosts::Places& places, uint32_t rank, const std::string& address,
                       bool has_state, const CommunicatorOptions& options);
   ~ClusterCommunicator() override;
@@ -37,7 +39,7 @@ class ClusterCommunicator final : public Communicator {
   uint32_t Settle(const Operation* operations, uint32_t* generations, size_t num_operations) override;
   std::optional<uint32_t> RunRenewable(Renewable& operation, uint32_t from_generation) override;
 
-  void SetGivers(Members givers) override;
+  void SetSources(Members sources) override;
 
   void Close(kf_status status, const std::string& reason) override;
   void GiveUp(const Error& error) override;
@@ -50,10 +52,10 @@ class ClusterCommunicator final : public Communicator {
     std::mutex busy;  // held by the one thread that runs it
     // Guarded by `busy`:
     bool under_way = false;
-    std::optional<uint32_t> told;  // the latest generation in which the link knows its planes
+    std::optional<uint32_t> told;  // the latest generation in which the transport knows its planes
   };
 
-  ControlBoard* board() const override { return &board_; }
+  ControlBlock* control() const override { return &control_; }
 
   template <typename Body>
   void OrGiveUp(const Body& body);
@@ -64,30 +66,30 @@ class ClusterCommunicator final : public Communicator {
   std::optional<uint32_t> RunGenerations(uint32_t from_generation, const OperationIn& operation_in);
   std::shared_ptr<Name> Find(const std::string& name);
   void Forget(const std::string& name);
-  using Brought = HostCommunicator::Kept;
+  using Brought = HostCommunicator::Pinned;
   Brought Bring(const Operation& operation, uint32_t generation, bool more_follow = false);
   std::optional<uint32_t> Hear(const Operation& operation, Brought& brought);
   void Tell(const Operation& operation, uint32_t generation, bool renewal, bool more_follow = false) const;
-  hosts::VerdictAndResult HearVerdict(const Operation& operation);
-  [[noreturn]] void Fail(const Operation& operation, const hosts::Verdict& verdict);
-  std::string BehindTheLink(const Operation& part);
+  hosts::CommitAndResult HearCommit(const Operation& operation);
+  [[noreturn]] void Fail(const Operation& operation, const hosts::Commit& commit);
+  std::string BehindTheTransport(const Operation& part);
   void TakeResult(const Operation& operation);
   void Check(const Operation& operation) const;
-  uint32_t AwaitLocalDeaths(uint32_t generation) const;
+  uint32_t AwaitLocalFailures(uint32_t generation) const;
   uint32_t AwaitGenerationWithout(uint32_t local_generation) const;
 
   const hosts::Places places_;
   const uint32_t host_;
-  const uint32_t link_;  // its rank in the host's segment
+  const uint32_t transport_;  // its rank in the host's segment
   const size_t slice_bytes_;
-  mutable hosts::ClusterBoard board_;
+  mutable hosts::ClusterControlBlock control_;
   HostCommunicator local_;
-  const shm::Board local_board_;
+  const shm::SegmentControlBlock local_control_;
   int requests_ = -1;
   std::mutex asking_;
   uint64_t questions_ = 0;  // guarded by asking_
   std::mutex mutex_;
-  std::shared_ptr<const Members> givers_;                         // null: none; guarded by mutex_
+  std::shared_ptr<const Members> sources_;                        // null: none; guarded by mutex_
   std::unordered_map<std::string, std::shared_ptr<Name>> names_;  // those in use; guarded by mutex_
 };
 

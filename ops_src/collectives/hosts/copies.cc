@@ -8,8 +8,7 @@
 
 namespace kungfu::hosts {
 
-// Piece by piece: a host passes on each piece when it has it. A host waits for its parent alone, and the root for
-// nobody.
+// Piece by piece: a host passes on each piece when it has it. A host waits for its parent alone, and the root for none.
 void Broadcast(const Group& group, const tcp::Tag& tag, Shape shape, uint32_t root, void* data, size_t bytes) {
   const uint32_t n = group.size();
   if (root >= n) throw Error(KF_INVALID, Text("broadcast between hosts: root ", root, " of ", n, " hosts"));
@@ -36,7 +35,7 @@ void Broadcast(const Group& group, const tcp::Tag& tag, Shape shape, uint32_t ro
   group.WaitAll(sent);
 }
 
-// One message from each to each, so nobody waits for more than one other at a time; each begins with the one after it,
+// One message from each to each, so no host waits for more than one other at a time; each begins with the one after it,
 // so that not all send to the same.
 void AllGather(const Group& group, const tcp::Tag& tag, const void* row, void* out, size_t bytes) {
   const uint32_t n = group.size();

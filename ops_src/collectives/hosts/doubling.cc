@@ -1,8 +1,8 @@
 // An all-reduce of few bytes: in step k each host exchanges all it has with the one whose place differs in bit k, and
-// after log2(n) steps everybody has the sum of all.
+// after log2(n) steps all hosts have the sum.
 //
-// Where n is no power of two, the first 2 * (n - p) hosts, p the largest power of two below, are pairs: the second of a
-// pair gives its part to the first, and gets the result at the end.
+// If n is no power of two, the first 2 * (n - p) hosts, p the largest power of two below, are pairs: the second of a
+// pair gives its contribution to the first, and gets the result at the end.
 //
 // The same bits: before step k all hosts of a block (whose places agree but for the last k bits) have the same bits,
 // and in it both halves of a larger block compute (what the lower half has) op (what the upper half has), in this

@@ -1,4 +1,4 @@
-// Who takes part in an operation between hosts.
+// The hosts that contribute to an operation between hosts.
 #ifndef KUNGFU_COLLECTIVES_HOSTS_GROUP_H_
 #define KUNGFU_COLLECTIVES_HOSTS_GROUP_H_
 

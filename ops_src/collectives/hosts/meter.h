@@ -1,4 +1,4 @@
-// What a link measures of the hosts' network while it is used.
+// What a transport measures of the hosts' network while it is used.
 #ifndef KUNGFU_COLLECTIVES_HOSTS_METER_H_
 #define KUNGFU_COLLECTIVES_HOSTS_METER_H_
 
@@ -15,9 +15,9 @@
 namespace kungfu::hosts {
 
 // Times the all-reduces between hosts that AUTO has chosen an algorithm for, but for those that go with the hosts'
-// words (link.h, 13). They begin when all hosts have met, so no late rank is in what they take. A step's time is that
-// of small ones that were alone, a byte's that of all between a moment with nothing under way and the next one: those
-// that go side by side share the cable.
+// words (transport.h, 13). They begin when all hosts have met, so no late rank is in what they take. A step's time is
+// that of small ones that were alone, a byte's that of all between a moment with nothing under way and the next one:
+// those that go side by side share the cable.
 //
 // A figure is the median of what was measured lately. What is told of it changes only when it is off by half: the
 // algorithm of an operation, and with that its bits, shall not change with each disturbance, but when the network has
@@ -31,7 +31,7 @@ class Meter {
   explicit Meter(std::function<tcp::Mesh::Cable()> cable) : cable_(std::move(cable)) {}
 
   void Begin(Clock::time_point now);
-  // One that began has ended; `cost`: what it sent, null where it has failed.
+  // One that began has ended; `cost`: what it sent, null if it has failed.
   void End(Clock::time_point now, const Cost* cost);
 
   Figures figures() const;

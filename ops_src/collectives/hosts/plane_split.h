@@ -11,7 +11,7 @@
 namespace kungfu::hosts {
 
 // What a host can add up alone it does: each *node* is the result of a part of the operation's program that has this
-// host's planes and no others, as large as possible. Only nodes go over the network. Everybody then adds up the nodes,
+// host's planes and no others, as large as possible. Only nodes go over the network. All hosts then add up the nodes,
 // by what is left of the program. Each addition is one of the program's, with the same two operands, so the bits are
 // those of the whole program at one place.
 struct PlaneSplit {

@@ -19,8 +19,8 @@ struct Fixed {
   uint32_t root, from_generation;
   uint64_t count, signature;
   uint16_t track, what_bytes;
-  uint32_t name_bytes, of_rank, program;  // these three and `givers`: lengths of what follows
-  uint32_t most, givers;
+  uint32_t name_bytes, of_rank, program;  // these three and `source ranks`: lengths of what follows
+  uint32_t most, sources;
   double divisor;
 };
 enum Flag : uint8_t { kRenewal = 1, kWeighted = 2, kPlanes = 4, kAsks = 8, kMoreFollow = 16, kSlice = 32 };
@@ -68,13 +68,13 @@ std::vector<char> Request::Packed() const {
                     static_cast<uint32_t>(planes.of_rank.size()),
                     static_cast<uint32_t>(planes.program.size()),
                     planes.most,
-                    static_cast<uint32_t>(givers.size()),
+                    static_cast<uint32_t>(sources.size()),
                     planes.divisor};
   std::vector<char> bytes;
   Append(bytes, &fixed, 1);
   Append(bytes, planes.of_rank.data(), planes.of_rank.size());
   Append(bytes, planes.program.data(), planes.program.size());
-  Append(bytes, givers.data(), givers.size());
+  Append(bytes, sources.data(), sources.size());
   Append(bytes, name.data(), name.size());
   Append(bytes, described.data(), described.size());
   if (bytes.size() > kMostBytes) {
@@ -91,7 +91,7 @@ std::optional<Request> Request::From(const char* bytes, size_t size) {
   if (size < sizeof fixed) return std::nullopt;
   std::memcpy(&fixed, bytes, sizeof fixed);
   const uint64_t expected = sizeof fixed + uint64_t{4} * fixed.of_rank + uint64_t{4} * fixed.program +
-                            uint64_t{4} * fixed.givers + fixed.name_bytes + fixed.what_bytes;
+                            uint64_t{4} * fixed.sources + fixed.name_bytes + fixed.what_bytes;
   if (fixed.magic != kMagic || size != expected || fixed.kind > static_cast<uint8_t>(Kind::kBarrier) ||
       !IsDtype(fixed.dtype) || !IsOp(fixed.op) || fixed.track >= kTracks) {
     return std::nullopt;
@@ -120,7 +120,7 @@ std::optional<Request> Request::From(const char* bytes, size_t size) {
   };
   take(planes.of_rank, fixed.of_rank);
   take(planes.program, fixed.program);
-  take(request.givers, fixed.givers);
+  take(request.sources, fixed.sources);
   planes.most = fixed.most;
   planes.divisor = fixed.divisor;
   request.name.assign(at, fixed.name_bytes);
@@ -151,25 +151,25 @@ Places::Places(std::vector<uint32_t> host_of_rank) : host_of_(std::move(host_of_
   }
 }
 
-std::optional<uint32_t> Places::GiverOn(uint32_t host, uint32_t root, const Members& givers) const {
+std::optional<uint32_t> Places::SourceOn(uint32_t host, uint32_t root, const Members& sources) const {
   if (HostOf(root) == host) return root;
-  for (const uint32_t rank : givers) {
+  for (const uint32_t rank : sources) {
     if (HostOf(rank) == host) return rank;
   }
   return std::nullopt;
 }
 
-uint32_t Places::DeadOn(uint32_t host, uint32_t generation, const ControlBoard& board) const {
-  uint32_t dead = 0;
-  for (uint32_t d = 0; d < generation; d++) dead += host_of_[board.Death(d)] == host ? 1 : 0;
-  return dead;
+uint32_t Places::NumFailedOn(uint32_t host, uint32_t generation, const ControlBlock& control) const {
+  uint32_t failed = 0;
+  for (uint32_t d = 0; d < generation; d++) failed += host_of_[control.FailedRank(d)] == host ? 1 : 0;
+  return failed;
 }
 
-std::optional<uint32_t> Places::GenerationWithout(uint32_t host, uint32_t dead, const ControlBoard& board) const {
-  if (dead == 0) return 0;
-  const uint32_t deaths = board.deaths();
-  for (uint32_t d = 0; d < deaths; d++) {
-    if (host_of_[board.Death(d)] == host && --dead == 0) return d + 1;
+std::optional<uint32_t> Places::GenerationWithout(uint32_t host, uint32_t failed, const ControlBlock& control) const {
+  if (failed == 0) return 0;
+  const uint32_t num_failed = control.num_failed();
+  for (uint32_t d = 0; d < num_failed; d++) {
+    if (host_of_[control.FailedRank(d)] == host && --failed == 0) return d + 1;
   }
   return std::nullopt;
 }

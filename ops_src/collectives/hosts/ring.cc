@@ -7,7 +7,7 @@
 //
 // The same bits: each element is added up once, along the ring from its segment's own host on, and copied from then on.
 //
-// Nobody waits in a circle: a host waits for the pieces in the order in which the host before it sends them, and that
+// No hosts wait in a circle: a host waits for the pieces in the order in which the host before it sends them, and that
 // host sends a piece after it has had the same piece one step earlier; those of the first step are sent before anything
 // is waited for. The sums are received straight into the output, and those receives (the first kAhead) are posted at
 // the beginning, though the parts in the same place (in place, inputs) are still to be read: a sum contains the part of

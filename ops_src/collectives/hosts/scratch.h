@@ -1,4 +1,4 @@
-// The memory that operations of a link work in.
+// The memory that operations of a transport work in.
 #ifndef KUNGFU_COLLECTIVES_HOSTS_SCRATCH_H_
 #define KUNGFU_COLLECTIVES_HOSTS_SCRATCH_H_
 
@@ -17,10 +17,11 @@ namespace kungfu::hosts {
 
 // Of one operation at a time.
 struct Scratch {
-  size_t bytes() const { return part.bytes() + result.bytes() + other.bytes(); }
+  size_t bytes() const { return contribution.bytes() + result.bytes() + other.bytes(); }
 
-  Memory part, result, other;
-  char* data = nullptr;    // what its ranks brought, as long as it may be needed again; here or in Part's lane
+  Memory contribution, result, other;
+  // What its ranks brought, as long as it may be needed again; here or in Contribution's staging buffer.
+  char* data = nullptr;
   char* out = nullptr;     // the result, here or there
   uint64_t elements = 0;   // of that
   uint64_t signature = 0;  // of what they brought

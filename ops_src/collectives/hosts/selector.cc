@@ -30,7 +30,7 @@ namespace {
 
 constexpr uint64_t kMostBytes = 1 << 30;  // more changes nothing, and might overflow
 constexpr uint32_t kMostFigure = 100'000'000;
-// Assumed until they are measured: 0.1 ms for a message through both kernels and the links' threads, 1 Gbit/s.
+// Assumed until they are measured: 0.1 ms for a message through both kernels and the transports' threads, 1 Gbit/s.
 constexpr Figures kAssumed{100'000, 8'000};
 // What of a byte's time recursive doubling spends on reducing it while nothing is sent: measured, so that two hosts
 // change over at 128 KiB.

@@ -22,13 +22,13 @@ enum class Strategy : uint32_t {
   kMultiBinaryTree,  // MULTI_BINARY_TREE_STAR: as many trees as hosts, the n-th part of it each
 };
 
-// That with one of KungFu's names. Throws ValueError where there is none.
+// That with one of KungFu's names. Throws ValueError if there is none.
 Strategy StrategyNamed(const std::string& name);
 
 // What a host has measured of the network to the others (meter.h), in whole numbers. 0: nothing yet.
 struct Figures {
   uint32_t step_ns = 0;  // a message that is waited for
-  uint32_t byte_ps = 0;  // a byte of an operation, through the cable of whoever has the slowest
+  uint32_t byte_ps = 0;  // a byte of an operation, through the slowest cable of all hosts
   // What its own cable carries, in bytes a millisecond, at least; with `is_all`, that is what the network lets through.
   uint32_t cable = 0;
   uint32_t is_all = 0;

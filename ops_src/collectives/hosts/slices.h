@@ -1,22 +1,31 @@
-// A large all-reduce over several hosts goes in slices: while one is exchanged between the hosts, the next is reduced
-// inside each host, and the result of the one before goes out to the ranks.
+// A large all-reduce over several hosts goes in slices. While one slice is exchanged between the
+// hosts, the next is reduced inside each host, and the result of the one before is broadcast to the
+// ranks.
 //
-// Each slice is an operation of its own, by all of link.h's rules; so a slice ends in one generation at every rank that
-// lives to hear it, and all that is left to be said here is how several become one:
+// Each slice is an operation of its own, by all rules of transport.h. So a slice ends in one
+// generation at every rank that lives until its end. The rest of the argument is how several slices
+// become one operation:
 //
-//  - One generation. When all slices are over, those that ended in an earlier generation than the latest are done again
-//    in that one, and so on until there are none (as settle.h does for several operations). Everybody knows the same
-//    generations, hence does the same slices again, in the same order. What a slice needs for that are its inputs,
-//    which are kept where the operation is in place and the members go on without the dead.
-//  - Nobody waits in a circle. kTracks slices are under way at a time, each on a track of its own (Operation), so its
-//    link has a thread for each. A rank brings them in their order, and hears of the oldest when it has brought as
-//    many as there are tracks: it begins the next one on a track when it has the result of the one before there. A
-//    slice that is to be brought again is so when its turn to be heard of has come; that waits for ranks of its host
-//    alone, which come there in the same order.
-//  - The same operation everywhere. What is compared of each slice says of which whole it is a part. A host's ranks
-//    bring the first one on track 0, as they do an operation in one, where whoever brings something else is found; and
-//    all others only when the link says that the other hosts have brought the same first slice, too (Verdict::kMore).
-//    So a mismatch finds nothing else under way, and leaves all hosts' counts of the tracks' operations equal.
+// 1. One generation. When all slices are over, those that ended in an earlier generation than the
+// latest are repeated in the latest, until there are none (as settle.h does for several
+// operations). All ranks know the same generations, so all repeat the same slices in the same
+// order. That needs the inputs of a slice. They are copied if the operation is in place and the
+// members go on after failures.
+// Test: ClusterFailures.SurvivorsOfAllHostsComeToTheSameEnd
+//
+// 2. No ranks wait in a circle. kTracks slices are under way at a time, each on a track of its own
+// (Operation), so its transport has a thread for each. A rank brings them in their order, and waits
+// for the oldest when it has brought as many as there are tracks. It begins the next one on a track
+// when it has the result of the one before there. A slice that must be repeated is repeated when
+// its turn has come. That waits for ranks of its host alone, which come there in the same order.
+// Test: Cluster.SlicesHaveTheValuesOfTheWhole
+//
+// 3. The same operation at all ranks. The signature of a slice names its whole. A host's ranks
+// bring the first slice on track 0, like an operation that isn't cut, so a rank that brings
+// something else is found. They bring all other slices only after the transport reports that the
+// other hosts have brought the same first slice too (Commit::kMore). So a mismatch finds nothing
+// else under way, and leaves the counts of the tracks' operations equal on all hosts.
+// Test: Cluster.AMismatchOfWhatGoesInSlicesIsAnErrorEverywhereAndBreaksNothing
 #ifndef KUNGFU_COLLECTIVES_HOSTS_SLICES_H_
 #define KUNGFU_COLLECTIVES_HOSTS_SLICES_H_
 

@@ -4,8 +4,8 @@ namespace kungfu::hosts {
 
 // Places are counted from the root, which is 0.
 //
-// kBinomial: a host's parent is the place without its lowest bit, its children have one bit more below that. Who has
-// most below him is sent to first.
+// kBinomial: a host's parent is the place without its lowest bit, its children have one bit more below that. The child
+// with most hosts below it is sent to first.
 Branch BranchOf(Shape shape, uint32_t hosts, uint32_t root, uint32_t host) {
   const uint32_t own = (host + hosts - root) % hosts;
   uint32_t parent = 0;

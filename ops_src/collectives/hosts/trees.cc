@@ -7,9 +7,9 @@
 // The same bits: each element is added up along one tree, at each host in the order of its children, and copied from
 // the root on.
 //
-// Nobody waits in a circle: all hosts go through the pieces in the same order, up first. So a piece is waited for by
-// hosts that wait for no later one, from hosts below them in its tree, whose leaves wait for nobody; and on its way
-// down from hosts above. What is sent is not waited for before the end.
+// No hosts wait in a circle: all hosts go through the pieces in the same order, up first. So a piece is awaited by
+// hosts that wait for no later one, from hosts below them in its tree, whose leaves wait for none; and on its way down
+// from hosts above. What is sent is not waited for before the end.
 //
 // The sums are received straight into the output, and those receives (the first kAhead) are posted at the beginning,
 // though the output holds what this host gives to its parent, and in place the inputs: a sum contains the part of this
@@ -78,7 +78,7 @@ void Trees::RunInRange(const AllReduceCall& call) const {
   thread_local Memory memory;  // kept: new pages would cost as much as the copies into them
   char* const window = memory.Get(kWindow * kPieceBytes);
   std::vector<tcp::Mesh::Ticket> parts_here, sums_here, sent;  // after the memory, so that they end before it
-  std::vector<std::pair<size_t, uint32_t>> parts;  // (piece, from whom), in the order in which they are added
+  std::vector<std::pair<size_t, uint32_t>> parts;              // (piece, source), in the order in which they are added
   for (size_t k = 0; k < pieces.size(); k++) {
     for (const uint32_t child : pieces[k].branch->children) parts.emplace_back(k, child);
   }

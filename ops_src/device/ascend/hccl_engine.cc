@@ -154,7 +154,7 @@ class HcclCommunicator : public DeviceCommunicator {
         Check(hccl_, hccl_.ReduceScatter(input, output, count, dtype, op, comm, stream), "HcclReduceScatter");
         break;
       case Kind::kBarrier:
-      case Kind::kReduceTo:  // nobody asks a device for these
+      case Kind::kReduceTo:  // no device operation
       case Kind::kGatherTo:
         break;
     }

@@ -101,7 +101,7 @@ struct Library {
   const char* (*GetErrorString)(int result) = library.Find("ncclGetErrorString");
   const char* (*GetLastError)(Comm comm) = library.FindOptional("ncclGetLastError");
 
-  // Throws Error KF_MISSING where it is too old.
+  // Throws Error KF_MISSING if it is too old.
   int KnownVersion() const;
 };
 

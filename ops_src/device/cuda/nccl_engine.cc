@@ -32,7 +32,7 @@ class NcclCommunicator : public DeviceCommunicator {
       : nccl_(nccl), size_(size) {
     nccl::Id raw;
     std::memcpy(raw.bytes, id.data(), nccl::kIdBytes);
-    nccl::Config config;  // not blocking: the bring-up can be given up when a peer dies in it
+    nccl::Config config;  // not blocking: the bring-up can be given up when a peer fails in it
     const int result = nccl_.CommInitRankConfig(&comm_, static_cast<int>(size), raw, static_cast<int>(rank), &config);
     try {
       Check(result, "ncclCommInitRankConfig");
@@ -82,7 +82,7 @@ class NcclCommunicator : public DeviceCommunicator {
       case Kind::kReduceScatter:
         return Check(nccl_.ReduceScatter(input, output, count / size_, dtype, op, comm_, stream), "ncclReduceScatter");
       case Kind::kBarrier:
-      case Kind::kReduceTo:  // nobody asks a device for these
+      case Kind::kReduceTo:  // no device operation
       case Kind::kGatherTo:
         return;
     }

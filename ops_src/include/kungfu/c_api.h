@@ -70,9 +70,9 @@ typedef struct kf_tensor {
 // check between ranks and for its message, e.g. "(2,3) (4,)", and may be NULL.
 KF_API kf_status kf_all_reduce(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype, kf_op op,
                                const char* layout);
-// The all-reduces of a step's gradients, one after another, as one: a rank that dies in them has part in all or in
+// The all-reduces of a step's gradients, one after another, as one: a rank that fails in them contributes to all or to
 // none, and no output counts before all have ended. In a mean of floats the ranks count by the samples that they
-// brought where these differ (weights set through Python).
+// brought if these differ (weights set through Python).
 typedef struct kf_group {
   const char* name;
   const kf_tensor* tensors;
@@ -102,12 +102,12 @@ KF_API kf_status kf_wait(const kf_started* started, size_t num_started);
 // NULL.
 KF_API kf_status kf_sum_shards(const kf_group* groups, size_t num_groups, const void* loss, int* over);
 // What random numbers that are drawn now, for the shard that is computed, are a function of. *place: how many draws,
-// of whatever layer, computing the shard has made before; each call is one. *any is 0 where no shard is computed.
+// of whatever layer, computing the shard has made before; each call is one. *any is 0 if no shard is computed.
 KF_API kf_status kf_shard_key(uint64_t* seed, uint64_t* step, uint32_t* shard, uint32_t* place, int* any);
-// `input` is read at the root, `output` written at every other rank (and at the root where it is not `input`).
+// `input` is read at the root, `output` written at every other rank (and at the root if it is not `input`).
 KF_API kf_status kf_broadcast(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,
                               uint32_t root, const char* layout);
-// `ranks` is the number of ranks that the caller has sized the outputs for: where the cluster has another size by now
+// `ranks` is the number of ranks that the caller has sized the outputs for: if the cluster has another size by now
 // the call is refused (KF_STALE). 0: it can't change meanwhile.
 KF_API kf_status kf_all_gather(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,
                                const char* layout, uint32_t ranks);
@@ -124,12 +124,12 @@ KF_API kf_status kf_resize(uint32_t size, int* changed, int* detached);
 // so now, which may fail.
 KF_API kf_status kf_cluster(uint32_t* rank, uint32_t* size, uint64_t* version);
 
-// One of these alone, as older programs ask for it; 0 where kf_cluster fails.
+// One of these alone, as older programs ask for it; 0 if kf_cluster fails.
 KF_API uint32_t kf_rank(void);
 KF_API uint32_t kf_size(void);
 KF_API uint64_t kf_cluster_version(void);
 // Of the last all-reduce of this process that has ended: how many ranks took part, and a number that changes whenever
-// others do than before: the cluster version, with the deaths within it in its highest bits. The same at all of them.
+// others do than before: the cluster version, with the failures within it in its highest bits. The same at all of them.
 KF_API kf_status kf_participants(uint32_t* count, uint64_t* stamp);
 
 // Message of the last failed call on this thread; valid until the next failing call on it.

@@ -22,8 +22,8 @@ typedef enum kf_device_kind {
 } kf_device_kind;
 
 typedef enum kf_engine {
-  KF_ENGINE_AUTO = 0,     // the vendor's library where all ranks can use it, else host memory
-  KF_ENGINE_VENDOR = 1,   // the vendor's library, also in a cluster of one; an error where it can't be used
+  KF_ENGINE_AUTO = 0,     // the vendor's library if all ranks can use it, else host memory
+  KF_ENGINE_VENDOR = 1,   // the vendor's library, also in a cluster of one; an error if it can't be used
   KF_ENGINE_STAGING = 2,  // host memory
 } kf_engine;
 
@@ -49,7 +49,7 @@ typedef struct kf_device_options {
 // same kind it does nothing, with the other it is KF_INVALID.
 KF_API kf_status kf_device_open(kf_device_kind kind, const kf_device_options* options);
 // Waits for what is under way, ends what is queued (KF_ABORTED) and gives everything back but the libraries. Does
-// nothing if none is open. Who is in a hurry leaves the cluster first.
+// nothing if none is open. A caller in a hurry leaves the cluster first.
 KF_API void kf_device_close(void);
 // What the collectives went through last, and why: "NCCL 2.21.5", "staging: rank 0 and rank 1 share device ...".
 // Valid until the thread's next call.
@@ -66,12 +66,12 @@ KF_API kf_status kf_device_free_host(void* memory);
 KF_API kf_status kf_stream_create(kf_stream* stream);
 KF_API kf_status kf_stream_destroy(kf_stream stream);
 KF_API kf_status kf_stream_synchronize(kf_stream stream);
-// Asynchronous for the host where its memory is pinned.
+// Asynchronous for the host if its memory is pinned.
 KF_API kf_status kf_device_copy(void* to, const void* from, uint64_t bytes, kf_copy_kind kind, kf_stream stream);
 
 // The collectives of c_api.h over device memory. What was enqueued on `stream` before is waited for by the device, what
 // is enqueued after the call has returned sees the results. The call returns when all ranks know that all of them have
-// them: a death before that is found out while the inputs are still whole. In a cluster of one it doesn't wait.
+// them: a failure before that is found out while the inputs are still whole. In a cluster of one it doesn't wait.
 //
 // The ranks may call in different orders, from different threads, under different names: all are launched in one order.
 KF_API kf_status kf_device_all_reduce(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,

@@ -27,7 +27,7 @@ KF_API kf_status kf_save(const char* name, const char* layout, const kf_blob* bl
 
 // Copies the latest version that another rank has saved under `name` into the blobs, and tells which: *rank, one that
 // lives and has saved one, chosen by `neighbour` (with `seed`, both of the first call under `name`). With `ahead` it is
-// chosen and copied on another thread when this process saves under `name`, and only taken here. *rank -1: nobody has
+// chosen and copied on another thread when this process saves under `name`, and only taken here. *rank -1: no rank has
 // one.
 KF_API kf_status kf_request_neighbour(const char* name, const char* layout, const kf_blob* blobs, size_t num_blobs,
                                       kf_neighbour neighbour, uint64_t seed, int ahead, int64_t* rank,

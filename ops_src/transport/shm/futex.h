@@ -25,23 +25,28 @@ inline void Pause() {
 #endif
 }
 
-// A counter with one writer that only grows (modulo 2^30), with two flags in its highest bits: a fence, and that
-// somebody sleeps. All changes of the word are atomic read-modify-writes, so they have one order, and everything
-// follows from it.
+// A counter with one writer that only grows (modulo 2^30), with two flags in its highest bits: a
+// fence, and a mark that some thread sleeps. All changes of the word are atomic read-modify-writes,
+// so they have one order, from which both invariants follow.
 //
-// No wake-up is lost. A waiter sets the flag (Arm), then looks at whatever else could end its wait, then sleeps on the
-// word *with* the flag. Say somebody changes what it waits for:
-//   - the writer steps on: its step takes the flag away and says whether it was there. If it was, the writer wakes; a
-//     waiter that does not sleep yet finds the word changed, and the kernel turns it back. If it was not, the waiter
-//     sets it in the new value, which Arm gives it.
-//   - somebody changes another word (a death, say), then Stirs this one. If the flag was there, Stir takes it away, and
-//     the same follows. If not, Arm comes after Stir in the order of the word, hence sees, acquiring, what was written
-//     before it, and the waiter's last look finds that.
-// Only a writer that dies between its step and the wake-up leaves sleepers asleep: until it is marked lost, or for one
-// slice: every sleep has an end, after which the waiter looks again.
+// 1. No wake-up is lost. A waiter sets the flag (Arm), then looks at whatever else could end its
+// wait, then sleeps on the word *with* the flag. What it waits for changes in one of two ways:
+// - The writer steps on: its step takes the flag away and returns whether it was there. If it was,
+//   the writer wakes. A waiter that doesn't sleep yet finds the word changed, and the kernel turns
+//   it back. If it wasn't, the waiter sets it in the new value, which Arm returns.
+// - Another thread changes another word (a failure, say), then Stirs this one. If the flag was
+//   there, Stir takes it away, and the same follows. If not, Arm comes after Stir in the order of
+//   the word. Hence it sees, acquiring, what was written before, and the waiter's last look finds
+//   that.
+// Test: WithoutOne.SleepingRanksAreWoken
 //
-// A fenced counter never advances again: Advance and Fence change the same word, so exactly one of them comes first,
-// and a writer that came second learns it. What was counted before stays readable.
+// Only a writer that fails between its step and the wake-up leaves sleepers asleep: until it is
+// marked lost, or for one slice. Every sleep has an end, after which the waiter looks again.
+//
+// 2. A fenced counter never advances again: Advance and Fence change the same word, so exactly one
+// of them comes first, and a writer that came second learns so. What was counted before stays
+// readable.
+// Test: WithoutOne.AnExpelledProcessLearnsItAndPublishesNothing
 struct Counter {
   static constexpr uint32_t kFence = 0x80000000u;
   static constexpr uint32_t kSleeps = 0x40000000u;
@@ -55,7 +60,7 @@ struct Counter {
   // Of the writer's own, or as a hint: nothing that it announces may be read after it.
   uint32_t Count() const { return value.load(std::memory_order_relaxed) & kMask; }
 
-  // The writer's step to `next`. False if it has been fenced: nobody sees the step then, and the writer sees what was
+  // The writer's step to `next`. False if it has been fenced: no rank sees the step then, and the writer sees what was
   // written before the fence.
   [[nodiscard]] bool Advance(uint32_t next) {
     uint32_t seen = value.load(std::memory_order_acquire);
@@ -75,16 +80,16 @@ struct Counter {
     if ((value.fetch_or(kFence, std::memory_order_acq_rel) & kSleeps) != 0) Stir();
   }
 
-  // Back to 0, while nobody else looks at it. A fence stays.
+  // Back to 0, while no other rank looks at it. A fence stays.
   void Clear() { value.fetch_and(kFence, std::memory_order_relaxed); }
 
-  // Wakes whoever sleeps on this word, to look again.
+  // Wakes all that sleep on this word, to look again.
   void Stir() {
     if ((value.fetch_and(~kSleeps, std::memory_order_acq_rel) & kSleeps) != 0) WakeAll();
   }
   void WakeAll() { syscall(SYS_futex, &value, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
 
-  // Says that somebody is about to sleep; returns what to sleep on, after a last look.
+  // Sets the flag of a waiter that is about to sleep; returns what to sleep on, after a last look.
   uint32_t Arm() { return value.fetch_or(kSleeps, std::memory_order_acq_rel) | kSleeps; }
   // Sleeps while the word is `armed`, at most for `slice`.
   void Sleep(uint32_t armed, std::chrono::nanoseconds slice) {

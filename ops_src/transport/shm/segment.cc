@@ -18,7 +18,7 @@ constexpr size_t kPage = 4096;
 
 }  // namespace
 
-Segment::Layout Segment::LayoutFor(uint32_t size, bool board) {
+Segment::Layout Segment::LayoutFor(uint32_t size, bool control_block) {
   Layout layout{};
   size_t end = RoundUp(sizeof(Header), kPage);
   const auto place = [&end](size_t bytes) {
@@ -29,30 +29,30 @@ Segment::Layout Segment::LayoutFor(uint32_t size, bool board) {
   const size_t n = size;
   layout.status = place(n * sizeof(RankStatus));
   layout.total = end;
-  if (board) return layout;
+  if (control_block) return layout;
   layout.channels = place(kChannels * sizeof(ChannelHead));
   layout.mailboxes = place(kChannels * n * 2 * sizeof(Mailbox));
   layout.complaints = place(kChannels * n * sizeof(Complaint));
-  layout.lane_words = place((kLanes + kKeptLanes) * n * kLaneWords * sizeof(LaneCounter));
-  layout.buffers = place((kLanes + kKeptLanes) * n * kBuffers * kBufferBytes);
+  layout.staging_words = place((kStagingBuffers + kPinnedBuffers) * n * kStagingWords * sizeof(StagingCounter));
+  layout.buffers = place((kStagingBuffers + kPinnedBuffers) * n * kBuffers * kBufferBytes);
   layout.total = end;
   return layout;
 }
 
-int Segment::Create(uint32_t size, uint64_t cluster_version, uint32_t cores, bool recovers, bool board) {
-  const uint32_t most = board ? kMaxMembers : kMaxRanks;
+int Segment::Create(uint32_t size, uint64_t cluster_version, uint32_t cores, bool recovers, bool control_block) {
+  const uint32_t most = control_block ? kMaxMembers : kMaxRanks;
   if (size < 1 || size > most) {
-    throw Error(KF_INVALID,
-                Text(board ? "several hosts take" : "a host takes", " 1 to ", most, " ranks of a job, got ", size));
+    throw Error(KF_INVALID, Text(control_block ? "several hosts take" : "a host takes", " 1 to ", most,
+                                 " ranks of a job, got ", size));
   }
   const int fd = memfd_create("kungfu", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) throw SystemError("memfd_create");
   try {
-    const Layout layout = LayoutFor(size, board);
+    const Layout layout = LayoutFor(size, control_block);
     if (ftruncate(fd, static_cast<off_t>(layout.total)) != 0) {
       throw SystemError(Text("no shared memory of ", layout.total, " bytes"));
     }
-    // Nobody can shrink it under the others' feet (a SIGBUS) once it is sealed.
+    // No process can shrink it under the others (a SIGBUS) once it is sealed.
     fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
     const Mapping map(fd, 0, sizeof(Header), /*writable=*/true, "a new segment");
     auto* header = new (map.data()) Header{};
@@ -62,7 +62,7 @@ int Segment::Create(uint32_t size, uint64_t cluster_version, uint32_t cores, boo
     header->announced = cluster_version;
     header->cores = std::max(1u, cores);
     header->recovers = recovers ? 1 : 0;
-    header->is_board = board ? 1 : 0;
+    header->is_control_block = control_block ? 1 : 0;
     header->total_bytes = layout.total;
     header->magic = kMagic;
   } catch (...) {
@@ -78,15 +78,15 @@ Segment::Segment(int fd) {
   base_ = map_.emplace(fd, 0, bytes, /*writable=*/true, "a segment").data();
   const Header& header = this->header();
   const bool ours = header.magic == kMagic && header.layout_version == kLayoutVersion && header.size >= 1 &&
-                    header.size <= (header.is_board != 0 ? kMaxMembers : kMaxRanks) && header.total_bytes == bytes &&
-                    LayoutFor(header.size, header.is_board != 0).total == bytes;
+                    header.size <= (header.is_control_block != 0 ? kMaxMembers : kMaxRanks) &&
+                    header.total_bytes == bytes && LayoutFor(header.size, header.is_control_block != 0).total == bytes;
   if (!ours) {
     throw Error(KF_INTERNAL, Text("not a segment of this version of the runtime (magic ", header.magic, ", layout ",
                                   header.layout_version, ", size ", header.size, ", ", header.total_bytes, " of ",
                                   bytes, " bytes)"));
   }
   size_ = header.size;
-  layout_ = LayoutFor(size_, is_board());
+  layout_ = LayoutFor(size_, is_control_block());
 }
 
 }  // namespace kungfu::shm

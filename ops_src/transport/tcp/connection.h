@@ -42,7 +42,7 @@ struct Transfer {
     if (IsDone()) return;
     status = with;
     error = text;
-    static_cast<void>(done.Advance(1));  // nobody fences it
+    static_cast<void>(done.Advance(1));  // never fenced
     if (tells >= 0) {
       const uint64_t one = 1;
       [[maybe_unused]] const auto written = write(tells, &one, sizeof one);  // full means that it wakes anyway
@@ -66,14 +66,14 @@ struct Outgoing {
     if (written < first_bytes) parts[n++] = {first + written, first_bytes - written};
     if (payload_bytes > 0) {
       const size_t gone = written > first_bytes ? written - first_bytes : 0;
-      parts[n++] = {const_cast<char*>(payload) + gone, payload_bytes - gone};  // which nobody writes
+      parts[n++] = {const_cast<char*>(payload) + gone, payload_bytes - gone};  // never written
     }
     return n;
   }
 
-  // A copy of it all, so that the caller may have his memory back. What has begun goes on: a frame
-  // can't end before the end that its header says, and filling it up with anything else would hand wrong bytes to a
-  // receiver who doesn't know yet that it is void.
+  // A copy of it all, so that the caller gets its memory back. What has begun goes on: a frame can't end before the end
+  // that its header says. Other bytes instead would be wrong data for a receiver that doesn't know yet that the message
+  // is void.
   void Detach() {
     if (!rest.empty() || heads.empty()) return;
     const size_t head_bytes = heads.size() * sizeof(FrameHeader);
@@ -122,7 +122,7 @@ struct Incoming {
   bool in_payload = false;
   size_t left = 0;       // of the payload
   char* to = nullptr;    // where its next byte belongs; null: it is dropped
-  TransferPtr target;    // whose memory that is
+  TransferPtr target;    // the owner of that memory
   bool keeping = false;  // it belongs into `kept`
   std::vector<char> kept;
 };

@@ -55,13 +55,14 @@ static_assert(sizeof(FrameHeader) == 64);
 
 // Messages up to this size are sent without being asked for, and kept until their Receive is posted.
 inline constexpr size_t kUnaskedBytes = 32 << 10;
-// The payload of a frame, at most: what one connection takes at once of a message that is dealt over several. A small
+// The payload of a frame, at most: what one connection takes at once of a message that is spread over several. A small
 // message that becomes ready meanwhile waits for no more than this.
 inline constexpr size_t kFrameBytes = 256 << 10;
 // What may be under way unasked, or kept, from one host to another. A message counts with what it costs besides.
 inline constexpr size_t kUnaskedCredit = 4 << 20;
 inline constexpr size_t UnaskedCharge(size_t bytes) { return bytes + 256; }
-// Messages of a host that are asked for or offered, and that nobody here has posted yet. Each costs some hundred bytes.
+// Messages of a host that are asked for or offered, and that no thread here has posted yet. Each costs some hundred
+// bytes.
 inline constexpr size_t kMostEarly = 1 << 16;
 
 }  // namespace kungfu::tcp

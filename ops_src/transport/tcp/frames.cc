@@ -1,20 +1,28 @@
 // Frames: what goes into one, and what becomes of one that has come.
 //
-// Epochs. A host raises its epoch once for all its connections, and what it writes to one after that is of the new
-// epoch, but for the rest of a frame that had begun. So on one connection epochs never fall, and:
-//   - a frame of an older epoch than this host's is read and dropped: whatever it says is void;
-//   - behind one of a newer epoch there is nothing that this host could still want: the connection isn't read any
-//     further until the host is there, too. Its other connections are, since on those there may be something.
+// 1. Epochs. A host raises its epoch once for all its connections. What it writes to one after that
+// is of the new epoch, except the rest of a frame that had begun. So on one connection epochs never
+// decrease:
+// - A frame of an older epoch than this host's is read and dropped, because its content is void.
+// - Behind a frame of a newer epoch there is nothing that this host could still want. The
+//   connection isn't read any further until the host is in that epoch too. Its other connections
+//   are, since there may be something on those.
+// Test: Mesh.AfterCancelNoBufferIsTouchedAndNoOldMessageArrives
 //
-// If its sender ends while it is held back, that is seen when its last bytes fit into this host's buffers: at the
-// latest in the new epoch, to which whoever else has seen that end leads.
-// A host that stays behind is behind in all connections, its own waits end by Cancel, a loss or their deadlines.
+// If a sender ends while its connection is held back, that is seen when its last bytes fit into
+// this host's buffers. It is seen at the latest in the new epoch, to which any other host leads
+// that has seen that end. A host that stays behind is behind in all connections. Its own waits end
+// by Cancel, a loss or their deadlines.
 //
-// Lengths. A frame names the whole message's length. What it says is compared with what was posted before a byte is
-// written there: `begun` grows with every frame of the message and never beyond its length, so no frame reaches past
-// the end, and the message has arrived when as many bytes have. (Two frames over the same bytes would leave others out:
-// a sender who does that hands over wrong data, which he could anyway.) What nobody has posted must be small and within
-// the credit, which both sides reckon alike: its bytes and a fixed sum for its record; a sender who exceeds it is lost.
+// 2. Lengths. A frame names the length of the whole message, which is compared with the posted one
+// before a byte is written there. `begun` grows with every frame of the message and never beyond
+// its length. So no frame reaches past the end, and the message has arrived when as many bytes
+// have. (Two frames over the same bytes would leave others out. A sender that does so sends wrong
+// data, which it could do anyway.) A message that isn't posted must be small and within the credit,
+// which both sides compute alike: its bytes and a fixed sum for its record. A sender that exceeds
+// it is lost.
+// Test: Mesh.UnreceivedSmallMessagesAreBoundedAndDelayNoOther
+// Test: MeshLoss.AHostThatEndsAtAnyByteIsNamedAndTheOthersGoOn
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -53,7 +61,7 @@ void CheckTotal(uint64_t total, uint64_t expected) {
 
 // ---- out
 
-// A system call that may touch somebody's memory; see Quiet. What it is given was made after the I/O thread was let on.
+// A system call that may touch a caller's memory; see Quiet. What it is given was made after the I/O thread was let on.
 template <typename Call>
 SocketResult Mesh::Unlocked(Lock& lock, const Call& call) {
   busy_ = true;

@@ -1,21 +1,29 @@
-// The callers' side of the mesh: messages are posted, waited for, withdrawn and cancelled.
+// The callers' side of the mesh: messages are posted, awaited, withdrawn and cancelled.
 //
-// Memory. A caller's memory is touched in two places: by the I/O thread in a system call, for which it gives up the
-// mutex (`busy_` says so), and by whoever holds the mutex. Who is to give memory back takes the mutex *and* waits until
-// the I/O thread isn't busy, and holds it off while he works (Quiet): then nobody is anywhere near it, and he takes
-// the message out of all tables, out of what is being written (Outgoing::Detach, which copies what a begun frame still
-// owes) and out of what is being read (Incoming::Detach: the rest is dropped). After that nothing points to the memory.
-// All these calls are non-blocking, so he waits for one copy of 256 KiB at most. A message that ends well is taken out
-// of all tables before its ticket says so.
+// 1. Memory. A caller's memory is touched in two places: by the I/O thread in a system call, for
+// which it gives up the mutex (`busy_` says so), and by the thread that holds the mutex. A thread
+// that gives memory back takes the mutex *and* waits until the I/O thread isn't busy, and holds it
+// off meanwhile (Quiet). Then no other thread touches the memory. It removes the message from all
+// tables, from what is being written (Outgoing::Detach, which copies what a begun frame still
+// needs) and from what is being read (Incoming::Detach: the rest is dropped). After that nothing
+// points to the memory. All these system calls are non-blocking, so it waits for one copy of 256
+// KiB at most. A message that ends well is removed from all tables before its ticket says so.
+// Test: Mesh.AWithdrawnMessagesMemoryIsFree
+// Test: Mesh.AfterCancelNoBufferIsTouchedAndNoOldMessageArrives
 //
-// Waiting in a circle. Every connection is read at all times, whatever the callers do, but for one at whose head is a
-// frame of a later epoch (see frames.cc): so no sender waits for the kernel's buffers longer than the network
-// does. What is read has a place: a posted message its memory, an unasked one its share of the credit. A sender without
-// credit doesn't stop: he offers the message instead, which then begins when it is posted, as a large one does. So a
-// message waits for its own Receive and for nobody else's.
+// 2. No circle of waits. Every connection is read at all times, whatever the callers do, except one
+// at whose head is a frame of a later epoch (see frames.cc). So no sender waits for the kernel's
+// buffers longer than the network does. Received data has a place: that of a posted message is its
+// memory, that of an unasked one its share of the credit. A sender without credit doesn't stop: it
+// offers the message instead, which then begins when it is posted, as a large one does. So a
+// message waits for its own Receive only.
+// Test: Mesh.MessagesOfManyThreadsMeetInAnyOrder
+// Test: Mesh.LateReceiverDelaysNoOther
 //
-// A loss. Tickets are ended under the mutex, and a lost host is remembered, so that each ticket either was in a table
-// when the host was lost or has found it lost. The connections are closed, and nothing is read of it any more.
+// 3. A loss. Tickets are ended under the mutex, and a lost host is remembered. So each ticket
+// either was in a table when the host was lost, or found it lost. The connections are closed, and
+// nothing more is read from it.
+// Test: MeshLoss.AHostThatEndsAtAnyByteIsNamedAndTheOthersGoOn
 #include "transport/tcp/mesh.h"
 
 #include <sys/epoll.h>
@@ -40,7 +48,7 @@ constexpr size_t kSinkBytes = 64 << 10;
 
 }  // namespace
 
-// For as long as it lives the I/O thread reads and writes nobody's memory. The mutex is held.
+// While it lives the I/O thread reads and writes no caller's memory. The mutex is held.
 class Mesh::Quiet {
  public:
   Quiet(Mesh& mesh, Lock& lock) : mesh_(mesh) {
@@ -116,7 +124,7 @@ Mesh::~Mesh() {
 
 Mesh::Ticket Mesh::Send(uint64_t epoch, uint32_t to, const Tag& tag, const void* data, size_t bytes) {
   process_.Refuse("send to other hosts");
-  Ticket ticket;  // before the lock: where something throws, it is destroyed when the mutex is free
+  Ticket ticket;  // before the lock: if something throws, it is destroyed when the mutex is free
   Lock lock(mutex_);
   TransferPtr transfer = NewTransfer(epoch, to, tag, static_cast<const char*>(data), nullptr, bytes, -1);
   ticket = Ticket(this, transfer);
@@ -143,7 +151,7 @@ Mesh::Ticket Mesh::Send(uint64_t epoch, uint32_t to, const Tag& tag, const void*
   }
   host.sent += UnaskedCharge(bytes);
   host.small.push_back(std::move(transfer));
-  // Without a change of threads, where a connection is free: that is most of the time that a small message takes.
+  // Without a change of threads, if a connection is free: that is most of the time that a small message takes.
   for (auto& connection : host.connections) {
     if (connection->IsOpen() && !connection->blocked && connection->out.Idle() && !host.small.empty()) {
       WriteHere(*connection);
@@ -207,7 +215,7 @@ void Mesh::Check(uint64_t epoch, uint32_t host) const {
   if (epoch > epoch_) throw Error(KF_INVALID, Text("a message of epoch ", epoch, " in epoch ", epoch_));
 }
 
-// One that has ended already, where nothing can come of it.
+// One that has ended already, if nothing can come of it.
 TransferPtr Mesh::NewTransfer(uint64_t epoch, uint32_t host, const Tag& tag, const char* from, char* to, size_t bytes,
                               int tells) {
   Check(epoch, host);
@@ -369,7 +377,7 @@ void Mesh::Ask(Host& host, Inbound& inbound) {
   Control(host, FrameKind::kReady, inbound.posted->tag, inbound.total);
 }
 
-// An unasked message of `bytes` takes no room any more. Every frame says so by the way; one of its own does only where
+// An unasked message of `bytes` takes no room any more. Every frame says so by the way; one of its own does only if
 // a quarter of the credit has come together.
 void Mesh::Take(Host& host, size_t bytes) {
   host.taken += UnaskedCharge(bytes);

@@ -30,12 +30,12 @@ struct MeshOptions {
 // One host, as the others reach it.
 struct HostEnds {
   std::string name;              // for messages
-  std::vector<int> connections;  // connected and authenticated; the mesh owns them, also where its constructor throws
+  std::vector<int> connections;  // connected and authenticated; the mesh owns them, also if its constructor throws
   std::map<int, std::shared_ptr<TlsEnd>> tls = {};  // by descriptor; those that aren't in it are in the clear
 };
 
 // The connections of one host to all others, for one cluster version. An *epoch* is a number that grows whenever what
-// is under way becomes void (a death, say); all hosts come to the same ones, each at its own time.
+// is under way becomes void (a failure, say); all hosts come to the same ones, each at its own time.
 //
 // A message is sent to a host under a tag, which is its own in that direction and epoch, and received there into memory
 // of the same size. Small ones (kUnaskedBytes) may come before they are received; larger ones begin when they are.
@@ -44,10 +44,10 @@ struct HostEnds {
 // Thread-safe. All sockets are served by one thread of the mesh's own; the first bytes of a small message go out on its
 // sender's. Guarantees, argued in mesh.cc and frames.cc:
 //  - When a ticket has ended (Wait has returned or thrown anything but CollectiveTimeoutError or Interrupted) or is
-//    destroyed, nobody reads or writes the memory that was given for it.
+//    destroyed, no thread reads or writes the memory that was given for it.
 //  - The end of a connection, an error on it, and a frame that is none lose the host: its tickets, those there are and
 //    those to come, fail with PeerLostError, which names it and says why. The others go on.
-//  - After Cancel nobody reads or writes the memory of any message that was posted before, and what the others sent
+//  - After Cancel no thread reads or writes the memory of any message that was posted before, and what the others sent
 //    before they came to the new epoch never gets anywhere.
 //  - What an other host may have this one keep is bounded: kUnaskedCredit bytes, and kMostEarly messages asked for.
 //  - No wait depends on another message's being received.
@@ -88,7 +88,7 @@ class Mesh {
   // `hosts` are the same at all of them; that of `self` has no connections, all others 1 to kMostConnections.
   Mesh(uint32_t self, uint64_t epoch, std::vector<HostEnds> hosts, MeshOptions options);
   // Ends all tickets as Cancel does. No other call may be under way, or begin, but the destruction of a ticket. What
-  // was sent last may not arrive, since the kernel drops it where something is unread here: hosts end when all of them
+  // was sent last may not arrive, since the kernel drops it if something is unread here: hosts end when all of them
   // have come to the end.
   ~Mesh();
   Mesh(const Mesh&) = delete;
@@ -102,7 +102,7 @@ class Mesh {
   // that isn't here yet; in an older one, which its caller needn't have heard of, the ticket fails with
   // StaleClusterError. The end of a Send says that the kernel has it all, not that it has arrived.
   Ticket Send(uint64_t epoch, uint32_t host, const Tag& tag, const void* data, size_t bytes);
-  // `tells`: an eventfd that is told when it has ended, where the caller doesn't wait; -1: none.
+  // `tells`: an eventfd that is told when it has ended, if the caller doesn't wait; -1: none.
   Ticket Receive(uint64_t epoch, uint32_t host, const Tag& tag, void* data, size_t bytes, int tells = -1);
   // Throws PeerLostError, StaleClusterError, CollectiveTimeoutError (after the options' time in this call), and what
   // the thread's InterruptCheck throws. After the last two the ticket is as it was.
@@ -148,7 +148,7 @@ class Mesh {
     bool asked = false;  // a READY has gone out, so it isn't charged
     std::vector<char> kept;
   };
-  // Of one that waits for the other side's READY; or, where `waiting` is null, the READY that waits for it.
+  // Of one that waits for the other side's READY; or, if `waiting` is null, the READY that waits for it.
   struct Outbound {
     TransferPtr waiting;
     uint64_t total = 0;
@@ -173,7 +173,7 @@ class Mesh {
     bool HasWork() const { return !control.empty() || !small.empty() || !granted.empty(); }
   };
 
-  // ---- mesh.cc: the callers' side. mutex_ is held by whoever calls a function without a lock among its arguments.
+  // ---- mesh.cc: the callers' side. mutex_ is held by the caller of a function without a lock among its arguments.
   void Check(uint64_t epoch, uint32_t host) const;
   TransferPtr NewTransfer(uint64_t epoch, uint32_t host, const Tag& tag, const char* from, char* to, size_t bytes,
                           int tells);
@@ -199,7 +199,7 @@ class Mesh {
   void ResumeHeld();
   int LoseEnding();
 
-  // ---- frames.cc: what frames are made of, and what becomes of them. Throw where the host is to be lost.
+  // ---- frames.cc: what frames are made of, and what becomes of them. Throw if the host is to be lost.
   template <typename Call>
   SocketResult Unlocked(Lock& lock, const Call& call);
   bool Write(Lock& lock, Connection& connection);
@@ -223,7 +223,7 @@ class Mesh {
   // All guarded by mutex_:
   std::vector<Host> hosts_;
   uint64_t epoch_;
-  bool busy_ = false;      // the I/O thread is in a call that reads or writes somebody's memory
+  bool busy_ = false;      // the I/O thread is in a call that reads or writes a caller's memory
   uint32_t holds_ = 0;     // how many want it to stay out of such calls: see Quiet
   bool sleeping_ = false;  // it sleeps in epoll_wait, or is about to, without having seen what comes now
   bool news_ = false;      // there is something that it may not have seen

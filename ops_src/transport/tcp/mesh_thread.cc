@@ -1,8 +1,8 @@
 // The mesh's thread: one epoll for all connections.
 //
-// It holds the mutex but while it sleeps and in calls that move bytes. No news is lost: who has some holds the mutex,
-// sets `news_`, and writes to the eventfd where the thread sleeps or is about to (`sleeping_`, set under the mutex
-// after the last look). Connections are listened to by level, so whatever is left in one is told again.
+// It holds the mutex but while it sleeps and in calls that move bytes. No news is lost: a thread that has some holds
+// the mutex, sets `news_`, and writes to the eventfd where the thread sleeps or is about to (`sleeping_`, set under the
+// mutex after the last look). Connections are listened to by level, so whatever is left in one is told again.
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace kungfu::tcp {
 namespace {
 
 // A host that ends well closes its connections one after another, and what it sent last over one may be behind the end
-// of another. A killed one's are all closed by its kernel at once, and then nobody waits for this.
+// of another. Those of a killed host are all closed by its kernel at once, and then this wait is short.
 constexpr auto kLinger = std::chrono::milliseconds(100);
 constexpr int kMostEvents = 64;
 
@@ -26,7 +26,7 @@ template <typename Body>
 void Mesh::OrLose(Host& host, const Body& body) {
   try {
     body();
-  } catch (const std::exception& error) {  // also where there is no memory
+  } catch (const std::exception& error) {  // also if there is no memory
     Lose(host, error.what());
   }
 }

@@ -1,5 +1,5 @@
-// The part of OpenSSL that is used, declared by ourselves so that it isn't needed to build, and opened where TLS is
-// turned on: one wheel runs with OpenSSL 1.1.1, with 3, and, without TLS, where there is none.
+// The part of OpenSSL that is used, declared by ourselves so that it isn't needed to build, and opened if TLS is
+// turned on: one wheel runs with OpenSSL 1.1.1, with 3, and, without TLS, if there is none.
 // tests/cpp/tls_test.cc compares it with OpenSSL's headers where they are.
 #ifndef KUNGFU_TRANSPORT_TCP_OPENSSL_API_H_
 #define KUNGFU_TRANSPORT_TCP_OPENSSL_API_H_

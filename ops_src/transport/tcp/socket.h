@@ -27,7 +27,7 @@ SocketResult ReadSome(int fd, iovec* parts, size_t num_parts);
 void Prepare(int fd);
 
 // What the kernel has measured of what a connection sends: bytes that the other side has acknowledged, and how fast it
-// got them lately. `is_least`: there wasn't more to be sent, so that it may carry more. 0 where it is no TCP.
+// got them lately. `is_least`: there wasn't more to be sent, so that it may carry more. 0 if it is no TCP.
 struct Rate {
   uint64_t acknowledged = 0, bytes_per_s = 0;
   bool is_least = true;

@@ -22,7 +22,7 @@ constexpr size_t kMostInBytes = 64 << 10;  // received, then decrypted
 // AES with 128 bits first: it is as safe here, and a third faster.
 constexpr char kCipherSuites[] = "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256";
 
-// Opened once, at first use. Throws where there is none.
+// Opened once, at first use. Throws if there is none.
 const Api& OpenSsl() {
   static const Api api;
   return api;

@@ -1,10 +1,10 @@
-// TLS over the connections between hosts, by OpenSSL: what stands between a connection and its socket where it is on.
+// TLS over the connections between hosts, by OpenSSL: what stands between a connection and its socket if it is on.
 //
 // A connection begins as the launchers' own (control.py): there both ends show their certificates and prove that they
-// know the job's secret. It is the same TLS session, never a second one, that is then handed to a mesh: who carries the
-// data is who has proved himself. So OpenSSL never sees a socket. What is to go out lies in memory until its owner
-// sends it, and what has come is given to it; a launcher does that by Put and Take, a mesh by WriteSome and ReadSome,
-// which are to a connection with TLS what the functions in socket.h are to one in the clear.
+// know the job's secret. It is the same TLS session, never a second one, that is then passed to a mesh: the end that
+// carries the data is the one that has proved itself. So OpenSSL never sees a socket. What is to go out lies in memory
+// until its owner sends it, and what has come is given to it; a launcher does that by Put and Take, a mesh by WriteSome
+// and ReadSome, which are to a connection with TLS what the functions in socket.h are to one in the clear.
 //
 // Two things differ from a socket, and a mesh minds both (Connection::Holds, HasMore): what WriteSome has taken may
 // still lie here, encrypted, until the kernel has room; and bytes that have come may lie here, of which epoll knows
@@ -31,7 +31,7 @@ namespace kungfu::tcp {
 // What all of a host's ends have in common: its certificate, and the CA that has to have signed the others'. Immutable.
 class TlsContext {
  public:
-  // Files in PEM. Throws Error KF_MISSING where there is no OpenSSL, KF_INVALID where a file isn't what it should be.
+  // Files in PEM. Throws Error KF_MISSING if there is no OpenSSL, KF_INVALID if a file isn't what it should be.
   TlsContext(const std::string& certificate, const std::string& key, const std::string& ca);
   ~TlsContext();
   TlsContext(const TlsContext&) = delete;
@@ -56,8 +56,8 @@ class TlsEnd {
   // ---- by memory
   // These bytes have come.
   void Put(const char* bytes, size_t count);
-  // What they say: bytes of the other end's, 0 where that isn't known yet. Goes on with the handshake as far as it
-  // goes. Throws Error KF_INVALID, with a sentence about the other end, where it is over.
+  // What they say: bytes of the other end's, 0 if that isn't known yet. Goes on with the handshake as far as it
+  // goes. Throws Error KF_INVALID, with a sentence about the other end, if it is over.
   size_t Read(char* to, size_t bytes);
   // Both ends have shown their certificates, as far as this one knows. Not before may anything be written.
   bool IsEstablished() const;

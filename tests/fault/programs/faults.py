@@ -33,7 +33,7 @@ PLACES_OF_A_STEP = ("begin", "computed", "reduced", "recorded", "end")
 PLACES_OF_A_CHANGE = ("adopting", "granted", "entered", "sharing", "shared")
 PLACES = (*PLACES_OF_A_START, *PLACES_OF_A_STEP, *PLACES_OF_A_CHANGE)
 COLLECTIVE_PLACES = (
-    "before_the_others_have_come", "after_a_lane_is_bound", "before_the_post", "after_the_post",
+    "before_the_others_have_come", "after_a_staging_buffer_is_bound", "before_the_post", "after_the_post",
     "before_a_chunk_is_ready", "between_ready_and_done", "before_a_chunk_is_done", "before_a_chunk_is_reduced",
     "after_a_chunk_is_reduced", "before_it_leaves", "before_the_next_generation", "between_operations",
 )  # fmt: skip
@@ -44,7 +44,7 @@ RARE_PLACES = (
     "before_a_channel_is_declared", "after_a_channel_is_declared", "before_a_channel_has_its_key",
     "before_it_gives_a_channel_back", "before_it_takes_the_lock_of_the_table", "with_the_lock_of_the_table",
     "before_the_lock_of_the_table_is_given_back",
-    "between_taking_a_lane_and_binding_it", "between_a_lane's_change_and_the_wake-up",
+    "between_taking_a_staging_buffer_and_binding_it", "between_a_staging_buffer's_change_and_the_wake-up",
     "between_a_publish_and_its_wake-up", "when_it_has_closed_its_communicator", "when_it_has_retired_a_channel",
 )  # fmt: skip
 # Where a step is a deal of shards; tests/cpp/shards_test.cc strikes at these.
@@ -52,16 +52,16 @@ PLACES_OF_SHARDS = ("when_a_shard_is_added", "between_two_shards", "between_the_
 # Where an operation goes over several hosts, at a rank, and at its host's link, which is in the launcher's process;
 # tests/hosts strikes at these.
 PLACES_BETWEEN_HOSTS = (
-    "before_it_tells_its_link", "when_it_has_told_its_link", "when_its_link_has_its_part",
-    "when_it_has_heard_the_verdict", "before_it_brings_its_part_again", "between_two_slices", "when_it_has_the_result",
-    "before_it_reads_in_a_kept_lane", "before_it_lets_go_of_a_lane",
+    "before_it_tells_its_transport", "when_it_has_told_its_transport", "when_its_transport_has_its_contribution",
+    "when_it_has_heard_the_commit", "before_it_contributes_again", "between_two_slices", "when_it_has_the_result",
+    "before_it_reads_in_a_pinned_buffer", "before_it_lets_go_of_a_pinned_buffer",
 )  # fmt: skip
 PLACES_OF_A_LINK = (
     "before_the_hosts_meet", "when_it_has_said_its_word_to_a_host", "when_it_has_said_its_word",
     "when_the_hosts_have_met", "between_two_doublings",
     "between_two_pieces_of_the_ring", "before_a_sum_goes_on_around_the_ring", "before_a_piece_goes_on_in_its_tree",
-    "when_it_has_the_hosts'_result", "when_all_hosts_have_the_result", "before_its_ranks_hear_the_verdict",
-    "before_its_ranks_get_the_result", "when_its_ranks_have_the_result", "before_its_ranks_bring_their_parts_again",
+    "when_it_has_the_hosts'_result", "when_all_hosts_have_the_result", "before_its_ranks_hear_the_commit",
+    "before_its_ranks_get_the_result", "when_its_ranks_have_the_result", "before_its_ranks_contribute_again",
     "before_a_new_epoch",
 )  # fmt: skip
 CONNECTIONS = ("broker", "broker_answer", "config", "config_answer")

@@ -163,7 +163,7 @@ class Core:
     def set_claim(self, text):
         pass
 
-    def set_givers(self, givers):
+    def set_sources(self, givers):
         pass  # on one host they make no difference
 
     def note_step(self, step, each_s):

@@ -1,4 +1,4 @@
-"""What the ranks of several hosts do together: the contract of `link.h`, message by message, without bytes.
+"""What the ranks of several hosts do together: the contract of `transport.h`, message by message, without bytes.
 
 A rank brings its part to its host's link. The links tell each other theirs; when all fit one generation each has the
 outcome, says so, and gives it when all others have said so too. After the loss of a host a new epoch begins.
@@ -54,7 +54,7 @@ class Operation:
 
 
 class Link:
-    """`_core.Link`."""
+    """`_core.InterHostTransport`."""
 
     def __init__(self, world, here, local, board, *, host, host_of_rank, names, connections, for_models, **others):
         self.world, self.host, self.board, self.local = world, here, board, local
@@ -328,7 +328,7 @@ class HostsCore(Core):
             return super().state_root()
         return next((rank for rank in self.living() if self.states.get(rank)), self.segment.size)
 
-    def set_givers(self, givers):
+    def set_sources(self, givers):
         self.givers = givers
 
     def broadcast(self, name, input, output, root, dtype=-1, kind=""):

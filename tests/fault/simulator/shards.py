@@ -71,7 +71,7 @@ class Tree:
 
 
 def lose(dealt, rank):
-    """`deal.h`: this rank's leaves are the others', beside what these have."""
+    """`partition.h`: this rank's leaves are the others', beside what these have."""
     lost = dealt.pop(rank)
     begin = 0
     for place, other in enumerate(sorted(dealt), 1):
@@ -111,7 +111,7 @@ class Step:
         mine = [weights[rank] for rank in members if rank < len(weights)]
         if len(mine) < len(members):
             mine = []
-        self.dealt = {rank: list(_core.deal_shards(leaves, members, mine, rank)) for rank in members}
+        self.dealt = {rank: list(_core.partition_shards(leaves, members, mine, rank)) for rank in members}
         self._tree, self._leaves, self._last, self._mean, self.key = Tree(leaves), leaves, last, mean, key
         self._brought, self._sums, self._roots = set(), None, []
         self._over, self._taken = False, None

@@ -1,9 +1,8 @@
-// A link's threads, what it hears of its ranks, and its end.
+// A transport's threads, the requests of its ranks, and its end.
 //
-// One thread, the dispatcher, reads requests and looks now and then at what nobody tells it: ranks that gave up, died
-// or left, and what the other hosts say of their end. Operations run on threads that are made as they are needed and
-// kept.
-#include "collectives/hosts/link.h"
+// One thread, the dispatcher, reads requests and polls for the rest: ranks that gave up, failed or left, and the end of
+// other hosts. Operations run on threads that are made as they are needed and kept.
+#include "collectives/hosts/transport.h"
 
 #include <fcntl.h>
 #include <sys/epoll.h>
@@ -18,7 +17,7 @@
 #include "base/fault_point.h"
 #include "base/hash.h"
 #include "base/threads.h"
-#include "collectives/hosts/link_state.h"
+#include "collectives/hosts/transport_state.h"
 
 namespace kungfu::hosts {
 namespace {
@@ -26,19 +25,19 @@ namespace {
 constexpr int kLookEveryMs = 20;
 // The deadlines are the ranks'.
 constexpr auto kNever = std::chrono::milliseconds(std::chrono::hours(24 * 3650));
-const tcp::Tag kEnding = tcp::Tag::Of("kungfu/link/ending", 0);
+const tcp::Tag kEnding = tcp::Tag::Of("kungfu/hosts/ending", 0);
 enum : uint64_t { kBegin = 0, kEnd = 2, kFailure = 4 };  // of its messages; the names come in the one after it
 
 }  // namespace
 
-Link::Link(const std::shared_ptr<shm::Segment>& local, const std::shared_ptr<shm::Segment>& everybody, Places places,
-           uint32_t host, std::vector<tcp::HostEnds> ends, Strategy strategy)
+Transport::Transport(const std::shared_ptr<shm::Segment>& local, const std::shared_ptr<shm::Segment>& control_segment,
+                     Places places, uint32_t host, std::vector<tcp::HostEnds> ends, Strategy strategy)
     : places_(std::move(places)),
       host_(host),
-      self_(host < places_.hosts() ? places_.LinkOf(host) : 0),
+      self_(host < places_.hosts() ? places_.TransportOf(host) : 0),
       strategy_(strategy),
-      board_(everybody),
-      local_board_(local, places_.RanksOn(host < places_.hosts() ? host : 0)),
+      control_(control_segment),
+      local_control_(local, places_.RanksOn(host < places_.hosts() ? host : 0)),
       mesh_(host, kFirstEpoch, std::move(ends), {kNever}),
       meter_([this] { return mesh_.Measure(); }),
       local_(std::make_unique<HostCommunicator>(local, self_, "", false,
@@ -51,7 +50,7 @@ Link::Link(const std::shared_ptr<shm::Segment>& local, const std::shared_ptr<shm
       ends_(places_.hosts()),
       end_reasons_(places_.hosts()),
       given_(places_.hosts()) {
-  if (mesh_.size() != places_.hosts() || local->size() != self_ + 1 || everybody->size() != places_.ranks()) {
+  if (mesh_.size() != places_.hosts() || local->size() != self_ + 1 || control_segment->size() != places_.ranks()) {
     throw Error(KF_INVALID, Text("host ", host, " of ", places_.hosts(), ": its segment of ", local->size(),
                                  " and connections to ", mesh_.size(), " hosts don't fit"));
   }
@@ -62,7 +61,7 @@ Link::Link(const std::shared_ptr<shm::Segment>& local, const std::shared_ptr<shm
   event.data.u64 = UINT64_MAX;
   try {
     if (epoll_ < 0 || wake_ < 0 || epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event) != 0) throw SystemError("epoll");
-    dispatcher_ = StartThread("kungfu-link", [this] { Serve(); });
+    dispatcher_ = StartThread("kungfu-hosts", [this] { Serve(); });
   } catch (...) {
     close(epoll_);
     close(wake_);
@@ -70,17 +69,17 @@ Link::Link(const std::shared_ptr<shm::Segment>& local, const std::shared_ptr<shm
   }
 }
 
-Link::~Link() {
+Transport::~Transport() {
   Close();
   for (const auto& [_, fd] : heard_) close(fd);
   close(epoll_);
   close(wake_);
 }
 
-int Link::Connect(uint32_t local_rank) {
+int Transport::Connect(uint32_t local_rank) {
   if (local_rank >= self_) throw Error(KF_INVALID, Text("no rank ", local_rank, " of ", self_, " is on this host"));
   int pair[2];
-  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) throw SystemError("a socket to the link");
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) throw SystemError("a socket to the transport");
   const int room = 4 * static_cast<int>(Request::kMostBytes);
   setsockopt(pair[1], SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
   fcntl(pair[0], F_SETFL, O_NONBLOCK);
@@ -98,14 +97,14 @@ int Link::Connect(uint32_t local_rank) {
   return pair[1];
 }
 
-std::string Link::failure() const {
+std::string Transport::failure() const {
   std::lock_guard<std::mutex> guard(mutex_);
   return failed_ ? failed_->what() : "";
 }
 
-size_t Link::idle_bytes() const { return scratches_->idle_bytes(); }
+size_t Transport::idle_bytes() const { return scratches_->idle_bytes(); }
 
-std::vector<std::pair<uint32_t, std::string>> Link::Unreachable() const {
+std::vector<std::pair<uint32_t, std::string>> Transport::Unreachable() const {
   std::lock_guard<std::mutex> guard(mutex_);
   std::vector<std::pair<uint32_t, std::string>> found;
   for (uint32_t h = 0; h < places_.hosts(); h++) {
@@ -115,7 +114,7 @@ std::vector<std::pair<uint32_t, std::string>> Link::Unreachable() const {
 }
 
 // The mesh first: what was under way ends, and nothing more can come of it. Its threads then wait for the new epoch.
-void Link::LoseHost(uint32_t host) {
+void Transport::LoseHost(uint32_t host) {
   if (host >= places_.hosts() || host == host_) throw Error(KF_INVALID, Text("no other host ", host));
   const std::lock_guard<std::mutex> one(losing_);
   uint64_t next;
@@ -136,27 +135,28 @@ void Link::LoseHost(uint32_t host) {
   Wake();
 }
 
-void Link::Wake() const {
+void Transport::Wake() const {
   const uint64_t one = 1;
   (void)!write(wake_, &one, sizeof one);
 }
 
-// Its first caller alone writes what the ranks are told. Operations that fail close `local_`, which tells nobody, and
-// come here.
-void Link::Fail(kf_status status, const std::string& text) {
+// Only its first caller writes the reason for the ranks. Operations that fail close `local_`, which notifies no rank,
+// and come here.
+void Transport::Fail(kf_status status, const std::string& text) {
   {
     std::lock_guard<std::mutex> guard(mutex_);
     if (failed_ || closing_) return;
     failed_.emplace(status, text);
   }
-  // First here: whoever waits in the segment, the link's own threads among them, is to find this reason and no other.
-  local_board_.GiveUp(self_, GaveUp::kForAll, status, text);
+  // First here: all that wait in the segment, the transport's own threads among them, must find this reason and no
+  // other.
+  local_control_.GiveUp(self_, GaveUp::kForAll, status, text);
   local_->Close(status, text);
   changed_.notify_all();
   Wake();  // the dispatcher tells the other hosts
 }
 
-void Link::Close() {
+void Transport::Close() {
   {
     std::lock_guard<std::mutex> guard(mutex_);
     if (closing_) return;
@@ -182,7 +182,7 @@ void Link::Close() {
 // ---- the dispatcher
 
 // What is under way between the dispatchers of two hosts, in one epoch.
-struct Link::Talk {
+struct Transport::Talk {
   struct Hearing {
     Ending ending;
     std::vector<uint64_t> names;
@@ -195,7 +195,7 @@ struct Link::Talk {
   std::vector<tcp::Mesh::Ticket> saying;
 };
 
-void Link::Serve() {
+void Transport::Serve() {
   std::vector<Talk> talks;
   uint64_t epoch = 0;
   bool says_end = false, says_failure = false;  // in this epoch
@@ -219,7 +219,7 @@ void Link::Serve() {
       if (closing_) return;
     }
     try {
-      if (const auto given_up = local_board_.GaveUpForAll()) Fail(given_up->status(), given_up->what());
+      if (const auto given_up = local_control_.GaveUpForAll()) Fail(given_up->status(), given_up->what());
       if (const uint64_t now = Epoch(); now != epoch) {
         epoch = now;
         says_end = says_failure = false;
@@ -242,11 +242,11 @@ void Link::Serve() {
   }
 }
 
-std::string Link::OwnTrouble(const std::exception& error) const {
-  return Text("the link of host ", mesh_.name(host_), " with the others has failed: ", error.what());
+std::string Transport::OwnTrouble(const std::exception& error) const {
+  return Text("inter-host transport of host ", mesh_.name(host_), ": failed: ", error.what());
 }
 
-void Link::BeginTalks(std::vector<Talk>& talks, uint64_t epoch) {
+void Transport::BeginTalks(std::vector<Talk>& talks, uint64_t epoch) {
   talks.clear();
   talks.resize(places_.hosts());
   for (uint32_t h = 0; h < places_.hosts(); h++) {
@@ -263,7 +263,7 @@ void Link::BeginTalks(std::vector<Talk>& talks, uint64_t epoch) {
 }
 
 // To all other hosts, with how far this one is.
-void Link::Say(std::vector<Talk>& talks, Ending ending, uint64_t epoch, uint64_t step) {
+void Transport::Say(std::vector<Talk>& talks, Ending ending, uint64_t epoch, uint64_t step) {
   auto& [said, names] = *said_.insert(said_.end(), {ending, {}});  // kept: it may be under way for long
   {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -282,24 +282,24 @@ void Link::Say(std::vector<Talk>& talks, Ending ending, uint64_t epoch, uint64_t
   }
 }
 
-bool Link::IsLost(uint32_t host) const {
+bool Transport::IsLost(uint32_t host) const {
   std::lock_guard<std::mutex> guard(mutex_);
   return lost_[host];
 }
 
 // All that a process has written to its socket.
-void Link::Hear(uint32_t local_rank, int fd) {
+void Transport::Hear(uint32_t local_rank, int fd) {
   thread_local std::vector<char> bytes(Request::kMostBytes);
   for (;;) {
     const ssize_t n = recv(fd, bytes.data(), bytes.size(), 0);
     if (n > 0) {
       auto request = Request::From(bytes.data(), static_cast<size_t>(n));
-      const bool fits =
-          request && (!request->has_planes || request->planes.of_rank.size() == places_.ranks()) &&
-          request->root < places_.ranks() &&
-          std::all_of(
-              request->givers.begin(), request->givers.end(), [&](uint32_t rank) { return rank < places_.ranks(); }) &&
-          request->count <= SIZE_MAX / 16 / std::max<size_t>(places_.ranks(), request->planes.count());
+      const bool fits = request && (!request->has_planes || request->planes.of_rank.size() == places_.ranks()) &&
+                        request->root < places_.ranks() &&
+                        std::all_of(
+                            request->sources.begin(), request->sources.end(),
+                            [&](uint32_t rank) { return rank < places_.ranks(); }) &&
+                        request->count <= SIZE_MAX / 16 / std::max<size_t>(places_.ranks(), request->planes.count());
       if (fits && request->asks) {
         Answer(fd, *request);
         continue;
@@ -308,7 +308,8 @@ void Link::Hear(uint32_t local_rank, int fd) {
         Begin(local_rank, std::move(*request));
         continue;
       }
-      Fail(KF_INTERNAL, Text(local_board_.PeerName(local_rank), " said something to its link that is no request"));
+      Fail(KF_INTERNAL,
+           Text(local_control_.PeerName(local_rank), ": sent an invalid request to the inter-host transport"));
     } else if (n < 0 && errno == EINTR) {
       continue;
     } else if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
@@ -323,14 +324,14 @@ void Link::Hear(uint32_t local_rank, int fd) {
   }
 }
 
-// Whoever doesn't take it at once can do without.
-void Link::Answer(int fd, const Request& question) const {
+// A rank that doesn't read it at once can do without.
+void Transport::Answer(int fd, const Request& question) const {
   std::string text;
   {
     std::lock_guard<std::mutex> guard(mutex_);
     const auto found = names_.find(KeyOf(question.name, question.track));
     if (found != names_.end()) {
-      // A host whose connection has ended is what the others wait for, until the job knows that it is lost.
+      // The others wait for a host whose connection has ended, until the job knows that it is lost.
       std::vector<uint32_t> unreachable;
       for (uint32_t h = 0; h < places_.hosts(); h++) {
         if (!unreachable_[h].empty() && !lost_[h] && !ends_[h]) unreachable.push_back(h);
@@ -339,7 +340,7 @@ void Link::Answer(int fd, const Request& question) const {
         std::string ranks;
         uint32_t living = 0;
         for (const uint32_t rank : places_.RanksOn(host)) {
-          if (board_.IsDead(rank)) continue;
+          if (control_.HasFailed(rank)) continue;
           ranks += Text(living++ == 0 ? "" : ", ", rank);
         }
         text += Text(text.empty() ? "" : " and ", "host ", mesh_.name(host), " (rank", living == 1 ? " " : "s ", ranks,
@@ -353,9 +354,9 @@ void Link::Answer(int fd, const Request& question) const {
   (void)!send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-void Link::Begin(uint32_t local_rank, Request request) {
+void Transport::Begin(uint32_t local_rank, Request request) {
   std::lock_guard<std::mutex> guard(mutex_);
-  if (begins_nothing_) return;  // of a rank that is dead to all others, and runs on
+  if (begins_nothing_) return;  // of a rank that is declared failed, and runs on
   const std::string key = KeyOf(request.name, request.track);
   std::unique_ptr<Name>& entry = names_[key];
   if (entry == nullptr) {
@@ -372,7 +373,7 @@ void Link::Begin(uint32_t local_rank, Request request) {
     changed_.notify_all();
     return;
   }
-  // Whoever begins the k-th first says what it is; that all bring the same they find out by themselves.
+  // The first rank that begins the k-th defines it. The ranks check among themselves that all bring the same.
   if (++name.asked[local_rank] <= name.begun + name.waiting.size()) return;
   name.waiting.push_back(std::move(request));
   if (name.runs) return;
@@ -383,14 +384,14 @@ void Link::Begin(uint32_t local_rank, Request request) {
     return;
   }
   try {
-    workers_.push_back(StartThread("kungfu-link-op", [this] { Work(); }));
+    workers_.push_back(StartThread("kungfu-hosts-op", [this] { Work(); }));
   } catch (const std::exception&) {
     if (workers_.empty()) throw;
     begins_.notify_one();  // it waits for one of those that there are
   }
 }
 
-void Link::Work() {
+void Transport::Work() {
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
     idle_++;
@@ -415,7 +416,7 @@ void Link::Work() {
 // ---- the end
 
 // What the other hosts say of how it stands with them.
-void Link::HearEnds(std::vector<Talk>& talks, uint64_t epoch) {
+void Transport::HearEnds(std::vector<Talk>& talks, uint64_t epoch) {
   for (uint32_t h = 0; h < places_.hosts(); h++) {
     if (h == host_ || IsLost(h)) continue;
     for (Talk::Hearing* const hearing : {&talks[h].begin, &talks[h].end, &talks[h].failure}) {
@@ -429,7 +430,7 @@ void Link::HearEnds(std::vector<Talk>& talks, uint64_t epoch) {
           std::lock_guard<std::mutex> guard(mutex_);
           unreachable_[h] = error.what();
         }
-        if (!board_.recovers()) Fail(error.status(), error.what());
+        if (!control_.recovers()) Fail(error.status(), error.what());
         continue;
       }
       const Ending& ending = hearing->ending;
@@ -464,7 +465,7 @@ void Link::HearEnds(std::vector<Talk>& talks, uint64_t epoch) {
   }
 }
 
-bool Link::HasFailed(Ending& ending) const {
+bool Transport::HasFailed(Ending& ending) const {
   std::lock_guard<std::mutex> guard(mutex_);
   if (!failed_) return false;
   ending.what = Ending::kFailed;
@@ -473,17 +474,17 @@ bool Link::HasFailed(Ending& ending) const {
   return true;
 }
 
-// Whether this host begins nothing more, and why. Requests that its ranks have written are heard first: a rank writes
-// them before it leaves or dies, so what is in its socket when that is seen is all there will be.
-bool Link::IsOver(Ending& ending) {
+// Whether this host begins nothing more, and why. Requests that its ranks have written are read first: a rank writes
+// them before it leaves or fails, so its socket has all of them when that is seen.
+bool Transport::IsOver(Ending& ending) {
   std::string left;
   for (uint32_t r = 0; r < self_; r++) {
-    if (local_board_.IsDead(r)) continue;
-    const RankState state = local_board_.State(r);
-    // Lost, and no death that the others go on without: its process has ended well, and hasn't left.
-    if (state != RankState::kLeft && !local_board_.EndedForAll(r)) return false;
-    left += Text(left.empty() ? "" : ", ", local_board_.PeerName(r), " ",
-                 state == RankState::kLeft ? "has finished and left" : local_board_.LostReason(r));
+    if (local_control_.HasFailed(r)) continue;
+    const RankState state = local_control_.State(r);
+    // Lost, and no failure that the others go on without: its process has ended well, and hasn't left.
+    if (state != RankState::kLeft && !local_control_.EndedForAll(r)) return false;
+    left += Text(left.empty() ? "" : ", ", local_control_.PeerName(r), " ",
+                 state == RankState::kLeft ? "has finished and left" : local_control_.LostReason(r));
   }
   std::vector<std::pair<uint32_t, int>> sockets;
   {
@@ -495,13 +496,13 @@ bool Link::IsOver(Ending& ending) {
     std::lock_guard<std::mutex> guard(mutex_);
     begins_nothing_ = true;
   }
-  ending.what = left.empty() ? Ending::kDead : Ending::kLeft;
+  ending.what = left.empty() ? Ending::kNoRanks : Ending::kLeft;
   CopyText(ending.text, left);
   return true;
 }
 
 // An operation's thread calls it before and while it waits for a host.
-void Link::ThrowIfAbsent(uint32_t host, const Place& place) const {
+void Transport::ThrowIfAbsent(uint32_t host, const Place& place) const {
   std::lock_guard<std::mutex> guard(mutex_);
   if (failed_) throw *failed_;
   if (lost_[host]) throw AbsentHost(/*has_given=*/false);
@@ -513,7 +514,7 @@ void Link::ThrowIfAbsent(uint32_t host, const Place& place) const {
   if (!ends_[host] || reaches(ends_[host])) return;
   if (!end_reasons_[host].empty()) {
     throw HostLeft(KF_PEER_LOST, Text(NameOf(place.request.kind), " \"", place.name.name, "\": ", end_reasons_[host],
-                                      ", cluster version ", board_.cluster_version()));
+                                      ", cluster version ", control_.cluster_version()));
   }
   throw AbsentHost(/*has_given=*/false);
 }

@@ -1,6 +1,6 @@
-// The lanes of the segment, in which operations stage what is too large for a mailbox.
-#ifndef KUNGFU_COLLECTIVES_HOST_LANES_H_
-#define KUNGFU_COLLECTIVES_HOST_LANES_H_
+// The staging buffers of the segment, in which operations stage what is too large for a mailbox.
+#ifndef KUNGFU_COLLECTIVES_HOST_STAGING_BUFFERS_H_
+#define KUNGFU_COLLECTIVES_HOST_STAGING_BUFFERS_H_
 
 #include <atomic>
 #include <cstddef>
@@ -15,15 +15,15 @@
 namespace kungfu::host {
 
 // Thread-safe.
-class Lanes {
+class StagingBuffers {
  public:
-  Lanes(const Endpoint& self, const FailureRules& rules, const Waiting& waiting)
+  StagingBuffers(const Endpoint& self, const FailureRules& rules, const Waiting& waiting)
       : self_(self), rules_(rules), waiting_(waiting) {}
 
-  // Gives the operation its lane; waits where all are in use.
+  // Gives the operation its staging buffer; waits if all are in use.
   void Bind(Flight& flight) const;
-  // This rank is through with the operation, which may have needed no lane. `failed`: the words of the lane are not as
-  // at its beginning.
+  // This rank is through with the operation, which may have needed no staging buffer. `failed`: the words of the
+  // staging buffer are not as at its beginning.
   void Leave(const Flight& flight, bool failed) const {
     Leave(flight.channel, flight.sequence, flight.members.size(), failed);
   }
@@ -34,13 +34,13 @@ class Lanes {
   struct Range {
     uint32_t first, count;
   };
-  static constexpr Range kOrdinary{0, shm::kLanes}, kKept{shm::kLanes, shm::kKeptLanes};
+  static constexpr Range kOrdinary{0, shm::kStagingBuffers}, kPinned{shm::kStagingBuffers, shm::kPinnedBuffers};
 
-  static bool Keeps(const Flight& flight);
+  static bool Pins(const Flight& flight);
   uint32_t Pick(Flight& flight) const;
   std::atomic<uint64_t>& InUse(Range range) const;
   std::optional<uint32_t> Take(Range range) const;
-  void GiveBack(uint32_t lane) const;
+  void GiveBack(uint32_t staging_buffer) const;
   void WakeWaiters() const;
 
   const Endpoint& self_;
@@ -50,4 +50,4 @@ class Lanes {
 
 }  // namespace kungfu::host
 
-#endif  // KUNGFU_COLLECTIVES_HOST_LANES_H_
+#endif  // KUNGFU_COLLECTIVES_HOST_STAGING_BUFFERS_H_

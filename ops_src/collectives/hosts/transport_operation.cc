@@ -1,4 +1,4 @@
-// One operation at a link. (The numbers are those of link.h.)
+// One operation at a transport. (The numbers are those of transport.h.)
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -11,11 +11,11 @@
 #include "collectives/host/transfer.h"
 #include "collectives/hosts/algorithm.h"
 #include "collectives/hosts/copies.h"
-#include "collectives/hosts/link.h"
-#include "collectives/hosts/link_state.h"
 #include "collectives/hosts/plane_split.h"
 #include "collectives/hosts/selector.h"
 #include "collectives/hosts/slices.h"
+#include "collectives/hosts/transport.h"
+#include "collectives/hosts/transport_state.h"
 #include "collectives/reduce.h"
 
 namespace kungfu::hosts {
@@ -27,8 +27,8 @@ constexpr uint64_t kMeasuredEvery = 16;  // of the operations of a name with few
 size_t SmallBytesOf(const Request& request) {
   return request.has_planes ? 0 : SmallBytes(request.kind, request.dtype, request.op, request.count);
 }
-size_t BytesWithVerdictOf(const Request& request) {
-  return request.has_planes ? 0 : BytesWithVerdict(request.kind, request.dtype, request.op, request.count);
+size_t BytesWithCommitOf(const Request& request) {
+  return request.has_planes ? 0 : BytesWithCommit(request.kind, request.dtype, request.op, request.count);
 }
 
 // What a wait for another host's header looks at meanwhile; of this thread.
@@ -39,16 +39,16 @@ thread_local Awaited awaited;
 
 }  // namespace
 
-void Link::LookWhileWaiting() {
+void Transport::LookWhileWaiting() {
   if (awaited.look != nullptr) (*awaited.look)();
 }
 
-void Link::Run(Name& name, const Request& request, uint64_t number) {
+void Transport::Run(Name& name, const Request& request, uint64_t number) {
   const DefaultFloatEnvironment environment;
   try {
-    const size_t parts = std::max<size_t>(request.has_planes ? request.planes.count() : places_.ranks(), 1);
+    const size_t contributions = std::max<size_t>(request.has_planes ? request.planes.count() : places_.ranks(), 1);
     const bool whole = request.has_planes || GoesInRows(request.kind, request.dtype, request.op);
-    const ScratchPool::Use scratch(*scratches_, request.count * SizeOf(request.dtype) * (whole ? parts : 1));
+    const ScratchPool::Use scratch(*scratches_, request.count * SizeOf(request.dtype) * (whole ? contributions : 1));
     RunOrThrow(name, request, number, *scratch);
   } catch (const Closed&) {  // by Close or Fail
   } catch (const Error& error) {
@@ -58,75 +58,76 @@ void Link::Run(Name& name, const Request& request, uint64_t number) {
   }
 }
 
-void Link::RunOrThrow(Name& name, const Request& request, uint64_t number, Scratch& scratch) {
-  Part part;
-  part.generation = request.from_generation;
+void Transport::RunOrThrow(Name& name, const Request& request, uint64_t number, Scratch& scratch) {
+  Contribution contribution;
+  contribution.generation = request.from_generation;
   bool brought = false;
   Outcome outcome;
   for (;;) {
     Place place{name, request, number, Epoch()};
     try {
-      if (Agree(place, part, brought, outcome, scratch) && Finish(name, number, place.epoch)) break;
+      if (Agree(place, contribution, brought, outcome, scratch) && Finish(name, number, place.epoch)) break;
     } catch (const Error& error) {
       const bool moved = error.status() == KF_STALE || error.status() == KF_PEER_LOST;
       const bool is_end =
           dynamic_cast<const Closed*>(&error) != nullptr || dynamic_cast<const HostLeft*>(&error) != nullptr;
-      if (!moved || is_end || !board_.recovers()) throw;
+      if (!moved || is_end || !control_.recovers()) throw;
       AwaitEpochAfter(place.epoch);  // or the end, if that is what it was
     }
   }
-  const bool failed = outcome.verdict.what == Verdict::kFailed;
-  if (failed ? !brought : !HasRanks(host_, outcome.verdict.generation)) return;  // they know it, or there are none
-  KUNGFU_FAULT_POINT("before its ranks hear the verdict");
-  const bool in_lane = part.kept.HasLane();
-  outcome.verdict.in_lane = !failed && in_lane ? 1 : 0;
-  Give(name, request, outcome.verdict, outcome.text, scratch);
+  const bool failed = outcome.commit.what == Commit::kFailed;
+  if (failed ? !brought : !HasRanks(host_, outcome.commit.generation)) return;  // they know it, or there are none
+  KUNGFU_FAULT_POINT("before its ranks hear the commit");
+  const bool in_pinned_buffer = contribution.pinned.HasBuffer();
+  outcome.commit.in_pinned_buffer = !failed && in_pinned_buffer ? 1 : 0;
+  Give(name, request, outcome.commit, outcome.text, scratch);
   KUNGFU_FAULT_POINT("before its ranks get the result");
-  if (!failed && !in_lane && BytesWithVerdictOf(request) == 0) GiveResult(name, request, scratch);
+  if (!failed && !in_pinned_buffer && BytesWithCommitOf(request) == 0) GiveResult(name, request, scratch);
   KUNGFU_FAULT_POINT("when its ranks have the result");
 }
 
 // In one epoch: what comes of the operation. False: the epoch is over.
-bool Link::Agree(Place& place, Part& part, bool& brought, Outcome& outcome, Scratch& scratch) {
+bool Transport::Agree(Place& place, Contribution& contribution, bool& brought, Outcome& outcome, Scratch& scratch) {
   const Request& request = place.request;
   std::vector<Header> headers;
-  uint32_t generation = part.generation;
+  uint32_t generation = contribution.generation;
   for (;;) {
     Header mine;
     mine.got = outcome.epoch;
     mine.figures = meter_.figures();
-    if (!brought && !part.failed) {
+    if (!brought && !contribution.failed) {
       try {
-        part = BringUp(place.name, request, place.number, generation, scratch);
+        contribution = ReduceToHost(place.name, request, place.number, generation, scratch);
         brought = true;
       } catch (const host::FailedEverywhere& error) {  // at all of this host's ranks: see failure_rules.cc
-        part.failed = true;
-        part.status = error.status();
-        part.text = error.what();
+        contribution.failed = true;
+        contribution.status = error.status();
+        contribution.text = error.what();
       }
     }
     if (brought) {
-      mine.missing = part.missing;
-      mine.generation = part.generation;
-      mine.none = part.missing == places_.SizeOf(host_) ? 1 : 0;
+      mine.missing = contribution.missing;
+      mine.generation = contribution.generation;
+      mine.none = contribution.missing == places_.SizeOf(host_) ? 1 : 0;
       mine.signature = scratch.signature;
       mine.count = request.count;
-      mine.weight = part.weight;
+      mine.weight = contribution.weight;
       CopyText(mine.text, request.what);
-      if (const size_t bytes = SmallBytesOf(request); part.missing < places_.SizeOf(host_) && bytes > 0) {
-        std::memcpy(mine.part, scratch.data, bytes);
+      if (const size_t bytes = SmallBytesOf(request); contribution.missing < places_.SizeOf(host_) && bytes > 0) {
+        std::memcpy(mine.contribution, scratch.data, bytes);
       }
-    } else if (part.failed) {
+    } else if (contribution.failed) {
       mine.failed = 1;
-      mine.status = part.status;
-      CopyText(mine.text, part.text);
+      mine.status = contribution.status;
+      CopyText(mine.text, contribution.text);
     }
     KUNGFU_FAULT_POINT("before the hosts meet");
     headers = Meet(place, mine);
     KUNGFU_FAULT_POINT("when the hosts have met");
-    // Who is lost in a later epoch isn't so in this one: an outcome belongs to the epoch whose headers it comes from.
+    // A host that is lost in a later epoch isn't lost in this one: an outcome belongs to the epoch whose headers it
+    // comes from.
     if (Epoch() != place.epoch) throw Error(KF_STALE, "the hosts go on in a new epoch");
-    // See 8. Who is absent because its ranks are dead has nothing to say of it.
+    // See 8. A host that is absent because its ranks have failed doesn't count.
     uint64_t got = outcome.epoch;
     for (const Header& header : headers) {
       if (header.absent == 0 && header.got != got) got = 0;
@@ -139,51 +140,51 @@ bool Link::Agree(Place& place, Part& part, bool& brought, Outcome& outcome, Scra
     for (uint32_t h = 0; h < places_.hosts(); h++) {
       if (const auto rank = headers[h].absent != 0 && IsLost(h) ? FinishedOn(h) : std::nullopt) {
         throw HostLeft(KF_PEER_LOST,
-                       Text("\"", place.name.name, "\": ", board_.PeerName(*rank),
-                            " has finished, and its host is lost, cluster version ", board_.cluster_version()));
+                       Text("\"", place.name.name, "\": ", control_.PeerName(*rank),
+                            " has finished, and its host is lost, cluster version ", control_.cluster_version()));
       }
     }
-    if (const auto verdict = VerdictOn(place.name, request, headers)) {
-      outcome.verdict = verdict->first;
-      outcome.text = verdict->second;
+    if (const auto commit = FailureIn(place.name, request, headers)) {
+      outcome.commit = commit->first;
+      outcome.text = commit->second;
       outcome.epoch = place.epoch;
       break;
     }
     for (const Header& header : headers) generation = std::max(generation, header.generation);
-    AwaitDeaths(generation);
+    AwaitFailures(generation);
     const auto has_to_again = [&](uint32_t h) {
       if (headers[h].none != 0) return false;
-      return places_.DeadOn(h, generation, board_) > headers[h].missing ||
+      return places_.NumFailedOn(h, generation, control_) > headers[h].missing ||
              (request.has_planes && headers[h].generation < generation);
     };
     bool again = false;
     for (uint32_t h = 0; h < places_.hosts(); h++) again = again || has_to_again(h);
     if (!again) {
       if (request.more_follow && place.name.let_on != place.number && HasRanks(host_, generation)) {
-        Verdict verdict;
-        verdict.what = Verdict::kMore;
-        Give(place.name, request, verdict, "", scratch);
+        Commit commit;
+        commit.what = Commit::kMore;
+        Give(place.name, request, commit, "", scratch);
         place.name.let_on = place.number;
       }
-      Exchange(place, generation, part, headers, scratch);
+      Exchange(place, generation, contribution, headers, scratch);
       KUNGFU_FAULT_POINT("when it has the hosts' result");
-      outcome.verdict = {};
-      outcome.verdict.generation = generation;
+      outcome.commit = {};
+      outcome.commit.generation = generation;
       outcome.epoch = place.epoch;
       break;
     }
     if (!has_to_again(host_)) continue;
-    Verdict verdict;
-    verdict.what = Verdict::kAgain;
-    verdict.generation = generation;
-    Give(place.name, request, verdict, "", scratch);
-    KUNGFU_FAULT_POINT("before its ranks bring their parts again");
-    part.kept.LetGo();
-    part.generation = generation;
+    Commit commit;
+    commit.what = Commit::kAgain;
+    commit.generation = generation;
+    Give(place.name, request, commit, "", scratch);
+    KUNGFU_FAULT_POINT("before its ranks contribute again");
+    contribution.pinned.LetGo();
+    contribution.generation = generation;
     brought = false;
   }
-  // Without losses of hosts nobody is to agree on anything later.
-  if (board_.recovers() && places_.hosts() > 2) Acknowledge(place, outcome.epoch);
+  // Without losses of hosts nothing is to be agreed on later.
+  if (control_.recovers() && places_.hosts() > 2) Acknowledge(place, outcome.epoch);
   KUNGFU_FAULT_POINT("when all hosts have the result");
   return true;
 }
@@ -191,28 +192,34 @@ bool Link::Agree(Place& place, Part& part, bool& brought, Outcome& outcome, Scra
 // ---- what the host's ranks bring
 
 // An operation with planes: how its ranks bring it in each generation they say themselves.
-class Link::Renewal final : public Communicator::Renewable {
+class Transport::Renewal final : public Communicator::Renewable {
  public:
-  Renewal(Link& link, const Name& name, const Request& request, uint64_t number, uint32_t generation, Scratch& scratch)
-      : link_(link), name_(name), request_(request), number_(number), generation_(generation), scratch_(scratch) {}
+  Renewal(Transport& transport, const Name& name, const Request& request, uint64_t number, uint32_t generation,
+          Scratch& scratch)
+      : transport_(transport),
+        name_(name),
+        request_(request),
+        number_(number),
+        generation_(generation),
+        scratch_(scratch) {}
 
   const Operation* In(uint32_t missing) override {
-    generation_ = std::max(generation_, link_.AwaitGenerationWithout(missing));
-    nobody = missing == link_.self_;
-    if (nobody) return nullptr;
-    current = generation_ == request_.from_generation ? &request_ : link_.RenewalOf(name_, number_, generation_);
+    generation_ = std::max(generation_, transport_.AwaitGenerationWithout(missing));
+    no_rank_lives = missing == transport_.self_;
+    if (no_rank_lives) return nullptr;
+    current = generation_ == request_.from_generation ? &request_ : transport_.RenewalOf(name_, number_, generation_);
     if (current == nullptr) return nullptr;
     local_ = {};
     local_.most = 1;
-    for (const uint32_t rank : link_.places_.RanksOn(link_.host_)) {
+    for (const uint32_t rank : transport_.places_.RanksOn(transport_.host_)) {
       local_.of_rank.push_back(current->planes.of_rank[rank]);
       local_.most = std::max(local_.most, current->planes.of_rank[rank]);
     }
     local_.of_rank.push_back(0);
     const size_t bytes = local_.count() * request_.count * SizeOf(request_.dtype);
-    scratch_.data = scratch_.part.Get(Aligned(std::max<size_t>(bytes, 1)));
+    scratch_.data = scratch_.contribution.Get(Aligned(std::max<size_t>(bytes, 1)));
     tensor_ = {nullptr, scratch_.data, request_.count};
-    operation_ = {Kind::kGatherTo, name_.name.c_str(), &tensor_, 1, request_.dtype, request_.op, link_.self_};
+    operation_ = {Kind::kGatherTo, name_.name.c_str(), &tensor_, 1, request_.dtype, request_.op, transport_.self_};
     operation_.planes = &local_;
     operation_.part.signature = current->signature;
     return &operation_;
@@ -220,10 +227,10 @@ class Link::Renewal final : public Communicator::Renewable {
   uint32_t generation() const { return generation_; }
 
   const Request* current = nullptr;
-  bool nobody = false;  // no rank of the host lives
+  bool no_rank_lives = false;  // no rank of the host lives
 
  private:
-  Link& link_;
+  Transport& transport_;
   const Name& name_;
   const Request& request_;
   const uint64_t number_;
@@ -235,28 +242,28 @@ class Link::Renewal final : public Communicator::Renewable {
 };
 
 // How this generation's planes are brought; null: no rank of this host has said so yet.
-const Request* Link::RenewalOf(const Name& name, uint64_t number, uint32_t generation) {
+const Request* Transport::RenewalOf(const Name& name, uint64_t number, uint32_t generation) {
   std::lock_guard<std::mutex> guard(mutex_);
   const auto found = name.renewals.find({number, generation});
   return found == name.renewals.end() ? nullptr : &found->second;
 }
 
-Link::Part Link::BringUp(const Name& name, const Request& request, uint64_t number, uint32_t generation,
-                         Scratch& scratch) {
-  Part part;
-  const uint32_t missing = AwaitLocalDeaths(generation);
+Transport::Contribution Transport::ReduceToHost(const Name& name, const Request& request, uint64_t number,
+                                                uint32_t generation, Scratch& scratch) {
+  Contribution contribution;
+  const uint32_t missing = AwaitLocalFailures(generation);
   if (request.has_planes) {
     Renewal renewal(*this, name, request, number, generation, scratch);
     while (true) {
       if (const auto ended = local_->RunRenewable(renewal, missing)) {
-        part.missing = *ended;
+        contribution.missing = *ended;
         break;
       }
-      // Where all have died, perhaps in the midst of computing shards, nobody says any more how it is brought.
-      if (renewal.nobody || local_board_.deaths() == self_) {
-        part.missing = self_;
-        part.generation = AwaitGenerationWithout(self_);
-        return part;
+      // If all have failed, perhaps while they computed shards, no rank renews the operation any more.
+      if (renewal.no_rank_lives || local_control_.num_failed() == self_) {
+        contribution.missing = self_;
+        contribution.generation = AwaitGenerationWithout(self_);
+        return contribution;
       }
       // Its ranks have shards to compute first.
       std::unique_lock<std::mutex> lock(mutex_);
@@ -264,51 +271,52 @@ Link::Part Link::BringUp(const Name& name, const Request& request, uint64_t numb
       if (closing_) throw Closed(KF_STALE, "this cluster version is over");
       changed_.wait_for(lock, std::chrono::milliseconds(1));
     }
-    part.generation = renewal.generation();
+    contribution.generation = renewal.generation();
     scratch.planes = renewal.current->planes;
     scratch.signature = renewal.current->signature;
-    return part;
+    return contribution;
   }
   scratch.signature = request.signature;
   const size_t unit = SizeOf(request.dtype);
   const bool in_rows = GoesInRows(request.kind, request.dtype, request.op);
   const size_t bytes = request.count * unit * (in_rows ? places_.SizeOf(host_) : 1);
-  scratch.data = scratch.part.Get(Aligned(std::max<size_t>(bytes, 1)));
+  scratch.data = scratch.contribution.Get(Aligned(std::max<size_t>(bytes, 1)));
   const kf_tensor tensor{nullptr, scratch.data, request.count};
-  Operation up{Kind::kBarrier, name.name.c_str(), nullptr, 0, request.dtype, request.op, self_};
-  up.part.track = name.track;
-  up.part.signature = request.signature;
-  up.part.patient = request.is_slice;
-  if (const auto giver = GiverOn(host_, request)) {
-    up.kind = Kind::kBroadcast;
-    up.root = places_.LocalOf(*giver);
+  Operation to_host{Kind::kBarrier, name.name.c_str(), nullptr, 0, request.dtype, request.op, self_};
+  to_host.part.track = name.track;
+  to_host.part.signature = request.signature;
+  to_host.part.patient = request.is_slice;
+  if (const auto source = SourceOn(host_, request)) {
+    to_host.kind = Kind::kBroadcast;
+    to_host.root = places_.LocalOf(*source);
   } else if (in_rows) {
-    up.kind = Kind::kGatherTo;
+    to_host.kind = Kind::kGatherTo;
   } else if (Reduces(request.kind)) {
-    up.kind = Kind::kReduceTo;
-    up.weighting.applies = request.weighted;
-    up.weighting.total = &part.weight;
+    to_host.kind = Kind::kReduceTo;
+    to_host.weighting.applies = request.weighted;
+    to_host.weighting.total = &contribution.weight;
   }
-  if (up.kind != Kind::kBarrier) {
-    up.tensors = &tensor;
-    up.num_tensors = 1;
+  if (to_host.kind != Kind::kBarrier) {
+    to_host.tensors = &tensor;
+    to_host.num_tensors = 1;
   }
-  up.part.keeps_lane = KeepsLane(request.kind, request.dtype, request.op);
-  part.kept = local_->RunKept(up, missing);
-  if (part.kept.lone() >= 0) scratch.data = part.kept.Of(static_cast<uint32_t>(part.kept.lone()));
-  part.missing = part.kept.generation();
-  part.generation = std::max(generation, AwaitGenerationWithout(part.missing));
-  return part;
+  to_host.part.pins_buffer = PinsBuffer(request.kind, request.dtype, request.op);
+  contribution.pinned = local_->RunPinned(to_host, missing);
+  if (contribution.pinned.lone() >= 0)
+    scratch.data = contribution.pinned.Of(static_cast<uint32_t>(contribution.pinned.lone()));
+  contribution.missing = contribution.pinned.generation();
+  contribution.generation = std::max(generation, AwaitGenerationWithout(contribution.missing));
+  return contribution;
 }
 
 // ---- what the hosts tell each other
 
-tcp::Tag Link::Place::TagOf(Message message) const {
+tcp::Tag Transport::Place::TagOf(Message message) const {
   return tcp::Tag::Of(Fnv1a(&message, sizeof message, name.hash), number);
 }
 
 // All hosts' headers of this round. In the place of a host that has none any more is what follows from that.
-std::vector<Link::Header> Link::Meet(Place& place, const Header& mine) {
+std::vector<Transport::Header> Transport::Meet(Place& place, const Header& mine) {
   const tcp::Tag tag = place.TagOf(Message::kHeader).Step(place.attempt++);
   std::vector<Header> headers(places_.hosts());
   headers[host_] = mine;
@@ -323,11 +331,11 @@ std::vector<Link::Header> Link::Meet(Place& place, const Header& mine) {
   return headers;
 }
 
-// Says `mine` to all other hosts, and hears theirs; of those that have no part in the operation (any more) it calls
-// absent(host, whether it has given the outcome), when nobody writes theirs.
+// Sends `mine` to all other hosts, and receives theirs. For a host that isn't in the operation (any more) it calls
+// absent(host, whether it has given the outcome), when nothing writes its words.
 template <typename Words, typename Absent>
-void Link::Trade(const Place& place, const tcp::Tag& tag, const Words& mine, std::vector<Words>& theirs,
-                 const Absent& absent) {
+void Transport::Trade(const Place& place, const tcp::Tag& tag, const Words& mine, std::vector<Words>& theirs,
+                      const Absent& absent) {
   std::vector<tcp::Mesh::Ticket> hearing(places_.hosts()), saying(places_.hosts());
   std::vector<bool> met(places_.hosts());
   for (uint32_t h = 0; h < places_.hosts(); h++) {
@@ -347,10 +355,10 @@ void Link::Trade(const Place& place, const tcp::Tag& tag, const Words& mine, std
   struct Noted {
     ~Noted() {
       if (!any) return;
-      std::lock_guard<std::mutex> guard(link.mutex_);
+      std::lock_guard<std::mutex> guard(transport.mutex_);
       name.awaited.clear();
     }
-    const Link& link;
+    const Transport& transport;
     Name& name;
     bool any = false;
   } noted{*this, place.name};
@@ -375,7 +383,7 @@ void Link::Trade(const Place& place, const tcp::Tag& tag, const Words& mine, std
 
 // `look` is called before it sleeps, and now and then.
 template <typename Look>
-void Link::AwaitHost(const tcp::Mesh::Ticket& heard, const tcp::Mesh::Ticket& said, const Look& look) const {
+void Transport::AwaitHost(const tcp::Mesh::Ticket& heard, const tcp::Mesh::Ticket& said, const Look& look) const {
   const std::function<void()> looking = look;
   awaited.look = &looking;
   try {
@@ -390,48 +398,48 @@ void Link::AwaitHost(const tcp::Mesh::Ticket& heard, const tcp::Mesh::Ticket& sa
 }
 
 // Returns when all hosts have what came of the operation; see 7.
-void Link::Acknowledge(const Place& place, uint64_t got) {
+void Transport::Acknowledge(const Place& place, uint64_t got) {
   const tcp::Tag tag = place.TagOf(Message::kAcknowledgement);
   std::vector<uint64_t> theirs(places_.hosts());
   Trade(place, tag, got, theirs, [](uint32_t, bool) {});
 }
 
-// Its ranks are about to get the outcome. False: too late, it is to be agreed on anew. See 9.
-bool Link::Finish(Name& name, uint64_t number, uint64_t epoch) {
+// Its ranks are about to get the outcome. False: too late, it has to be agreed on again. See 9.
+bool Transport::Finish(Name& name, uint64_t number, uint64_t epoch) {
   std::lock_guard<std::mutex> guard(mutex_);
   if (epoch_ != epoch) return false;
   name.given = number;
   return true;
 }
 
-uint64_t Link::Epoch() const {
+uint64_t Transport::Epoch() const {
   std::lock_guard<std::mutex> guard(mutex_);
   return epoch_;
 }
 
-void Link::AwaitEpochAfter(uint64_t epoch) const {
+void Transport::AwaitEpochAfter(uint64_t epoch) const {
   while (Epoch() == epoch) Pause();
 }
 
 // The failure that follows from what was brought, the same at all hosts.
-std::optional<std::pair<Verdict, std::string>> Link::VerdictOn(const Name& name, const Request& request,
-                                                               const std::vector<Header>& headers) const {
-  Verdict verdict;
-  verdict.what = Verdict::kFailed;
-  verdict.goes_on = 1;
+std::optional<std::pair<Commit, std::string>> Transport::FailureIn(const Name& name, const Request& request,
+                                                                   const std::vector<Header>& headers) const {
+  Commit commit;
+  commit.what = Commit::kFailed;
+  commit.goes_on = 1;
   for (const Header& header : headers) {
     if (header.failed == 0) continue;
-    verdict.status = static_cast<uint8_t>(header.status);
-    return std::make_pair(verdict, TextOf(header.text));
+    commit.status = static_cast<uint8_t>(header.status);
+    return std::make_pair(commit, TextOf(header.text));
   }
   for (uint32_t h = 0; h < places_.hosts(); h++) {
-    const auto giver = GiverOn(h, request);
-    if (!giver || headers[h].none == 0) continue;
-    verdict.status = KF_PEER_LOST;
-    return std::make_pair(verdict, Text("broadcast \"", name.name, "\": ", *giver == request.root ? "its root, " : "",
-                                        "rank ", *giver, ", died, cluster version ", board_.cluster_version()));
+    const auto source = SourceOn(h, request);
+    if (!source || headers[h].none == 0) continue;
+    commit.status = KF_PEER_LOST;
+    return std::make_pair(commit, Text("broadcast \"", name.name, "\": ", *source == request.root ? "its root, " : "",
+                                       "rank ", *source, ", failed, cluster version ", control_.cluster_version()));
   }
-  // With planes those who made them for an earlier generation have to again anyway.
+  // With planes, hosts that made them for an earlier generation contribute again anyway.
   uint32_t latest = 0;
   for (const Header& header : headers) latest = std::max(latest, header.generation);
   const Header* first = nullptr;
@@ -446,30 +454,30 @@ std::optional<std::pair<Verdict, std::string>> Link::VerdictOn(const Name& name,
   for (uint32_t h = 0; h < places_.hosts(); h++) {
     text += Text(h == 0 ? "" : "; ", mesh_.name(h), ": ", TextOf(headers[h].text));
   }
-  verdict.status = KF_MISMATCH;
-  return std::make_pair(verdict, text);
+  commit.status = KF_MISMATCH;
+  return std::make_pair(commit, text);
 }
 
-// Of a broadcast: whose part the link of `host` has from its own ranks.
-std::optional<uint32_t> Link::GiverOn(uint32_t host, const Request& request) const {
+// Of a broadcast: the rank of `host` that its transport has the data from.
+std::optional<uint32_t> Transport::SourceOn(uint32_t host, const Request& request) const {
   if (request.kind != Kind::kBroadcast) return std::nullopt;
-  return places_.GiverOn(host, request.root, request.givers);
+  return places_.SourceOn(host, request.root, request.sources);
 }
 
-bool Link::HasRanks(uint32_t host, uint32_t generation) const {
-  return places_.DeadOn(host, generation, board_) < places_.SizeOf(host);
+bool Transport::HasRanks(uint32_t host, uint32_t generation) const {
+  return places_.NumFailedOn(host, generation, control_) < places_.SizeOf(host);
 }
 
 // The result into scratch.out. What was brought stays as it is.
-void Link::Exchange(const Place& place, uint32_t generation, const Part& part, const std::vector<Header>& headers,
-                    Scratch& scratch) {
+void Transport::Exchange(const Place& place, uint32_t generation, const Contribution& contribution,
+                         const std::vector<Header>& headers, Scratch& scratch) {
   const Request& request = place.request;
   scratch.elements = request.count;
   const tcp::Tag tag = place.TagOf(Message::kData);
   if (request.has_planes) return ExchangePlanes(place, tag, generation, scratch);
   if (GoesInRows(request.kind, request.dtype, request.op)) return ExchangeRows(place, tag, generation, scratch);
   scratch.out = scratch.data;
-  if (!HasRanks(host_, generation)) return;  // there is nobody to give it to
+  if (!HasRanks(host_, generation)) return;  // no rank is left to give it to
   if (request.kind == Kind::kBroadcast) return ExchangeCopy(place, tag, generation, headers, scratch);
   Members members;
   std::vector<Figures> measured;  // of the members
@@ -481,7 +489,8 @@ void Link::Exchange(const Place& place, uint32_t generation, const Part& part, c
   const size_t bytes = request.count * SizeOf(request.dtype);
   const Group group(mesh_, place.epoch, members);
   if (!Reduces(request.kind)) return;
-  scratch.out = part.kept.HasLane() ? part.kept.Of(self_) : scratch.result.Get(Aligned(std::max<size_t>(bytes, 1)));
+  scratch.out = contribution.pinned.HasBuffer() ? contribution.pinned.Of(self_)
+                                                : scratch.result.Get(Aligned(std::max<size_t>(bytes, 1)));
   const auto algorithm = SelectAlgorithm(strategy_, measured, bytes, request.is_slice ? kTracks : 1);
   const bool all_have_measured =
       std::all_of(measured.begin(), measured.end(), [](const Figures& figures) { return figures.step_ns > 0; });
@@ -510,12 +519,13 @@ void Link::Exchange(const Place& place, uint32_t generation, const Part& part, c
   meter_.End(Meter::Clock::now(), &cost);
 }
 
-// A broadcast, to the hosts that have no giver: they are dealt to those that have one, each of which gives to its own.
-void Link::ExchangeCopy(const Place& place, const tcp::Tag& tag, uint32_t generation,
-                        const std::vector<Header>& headers, Scratch& scratch) {
+// A broadcast, to the hosts that have no source rank: they are assigned to the hosts that have one, each of which sends
+// to its own.
+void Transport::ExchangeCopy(const Place& place, const tcp::Tag& tag, uint32_t generation,
+                             const std::vector<Header>& headers, Scratch& scratch) {
   Members giving, taking;
   for (uint32_t h = 0; h < places_.hosts(); h++) {
-    if (GiverOn(h, place.request)) {
+    if (SourceOn(h, place.request)) {
       giving.push_back(h);
     } else if (HasRanks(h, generation)) {
       taking.push_back(h);
@@ -525,7 +535,7 @@ void Link::ExchangeCopy(const Place& place, const tcp::Tag& tag, uint32_t genera
     Members members{giving[g]};
     for (size_t t = g; t < taking.size(); t += giving.size()) members.push_back(taking[t]);
     if (members.size() == 1 || std::find(members.begin(), members.end(), host_) == members.end()) continue;
-    KUNGFU_CHECK(HasRanks(giving[g], generation), "the host of a source rank has no ranks in generation ", generation);
+    KUNGFU_CHECK(HasRanks(giving[g], generation), "a source rank's host has no ranks in generation ", generation);
     std::sort(members.begin(), members.end());
     const auto root = std::find(members.begin(), members.end(), giving[g]) - members.begin();
     std::vector<Figures> measured;
@@ -536,29 +546,30 @@ void Link::ExchangeCopy(const Place& place, const tcp::Tag& tag, uint32_t genera
   }
 }
 
-// All parts came with the headers.
-void Link::ReduceSmall(const Place& place, uint32_t generation, const Members& members,
-                       const std::vector<Header>& headers, Scratch& scratch) const {
+// All contributions came with the headers.
+void Transport::ReduceSmall(const Place& place, uint32_t generation, const Members& members,
+                            const std::vector<Header>& headers, Scratch& scratch) const {
   const Request& request = place.request;
   const size_t room = Aligned(kSmallBytes);
   char* const scaled = scratch.other.Get(members.size() * room);
-  std::vector<const void*> parts;
+  std::vector<const void*> contributions;
   for (const uint32_t h : members) {
-    const void* part = headers[h].part;
+    const void* contribution = headers[h].contribution;
     if (request.op == KF_MEAN) {
-      part = Scaled(request, generation, headers, h, headers[h].part, scaled + parts.size() * room);
+      contribution =
+          Scaled(request, generation, headers, h, headers[h].contribution, scaled + contributions.size() * room);
     }
-    parts.push_back(part);
+    contributions.push_back(contribution);
   }
-  Doubling::ReduceAlone(request.dtype, request.op == KF_MEAN ? KF_SUM : request.op, std::move(parts), scratch.out,
-                        request.count);
+  Doubling::ReduceAlone(request.dtype, request.op == KF_MEAN ? KF_SUM : request.op, std::move(contributions),
+                        scratch.out, request.count);
 }
 
-// What a host has brought to a mean, in `scaled` or where it was. It counts by what its ranks weigh; where nothing
-// weighs anything, by their number, as on one host.
-const void* Link::Scaled(const Request& request, uint32_t generation, const std::vector<Header>& headers, uint32_t host,
-                         const char* part, char* scaled) const {
-  const auto ranks = [&](uint32_t h) { return places_.SizeOf(h) - places_.DeadOn(h, generation, board_); };
+// What a host has brought to a mean, in `scaled` or where it was. It counts by what its ranks weigh; if all weights are
+// 0, by their number, as on one host.
+const void* Transport::Scaled(const Request& request, uint32_t generation, const std::vector<Header>& headers,
+                              uint32_t host, const char* contribution, char* scaled) const {
+  const auto ranks = [&](uint32_t h) { return places_.SizeOf(h) - places_.NumFailedOn(h, generation, control_); };
   uint64_t all = 0, own = headers[host].weight;
   for (const Header& header : headers) all += header.weight;
   if (!request.weighted || all == 0) {
@@ -566,19 +577,19 @@ const void* Link::Scaled(const Request& request, uint32_t generation, const std:
     all = 0;
     for (uint32_t h = 0; h < places_.hosts(); h++) all += ranks(h);
   }
-  if (own == all) return part;
-  if (own == 0) {  // who counts for nothing may bring anything, NaN included
+  if (own == all) return contribution;
+  if (own == 0) {  // a host of weight 0 may bring anything, NaN included
     std::memset(scaled, 0, request.count * SizeOf(request.dtype));
     return scaled;
   }
   const double share = static_cast<double>(own) / static_cast<double>(all);
-  const void* source = part;
+  const void* source = contribution;
   BlendFor(request.dtype)(scaled, &source, &share, 1, request.count);
   return scaled;
 }
 
 // Each host's rows to all others. The result are all ranks' rows, or their mean.
-void Link::ExchangeRows(const Place& place, const tcp::Tag& tag, uint32_t generation, Scratch& scratch) {
+void Transport::ExchangeRows(const Place& place, const tcp::Tag& tag, uint32_t generation, Scratch& scratch) {
   const Request& request = place.request;
   const size_t row = request.count * SizeOf(request.dtype);
   const Members living = LivingIn(generation);
@@ -590,7 +601,9 @@ void Link::ExchangeRows(const Place& place, const tcp::Tag& tag, uint32_t genera
   std::vector<char*> from(places_.hosts());
   std::vector<tcp::Mesh::Ticket> tickets;
   char* next = arriving;
-  const auto bytes_of = [&](uint32_t h) { return row * (places_.SizeOf(h) - places_.DeadOn(h, generation, board_)); };
+  const auto bytes_of = [&](uint32_t h) {
+    return row * (places_.SizeOf(h) - places_.NumFailedOn(h, generation, control_));
+  };
   for (uint32_t h = 0; h < places_.hosts(); h++) {
     from[h] = h == host_ ? scratch.data : next;
     if (h == host_ || !HasRanks(h, generation)) continue;
@@ -615,7 +628,7 @@ void Link::ExchangeRows(const Place& place, const tcp::Tag& tag, uint32_t genera
                                           request.count);
 }
 
-void Link::ExchangePlanes(const Place& place, const tcp::Tag& tag, uint32_t generation, Scratch& scratch) {
+void Transport::ExchangePlanes(const Place& place, const tcp::Tag& tag, uint32_t generation, Scratch& scratch) {
   scratch.out = scratch.data;
   if (!HasRanks(host_, generation)) return;
   const Request& request = place.request;
@@ -668,8 +681,8 @@ void Link::ExchangePlanes(const Place& place, const tcp::Tag& tag, uint32_t gene
 
 // ---- what the host's ranks get
 
-void Link::Give(const Name& name, const Request& request, const Verdict& verdict, const std::string& text,
-                const Scratch& scratch) {
+void Transport::Give(const Name& name, const Request& request, const Commit& commit, const std::string& text,
+                     const Scratch& scratch) {
   const auto give = [&](Stage stage, const void* data, size_t bytes) {
     const kf_tensor tensor{data, nullptr, bytes};
     Operation operation{Kind::kBroadcast, name.name.c_str(), &tensor, 1, KF_UINT8, KF_SUM, self_};
@@ -678,19 +691,19 @@ void Link::Give(const Name& name, const Request& request, const Verdict& verdict
     operation.part.signature = scratch.signature;
     local_->RunFrom(operation, 0);
   };
-  VerdictAndResult word;
-  word.verdict = verdict;
-  const size_t bytes = BytesWithVerdictOf(request);
-  if (bytes > 0 && verdict.what == Verdict::kDone) std::memcpy(word.result, scratch.out, bytes);
-  give(Stage::kVerdict, &word, sizeof verdict + bytes);
-  if (verdict.what != Verdict::kFailed) return;
+  CommitAndResult word;
+  word.commit = commit;
+  const size_t bytes = BytesWithCommitOf(request);
+  if (bytes > 0 && commit.what == Commit::kDone) std::memcpy(word.result, scratch.out, bytes);
+  give(Stage::kCommit, &word, sizeof commit + bytes);
+  if (commit.what != Commit::kFailed) return;
   char field[kTextBytes] = {};
   CopyText(field, text);
   give(Stage::kText, field, sizeof field);
 }
 
-void Link::GiveResult(const Name& name, const Request& request, const Scratch& scratch) {
-  if (request.kind == Kind::kBarrier || GiverOn(host_, request)) return;
+void Transport::GiveResult(const Name& name, const Request& request, const Scratch& scratch) {
+  if (request.kind == Kind::kBarrier || SourceOn(host_, request)) return;
   const kf_tensor tensor{scratch.out, nullptr, scratch.elements};
   Operation operation{Kind::kBroadcast, name.name.c_str(), &tensor, 1, request.dtype, KF_SUM, self_};
   operation.part.stage = Stage::kResult;
@@ -700,46 +713,46 @@ void Link::GiveResult(const Name& name, const Request& request, const Scratch& s
   local_->RunFrom(operation, 0);
 }
 
-// ---- deaths
+// ---- failures
 
-Members Link::LivingIn(uint32_t generation) const {
+Members Transport::LivingIn(uint32_t generation) const {
   Members living;
   for (uint32_t rank = 0; rank < places_.ranks(); rank++) living.push_back(rank);
   for (uint32_t d = 0; d < generation; d++) {
-    living.erase(std::find(living.begin(), living.end(), board_.Death(d)));
+    living.erase(std::find(living.begin(), living.end(), control_.FailedRank(d)));
   }
   return living;
 }
 
-// Until the board has so many; see 5.
-void Link::AwaitDeaths(uint32_t deaths) const {
-  while (board_.deaths() < deaths) Pause();
+// Until the control block has so many; see 5.
+void Transport::AwaitFailures(uint32_t num_failed) const {
+  while (control_.num_failed() < num_failed) Pause();
 }
 
-// How many of this host's are dead in a generation, once the segment knows of them.
-uint32_t Link::AwaitLocalDeaths(uint32_t generation) const {
-  AwaitDeaths(generation);
-  const uint32_t dead = places_.DeadOn(host_, generation, board_);
-  while (local_board_.deaths() < dead) Pause();
-  return dead;
+// How many of this host's ranks have failed in a generation, once the segment has them.
+uint32_t Transport::AwaitLocalFailures(uint32_t generation) const {
+  AwaitFailures(generation);
+  const uint32_t failed = places_.NumFailedOn(host_, generation, control_);
+  while (local_control_.num_failed() < failed) Pause();
+  return failed;
 }
 
-uint32_t Link::AwaitGenerationWithout(uint32_t host, uint32_t missing) const {
+uint32_t Transport::AwaitGenerationWithout(uint32_t host, uint32_t missing) const {
   for (;;) {
-    if (const auto found = places_.GenerationWithout(host, missing, board_)) return *found;
+    if (const auto found = places_.GenerationWithout(host, missing, control_)) return *found;
     Pause();
   }
 }
 
-// A rank that is nobody's death, but an end that the others were not to go on without.
-std::optional<uint32_t> Link::FinishedOn(uint32_t host) const {
+// A rank that hasn't failed, but ended where the others can't go on without it.
+std::optional<uint32_t> Transport::FinishedOn(uint32_t host) const {
   for (const uint32_t rank : places_.RanksOn(host)) {
-    if (board_.EndedForAll(rank)) return rank;
+    if (control_.EndedForAll(rank)) return rank;
   }
   return std::nullopt;
 }
 
-void Link::Pause() const {
+void Transport::Pause() const {
   {
     std::lock_guard<std::mutex> guard(mutex_);
     if (failed_) throw *failed_;

@@ -1,4 +1,5 @@
-// Lanes that the ranks of a host and their link keep while hosts exchange what is in them (lanes.cc, 12).
+// Staging buffers that the ranks of a host and their transport keep while hosts exchange what is in them
+// (staging_buffers.cc, 12).
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -33,20 +34,20 @@ size_t RightSums(Communicator& c, uint32_t rank, uint32_t ranks, const std::stri
   return right;
 }
 
-// A link may leave its lanes a moment later than the ranks.
-bool AllLanesAreFree(Clusters& cluster) {
+// A transport may leave its staging buffers a moment later than the ranks.
+bool AllStagingBuffersAreFree(Clusters& cluster) {
   return Soon([&] {
     uint64_t used = 0;
     for (uint32_t h = 0; h < cluster.places().hosts(); h++) {
       const shm::Header& header = cluster.segment(h).header();
-      used |= header.lanes.load() | header.kept_lanes.load();
+      used |= header.staging_buffers.load() | header.pinned_buffers.load();
     }
     return used == 0;
   });
 }
 
-// From what a mailbox carries to what doesn't fit into a lane.
-TEST(KeptLanes, AreGivenBack) {
+// From what a mailbox carries to what doesn't fit into a staging buffer.
+TEST(PinnedBuffers, AreGivenBack) {
   for (const auto& layout : kSomeHosts) {
     Clusters cluster(layout);
     cluster.Run([&](uint32_t rank, Communicator& c) {
@@ -57,13 +58,13 @@ TEST(KeptLanes, AreGivenBack) {
         }
       }
     });
-    EXPECT_TRUE(AllLanesAreFree(cluster));
+    EXPECT_TRUE(AllStagingBuffersAreFree(cluster));
   }
 }
 
-// More are in flight than there are lanes to keep; the others' go the ordinary way.
-TEST(KeptLanes, AreNotWaitedFor) {
-  constexpr int kNames = shm::kKeptLanes + 12;
+// More are in flight than there are staging buffers to keep; the others' go the ordinary way.
+TEST(PinnedBuffers, AreNotWaitedFor) {
+  constexpr int kNames = shm::kPinnedBuffers + 12;
   for (const auto& layout : kSomeHosts) {
     Clusters cluster(layout);
     cluster.Run([&](uint32_t rank, Communicator& c) {
@@ -77,19 +78,19 @@ TEST(KeptLanes, AreNotWaitedFor) {
       }
       for (std::thread& thread : threads) thread.join();
     });
-    EXPECT_TRUE(AllLanesAreFree(cluster));
+    EXPECT_TRUE(AllStagingBuffersAreFree(cluster));
     // And where one host has none at all, for good: an ordinary one says by its number that it isn't kept.
-    cluster.segment(0).header().kept_lanes = ~uint64_t{0};
+    cluster.segment(0).header().pinned_buffers = ~uint64_t{0};
     cluster.Run([&](uint32_t rank, Communicator& c) {
       EXPECT_EQ(RightSums(c, rank, cluster.size(), "sum", 300'000, 1), 300'000U);
     });
   }
 }
 
-// A wait for buffers isn't a wait for other hosts: host 0 has begun more sums than there are lanes when it gathers
-// something, which the other one does first.
-TEST(KeptLanes, LeaveBuffersFreeWhileOtherHostsAreAwaited) {
-  constexpr int kNames = shm::kLanes + shm::kKeptLanes + 8;
+// A wait for buffers isn't a wait for other hosts: host 0 has begun more sums than there are staging buffers when it
+// gathers something, which the other one does first.
+TEST(PinnedBuffers, LeaveBuffersFreeWhileOtherHostsAreAwaited) {
+  constexpr int kNames = shm::kStagingBuffers + shm::kPinnedBuffers + 8;
   for (const size_t count : {size_t{5}, size_t{10}, size_t{5000}}) {
     Clusters cluster({0, 1}, /*recovers=*/false, {30s, 30s});
     cluster.Run([&](uint32_t rank, Communicator& c) {
@@ -109,11 +110,11 @@ TEST(KeptLanes, LeaveBuffersFreeWhileOtherHostsAreAwaited) {
       if (rank == 1) sum();
       for (std::thread& thread : threads) thread.join();
     });
-    EXPECT_TRUE(AllLanesAreFree(cluster));
+    EXPECT_TRUE(AllStagingBuffersAreFree(cluster));
   }
 }
 
-TEST(KeptLanes, AreGivenBackByTheMembersThatAreLeft) {
+TEST(PinnedBuffers, AreGivenBackByTheMembersThatAreLeft) {
   Clusters cluster({0, 0, 0, 1}, /*recovers=*/true);
   cluster.MarkLost(1);
   cluster.Run([&](uint32_t rank, Communicator& c) {
@@ -124,16 +125,17 @@ TEST(KeptLanes, AreGivenBackByTheMembersThatAreLeft) {
       EXPECT_EQ(x.back(), 3);
     }
   });
-  EXPECT_TRUE(AllLanesAreFree(cluster));
+  EXPECT_TRUE(AllStagingBuffersAreFree(cluster));
 }
 
-TEST(KeptLanes, HaveFencedWordsOfTheDead) {
+TEST(PinnedBuffers, HaveFencedWordsOfFailedRanks) {
   Clusters cluster({0, 0, 1}, /*recovers=*/true);
   cluster.MarkLost(0, 1);
   const shm::Segment& segment = cluster.segment(0);
-  for (uint32_t lane = 0; lane < shm::kLanes + shm::kKeptLanes; lane++) {
-    for (shm::Counter* const word : {&segment.ready(lane, 1), &segment.reduced(lane, 1), &segment.done(lane, 1)}) {
-      EXPECT_NE(word->value.load() & shm::Counter::kFence, 0U) << lane;
+  for (uint32_t staging_buffer = 0; staging_buffer < shm::kStagingBuffers + shm::kPinnedBuffers; staging_buffer++) {
+    for (shm::Counter* const word :
+         {&segment.ready(staging_buffer, 1), &segment.reduced(staging_buffer, 1), &segment.done(staging_buffer, 1)}) {
+      EXPECT_NE(word->value.load() & shm::Counter::kFence, 0U) << staging_buffer;
     }
   }
 }
@@ -142,11 +144,11 @@ constexpr int kLateRounds = 8;
 thread_local bool is_late = false;
 std::atomic<int> times_late{0}, threads_over{0};
 
-// A rank that reads the result late finds it where it was, whatever goes through the lanes meanwhile.
-TEST(KeptLanes, WaitForALateReader) {
+// A rank that reads the result late finds it where it was, whatever goes through the staging buffers meanwhile.
+TEST(PinnedBuffers, WaitForALateReader) {
   times_late = threads_over = 0;
   fault_hook = [](const char* place) {
-    if (!is_late || std::strcmp(place, "before it reads in a kept lane") != 0) return;
+    if (!is_late || std::strcmp(place, "before it reads in a pinned buffer") != 0) return;
     // The last time they are late until the threads with many names have come through.
     if (times_late++ >= 2 * (kLateRounds - 1)) EXPECT_TRUE(Soon([] { return threads_over == 4; }));
     std::this_thread::sleep_for(30ms);
@@ -168,7 +170,7 @@ TEST(KeptLanes, WaitForALateReader) {
           }
         });
       }
-      // More names than can be bound at a time: those that keep a lane stay bound.
+      // More names than can be bound at a time: those that keep a staging buffer stay bound.
       threads.emplace_back([&] {
         EXPECT_TRUE(Soon([] { return times_late > 2 * (kLateRounds - 1); }));
         for (int name = 0; name < 400; name++) {
@@ -178,7 +180,7 @@ TEST(KeptLanes, WaitForALateReader) {
       });
       for (std::thread& thread : threads) thread.join();
     });
-    EXPECT_TRUE(AllLanesAreFree(cluster));
+    EXPECT_TRUE(AllStagingBuffersAreFree(cluster));
   }
   fault_hook = nullptr;
   EXPECT_EQ(times_late, 2 * kLateRounds);

@@ -1,4 +1,4 @@
-// The links of a host for its launcher.
+// The transports of a host for its launcher.
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -9,16 +9,16 @@
 #include <memory>
 
 #include "base/error.h"
-#include "collectives/hosts/link.h"
-#include "store/model_link.h"
+#include "collectives/hosts/transport.h"
+#include "store/model_transport.h"
 
 namespace py = pybind11;
 
 namespace kungfu {
 namespace {
 
-using hosts::Link;
-using store::ModelLink;
+using hosts::Transport;
+using store::ModelTransport;
 using store::StoreView;
 
 using TlsEnds = std::map<int, std::shared_ptr<tcp::TlsEnd>>;
@@ -49,38 +49,38 @@ class Connections {
   std::vector<std::vector<int>> connections_;
 };
 
-// What one cluster version has: the link, and the one for models.
-struct Links {
-  std::unique_ptr<Link> link;
-  std::unique_ptr<ModelLink> models;
+// What one cluster version has: the transport, and the one for models.
+struct Transports {
+  std::unique_ptr<Transport> transport;
+  std::unique_ptr<ModelTransport> models;
 
   std::pair<int, int> Connect(uint32_t local_rank) const {
-    const int to_link = link->Connect(local_rank);
+    const int to_transport = transport->Connect(local_rank);
     try {
-      return {to_link, models->Connect()};
+      return {to_transport, models->Connect()};
     } catch (...) {
-      close(to_link);
+      close(to_transport);
       throw;
     }
   }
   void LoseHost(uint32_t host) const {
-    link->LoseHost(host);
+    transport->LoseHost(host);
     models->LoseHost(host);
   }
   std::vector<std::pair<uint32_t, std::string>> Unreachable() const {
-    auto found = link->Unreachable();
+    auto found = transport->Unreachable();
     const auto also = models->Unreachable();
     found.insert(found.end(), also.begin(), also.end());
     return found;
   }
   void Close() const {
-    link->Close();
+    transport->Close();
     models->Close();
   }
 };
 
 // `find` takes the GIL by itself.
-ModelLink::Find FinderOf(std::function<int(uint32_t)> find) {
+ModelTransport::Find FinderOf(std::function<int(uint32_t)> find) {
   return [find = std::move(find)](uint32_t rank) {
     try {
       return StoreView::Take(find(rank));
@@ -90,40 +90,40 @@ ModelLink::Find FinderOf(std::function<int(uint32_t)> find) {
   };
 }
 
-std::unique_ptr<Links> MakeLinks(int local_fd, int board_fd, uint32_t host, const std::vector<uint32_t>& host_of_rank,
-                                 const std::vector<std::string>& addresses, const std::vector<std::string>& names,
-                                 const std::vector<std::vector<int>>& connections,
-                                 const std::vector<std::vector<int>>& for_models, std::function<int(uint32_t)> find,
-                                 const TlsEnds& tls, const std::string& strategy) {
+std::unique_ptr<Transports> MakeTransports(
+    int local_fd, int control_fd, uint32_t host, const std::vector<uint32_t>& host_of_rank,
+    const std::vector<std::string>& addresses, const std::vector<std::string>& names,
+    const std::vector<std::vector<int>>& connections, const std::vector<std::vector<int>>& for_models,
+    std::function<int(uint32_t)> find, const TlsEnds& tls, const std::string& strategy) {
   Connections own(names, connections), own_for_models(names, for_models);
   const auto local = std::make_shared<shm::Segment>(local_fd);
-  const auto everybody = std::make_shared<shm::Segment>(board_fd);
+  const auto control_segment = std::make_shared<shm::Segment>(control_fd);
   const hosts::Places places(host_of_rank);
   const hosts::Strategy reduces_by = hosts::StrategyNamed(strategy);
   if (addresses.size() != host_of_rank.size() || names.size() != own.size() || names.size() != own_for_models.size()) {
     throw Error(KF_INVALID, Text(addresses.size(), " addresses of ", host_of_rank.size(), " ranks, connections to ",
                                  own.size(), " and ", own_for_models.size(), " hosts with ", names.size(), " names"));
   }
-  // Here alone, before anybody looks: what the ranks of other hosts are called.
-  shm::Board board(everybody);
-  for (uint32_t r = 0; r < addresses.size(); r++) board.Attach(r, addresses[r], false);
+  // Only here, before any reader: the addresses of the ranks of other hosts.
+  shm::SegmentControlBlock control(control_segment);
+  for (uint32_t r = 0; r < addresses.size(); r++) control.Attach(r, addresses[r], false);
   auto finder = FinderOf(std::move(find));
   const py::gil_scoped_release release;
-  auto links = std::make_unique<Links>();
-  links->link = std::make_unique<Link>(local, everybody, places, host, own.Take(tls), reduces_by);
-  links->models = std::make_unique<ModelLink>(places, host, own_for_models.Take(tls), std::move(finder));
-  return links;
+  auto transports = std::make_unique<Transports>();
+  transports->transport = std::make_unique<Transport>(local, control_segment, places, host, own.Take(tls), reduces_by);
+  transports->models = std::make_unique<ModelTransport>(places, host, own_for_models.Take(tls), std::move(finder));
+  return transports;
 }
 
 }  // namespace
 
-void RegisterLink(py::module_& m) {
+void RegisterTransport(py::module_& m) {
   py::class_<tcp::TlsContext, std::shared_ptr<tcp::TlsContext>>(m, "TlsContext", "A host's certificate, and its CA.")
       .def(py::init<const std::string&, const std::string&, const std::string&>(), py::arg("certificate"),
            py::arg("key"), py::arg("ca"),
            "Files in PEM. ImportError where there is no OpenSSL, ValueError where a file isn't what it should be.");
   py::class_<tcp::TlsEnd, std::shared_ptr<tcp::TlsEnd>>(
-      m, "TlsEnd", "One end of a connection with TLS, whose bytes its owner carries; or, then, a link.")
+      m, "TlsEnd", "One end of a TLS connection, whose bytes its owner carries until a transport takes it over.")
       .def(py::init<std::shared_ptr<tcp::TlsContext>, bool, const std::string&>(), py::arg("context"),
            py::arg("called"), py::arg("name"),
            "`called`: the other end has called. `name`: what its certificate has to be for; '': anything.")
@@ -151,32 +151,36 @@ void RegisterLink(py::module_& m) {
             return py::bytes(bytes.data(), bytes.size());
           },
           "What has to go to the network, after each read and write, also those that raise.");
-  py::class_<Links>(m, "Link", "A host's part in what the hosts of one cluster version do together.")
-      .def(py::init(&MakeLinks), py::arg("local_fd"), py::arg("board_fd"), py::arg("host"), py::arg("host_of_rank"),
-           py::arg("addresses"), py::arg("names"), py::arg("connections"), py::arg("for_models"), py::arg("find"),
-           py::arg("tls"), py::arg("strategy"),
-           "`local_fd`: a segment with a place for each rank of this host and one more; `board_fd`: one with all "
+  py::class_<Transports>(m, "InterHostTransport",
+                         "What a host contributes to the operations of one cluster version over several hosts.")
+      .def(py::init(&MakeTransports), py::arg("local_fd"), py::arg("control_fd"), py::arg("host"),
+           py::arg("host_of_rank"), py::arg("addresses"), py::arg("names"), py::arg("connections"),
+           py::arg("for_models"), py::arg("find"), py::arg("tls"), py::arg("strategy"),
+           "`local_fd`: a segment with a place for each rank of this host and one more; `control_fd`: one with all "
            "ranks. By rank: its host, its address; by host: its name, connected sockets to it for the collectives, and "
            "for models (none for this one), which are taken over whatever happens. `find`: a descriptor of the model "
            "store of a rank of this host, which is closed here, or -1. `tls`: of those of the sockets that have it. "
            "`strategy`: KungFu's name of how hosts reduce, the same at all of them.")
-      .def("connect", &Links::Connect, py::arg("local_rank"),
-           "Sockets to the link and for models, for the process that is this rank of the local segment; the caller "
-           "passes them on and closes them.")
-      .def("lose_host", &Links::LoseHost, py::arg("host"), py::call_guard<py::gil_scoped_release>(),
-           "The members go on without this host, all of whose ranks are marked lost in the boards of all hosts. The "
-           "links of all others are told of the same hosts in the same order.")
-      .def("unreachable", &Links::Unreachable,
-           "(host, why) of those to which a connection has ended; but for those that lose_host was told of.")
       .def(
-          "failure", [](const Links& links) { return links.link->failure(); },
+          "connect", &Transports::Connect, py::arg("local_rank"),
+          "Sockets to the transport and for models, for the process that is this rank of the local segment; the caller "
+          "passes them on and closes them.")
+      .def(
+          "lose_host", &Transports::LoseHost, py::arg("host"), py::call_guard<py::gil_scoped_release>(),
+          "The members go on without this host, all of whose ranks are marked lost in the control blocks of all hosts. "
+          "The transports of all other hosts are notified of the same hosts in the same order.")
+      .def("unreachable", &Transports::Unreachable,
+           "(host, why) of those to which a connection has ended, but for those that lose_host was called for.")
+      .def(
+          "failure", [](const Transports& transports) { return transports.transport->failure(); },
           "Why it has failed, '' as long as it hasn't: a host that is lost, say.")
       .def(
-          "fail", [](const Links& links, const std::string& text) { links.link->Fail(KF_PEER_LOST, text); },
+          "fail",
+          [](const Transports& transports, const std::string& text) { transports.transport->Fail(KF_PEER_LOST, text); },
           py::arg("text"),
           "Whatever is under way or begins, here or on the other hosts, raises PeerLostError with this text.",
           py::call_guard<py::gil_scoped_release>())
-      .def("close", &Links::Close, py::call_guard<py::gil_scoped_release>(), "Ends it; idempotent.");
+      .def("close", &Transports::Close, py::call_guard<py::gil_scoped_release>(), "Ends it; idempotent.");
 }
 
 }  // namespace kungfu

@@ -1,6 +1,6 @@
-// The control board of the ranks of a host: words of their segment.
-#ifndef KUNGFU_TRANSPORT_SHM_BOARD_H_
-#define KUNGFU_TRANSPORT_SHM_BOARD_H_
+// The control block of the ranks of a host: words of their segment.
+#ifndef KUNGFU_TRANSPORT_SHM_SEGMENT_CONTROL_BLOCK_H_
+#define KUNGFU_TRANSPORT_SHM_SEGMENT_CONTROL_BLOCK_H_
 
 #include <algorithm>
 #include <chrono>
@@ -10,18 +10,18 @@
 #include <utility>
 #include <vector>
 
-#include "transport/control_board.h"
+#include "transport/control_block.h"
 #include "transport/shm/segment.h"
 
 namespace kungfu::shm {
 
 // Thread-safe, and as good from any process that has the segment. What is asked in an operation is inline, and not
-// virtual for whoever knows this class.
-class Board final : public ControlBoard {
+// virtual for callers that know this class.
+class SegmentControlBlock final : public ControlBlock {
  public:
-  // `numbers`: what its ranks are called in messages, where they are a part of a cluster's; the last one of the
+  // `numbers`: what its ranks are called in messages, if they are a part of a cluster's; the last one of the
   // segment, which stands for the other hosts, has none.
-  explicit Board(std::shared_ptr<Segment> segment, std::vector<uint32_t> numbers = {})
+  explicit SegmentControlBlock(std::shared_ptr<Segment> segment, std::vector<uint32_t> numbers = {})
       : segment_(std::move(segment)), numbers_(std::move(numbers)) {}
 
   uint32_t size() const override { return segment_->size(); }
@@ -34,8 +34,8 @@ class Board final : public ControlBoard {
   bool deadlines_held() const override { return header().deadlines_held.load(std::memory_order_acquire) != 0; }
   void MarkLost(uint32_t rank, const std::string& reason, bool recover, bool reaped = false) override;
   std::string LostReason(uint32_t rank) const override { return segment_->status(rank).lost_reason; }
-  uint32_t deaths() const override { return header().deaths.load(std::memory_order_acquire); }
-  uint32_t Death(uint32_t index) const override { return header().death_order[index]; }
+  uint32_t num_failed() const override { return header().num_failed.load(std::memory_order_acquire); }
+  uint32_t FailedRank(uint32_t index) const override { return header().failure_order[index]; }
 
   bool Attach(uint32_t rank, const std::string& address, bool has_state) override;
   std::string Address(uint32_t rank) const override;
@@ -57,7 +57,7 @@ class Board final : public ControlBoard {
 
   // Of a rank's training, as it has told: the last step that has ended, how long one takes, and how long ago that was.
   // Three words, of which one may be newer than the others: good enough to be looked at, and no more. Read on the host
-  // that the rank is on. Nothing where it has told of none.
+  // that the rank is on. Nothing if it has told of none.
   struct Progress {
     uint64_t step;
     std::chrono::nanoseconds each, ago;
@@ -94,14 +94,14 @@ class Board final : public ControlBoard {
   uint32_t NumberOf(uint32_t rank) const { return rank < numbers_.size() ? numbers_[rank] : rank; }
   std::string PeerName(uint32_t rank) const override;
 
-  // ---- for those who wait in this segment
-  bool IsDead(uint32_t rank) const {
+  // ---- for ranks that wait in this segment
+  bool HasFailed(uint32_t rank) const {
     const Header& words = header();
-    return std::count(words.death_order, words.death_order + deaths(), static_cast<uint16_t>(rank)) > 0;
+    return std::count(words.failure_order, words.failure_order + num_failed(), static_cast<uint16_t>(rank)) > 0;
   }
   // Whether some rank has ended that can't be gone on without; which, RankState::kLost tells.
   bool AnyLost() const { return header().lost.load(std::memory_order_acquire) != 0; }
-  // Whether this one is such a rank. In the midst of MarkLost, where nobody can tell yet, it isn't.
+  // Whether this one is such a rank. During MarkLost, when that isn't decided yet, it isn't.
   bool EndedForAll(uint32_t rank) const;
   // What the lowest living rank that has given up for all says, if any has.
   std::optional<Error> GaveUpForAll() const;
@@ -117,4 +117,4 @@ class Board final : public ControlBoard {
 
 }  // namespace kungfu::shm
 
-#endif  // KUNGFU_TRANSPORT_SHM_BOARD_H_
+#endif  // KUNGFU_TRANSPORT_SHM_SEGMENT_CONTROL_BLOCK_H_

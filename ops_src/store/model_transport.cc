@@ -1,4 +1,4 @@
-#include "store/model_link.h"
+#include "store/model_transport.h"
 
 #include <fcntl.h>
 #include <sys/epoll.h>
@@ -66,7 +66,7 @@ bool IsScarce(int error) { return error == ENOMEM || error == ENOBUFS || error =
 
 }  // namespace
 
-ModelLink::ModelLink(hosts::Places places, uint32_t host, std::vector<tcp::HostEnds> ends, Find find)
+ModelTransport::ModelTransport(hosts::Places places, uint32_t host, std::vector<tcp::HostEnds> ends, Find find)
     : places_(std::move(places)),
       host_(host),
       find_(std::move(find)),
@@ -90,13 +90,13 @@ ModelLink::ModelLink(hosts::Places places, uint32_t host, std::vector<tcp::HostE
   }
 }
 
-ModelLink::~ModelLink() {
+ModelTransport::~ModelTransport() {
   Close();
   close(epoll_);
-  close(wake_);  // nobody tells it anything more: all tickets have ended
+  close(wake_);  // no more events: all tickets have ended
 }
 
-int ModelLink::Connect() {
+int ModelTransport::Connect() {
   int pair[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) throw SystemError("a socket to the models");
   fcntl(pair[0], F_SETFL, O_NONBLOCK);
@@ -114,7 +114,7 @@ int ModelLink::Connect() {
   return pair[1];
 }
 
-void ModelLink::LoseHost(uint32_t host) {
+void ModelTransport::LoseHost(uint32_t host) {
   if (host >= places_.hosts() || host == host_) throw Error(KF_INVALID, Text("no other host ", host));
   {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -124,7 +124,7 @@ void ModelLink::LoseHost(uint32_t host) {
   mesh_.LoseHost(host, "the job goes on without it");
 }
 
-std::vector<std::pair<uint32_t, std::string>> ModelLink::Unreachable() const {
+std::vector<std::pair<uint32_t, std::string>> ModelTransport::Unreachable() const {
   std::lock_guard<std::mutex> guard(mutex_);
   std::vector<std::pair<uint32_t, std::string>> found;
   for (uint32_t h = 0; h < places_.hosts(); h++) {
@@ -133,7 +133,7 @@ std::vector<std::pair<uint32_t, std::string>> ModelLink::Unreachable() const {
   return found;
 }
 
-void ModelLink::Close() {
+void ModelTransport::Close() {
   {
     std::lock_guard<std::mutex> guard(mutex_);
     if (closing_) return;
@@ -166,7 +166,7 @@ void ModelLink::Close() {
 
 // ---- the dispatcher
 
-void ModelLink::Serve() {
+void ModelTransport::Serve() {
   for (;;) {
     {
       std::lock_guard<std::mutex> guard(mutex_);
@@ -186,9 +186,9 @@ void ModelLink::Serve() {
   }
 }
 
-// All that a process has asked. One whose parcel can't be taken is told so; one that says something else isn't listened
-// to any more.
-void ModelLink::HearWorker(int socket) {
+// All that a process has asked. A process whose parcel can't be mapped gets a refusal; one that sends something else is
+// disconnected.
+void ModelTransport::HearWorker(int socket) {
   for (;;) {
     Ask ask;
     int fd;
@@ -238,7 +238,7 @@ void ModelLink::HearWorker(int socket) {
 }
 
 // What the other hosts ask.
-void ModelLink::HearHosts() {
+void ModelTransport::HearHosts() {
   for (uint32_t h = 0; h < places_.hosts(); h++) {
     if (h == host_) continue;
     std::lock_guard<std::mutex> guard(mutex_);
@@ -263,7 +263,7 @@ void ModelLink::HearHosts() {
 }
 
 // mutex_ is held.
-void ModelLink::Listen(uint32_t host) {
+void ModelTransport::Listen(uint32_t host) {
   Far& far = hosts_[host];
   if (far.listens || far.over || far.answering >= kMostAnswering) return;
   far.hearing = mesh_.Receive(kEpoch, host, TagOf(far.heard).Step(kAsk), &far.ask, sizeof far.ask, wake_);
@@ -271,7 +271,7 @@ void ModelLink::Listen(uint32_t host) {
 }
 
 // Begins what can be asked of a host. mutex_ is held.
-void ModelLink::Pump(uint32_t host) {
+void ModelTransport::Pump(uint32_t host) {
   Far& far = hosts_[host];
   for (const int large : {0, 1}) {
     if (far.busy[large] || far.waiting[large].empty()) continue;
@@ -288,7 +288,7 @@ void ModelLink::Pump(uint32_t host) {
 }
 
 // On a thread of its own, or one that is idle. mutex_ is held.
-void ModelLink::Do(std::function<void()> job) {
+void ModelTransport::Do(std::function<void()> job) {
   jobs_.push_back(std::move(job));
   if (idle_ >= jobs_.size()) {
     changed_.notify_one();
@@ -301,7 +301,7 @@ void ModelLink::Do(std::function<void()> job) {
   }
 }
 
-void ModelLink::Work() {
+void ModelTransport::Work() {
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
     idle_++;
@@ -318,7 +318,7 @@ void ModelLink::Work() {
 
 // ---- on their threads
 
-void ModelLink::AskHost(uint32_t host, Asking& asking, uint64_t number) {
+void ModelTransport::AskHost(uint32_t host, Asking& asking, uint64_t number) {
   const Ask& ask = asking.ask;
   Answer answer;
   try {
@@ -346,7 +346,7 @@ void ModelLink::AskHost(uint32_t host, Asking& asking, uint64_t number) {
   asking.parcel->Finish(answer);
 }
 
-void ModelLink::AnswerHost(uint32_t host, const Ask& ask, uint64_t number) {
+void ModelTransport::AnswerHost(uint32_t host, const Ask& ask, uint64_t number) {
   const std::string name = TextOf(ask.name);
   Answer answer;
   Memory copy;
@@ -376,15 +376,15 @@ void ModelLink::AnswerHost(uint32_t host, const Ask& ask, uint64_t number) {
       mesh_.Wait(mesh_.Send(kEpoch, host, tag.Step(kTensors), tensors, ask.padded));
     }
   } catch (const std::exception&) {
-    // Who asked is lost, or this version is over. Listen will be told so, too.
+    // The host that asked is lost, or this version is over. Listen finds that too.
   }
   std::lock_guard<std::mutex> guard(mutex_);
   hosts_[host].answering--;
   if (!closing_) Wake(wake_);  // the next may be heard
 }
 
-// Null where the rank has saved nothing yet, or its process has ended.
-std::shared_ptr<StoreView> ModelLink::ViewOf(uint32_t rank) {
+// Null if the rank has saved nothing yet, or its process has ended.
+std::shared_ptr<StoreView> ModelTransport::ViewOf(uint32_t rank) {
   {
     std::lock_guard<std::mutex> guard(mutex_);
     const auto found = views_.find(rank);

@@ -1,4 +1,4 @@
-#include "transport/shm/board.h"
+#include "transport/shm/segment_control_block.h"
 
 #include <optional>
 
@@ -12,22 +12,22 @@ namespace {
 std::chrono::nanoseconds Now() { return std::chrono::steady_clock::now().time_since_epoch(); }
 
 // Calls visit(word) with each word that `rank` publishes by. Without `used_only` those that are not in use yet are
-// among them: a channel or lane may be bound at any moment.
+// among them: a channel or staging buffer may be bound at any moment.
 template <typename Visit>
 void EachWordOf(const Segment& segment, uint32_t rank, bool used_only, const Visit& visit) {
   // First of all: what follows from another word's fence is not to make the others give up, too.
   visit(segment.status(rank).gave_up);
-  if (segment.is_board()) return;
+  if (segment.is_control_block()) return;
   for (uint32_t c = 0; c < kChannels; c++) {
     if (used_only && !segment.channel(c).IsBound()) continue;
     visit(segment.mailbox(c, rank, 0).sequence);
     visit(segment.mailbox(c, rank, 1).sequence);
     visit(segment.complaint(c, rank).sequence);
   }
-  const uint64_t lanes = segment.header().lanes.load(std::memory_order_acquire);
-  const uint64_t kept_lanes = segment.header().kept_lanes.load(std::memory_order_acquire);
-  for (uint32_t l = 0; l < kLanes + kKeptLanes; l++) {
-    const uint64_t used = l < kLanes ? lanes >> l : kept_lanes >> (l - kLanes);
+  const uint64_t staging_buffers = segment.header().staging_buffers.load(std::memory_order_acquire);
+  const uint64_t pinned_buffers = segment.header().pinned_buffers.load(std::memory_order_acquire);
+  for (uint32_t l = 0; l < kStagingBuffers + kPinnedBuffers; l++) {
+    const uint64_t used = l < kStagingBuffers ? staging_buffers >> l : pinned_buffers >> (l - kStagingBuffers);
     if (used_only && (used & 1) == 0) continue;
     visit(segment.ready(l, rank));
     visit(segment.reduced(l, rank));
@@ -37,10 +37,9 @@ void EachWordOf(const Segment& segment, uint32_t rank, bool used_only, const Vis
 
 }  // namespace
 
-// First the words by which `rank` publishes are fenced: what they say then they say forever. Then it is entered in the
-// list of deaths, and last whoever sleeps is woken. A survivor that finds it in the list finds its words as they will
-// ever be.
-void Board::MarkLost(uint32_t rank, const std::string& reason, bool recover, bool reaped) {
+// First the words by which `rank` publishes are fenced: from then on they never change. Then the rank is entered in the
+// list of failures, and last all sleeping ranks are woken. A survivor that finds it in the list finds its final words.
+void SegmentControlBlock::MarkLost(uint32_t rank, const std::string& reason, bool recover, bool reaped) {
   if (rank >= size()) throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", size()));
   if (recover && header().recovers == 0) throw Error(KF_INVALID, "this segment's members don't recover from a loss");
   RankStatus& lost = segment_->status(rank);
@@ -50,38 +49,40 @@ void Board::MarkLost(uint32_t rank, const std::string& reason, bool recover, boo
     lost.state.value.exchange(static_cast<uint32_t>(RankState::kLost) | Counter::kFence, std::memory_order_acq_rel);
     lost.state.WakeAll();
     if (recover) {
-      const uint32_t deaths = header().deaths.load(std::memory_order_relaxed);
-      header().death_order[deaths] = static_cast<uint16_t>(rank);
-      header().deaths.store(deaths + 1, std::memory_order_seq_cst);
+      const uint32_t num_failed = header().num_failed.load(std::memory_order_relaxed);
+      header().failure_order[num_failed] = static_cast<uint16_t>(rank);
+      header().num_failed.store(num_failed + 1, std::memory_order_seq_cst);
     } else {
       header().lost.fetch_add(1);
     }
-    // Before it is looked which words are in use: who binds one later looks at the deaths later (ChannelHead::SetUser).
+    // Before the check which words are in use: a rank that binds one later reads the failures later
+    // (ChannelHead::SetUser).
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    // Whoever waits for a survivor has to look again, too: that one may be doing the operation again.
+    // A rank that waits for a survivor has to look again too: the survivor may repeat the operation.
     for (uint32_t r = 0; r < size(); r++) {
       EachWordOf(*segment_, r, /*used_only=*/true, [](Counter& word) { word.Stir(); });
     }
-    // It may have died between a step and the wake-up, which then nobody owes any more.
+    // It may have failed between a step and the wake-up, which is then made here.
     EachWordOf(*segment_, rank, /*used_only=*/true, [](Counter& word) { word.WakeAll(); });
-    header().lane_waiters.Stir();
+    header().staging_waiters.Stir();
   }
-  if (!reaped || segment_->is_board()) return;
+  if (!reaped || segment_->is_control_block()) return;
   for (uint32_t c = 0; c < kChannels; c++) {
     if ((segment_->channel(c).users[rank / 64].load(std::memory_order_relaxed) >> rank % 64 & 1) != 0)
       segment_->channel(c).ClearUser(rank);
   }
 }
 
-// A state says kLost before it is known of which kind the loss is: then more ranks are lost than the list of deaths and
-// the count of the others account for.
-bool Board::EndedForAll(uint32_t rank) const {
+// A state says kLost before it is known of which kind the loss is: then more ranks are lost than the list of failures
+// and the count of the others account for.
+bool SegmentControlBlock::EndedForAll(uint32_t rank) const {
   uint32_t unlisted = 0;
-  for (uint32_t r = 0; r < size(); r++) unlisted += State(r) == RankState::kLost && !IsDead(r);
-  return State(rank) == RankState::kLost && !IsDead(rank) && unlisted <= header().lost.load(std::memory_order_acquire);
+  for (uint32_t r = 0; r < size(); r++) unlisted += State(r) == RankState::kLost && !HasFailed(r);
+  return State(rank) == RankState::kLost && !HasFailed(rank) &&
+         unlisted <= header().lost.load(std::memory_order_acquire);
 }
 
-bool Board::Attach(uint32_t rank, const std::string& address, bool has_state) {
+bool SegmentControlBlock::Attach(uint32_t rank, const std::string& address, bool has_state) {
   RankStatus& mine = segment_->status(rank);
   if (mine.state.Count() != static_cast<uint32_t>(RankState::kAbsent)) return false;
   mine.has_state = has_state ? 1 : 0;
@@ -91,9 +92,9 @@ bool Board::Attach(uint32_t rank, const std::string& address, bool has_state) {
   return true;
 }
 
-std::string Board::Address(uint32_t rank) const { return TextOf(segment_->status(rank).address); }
+std::string SegmentControlBlock::Address(uint32_t rank) const { return TextOf(segment_->status(rank).address); }
 
-std::string Board::PeerName(uint32_t rank) const {
+std::string SegmentControlBlock::PeerName(uint32_t rank) const {
   if (!IsWorker(rank)) return "the other hosts";
   const std::string address = Address(rank);
   const uint32_t number = NumberOf(rank);
@@ -101,36 +102,36 @@ std::string Board::PeerName(uint32_t rank) const {
 }
 
 // One that is expelled can't say so any more, and needn't.
-void Board::Leave(uint32_t rank) {
+void SegmentControlBlock::Leave(uint32_t rank) {
   Counter& state = segment_->status(rank).state;
   const auto left = static_cast<uint32_t>(RankState::kLeft);
   if (!state.Reached(left)) (void)state.Advance(left);
 }
 
 // Acquired, so that what it brought before it left is seen.
-RankState Board::State(uint32_t rank) const {
+RankState SegmentControlBlock::State(uint32_t rank) const {
   const uint32_t word = segment_->status(rank).state.value.load(std::memory_order_acquire);
   return static_cast<RankState>(word & Counter::kMask);
 }
 
-uint32_t Board::Heartbeat(uint32_t rank) const {
+uint32_t SegmentControlBlock::Heartbeat(uint32_t rank) const {
   return State(rank) >= RankState::kLeft ? 0 : segment_->status(rank).heartbeat.load();
 }
 
-void Board::NoteStep(uint32_t rank, uint64_t step, std::chrono::nanoseconds each) {
+void SegmentControlBlock::NoteStep(uint32_t rank, uint64_t step, std::chrono::nanoseconds each) {
   RankStatus& mine = segment_->status(rank);
   mine.step.store(step, std::memory_order_relaxed);
   mine.step_ns.store(static_cast<uint64_t>(each.count()), std::memory_order_relaxed);
   mine.stepped_ns.store(static_cast<uint64_t>(Now().count()), std::memory_order_release);
 }
 
-std::optional<Board::Awaited> Board::AwaitedBy(uint32_t rank) const {
+std::optional<SegmentControlBlock::Awaited> SegmentControlBlock::AwaitedBy(uint32_t rank) const {
   const uint32_t word = segment_->status(rank).awaits.load(std::memory_order_relaxed);
   if (word == 0) return std::nullopt;
   return Awaited{(word & ~kOverdue) - 1, (word & kOverdue) != 0};
 }
 
-std::optional<Board::Progress> Board::ProgressOf(uint32_t rank) const {
+std::optional<SegmentControlBlock::Progress> SegmentControlBlock::ProgressOf(uint32_t rank) const {
   if (rank >= size()) throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", size()));
   const RankStatus& its = segment_->status(rank);
   const std::chrono::nanoseconds told(its.stepped_ns.load(std::memory_order_acquire));
@@ -140,7 +141,7 @@ std::optional<Board::Progress> Board::ProgressOf(uint32_t rank) const {
 }
 
 // What the word announces is written before it; the header's tells the others that it is worth their while to look.
-void Board::GiveUp(uint32_t rank, GaveUp how, kf_status status, const std::string& text) {
+void SegmentControlBlock::GiveUp(uint32_t rank, GaveUp how, kf_status status, const std::string& text) {
   RankStatus& mine = segment_->status(rank);
   mine.gave_up_status = status;
   CopyText(mine.gave_up_text, text);
@@ -149,26 +150,26 @@ void Board::GiveUp(uint32_t rank, GaveUp how, kf_status status, const std::strin
   (void)mine.gave_up.Advance(static_cast<uint32_t>(how));
 }
 
-std::string Board::GaveUpAlone(uint32_t rank) const {
+std::string SegmentControlBlock::GaveUpAlone(uint32_t rank) const {
   const RankStatus& its = segment_->status(rank);
   const uint32_t word = its.gave_up.value.load(std::memory_order_acquire) & Counter::kMask;
   if (word != static_cast<uint32_t>(GaveUp::kAlone)) return "";
   return TextOf(its.gave_up_text);
 }
 
-// What the dead have said counts no more; whoever saw it while they lived says the same, and counts.
-std::optional<Error> Board::GaveUpForAll() const {
+// What failed ranks have said counts no more. A rank that saw it while they lived says the same, and counts.
+std::optional<Error> SegmentControlBlock::GaveUpForAll() const {
   if (header().gave_up.load(std::memory_order_acquire) == 0) return std::nullopt;
   for (uint32_t r = 0; r < size(); r++) {
     const RankStatus& its = segment_->status(r);
-    if (!its.gave_up.Reached(static_cast<uint32_t>(GaveUp::kForAll)) || IsDead(r)) continue;
+    if (!its.gave_up.Reached(static_cast<uint32_t>(GaveUp::kForAll)) || HasFailed(r)) continue;
     return Error(static_cast<kf_status>(its.gave_up_status), TextOf(its.gave_up_text));
   }
   return std::nullopt;
 }
 
-// An atomic word that only grows: the same as soon as it is seen, whoever raises it.
-void Board::RequestSyncPoint(uint64_t number) {
+// An atomic word that only grows: the same as soon as it is seen, whichever rank raises it.
+void SegmentControlBlock::RequestSyncPoint(uint64_t number) {
   std::atomic<uint64_t>& called = header().sync_points;
   uint64_t seen = called.load(std::memory_order_relaxed);
   while (seen < number && !called.compare_exchange_weak(seen, number, std::memory_order_acq_rel)) {

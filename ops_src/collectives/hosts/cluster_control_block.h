@@ -1,6 +1,6 @@
-// The control board of a cluster over several hosts, as a rank has it.
-#ifndef KUNGFU_COLLECTIVES_HOSTS_CLUSTER_BOARD_H_
-#define KUNGFU_COLLECTIVES_HOSTS_CLUSTER_BOARD_H_
+// The control block of a cluster over several hosts, as a rank has it.
+#ifndef KUNGFU_COLLECTIVES_HOSTS_CLUSTER_CONTROL_BLOCK_H_
+#define KUNGFU_COLLECTIVES_HOSTS_CLUSTER_CONTROL_BLOCK_H_
 
 #include <chrono>
 #include <memory>
@@ -9,21 +9,21 @@
 #include <vector>
 
 #include "collectives/hosts/protocol.h"
-#include "transport/shm/board.h"
+#include "transport/shm/segment_control_block.h"
 
 namespace kungfu::hosts {
 
-// What the job's launchers say to everybody lies in a segment that has all ranks: deaths in their one order, versions,
-// sync points. What a rank says lies in its own host's segment, where its neighbours and its launcher look; of the
-// other hosts' ranks one hears what the launchers pass on, and whether they had the state when they came.
+// What the job's launchers announce to all ranks lies in a segment of all ranks: failures in their one order, versions,
+// sync points. What a rank announces lies in its own host's segment, which its neighbours and its launcher read. Of the
+// ranks of other hosts a rank knows what the launchers pass on, and whether they had the state when they joined.
 //
 // Thread-safe.
-class ClusterBoard final : public ControlBoard {
+class ClusterControlBlock final : public ControlBlock {
  public:
   // `local`: the segment of host `host`.
-  ClusterBoard(const std::shared_ptr<shm::Segment>& everybody, const std::shared_ptr<shm::Segment>& local,
-               const Places& places, uint32_t host)
-      : all_(everybody), local_(local), places_(places), host_(host), has_state_(places.ranks()) {}
+  ClusterControlBlock(const std::shared_ptr<shm::Segment>& control_segment, const std::shared_ptr<shm::Segment>& local,
+                      const Places& places, uint32_t host)
+      : all_(control_segment), local_(local), places_(places), host_(host), has_state_(places.ranks()) {}
 
   uint32_t size() const override { return all_.size(); }
   uint64_t cluster_version() const override { return all_.cluster_version(); }
@@ -37,8 +37,8 @@ class ClusterBoard final : public ControlBoard {
     all_.MarkLost(rank, reason, recover, reaped);
   }
   std::string LostReason(uint32_t rank) const override { return all_.LostReason(rank); }
-  uint32_t deaths() const override { return all_.deaths(); }
-  uint32_t Death(uint32_t index) const override { return all_.Death(index); }
+  uint32_t num_failed() const override { return all_.num_failed(); }
+  uint32_t FailedRank(uint32_t index) const override { return all_.FailedRank(index); }
 
   bool Attach(uint32_t rank, const std::string& address, bool has_state) override {
     return local_.Attach(places_.LocalOf(rank), address, has_state);
@@ -47,7 +47,7 @@ class ClusterBoard final : public ControlBoard {
     return IsHere(rank) ? local_.Address(places_.LocalOf(rank)) : all_.Address(rank);
   }
   bool HasState(uint32_t rank) const override { return has_state_[rank]; }
-  // Of all ranks, by rank; before anybody else uses this board.
+  // Of all ranks, by rank; before any other thread uses this control block.
   void SetStates(std::vector<bool> has_state) { has_state_ = std::move(has_state); }
   void Leave(uint32_t rank) override { local_.Leave(places_.LocalOf(rank)); }
   RankState State(uint32_t rank) const override {
@@ -78,7 +78,7 @@ class ClusterBoard final : public ControlBoard {
  private:
   bool IsHere(uint32_t rank) const { return places_.HostOf(rank) == host_; }
 
-  shm::Board all_, local_;
+  shm::SegmentControlBlock all_, local_;
   const Places places_;
   const uint32_t host_;
   std::vector<bool> has_state_;
@@ -86,4 +86,4 @@ class ClusterBoard final : public ControlBoard {
 
 }  // namespace kungfu::hosts
 
-#endif  // KUNGFU_COLLECTIVES_HOSTS_CLUSTER_BOARD_H_
+#endif  // KUNGFU_COLLECTIVES_HOSTS_CLUSTER_CONTROL_BLOCK_H_

@@ -1,4 +1,5 @@
-// A communicator whose members talk by another board than a segment's: nothing in the interfaces is of shared memory.
+// A communicator whose members talk by another control block than a segment's: nothing in the interfaces is of shared
+// memory.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,13 +9,13 @@
 
 #include "base/interrupt.h"
 #include "collectives/communicator.h"
-#include "transport/control_board.h"
+#include "transport/control_block.h"
 
 namespace kungfu::testing {
 namespace {
 
 // In this process's memory.
-class PlainBoard final : public ControlBoard {
+class PlainControlBlock final : public ControlBlock {
  public:
   struct Rank {
     std::string address, lost_reason, text;
@@ -26,7 +27,7 @@ class PlainBoard final : public ControlBoard {
     uint64_t step = 0;
   };
 
-  PlainBoard(uint32_t size, bool recovers) : ranks(size), recovers_(recovers) {}
+  PlainControlBlock(uint32_t size, bool recovers) : ranks(size), recovers_(recovers) {}
 
   uint32_t size() const override { return static_cast<uint32_t>(ranks.size()); }
   uint64_t cluster_version() const override { return 7; }
@@ -41,8 +42,8 @@ class PlainBoard final : public ControlBoard {
     order_.push_back(rank);
   }
   std::string LostReason(uint32_t rank) const override { return ranks[rank].lost_reason; }
-  uint32_t deaths() const override { return static_cast<uint32_t>(order_.size()); }
-  uint32_t Death(uint32_t index) const override { return order_[index]; }
+  uint32_t num_failed() const override { return static_cast<uint32_t>(order_.size()); }
+  uint32_t FailedRank(uint32_t index) const override { return order_[index]; }
   bool Attach(uint32_t rank, const std::string& address, bool has_state) override {
     if (ranks[rank].state != RankState::kAbsent) return false;
     ranks[rank].address = address;
@@ -82,8 +83,9 @@ class PlainBoard final : public ControlBoard {
 // Moves no data.
 class Idle final : public Communicator {
  public:
-  Idle(PlainBoard& board, uint32_t rank) : Communicator(rank, board.size(), board.cluster_version()), board_(board) {
-    board.Attach(rank, "10.0.0." + std::to_string(rank) + ":1", /*has_state=*/rank > 0);
+  Idle(PlainControlBlock& control, uint32_t rank)
+      : Communicator(rank, control.size(), control.cluster_version()), control_(control) {
+    control.Attach(rank, "10.0.0." + std::to_string(rank) + ":1", /*has_state=*/rank > 0);
   }
   uint32_t Run(const Operation&) override { return closure_.ThrowIfClosed(), 0; }
   uint32_t RunAll(const Operation*, size_t) override { return 0; }
@@ -91,58 +93,58 @@ class Idle final : public Communicator {
   std::optional<uint32_t> RunRenewable(Renewable&, uint32_t) override { return 0; }
 
  private:
-  ControlBoard* board() const override { return &board_; }
-  PlainBoard& board_;
+  ControlBlock* control() const override { return &control_; }
+  PlainControlBlock& control_;
 };
 
-TEST(ControlBoardTest, AGenerationIsTheClusterWithoutItsFirstDeaths) {
-  PlainBoard board(4, /*recovers=*/true);
-  Idle zero(board, 0), one(board, 1), two(board, 2), three(board, 3);
+TEST(ControlBlockTest, AGenerationIsTheClusterWithoutItsFirstFailedRanks) {
+  PlainControlBlock control(4, /*recovers=*/true);
+  Idle zero(control, 0), one(control, 1), two(control, 2), three(control, 3);
   EXPECT_EQ(three.StateRoot(), 1u);
-  board.MarkLost(1, "was killed", true, true);
-  board.MarkLost(0, "was killed", true, true);
+  control.MarkLost(1, "was killed", true, true);
+  control.MarkLost(0, "was killed", true, true);
   EXPECT_EQ(three.MembersOf(0), (Members{0, 1, 2, 3}));
   EXPECT_EQ(three.MembersOf(1), (Members{0, 2, 3}));
   EXPECT_EQ(three.Living(), (Members{2, 3}));
   EXPECT_EQ(three.StateRoot(), 2u);
 }
 
-TEST(ControlBoardTest, SyncPointsAndPreparedVersionsAreSeenByAll) {
-  PlainBoard board(2, /*recovers=*/true);
-  Idle zero(board, 0), one(board, 1);
+TEST(ControlBlockTest, SyncPointsAndPreparedVersionsAreSeenByAll) {
+  PlainControlBlock control(2, /*recovers=*/true);
+  Idle zero(control, 0), one(control, 1);
   zero.RequestSyncPoint(2);
-  board.Announce(9);
+  control.Announce(9);
   one.SetBusy(true);
   EXPECT_EQ(one.sync_points(), 2u);
   EXPECT_EQ(one.announced(), 9u);
-  EXPECT_TRUE(board.IsBusy(1) && !board.IsBusy(0));
+  EXPECT_TRUE(control.IsBusy(1) && !control.IsBusy(0));
   one.Leave();
-  EXPECT_EQ(board.State(1), RankState::kLeft);
+  EXPECT_EQ(control.State(1), RankState::kLeft);
 }
 
-TEST(ControlBoardTest, RankThatFailsAloneIsRemovedAloneOnlyIfOthersRecover) {
+TEST(ControlBlockTest, RankThatFailsAloneIsRemovedAloneOnlyIfOthersRecover) {
   for (const bool recovers : {true, false}) {
-    PlainBoard board(2, recovers);
-    Idle zero(board, 0), one(board, 1);
+    PlainControlBlock control(2, recovers);
+    Idle zero(control, 0), one(control, 1);
     one.Beat();
     one.GiveUp(Interrupted("KeyboardInterrupt"));
     one.Beat();
-    EXPECT_EQ(board.Heartbeat(1), recovers ? 1u : 2u) << "its heart stands still where the launcher is to end it";
-    EXPECT_EQ(board.ranks[1].gave_up, recovers ? GaveUp::kAlone : GaveUp::kForAll);
-    EXPECT_EQ(board.ranks[1].status, KF_ABORTED);
-    EXPECT_EQ(board.GaveUpAlone(1).empty(), !recovers);
+    EXPECT_EQ(control.Heartbeat(1), recovers ? 1u : 2u) << "its heart stands still where the launcher is to end it";
+    EXPECT_EQ(control.ranks[1].gave_up, recovers ? GaveUp::kAlone : GaveUp::kForAll);
+    EXPECT_EQ(control.ranks[1].status, KF_ABORTED);
+    EXPECT_EQ(control.GaveUpAlone(1).empty(), !recovers);
     EXPECT_THROW(one.Run({}), Closed);
     zero.Run({});  // it has not looked yet
   }
 }
 
-TEST(ControlBoardTest, ADeadlineThatPassedIsEverybodysAndTheFirstReasonStays) {
-  PlainBoard board(2, /*recovers=*/true);
-  Idle zero(board, 0), one(board, 1);
+TEST(ControlBlockTest, ADeadlineThatPassedIsForAllAndTheFirstReasonStays) {
+  PlainControlBlock control(2, /*recovers=*/true);
+  Idle zero(control, 0), one(control, 1);
   one.GiveUp(Error(KF_TIMEOUT, "too late"));
   one.GiveUp(Error(KF_INTERNAL, "no memory"));
-  EXPECT_EQ(board.ranks[1].gave_up, GaveUp::kForAll);
-  EXPECT_EQ(board.ranks[1].text, "rank 1 (10.0.0.1:1) gave up: too late");
+  EXPECT_EQ(control.ranks[1].gave_up, GaveUp::kForAll);
+  EXPECT_EQ(control.ranks[1].text, "rank 1 (10.0.0.1:1) gave up: too late");
 }
 
 }  // namespace

@@ -1,8 +1,9 @@
-// What the members of one cluster version, and their launcher, tell each other besides data: who is there, who is dead
-// and in which order, who has given up, which version comes next. Rare words, none of them on the way of an operation's
-// bytes. Nothing here says how they travel: on one host they lie in the segment (transport/shm/board.h).
-#ifndef KUNGFU_TRANSPORT_CONTROL_BOARD_H_
-#define KUNGFU_TRANSPORT_CONTROL_BOARD_H_
+// What the members of one cluster version, and their launcher, announce to each other besides data: which ranks are
+// there, which have failed and in which order, which have given up, which version comes next. These words are rare, and
+// none is on the path of an operation's bytes. This interface doesn't fix how they travel: on one host they lie in the
+// segment (transport/shm/segment_control_block.h).
+#ifndef KUNGFU_TRANSPORT_CONTROL_BLOCK_H_
+#define KUNGFU_TRANSPORT_CONTROL_BLOCK_H_
 
 #include <chrono>
 #include <cstdint>
@@ -15,19 +16,19 @@ namespace kungfu {
 // It only grows, and stays at kLost.
 enum class RankState : uint32_t { kAbsent = 0, kAttached = 1, kLeft = 2, kLost = 3 };
 
-// Of a rank that can't go on: kAlone says that it is out by itself, and the others wait until the launcher has ended
-// it; kForAll that the communicator is finished at every rank.
+// Of a rank that can't go on. kAlone: it is out by itself, and the others wait until the launcher has ended it.
+// kForAll: the communicator is finished at every rank.
 enum class GaveUp : uint32_t { kNo = 0, kAlone = 1, kForAll = 2 };
 
 // Each word has one writer, by which it is grouped here. A rank is below size() everywhere.
-class ControlBoard {
+class ControlBlock {
  public:
-  virtual ~ControlBoard() = default;
+  virtual ~ControlBlock() = default;
 
   // ---- fixed when the version is made
   virtual uint32_t size() const = 0;
   virtual uint64_t cluster_version() const = 0;
-  virtual bool recovers() const = 0;  // the members go on without those who die
+  virtual bool recovers() const = 0;  // the members go on without failed ranks
 
   // ---- written by the launcher, from one thread at a time
   virtual void Announce(uint64_t version) = 0;
@@ -36,16 +37,15 @@ class ControlBoard {
   // members wait for (a version's choice, the loss of a host).
   virtual void HoldDeadlines(bool held) = 0;
   virtual bool deadlines_held() const = 0;
-  // Says that `rank` is out, with the reason that the survivors will read. With `recover` they go on without it (it is
-  // entered in the list of deaths), else whoever waits fails. Idempotent; the first word counts. The process may still
-  // live (it hangs in the kernel, in a frozen cgroup): whatever it publishes from now on nobody sees. With `reaped` no
-  // thread of it runs any more, and what it has bound is free for others; that may be said later, by calling this once
-  // more.
+  // Marks `rank` as lost, with the reason for the survivors. With `recover` they go on without it (it is entered in the
+  // list of failures), otherwise all waiting ranks fail. Idempotent; the first call counts. The process may still live
+  // (it hangs in the kernel, in a frozen cgroup): no rank sees what it publishes from now on. With `reaped` no thread
+  // of it runs any more, and what it has bound is free for others. A later call may add that.
   virtual void MarkLost(uint32_t rank, const std::string& reason, bool recover, bool reaped = false) = 0;
   virtual std::string LostReason(uint32_t rank) const = 0;  // of one that is marked
-  // The list of deaths only grows at its end, so its first n are the same at every reader.
-  virtual uint32_t deaths() const = 0;
-  virtual uint32_t Death(uint32_t index) const = 0;
+  // The list of failures only grows at its end, so its first n are the same at every reader.
+  virtual uint32_t num_failed() const = 0;
+  virtual uint32_t FailedRank(uint32_t index) const = 0;
 
   // ---- written by the rank itself
   // Takes the place of `rank`. False: it has been taken before.
@@ -67,8 +67,8 @@ class ControlBoard {
   virtual std::string GaveUpAlone(uint32_t rank) const = 0;
 
   // ---- written by any member
-  // How many sync points members have asked for, and asking for the one with this number, from 1. Nobody lowers it: who
-  // comes by and has been at fewer goes to the next one.
+  // How many sync points members have asked for, and asking for the one with this number, from 1. It never decreases: a
+  // rank that has been at fewer goes to the next one.
   virtual void RequestSyncPoint(uint64_t number) = 0;
   virtual uint64_t sync_points() const = 0;
 
@@ -81,4 +81,4 @@ class ControlBoard {
 
 }  // namespace kungfu
 
-#endif  // KUNGFU_TRANSPORT_CONTROL_BOARD_H_
+#endif  // KUNGFU_TRANSPORT_CONTROL_BLOCK_H_

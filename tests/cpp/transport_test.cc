@@ -1,4 +1,4 @@
-// What a host's link keeps of operations: its memory, and the host it names while a loss waits to be recorded.
+// What a host's transport keeps of operations: its memory, and the host it names while a loss waits to be recorded.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ using hosts::ScratchPool;
 
 // An operation of so many bytes that brings, exchanges and gives as many.
 void Fill(hosts::Scratch& scratch, size_t bytes) {
-  scratch.part.Get(bytes);
+  scratch.contribution.Get(bytes);
   scratch.result.Get(bytes);
   scratch.other.Get(bytes);
 }
@@ -31,7 +31,7 @@ TEST(ScratchPool, GivesAnOperationTheMemoryOfTheOneBefore) {
   char* first = nullptr;
   for (int i = 0; i < 3; i++) {
     const ScratchPool::Use use(pool, 100 << 20);
-    char* const memory = (*use).part.Get(100 << 20);
+    char* const memory = (*use).contribution.Get(100 << 20);
     if (first == nullptr) first = memory;
     EXPECT_EQ(memory, first);
   }
@@ -45,7 +45,7 @@ TEST(ScratchPool, KeepsLittleOfManyOperationsAtATime) {
     std::vector<std::unique_ptr<ScratchPool::Use>> uses;
     for (int i = 0; i < 16; i++) {
       uses.push_back(std::make_unique<ScratchPool::Use>(pool, kLarge));
-      (**uses.back()).part.Get(kLarge);
+      (**uses.back()).contribution.Get(kLarge);
     }
   }
   EXPECT_LE(pool.idle_bytes(), ScratchPool::kMostIdle + kLarge);
@@ -72,7 +72,7 @@ TEST(ScratchPool, GivesNoLargeMemoryToASmallOperation) {
 }
 
 // As many names at a time as a launcher has threads for: what they have worked in stays within the pool's bound.
-TEST(LinkMemory, IsThePoolsWhenOperationsHaveEnded) {
+TEST(TransportMemory, IsThePoolsWhenOperationsHaveEnded) {
   Clusters cluster({0, 0, 1, 1});
   constexpr size_t kBytes = 1 << 20;
   cluster.Run([&](uint32_t rank, ClusterCommunicator& communicator) {
@@ -84,13 +84,13 @@ TEST(LinkMemory, IsThePoolsWhenOperationsHaveEnded) {
     });
   });
   for (const uint32_t h : {0, 1}) {
-    EXPECT_TRUE(Soon([&] { return cluster.link(h).idle_bytes() >= kBytes; })) << h;
-    EXPECT_LE(cluster.link(h).idle_bytes(), ScratchPool::kMostIdle + kBytes) << h;
+    EXPECT_TRUE(Soon([&] { return cluster.transport(h).idle_bytes() >= kBytes; })) << h;
+    EXPECT_LE(cluster.transport(h).idle_bytes(), ScratchPool::kMostIdle + kBytes) << h;
   }
 }
 
 // Rank 0 waits for rank 1, the host of rank 2 is lost, and rank 1 comes: both wait until the job knows of the loss.
-TEST(LinkWhoIsAwaited, IsTheLostHostWhileItsLossWaitsToBeRecorded) {
+TEST(TransportNamesAsAwaited, IsTheLostHostWhileItsLossWaitsToBeRecorded) {
   Clusters cluster({0, 1, 2}, /*recovers=*/true, {3s, 60s});
   std::vector<Error> ends(2, Error(KF_OK, ""));
   const auto reduce = [&](uint32_t rank) {
@@ -101,9 +101,9 @@ TEST(LinkWhoIsAwaited, IsTheLostHostWhileItsLossWaitsToBeRecorded) {
     }
   };
   std::thread zero([&] { reduce(0); });
-  std::this_thread::sleep_for(100ms);  // its link has noted that it waits for host 1
+  std::this_thread::sleep_for(100ms);  // its transport has noted that it waits for host 1
   cluster.End(2);
-  for (const uint32_t h : {0, 1}) ASSERT_TRUE(Soon([&] { return !cluster.link(h).Unreachable().empty(); }));
+  for (const uint32_t h : {0, 1}) ASSERT_TRUE(Soon([&] { return !cluster.transport(h).Unreachable().empty(); }));
   std::thread one([&] { reduce(1); });
   zero.join();
   one.join();

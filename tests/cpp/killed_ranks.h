@@ -1,6 +1,6 @@
 // What tests have in common whose ranks are processes that are killed.
-#ifndef KUNGFU_TESTS_CPP_DEATHS_H_
-#define KUNGFU_TESTS_CPP_DEATHS_H_
+#ifndef KUNGFU_TESTS_CPP_KILLED_RANKS_H_
+#define KUNGFU_TESTS_CPP_KILLED_RANKS_H_
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -22,23 +22,23 @@ inline unsigned Seed() {
 }
 inline bool Everywhere() { return std::getenv("KUNGFU_KILL_EVERYWHERE") != nullptr; }
 
-// For the length of a test `board` is memory that the processes which it forks share with it.
-template <typename Board, Board*& board>
-class DeathsOnBoard : public ::testing::Test {
+// For the length of a test `control block` is memory that the processes which it forks share with it.
+template <typename Results, Results*& results>
+class KilledRanks : public ::testing::Test {
  protected:
   void SetUp() override {
 #ifdef __SANITIZE_THREAD__
     GTEST_SKIP() << "it sees nothing of what passes between processes; threads run the same code in other tests";
 #endif
-    board =
-        static_cast<Board*>(mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+    results = static_cast<Results*>(
+        mmap(nullptr, sizeof(Results), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   }
   void TearDown() override {
-    if (board != nullptr) munmap(board, sizeof(Board));
-    board = nullptr;
+    if (results != nullptr) munmap(results, sizeof(Results));
+    results = nullptr;
   }
 };
 
 }  // namespace kungfu::testing
 
-#endif  // KUNGFU_TESTS_CPP_DEATHS_H_
+#endif  // KUNGFU_TESTS_CPP_KILLED_RANKS_H_

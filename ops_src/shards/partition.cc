@@ -1,4 +1,4 @@
-#include "shards/deal.h"
+#include "shards/partition.h"
 
 #include <algorithm>
 
@@ -6,29 +6,29 @@
 
 namespace kungfu::shards {
 
-Deal::Deal(uint32_t leaves, const Members& members, const std::vector<uint32_t>& weights) {
+Partition::Partition(uint32_t shards, const Members& members, const std::vector<uint32_t>& weights) {
   const std::vector<uint32_t> even(members.size(), 1);
   const std::vector<uint32_t>& speeds = weights.empty() ? even : weights;
   KUNGFU_CHECK(speeds.size() == members.size(), speeds.size(), " weights for ", members.size(), " members");
   KUNGFU_CHECK(std::all_of(speeds.begin(), speeds.end(), [](uint32_t s) { return s > 0; }), "a weight is 0");
-  // Leaf by leaf to whoever would be done with it first; the first ones to those who have none.
+  // Shard by shard to the member that would be done with it first; the first ones to members that have none.
   std::vector<uint64_t> counts(members.size());
-  for (uint32_t leaf = 0; leaf < leaves; leaf++) {
-    size_t best = leaf < members.size() ? leaf : 0;
-    for (size_t i = 0; i < members.size() && leaf >= members.size(); i++) {
+  for (uint32_t shard = 0; shard < shards; shard++) {
+    size_t best = shard < members.size() ? shard : 0;
+    for (size_t i = 0; i < members.size() && shard >= members.size(); i++) {
       if ((counts[i] + 1) * speeds[best] < (counts[best] + 1) * speeds[i]) best = i;
     }
     counts[best]++;
   }
   uint32_t next = 0;
   for (size_t i = 0; i < members.size(); i++) {
-    Leaves& mine = of_[members[i]];
+    Shards& mine = of_[members[i]];
     for (uint64_t k = 0; k < counts[i]; k++) mine.push_back(next++);
   }
 }
 
-void Deal::Lose(uint32_t rank) {
-  const Leaves lost = Of(rank);
+void Partition::Lose(uint32_t rank) {
+  const Shards lost = Of(rank);
   of_.erase(rank);
   size_t place = 0, next = 0;
   for (auto& [_, mine] : of_) {
@@ -38,8 +38,8 @@ void Deal::Lose(uint32_t rank) {
   }
 }
 
-const Leaves& Deal::Of(uint32_t rank) const {
-  static const Leaves none;
+const Shards& Partition::Of(uint32_t rank) const {
+  static const Shards none;
   const auto found = of_.find(rank);
   return found == of_.end() ? none : found->second;
 }
