@@ -1,5 +1,4 @@
 """Checkpoints of a whole training state, in MindSpore's own format, for the failure of a whole machine.
-
 `Checkpointing` decides when they are written, by which worker, and what a training begins from.
 
 A file ``step-00000120.ckpt`` is what ``ms.save_checkpoint`` writes: all Parameters under their names, which

@@ -163,7 +163,7 @@ def test_a_node_that_fails_costs_its_workers_and_not_the_job(slurm, tmp_path):
     slurm.run("scontrol", "update", "nodename=n2", "state=down", "reason=test")
     wait_for("host lost: host=n2", out)
     # Slurm kills what runs on the node one by one: a worker's death may be seen before its host's, as a version.
-    wait_for(r"cluster version \d is desired: 2 workers", out)
+    wait_for(r"cluster desired: version=\d workers=2", out)
     reached = int(wait_for(r"[1-9]\d*", tmp_path / "at")[0][0])
     deadline = time.monotonic() + 60
     while int((tmp_path / "at").read_text()) <= reached + 5:

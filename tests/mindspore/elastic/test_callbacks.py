@@ -214,7 +214,7 @@ def test_settings_without_effect_and_double_reductions_are_warned_of_once(parall
         misuse_warnings.MisuseWarnings().look([net, ours])
     (record,) = caplog.records
     assert record.getMessage().startswith(
-        "set_auto_parallel_context(parallel_mode='data_parallel', gradients_mean=True) is MindSpore's own parallelism"
+        "misuse: check=settings. set_auto_parallel_context(parallel_mode='data_parallel', gradients_mean=True) is "
     )
     both = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), ours)
     misuse_warnings.MisuseWarnings().look([both])
@@ -235,7 +235,7 @@ def test_several_workers_without_a_reduction_are_warned_of(parallel, caplog, mon
         for _ in range(steps):
             plain.step(0, workers)
         assert len(caplog.records) == told
-    assert caplog.text.count("none of 2 workers has reduced gradients in 10 steps") == 1
+    assert caplog.text.count("None of 2 workers has reduced gradients in 10 steps") == 1
     misuse_warnings.MisuseWarnings._told.clear()
     reducing = misuse_warnings.MisuseWarnings()
     reducing.look([net])

@@ -114,8 +114,8 @@ def test_decisions_of_a_policy_are_applied_and_logged(caplog):
     assert data.global_batch_size == 6
     assert float(optimizer.learning_rate.asnumpy()) == 0.25
     assert [record.getMessage() for record in caplog.records] == [
-        "step 1: local_batch_size 6, learning_rate 0.25, strategy AUTO, optimizer ssgd, evict (0,): "
-        "Once: because; Once: because"
+        "policy: local_batch_size=6 learning_rate=0.25 strategy=AUTO optimizer=ssgd evict=0 step=1 "
+        'reason="Once: because; Once: because"'
     ]
 
 
@@ -308,7 +308,7 @@ def test_shards_that_cannot_be_assigned_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         train(Once(**changes), data)
     assert (data.global_batch_size, data.shards, data.shard_sizes()) == (16, 4, [4])
-    with pytest.raises(ValueError, match="deals no shards"):
+    with pytest.raises(ValueError, match="has no shards"):
         train(Once(global_batch_size=16, shards=4), make_data())
 
 

@@ -31,9 +31,9 @@ for at, wanted in entries(schedule):
 
 def wait(step):
     """Before the end of `step`."""
-    while kf.current_rank() == 0 and len(re.findall(r"standby \d+ .* is ready", launcher_log.read_text())) < needed.get(
-        step, 0
-    ):
+    while kf.current_rank() == 0 and len(
+        re.findall(r"worker ready: standby \d+", launcher_log.read_text())
+    ) < needed.get(step, 0):
         time.sleep(0.05)
 
 
