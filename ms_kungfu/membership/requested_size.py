@@ -9,6 +9,7 @@ A size that they are going to want is a hint to the launcher (`expect`), which n
 from __future__ import annotations
 
 import logging
+from typing import Callable
 
 import numpy as np
 
@@ -48,13 +49,18 @@ class SizeRequest:
     thread checks that the store keeps the cluster, and writes it again, until the ranks adopt a version.
     """
 
-    def __init__(self, member: Member, cluster: Cluster, size: int, failed: list[PeerID]) -> None:
+    def __init__(
+        self, member: Member, cluster: Cluster, size: int, failed: list[PeerID], previous: SizeRequest | None = None
+    ) -> None:
+        """`previous`: one that the ranks have dropped for this one. It may be writing, and ends first."""
         self.size = size
         self.version: int | None = None  # under which it was written
         self.refusal = ""
         self.trouble = ""
         self.settled = member.ports.event()  # one of these is known
         self._is_over = member.ports.event()
+        self._has_ended = member.ports.event()
+        self._previous = previous
         self._member = member
         self._cluster = cluster
         self._failed = failed
@@ -64,10 +70,17 @@ class SizeRequest:
         self._is_over.set()
 
     def _run(self) -> None:
+        if self._previous is not None:
+            self._previous._has_ended.wait()
+            self._previous = None
+        self._pursue()
+        self._has_ended.set()
+
+    def _pursue(self) -> None:
         while not self._is_over.is_set():
             try:
                 if self.version is None or not _keeps(self._member, self.version):
-                    self.version = _write(self._member, self._cluster, self.size, self._failed)
+                    self.version = _write(self._member, self._cluster, self.size, self._failed, self._is_over.is_set)
                 self.settled.set()
                 self._is_over.wait(_CHECK_S)
             except (StoreUnreachableError, _NoSlotsError) as error:
@@ -97,8 +110,13 @@ def _store(member: Member) -> ClusterStore:
     return member.ports.store(url, member.get(env.JOB_SECRET), writer_of_workers(member.get(env.JOB) or ""))
 
 
-def _write(member: Member, cluster: Cluster, size: int, failed: list[PeerID]) -> int:
-    """Writes a cluster of `size` workers to the store and returns its version."""
+def _write(
+    member: Member, cluster: Cluster, size: int, failed: list[PeerID], is_over: Callable[[], bool] = lambda: False
+) -> int:
+    """Write a cluster of `size` workers to the store.
+
+    Returns: Its version, or the present one if the cluster has this size, no other is written, or it `is_over`.
+    """
     store = _store(member)
     if not member.get(env.WATCH):
         raise ResizeError("resizing needs a launcher that follows the config server: start it with kungfu-run -w")
@@ -114,8 +132,10 @@ def _write(member: Member, cluster: Cluster, size: int, failed: list[PeerID]) ->
         newest = store.get() or cluster
         if newest.version < cluster.version:
             raise StoreUnreachableError(f"config server {store.url} has come back with an older cluster")
-        if newest.version > cluster.version and newest.size == size:
+        if newest.size == size and (newest.version > cluster.version or not failed):
             return newest.version
+        if is_over():
+            return int(cluster.version)
         # After a change of hosts the store has the new ones, the environment doesn't.
         slots = newest.slots or hosts
         if slots is not None and size > sum(slots.values()):
@@ -150,7 +170,8 @@ def propose(size: int) -> int:
 def want(member: Member, size: int) -> None:
     """Make this the size that all ranks want."""
     there = member.pending[0] if member.pending is not None else int(member.core.size())
-    member.requested_size = None if size == there else size
+    # Another size may be written at this moment: then this one has to be written behind it.
+    member.requested_size = None if size == there and member.requested_size is None else size
 
 
 def wanted_size(member: Member) -> int:
@@ -176,10 +197,11 @@ def pursue(member: Member, wait: bool, must: bool) -> int:
             return pack(NOTHING, 0, 0)
         wait = False  # the store had lost it, and it is written again
     elif request is None or request.size != member.requested_size:
+        previous = request
         drop(member)
         living = set(member.core.living())
         failed = [worker for i, worker in enumerate(member.cluster.workers) if i not in living]
-        request = member.request = SizeRequest(member, member.cluster, member.requested_size, failed)
+        request = member.request = SizeRequest(member, member.cluster, member.requested_size, failed, previous)
     if wait:
         request.settled.wait()
     if request.version is not None:

@@ -206,3 +206,10 @@ def test_schedule_beyond_the_slots_left_waits_and_training_goes_on() -> None:
         assert outcome.exit_code == 0, "\n".join(told)
         assert "host lost: " in "\n".join(told)
         assert "resize waits: workers=" in "\n".join(told), "\n".join(told)
+
+
+def test_entry_that_takes_back_a_size_being_written_is_followed() -> None:
+    """The entry of the next step has the size that there is, and the one before may be on its way to the store."""
+    setup = HostsSetup(size=1, hosts=2, slots=2, recover=Recover.SHRINK, schedule=((7, 3), (8, 1)))
+    for seed in range(8):
+        run(Schedule(seed, setup, ()))
