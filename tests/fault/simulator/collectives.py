@@ -202,7 +202,7 @@ class Core:
         return self.own_rank
 
     def size(self):
-        return self.segment.size
+        return 1 if self.segment is None else self.segment.size  # a process is a cluster of one until it has joined
 
     def cluster_version(self):
         return self.segment.version
