@@ -80,7 +80,7 @@ class Job:
     def heard(self) -> list[float]:
         """Return when the launcher logged each failure, which it does as soon as the survivors can notice it."""
         log = (self.folder / "log").read_text()
-        times = re.findall(r"^(.{23}) WARNING worker .* was killed by SIGKILL", log, re.MULTILINE)
+        times = re.findall(r"^(.{23}) WARNING recovery: .* was killed by SIGKILL", log, re.MULTILINE)
         return [datetime.strptime(each, "%Y-%m-%d %H:%M:%S,%f").timestamp() - self._clock_began for each in times]
 
     def resized(self, size: int, version: int) -> tuple[int, list[int]]:

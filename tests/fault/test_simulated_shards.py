@@ -455,7 +455,7 @@ def test_a_step_in_which_a_worker_dies_between_two_reductions_is_undone() -> Non
             world.run()
         except Violation as violation:
             pytest.fail(f"{violation}\n{story(schedule)}", pytrace=False)
-        undone += any("the step is undone" in line for line in told)
+        undone += any("step undone: " in line for line in told)
     assert undone > 8
 
 

@@ -141,11 +141,11 @@ def grow_and_kill(job: Job, workers_in_the_end: int = 2) -> None:
     job.wait(lambda: len(list(job.folder.glob("started.*"))) == 1)
     (first,) = (int(path.suffix[1:]) for path in job.folder.glob("started.*"))
     job.resize(3)
-    job.wait(lambda: job.log.read_text().count(" is ready") == 2)
+    job.wait(lambda: job.log.read_text().count("worker ready: ") == 2)
     job.pace_until(lambda: len(job.steps()) == 3)
     os.kill(first, signal.SIGKILL)
     if workers_in_the_end == 3:
-        job.wait(lambda: job.log.read_text().count(" is ready") == 3)
+        job.wait(lambda: job.log.read_text().count("worker ready: ") == 3)
         job.pace_until(lambda: len(job.steps()) == 4)
     job.finish()
 
@@ -293,7 +293,7 @@ def test_a_loop_that_counts_its_batches_grows_between_its_passes(kind, tmp_path,
     looping = Looping(kungfu_run, tmp_path, 1, kind, 12, 0.15)
     looping.until("^rank 0 epoch 1 ")
     looping.resize(3)
-    victim = int(looping.until(r"worker 2 \(.*pid (\d+)\) is ready")[1])
+    victim = int(looping.until(r"worker ready: worker 2 \(.*pid (\d+)\)")[1])
     joined = int(looping.until(r"^rank 2 epoch (\d+) steps [1-9]")[1])
     os.kill(victim, signal.SIGKILL)
     looping.end()

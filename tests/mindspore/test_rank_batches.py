@@ -41,7 +41,7 @@ def test_columns_of_the_batch_are_cut_and_older_tensors_stay_whole(step, caplog)
         assert first[2] is weights
         assert second[2] is weights
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert ["shapes [(4,)]" in line and "existed before the step" in line for line in said] == [True]
+    assert ['shapes="[(4,)]"' in line and "existed before the step" in line for line in said] == [True]
 
 
 def test_tensors_derived_from_the_batch_are_cut_and_logged_once(step, caplog):
@@ -51,7 +51,7 @@ def test_tensors_derived_from_the_batch_are_cut_and_logged_once(step, caplog):
         first, _ = rank_batches._cut((ops.cast(x, ms.float16), ops.one_hot(y, 5), x.T), SIZES)
         assert [each.shape for each in first] == [(2, 3), (2, 5), (3, 4)]
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    expected = ["shapes [(4, 3), (4, 5)]", "shapes [(3, 4)]"]
+    expected = ['shapes="[(4, 3), (4, 5)]"', 'shapes="[(3, 4)]"']
     assert [shapes in line for shapes, line in zip(expected, said, strict=True)] == [True, True]
     assert "have as many rows" in said[0]
     assert "in another dimension than the first" in said[1]

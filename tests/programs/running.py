@@ -190,7 +190,7 @@ class Job:
             self.ask("evict", 0)  # the last one plays rank 0 of msrun's world, and prints what is compared
         else:
             self.resize(2)
-        self.wait(lambda: "left the cluster of" in self.log.read_text(), 0.5)
+        self.wait(lambda: "left: size=" in self.log.read_text(), 0.5)
         step = self.last_step()
         self.pace(10**9)
         return f"1 -> 3 -> rank {'0' if kills_the_first else '1 or 2'} killed -> 3 -> 2, all by step {step}"

@@ -244,7 +244,7 @@ def test_checkpoint_of_an_abandoned_job_does_not_count(tmp_path, caplog, monkeyp
     assert (given_up.job, goes_on.job) == (1, 2)
     saved(goes_on, 12)
     saved(given_up, 14)
-    assert 'job=1 reason="job 2 has begun to train with the folder"' in caplog.text
+    assert 'job=1 reason="job 2 has begun to train with it"' in caplog.text
     assert files(tmp_path) == ["step-00000010.ckpt", "step-00000012.job2.ckpt"]
     # It slept just between that look and its writing.
     monkeypatch.setattr(given_up, "_newest_job", lambda: 1)

@@ -287,7 +287,7 @@ def test_a_root_that_was_asked_for_goes_first(meetings):
 
 def test_loss_of_all_workers_with_the_state_is_an_error(meetings):
     meetings([True, False], [None, False])
-    with pytest.raises(KungFuError, match="every worker that had the training state has died"):
+    with pytest.raises(KungFuError, match="every worker that had the training state has failed"):
         state_transfer.from_lowest_rank(lost, able=False)
 
 
