@@ -32,6 +32,12 @@ def raise_descriptor_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def connection_limit(most: int) -> int:
+    """Return how many of `most` connections there may be: the rest of the process needs descriptors, too."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most if soft == resource.RLIM_INFINITY else max(2, min(most, soft // 4))
+
+
 def stat_of(pid: int | str) -> list[str]:
     """Return the fields of a process in /proc, from its state on. OSError if it has ended."""
     # The name in parentheses may hold spaces and parentheses itself.

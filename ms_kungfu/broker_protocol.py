@@ -328,16 +328,6 @@ class Connection:
     def close(self) -> None:
         self.socket.close()
 
-    def is_closed(self) -> bool:
-        """Return whether the other end has closed, when nothing is left to read."""
-        try:
-            self.socket.setblocking(False)
-            return self.socket.recv(1, socket.MSG_PEEK) == b""
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-
     def extend(self, timeout: float | None) -> None:
         """Set a new deadline, counted from now; None: no deadline."""
         self._deadline = None if timeout is None else run_time() + timeout

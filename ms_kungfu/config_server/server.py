@@ -32,7 +32,6 @@ import hmac
 import logging
 import math
 import re
-import resource
 import socket
 import ssl
 import threading
@@ -45,6 +44,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from ms_kungfu._decoding import MalformedError, decode
+from ms_kungfu._processes import connection_limit
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.cluster_store import StaleVersionError
 from ms_kungfu.cluster_store.http import WRITER_HEADER
@@ -266,7 +266,7 @@ class _Face:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed: asyncio.Event
         self._stopped: asyncio.Event
-        self._limit = connection_limit()
+        self._limit = connection_limit(_MAX_CONNECTIONS)
         self._waiting = 0
         self._told: set[str] = set()
         self.connections: dict[_Connection, None] = {}  # in the order of their arrival
@@ -442,12 +442,6 @@ class _Face:
             return _sentence(400, str(error))
         except StaleVersionError as error:
             return _sentence(409, str(error))
-
-
-def connection_limit() -> int:
-    """Return how many connections there may be: the rest of the process needs descriptors, too."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(2, min(_MAX_CONNECTIONS, soft // 4))
 
 
 def _sentence(status: int, text: str) -> web.Response:

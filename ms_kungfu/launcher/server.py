@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import resource
 import socket
 from typing import Any, Callable, Generic, TypeVar, Union
 
 from ms_kungfu._decoding import ProtocolError
+from ms_kungfu._processes import connection_limit
 from ms_kungfu.launcher.channel import LocalChannel, Stream
 from ms_kungfu.launcher.handshake import Roles, challenge
 from ms_kungfu.launcher.within import within
@@ -25,12 +25,6 @@ C = TypeVar("C", bound=Union[Stream, LocalChannel])
 _log = logging.getLogger(__name__)
 HANDSHAKE_S = 10.0
 _RETRY_S = 0.2
-_PART_OF_THE_DESCRIPTORS = 4
-
-
-def descriptor_limit() -> int:
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 1 << 20 if limit == resource.RLIM_INFINITY else limit
 
 
 class Listener:
@@ -91,7 +85,7 @@ class Server(Generic[C]):
         self._proved: set[asyncio.Task[None]] = set()
         self._troubles: set[str] = set()  # those that were logged
         # On a process that may have few descriptors clients may not take them all.
-        self.most_unproved = min(self.most_unproved, max(1, descriptor_limit() // _PART_OF_THE_DESCRIPTORS))
+        self.most_unproved = connection_limit(self.most_unproved)
 
     # ---- what a kind of server adds ----
 

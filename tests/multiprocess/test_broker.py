@@ -607,26 +607,6 @@ def test_worker_does_not_trust_a_broker_without_the_secret():
     listener.close()
 
 
-def test_a_forked_child_does_not_get_its_parents_place(host):
-    one = host(cluster(0, A))
-    one.ask(A)
-    assert one.ask(A) == (0, 0, "1 0")  # the same process may ask again
-    pid = os.fork()
-    if pid == 0:
-        try:
-            one.ask(A)
-        except KungFuError as error:
-            os._exit(7 if "belongs to process" in str(error) else 1)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-
-
-def test_joining_worker_fails_after_its_timeout(host):
-    one = host(cluster(0, A), cluster(1, A, B))
-    with pytest.raises(CollectiveTimeoutError, match=r"127\.0\.0\.1:10001: no answer .* within 0\.2 s"):
-        one.ask(B, 1, timeout=0.2)
-
-
 def child_of(ask):
     """Forks a process that asks: 7 if it is told that the slot isn't its own."""
     pid = os.fork()
@@ -637,6 +617,20 @@ def child_of(ask):
             os._exit(7 if "belongs to process" in str(error) else 1)
         os._exit(0)
     return pid
+
+
+def test_a_forked_child_does_not_get_its_parents_place(host):
+    one = host(cluster(0, A))
+    one.ask(A)
+    assert one.ask(A) == (0, 0, "1 0")  # the same process may ask again
+    pid = child_of(lambda: one.ask(A))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
+def test_joining_worker_fails_after_its_timeout(host):
+    one = host(cluster(0, A), cluster(1, A, B))
+    with pytest.raises(CollectiveTimeoutError, match=r"127\.0\.0\.1:10001: no answer .* within 0\.2 s"):
+        one.ask(B, 1, timeout=0.2)
 
 
 def test_child_of_a_standby_gets_no_slot_and_costs_the_parent_none(host):

@@ -176,7 +176,7 @@ def test_a_request_has_its_time_and_no_more(monkeypatch):
 
 
 def test_latest_of_many_long_polls_is_answered_at_once(monkeypatch):
-    monkeypatch.setattr(server_module, "connection_limit", lambda: 8)
+    monkeypatch.setattr(server_module, "connection_limit", lambda most: 8)
     wait = b"GET /config?newer_than=0&timeout=50 HTTP/1.1\r\nHost: x\r\n\r\n"
 
     async def run():
