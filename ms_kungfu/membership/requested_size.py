@@ -73,10 +73,10 @@ class SizeRequest:
         if self._previous is not None:
             self._previous._has_ended.wait()
             self._previous = None
-        self._pursue()
+        self._write_and_keep()
         self._has_ended.set()
 
-    def _pursue(self) -> None:
+    def _write_and_keep(self) -> None:
         while not self._is_over.is_set():
             try:
                 if self.version is None or not _keeps(self._member, self.version):
@@ -108,6 +108,11 @@ def _store(member: Member) -> ClusterStore:
     if url is None:
         raise ResizeError("resizing needs a config server: start the job with kungfu-run -w, which embeds one")
     return member.ports.store(url, member.get(env.JOB_SECRET), writer_of_workers(member.get(env.JOB) or ""))
+
+
+def _failed(member: Member, cluster: Cluster) -> list[PeerID]:
+    living = set(member.core.living())
+    return [worker for rank, worker in enumerate(cluster.workers) if rank not in living]
 
 
 def _write(
@@ -160,8 +165,7 @@ def propose(size: int) -> int:
     cluster = member.cluster
     if cluster is None:
         raise ResizeError(f"this process is a cluster of one; for {size} workers start it with kungfu-run -w")
-    living = set(member.core.living())
-    failed = [worker for i, worker in enumerate(cluster.workers) if i not in living]
+    failed = _failed(member, cluster)
     if size == cluster.size and not failed and not is_changing():
         return int(cluster.version)
     return _write(member, cluster, size, failed)
@@ -199,8 +203,7 @@ def pursue(member: Member, wait: bool, must: bool) -> int:
     elif request is None or request.size != member.requested_size:
         previous = request
         drop(member)
-        living = set(member.core.living())
-        failed = [worker for i, worker in enumerate(member.cluster.workers) if i not in living]
+        failed = _failed(member, member.cluster)
         request = member.request = SizeRequest(member, member.cluster, member.requested_size, failed, previous)
     if wait:
         request.settled.wait()

@@ -64,7 +64,7 @@ class WorkerFailures:
         if finished:
             job.course.finishes()
             coordinator.member_finished(who)
-            job.workers.prestarted.expect_nobody()
+            job.workers.prestarted.expect_none()
         logs = job.workers.logs_of(process)
         restarts = coordinator.restarts_of(process.slot, job.loop.time())
         late = coordinator.count_late(process.slot, process.is_late)

@@ -55,7 +55,7 @@ class PrestartedWorkers:
             self._told.clear()
         self.keep()
 
-    def expect_nobody(self) -> None:
+    def expect_none(self) -> None:
         """End all standbys but those of -standby: a member has completed the program."""
         for process in self.processes.standbys()[self._kept :]:
             self._end(process)
