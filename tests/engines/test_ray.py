@@ -169,7 +169,7 @@ def test_killed_agent_is_distinguished_from_lost_node(ray_of, kungfu_run, tmp_pa
     members(job, 0, 2)
     (agent,) = agents("-self=127.0.0.3", program)
     os.kill(agent, signal.SIGKILL)
-    job.wait_for(r"the agent on 127\.0\.0\.3 has gone, and with it the host's workers", timeout=60)
+    job.wait_for(r"the agent on 127\.0\.0\.3 has failed, and with it the host's workers", timeout=60)
     newest(job, 2)
     assert "the node of" not in job.output
     job.signal(signal.SIGINT)
