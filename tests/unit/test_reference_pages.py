@@ -221,7 +221,8 @@ def test_the_default_of_recover_is_the_pages(flags, default, monkeypatch):
 
 
 def test_every_error_is_on_its_page_with_meaning_and_remedy():
-    table = {row[0].strip("`"): row[1:] for row in rows((DOCS / "errors.md").read_text(encoding="utf-8"))}
+    page = (DOCS / "errors.md").read_text(encoding="utf-8").partition("## Misuse warnings\n")[0]
+    table = {row[0].strip("`"): row[1:] for row in rows(page)}
     real = {
         name for name, item in vars(errors).items() if isinstance(item, type) and issubclass(item, errors.KungFuError)
     }
@@ -397,3 +398,17 @@ def test_wrong_line_of_a_reference_page_is_found(page, line, wrong, check, tmp_p
     }
     with pytest.raises(AssertionError):
         checks.get(check, lambda: test_the_defaults_that_the_page_tells_are_the_programs(check))()
+
+
+def test_every_misuse_warning_is_on_the_page_of_errors():
+    checks = set()
+    for path in (DOCS.parent / "ms_kungfu").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+                text = str(node.args[0].value)
+                checks |= set(re.findall(r"^misuse: check=(\w+)", text))
+                if path.stem == "misuse_warnings" and getattr(node.func, "attr", "") == "_say":
+                    checks.add(text)
+    section = (DOCS / "errors.md").read_text(encoding="utf-8").partition("## Misuse warnings\n")[2]
+    assert len(checks) >= 12
+    assert {name for row in rows(section)[1:] for name in re.findall(r"`(\w+)`", row[0])} == checks
