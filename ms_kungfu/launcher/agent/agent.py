@@ -296,6 +296,7 @@ class Agent:
             begun.callback(host.close)
             host.segments.begin()
         else:
+            self._send(m.Beat())  # the controller waits for it (`HostGathering.gather_again`)
             self._host.go_over_to(channel)
         if self._options.host_timeout_s is not None:
             limit_s = self._options.host_timeout_s

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Collection, Mapping
-from typing import Callable
+from typing import Callable, Protocol
 
 from ms_kungfu._decoding import ProtocolError
 from ms_kungfu.launcher.channel import AnyChannel
@@ -28,13 +28,22 @@ _CALLS_IN_VAIN_S = 4.0
 _ONCE_MORE_S = 0.3  # a live controller that has lost its lease finds the new one, and its host registers
 
 
+class Registered(Protocol):
+    """A host that has registered."""
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Return whether it has sent a message since."""
+        ...
+
+
 class HostGathering:
     """The hosts that have to register.
 
     `registered`: the hosts that are there. `resumes`: hosts of a running job register with a new controller.
     """
 
-    def __init__(self, options: Options, machine: Machine, registered: Mapping[str, object], resumes: bool) -> None:
+    def __init__(self, options: Options, machine: Machine, registered: Mapping[str, Registered], resumes: bool) -> None:
         self.options, self.machine, self._registered = options, machine, registered
         self.name = options.hosts.self_name
         self.is_closed = not resumes  # a new controller continues without the hosts that don't register
@@ -81,9 +90,12 @@ class HostGathering:
 
         The hosts of the controllers `before` have been silent for long enough already: they get a moment. All others
         have until `time_to_ask` says that they could have asked for `timeout_s` which host is the controller.
+
+        A registered host counts once it is confirmed. If this controller stands still, a host may have left it before
+        it reads the registration, and registers again. (`test_host_that_left_before_its_answer_registers_again`.)
         """
         begun = self._loop.time()
-        while missing := self.missing():
+        while missing := self._missing_or_unconfirmed():
             if set(missing) <= set(before):
                 left_s = begun - self._loop.time() + _ONCE_MORE_S
             else:
@@ -91,7 +103,7 @@ class HostGathering:
             if left_s < 0.001:  # a clock has its own least step
                 break
             self.news.clear()
-            if missing != self.missing():
+            if missing != self._missing_or_unconfirmed():
                 continue
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(left_s, self.news.wait())
@@ -101,6 +113,10 @@ class HostGathering:
         """Return the hosts of the job that haven't registered."""
         hosts = self.options.hosts
         return tuple(n for n in hosts.names if n not in self._registered and n not in hosts.lost)
+
+    def _missing_or_unconfirmed(self) -> tuple[str, ...]:
+        unconfirmed = (name for name, host in self._registered.items() if not host.is_confirmed)
+        return (*self.missing(), *unconfirmed)
 
     def missing_others(self) -> tuple[str, ...]:
         """Return the same without the controller's own, which registers at once."""

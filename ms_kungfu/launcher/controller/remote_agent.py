@@ -99,6 +99,10 @@ class Reachable(Protocol):
         """Note that a host can't exchange anything with the others any more."""
 
 
+class Gathering(Protocol):
+    news: asyncio.Event  # a host has registered, or is confirmed
+
+
 class Owner(Protocol):
     """The owner of all hosts (`remote.RemoteHosts`)."""
 
@@ -116,6 +120,9 @@ class Owner(Protocol):
     @property
     def reachability(self) -> Reachable: ...
 
+    @property
+    def gathering(self) -> Gathering: ...
+
 
 class RemoteAgent:
     """One of the hosts."""
@@ -128,6 +135,7 @@ class RemoteAgent:
         self.shares = Shares(registration.cores, cores_per_worker)
         self.segments: dict[int, SpreadSegment] = {}  # segments that it has, or is making
         self.lost = ""  # why it is lost
+        self.is_confirmed = False  # it has sent a message since it registered
         self._farewell = ""  # why it ends by itself
         self._last_words: m.End | None = None  # for a host that is declared lost, until it is notified
         self.apart: dict[tuple[int, str], str] = {}  # (version, host that it can't reach any more) -> why
@@ -212,6 +220,9 @@ class RemoteAgent:
                 said = await self._channel.receive(m.FROM_HOST)
                 if self.lost:
                     continue
+                if not self.is_confirmed:
+                    self.is_confirmed = True
+                    self._owner.gathering.news.set()
                 if type(said) in _AT_ANY_TIME:
                     _AT_ANY_TIME[type(said)](self, said)
                 elif self._owner.workers.done():
