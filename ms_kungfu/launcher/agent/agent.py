@@ -65,7 +65,7 @@ class Agent:
             wait_s=lambda: 0.0 if self.succession.since is None else _LEASES * self.succession.lease_s,
         )  # fmt: skip
         self.succession = Succession(
-            options, self._machine, self._departure, self._lead, leads=lambda: self.own.controller is not None,
+            options, self._machine, self._departure, self._lead, own=lambda: self.own.controller,
             call_itself=lambda: self._server.call_itself(), end=self._end, has_ended=lambda: self._ended.done(),
         )  # fmt: skip
         self._status = JobStatusAnswer(

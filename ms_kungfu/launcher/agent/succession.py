@@ -27,6 +27,7 @@ from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
 from ms_kungfu.launcher.state.hosts import Host
 from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot, Term, how_it_has_ended, moves
+from ms_kungfu.launcher.state.local_controller import LocalController
 from ms_kungfu.launcher.state.start_error import StartError
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
@@ -41,15 +42,15 @@ _LOOK_S = 0.1
 class Succession:
     """Which host has the job.
 
-    `lead(options, term)`: this host decides from now on. `leads`: it does, or did until a moment ago. `call_itself`: a
-    connection with the controller in this process. `end(code, words)`: ends this host's launcher.
+    `lead(options, term)`: this host decides from now on. `own`: the controller in this process, which decides, or did
+    until a moment ago. `call_itself`: a connection with it. `end(code, words)`: ends this host's launcher.
     """
 
     options: Options
     machine: Machine
     departure: Departure
     lead: Callable[[Options, Term], None]
-    leads: Callable[[], bool]
+    own: Callable[[], LocalController | None]
     call_itself: Callable[[], AnyChannel]
     end: Callable[[int, str], None]
     has_ended: Callable[[], bool]
@@ -222,14 +223,16 @@ class Succession:
         self, keys: LeadershipKeys, found: LeadershipState, snapshot: LeaderSnapshot, host: HostOfJob
     ) -> AnyChannel | None:
         """Call the holder of a lease that is new, or try to take a free one."""
-        own = self.options.host.name
+        own, controller = self.options.host.name, self.own()
         is_new = found.since != self.since
-        if found.holder and is_new and (found.holder != own or self.leads()):
+        if found.holder and is_new and (found.holder != own or controller is not None):
             self.is_known = own in [each.name for each in snapshot.hosts]
             return await self._call(found.holder)
         is_free = not found.holder or (found.holder == own and is_new)
-        if is_free and not self.leads():  # else that controller takes its lease again
+        if is_free and controller is None:
             await self._take(keys, found, snapshot, host)
+        elif is_free and controller is not None and controller.store_error is not None:
+            raise controller.store_error.with_traceback(None)  # which prevents that it takes its lease again
         return None
 
     def _is_over_for(self, snapshot: LeaderSnapshot, host: HostOfJob) -> tuple[int, str] | None:

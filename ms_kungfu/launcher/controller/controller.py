@@ -18,6 +18,7 @@ from typing import Any, Callable
 
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.cluster_store import ClusterStore
+from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.channel import AnyChannel
 from ms_kungfu.launcher.controller.broker import Broker
 from ms_kungfu.launcher.controller.context import JobContext
@@ -240,6 +241,10 @@ class Controller:
     @property
     def has_stepped_down(self) -> bool:
         return self.context.leadership.has_stepped_down
+
+    @property
+    def store_error(self) -> ConfigServerError | None:
+        return self.context.leadership.store_error
 
     @property
     def moves(self) -> bool:

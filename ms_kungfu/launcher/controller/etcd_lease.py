@@ -61,6 +61,7 @@ class EtcdLease:
         self._machine, self._url, self._own = machine, url, own
         self._on_step_down, self._on_new_lease = on_step_down, on_new_lease
         self._on_store_awaited = on_store_awaited
+        self.store_error: ConfigServerError | None = None  # of the last call of the lease
         # what is awaited of the store: the answer to a call, an entry that it hasn't accepted yet
         self._awaited: set[str] = set()
         self._loop = asyncio.get_running_loop()
@@ -230,8 +231,10 @@ class EtcdLease:
             self._under_way = asyncio.ensure_future(self._machine.in_thread(function))
             self._under_way.add_done_callback(lambda call: call.cancelled() or call.exception())
             await asyncio.shield(self._under_way)
+            self.store_error = None
         except ConfigServerError as error:
             answered = isinstance(error, LeadershipLostError)
+            self.store_error = error
             raise
         except asyncio.CancelledError:
             goes_on = True  # and what it awaits, until the end of the next call

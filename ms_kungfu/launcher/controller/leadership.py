@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, Protocol
 
 if TYPE_CHECKING:
     from ms_kungfu.cluster_store import LeadershipLease
+    from ms_kungfu.errors import ConfigServerError
     from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot
 
 
@@ -49,6 +50,11 @@ class Leadership(Protocol):
     @property
     def awaits_store(self) -> bool:
         """Return whether a decision waits for the store."""
+        ...
+
+    @property
+    def store_error(self) -> ConfigServerError | None:
+        """Return how the last call of the lease failed; None if it succeeded."""
         ...
 
     @property
@@ -112,6 +118,7 @@ class NoElection:
     is_gone = False
     has_held = False
     awaits_store = False
+    store_error = None
     has_stood_still = False
 
     async def await_turn(self) -> None: ...

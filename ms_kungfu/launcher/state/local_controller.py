@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any, Callable, Protocol
 
+from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.channel import AnyChannel
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options
@@ -31,6 +32,11 @@ class LocalController(Protocol):
 
     @property
     def has_stepped_down(self) -> bool: ...
+
+    @property
+    def store_error(self) -> ConfigServerError | None:
+        """Return how the last call of the lease failed; None if it succeeded."""
+        ...
 
     async def run(self) -> int: ...
     async def leave(self) -> None: ...
