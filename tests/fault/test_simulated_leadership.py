@@ -17,8 +17,9 @@ import pytest
 pytest.importorskip("greenlet", reason="the simulator's threads are greenlets: pip install ms-kungfu[test]")
 pytest.importorskip("mindspore", reason="MindSpore is not installed")
 
-from ms_kungfu.launcher.agent import relay
-from ms_kungfu.launcher.controller import controller, remote, resuming, snapshot_writer
+from ms_kungfu.launcher.agent import relay, succession
+from ms_kungfu.launcher.controller import controller, gathering, remote, resuming, snapshot_writer
+from ms_kungfu.launcher.state import versions
 from ms_kungfu.launcher.state.policy import Recover
 from tests.fault.schedules import (
     Schedule,
@@ -48,8 +49,11 @@ def test_no_course_of_events_breaks_a_promise(batch: int, everything: bool) -> N
 # Of some 10,000: a failure that the next controller didn't know of; workers that trained before that was on record; a
 # version that was refused because its host had gone; a newcomer taken for the dead one whose name it has; a host that
 # had left and was said to be lost; no host left and no end; an end written over by what was under way; a host that
-# joined twice.
-FOUND = (474, 1750, 5367, 5433, 5598, 5643, 8111, 8235, 8493, 10191, 12867, 13047, 14588, 15193, 15495, 701892)
+# joined twice; a host that waited too short for a full store; a host that had left before its registration was read.
+FOUND = (
+    474, 1423, 1750, 5367, 5433, 5598, 5643, 8111, 8235, 8493, 10191, 12867, 13047, 14588, 15193, 15495, 90086, 93163,
+    94615, 701892,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", FOUND)
@@ -205,9 +209,48 @@ def write_over_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot_writer.SnapshotWriter, "_end", nothing)
 
 
+def go_over_to_the_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any member commits the version that was agreed on, whichever members are left in it."""
+
+    def would_commit(self, request):
+        return self.clusters.get(request.version) if request.member_of == self.committed else None
+
+    monkeypatch.setattr(versions.ClusterVersions, "would_commit", would_commit)
+    monkeypatch.setattr(versions.ClusterVersions, "_keeps_the_state", lambda self, cluster: True)
+    monkeypatch.setattr(versions.ClusterVersions, "_supersede", lambda self: None)
+
+
+def join_again_with_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that was declared lost takes itself for one that has never joined."""
+
+    def is_over_for(self, snapshot, host):
+        return None if self.options.host.name not in snapshot.present else real(self, snapshot, host)
+
+    real = succession.Succession._is_over_for
+    monkeypatch.setattr(succession.Succession, "_is_over_for", is_over_for)
+
+
+def end_beside_a_full_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host doesn't see that its own controller waits for a full store."""
+    monkeypatch.setattr(controller.Controller, "store_error", None)
+
+
+def count_on_a_host_that_may_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host counts before it has read that it is registered."""
+    monkeypatch.setattr(gathering.HostGathering, "_missing_or_unconfirmed", gathering.HostGathering.missing)
+
+
 THREE = HostsSetup(size=6, recover=Recover.SHRINK, moves=True)
 KILL = Happening(0.9, "kill head", 0)
 DEATHS = (Happening(0.85, "kill member", 5), Happening(0.85, "kill member", 3), Happening(0.855, "kill head", 0))
+FORGOTTEN = (
+    Happening(0.9, "kill head"), Happening(1.2, "lose store", 1, 4 * HOST_TIMEOUT_S), Happening(6.5, "resize", 1),
+)  # fmt: skip
+LATE_ROOM = (
+    Happening(0.986, "head leaves"), Happening(0.003, "server away", 0, 6.0, term=2),
+    Happening(1.889, "fill store", 0, 38.0),
+)  # fmt: skip
+PAUSE_IN_REGISTRATION = Happening(0.6, "head leaves"), Happening(0.19, "pause head", 0, HOST_TIMEOUT_S / 2, term=2)
 # What finds each out: a job, what happens, how many variations of it, how much later each happening may be, the first.
 BREAKAGES = {
     say_who_is_chosen_before_it_is_on_record: (THREE, (Happening(0.5, "resize", 4), KILL), 40, 0.2),
@@ -217,6 +260,10 @@ BREAKAGES = {
     go_on_without_who_comes_late: (THREE, (KILL,), 40, 0.2),
     forget_the_deaths_that_were_told: (THREE, DEATHS, 600, 0.01, 190),  # one in a hundred finds it
     end_workers_before_the_end_is_on_record: (THREE, (KILL,), 40, 0.2),
+    go_over_to_the_failed: (THREE, (Happening(0.5, "resize", 1), Happening(0.5, "kill at", 0, 0.0, "asks")), 40, 0.2),
+    join_again_with_workers: (replace(THREE, samples=100), FORGOTTEN, 10, 0.2),
+    end_beside_a_full_store: (HostsSetup(size=3, hosts=2, moves=True), LATE_ROOM, 10, 0.01),
+    count_on_a_host_that_may_have_left: (replace(THREE, samples=12), PAUSE_IN_REGISTRATION, 40, 0.01),
     write_over_the_end: (THREE, (Happening(0.5, "resize", 4), Happening(0.6, "interrupt", 1)), 40, 0.2),
 }
 

@@ -24,6 +24,8 @@ class Broker(broker.Broker):
     def _after_commit(self):
         """Who is let in anew is not known to be dead: its place would count as filled, and a step miss its samples."""
         before, self._committed_before = self._committed_before, self._versions.current
+        if self._world.first_version is None:
+            self._world.first_version = self._versions.committed
         if before is not None and self.on_commit is not None:
             history = self._world.server.leadership.history
             if all(snapshot["versions"]["chosen"] != self._versions.committed for snapshot in history):
@@ -39,12 +41,24 @@ class Broker(broker.Broker):
                     )
         super()._after_commit()
 
+    def answer_of(self, request):
+        """A worker that commits a version by its request may fail before its answer."""
+        cluster = self._versions.clusters.get(request.version)
+        if cluster is not None and request.peer in cluster.workers:
+            self._world.requesters.setdefault(request.version, set()).update(self._holders_of(request))
+        return super().answer_of(request)
+
     def grant(self, asker, request, grant):
-        """Whoever comes to the version with the state may die on the way, and takes it along: nobody can help that."""
-        for process in self._world.everybody:
-            if process.alive and process.member.received and process.granted == (request.peer, request.incarnation):
-                self._world.holders.setdefault(grant.cluster.version, []).append(process)
+        """A worker that comes to the version with the state may fail on the way, and takes it along."""
+        holders = [process for process in self._holders_of(request) if process.alive]
+        if holders:
+            self._world.holders.setdefault(grant.cluster.version, []).extend(holders)
         super().grant(asker, request, grant)
+
+    def _holders_of(self, request):
+        """The worker that has sent the request, if it has the training state."""
+        who = request.peer, request.incarnation
+        return [each for each in self._world.everybody if each.member.received and each.granted == who]
 
     def refuse(self, version, reason):
         # Told in the launcher's log: an external config server takes wishes that can't come true.

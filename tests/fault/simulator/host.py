@@ -186,6 +186,13 @@ class WatchedController(controller.Controller):
             real_lose(name, reason)
 
         self._nodes.host_lost, self._nodes._lose = host_lost, lose
+        real_joined = self._nodes.host_joined
+
+        def host_joined(host, agent):
+            self._world.host_joins(host.name)
+            real_joined(host, agent)
+
+        self._nodes.host_joined = host_joined
 
     def _watch_the_end(self):
         real = self.course.settle
@@ -263,7 +270,7 @@ class Host:
         self.is_over = False  # its launcher is gone
         self.has_been_seen = False
         self.was_killed = False  # before any launcher knew how the job ends
-        self.was_disturbed = False  # in a way for which it may be given up
+        self.was_disturbed = False  # in a way for which it may be declared lost
         self.had_reset_links = False
         self.is_leaving = self.is_told = False  # by a SIGTERM; by another signal
         self.is_lost = False  # the controller has said so

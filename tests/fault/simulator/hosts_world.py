@@ -1,7 +1,7 @@
 """One job over several hosts and one course of events: launchers, the network between them, and what is promised there.
 
-What is promised of a job on one host is promised here, too. Besides: no host is given up to which nothing has happened,
-a host given up ends by itself, none waits for longer than it takes to find that out, and all launchers end alike.
+What is promised of a job on one host is promised here, too. Besides: no host is declared lost to which nothing has
+happened, a lost host ends by itself, none waits for longer than it takes to find that out, and all launchers end alike.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class HostsWorld(World):
     def __init__(self, seed, setup, happenings, told=None):
         self.disturbed_s = {}  # name of a host -> for how long nothing could come from it
         self.outages = []  # (from, until)
-        self.interrupted = False
+        self.interrupted = self.full_before_begun = False
         self.commits = []  # when
         self.lost_at = {}  # Host -> when
         self.could_know_at = {}  # Host -> since when it could have known that
@@ -117,30 +117,31 @@ class HostsWorld(World):
         # While the store is away that can't be on record.
         has_left = host.is_leaving and not any(process.alive for process in host.workers())
         if not self._is_disturbed(host) and not has_left:
-            raise Violation(f"{name} is given up, to which nothing has happened: {reason}")
+            raise Violation(f"{name} is declared lost, and nothing has happened to it: {reason}")
         host.is_lost = True
         self.could_know_at[host] = self.loop.now
         self._check_gone(host)
 
+    def host_joins(self, name):
+        """A lost host that has had no worker joins again: if the leader snapshot doesn't name it any more, it is like
+        one whose joining the controller before didn't live to write down."""
+        host = self.host_at(name)
+        host.is_lost &= any(process.host is host for process in self.everybody)
+
     def _check_gone(self, host):
-        """A host given up ends by itself, whether it hears of it or not: where the controller moves it hears of it
-        from the store."""
-        if host.is_over or self.closing:
+        """A lost host ends by itself, whether it hears of it or not: where the controller moves it hears of it from
+        the store. Or it joins again."""
+        if host.is_over or self.closing or not host.is_lost:
             return
         if host.stands_still or (self.setup.moves and (self.server.away or host in self.without_store)):
             self.could_know_at[host] = self.loop.now
         elif self.loop.now >= self.could_know_at[host] + _GONE_S:
-            raise Violation(f"{host.name} was given up at {self.lost_at[host]:.1f} s, and its launcher runs")
+            raise Violation(f"{host.name} was declared lost at {self.lost_at[host]:.1f} s, and its launcher runs")
         self.loop.at(_LOOK_S, self._check_gone, host)
 
     def job_is_settled(self, verdict):
-        if self.verdict is not None:
-            return
-        super().job_is_settled(verdict)
-        living = [p for p in self.everybody if p.alive and not (p.host.is_over or p.host.is_lost)]
-        if self._has_begun() and not any(p.member.received for p in living):
-            # The host that has committed the last version may have died with its host while the answer was on its way.
-            self.holders.setdefault(self.broker.current().version, []).append(None)
+        if self.verdict is None:
+            super().job_is_settled(verdict)
 
     def end_is_heard(self, name):
         """It is on record then: a controller that dies here leaves it to the next one. No host
@@ -150,7 +151,7 @@ class HostsWorld(World):
             raise Violation(f"{name} hears of the end, and that isn't on record")
 
     def loss_is_heard(self, name):
-        """By the host that is given up. The controller that says so may be deposed, or die before it is on record."""
+        """By the lost host. The controller that says so may have stepped down, or die before it is on record."""
         snapshots = self.server.leadership.history
         if any(name in dict(snapshot["versions"]["lost"]) for snapshot in snapshots):
             return
@@ -164,7 +165,7 @@ class HostsWorld(World):
         super().committed(program, *step)
 
     def _disturb(self, hosts, seconds, weight=1.0):
-        """Nothing comes from these for so long, which may be a reason to give them up."""
+        """Nothing comes from these for so long, which may be a reason to declare them lost."""
         for host in hosts:
             self.disturbed_s[host.name] = self.disturbed_s.get(host.name, 0.0) + weight * seconds
         self.outages.append((self.loop.now, self.loop.now + seconds))
@@ -174,7 +175,7 @@ class HostsWorld(World):
         return max((until - since for since, until in self.outages), default=0.0)
 
     def _is_disturbed(self, host):
-        """Enough to be given up, as a host that has lost a link to another one may be."""
+        """Enough to be declared lost, as a host that has lost a link to another one may be."""
         return host.had_reset_links or self._is_cut_off(host)
 
     def _is_cut_off(self, host):
@@ -258,6 +259,7 @@ class HostsWorld(World):
         """It answers, but takes nothing. The leader keeps the lease, since a renewal needs no room."""
         self.say("do", f"-- the store is full for {happening.more:g} s")
         self._disturb([], happening.more)
+        self.full_before_begun |= not self._has_begun()
         self.server.fill(happening.more)
 
     def _delete_keys(self, happening):
@@ -292,8 +294,8 @@ class HostsWorld(World):
         self.loop.at(happening.more, host.go_on)
 
     def _pause_all(self, happening):
-        """No host is given up for it: one whose clock has stood still gives others time to be heard. (One that stood
-        still already goes on in its own time, and may miss the others.)"""
+        """No host is declared lost for it: one whose clock has stood still gives others time to be heard. (One that
+        stood still already goes on in its own time, and may miss the others.)"""
         self.say("do", f"-- all stand still for {happening.more:g} s")
         self._disturb(self.present if any(host.stands_still for host in self.present) else [], happening.more)
         for host in self.present:
@@ -411,16 +413,21 @@ class HostsWorld(World):
         lost = [host for host in self.hosts if host.is_lost or host in self.lost_at]
         self.trouble = [each for each in self.trouble if isinstance(each, Violation) or each[0].host not in lost]
         if self.verdict is None or self.broker is None or self.broker.current() is None:
-            if not any(map(self._is_cut_off, self.hosts)) and "its database is full" not in outcome.words:
-                raise Violation(f"the job hasn't begun: {outcome.words}")
+            if not any(map(self._is_cut_off, self.hosts)) and not self._was_full_at_the_start(outcome):
+                has = "has no end" if self.steps else "hasn't begun"
+                raise Violation(f"the job {has}: {outcome.words}")
             return
         if outcome.code and "leav" in self.verdict.reason:
             return
         self._check_end(outcome.code)
         self._check_gaps()
 
+    def _was_full_at_the_start(self, outcome):
+        """No lease can be taken then."""
+        return self.full_before_begun and not self.steps and "its database is full" in outcome.words
+
     def _check_quiet(self):
-        """When nothing has happened for long: hosts have what the controller has, and each host given up has ended."""
+        """When nothing has happened for long: hosts have what the controller has, and each lost host has ended."""
         if self.verdict is not None or self.head.is_over or not self._has_begun():
             return
         known = set(self.broker._versions.clusters)
@@ -447,7 +454,7 @@ class HostsWorld(World):
                 raise Violation(f"no step from {before:.1f} to {after:.1f} s")
 
     def _check_hosts(self):
-        """All launchers end alike; a host that was given up, by itself and in time."""
+        """All launchers end alike; a lost host, by itself and in time."""
         head = self.head.outcome
         for host in (host for host in self.hosts if host is not self.head):
             outcome = host.outcome
@@ -459,7 +466,7 @@ class HostsWorld(World):
             if outcome.code and not hasattr(host.program, "_relay"):
                 continue  # the controller had ended before it was let in
             if host.is_lost and outcome.code == 0 and not host.is_leaving:  # whose workers had left by then
-                raise Violation(f"{host.name} was given up, and ends well")
+                raise Violation(f"{host.name} was declared lost, and ends well")
             waited = "nobody else has it" in outcome.words or "not let this host go" in outcome.words
             if host.is_leaving and waited and (head.code or self.longest_outage_s > COLLECTIVE_TIMEOUT_S):
                 continue  # all go, and no host is left to take the lease; or the store is away

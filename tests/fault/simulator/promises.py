@@ -27,6 +27,8 @@ class Promises:
         self.survivors_at_verdict = 0  # members that have the training state
         self.wished = []  # clusters that were asked for from outside
         self.refused = set()  # versions
+        self.first_version = None  # the first that was committed
+        self.requesters = {}  # version -> its workers that have requested it, with the training state
         self.holders = {}  # version -> processes that came to it with the training state
         self.name, self.begins = "job 1", 0.0
         if before is not None:
@@ -124,12 +126,8 @@ class Promises:
             raise Violation(f"{process.name} failed: {type(error).__name__}: {error}")
         if not finished_well and "-min-np" not in self.verdict.reason:
             if self.survivors_at_verdict > 0:
-                raise Violation(f"the job failed though somebody lives: {self.verdict.reason}")
-            current = self.broker.current()
-            if self.holders and not self.holders.get(current.version) and not self._were_all_killed(current.workers):
-                raise Violation(
-                    f"version {current.version} was chosen, and nobody ever came to it with the training state"
-                )
+                raise Violation(f"the job failed though a worker with the state lives: {self.verdict.reason}")
+            self._check_committed(self.broker.current().version)
         if finished_well:
             self._check_checkpoints()
         if self.setup.asynchronous:
@@ -152,11 +150,13 @@ class Promises:
                 raise Violation("the job finished in the middle of an epoch:\n" + audit.to_text(report))
             self._check_size()
 
-    def _were_all_killed(self, workers):
-        """Before any worker knew the end: the one that committed a version may die before it, and the others too."""
-        last = {process.environ.get(env.SELF.name): process for process in self.everybody}
-        there = [last.get(str(worker)) for worker in workers]
-        return all(it is not None and (it.killed or (it.host is not None and it.host.was_killed)) for it in there)
+    def _check_committed(self, version):
+        """A worker comes to the version with the training state, or all that have requested it failed before they did:
+        by a kill before the job's end was known, or with a host that was declared lost by then."""
+        there = self.requesters.get(version, ())
+        have_failed = there and all(each.killed or each.host.was_killed or each.host.is_lost for each in there)
+        if version != self.first_version and not self.holders.get(version) and not have_failed:
+            raise Violation(f"version {version} was committed, and no worker came to it with the training state")
 
     def _check_checkpoints(self):
         """The last one that was due, or a later one in its place, is there, whatever died while writing it; and one

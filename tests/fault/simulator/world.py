@@ -254,7 +254,7 @@ class World(Events, Promises):
         )
 
     def host_is_lost(self, name, reason):
-        raise Violation(f"{name} is the only host, and is given up: {reason}")
+        raise Violation(f"{name} is the only host, and is declared lost: {reason}")
 
     def end_is_heard(self, name):
         """By a host."""
