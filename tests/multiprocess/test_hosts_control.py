@@ -216,6 +216,29 @@ def test_a_link_that_cannot_be_made_leaves_nothing():
     run(test())
 
 
+def test_connections_are_closed_if_a_later_one_cannot_be_detached(monkeypatch):
+    detach, detached = Channel.detach, []
+
+    def detach_one(self, silent_s):
+        if detached:
+            raise OSError("no such connection")
+        detached.append(detach(self, silent_s))
+        return detached[0]
+
+    monkeypatch.setattr(Channel, "detach", detach_one)
+
+    async def test():
+        async with launchers(A, B) as two:
+            making = [asyncio.ensure_future(each.links.make(cluster(0, A, B), 1, True)) for each in two]
+            found = await asyncio.gather(*making, return_exceptions=True)
+            assert [str(error) for error in found] == ["no such connection", "no such connection"]
+            assert len(detached) == 1
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.fstat(detached[0])
+
+    run(test())
+
+
 def test_workers_of_one_host_have_a_plain_segment():
     async def test():
         async with launchers(A, B) as (_, second):

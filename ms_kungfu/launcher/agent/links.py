@@ -206,6 +206,7 @@ class LinkMaker:
                  for number in range(CONNECTIONS_A_PAIR)]  # fmt: skip
         getting = [asyncio.ensure_future(self._called(hosts[p], name) if p < own else self._calls(name))
                    for p, name in named]  # fmt: skip
+        connections: list[list[int]] = [[] for _ in hosts]
         taken = False
         try:
             done, late = await asyncio.wait(getting, timeout=MAKE_S, return_when=asyncio.FIRST_EXCEPTION)
@@ -214,7 +215,6 @@ class LinkMaker:
             if late:
                 missing = next(hosts[place] for (place, _), task in zip(named, getting) if task in late)
                 raise OSError(f"no connection with {missing} within {MAKE_S:g} s")
-            connections: list[list[int]] = [[] for _ in hosts]
             tls: dict[int, TlsEnd] = {}
             for (place, _), task in zip(named, getting):
                 channel = task.result()
@@ -228,11 +228,13 @@ class LinkMaker:
                 self.find_store, tls, self.strategy, self.machine.runtime,
             )  # fmt: skip
         finally:
-            for task in getting if not taken else ():
-                if task.cancel():
-                    task.add_done_callback(_drop)  # it may still end by itself
-                else:
-                    _drop(task)
+            if not taken:
+                close_all(fd for with_one in connections for fd in with_one)
+                for task in getting:
+                    if task.cancel():
+                        task.add_done_callback(_drop)  # it may still end by itself
+                    else:
+                        _drop(task)
 
     async def _called(self, host: str, name: _Named) -> Channel:
         """Make a connection to a host."""
