@@ -94,9 +94,11 @@ def test_failed_renewal_holds_the_deadlines_until_one_succeeds() -> None:
         await own.time_to_ask()
         await own.time_to_ask()
         assert holds == [True]
+        assert own.store_error is lease.trouble
         lease.trouble = None
         await own.time_to_ask()
         assert holds == [True, False]
+        assert own.store_error is None
 
     asyncio.run(main())
 

@@ -92,7 +92,7 @@ class HostGathering:
         have until `time_to_ask` says that they could have asked for `timeout_s` which host is the controller.
 
         A registered host counts once it is confirmed. If this controller stands still, a host may have left it before
-        it reads the registration, and registers again. (`test_host_that_left_before_its_answer_registers_again`.)
+        it reads the registration, and registers again. (`test_registered_host_is_awaited_until_it_is_confirmed`.)
         """
         begun = self._loop.time()
         while missing := self._missing_or_unconfirmed():
