@@ -139,15 +139,10 @@ class Controller:
             return
         await leadership.await_turn()
         start = await prepare(
-            options,
-            self._machine,
-            self._closers,
-            check=self._resizes.check,
-            on_change=self._resizes.on_written,
-            on_status=self.status,
-            on_secret_left=lambda file: self._remove_at_end(file.path, file.inode),
+            options, self._machine, self._closers, check=self._resizes.check, on_change=self._resizes.on_written,
+            on_status=self.status, on_secret_left=lambda file: self._remove_at_end(file.path, file.inode),
             before_first=self._acquire,
-        )
+        )  # fmt: skip
         if instead := what_is_done_instead(options.strategy, options.hosts.is_several):
             _log.warning('strategy: reason="%s"', instead)
         remote = self._expect_hosts(start, start.first)

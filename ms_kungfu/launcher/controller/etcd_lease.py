@@ -59,9 +59,8 @@ class EtcdLease:
     ) -> None:  # fmt: skip
         self.term, self.lease, self.has_stepped_down, self.is_gone = term, term.lease, False, False
         self._machine, self._url, self._own = machine, url, own
-        self._on_step_down, self._on_new_lease = on_step_down, on_new_lease
-        self._on_store_awaited = on_store_awaited
-        self.store_error: ConfigServerError | None = None  # of the last call of the lease
+        self._on_step_down, self._on_new_lease, self._on_store_awaited = on_step_down, on_new_lease, on_store_awaited
+        self.store_error: ConfigServerError | None = None  # of the last call of the lease, unless it is lost
         # what is awaited of the store: the answer to a call, an entry that it hasn't accepted yet
         self._awaited: set[str] = set()
         self._loop = asyncio.get_running_loop()
@@ -224,7 +223,7 @@ class EtcdLease:
         """
         long_s = self.lease.lease_s / 2 if long_s is None else long_s
         long = self._loop.call_later(long_s, self._await_store, "answer", True)
-        answered, goes_on = True, False
+        goes_on = False
         try:
             if self._under_way is not None and not self._under_way.done():
                 await asyncio.wait({self._under_way})
@@ -233,8 +232,7 @@ class EtcdLease:
             await asyncio.shield(self._under_way)
             self.store_error = None
         except ConfigServerError as error:
-            answered = isinstance(error, LeadershipLostError)
-            self.store_error = error
+            self.store_error = None if isinstance(error, LeadershipLostError) else error
             raise
         except asyncio.CancelledError:
             goes_on = True  # and what it awaits, until the end of the next call
@@ -242,7 +240,7 @@ class EtcdLease:
         finally:
             long.cancel()
             if not goes_on:
-                self._await_store("answer", not answered)
+                self._await_store("answer", self.store_error is not None)
 
     def _await_store(self, what: str, yes: bool) -> None:
         before = bool(self._awaited)

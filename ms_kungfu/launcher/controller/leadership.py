@@ -54,7 +54,7 @@ class Leadership(Protocol):
 
     @property
     def store_error(self) -> ConfigServerError | None:
-        """Return how the last call of the lease failed; None if it succeeded."""
+        """Return why the store didn't accept the last call of the lease; None if it did, or the lease is lost."""
         ...
 
     @property
