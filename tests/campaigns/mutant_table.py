@@ -293,7 +293,35 @@ _PYTHON = [
         "if newest is not None and not self.is_out(peer, incarnation):", "if newest is not None:",
         ("tests/unit/test_cluster_versions.py",),
     ),
+    Mutant(
+        "refused-standby-is-not-started-again", f"{_LAUNCHER}/controller/prestarted.py",
+        "self._timer = asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self.keep)", "pass",
+        ("tests/unit/test_prestarting.py",),
+    ),
+    Mutant(
+        "starting-standby-needs-no-memory", f"{_LAUNCHER}/controller/prestarted.py",
+        "2 + starting + i", "2 + i", ("tests/unit/test_prestarting.py",),
+    ),
+    Mutant(
+        "kept-standby-ends-with-the-program", f"{_LAUNCHER}/controller/prestarted.py",
+        "self.processes.standbys()[self._kept :]", "self.processes.standbys()", ("tests/unit/test_prestarting.py",),
+    ),
     # ---- hosts, leases, the lease
+    Mutant(
+        "detached-connections-stay-open", f"{_LAUNCHER}/agent/links.py",
+        "                close_all(fd for with_one in connections for fd in with_one)\n", "",
+        ("tests/multiprocess/test_hosts_control.py",),
+    ),
+    Mutant(
+        "host-counts-before-it-is-confirmed", f"{_LAUNCHER}/controller/gathering.py",
+        "while missing := self._missing_or_unconfirmed():", "while missing := self.missing():",
+        ("tests/unit/test_gathering.py",),
+    ),
+    Mutant(
+        "host-does-not-wait-for-a-full-store", f"{_LAUNCHER}/agent/succession.py",
+        "            raise controller.store_error.with_traceback(None)", "            pass",
+        ("tests/unit/test_next_controller.py",),
+    ),
     Mutant(
         "lost-host-gets-workers", f"{_LAUNCHER}/state/hosts.py",
         "if self.state_of(host.name) is NodeState.ACTIVE)", "if self.state_of(host.name) is not NodeState.DRAINING)",
