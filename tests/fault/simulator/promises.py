@@ -173,7 +173,7 @@ class Promises:
             until = range(step, step // every * every + every)
             if len(lost.intersection(until)) == 1 and any(map(until.__contains__, changes)):
                 if not self.checkpoints.keys() & set(until):
-                    raise Violation(f"the checkpoint of step {step} was lost, and nobody has made up for it")
+                    raise Violation(f"the checkpoint of step {step} was lost, and no worker has made up for it")
 
     def _check_size(self):
         """Whatever was asked for has come true, as there was time."""
