@@ -1,4 +1,4 @@
-// The end of a communicator.
+// The closed state of a communicator.
 #ifndef KUNGFU_COLLECTIVES_CLOSURE_H_
 #define KUNGFU_COLLECTIVES_CLOSURE_H_
 
@@ -10,16 +10,18 @@
 
 namespace kungfu {
 
-// This rank's communicator was closed before, or meanwhile, by another of its threads perhaps. The other ranks need no
-// notice: the thread that closed it has notified them.
+// Thrown if this rank's communicator is closed. It was closed before the call, or another thread of this process closed
+// it during the call. The other ranks need no notice, because the thread that closed the communicator has notified
+// them.
 struct Closed : Error {
   using Error::Error;
 };
 
-// That it is over, and why: the first reason stays. Thread-safe.
+// Records that a communicator is closed, and why. Later reasons are ignored. Thread-safe.
 class Closure {
  public:
-  // If this closes it, and it wasn't closed before, `then` runs before any other caller sees that it is.
+  // Closes the communicator, unless it is closed already. If this call closes it, `then` runs before any other caller
+  // can see the closed state.
   template <typename Then = void (*)()>
   void Close(kf_status status, const std::string& reason, const Then& then = [] {}) {
     std::lock_guard<std::mutex> guard(mutex_);

@@ -1,10 +1,16 @@
-// What doesn't depend on how data travels: which ranks are members, and how a rank gives up.
+// The parts of a communicator that don't depend on how data is transferred: which ranks are members, and how a rank
+// gives up.
 //
-// If a rank gives up at its deadline, it says so and the others follow: the ranks are at different places then and the
-// communicator is finished. The same holds if a rank fails for a reason of its own (no memory, Ctrl-C) and the policy
-// is to fail. If the policy is to recover, such a rank is out alone: it says so, its heartbeat stops, and the others
-// wait for the launcher. The launcher ends its process, if it hasn't ended by itself, and then marks it lost like any
-// failed rank. A rank whose communicator was closed under it, by another of its threads, says nothing: that one has.
+// If a rank gives up at its deadline, it notifies the other ranks, and they give up too. The ranks have reached
+// different operations by then, so the communicator can't be used any more. The same happens if a rank fails for a
+// reason of its own (no memory, Ctrl-C) and the launcher's policy is to fail.
+//
+// If the policy is to recover, a rank that fails for a reason of its own gives up alone. It records this, stops its
+// heartbeat, and the other ranks wait for the launcher. The launcher kills the rank's process, unless it has exited,
+// and then marks the rank as lost like any failed rank.
+//
+// If another thread of the same rank has closed the communicator, the rank sends no notice, because that thread has
+// sent one.
 #include "collectives/communicator.h"
 
 #include <algorithm>
@@ -64,7 +70,7 @@ void Communicator::SetBusy(bool busy) {
 }
 
 void Communicator::Close(kf_status status, const std::string& reason) {
-  if (process_.IsCopy()) return;  // it refuses everything anyway
+  if (process_.IsCopy()) return;  // the copy refuses every call anyway
   closure_.Close(status, reason);
 }
 
@@ -72,21 +78,22 @@ void Communicator::Leave() {
   if (is_member() && !process_.IsCopy()) control()->Leave(rank_);
 }
 
-// After a failure the ranks are at different places and this communicator is finished: at the others as well, or else,
-// if they recover and the reason is this rank's own, they wait until it is marked lost. No rank follows one that was
-// fenced before it gave up, or that fails while it gives up: the others find out by themselves.
+// Called after an error. The ranks have reached different operations by then, so this communicator can't be used any
+// more. The other ranks give up too. The exception: if they recover and the error concerns this rank alone, they wait
+// until this rank is marked as lost. A rank notifies no other rank if it was fenced before it gave up, or fails while
+// it gives up. The other ranks detect that failure without a notice.
 //
-// The error that finishes the communicator is exactly the one that the others get: it is closed and told under one hold
-// of the closure's mutex, by the first of this rank's threads that fails. To the rest of them it is closed; they fail
-// because of that first failure, or for a reason that has come too late to matter: a rank that is out alone stays out
-// alone.
+// The error that closes this communicator is exactly the error that the other ranks get. The rank's first thread with
+// an error closes the communicator and writes the notice under one hold of the closure's mutex. For the rank's other
+// threads, the communicator is closed. They fail because of the first error, or for a reason that comes too late to
+// matter. A rank that has given up alone doesn't change to giving up for all ranks.
 void Communicator::GiveUp(const Error& error) {
   if (!is_member() || process_.IsCopy()) return;
   closure_.Close(error.status(), error.what(), [&] {
     KUNGFU_FAULT_POINT("when it has closed its communicator");
     const kf_status status = error.status();
-    if (recovers() && status == KF_STALE) return;  // it leaves, and says that
-    // An interrupted rank may have written a part only.
+    if (recovers() && status == KF_STALE) return;  // the rank leaves, and reports that
+    // An interrupted rank may have written only a part of its contribution.
     const bool interrupted = dynamic_cast<const Interrupted*>(&error) != nullptr;
     const bool own = interrupted ||
                      (status != KF_TIMEOUT && status != KF_PEER_LOST && status != KF_ABORTED && status != KF_MISMATCH);

@@ -1,4 +1,4 @@
-// The collectives over exactly one cluster version: the interface for all other layers.
+// The collectives of one cluster version: the interface that all other layers use.
 #ifndef KUNGFU_COLLECTIVES_COMMUNICATOR_H_
 #define KUNGFU_COLLECTIVES_COMMUNICATOR_H_
 
@@ -22,41 +22,48 @@ namespace kungfu {
 struct CommunicatorOptions {
   std::chrono::milliseconds collective_timeout{600000};
   std::chrono::milliseconds join_timeout{300000};
-  // After this, and after twice, four times ... as much, a wait logs which rank it waits for; see base/log.h.
+  // A wait logs the rank that it waits for after this time, and again after twice this time, four times, and so on. See
+  // base/log.h.
   std::chrono::milliseconds tell_after{10000};
-  // Whether GiveUp notifies the others. If not, it only closes, and the owner of this communicator notifies them.
+  // Whether GiveUp notifies the other ranks. If false, GiveUp only closes this communicator, and its owner notifies the
+  // other ranks.
   bool tells{true};
-  // Of a member of the segment that stands for others: what it waits for in this operation, in words.
+  // Describes what a proxy member waits for in an operation. A host's transport is a proxy member: in the host's
+  // segment it represents all other hosts. Empty if the segment has no proxy member.
   std::function<std::string(const Operation&)> behind_it{};
-  // A wait that has slept so often (20 ms each) is entered in the watch for deadlocks (host/deadlock.h): none does as a
-  // rule if a step goes well, and one that is entered pays for a mutex.
+  // After this number of sleeps (20 ms each), a wait is registered for the detection of deadlocks (host/deadlock.h).
+  // Registering takes a mutex. Most waits of a healthy step end earlier and don't pay for the mutex.
   int watched_after{5};
-  // What goes at a time of a large all-reduce over several hosts; the same at all ranks.
+  // Bytes of one slice of a large all-reduce over several hosts. Must be equal at all ranks.
   size_t slice_bytes{1 << 20};
 };
 
-// Immutable membership: a change makes a new communicator, and this one then answers every call with StaleClusterError.
+// The members of a communicator never change. A membership change creates a new communicator, and every call on the old
+// communicator then throws StaleClusterError.
 //
-// How data moves is the implementation's: HostCommunicator between the processes of a host (host/host_communicator.h),
-// LoneCommunicator in a process that belongs to no cluster. What the members tell each other besides data goes by the
-// control block, and is the same for all of them.
+// Subclasses implement the data transfer. HostCommunicator works between the processes of one host
+// (host/host_communicator.h), and ClusterCommunicator between hosts (hosts/cluster_communicator.h). LoneCommunicator
+// works in a process that belongs to no cluster. Everything besides data goes through the control block, which all
+// subclasses use in the same way.
 //
-// A *generation* is the cluster without its first g failures, in their order: g is the number of ranks that an
-// operation was done without.
+// *Generation* g is the cluster without its first g failed ranks, in the order of the failures. So if an operation
+// ended in generation g, it ran without g ranks.
 //
-// Thread-safe. Operations under different names run side by side on their callers' threads and don't wait for each
-// other; under one name they take turns. Nothing is reordered: the k-th operation under a name meets the k-th of the
-// other ranks.
+// Thread-safe. Operations with different names run concurrently on their callers' threads and don't wait for each
+// other. Operations with the same name run one after another. Their order is fixed: the k-th operation with a name at
+// one rank matches the k-th operation with that name at every other rank.
 //
-// A forked child has a copy that refuses whatever would speak in its parent's name; see base/forks.h.
+// After a fork, the child's copy of a communicator refuses every call that would act on behalf of the parent process.
+// See base/forks.h.
 class Communicator {
  public:
-  // An operation that depends on which ranks contribute.
+  // An operation whose inputs depend on which ranks contribute.
   class Renewable {
    public:
     virtual ~Renewable() = default;
-    // As this rank brings it in `generation`, which never falls from one call to the next; null: it has something to do
-    // before it can. Of one name, kind and dtype in all generations; valid until the next call.
+    // Returns this rank's contribution for `generation`, or null if this rank must do other work before it can
+    // contribute. `generation` never decreases from one call to the next. The name, kind and dtype are the same in all
+    // generations. The result is valid until the next call.
     virtual const Operation* In(uint32_t generation) = 0;
   };
 
@@ -66,29 +73,33 @@ class Communicator {
 
   // ---- data
 
-  // Returns the generation that it ended in. If a rank fails in it and the launcher's policy is to recover, the others
-  // end it with that rank's contribution or without it, all of them alike. Without it, an all-gather has zeros in its
-  // place (GatherLiving says which) and a reduce-scatter drops its part. A broadcast from it throws PeerLostError at
-  // every rank, and the communicator stays usable.
+  // Runs an operation and returns the generation in which it ended. If a rank fails during the operation and the
+  // launcher's policy is to recover, the other ranks finish the operation. Either all of them use the failed rank's
+  // contribution, or none does. If they don't use the contribution:
+  // - an all-gather has zeros in its place (GatherLiving reports which ranks contributed);
+  // - a reduce-scatter drops the failed rank's part of the result;
+  // - a broadcast from the failed rank throws PeerLostError at every rank, and the communicator stays usable.
   virtual uint32_t Run(const Operation& operation) = 0;
-  // All-reduces one after another that end in the same generation: a rank that fails meanwhile contributes to all of
-  // them or to none.
+  // Runs several all-reduces, one after another, that all end in the same generation. A rank that fails during the call
+  // contributes to all of them or to none.
   virtual uint32_t RunAll(const Operation* operations, size_t num_operations) = 0;
-  // The same for operations that were run already, with inputs as they were then: those that ended in an earlier
-  // generation than the latest are done again.
+  // Like RunAll, but for operations that have run already. Operations that ended in an earlier generation than the
+  // latest run again. Their inputs must be the same as in the first run.
   virtual uint32_t Settle(const Operation* operations, uint32_t* generations, size_t num_operations) = 0;
-  // An all-reduce whose inputs depend on its generation, which is `from_generation` (the same at all ranks) or a later
-  // one. If a rank isn't ready for the one that it has come to, the answer is none, and no data is lost: the others
-  // wait for it there, and it calls again when it is, with the generation that it was asked for last.
+  // Runs an all-reduce whose inputs depend on its generation. It starts in `from_generation`, which must be equal at
+  // all ranks, and may end in a later generation. Returns none if this rank isn't ready to contribute in the generation
+  // that the operation has reached. No data is lost then: the other ranks wait in that generation. When this rank is
+  // ready, it calls again with the generation of the last call of In().
   virtual std::optional<uint32_t> RunRenewable(Renewable& operation, uint32_t from_generation) = 0;
 
-  // Until the next call, and at all ranks alike: a broadcast whose root is one of these may be taken from any of them,
-  // because they have the same data. If one of them fails in it, it throws PeerLostError at every rank, as if the root
-  // fails. Empty: from the root alone.
+  // Sets the ranks that have the same data; the setting holds until the next call. A broadcast whose root is among
+  // `sources` may copy the data from any of them. All ranks must set the same `sources`. If one of the sources fails
+  // during the broadcast, the broadcast throws PeerLostError at every rank, as it does if the root fails. If `sources`
+  // is empty, the data comes from the root only.
   virtual void SetSources(Members sources) { (void)sources; }
 
   Reductions TakeReductions() { return reductions_.Take(); }
-  // In which the last all-reduce of this rank ended.
+  // Returns the generation in which this rank's last all-reduce ended.
   uint32_t last_generation() const { return reductions_.last_generation(); }
 
   // ---- members
@@ -96,57 +107,59 @@ class Communicator {
   uint32_t rank() const { return rank_; }
   uint32_t size() const { return size_; }
   uint64_t cluster_version() const { return cluster_version_; }
-  bool is_member() const { return control() != nullptr; }  // and not a cluster of one that no launcher knows
-  bool recovers() const { return is_member() && control()->recovers(); }  // from failures
-  // The ranks that contributed to what ended in this generation.
+  bool is_member() const { return control() != nullptr; }                 // false without a launcher
+  bool recovers() const { return is_member() && control()->recovers(); }  // whether the policy is to recover
+  // Returns the ranks that contributed to operations that ended in `generation`.
   Members MembersOf(uint32_t generation) const;
-  // The ranks that aren't known to have failed.
+  // Returns the ranks that aren't known to have failed.
   Members Living() const { return MembersOf(is_member() ? control()->num_failed() : 0); }
-  // Lowest rank that carried the training state when it joined, `size` if none did.
+  // Returns the lowest rank that had the training state when it joined, or `size` if no rank had it.
   uint32_t StateRoot() const;
 
-  // ---- control: see ControlBlock. None of it is collective.
+  // ---- control: see ControlBlock. None of these calls is collective.
 
   void Beat();
   uint64_t announced() const { return is_member() ? control()->announced() : cluster_version_; }
   bool deadlines_held() const { return is_member() && control()->deadlines_held(); }
   uint64_t sync_points() const { return is_member() ? control()->sync_points() : 0; }
   void RequestSyncPoint(uint64_t number);
-  // The training has ended this step, one of which takes so long (0: not known yet).
+  // Reports that training has finished step `step`. `each` is the usual duration of a step; 0 means that it isn't known
+  // yet.
   void NoteStep(uint64_t step, std::chrono::nanoseconds each);
-  // Between two operations: this rank does something alone. If it fails, the others learn so as usual; one that hangs
-  // is awaited until the launcher finds it.
+  // Reports whether this rank does long work alone, between two operations. If the rank fails during this work, the
+  // other ranks are notified as usual. If the rank hangs, the other ranks wait until the launcher detects the hang.
   void SetBusy(bool busy);
 
-  // Called now and then while this process has slow waits (host/deadlock.h): whether it stands still, and where in the
-  // program, in words. Ends the communicator if the ranks wait for each other. Ranks of one host alone look.
+  // Looks for a deadlock between the ranks of one host (host/deadlock.h), and closes the communicator if the ranks wait
+  // for each other. To be called repeatedly while threads of this process wait for long. `stands_still`: whether no
+  // thread of the process makes progress. `place` describes where the program is.
   virtual void LookForDeadlock(bool stands_still, const std::string& place) { (void)stands_still, (void)place; }
 
-  // Ends the communicator: callers inside and later ones get `status` with `reason`. Idempotent; the first reason
-  // stays.
+  // Closes the communicator: current and later calls throw an error with `status` and `reason`. If it is closed
+  // already, the call does nothing.
   virtual void Close(kf_status status, const std::string& reason);
-  // Notifies the others that this rank won't contribute any more.
+  // Notifies the other ranks that this rank won't contribute any more.
   void Leave();
-  // This rank can't bring an operation that the others count on, because of `error`: closes the communicator and tells
-  // them; see communicator.cc for what they do.
+  // Closes the communicator because this rank can't contribute to an operation that the other ranks wait for, and sends
+  // them `error`. communicator.cc describes how the other ranks react.
   virtual void GiveUp(const Error& error);
 
  protected:
   Communicator(uint32_t rank, uint32_t size, uint64_t cluster_version);
 
-  // Null in a cluster of one that no launcher knows.
+  // Returns null in a cluster of one without a launcher.
   virtual ControlBlock* control() const = 0;
 
   const uint32_t rank_;
   const uint32_t size_;
   const uint64_t cluster_version_;
-  const Members all_ranks_;  // of generation 0
+  const Members all_ranks_;  // the members in generation 0
   const OneProcess process_;
   Closure closure_;
   ReductionLog reductions_;
 
  private:
-  std::atomic<bool> silent_{false};  // this process is to be ended: its heart beats no more
+  std::atomic<bool> silent_{false};  // this process will be killed, so it sends no more heartbeats
 };
 
 }  // namespace kungfu

@@ -11,7 +11,8 @@ namespace kungfu {
 inline constexpr int kNumDtypes = KF_FLOAT64 + 1;
 inline constexpr int kNumOps = KF_PROD + 1;
 
-// Of numbers: an enum that has none of its values is undefined behaviour when it is read.
+// Check a number before it is converted to the enum. Reading an enum without a matching enumerator is undefined
+// behaviour.
 inline bool IsDtype(int number) { return number >= KF_INT8 && number <= KF_FLOAT64; }
 inline bool IsOp(int number) { return number >= KF_SUM && number <= KF_PROD; }
 

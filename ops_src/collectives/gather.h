@@ -1,4 +1,4 @@
-// What each rank has to say, at every rank.
+// Gathers one value from each rank at every rank.
 #ifndef KUNGFU_COLLECTIVES_GATHER_H_
 #define KUNGFU_COLLECTIVES_GATHER_H_
 
@@ -12,14 +12,15 @@ namespace kungfu {
 
 template <typename T>
 struct Gathered {
-  std::vector<T> rows;  // by rank
-  Members members;      // the ranks that contributed; rows of failed ones are zeros
+  std::vector<T> rows;  // indexed by rank
+  Members members;      // the ranks that contributed; the rows of all other ranks are zeros
 
-  // That of the lowest rank that contributed, which decides if one rank has to.
+  // Returns the row of the lowest rank that contributed. Callers use it if one rank must decide for all ranks.
   const T& first() const { return rows[members.front()]; }
 };
 
-// Collective. The same answer at all ranks that contributed. Throws what Communicator::Run throws.
+// Gathers `mine` of each rank that hasn't failed. Collective. Returns the same result at all ranks that contributed.
+// Throws what Communicator::Run throws.
 template <typename T>
 Gathered<T> GatherLiving(Communicator& communicator, const char* name, const T& mine) {
   static_assert(std::is_trivially_copyable_v<T>);

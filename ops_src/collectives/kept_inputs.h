@@ -1,4 +1,4 @@
-// Inputs as they were, for doing an operation again that has written over them.
+// Copies of an operation's inputs, so that an operation can run again after it has overwritten its inputs.
 #ifndef KUNGFU_COLLECTIVES_KEPT_INPUTS_H_
 #define KUNGFU_COLLECTIVES_KEPT_INPUTS_H_
 
@@ -12,14 +12,14 @@
 
 namespace kungfu {
 
-// Whether what a rank writes may be what it, or another operation, still has to read.
+// Returns whether a tensor's output is the same memory as its input, so that writing the output destroys the input.
 inline bool InPlace(const Operation& operation) {
   return std::any_of(operation.tensors, operation.tensors + operation.num_tensors,
                      [](const kf_tensor& tensor) { return tensor.input == tensor.output && tensor.count > 0; });
 }
 
-// Operations that read their inputs from copies, if they are in place, for as long as this object lives. The memory
-// belongs to the thread and is kept: fresh pages cost more than the copy.
+// A list of operations in which each in-place operation reads its inputs from a copy. The copy exists as long as this
+// object. Its memory belongs to the thread and is reused, because new pages cost more than the copy.
 class KeptInputs {
  public:
   KeptInputs(const Operation* operations, size_t num_operations)

@@ -1,4 +1,4 @@
-// A cluster of one that no launcher knows: a process that kungfu-run has not started, or that has not joined yet.
+// A cluster of one without a launcher: a process that kungfu-run didn't start, or that hasn't joined a cluster yet.
 #ifndef KUNGFU_COLLECTIVES_LONE_COMMUNICATOR_H_
 #define KUNGFU_COLLECTIVES_LONE_COMMUNICATOR_H_
 
@@ -6,7 +6,8 @@
 
 namespace kungfu {
 
-// What an operation of one rank does: the values are the inputs, whatever the operation; of planes, their sum.
+// Runs an operation that has only one rank. The outputs are copies of the inputs for every kind of operation. With
+// planes, the output is the sum of the planes, divided by their divisor.
 void RunAlone(const Operation& operation);
 
 class LoneCommunicator final : public Communicator {

@@ -1,4 +1,5 @@
-// An observer of this process's collectives. The collectives know no layer above them: monitoring installs itself here.
+// An observer of this process's collectives. The collectives don't depend on higher layers, so the monitoring layer
+// installs an observer here.
 #ifndef KUNGFU_COLLECTIVES_OBSERVER_H_
 #define KUNGFU_COLLECTIVES_OBSERVER_H_
 
@@ -14,21 +15,23 @@ namespace kungfu {
 
 class Observer {
  public:
-  // One operation under way; destroyed without Done if it fails.
+  // One running operation. If the operation fails, it is destroyed without a call of Done.
   class Observation {
    public:
     virtual ~Observation() = default;
-    // It has succeeded among `size` ranks, and its outputs are written.
+    // Called when the operation has succeeded among `size` ranks and its outputs are written.
     virtual void Done(uint32_t size) = 0;
   };
 
   virtual ~Observer() = default;
-  // Before an operation, which may be in place. Null: of no interest. Called from any thread.
+  // Called before an operation, from any thread. The operation may be in place. Returns null if the observer ignores
+  // the operation.
   virtual std::unique_ptr<Observation> Begin(const Operation& operation) = 0;
 
-  // `observer` is never freed; null takes it away. One that is installed already may be called for a little longer.
+  // Installs `observer`, which is never freed. Null removes the present observer. The previous observer may still be
+  // called for a short time.
   static void Install(Observer* observer) { installed_.store(observer, std::memory_order_release); }
-  // What a communicator calls before each operation. Costs one load without an observer.
+  // Called by a communicator before each operation. Costs one load if no observer is installed.
   static std::unique_ptr<Observation> Observe(const Operation& operation) {
     Observer* const observer = installed_.load(std::memory_order_acquire);
     return observer == nullptr ? nullptr : observer->Begin(operation);
@@ -38,7 +41,7 @@ class Observer {
   static inline std::atomic<Observer*> installed_{nullptr};
 };
 
-// Operations that succeed or fail together.
+// Observes several operations that succeed or fail together.
 class ObservedTogether {
  public:
   ObservedTogether(const Operation* operations, size_t num_operations) {

@@ -1,4 +1,4 @@
-// What a caller asks of the ranks.
+// The description of a collective operation.
 #ifndef KUNGFU_COLLECTIVES_OPERATION_H_
 #define KUNGFU_COLLECTIVES_OPERATION_H_
 
@@ -13,42 +13,44 @@
 
 namespace kungfu {
 
-// Ranks that are in an operation together, in ascending order.
+// The ranks that run an operation together, in ascending order.
 using Members = std::vector<uint32_t>;
 
-// The last two are halves of what goes between hosts: of an all-reduce and an all-gather whose result only the root
-// gets, which brings nothing.
+// kReduceTo and kGatherTo are like an all-reduce and an all-gather, but only the root gets the result, and the root
+// contributes nothing. A host's ranks use them to send their contributions to their host's transport.
 enum class Kind : uint8_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kBarrier, kReduceTo, kGatherTo };
 inline constexpr uint32_t kNumKinds = 7;
 
-// Of an operation over several hosts, what this one of a host does for it: bring a contribution, or receive the
-// transport's commit, the result, or the text of a failure.
+// The stages in which a host's ranks and its transport run an operation over several hosts. The ranks contribute, then
+// receive the transport's commit, then the result or the text of an error.
 enum class Stage : uint8_t { kBring, kCommit, kResult, kText };
 
 struct Operation;
 
-// Of a mean of floats whose ranks count by their weights: sum(weight * x) / sum(weight).
+// The weights in a mean of floats, sum(weight * x) / sum(weight).
 struct Weighting {
   bool applies = false;
-  uint32_t own = 1;           // this rank's, below 2^kWeightBits
-  uint64_t* total = nullptr;  // gets the sum of the contributing ranks' weights
+  uint32_t own = 1;           // this rank's weight, below 2^kWeightBits
+  uint64_t* total = nullptr;  // receives the sum of the contributing ranks' weights
 };
 inline constexpr int kWeightBits = 24;
 
-// Of an operation that a communicator runs for a larger one, its whole: for a slice, or for a host's ranks alone.
+// Set if a communicator runs this operation as a part of a larger operation, the whole. The part is one slice of the
+// whole, or the whole among the ranks of one host.
 struct PartOfWhole {
-  const Operation* of = nullptr;  // the whole, which messages name
-  // Parts have the name of the whole. These tell them apart; `track`: see hosts/slices.h.
+  const Operation* of = nullptr;  // the whole, which error messages name
+  // Parts have the same name as the whole. `stage` and `track` (hosts/slices.h) tell the parts apart.
   Stage stage = Stage::kBring;
   uint8_t track = 0;
-  uint64_t signature = 0;    // not 0: the answer of SignatureOf, since the part's tensors may be cut otherwise
-  bool patient = false;      // a rank that waits in it sleeps at once, because others need the core
-  bool pins_buffer = false;  // its members may keep its staging buffer after its end: see host/staging_buffers.cc
+  uint64_t signature = 0;  // if not 0, SignatureOf returns it, because ranks may divide the part's tensors differently
+  bool patient = false;    // a waiting rank sleeps at once, because others need the core
+  bool pins_buffer = false;  // members may keep its staging buffer: see host/staging_buffers.cc
 };
 
-// What a caller asks for; every rank has to bring an equal one under the same key.
+// A collective operation. Every rank must contribute an equal operation under the same key (KeyOf).
 struct Operation {
-  // What the functions of the C ABI take. `op` is of reductions, `root` of broadcasts and of what goes to a root.
+  // The arguments of the C ABI's functions. `op` applies to reductions. `root` applies to broadcasts, kReduceTo and
+  // kGatherTo.
   Kind kind = Kind::kBarrier;
   const char* name = "";
   const kf_tensor* tensors = nullptr;
@@ -58,54 +60,57 @@ struct Operation {
   uint32_t root = 0;
   const char* layout = nullptr;
 
-  // One feature each. An operation that doesn't use it leaves it as it is.
+  // Each field below enables one feature. The default value disables the feature.
   Weighting weighting = {};
-  // The number of ranks that the tensors are sized for; 0: any. An all-gather would write past the end of its outputs
-  // if the cluster has changed since they were made.
+  // The number of ranks that the tensors are sized for; 0 means any number. Without this check, an all-gather would
+  // write past the end of its outputs if the cluster has changed since they were allocated.
   uint32_t sized_for_ranks = 0;
-  // An all-reduce to which ranks bring more than their tensors, or nothing.
+  // For an all-reduce to which a rank contributes several sets of tensors or none: see planes.h.
   const Planes* planes = nullptr;
-  // A broadcast whose data several ranks have, the root among them, in ascending order. Over several hosts a host with
-  // such a rank takes the data from it.
+  // For a broadcast whose data several ranks have: these ranks, including the root, in ascending order. With several
+  // hosts, a host that has such a rank copies the data from that rank.
   const Members* sources = nullptr;
   PartOfWhole part = {};
 };
 
-// One that outlives its caller's: its name, its layout and its list of tensors are its own, their memory is not.
+// An operation that remains valid after its caller returns. It owns copies of the name, the layout and the list of
+// tensors, but not the tensors' memory.
 struct KeptOperation {
   void Keep(const Operation& asked);
 
   std::string name, layout;
   std::vector<kf_tensor> tensors;
-  Operation operation;  // of the above
+  Operation operation;  // refers to the members above
 };
 
 const char* NameOf(Kind kind);
-// What ranks match operations by: a name, and which part of an operation of that name it is.
+// Returns the key by which ranks match operations. It contains the name, the track and the stage.
 std::string KeyOf(std::string_view name, uint8_t track = 0, Stage stage = Stage::kBring);
 inline std::string KeyOf(const Operation& operation) {
   return KeyOf(operation.name, operation.part.track, operation.part.stage);
 }
-// What the caller asked for: the operation itself, or that of which it is a part of a part.
+// Returns the operation that the caller asked for. For a part this is the whole; otherwise it is `operation` itself.
 const Operation& AskedFor(const Operation& operation);
-// How messages about it begin: what the caller asked for, with a colon and a space.
+// Returns how messages about the operation begin: kind and name of what the caller asked for, a colon and a space.
 std::string TitleOf(const Operation& operation);
 
 inline bool Reduces(Kind kind) {
   return kind == Kind::kAllReduce || kind == Kind::kReduceScatter || kind == Kind::kReduceTo;
 }
-// Whether there is one that only the root gets, and to which it brings nothing.
+// Returns whether only the root gets the result, without contributing anything.
 inline bool IsToRoot(Kind kind) { return kind == Kind::kReduceTo || kind == Kind::kGatherTo; }
 
-// Equal at all ranks if and (but for the hash) only if they bring the same operation, but for the number of elements.
+// Returns a number by which ranks detect different operations. It is equal at two ranks if they contribute the same
+// operation. For different operations it differs, unless their hashes collide. Ranks compare the total number of
+// elements separately.
 uint64_t SignatureOf(const Operation& operation);
-// The elements that a rank brings.
+// Returns the number of elements that a rank contributes.
 uint64_t CountOf(const Operation& operation);
-// Throws ValueError, TypeError or StaleClusterError if it can't be run by `size` ranks, whatever they bring.
+// Throws ValueError, TypeError or StaleClusterError if a cluster of `size` ranks can't run the operation.
 void Validate(const Operation& operation, uint32_t size);
 // Throws ValueError if a tensor that has elements has no memory.
 void RequireMemory(const Operation& operation, bool inputs, bool outputs);
-// In words, for the message of a mismatch: what the caller asked for.
+// Describes what the caller asked for, for the message of a mismatch.
 std::string Describe(const Operation& part);
 
 }  // namespace kungfu

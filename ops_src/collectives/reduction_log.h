@@ -1,4 +1,4 @@
-// In which generations this rank's reductions have ended.
+// Records in which generations this rank's reductions ended.
 #ifndef KUNGFU_COLLECTIVES_REDUCTION_LOG_H_
 #define KUNGFU_COLLECTIVES_REDUCTION_LOG_H_
 
@@ -9,13 +9,14 @@
 
 namespace kungfu {
 
-// What came of the reductions since the last call, in generations plus one; 0: there was none. Operations of one mind
-// are one commit. A step may have several (two optimizers, one after the other), and a rank may fail between them, when
-// the first update is done: `first` is less than `last` then. The same answer at all ranks that contributed to the
-// last.
+// The reductions of this rank since the previous call of Take(). Each field except `commits` is a generation plus one,
+// or 0 if there was no such reduction. A *commit* is a set of gradient reductions that ended in the same generation
+// together (settle.h). A step may have several commits, for example with two optimizers that run one after the other.
+// If a rank fails between two commits, after the first update, `first` is less than `last`. All ranks that contributed
+// to the last reduction get the same values.
 struct Reductions {
-  uint32_t gradient, any;         // the latest of the gradients', and of all all-reduces
-  uint32_t commits, first, last;  // of gradients
+  uint32_t gradient, any;         // the latest gradient reduction, and the latest other all-reduce
+  uint32_t commits, first, last;  // number, first generation and last generation of commits
 };
 
 // Thread-safe.
@@ -29,7 +30,7 @@ class ReductionLog {
     while (seen < generation + 1 && !latest.compare_exchange_weak(seen, generation + 1, std::memory_order_relaxed)) {
     }
   }
-  // Operations of one mind have ended, `operation` among them.
+  // Records that a set of operations, `operation` among them, has ended in one generation.
   void NoteCommit(const Operation& operation, uint32_t generation) {
     if (!operation.weighting.applies) return;
     commits_.fetch_add(1, std::memory_order_relaxed);
@@ -38,7 +39,7 @@ class ReductionLog {
     last_commit_.store(generation + 1, std::memory_order_relaxed);
   }
 
-  // Operations of one mind, of which this is the first, have settled.
+  // Records that a set of operations has settled in one generation; `first` is the first of them.
   void NoteSettled(const Operation& first, uint32_t generation) {
     Note(first, generation);
     NoteCommit(first, generation);
@@ -51,7 +52,7 @@ class ReductionLog {
   uint32_t last_generation() const { return last_generation_.load(std::memory_order_relaxed); }
 
  private:
-  std::atomic<uint32_t> gradient_{0}, any_{0};  // `any_`: of those that are no gradients'
+  std::atomic<uint32_t> gradient_{0}, any_{0};  // `any_`: all-reduces of anything but gradients
   std::atomic<uint32_t> commits_{0}, first_commit_{0}, last_commit_{0};
   std::atomic<uint32_t> last_generation_{0};
 };

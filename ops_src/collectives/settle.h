@@ -1,4 +1,4 @@
-// Operations that have to be of one mind.
+// Runs several operations so that all of them end in the same generation.
 #ifndef KUNGFU_COLLECTIVES_SETTLE_H_
 #define KUNGFU_COLLECTIVES_SETTLE_H_
 
@@ -10,17 +10,17 @@
 
 namespace kungfu {
 
-// Runs an operation, from this generation on, and answers in which it ended.
+// Runs an operation in `from_generation` or later, and returns the generation in which it ended.
 using RunFromGeneration = std::function<uint32_t(const Operation& operation, uint32_t from_generation)>;
 
-// Runs them one after another, and settles them. `keep_inputs`: they may have to be done again, so what they write over
-// is copied before.
+// Runs the operations one after another, then calls SettleBy, and returns the common generation. `keep_inputs`: copies
+// the inputs that the operations overwrite, because operations may have to run again.
 uint32_t RunAndSettle(const RunFromGeneration& run, bool keep_inputs, const Operation* operations,
                       size_t num_operations);
 
-// Does again what ended in an earlier generation than the latest, and answers that. All survivors have the same
-// generations here, since each operation ended in the same at all of them, and so they do the same operations again, in
-// the same order.
+// Runs operations again until all have ended in the same generation, and returns that generation. An operation runs
+// again if it ended in an earlier generation than the latest. Each operation ended in the same generation at all
+// survivors. So all survivors run the same operations again, in the same order.
 uint32_t SettleBy(const RunFromGeneration& run, const Operation* operations, uint32_t* generations,
                   size_t num_operations);
 

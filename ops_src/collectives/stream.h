@@ -1,4 +1,4 @@
-// Writing a result that is too large to stay in the caches.
+// Writes results that are too large to stay in the caches.
 #ifndef KUNGFU_COLLECTIVES_STREAM_H_
 #define KUNGFU_COLLECTIVES_STREAM_H_
 
@@ -12,8 +12,9 @@
 
 namespace kungfu {
 
-// Copies past the caches: the target's lines are not read first, which saves a third of the memory traffic of a plain
-// copy, and what is cached stays so. Ends with no fence; call StreamFence() before another thread is told of the data.
+// Copies without filling the caches. The target's cache lines aren't read first, which saves a third of the memory
+// traffic of a plain copy. Other cached data stays in the caches. The copy ends without a fence: call StreamFence()
+// before notifying another thread of the data.
 inline void StreamCopy(void* to, const void* from, size_t bytes) {
 #if defined(__x86_64__)
   char* out = static_cast<char*>(to);

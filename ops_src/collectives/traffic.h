@@ -1,5 +1,5 @@
-// What the collectives of this process have moved and how long they took, since it began. Costs a collective two reads
-// of the processor's counter and a few relaxed additions: about 30 ns.
+// Counts what the collectives of this process have transferred since the process began, and how long they took. The
+// cost per collective is two reads of the processor's counter and a few relaxed additions, about 30 ns.
 #ifndef KUNGFU_COLLECTIVES_TRAFFIC_H_
 #define KUNGFU_COLLECTIVES_TRAFFIC_H_
 
@@ -13,14 +13,14 @@
 
 namespace kungfu {
 
-// All of it only grows; readers take differences.
+// All values only grow. Readers compute differences.
 struct TrafficTotals {
   uint64_t operations = 0;
   uint64_t brought_bytes = 0;
-  double busy_s = 0;     // inside collectives, on whatever thread: moving data and waiting for the other ranks
-  double exposed_s = 0;  // of that, while the program waited for it; the rest went on behind its back
-  uint64_t received_from_each = 0;                                 // bytes read from every other rank
-  std::array<uint64_t, shm::kMaxMembers> received_from_root = {};  // and from a rank alone
+  double busy_s = 0;                // time in collectives on any thread: moving data and waiting for other ranks
+  double exposed_s = 0;             // the part of it for which the program waited; the rest ran in the background
+  uint64_t received_from_each = 0;  // bytes read from each other rank
+  std::array<uint64_t, shm::kMaxMembers> received_from_root = {};  // bytes read from one rank only
 };
 
 // Thread-safe.
@@ -28,8 +28,8 @@ class Traffic {
  public:
   static Traffic& Get();
 
-  // A collective that began at `began` is done. What it has read from each other rank, or, with `root` not negative,
-  // from that one.
+  // Counts a collective that began at `began` and has just ended. `received_bytes` is what it has read from each other
+  // rank or, if `root` isn't negative, from rank `root` only.
   void Count(uint64_t began, uint64_t brought_bytes, uint64_t received_bytes, int root = -1) {
     busy_.fetch_add(Ticks() - began, std::memory_order_relaxed);
     operations_.fetch_add(1, std::memory_order_relaxed);
@@ -37,9 +37,10 @@ class Traffic {
     (root < 0 ? from_each_ : from_root_[static_cast<uint32_t>(root)])
         .fetch_add(received_bytes, std::memory_order_relaxed);
   }
-  // A thread of ours ran operations from `began` until now, and the program didn't wait for it.
+  // Counts the time since `began` as hidden: a background thread of this library ran operations, and the program didn't
+  // wait for that thread.
   void CountHidden(uint64_t began) { hidden_.fetch_add(Ticks() - began, std::memory_order_relaxed); }
-  // The program waited for that thread from `began` until now.
+  // Counts the time since `began` in which the program waited for the background thread.
   void CountWait(uint64_t began) { waited_.fetch_add(Ticks() - began, std::memory_order_relaxed); }
 
   uint64_t operations() const { return operations_.load(std::memory_order_relaxed); }

@@ -1,4 +1,4 @@
-// What a rank that waits says to the launcher.
+// Reports to the launcher which rank a waiting rank waits for.
 #ifndef KUNGFU_COLLECTIVES_HOST_AWAITING_H_
 #define KUNGFU_COLLECTIVES_HOST_AWAITING_H_
 
@@ -8,7 +8,7 @@
 
 namespace kungfu::host {
 
-// Says which rank this one waits for, until the wait is over, whichever way.
+// Reports the awaited rank. The destructor withdraws the report, so the report ends with the wait.
 class Awaiting {
  public:
   Awaiting(const shm::SegmentControlBlock& control, uint32_t rank) : control_(control), rank_(rank) {}
@@ -19,8 +19,8 @@ class Awaiting {
   Awaiting& operator=(const Awaiting&) = delete;
 
   void Note(uint32_t peer, bool overdue) { noted_ = control_.NoteAwaited(rank_, peer, overdue, noted_); }
-  // It waits for what any rank may have (a staging buffer, the lock of the table). The launcher takes no rank that
-  // waits for stuck, and from here it follows the wait to no other one.
+  // Reports a wait for something that any rank may hold: a staging buffer, or the lock of the channel table. The
+  // launcher never treats a waiting rank as stuck. From this rank it follows the chain of waits no further.
   void NoteNoPeer() { Note(rank_, /*overdue=*/false); }
 
  private:

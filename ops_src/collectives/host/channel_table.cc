@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kMaxBoundNames = shm::kChannels / 4;
 
-// 0 marks a free channel.
+// Never returns 0, because 0 marks a free channel.
 uint64_t HashOf(const std::string& key, uint32_t generation) {
   uint64_t hash = Fnv1a(&generation, sizeof generation, Fnv1a(key.data(), key.size()));
   hash ^= hash >> 32;
@@ -22,7 +22,8 @@ uint64_t HashOf(const std::string& key, uint32_t generation) {
 
 constexpr auto kLookEvery = std::chrono::milliseconds(1);
 
-// The lock's word: its holder, plus one, and above that the channel that is being made new, plus one. 0: free.
+// The lock's word. The lower 16 bits are the holder's rank plus one. The upper bits are the channel that the holder has
+// declared, plus one. If the word is 0, the lock is free.
 uint32_t LockWord(uint32_t rank, uint32_t declared) { return (rank + 1) | declared << 16; }
 uint32_t HolderOf(uint32_t word) { return (word & 0xffff) - 1; }
 uint32_t DeclaredBy(uint32_t word) { return word >> 16; }
@@ -44,8 +45,9 @@ class ChannelTable::Lock {
     for (;;) {
       uint32_t seen = header.table_lock.load(std::memory_order_relaxed);
       const bool failed = seen != 0 && table_.control_.HasFailed(HolderOf(seen));
-      // The holder that failed with it has declared its channel, which can't change any more once this has succeeded.
-      // The word keeps the declaration until the channel is retired, in case this rank fails meanwhile.
+      // A failed holder may have declared a channel. The declaration can't change any more once the compare-and-swap
+      // below has succeeded. The word keeps the declaration until the channel is retired, because this rank may fail
+      // before that.
       const uint32_t declared = DeclaredBy(seen);
       const uint32_t taken = LockWord(table_.rank_, declared);
       if (seen == 0 || failed) KUNGFU_FAULT_POINT("before it takes the lock of the table");
@@ -64,7 +66,7 @@ class ChannelTable::Lock {
       if (now - looked < kLookEvery) continue;
       table_.check_wait_(operation_, waited.Look(now));
       awaiting.NoteNoPeer();
-      std::this_thread::sleep_for(std::chrono::microseconds(200));  // it takes longer than any holder needs that runs
+      std::this_thread::sleep_for(std::chrono::microseconds(200));  // longer than a running holder keeps the lock
       looked = now;
     }
   }
@@ -74,7 +76,7 @@ class ChannelTable::Lock {
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
 
-  // Before the first write to a channel that is to be made new.
+  // Declares a channel. To be called before the first write to a channel that is to be initialised.
   void Declare(uint32_t channel) { Must(Step(LockWord(table_.rank_, channel + 1))); }
   void Release() { Must(Step(0)); }
 
@@ -87,7 +89,8 @@ class ChannelTable::Lock {
     word_ = next;
     return true;
   }
-  // It has been taken over because this rank is in the list of failures, which is what the check finds.
+  // If a step failed, another rank has taken the lock over, because this rank is in the list of failures. The check
+  // below finds this rank in the list and throws.
   void Must(bool stepped) {
     if (stepped) return;
     table_.check_wait_(operation_, RunTime::Clock::duration::zero());
@@ -95,9 +98,9 @@ class ChannelTable::Lock {
   }
 
   ChannelTable& table_;
-  const Operation& operation_;  // for which it is bound
+  const Operation& operation_;  // the operation whose name is bound
   std::lock_guard<std::mutex> one_;
-  uint32_t word_ = 0;  // as this rank has left it; 0: it doesn't have it
+  uint32_t word_ = 0;  // as this rank last wrote it; 0: this rank doesn't hold the lock
 };
 
 ChannelTable::Use ChannelTable::Acquire(const Operation& operation) {
@@ -131,11 +134,11 @@ void ChannelTable::MoveTo(uint32_t generation, const Operation& operation, Bound
 void ChannelTable::EvictOne() {
   auto oldest = names_.end();
   for (auto it = names_.begin(); it != names_.end(); ++it) {
-    // A thread takes its reference under mutex_, so an entry that only the map refers to is idle and stays so.
+    // Threads take references under mutex_. So an entry that only the map refers to is idle and stays idle.
     if (it->second.use_count() > 1) continue;
     if (oldest == names_.end() || it->second->last_used < oldest->second->last_used) oldest = it;
   }
-  if (oldest == names_.end()) return;  // all in flight; Bind says whether there is room
+  if (oldest == names_.end()) return;  // all names are in use; Bind reports if no channel is free
   segment_.channel(oldest->second->channel).ClearUser(rank_);
   names_.erase(oldest);
 }
@@ -159,7 +162,7 @@ void ChannelTable::Bind(const Operation& operation, BoundName& name) {
     KUNGFU_FAULT_POINT("before a channel is declared");
     lock.Declare(index);
     KUNGFU_FAULT_POINT("after a channel is declared");
-    // No rank has it bound, so no rank looks at these words.
+    // No rank has bound this channel, so no rank reads these words.
     shm::ChannelHead& head = segment_.channel(index);
     for (uint32_t r = 0; r < segment_.size(); r++) {
       segment_.mailbox(index, r, 0).sequence.Clear();

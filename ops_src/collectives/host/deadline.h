@@ -1,4 +1,4 @@
-// How long a wait may take, and when it says that it has taken long.
+// The time limit of a wait, and the log messages about long waits.
 #ifndef KUNGFU_COLLECTIVES_HOST_DEADLINE_H_
 #define KUNGFU_COLLECTIVES_HOST_DEADLINE_H_
 
@@ -12,11 +12,12 @@
 
 namespace kungfu::host {
 
-// A waiter sleeps at most this long before it looks again whether its wait still makes sense.
+// A waiting thread sleeps at most this long before it checks whether its wait can still succeed.
 inline constexpr auto kSlice = std::chrono::milliseconds(20);
 static_assert(kSlice <= RunTime::kLongestSlice);
 
-// Pauses in which this process did not run don't count (see RunTime): Passed is asked after every slice.
+// The time limit of one wait. The time in which the process was stopped doesn't count (see RunTime). To measure that
+// time, Passed must be called after every sleep.
 class Deadline {
  public:
   using Clock = RunTime::Clock;
@@ -25,18 +26,19 @@ class Deadline {
       : limit_(limit), tell_after_(tell_after) {}
 
   bool Passed(Clock::time_point now) { return waited_.Look(now) - counts_from_ > limit_; }
-  // What is left is just enough for the launcher to find out which rank is awaited, and to end it. As of the last look.
+  // Returns whether the remaining time was short at the last look at the clock. It is then only just enough for the
+  // launcher to find out which rank is awaited, and to kill that rank.
   bool IsOverdue() const {
     return waited_.ran() - counts_from_ > limit_ - std::min<Clock::duration>(limit_ / 2, kReserve);
   }
   void CountFrom(Clock::time_point now) { counts_from_ = waited_.Look(now); }
-  // The time since the last look doesn't count. Unlike CountFrom it leaves what has counted before, so that short holds
-  // which come again and again don't keep a deadline from passing.
+  // Excludes the time since the last look at the clock. Unlike CountFrom, it keeps the time that was counted before. So
+  // a deadline passes even if its time is excluded again and again for short periods.
   void LeaveOut(Clock::time_point now) {
     const Clock::duration before = waited_.ran();
     counts_from_ += waited_.Look(now) - before;
   }
-  // Logs `what`(seconds) at growing distances.
+  // Logs what(seconds) at growing intervals.
   template <typename What>
   void Tell(Clock::time_point now, const What& what) {
     const Clock::duration waited = waited_.Look(now);
@@ -47,8 +49,8 @@ class Deadline {
   std::string Limit() const { return Text("within ", limit_.count() / 1000.0, " s"); }
 
  private:
-  // The launcher looks once a second, is sure after 1.2 s of looks, hears of other hosts a second late, and has to tell
-  // them. docs/recovery.md and the texts of the variables name this number.
+  // The launcher checks once a second and is certain after 1.2 s of checks. It learns of other hosts a second late, and
+  // has to notify them. docs/recovery.md and the descriptions of the environment variables state this number.
   static constexpr auto kReserve = std::chrono::seconds(5);
 
   RunTime waited_;

@@ -1,4 +1,4 @@
-// (The numbers are those of deadlock.h.)
+// The numbers in comments refer to the invariants in deadlock.h.
 #include "collectives/host/deadlock.h"
 
 #include <sys/syscall.h>
@@ -16,7 +16,7 @@
 namespace kungfu::host {
 namespace {
 
-// A report that is older is no longer looked at. A process that stands still renews it at every look.
+// Older reports are ignored. A process that stands still renews its report at every look.
 constexpr uint64_t kFreshNs = 1'000'000'000;
 
 uint64_t NowNs() {
@@ -55,12 +55,12 @@ DeadlockWatch::Wait::~Wait() {
   auto& waits = watch_.waits_;
   waits.erase(std::find_if(waits.begin(), waits.end(), [this](const Open& open) { return open.of == this; }));
   watch_.changes_++;
-  watch_.TakeBack();  // see 4
+  watch_.TakeBack();  // see invariant 4
 }
 
 // ---- reports
 
-// mutex_ is held, here and below.
+// The caller holds mutex_, here and in the functions below.
 void DeadlockWatch::TakeBack() {
   if (!reported_) return;
   reported_ = false;
@@ -107,7 +107,7 @@ struct DeadlockWatch::Read {
   std::string text;
 };
 
-// None if it reports nothing, or is just writing.
+// Returns none if the rank has no report, or is writing it.
 std::optional<DeadlockWatch::Read> DeadlockWatch::ReadOf(uint32_t rank) const {
   const shm::WaitReport& report = self_.segment.status(rank).wait_report;
   Read read{};
@@ -153,11 +153,11 @@ std::optional<std::string> DeadlockWatch::Look(bool stands_still, const std::str
   return Conclude(num_failed);
 }
 
-// Whether some living member hasn't posted in the operation at `place`; see 5.
+// Returns whether a living member hasn't posted in the operation at `place`: see invariant 5.
 bool DeadlockWatch::LacksPost(uint64_t place, uint32_t generation) const {
   const auto channel = static_cast<uint32_t>(place >> 32), sequence = static_cast<uint32_t>(place);
   for (uint32_t r = 0; r < self_.size; r++) {
-    const auto is_early = [&] {  // its failure comes before this generation: it is no member
+    const auto is_early = [&] {  // the rank failed before this generation, so it isn't a member
       for (uint32_t d = 0; d < generation; d++) {
         if (self_.control.FailedRank(d) == r) return true;
       }

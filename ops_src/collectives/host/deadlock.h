@@ -1,57 +1,61 @@
-// Ranks that wait for each other in different operations.
+// Detection of deadlocks, in which ranks wait for each other in different operations.
 //
-// If one rank waits in operation A, and another one never begins A because it waits in B, both wait
-// until a deadline, though both facts are in the segment. So each process reports the operations
-// that its threads wait in. A process that reads reports of all ranks, by which no rank can go on,
-// ends the communicator with a mismatch. An error although the ranks are only slow would be worse
-// than the wait. Hence the argument:
+// Suppose that one rank waits in operation A, and another rank never begins A because it waits in
+// operation B. Both ranks would wait until a deadline, although the segment contains both facts. So
+// each process reports the operations in which its threads wait. A process reads the reports of all
+// ranks. If they show that no rank can continue, the process closes the communicator with a
+// mismatch error. Such an error would be worse than the wait if the ranks were only slow. The
+// following invariants exclude that:
 //
-// 1. *Still*. A process stands still if each of its threads either waits in an operation (a Wait
-// here) or sleeps in the kernel, and the program's main thread is in such a wait, or in a call of
-// MindSpore's that waits for kernels. The caller of Look judges that (runtime/stillness.h,
-// ms_kungfu/membership/deadlocks.py). A thread that is runnable and gets no core, that is in a page
-// fault, stopped or traced, doesn't sleep. A process with threads of the user's own, which may
-// begin anything at any time, never stands still. Neither does one that computes on a device, whose
-// work isn't seen here.
+// 1. *Standing still*. A process stands still if two conditions hold. Each of its threads either
+// waits in an operation (a Wait in this file) or sleeps in the kernel. The program's main thread is
+// in such a Wait, or in a call of MindSpore that waits for kernels. The caller of Look checks the
+// conditions (runtime/stillness.h, ms_kungfu/membership/deadlocks.py). A thread doesn't sleep if it
+// is runnable without getting a core, in a page fault, stopped or traced. A process with threads of
+// the user's own never stands still, because these may begin anything at any time. A process that
+// computes on a device never stands still either, because its work isn't visible here.
 // Test: Deadlock.IsNotFoundInProgramsOfOneOrder
 //
-// 2. A report says that its process stood still in kLooks or more consecutive looks, from `since`
-// to `now`, in the same waits, with the same failures, and ended no operation meanwhile. So it
-// stood still at every moment between, except for what no look saw.
+// 2. A report says that its process stood still in at least kLooks consecutive looks, from time
+// `since` to time `now`. In all these looks, the process was in the same waits, knew the same
+// failures, and had ended no operation in between. So it stood still at every moment in between,
+// except for changes that no look could detect.
 // Test: Deadlock.IsNotFoundInProgramsOfOneOrder
 //
-// 3. A process that concludes has read a report of each living rank. All have the number of
-// failures that it knows itself, and the latest `since` isn't after the earliest `now`. At that
-// moment T all processes stood still at once.
+// 3. A process that concludes a deadlock has read a report of each living rank. All reports have
+// the number of failures that this process knows itself. The latest `since` isn't after the
+// earliest `now`. So there was a moment T at which all processes stood still.
 // Test: Deadlock.IsNotConcludedWithoutARankUntilItHasFailed
 //
-// 4. A Wait takes its process's report back before its thread leaves the operation. So if a report
-// is unchanged after the posts were read, its waits were still open then, and the channels still
-// those of their names.
+// 4. When a Wait ends, it withdraws the report of its process before its thread leaves the
+// operation. So if a report is unchanged after the posts were read, its waits had not ended at that
+// time. Their channels still belonged to the same names.
 // Test: Deadlock.IsNotFoundInProgramsOfOneOrder
 //
-// 5. Each reported operation lacks the post of a living member. Posts are only added, so it lacked
-// it at T too. No operation that a rank waits in can end for a failure that happened before T (3),
-// and none can end otherwise.
+// 5. In each reported operation, the post of a living member is missing. Posts are only added, so
+// the post was missing at T too. A failure before T can't end an operation in which a rank waits
+// (3), and nothing else can end it.
 // Test: Deadlock.IsFoundAtAllRanksWhereOneHasAnOperationOfItsOwn
 //
-// 6. Hence at T no thread of any rank could run, and no other rank would wake one: that takes a
-// post (5) or a failure. Operations in the background are covered: the one that runs is a Wait of
-// its thread, those behind it come after it. Waits for staging buffers, turns of a name or the
-// table of names end by the end of an operation, or by a thread that runs. Events from outside (a
-// timer, data) could wake a thread only in a process that (1) excludes.
+// 6. Hence at T no thread of any rank could run, and no other rank would wake a thread. Only a post
+// (excluded by 5) or a failure wakes a thread. Background operations are included: the running
+// operation is a Wait of its thread, and queued operations begin after it. Some threads wait for
+// staging buffers, for their turn with a name, or for the channel table. These waits end when an
+// operation ends, or when a running thread continues. External events (a timer, data) could wake a
+// thread only in a process that 1 excludes.
 // Test: Deadlock.IsFoundAtAllRanksWhereOneHasAnOperationOfItsOwn
 //
-// 7. A failure after T ends no operation that this error is wrong about: at T the ranks that lived
-// were in different operations already.
+// 7. A failure after T doesn't make the error wrong. At T, the ranks that were alive had already
+// begun different operations.
 // Test: Deadlock.IsNotConcludedWithoutARankUntilItHasFailed
 //
-// 8. A rank that hasn't joined, has left, is busy alone (ControlBlock::IsBusy), is frozen, or looks
-// for no deadlock (a program without Python) doesn't report. Then no rank concludes anything.
+// 8. If a rank doesn't report, no rank concludes a deadlock. A rank doesn't report if it hasn't
+// joined, has left, is busy alone (ControlBlock::IsBusy), or is frozen. A rank doesn't report
+// either if it never looks for deadlocks (a program without Python).
 // Test: Deadlock.IsNotConcludedWhileARankIsBusyAlone
 //
-// All ranks come to the same conclusion and report the same text. This holds among the ranks of one
-// host only.
+// All ranks reach the same conclusion and report the same text. Only ranks of the same host are
+// considered.
 #ifndef KUNGFU_COLLECTIVES_HOST_DEADLOCK_H_
 #define KUNGFU_COLLECTIVES_HOST_DEADLOCK_H_
 
@@ -68,14 +72,14 @@
 
 namespace kungfu::host {
 
-// Thread-safe. Of one communicator.
+// Detects deadlocks of one communicator. Thread-safe.
 class DeadlockWatch {
  public:
   static constexpr uint32_t kLooks = 5;
 
   explicit DeadlockWatch(const Endpoint& self) : self_(self), works_(self.options.tells && !self.options.behind_it) {}
 
-  // For as long as it lives the calling thread waits in this operation.
+  // Registers, for the lifetime of this object, that the calling thread waits in an operation.
   class Wait {
    public:
     Wait(DeadlockWatch& watch, const Flight& flight);
@@ -88,7 +92,8 @@ class DeadlockWatch {
     bool listed_ = false;
   };
 
-  // `place`: where the program is, in words, or empty. Returns the text of a mismatch if all ranks wait for ever.
+  // Checks for a deadlock. Returns the text of a mismatch error if all ranks wait forever. `place` describes where the
+  // program is, or is empty.
   std::optional<std::string> Look(bool stands_still, const std::string& place);
 
  private:
@@ -111,15 +116,16 @@ class DeadlockWatch {
   // All guarded by mutex_:
   std::vector<Open> waits_;
   bool reported_ = false;
-  uint32_t looks_ = 0;  // in a row that found the same
+  uint32_t looks_ = 0;  // consecutive looks without a change
   uint64_t changes_ = 0, seen_changes_ = 0;
   uint64_t seen_operations_ = 0;
   uint32_t seen_num_failed_ = 0;
   uint64_t since_ns_ = 0;
 };
 
-// The threads of this process that wait in operations slowly, whatever the communicator; so that a thread may sleep
-// until there is one. Thread-safe, and never destroyed: a thread may be inside until the process ends.
+// The threads of this process that have waited in an operation for long, in any communicator. With AwaitOne, a thread
+// sleeps until there is at least one. Thread-safe. The object is never destroyed, because a thread may use it until the
+// process ends.
 class SlowThreads {
  public:
   static SlowThreads& Get();

@@ -1,4 +1,4 @@
-// This rank in the segment of its cluster version: what all parts of a host's communicator stand on.
+// One rank's access to the segment of its cluster version. All parts of a host's communicator use it.
 #ifndef KUNGFU_COLLECTIVES_HOST_ENDPOINT_H_
 #define KUNGFU_COLLECTIVES_HOST_ENDPOINT_H_
 
@@ -21,8 +21,8 @@ struct Endpoint {
   const uint32_t size;
   const uint64_t cluster_version;
   const CommunicatorOptions options;
-  const bool oversubscribed;  // more ranks than cores
-  // The communicator's:
+  const bool oversubscribed;  // the host has more ranks than cores
+  // These two belong to the communicator:
   const OneProcess& process;
   const Closure& closure;
 };

@@ -1,37 +1,40 @@
-// The exchange between the ranks of a host. The numbers are those of host_communicator.h.
+// The exchange of data between the ranks of a host. The numbers of invariants continue across
+// several files, which host_communicator.h lists.
 //
-// 1. A rank takes the next sequence number k of the name's channel and posts: it fills its mailbox
-// k with signature, count and, if it fits, the payload. Mailbox says why post k may overwrite post
-// k-2.
+// 1. A rank *posts* when it begins an operation. It takes the next sequence number k of the name's
+// channel. It fills its mailbox for k with the signature, the count and, if it fits, the payload.
+// The comment on Mailbox explains why post k may overwrite post k-2.
 // Test: Names.RandomSchedulesGiveRightSums
 //
-// 2. The rank waits for post k of all members and compares. If two posts differ, each rank sees one
-// that differs from its own. So all ranks report it and none goes on: a mismatch is an error at
-// every rank and no rank hangs.
+// 2. The rank waits for post k of all members and compares the posts with its own. If two posts
+// differ, each rank sees at least one post that differs from its own. So every rank throws a
+// mismatch error. No rank continues, and no rank hangs.
 // Test: Mismatch.RaisesAtEveryRankWithTheRanksAndTheNextOperationWorks
 //
-// 3. The data travels in one of four forms, by size:
-// - Up to kInlineBytes: it is in the mailbox. A rank waits once.
-// - One chunk: it is in the rank's buffer before the rank posts. A rank waits once. With more ranks
-//   than cores a chunk may take all buffers.
-// - More, pipelined: a rank copies chunk c into its buffer c mod kBuffers when all other ranks are
-//   done with chunk c-kBuffers, and raises `ready`. When chunk c of all ranks is ready, it reads
-//   them from their buffers into its output, and raises `done`. It stages some chunks ahead, so
-//   that it rarely waits.
-// - An all-reduce of more, split, from kSplitRanks ranks on (and of less with more ranks than
-//   cores, as one chunk): between ready and done each rank reduces its part of chunk c, in place in
-//   its own buffer, and raises `reduced`. Then it copies all parts to its output. It reduces chunk
-//   c+1 before it copies chunk c, so that the other ranks have time.
+// 3. The size of the data determines how it is transferred:
+// - Up to kInlineBytes: the data is in the mailbox. A rank waits once.
+// - One chunk: the data is in the rank's buffer before the rank posts. A rank waits once. With more
+//   ranks than cores, a chunk may fill all buffers of the rank.
+// - Several chunks, pipelined: a rank copies chunk c into its buffer c mod kBuffers after all other
+//   ranks are done with chunk c-kBuffers. Then it raises `ready`. When chunk c of all ranks is
+//   ready, the rank reads these chunks, writes its output, and raises `done`. It stages some chunks
+//   ahead, so that it rarely waits.
+// - Several chunks, split: used by an all-reduce with at least kSplitRanks ranks. (With more ranks
+//   than cores, a smaller all-reduce is split too, as one chunk.) Between `ready` and `done`, each
+//   rank reduces its part of chunk c, in place in its own buffer, and raises `reduced`. Then it
+//   copies all parts to its output. It reduces chunk c+1 before it copies chunk c, so that the
+//   other ranks have time to finish.
 // Test: AllReduce.CutsIntoChunksAnywhere
 //
-// No ranks wait in a circle. In a pipeline a rank at chunk c waits for `ready` of chunk c, which
-// needs `done` of chunk c-kBuffers, and ranks reach chunk c only after they are done with all
-// chunks before it. In a split a rank stages at most kBuffers-2 chunks ahead of chunk c. That needs
-// `done` of chunk c-2, which every rank has before chunk c.
+// There is no circular wait. In a pipeline, a rank at chunk c waits for `ready` of chunk c. Another
+// rank raises it after all ranks have raised `done` for chunk c-kBuffers. Ranks reach chunk c only
+// after they are done with all earlier chunks. In a split, a rank stages at most kBuffers-2 chunks
+// ahead of chunk c. This needs `done` of chunk c-2, which every rank raises before it reaches chunk
+// c.
 //
-// Each element is reduced from rank 0 upwards, wherever the chunks are cut. So the bits depend on
-// size and inputs only, and all ranks have the same bits (in a split because each element is
-// reduced once).
+// Each element is reduced from rank 0 upwards, wherever the chunks begin. So the bits of the result
+// depend only on the size and the inputs. All ranks have the same bits; in a split, this is because
+// only one rank reduces each element.
 #include "collectives/host/exchange.h"
 
 #include <algorithm>
@@ -47,20 +50,21 @@
 namespace kungfu::host {
 namespace {
 
-// Chunks staged beyond the one that is being read. Each wait costs a change of the running rank if cores are scarce,
-// so a rank then stages all that there is room for.
+// Number of chunks staged ahead of the chunk that is being read. If cores are scarce, each wait costs a switch to
+// another rank. So a rank then stages as many chunks as there is room for.
 constexpr uint32_t kAhead = 2;
 constexpr uint32_t kAheadOversubscribed = shm::kBuffers - 1;
-// Staging and reading take turns in pieces of this size: one reads the caller's memory while the other reads the other
-// ranks' caches and writes the result, and the processor has more of its loads and stores under way. The smaller one
-// is for results that are streamed: two ranks take 31 ms for 256 MiB where they take 37 with the larger one, which is
-// the quicker one if all is in the caches (1 MiB: 0.20 ms instead of 0.24).
+// Staging and reading alternate in pieces of this size. One of them reads the caller's memory, while the other reads
+// the other ranks' caches and writes the result. So the processor has more loads and stores in flight. The smaller size
+// is for results that are streamed. With it, two ranks take 31 ms for 256 MiB; with the larger size they take 37 ms.
+// The larger size is faster if all data is in the caches (1 MiB: 0.20 ms instead of 0.24 ms).
 constexpr size_t kBlend = 16 << 10;
 constexpr size_t kBlendStreamed = 4 << 10;
-// What is staged at once goes past the caches from this size on: no slower if the ranks share one, three times
-// quicker if they don't. More, in chunks, see StagingChoice.
+// Data that is staged as one chunk bypasses the caches from this size on. This is as fast if the ranks share a cache,
+// and three times as fast if they don't. For several chunks, see StagingChoice.
 constexpr size_t kStreamOnce = 4 << 10;
-// Results from this size on are written past the caches: they would not be there any more when they are used.
+// Results of at least this size are written past the caches. They would have left the caches anyway before they are
+// used.
 constexpr size_t kStreamBytes = 8 << 20;
 // The highest bits of a mailbox's count are the rank's weight.
 constexpr int kWeightShift = 64 - kWeightBits;
@@ -81,7 +85,8 @@ void Exchange::Run(Flight& flight) {
     RunAtOnce(flight);
     return;
   }
-  // Kinds apart, and sizes by powers of four: what fits a cache behaves otherwise than what doesn't.
+  // Each kind of operation has separate histories, one for each power of four of the size. Data that fits in a cache
+  // behaves differently from larger data.
   const uint32_t magnitude = std::min<uint32_t>(5, (31 - __builtin_clz(flight.chunks)) / 2);
   const uint32_t history = static_cast<uint32_t>(flight.operation.kind) * 6 + magnitude;
   StagingTurns turns(staging_choice_, history, flight.chunks, flight.chunk_bytes, flight.part_bytes);
@@ -92,7 +97,8 @@ void Exchange::Run(Flight& flight) {
   }
 }
 
-// Everything that this rank brings is in place before its post: a rank that has seen all posts has all it needs.
+// Runs an operation whose data is a single chunk or fits in the mailbox. This rank's data is in place before its post.
+// So a rank that has seen all posts has all the data that it needs.
 void Exchange::RunAtOnce(Flight& flight) {
   const Operation& operation = flight.operation;
   shm::Mailbox& mine = FillMailbox(flight);
@@ -126,7 +132,8 @@ void Exchange::RunAtOnce(Flight& flight) {
   End(flight);
 }
 
-// Chunk by chunk: stages what comes next, while the others' part of the present one arrives.
+// Runs an operation chunk by chunk. A rank stages the next chunk while the other ranks' data for the present chunk
+// arrives.
 void Exchange::RunPipelined(Flight& flight, StagingTurns& turns) {
   const Operation& operation = flight.operation;
   rules_.Publish(FillMailbox(flight).sequence, flight.sequence);
@@ -187,7 +194,7 @@ void Exchange::RunPipelined(Flight& flight, StagingTurns& turns) {
     turns.HaveRead(chunk + 1);
   }
   if (!flight.Brings(self_.rank)) rules_.Publish(ready, base + flight.chunks);
-  // A rank that reads nothing still sees the last word of all members before it returns: see 6.
+  // A rank that reads no data still waits for the last word of all members before it returns: see invariant 6.
   for (const uint32_t r : members) {
     if (!reads && r != self_.rank && flight.Brings(r)) {
       waiting_.Await(self_.segment.ready(staging_buffer, r), base + flight.chunks, r, flight);
@@ -196,8 +203,9 @@ void Exchange::RunPipelined(Flight& flight, StagingTurns& turns) {
   End(flight);
 }
 
-// An all-reduce in which each rank reduces one part of every chunk, in place in its own buffer, where no other rank
-// reads that part. With n ranks each reads its n parts and then the n reduced ones, instead of n whole chunks.
+// Runs an all-reduce in which each rank reduces one part of every chunk. It does so in place in its own buffer, because
+// no other rank reads that part of the buffer. With n ranks, each rank reads n unreduced parts and n reduced parts,
+// instead of n whole chunks.
 void Exchange::RunSplit(Flight& flight, StagingTurns& turns) {
   const Operation& operation = flight.operation;
   rules_.Publish(FillMailbox(flight).sequence, flight.sequence);
@@ -213,7 +221,7 @@ void Exchange::RunSplit(Flight& flight, StagingTurns& turns) {
   const bool stream = flight.part_bytes >= kStreamBytes;
   Cursor input(operation);
   Cursor output(operation);
-  // The part of members[i] in a chunk of `bytes`: where it begins. Parts are whole cache lines, but for the end.
+  // Returns where the part of members[i] begins in a chunk of `bytes`. All parts but the last are whole cache lines.
   const auto part_begin = [&](uint32_t i, size_t bytes) {
     const size_t part = (bytes / num + shm::kLine) / shm::kLine * shm::kLine;
     return std::min(bytes, i * part);
@@ -241,7 +249,8 @@ void Exchange::RunSplit(Flight& flight, StagingTurns& turns) {
   uint32_t staged = 0;
   turns.BeginStaging();
   for (uint32_t chunk = 0; chunk < flight.chunks; chunk++) {
-    // One chunk less ahead than there is room for: the chunk before this one is gathered after this one is reduced.
+    // Stages one chunk less than there is room for: the previous chunk is gathered only after the present chunk is
+    // reduced.
     for (; staged < flight.chunks && staged <= chunk + std::min(ahead_, shm::kBuffers - 2); staged++) {
       StageChunk(flight, turns, staged, input);
     }
@@ -276,13 +285,13 @@ void Exchange::RunSplit(Flight& flight, StagingTurns& turns) {
   End(flight);
 }
 
-// A pinned buffer is left when it is let go of.
+// Leaves the operation. With a pinned buffer, the rank leaves later, when it lets go of the buffer.
 void Exchange::End(const Flight& flight) const {
   KUNGFU_FAULT_POINT("before it leaves");
   if (!flight.inlined && !flight.pinned) staging_buffers_.Leave(flight, /*failed=*/false);
 }
 
-// Waits until no rank reads any more what was in this rank's buffer for `chunk`. Failed ranks read nothing.
+// Waits until no rank reads the previous content of this rank's buffer for `chunk`. Failed ranks read nothing.
 void Exchange::AwaitRoom(Flight& flight, uint32_t chunk) {
   if (chunk < shm::kBuffers) return;
   for (const uint32_t r : flight.members) {
@@ -299,7 +308,8 @@ shm::Mailbox& Exchange::FillMailbox(const Flight& flight) {
   return mailbox;
 }
 
-// Copies chunk `chunk` of what this rank brings into its buffer, once no rank reads what was there.
+// Copies chunk `chunk` of this rank's data into the rank's buffer, when no rank reads the buffer's previous content any
+// more.
 void Exchange::StageChunk(Flight& flight, StagingTurns& turns, uint32_t chunk, Cursor& input) {
   AwaitRoom(flight, chunk);
   const bool past_caches = turns.Streams(chunk);
@@ -332,13 +342,14 @@ void Exchange::AwaitMailboxes(Flight& flight) {
   if (flight.operation.weighting.total != nullptr) {
     *flight.operation.weighting.total = std::accumulate(weights.begin(), weights.end(), uint64_t{0});
   }
-  if (IsToRoot(flight.operation.kind)) weights.pop_back();  // the root is the last, and brings nothing
+  if (IsToRoot(flight.operation.kind)) weights.pop_back();  // the root is the last member and contributes nothing
   flight.reduce.Weigh(flight.operation, weights);
 }
 
-// Every rank comes here for the same operation, because each has seen a post that differs from its own. The exception:
-// if a rank has failed without a complaint, all ranks leave the operation. The staging buffer, if one was bound, is put
-// back to its initial state by the last: some may have staged chunks into it already.
+// Throws a mismatch error that lists what each rank contributed. Every rank gets here in the same operation, because
+// each rank has seen a post that differs from its own. The exception: if a rank has failed without a complaint, all
+// ranks leave the operation. The last rank that leaves resets the staging buffer, if one was bound, because some ranks
+// may have staged chunks already.
 void Exchange::ReportMismatch(Flight& flight) {
   shm::Complaint& mine = self_.segment.complaint(flight.channel, self_.rank);
   CopyText(mine.text, Describe(flight.operation));
@@ -348,9 +359,9 @@ void Exchange::ReportMismatch(Flight& flight) {
   std::vector<std::pair<std::string, std::string>> brought;  // (what, ranks)
   for (const uint32_t r : flight.members) {
     shm::Complaint& theirs = self_.segment.complaint(flight.channel, r);
-    // Or it failed before it could complain, as others may have: without them there may be no mismatch.
+    // This wait throws if the rank failed before it could complain. Without the failed ranks there may be no mismatch.
     waiting_.Await(theirs.sequence, flight.sequence, r, flight);
-    if (!self_.control.IsWorker(r)) continue;  // it says what one of them has
+    if (!self_.control.IsWorker(r)) continue;  // the transport only repeats what one of the ranks contributed
     const std::string what = TextOf(theirs.text);
     const auto same = std::find_if(brought.begin(), brought.end(), [&](const auto& b) { return b.first == what; });
     if (same == brought.end()) {

@@ -1,4 +1,4 @@
-// How the members exchange their data.
+// How the members of an operation on one host exchange their data.
 #ifndef KUNGFU_COLLECTIVES_HOST_EXCHANGE_H_
 #define KUNGFU_COLLECTIVES_HOST_EXCHANGE_H_
 
@@ -19,7 +19,8 @@ class Exchange {
   Exchange(const Endpoint& self, const FailureRules& rules, const Waiting& waiting,
            const StagingBuffers& staging_buffers);
 
-  // One attempt at the operation, among its members. Throws Unfinished if one of them failed in it.
+  // Makes one attempt at the operation, with its present members. Throws Unfinished if a member failed before its
+  // contribution was finished.
   void Run(Flight& flight);
 
  private:
@@ -37,7 +38,7 @@ class Exchange {
   const FailureRules& rules_;
   const Waiting& waiting_;
   const StagingBuffers& staging_buffers_;
-  const uint32_t ahead_;  // chunks staged beyond the one that is being read
+  const uint32_t ahead_;  // number of chunks staged ahead of the chunk that is being read
   StagingChoice staging_choice_;
 };
 

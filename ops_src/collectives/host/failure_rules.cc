@@ -1,57 +1,62 @@
-// How survivors proceed after a failure. The numbers are those of host_communicator.h.
+// How survivors proceed after a failure. The numbers of invariants continue across several files,
+// which host_communicator.h lists.
 //
-// If a rank fails and the launcher's policy is to fail, each rank that waits throws PeerLostError
-// when it next looks. If the policy is to recover, the survivors go on without it, all in the same
-// way:
+// If a rank fails and the launcher's policy is to fail, each waiting rank throws PeerLostError at
+// its next check. If the policy is to recover, the survivors continue without the failed rank, all
+// in the same way:
 //
-// 5. The words by which a rank publishes are fenced before its failure is announced
-// (SegmentControlBlock::MarkLost). From then on they never change. Owner and launcher change a word
-// by compare-and-swap and fetch-or, so one of them is first. A rank that is expelled while it lives
-// can't publish, and learns so: see 11.
+// 5. A rank publishes by changing words. These words are fenced before the rank's failure is
+// announced (SegmentControlBlock::MarkLost). From then on they never change. The owner changes a
+// word by compare-and-swap and the launcher by fetch-or, so one of them is first. A rank that is
+// expelled while its process is alive can't publish, and detects the fence when it tries: see 11.
 // Test: WithoutOne.AnExpelledProcessLearnsItAndPublishesNothing
 //
-// 6. A rank's contribution to an operation is *finished* when its last word there is published: its
-// post, if all is in place with it; else its last `ready`, and in a split its last `reduced`. (A
-// broadcast needs only the root's.) No rank returns before it has seen the last word of all
-// members: it waits for all posts, and reads no chunk before it is there.
+// 6. A rank's contribution to an operation is *finished* when the rank has published its last word
+// in that operation. If all data is in place before the post, the last word is the post. Otherwise
+// it is the last `ready`, or in a split the last `reduced`. (In a broadcast, only the root's
+// contribution matters.) No rank returns before it has seen the last word of all members: it waits
+// for all posts, and reads each chunk only when the chunk is ready.
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverOneFails
 //
-// If operations differ, the last word of a rank that has seen so is its complaint, and it returns
-// after it has seen all complaints. A rank that hasn't seen it yet judges the failed rank's
-// contribution by its own operation. If it takes it for unfinished it leaves without a complaint.
-// If it takes it for finished it goes on and sees the difference. If the failed rank has
-// complained, it has seen all posts, so all are there and all ranks come to complain. If it hasn't,
-// no rank returns, and those that wait for a complaint leave too. So:
-// - If the failed rank's contribution is finished, its buffers and words hold all that is still to
-//   be read. No rank waits for it any more: it reads nothing, so its `done` isn't awaited. All
-//   ranks end the operation with it.
-// - If not, no rank has ended the operation and none can. All ranks repeat it without the failed
-//   rank.
+// If operations differ, the last word of a rank that has seen the difference is its complaint. This
+// rank returns after it has seen all complaints. A rank that hasn't seen the difference yet judges
+// the failed rank's contribution by its own operation. If it considers the contribution unfinished,
+// it leaves without a complaint. If it considers the contribution finished, it continues and sees
+// the difference. A failed rank that has complained had seen all posts before. So all posts are
+// there, and all ranks complain. If the failed rank hasn't complained, no rank returns, and the
+// ranks that wait for its complaint leave too. The result:
+// - If the failed rank's contribution is finished, its buffers and words contain everything that is
+//   still to be read. The failed rank reads nothing, so no rank waits for its `done`. All ranks end
+//   the operation with its contribution.
+// - If the contribution isn't finished, no rank has ended the operation and none can. All ranks
+//   repeat it without the failed rank.
 // Test: WithoutOne.AMismatchIsStillAMismatch
 // Test: WithoutOne.AMismatchIsStillAMismatchIfAFailedRankHadPosted
 //
-// Which of the two holds is read from words that don't change any more. So every survivor reads the
-// same.
+// Survivors choose between the two cases by words that don't change any more. So every survivor
+// makes the same choice.
 //
-// 11. A rank that is expelled while it lives (the launcher couldn't end it) may be between any two
-// instructions, and continue there at any time. What it does then is harmless:
-// - Its counters are fenced, and before them the word by which it gives up. So nothing that follows
-//   from the expulsion makes other ranks give up, and they ignore what it had said before once it
-//   is in the list of failures. Its next step fails, or its next look finds it in that list. Then
-//   it closes its own communicator only.
-// - It writes plainly to its own mailboxes, buffers, complaints and status. Other ranks read of
-//   these only what its counters had announced. To overwrite that, it would have to announce
-//   something else first: k+2 overwrites post k after k+1; a buffer is overwritten after the others
-//   are done with it; a chunk of another operation is in a staging buffer that all ranks have left.
-//   The parts of its buffers that others write are none.
-// - It raises `left` only in an operation that it has ended, in which it counts. If it is the last,
-//   it gives back, late, a staging buffer that no other rank can give back or use until then. The
-//   channel is its own for as long (ChannelHead::users). Hence `left` and the staging word are
-//   still those of that operation: no later one of the same name and generation can end without it.
-// - A staging buffer that it takes is free, or another rank has bound it to the operation. One
-//   compare-and-swap decides which rank binds, and the second one gives back what it took. If the
-//   rank is never seen again, the staging buffer stays bound.
-// - The table of names: channel_table.h.
+// 11. The launcher may be unable to kill a rank, and then expels the rank while its process is
+// alive. That rank may be between any two instructions, and may continue at any time. What it does
+// then is harmless:
+// - Its counters are fenced, and before them the word by which it gives up. So no consequence of
+//   its expulsion makes other ranks give up. Once it is in the list of failures, other ranks ignore
+//   a notice that it wrote before. The expelled rank's next step fails, or its next check finds it
+//   in that list. Then it closes only its own communicator.
+// - It writes plainly to its own mailboxes, buffers, complaints and status. Other ranks read only
+//   data that its counters have announced. To overwrite announced data, it would first have to
+//   announce other data. Post k is overwritten by post k+2, after post k+1. A buffer is overwritten
+//   after the other ranks are done with it. A chunk of another operation is written to a staging
+//   buffer after all ranks have left that buffer. No other rank writes to its buffers.
+// - It raises `left` only in an operation that it has ended and in which it is a member. If it is
+//   the last rank to leave, it releases a staging buffer late. No other rank can release or use
+//   that buffer until then. For the same time, the rank keeps its bit in the channel
+//   (ChannelHead::users). Hence `left` and the staging word still belong to that operation: no
+//   later operation of the same name and generation can end without this rank.
+// - It may take a free staging buffer while another rank binds a different one to the operation.
+//   One compare-and-swap decides which rank binds its buffer, and the other rank releases the
+//   buffer that it took. If the expelled rank never runs again, its staging buffer stays bound.
+// - For the channel table, see channel_table.h.
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverOneIsGivenUpAndGoesOn
 // Test: WithoutOne.ExpelledProcessMakesNoOtherGiveUp
 #include "collectives/host/failure_rules.h"
@@ -60,7 +65,8 @@
 
 namespace kungfu::host {
 
-// As long as no staging buffer is bound here, or no difference seen, it may turn out later that something is missing.
+// Returns whether the rank's contribution is finished, as far as this rank knows. A later call may return false after
+// true: this rank may first have to bind a staging buffer, or to see a difference between the operations.
 bool FailureRules::HasFinished(uint32_t rank, const Flight& flight) const {
   const shm::Segment& segment = self_.segment;
   if (segment.complaint(flight.channel, rank).sequence.Reached(flight.sequence)) return true;
@@ -109,7 +115,7 @@ void FailureRules::ThrowIfPointless(const Flight& flight) const {
 void FailureRules::ThrowIfPointless(const shm::Counter& counter, uint32_t target, uint32_t peer,
                                     const Flight& flight) const {
   ThrowIfPointless(flight);
-  // First its state, then the counter: it may have brought its part and left right after.
+  // Read the state before the counter: the peer may have contributed and left immediately afterwards.
   if (self_.control.State(peer) == RankState::kLeft && !counter.Reached(target)) {
     throw Error(KF_PEER_LOST, Text(flight.Title(), self_.control.PeerName(peer),
                                    " has finished and left, cluster version ", self_.cluster_version));
@@ -131,7 +137,7 @@ void FailureRules::ThrowIfLost(const std::string& title) const {
   std::string lost;
   for (uint32_t r = 0; r < self_.size; r++) {
     if (HasFailed(r) || self_.control.State(r) != RankState::kLost)
-      continue;  // of the failed ranks: that alone would be no reason
+      continue;  // a failure from which the other ranks recover is no reason to throw
     lost += Text(lost.empty() ? "" : ", ", self_.control.PeerName(r), " ", self_.control.LostReason(r));
   }
   throw Error(KF_PEER_LOST, Text(title, lost, ", cluster version ", self_.cluster_version));

@@ -1,4 +1,4 @@
-// Which ranks have failed, what that means for an operation, and when a wait has become pointless.
+// Which ranks have failed, how that affects an operation, and when a wait can't succeed any more.
 #ifndef KUNGFU_COLLECTIVES_HOST_FAILURE_RULES_H_
 #define KUNGFU_COLLECTIVES_HOST_FAILURE_RULES_H_
 
@@ -12,40 +12,41 @@
 
 namespace kungfu::host {
 
-// Thrown if an operation can't be finished without a failed rank, and has to be repeated.
+// Thrown if an operation can't be finished because a rank failed. The operation must be repeated without that rank.
 struct Unfinished {};
 
-// This rank is out, though its process lives.
+// Thrown if this rank has been declared failed although its process is alive.
 struct Expelled : Error {
   using Error::Error;
 };
 
-// The operation failed at all ranks alike, and the communicator goes on.
+// Thrown if the operation failed in the same way at all ranks. The communicator stays usable.
 struct FailedEverywhere : Error {
   using Error::Error;
 };
 
-// Thread-safe; throws what makes the caller leave what it is at.
+// Checks whether an operation can continue. Its functions throw if the caller must leave the operation. Thread-safe.
 class FailureRules {
  public:
   explicit FailureRules(const Endpoint& self) : self_(self) {}
 
   bool HasFailed(uint32_t rank) const { return self_.control.HasFailed(rank); }
-  // Throws Unfinished if a rank failed in, or before, this operation, and Expelled if it is this rank.
+  // Throws Unfinished if a rank failed before its contribution to this operation was finished. Throws Expelled if this
+  // rank has been declared failed.
   void CheckFailures(const Flight& flight) const;
-  // A step of one of this rank's words. Throws Expelled if it has been fenced.
+  // Advances one of this rank's words to `next`. Throws Expelled if the word has been fenced.
   void Publish(shm::Counter& word, uint32_t next) const {
     if (!word.Advance(next)) ThrowExpelled();
   }
   [[noreturn]] void ThrowExpelled() const;
 
   void ThrowIfClosed() const;
-  // All that can end a wait, or a beginning, before what is awaited comes; `title` begins the message.
+  // Throws if a wait can't succeed any more, or if an operation mustn't begin. `title` begins the error message.
   void ThrowIfPointless(const std::string& title) const;
   void ThrowIfPointless(const Flight& flight) const;
-  // ... and that `peer`, whose `counter` is awaited, has left before it contributed.
+  // Throws also if `peer`, whose `counter` is awaited, has left before it contributed.
   void ThrowIfPointless(const shm::Counter& counter, uint32_t target, uint32_t peer, const Flight& flight) const;
-  // The same for the table of names, which another rank has kept locked for `waited`.
+  // Makes the same checks for the lock of the channel table, which another rank has held for `waited`.
   void ThrowIfPointless(const Operation& operation, RunTime::Clock::duration waited) const;
   void ThrowIfLost(const std::string& title) const;
 

@@ -1,29 +1,30 @@
-// The life of a host's communicator, and repeating operations. The numbers are those of
-// host_communicator.h.
+// The lifecycle of a host's communicator, and the repetition of operations. The numbers of
+// invariants continue across several files, which host_communicator.h lists.
 //
-// 7. Repeating. The failures have an order (ControlBlock::FailedRank, append-only). *Generation* g
-// of a name is all ranks but the first g failed ones. Each generation has a channel of its own, so
-// that words and buffers of an attempt that failed stay for the ranks that still read them. A rank
-// leaves generation g only after it has found a member's contribution there unfinished for ever;
-// then all ranks do, for the same operation. Hence the survivors' operations under a name are
-// paired in each generation as in the one before. A second failure in g+1, or one that was known
-// before but comes later in the order, is the same case again.
+// 7. Repetition. The failures have an order (ControlBlock::FailedRank, append-only). *Generation* g
+// of a name has all ranks except the first g failed ranks. Each generation has its own channel, so
+// the words and buffers of a failed attempt stay unchanged for ranks that still read them. A rank
+// leaves generation g only after it has found that a member's contribution there will stay
+// unfinished forever. Then all ranks leave generation g, in the same operation. Hence the
+// survivors' operations with a name match in each generation as they did in the previous
+// generation. The same argument applies to a second failure in g+1. It applies as well to a failure
+// that was known before but is later in the order.
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverOneFails
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverTwoFail
 //
-// A rank may notice a failure late: it comes to the same conclusions then. No rank waits for one
-// that has gone on to g+1, because the reason of that one holds for the waiting rank too. The
-// waiting rank looks at least every kSlice, and at once when a failure is announced.
+// A rank that notices a failure late reaches the same conclusions then. No rank waits forever for a
+// rank that has moved to g+1, because the reason for the move applies to the waiting rank too. The
+// waiting rank checks at least every kSlice, and immediately when a failure is announced.
 // Test: WithoutOne.SleepingRanksAreWoken
 //
-// 8. Inputs stay as they were: what a caller brings is only read. An operation in place works on a
-// copy.
+// 8. The caller's inputs stay unchanged, because they are only read. An in-place operation works on
+// a copy.
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverOneFails
 //
-// 9. Several operations that must end in one generation (RunAll, Settle: a step's gradients) run
-// one after another. Those that ended in an earlier generation than the latest are then repeated in
-// the latest. All ranks know the same generations, so all repeat the same operations in the same
-// order. No result is returned before.
+// 9. Some operations must end in the same generation (RunAll, Settle: the gradients of a step).
+// They run one after another. Operations that ended in an earlier generation than the latest are
+// then repeated in the latest generation. All ranks know the same generations, so all ranks repeat
+// the same operations in the same order. No result is returned before that.
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverTwoFail
 #include "collectives/host/host_communicator.h"
 
@@ -45,7 +46,8 @@
 namespace kungfu {
 namespace {
 
-// Words of a complaint follow the sequence at this distance, so that they never come to look ahead of it (see Counter).
+// A complaint's counter is advanced after this many operations. Otherwise the sequence numbers would wrap around, and
+// an old complaint would appear to be newer than the operation (see Counter).
 constexpr uint32_t kComplaintPeriod = 1u << 28;
 static_assert(kComplaintPeriod < shm::Counter::kMask / 2);
 
@@ -120,8 +122,8 @@ void HostCommunicator::AwaitMembers() {
   rules_.ThrowIfLost(title);
 }
 
-// Runs what is between this rank and the others. What it throws finishes the communicator, but for what all throw
-// alike.
+// Runs `body`, which communicates with other ranks. If `body` throws, the communicator is closed, except for errors
+// that all ranks throw alike.
 template <typename Body>
 void HostCommunicator::OrGiveUp(const Body& body) {
   try {
@@ -174,7 +176,7 @@ uint32_t HostCommunicator::Run(const Operation& operation) {
     RunAlone(operation);
   } else {
     OrGiveUp([&] {
-      // What is brought at once is read before anything is written.
+      // An operation with a single chunk reads all inputs before it writes any output, so it needs no copy.
       if (self_.control.recovers() && InPlace(operation) && operation.kind != Kind::kBroadcast &&
           CountOf(operation) * SizeOf(operation.dtype) > shm::kBufferBytes / size_) {
         const KeptInputs inputs(&operation, 1);
@@ -285,7 +287,7 @@ std::optional<uint32_t> HostCommunicator::RunGenerations(uint32_t from_generatio
   host::BoundName& name = *use.name;
   if (name.generation < from_generation) channels_.MoveTo(from_generation, *ready, name);
   for (;;) {
-    // A name begins, and begins again, with generation 0, and is led to its present one.
+    // A name begins with generation 0, even if it is bound again, and advances to its present generation.
     if (name.generation != from_generation) ready = operation_in(name.generation);
     if (ready == nullptr) return std::nullopt;
     const Operation& operation = *ready;
@@ -293,7 +295,7 @@ std::optional<uint32_t> HostCommunicator::RunGenerations(uint32_t from_generatio
     if (name.generation > 0) fewer = MembersOf(name.generation);
     const Members& members = name.generation > 0 ? fewer : all_ranks_;
     if (operation.kind == Kind::kBroadcast && !std::count(members.begin(), members.end(), operation.root)) {
-      // Every survivor comes here in the same generation, before any of them has brought anything.
+      // Every survivor gets here in the same generation, before any survivor has contributed.
       throw host::FailedEverywhere(
           KF_PEER_LOST, Text("broadcast \"", operation.name, "\": its root, ", self_.control.PeerName(operation.root),
                              ", ", self_.control.LostReason(operation.root), ", cluster version ", cluster_version_));
@@ -301,7 +303,7 @@ std::optional<uint32_t> HostCommunicator::RunGenerations(uint32_t from_generatio
     host::Flight flight(operation, name, members, size_, self_.oversubscribed);
     try {
       if (flight.sequence % kComplaintPeriod == 0) {
-        // It is brought up to an operation that is long over.
+        // Advances the counter to the number of an operation that ended long ago.
         shm::Counter& complaint = self_.segment.complaint(flight.channel, rank_).sequence;
         if (!complaint.Reached(flight.sequence - 2)) rules_.Publish(complaint, flight.sequence - 2);
       }

@@ -1,19 +1,20 @@
-// The collectives between the processes of a host, over the segment that they share.
+// The collectives between the processes of one host, in a segment of memory that they share.
 //
-// Each rank writes only its own mailboxes, its own ready, reduced and done counters and its own
-// buffers. The staging word of a channel is set once per operation by compare-and-swap. All ranks
-// raise `left`. The argument why that works continues, by number, beside the code:
+// Each rank writes only its own mailboxes, its own ready, reduced and done counters, and its own
+// buffers. There are two exceptions. The staging word of a channel is set once per operation by
+// compare-and-swap. All ranks raise `left`. Numbered invariants show why this works. They are next
+// to the code:
 //
-//   1-3        exchange.cc             posts, pipelines, splits; no circle of waits
+//   1-3        exchange.cc             posts, pipelines, splits; no circular waits
 //   4, 10, 12  staging_buffers.cc      staging; buffers of failed members; pinned buffers
 //   5, 6       failure_rules.cc        the words of a failed rank, read alike by all survivors
 //   7-9        host_communicator.cc    repetition: generations
-//   11         failure_rules.cc        a rank that is expelled while it lives
+//   11         failure_rules.cc        a rank that is expelled while its process is alive
 //              waiting.cc              spinning, sleeping, deadlines
 //              channel_table.h         names
 //
-// tests/cpp/recovery_test.cc kills a rank at each KUNGFU_FAULT_POINT there and compares the results
-// of the survivors.
+// tests/cpp/recovery_test.cc kills a rank at each KUNGFU_FAULT_POINT in these files and compares
+// the results of the survivors.
 #ifndef KUNGFU_COLLECTIVES_HOST_HOST_COMMUNICATOR_H_
 #define KUNGFU_COLLECTIVES_HOST_HOST_COMMUNICATOR_H_
 
@@ -36,31 +37,31 @@ namespace kungfu {
 
 class HostCommunicator final : public Communicator {
  public:
-  // An operation that this rank has ended, and perhaps its staging buffer: see staging_buffers.cc, 12. Not beyond the
-  // communicator, and not beyond the beginning of the next operation of its name.
+  // An operation that this rank has ended, and its staging buffer if that is pinned: see staging_buffers.cc, invariant
+  // 12. It must be destroyed before the communicator, and before the next operation of the same name begins.
   class Pinned {
    public:
-    // In which it ended.
+    // Returns the generation in which the operation ended.
     uint32_t generation() const { return generation_; }
-    // Whether a buffer is pinned. If not, there is nothing to let go of.
+    // Returns whether a staging buffer is pinned. If not, LetGo does nothing.
     bool HasBuffer() const { return buffer_ != nullptr; }
-    // The buffers of a rank, which have room for all that one brings.
+    // Returns the buffers of a rank, which have room for everything that one rank contributes.
     char* Of(uint32_t rank) const { return buffer_->self.segment.buffer(buffer_->number, rank, 0); }
-    // At the root: the one rank that has brought something, so that the output has nothing. -1: the output has the
-    // result.
+    // Returns, at the root, the only rank that has contributed. The result is then in that rank's buffers and not in
+    // the output. Returns -1 if the output has the result.
     int lone() const { return buffer_ == nullptr ? -1 : buffer_->lone; }
     void LetGo() { buffer_ = nullptr; }
 
    private:
     friend HostCommunicator;
 
-    // Left when it is destroyed.
+    // The destructor leaves the operation.
     struct Buffer {
       ~Buffer();
 
       const host::Endpoint& self;
       const host::StagingBuffers& staging_buffers;
-      const std::shared_ptr<host::BoundName> name;  // so that the channel stays bound
+      const std::shared_ptr<host::BoundName> name;  // keeps the channel bound
       const uint32_t channel, sequence, number;
       const size_t members;
       const int lone;
@@ -70,13 +71,13 @@ class HostCommunicator final : public Communicator {
     std::unique_ptr<const Buffer> buffer_;
   };
 
-  // Rank `rank` of `segment`. Announces itself; Assemble() waits for the others. `address` names this rank in messages.
-  // `numbers`: see shm::SegmentControlBlock.
+  // Creates the communicator of rank `rank` of `segment` and announces the rank. Assemble() waits for the other ranks.
+  // `address` identifies this rank in messages. `numbers`: see shm::SegmentControlBlock.
   HostCommunicator(std::shared_ptr<shm::Segment> segment, uint32_t rank, const std::string& address, bool has_state,
                    const CommunicatorOptions& options, std::vector<uint32_t> numbers = {});
 
-  // Waits until every rank that lives has announced itself. Fails as an operation does: a rank that is interrupted in
-  // it is out alone if the others recover, and so on.
+  // Waits until every living rank has announced itself. It fails like an operation: for example, if this rank is
+  // interrupted and the other ranks recover, this rank gives up alone.
   void Assemble();
 
   uint32_t Run(const Operation& operation) override;
@@ -86,12 +87,13 @@ class HostCommunicator final : public Communicator {
   void GiveUp(const Error& error) override;
   void LookForDeadlock(bool stands_still, const std::string& place) override;
 
-  // For what is built of these operations (collectives/hosts): as Run, but from this generation on, and neither
-  // observed nor noted.
+  // Like Run, but starts in `from_generation`. The operation is neither reported to the observer nor entered in the
+  // reduction log. The operations in collectives/hosts are built on this function.
   uint32_t RunFrom(const Operation& operation, uint32_t from_generation);
-  // Likewise, and keeps the staging buffer if the operation says so, all members do, and a pinned one is free.
+  // Like RunFrom, but may keep the staging buffer pinned. It does so if the operation requests that at all members
+  // (pins_buffer) and a pinned buffer is free.
   Pinned RunPinned(const Operation& operation, uint32_t from_generation);
-  // Of a pinned buffer: what `from` has put into its buffers, into the operation's tensors.
+  // Copies the data that rank `from` has put into its pinned buffers into the operation's tensors.
   void Read(const Pinned& pinned, uint32_t from, const Operation& operation) const;
 
  private:
@@ -108,7 +110,7 @@ class HostCommunicator final : public Communicator {
   RunFromGeneration RunsShared();
   void CountTraffic(const host::Flight& flight, uint64_t began) const;
 
-  mutable host::Endpoint self_;  // whose control block all parts use
+  mutable host::Endpoint self_;  // all parts use its control block
   const host::FailureRules rules_;
   const host::Waiting waiting_;
   const host::StagingBuffers staging_buffers_;

@@ -1,31 +1,34 @@
-// The numbers are those of host_communicator.h.
+// The life of a staging buffer. The numbers of invariants continue across several files, which
+// host_communicator.h lists.
 //
 // 4. The first rank that needs the staging buffer of an operation picks it, and the last rank that
-// leaves gives it back. A staging buffer belongs to one operation, so that names in flight side by
-// side can't fill each other's memory. The lowest free one is taken, so that operations one after
-// another stay in the same, cached, memory.
+// leaves the operation releases it. A staging buffer belongs to one operation, so concurrent
+// operations with different names can't fill each other's memory. A rank takes the free staging
+// buffer with the lowest number, so consecutive operations use the same, cached memory.
 // Test: Names.AnyNumberOfLargeOperationsMayBeInFlight
 //
-// 10. The staging buffer of an operation that failed, or of which a member failed before it left,
-// stays bound. There are at most as many as operations in flight at a failure, until the next
-// cluster version has a new segment. A rank that finds no free one waits.
+// 10. A staging buffer stays bound if its operation failed, or if a member failed before it left
+// the operation. There are at most as many such buffers as operations that were running at a
+// failure. They last until the next cluster version, which has a new segment. A rank that finds no
+// free staging buffer waits.
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverOneFails
 //
 // 12. Pinned buffers. Some operations (pins_buffer) keep their staging buffer after their end. Each
-// member leaves when it lets go of it (Pinned). Until all have, only its owner writes to a buffer
-// there, so what was staged stays as it was. A member may write into its own buffers, and announce
-// that by an operation of another name. The other members then read it before they let go. A member
-// that fails before it let go leaves the staging buffer bound, as in 10. More operations that wait
-// for other hosts mean more such buffers. A version with a failed member is over soon, and its
-// buffers with it.
+// member leaves the operation when it lets go of the buffer (Pinned). Until all members have left,
+// each rank's buffers there are written only by that rank. So staged data stays unchanged. A member
+// may write new data into its own buffers, and announce that by an operation with another name. The
+// other members then read the data before they let go. If a member fails before it lets go, the
+// staging buffer stays bound, as in 10. The more operations wait for other hosts, the more buffers
+// stay bound. A cluster version with a failed member ends soon, and its segment with it.
 // Test: PinnedBuffers.WaitForALateReader
 // Test: PinnedBuffers.HaveFencedWordsOfFailedRanks
 //
-// A buffer may stay pinned for as long as other hosts take. No rank that waits for a staging buffer
-// must wait for that. So pinned buffers have a range of their own, for which no rank waits. The
-// rank that picks takes one of that range if one is free, and an ordinary one otherwise. By its
-// number all members know whether it is pinned. A member begins the next operation of the name
-// after it has let go, so the argument for `left` holds.
+// A buffer may stay pinned while its members wait for other hosts. A rank that waits for a staging
+// buffer must not depend on other hosts. So pinned buffers have a separate range, for which no rank
+// waits. The rank that picks takes a buffer of that range if one is free, and an ordinary buffer
+// otherwise. All members can tell from the number whether the buffer is pinned. A member begins the
+// next operation of the name only after it has let go. So the reasoning about `left` (see Leave)
+// still holds.
 // Test: PinnedBuffers.AreNotWaitedFor
 // Test: PinnedBuffers.LeaveBuffersFreeWhileOtherHostsAreAwaited
 #include "collectives/host/staging_buffers.h"
@@ -49,10 +52,12 @@ bool StagingBuffers::Pins(const Flight& flight) {
   return flight.operation.part.pins_buffer && flight.FitsStagingBuffer();
 }
 
-// The staging buffer of this operation; waits if all are in use, so that any number of operations may be in flight. The
-// wait ends, because all ranks end each operation that has one. The exception runs into the deadline: a rank brings
-// them only after others that wait here (more than kStagingBuffers in flight, in different orders, and not a thread for
-// each).
+// Picks the staging buffer of this operation. Waits if all are in use, so any number of operations may be in flight.
+// The wait ends, because all ranks end each operation that has a staging buffer. The wait reaches its deadline only if
+// all of this holds:
+// - more than kStagingBuffers operations are in flight;
+// - ranks contribute to them in different orders;
+// - a rank has fewer threads than operations, so it contributes to some only after others that wait here.
 uint32_t StagingBuffers::Pick(Flight& flight) const {
   std::atomic<uint64_t>& word = self_.segment.channel(flight.channel).staging_buffer[flight.sequence & 1];
   shm::Counter& waiters = self_.segment.header().staging_waiters;
@@ -65,9 +70,9 @@ uint32_t StagingBuffers::Pick(Flight& flight) const {
     if (!staging_buffer) staging_buffer = Take(kOrdinary);
     if (staging_buffer) break;
     const uint32_t armed = waiters.Arm();
-    std::atomic_thread_fence(std::memory_order_seq_cst);  // what is given back or bound from here on wakes
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // from here on, each release or binding wakes this rank
     seen = word.load(std::memory_order_acquire);
-    if (!std::exchange(armed_before, true)) continue;  // one more look
+    if (!std::exchange(armed_before, true)) continue;  // check once more
     rules_.ThrowIfPointless(flight);
     const auto now = std::chrono::steady_clock::now();
     const auto in_flight = [&] {
@@ -100,7 +105,7 @@ std::atomic<uint64_t>& StagingBuffers::InUse(Range range) const {
   return range.first == kPinned.first ? header.pinned_buffers : header.staging_buffers;
 }
 
-// The lowest that is free, which is now this rank's to bind; none: all are in use.
+// Takes the free staging buffer with the lowest number, so that this rank can bind it. Returns none if all are in use.
 std::optional<uint32_t> StagingBuffers::Take(Range range) const {
   std::atomic<uint64_t>& staging_buffers = InUse(range);
   uint64_t used = staging_buffers.load(std::memory_order_relaxed);
@@ -120,8 +125,9 @@ void StagingBuffers::GiveBack(uint32_t staging_buffer) const {
   WakeWaiters();
 }
 
-// After a change that they wait for, made by a read-modify-write. Either this sees the flag of a waiting rank, or that
-// rank, which sets it and then looks once more, sees the change.
+// Wakes the ranks that wait for a staging buffer. To be called after a change, made by a read-modify-write, that these
+// ranks wait for. A waiting rank sets its flag and then checks for the change once more. So either this function sees
+// the flag, or the rank sees the change.
 void StagingBuffers::WakeWaiters() const {
   shm::Counter& waiters = self_.segment.header().staging_waiters;
   if ((waiters.value.load(std::memory_order_seq_cst) & shm::Counter::kSleeps) == 0) return;
@@ -129,8 +135,9 @@ void StagingBuffers::WakeWaiters() const {
   waiters.Stir();
 }
 
-// `left` of this parity is next used two operations later, which no rank reaches before all have left this one. A rank
-// that fails in between never leaves: the staging buffer then stays bound until the cluster version ends.
+// The counter `left` of this parity is used again two operations later. No rank begins that operation before all ranks
+// have left this one. If a rank fails in between, it never leaves, and the staging buffer stays bound until the cluster
+// version ends.
 void StagingBuffers::Leave(uint32_t channel, uint32_t sequence, size_t members, bool failed) const {
   const shm::Segment& segment = self_.segment;
   shm::ChannelHead& head = segment.channel(channel);
@@ -139,7 +146,7 @@ void StagingBuffers::Leave(uint32_t channel, uint32_t sequence, size_t members, 
   KUNGFU_FAULT_POINT("as the last to leave");
   left.store(0, std::memory_order_relaxed);
   const uint64_t bound = head.staging_buffer[sequence & 1].load(std::memory_order_acquire);
-  if (bound >> 32 != sequence) return;  // a mismatch of operations that needed none
+  if (bound >> 32 != sequence) return;  // a mismatch of operations that needed no staging buffer
   const uint32_t staging_buffer = static_cast<uint32_t>(bound) - 1;
   if (failed) {
     for (uint32_t r = 0; r < self_.size; r++) {

@@ -1,4 +1,4 @@
-// The staging buffers of the segment, in which operations stage what is too large for a mailbox.
+// The staging buffers of the segment. Operations stage data there that is too large for a mailbox.
 #ifndef KUNGFU_COLLECTIVES_HOST_STAGING_BUFFERS_H_
 #define KUNGFU_COLLECTIVES_HOST_STAGING_BUFFERS_H_
 
@@ -20,14 +20,14 @@ class StagingBuffers {
   StagingBuffers(const Endpoint& self, const FailureRules& rules, const Waiting& waiting)
       : self_(self), rules_(rules), waiting_(waiting) {}
 
-  // Gives the operation its staging buffer; waits if all are in use.
+  // Binds a staging buffer to the operation. Waits if all staging buffers are in use.
   void Bind(Flight& flight) const;
-  // This rank is through with the operation, which may have needed no staging buffer. `failed`: the words of the
-  // staging buffer are not as at its beginning.
+  // Records that this rank has finished the operation, which may have used no staging buffer. `failed`: the words of
+  // the staging buffer must be reset before its next use.
   void Leave(const Flight& flight, bool failed) const {
     Leave(flight.channel, flight.sequence, flight.members.size(), failed);
   }
-  // Likewise: with the operation of that number in that channel, which has so many members.
+  // Does the same for operation number `sequence` in channel `channel`, which has `members` members.
   void Leave(uint32_t channel, uint32_t sequence, size_t members, bool failed) const;
 
  private:

@@ -1,4 +1,4 @@
-// Through the caches or past them: how a rank best hands chunks to the others.
+// Chooses how a rank stages chunks: with plain stores, or with streaming stores that bypass the caches.
 #ifndef KUNGFU_COLLECTIVES_HOST_STAGING_CHOICE_H_
 #define KUNGFU_COLLECTIVES_HOST_STAGING_CHOICE_H_
 
@@ -13,40 +13,44 @@
 
 namespace kungfu::host {
 
-// A buffer that was written with plain stores lies in its writer's cache. A core that shares a cache with the writer
-// reads it from there at once; for one that doesn't, fetching modified lines from a foreign cache is slow, and memory
-// is quicker. Measured with two ranks on two cores (float32 sum, 1 MiB / 64 MiB, microseconds):
+// A buffer that was written with plain stores is in the cache of the writer's core. A core that shares this cache reads
+// the buffer from there immediately. For any other core, fetching modified lines from a foreign cache is slow, and
+// reading from memory is faster. Measured with two ranks on two cores (float32 sum, 1 MiB / 64 MiB, microseconds):
 //
 //     |                 | plain stores  | streaming stores |
 //     | shared L3       | 150 / 10 400  | 185 / 15 700     |
 //     | no shared cache | 526 / 36 900  | 132 / 13 700     |
 //
-// Which of the two holds can't be asked: a virtual machine claims a shared L3 while its host moves its cores about. So
-// it is tried out: the first kTries turns of a history, four in kSoon for a while and four in kPeriod later on, are
-// staged in one way and the other, at all ranks alike (ranks that run several names at once may be out of step, which
-// only blurs the samples); in between each rank stages as was quicker for it. A turn is an operation, or a part of a
-// large one: see StagingTurns. Only the tries are samples, since what a turn takes depends on how the others stage,
-// too; but for two in a row that took more than twice as long, or less than half as long, as what was chosen took when
-// it was tried: the host has moved a core, or the try met fresh pages, and until the next one is long. The bits of the
-// results don't depend on any of it.
+// A program can't find out whether two cores share a cache: a virtual machine reports a shared L3 even if its host
+// moves its cores. So a rank tries both methods. The first kTries turns of a history alternate between the methods, at
+// all ranks alike. Later, four turns in every kSoon do so, and later still four turns in every kPeriod. (If ranks run
+// several names at once, their turns may not match, which only makes the measurements less accurate.) In all other
+// turns, each rank uses the method that was faster for it. A turn is an operation, or a part of a large operation: see
+// StagingTurns.
 //
-// Thread-safe; a lost update costs nothing but a sample.
+// Only tries are measured, because the time of a turn depends on how the other ranks stage, too. There is one
+// exception: two consecutive turns that both took more than twice as long, or less than half as long, as the chosen
+// method took in its try. Then the host has moved a core, or the try used new memory pages, and the next try is far
+// away. The choice never changes the bits of the results.
+//
+// Thread-safe. A lost update costs only one measurement.
 class StagingChoice {
  public:
-  // Turns in operations of like size and kind have a history of their own; `history` is below kHistories.
+  // Operations of the same kind and a similar size share a history. `history` is less than kHistories.
   static constexpr uint32_t kHistories = 6 * kNumKinds;
 
   struct Choice {
     bool streamed;
     bool is_try;
-    bool is_again;  // of several tries of the same the best counts: in the others a rank may have lost its core
+    bool is_again;  // a repeated try; the best try counts, because a rank may lose its core in a try
   };
 
-  // How the next turn is to be staged.
+  // Returns how to stage the next turn.
   Choice Next(uint32_t history) {
     History& past = histories_[history];
     const uint32_t turn = past.turns.fetch_add(1, std::memory_order_relaxed);
-    // The first of each touch the buffers' memory for the first time, which costs many times what comes after.
+    // The first turn with each method touches the buffers' memory for the first time, which costs many times as much as
+    // later turns. So it isn't a try.
     if (turn < 2) return {turn == 1, false, false};
     if (turn < kTries) return {turn % 2 == 1, true, turn >= 4};
     const uint32_t since = turn % (turn < kPeriod ? kSoon : kPeriod);
@@ -54,7 +58,7 @@ class StagingChoice {
     return {past.streamed.load(std::memory_order_relaxed) < past.plain.load(std::memory_order_relaxed), false, false};
   }
 
-  // What a turn took, in nanoseconds a byte.
+  // Records the time of a turn, in nanoseconds per byte.
   void Record(uint32_t history, Choice choice, float cost) {
     History& past = histories_[history];
     std::atomic<float>& known = choice.streamed ? past.streamed : past.plain;
@@ -80,15 +84,15 @@ class StagingChoice {
 
   struct History {
     std::atomic<uint32_t> turns{0};
-    std::atomic<float> plain{0}, streamed{0};  // the newest of each, ns a byte
-    std::atomic<uint32_t> surprises{0};        // in a row
+    std::atomic<float> plain{0}, streamed{0};  // latest measurement of each method, ns per byte
+    std::atomic<uint32_t> surprises{0};        // consecutive ones
   };
   History histories_[kHistories];
 };
 
-// The turns of one operation that goes in chunks: each of kChunks chunks, and the last also takes what is left over. A
-// rank stages less than a turn ahead of what it reads, so two turns at most are under way. Tests have a `Clock` of
-// their own.
+// The turns of one operation that has several chunks. Each turn has kChunks chunks, and the last turn also has the
+// remaining chunks. A rank stages less than one turn ahead of its reads, so at most two turns are in progress. Tests
+// pass a `Clock` of their own.
 template <class Clock>
 class StagingTurnsBy {
  public:
@@ -101,24 +105,24 @@ class StagingTurnsBy {
         chunk_bytes_(chunk_bytes),
         bytes_(bytes) {}
 
-  // Whether `chunk` is staged past the caches.
+  // Returns whether `chunk` is staged past the caches.
   bool Streams(uint32_t chunk) {
     const uint32_t turn = TurnOf(chunk);
     for (; num_begun_ <= turn; num_begun_++) turns_[num_begun_ % 2] = choice_.Next(history_);
     return turns_[turn % 2].streamed;
   }
 
-  // Time counts but for that between these two, in which it waits for ranks that may be late.
+  // The time between EndStaging and BeginReading doesn't count, because the rank may wait for late ranks then.
   void BeginStaging() { since_ = Clock::now(); }
   void EndStaging() { staged_ = Clock::now(); }
   void BeginReading() { since_ += Clock::now() - staged_; }
 
-  // The chunks before `chunk` have been read.
+  // Records that all chunks before `chunk` have been read.
   void HaveRead(uint32_t chunk) {
     const size_t bytes = std::min(chunk * chunk_bytes_, bytes_);
     const uint32_t turn = TurnOf(chunk - 1);
     if (bytes < bytes_ && TurnOf(chunk) == turn) return;
-    (void)Streams(chunk - 1);  // a rank that brings nothing hasn't asked, but counts in the tries
+    (void)Streams(chunk - 1);  // a rank that contributes nothing hasn't called Streams, but its turns count too
     const auto now = Clock::now();
     const std::chrono::duration<float, std::nano> took = now - std::exchange(since_, now);
     choice_.Record(history_, turns_[turn % 2], took.count() / static_cast<float>(bytes - std::exchange(read_, bytes)));
@@ -134,7 +138,7 @@ class StagingTurnsBy {
   const size_t bytes_;
   StagingChoice::Choice turns_[2]{};
   uint32_t num_begun_ = 0;
-  size_t read_ = 0;  // bytes, in turns that are over
+  size_t read_ = 0;  // bytes in finished turns
   typename Clock::time_point since_{}, staged_{};
 };
 

@@ -1,5 +1,5 @@
-// Between the tensors of an operation and the buffers that the ranks share: what a rank stages, and what it makes of
-// what all have staged.
+// Copies data between the tensors of an operation and the buffers that the ranks share. Defines how a rank stages its
+// data, and how it computes its output from the data that all ranks have staged.
 #ifndef KUNGFU_COLLECTIVES_HOST_TRANSFER_H_
 #define KUNGFU_COLLECTIVES_HOST_TRANSFER_H_
 
@@ -16,7 +16,8 @@
 
 namespace kungfu::host {
 
-// Walks over an operation's tensors as if the `1/parts` of each that one rank owns lay one after another.
+// Walks over an operation's tensors as if they were one contiguous range. With `parts` > 1, only the part of each
+// tensor that one rank owns is in the range.
 class Cursor {
  public:
   explicit Cursor(const Operation& operation, uint32_t parts = 1)
@@ -42,7 +43,7 @@ class Cursor {
     }
   }
 
-  size_t taken() const { return taken_; }  // bytes so far, within a take up to before the piece
+  size_t taken() const { return taken_; }  // bytes so far; inside `piece`, the bytes before that piece
 
  private:
   const Operation& operation_;
@@ -68,7 +69,7 @@ inline void CopyOut(void* to, const void* from, size_t bytes, bool stream) {
   }
 }
 
-// What lies at `from` into the operation's tensors.
+// Copies the data at `from` into the operation's tensors.
 inline void CopyToTensors(const Operation& operation, const char* from) {
   Cursor output(operation);
   output.Take(CountOf(operation) * SizeOf(operation.dtype),
@@ -77,7 +78,7 @@ inline void CopyToTensors(const Operation& operation, const char* from) {
               });
 }
 
-// How the members' elements become one.
+// Combines the members' elements into one result.
 class Reducer {
  public:
   explicit Reducer(const Operation& operation)
@@ -86,7 +87,8 @@ class Reducer {
         planes_(operation.planes),
         divide_(operation.planes == nullptr ? nullptr : DivisionFor(operation.dtype)) {}
 
-  // From now on a mean in which member i counts by weights[i]. Equal weights change nothing, not a bit.
+  // Changes the reduction to a mean in which member i has weight weights[i]. If all weights are equal, the result stays
+  // bit-identical.
   void Weigh(const Operation& operation, const std::vector<uint32_t>& weights) {
     uint64_t total = 0;
     for (const uint32_t weight : weights) total += weight;
@@ -96,8 +98,8 @@ class Reducer {
     for (const uint32_t weight : weights) shares_.push_back(static_cast<double>(weight) / static_cast<double>(total));
   }
 
-  // `bytes` of each of the `n` members' elements (of each plane, if there are such) into `to`; with `stream` past
-  // the caches. Moves `sources`.
+  // Reduces `bytes` of the elements of each of the `n` members into `to`. With planes, it reduces `bytes` of each plane
+  // instead. With `stream`, it writes past the caches. It may change `sources`.
   void operator()(char* to, const void** sources, uint32_t n, size_t bytes, bool stream) const {
     if (!stream) {
       Apply(to, sources, n, bytes);
@@ -114,7 +116,7 @@ class Reducer {
   }
 
  private:
-  // Reduced in the first-level cache before it is streamed out.
+  // Bytes that are reduced in the first-level cache before they are streamed out.
   static constexpr size_t kBlock = 4096;
 
   void Apply(char* to, const void* const* sources, uint32_t n, size_t bytes) const {
@@ -126,7 +128,7 @@ class Reducer {
       reduce_(to, sources, n, bytes / unit_);
       return;
     }
-    // A rank of weight 0 may bring anything, NaN included.
+    // A rank with weight 0 may contribute anything, even NaN, so its data is skipped.
     const void* counting[shm::kMaxRanks];
     double shares[shm::kMaxRanks];
     uint32_t num = 0;
@@ -138,8 +140,8 @@ class Reducer {
     blend_(to, counting, shares, num, bytes / unit_);
   }
 
-  // By the planes' program, block by block. A result on its way is in the place of the block that it has on the stack.
-  // `to` may be one of the sources: it is written when the block has been read.
+  // Runs the planes' program, block by block. The result of an addition is stored in `results`, in the row of its
+  // position on the stack. `to` may be one of the sources, because each block is written only after it has been read.
   void AddUp(char* to, const void* const* sources, size_t bytes) const {
     alignas(64) char results[Planes::kMaxDepth][kBlock];
     const void* stack[Planes::kMaxDepth + 1];
@@ -161,20 +163,21 @@ class Reducer {
 
   ReduceFn reduce_;
   BlendFn blend_ = nullptr;
-  std::vector<double> shares_;  // of each member, if blend_ is set
+  std::vector<double> shares_;  // of each member; used if blend_ is set
   size_t unit_;
   const Planes* planes_;
-  DivideFn divide_;  // if there are planes
+  DivideFn divide_;  // set if the operation has planes
 };
 
-// Where the bytes of a plane of this rank's own are that `cursor` is at; `input`: those of the operation's tensors.
+// Returns the bytes of one of this rank's planes at the position of `cursor`. `input` is the same position in the
+// operation's tensors.
 inline const void* OwnPlane(const Planes& planes, uint32_t plane, const Cursor& cursor, const void* input) {
   const char* const own = planes.own[plane];
   return own == nullptr ? input : own + cursor.taken();
 }
 
-// Copies the next `bytes` of what this rank brings into `buffer`; for a scatter, of each rank's part, and of each plane
-// if there are such, `stride` apart.
+// Copies the next `bytes` of this rank's data into `buffer`. For a reduce-scatter, it copies `bytes` of each rank's
+// part, `stride` apart. With planes, it copies `bytes` of each plane, `stride` apart.
 inline void Stage(const Operation& operation, uint32_t size, Cursor& cursor, size_t bytes, char* buffer, size_t stride,
                   bool stream) {
   cursor.Take(bytes, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
@@ -195,13 +198,14 @@ inline void Stage(const Operation& operation, uint32_t size, Cursor& cursor, siz
   });
 }
 
-// The sources of a reduction of planes: `at` in each member's buffer, where its planes are `stride` apart.
+// Collects the sources of a reduction of planes from the buffers of all members.
 class PlaneSources {
  public:
   PlaneSources(const Planes& planes, const Members& members) : planes_(planes), members_(members) {
     sources_.resize(planes.count());
   }
-  // With `own`, this rank's are where it says: own(plane).
+  // Returns the sources at position `at` in each member's buffer, where the planes are `stride` apart. For this rank's
+  // planes, the sources are own(plane) instead.
   template <typename Own>
   const void** Gather(const char* const* buffers, size_t at, size_t stride, uint32_t rank, const Own& own) {
     size_t next = 0;
@@ -219,7 +223,8 @@ class PlaneSources {
   std::vector<const void*> sources_;
 };
 
-// Produces the next `bytes` of this rank's output from what the members have staged: buffers[i] is that of members[i].
+// Produces the next `bytes` of this rank's output from the data that the members have staged. buffers[i] is the buffer
+// of members[i].
 inline void Consume(const Operation& operation, const Reducer& reduce, const Members& members, uint32_t rank,
                     uint32_t size, Cursor& cursor, size_t bytes, const char* const* buffers, size_t stride,
                     bool stream) {
@@ -227,7 +232,7 @@ inline void Consume(const Operation& operation, const Reducer& reduce, const Mem
   const auto num = static_cast<uint32_t>(members.size());
   const void* sources[shm::kMaxRanks];
   if (operation.kind == Kind::kGatherTo && operation.planes != nullptr) {
-    // One after another, each as long as all tensors (the root has one) together.
+    // The planes are written one after another. The root has a single tensor, so each plane is as long as that tensor.
     const Planes& planes = *operation.planes;
     cursor.Take(bytes, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
       size_t plane = 0;
@@ -255,7 +260,8 @@ inline void Consume(const Operation& operation, const Reducer& reduce, const Mem
         const size_t mine = operation.kind == Kind::kReduceScatter ? rank * stride : 0;
         const size_t own = operation.kind == Kind::kReduceScatter ? rank * (tensor.count / size * unit) : 0;
         for (uint32_t i = 0; i < num; i++) {
-          // Its own it reads where the caller has it, which costs no trip to the buffer and is as often in the cache.
+          // This rank reads its own data from the caller's memory. That costs no access to the buffer, and the data is
+          // in the cache as often.
           sources[i] = members[i] == rank ? At(tensor.input, own + offset) : buffers[i] + mine + at;
         }
         reduce(At(tensor.output, offset), sources, num, n, stream);

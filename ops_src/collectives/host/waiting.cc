@@ -1,5 +1,5 @@
-// A waiter spins for a moment, then sleeps on the word that it waits for. No waiter relies on being woken: each sleep
-// ends by itself after kSlice, and it looks whether the wait has become pointless.
+// A waiting rank spins for a moment, then sleeps on the word that it waits for. It doesn't rely on being woken. Each
+// sleep ends after kSlice at the latest, and the rank then checks whether its wait can still succeed.
 #include "collectives/host/waiting.h"
 
 #include <sched.h>
@@ -10,21 +10,25 @@
 namespace kungfu::host {
 namespace {
 
-// About 50 us: longer than a rank that has a core of its own needs to answer, shorter than a scheduler's turn.
+// About 50 us. This is longer than a rank with a core of its own needs to answer, and shorter than a scheduler's time
+// slice.
 constexpr int kSpinTurns = 1000;
-// With more ranks than cores, a rank that spins keeps the awaited one from running, so it yields the core instead. A
-// turn takes about 0.4 us if no other thread wants the core, and a scheduler's turn if many do: hence no number.
+// With more ranks than cores, a spinning rank keeps the awaited rank from running, so it yields the core instead. A
+// yield takes about 0.4 us if no other thread wants the core, and a scheduler's time slice if many do. So the limit is
+// a time, not a number of yields.
 constexpr auto kYieldTime = std::chrono::microseconds(50);
-// A yield needn't pass the core on: the scheduler keeps a thread that it owes time. A rank that was woken late, after a
-// rank that ran on, is owed some, and would then turn in vain through all of kYieldTime in operation after operation
-// (64 KiB with four ranks on two cores: 100 us instead of 40). So many turns in a row that came back at once, about 5
-// us, while a rank that is behind was last seen on this core: then it sleeps, which does pass the core on.
+// A yield doesn't always give the core to another thread: the scheduler keeps a thread running that it owes time. It
+// owes time to a rank that was woken late because another rank kept running. Such a rank would yield in vain for all of
+// kYieldTime, in operation after operation (64 KiB with four ranks on two cores: 100 us instead of 40 us). So the rank
+// sleeps instead, which does give the core away, if both conditions hold:
+// - this number of consecutive yields has returned immediately, which takes about 5 us;
+// - a rank that is behind was last seen on this core.
 constexpr int kVainTurns = 10;
 constexpr auto kVainTurn = std::chrono::nanoseconds(1500);
 
 }  // namespace
 
-// Whether the word was reached meanwhile.
+// Returns whether the counter has reached the target.
 bool Waiting::Spin(const shm::Counter& counter, uint32_t target, const Flight& flight) const {
   if (flight.operation.part.patient) return false;
   if (!self_.oversubscribed) {
@@ -58,8 +62,8 @@ void Waiting::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer,
   for (int slices = 0;; slices++) {
     const uint32_t armed = counter.Arm();
     if (shm::Counter::Reached(armed, target)) return;
-    // After it has said that it sleeps (see Counter), and in one order with the thread that marks failed ranks: see
-    // SegmentControlBlock::MarkLost.
+    // Arm has recorded that this rank sleeps (see Counter). The fence puts the checks below in one order with the
+    // thread that marks failed ranks: see SegmentControlBlock::MarkLost.
     std::atomic_thread_fence(std::memory_order_seq_cst);
     rules_.ThrowIfPointless(counter, target, peer, flight);
     if (or_failed && rules_.HasFailed(peer)) return;
@@ -79,7 +83,8 @@ void Waiting::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer,
   }
 }
 
-// A missing rank may itself wait for a busy one, or for what the launcher can't say without the store.
+// An awaited rank may itself wait for a busy rank. It may also wait for a decision that the launcher can't make while
+// the store is unreachable.
 bool Waiting::DeadlinePassed(Flight& flight, std::chrono::steady_clock::time_point now) const {
   if (!flight.deadline) flight.deadline.emplace(self_.options.collective_timeout, self_.options.tell_after);
   const bool busy = std::any_of(flight.members.begin(), flight.members.end(),
@@ -96,7 +101,7 @@ std::string Waiting::NameOf(uint32_t peer, const Flight& flight) const {
   return self_.options.behind_it(flight.operation);
 }
 
-// `peer`, and the other ranks that haven't even come.
+// Returns the names of `peer` and of all ranks that haven't posted yet.
 std::string Waiting::Awaited(uint32_t peer, const Flight& flight) const {
   std::string awaited;
   for (const uint32_t r : flight.members) {
@@ -110,8 +115,8 @@ std::string Waiting::Awaited(uint32_t peer, const Flight& flight) const {
   return awaited;
 }
 
-// Whether some rank that was last seen on `core`, where this one runs, has published less in this operation than this
-// one. A guess that may be late or wrong: it decides only how to wait.
+// Returns whether a rank that was last seen on `core`, where this rank runs, has published less in this operation than
+// this rank. The answer may be outdated or wrong. It decides only how to wait.
 bool Waiting::HasLaggardOn(int core, const Flight& flight) const {
   const shm::Segment& segment = self_.segment;
   const auto behind = [](const shm::Counter& its, const shm::Counter& own) { return !its.Reached(own.Count()); };

@@ -1,4 +1,4 @@
-// How a rank waits for another one's word.
+// Waits until another rank has advanced a counter.
 #ifndef KUNGFU_COLLECTIVES_HOST_WAITING_H_
 #define KUNGFU_COLLECTIVES_HOST_WAITING_H_
 
@@ -20,12 +20,12 @@ class Waiting {
  public:
   Waiting(const Endpoint& self, const FailureRules& rules) : self_(self), rules_(rules), deadlocks_(self) {}
 
-  // Waits until `counter` of `peer` has reached `target`; with `or_failed`, or `peer` has failed. Throws what
-  // FailureRules throws, and CollectiveTimeoutError.
+  // Waits until `counter` of `peer` has reached `target`. With `or_failed`, the wait ends if `peer` has failed, too.
+  // Throws what FailureRules throws, and CollectiveTimeoutError.
   void Await(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight, bool or_failed = false) const {
     if (!counter.Reached(target)) AwaitSlowly(counter, target, peer, flight, or_failed);
   }
-  // Whether the deadline of `flight` has passed, which waits for busy ranks.
+  // Returns whether the deadline of `flight` has passed. The deadline is extended while a member is busy alone.
   bool DeadlinePassed(Flight& flight, std::chrono::steady_clock::time_point now) const;
   DeadlockWatch& deadlocks() const { return deadlocks_; }
 
