@@ -1,4 +1,5 @@
-// All-reduces between hosts, of which each brings one part: over messages, on the caller's thread.
+// Algorithms for all-reduces between hosts. Each host contributes one part. The hosts exchange messages, on the
+// caller's thread.
 #ifndef KUNGFU_COLLECTIVES_HOSTS_ALGORITHM_H_
 #define KUNGFU_COLLECTIVES_HOSTS_ALGORITHM_H_
 
@@ -14,8 +15,8 @@
 
 namespace kungfu::hosts {
 
-// out[i] = in[i] of all hosts, reduced; in == out is in place. A mean is refused: it is a sum that the caller divides
-// once, at the end.
+// The arguments of an all-reduce: out[i] becomes the reduction of in[i] over all hosts. `in` and `out` may be the same
+// memory. KF_MEAN is rejected: for a mean, the caller scales the inputs and requests a sum.
 struct AllReduceCall {
   const Group& group;
   const tcp::Tag& tag;
@@ -26,7 +27,7 @@ struct AllReduceCall {
   size_t count;
 };
 
-// Where an algorithm can be run.
+// The numbers of hosts and bytes that an algorithm accepts.
 struct Range {
   uint32_t least_hosts;
   uint64_t most_bytes;
@@ -34,13 +35,15 @@ struct Range {
   bool Has(uint32_t hosts, uint64_t bytes) const { return hosts >= least_hosts && bytes <= most_bytes; }
 };
 
-// What an all-reduce costs: messages one after another, and bytes through a host's cable (of trees: the leaves').
+// The cost of an all-reduce: the number of consecutive messages, and the bytes through the cable of one host (of a
+// leaf, if the algorithm uses trees).
 struct Cost {
   uint64_t steps, bytes;
 };
 
-// The bits are the same at every host. They are a function of the algorithm, the inputs, the hosts' order and number,
-// and `count`. 16-bit floats are rounded whenever two parts come together.
+// An algorithm for all-reduces between hosts. The bits of the result are equal at all hosts. They depend only on the
+// algorithm, the inputs, the order and number of the hosts, and `count`. 16-bit floats are rounded after each reduction
+// of two parts.
 class Algorithm {
  public:
   virtual ~Algorithm() = default;
@@ -49,33 +52,35 @@ class Algorithm {
   virtual Range range() const = 0;
   virtual Cost CostOf(uint32_t hosts, uint64_t bytes) const = 0;
 
-  // Every host of the group calls it with the same algorithm, sizes and tag. No other operation of the epoch has the
-  // tag; those with other tags run side by side, in any order.
+  // Runs an all-reduce. Every host of the group must call it with the same algorithm, sizes and tag. No other operation
+  // of the epoch may use the tag. Operations with different tags run concurrently, in any order.
   //
-  // Throws ValueError outside of the range, and what Mesh's calls throw. The loss of a host ends the waits for that
-  // host. Other hosts may have succeeded, or wait for a host that has thrown, until Mesh::Cancel or their deadlines end
-  // that. A host that throws has nothing under way any more, and part of the result in its output.
+  // Throws ValueError outside of range(), and what Mesh's calls throw. If a host is lost, the waits for that host end.
+  // Other hosts may have succeeded. They may also wait for a host that has thrown, until Mesh::Cancel or their
+  // deadlines end the wait. When Run throws, this host has no messages in flight any more, and its output contains a
+  // part of the result.
   void Run(const AllReduceCall& call) const;
 
  private:
   virtual void RunInRange(const AllReduceCall& call) const = 0;
 };
 
-// For few bytes: log2(n) steps, each with all of them.
+// Recursive doubling, for few bytes: log2(n) steps, each with all bytes.
 class Doubling final : public Algorithm {
  public:
   const char* name() const override { return "doubling"; }
   Range range() const override { return {1, UINT64_MAX}; }
   Cost CostOf(uint32_t hosts, uint64_t bytes) const override;
 
-  // The result if these are what the hosts bring, by place; for one that has them all. `out` is none of them.
+  // Computes the same result as Run, on a host that has the parts of all hosts. `parts` is in the order of the hosts.
+  // `out` must not be one of the parts.
   static void ReduceAlone(kf_dtype dtype, kf_op op, std::vector<const void*> parts, void* out, size_t count);
 
  private:
   void RunInRange(const AllReduceCall& call) const override;
 };
 
-// For many bytes: 2 (n-1) steps, and 2 (n-1)/n of the bytes.
+// A ring, for many bytes: 2 (n-1) steps, which transfer 2 (n-1)/n of the bytes.
 class Ring final : public Algorithm {
  public:
   const char* name() const override { return "ring"; }
@@ -86,10 +91,11 @@ class Ring final : public Algorithm {
   void RunInRange(const AllReduceCall& call) const override;
 };
 
-// Up a tree of hosts and down again: around one host, or around each host with a part of the elements.
+// Reduces up a tree of hosts and sends the result down again. Uses a single tree, or one tree per host, each with a
+// part of the elements.
 class Trees final : public Algorithm {
  public:
-  // `order`: the hosts, from the first tree's root on; empty: as they are counted.
+  // `order`: the hosts, beginning with the root of the first tree. If empty, the hosts are used in index order.
   Trees(Shape shape, bool around_each, Members order = {})
       : shape_(shape), around_each_(around_each), order_(std::move(order)) {}
 
@@ -101,7 +107,7 @@ class Trees final : public Algorithm {
 
  private:
   void RunInRange(const AllReduceCall& call) const override;
-  // Of the host at this place, in the tree around the `root`-th host.
+  // Returns the branch of the host at `place`, in the tree whose root is the `root`-th host.
   Branch BranchIn(uint32_t hosts, uint32_t root, uint32_t place) const;
 
   const Shape shape_;

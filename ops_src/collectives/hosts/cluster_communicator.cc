@@ -29,11 +29,12 @@ namespace {
 
 using hosts::Commit;
 
-// A transport answers at once, unless its launcher stands still.
+// How long a rank waits for an answer. A transport answers immediately, unless its launcher is stopped.
 constexpr auto kAnswerLimit = std::chrono::seconds(1);
 constexpr size_t kMostOfName = hosts::Request::kMostBytes / 2;
 
-// Of a larger operation, of which other slices go on meanwhile: the host has much to copy, and its network, too.
+// Returns whether the operation is a slice of a larger operation. Other slices run at the same time then, so the host's
+// cores and network are busy.
 bool IsSlice(const Operation& operation) { return operation.part.of != nullptr; }
 
 size_t BytesWithCommitOf(const Operation& operation) {
@@ -41,7 +42,7 @@ size_t BytesWithCommitOf(const Operation& operation) {
   return hosts::BytesWithCommit(operation.kind, operation.dtype, operation.op, CountOf(operation));
 }
 
-// The transport's commit, or its result, into `tensors`.
+// Returns the operation that receives the transport's commit, or its result, in `tensors`.
 Operation FromTransport(const Operation& operation, Stage stage, const kf_tensor* tensors, size_t num_tensors,
                         kf_dtype dtype, uint32_t transport) {
   Operation part{Kind::kBroadcast, operation.name, tensors, num_tensors, dtype, KF_SUM, transport};
@@ -55,7 +56,7 @@ CommunicatorOptions Asking(CommunicatorOptions options,
   return options;
 }
 
-// The planes that a host's ranks bring to their transport. `own` stays the caller's.
+// Returns the planes that a host's ranks contribute to their transport. `own` still points to the caller's memory.
 Planes LocalPlanes(const Planes& planes, const hosts::Places& places, uint32_t host) {
   Planes local;
   local.most = 1;
@@ -63,7 +64,7 @@ Planes LocalPlanes(const Planes& planes, const hosts::Places& places, uint32_t h
     local.of_rank.push_back(planes.of_rank[rank]);
     local.most = std::max(local.most, planes.of_rank[rank]);
   }
-  local.of_rank.push_back(0);  // the transport
+  local.of_rank.push_back(0);  // the transport contributes none
   local.own = planes.own;
   return local;
 }
@@ -73,7 +74,7 @@ std::optional<uint32_t> SourceOn(const hosts::Places& places, uint32_t host, con
   return places.SourceOn(host, broadcast.root, broadcast.sources == nullptr ? kNone : *broadcast.sources);
 }
 
-// What a rank brings to its transport.
+// Returns the operation by which a rank sends its contribution to its transport.
 Operation ToHostOf(const Operation& operation, const hosts::Places& places, uint32_t host) {
   Operation to_host = operation;
   to_host.part.of = &operation;
@@ -87,7 +88,7 @@ Operation ToHostOf(const Operation& operation, const hosts::Places& places, uint
   switch (operation.kind) {
     case Kind::kAllReduce:
     case Kind::kReduceScatter:
-      // A mean of integers is made of all that was brought at once, in more bits than they have.
+      // A mean of integers is computed from all contributions at once, in a wider type.
       to_host.kind = hosts::GoesInRows(operation) ? Kind::kGatherTo : Kind::kReduceTo;
       break;
     case Kind::kAllGather:
@@ -110,7 +111,7 @@ Operation ToHostOf(const Operation& operation, const hosts::Places& places, uint
 
 }  // namespace
 
-// A rank's contribution to an operation with planes, as its host has it in each of its own generations.
+// A rank's contribution to an operation with planes, in each generation of its host.
 class ClusterCommunicator::Renewal final : public Communicator::Renewable {
  public:
   using OperationIn = std::function<const Operation*(uint32_t generation)>;
@@ -188,7 +189,8 @@ void ClusterCommunicator::GiveUp(const Error& error) {
   Communicator::Close(error.status(), error.what());
 }
 
-// The host's communicator has given up already if the failure is one of its own, and then this does nothing more.
+// Runs `body`, and gives up if it throws. If the error comes from the host's communicator, that communicator has given
+// up already, and the second call does nothing.
 template <typename Body>
 void ClusterCommunicator::OrGiveUp(const Body& body) {
   closure_.ThrowIfClosed();
@@ -235,7 +237,7 @@ uint32_t ClusterCommunicator::Run(const Operation& asked) {
   Check(operation);
   const auto observed = Observer::Observe(operation);
   uint32_t generation = 0;
-  // An output is written when the operation is over for all: no inputs have to be kept.
+  // Outputs are written only after the operation has ended for all ranks, so the inputs need no copies.
   OrGiveUp([&] { generation = RunShared(operation, 0); });
   reductions_.Note(operation, generation);
   if (observed) observed->Done(size_);
@@ -282,7 +284,7 @@ std::optional<uint32_t> ClusterCommunicator::RunRenewable(Renewable& operation, 
   return generation;
 }
 
-// The one operation of its name, as long as it lives.
+// Reserves a name for one operation, for the lifetime of this object.
 class ClusterCommunicator::Turn {
  public:
   Turn(ClusterCommunicator& cluster, const char* name)
@@ -307,14 +309,14 @@ uint32_t ClusterCommunicator::RunShared(const Operation& operation, uint32_t fro
   return *Hear(operation, brought);
 }
 
-// See slices.h.
+// Runs an operation in slices: see slices.h.
 uint32_t ClusterCommunicator::RunInSlices(const Operation& operation, uint32_t from_generation) {
   std::optional<KeptInputs> kept;
   const bool keeps = recovers() && InPlace(operation);
   const hosts::Slices slices(keeps ? *kept.emplace(&operation, 1).operations() : operation, slice_bytes_);
   std::vector<uint32_t> generations(slices.size()), open(slices.size());
   std::iota(open.begin(), open.end(), 0u);
-  std::vector<Brought> on(hosts::kTracks);  // each track, of the last slice there
+  std::vector<Brought> on(hosts::kTracks);  // for each track, the contribution to its latest slice
   uint32_t latest = from_generation;
   for (bool is_first = true; !open.empty(); is_first = false) {
     const auto at = [&](size_t place) { return slices.At(open[place], static_cast<uint8_t>(place % hosts::kTracks)); };
@@ -347,7 +349,8 @@ ClusterCommunicator::Brought ClusterCommunicator::Bring(const Operation& operati
   return brought;
 }
 
-// What becomes of what this rank has brought, in which generation; none: there is more to be brought first.
+// Waits for the outcome of this rank's contribution, and receives the result. Returns the generation in which the
+// operation ended, or none if the rank must contribute more first.
 std::optional<uint32_t> ClusterCommunicator::Hear(const Operation& operation, Brought& brought) {
   for (;;) {
     const hosts::CommitAndResult word = HearCommit(operation);
@@ -380,7 +383,7 @@ std::optional<uint32_t> ClusterCommunicator::Hear(const Operation& operation, Br
   }
 }
 
-// An operation with planes.
+// Runs an operation with planes.
 template <typename OperationIn>
 std::optional<uint32_t> ClusterCommunicator::RunGenerations(uint32_t from_generation, const OperationIn& operation_in) {
   const Operation* operation = operation_in(from_generation);
@@ -409,7 +412,7 @@ std::optional<uint32_t> ClusterCommunicator::RunGenerations(uint32_t from_genera
       }
       generation = commit.generation;
       operation = operation_in(generation);
-      if (operation == nullptr) return std::nullopt;  // the other ranks wait for it there
+      if (operation == nullptr) return std::nullopt;  // the other ranks wait for this rank there
     }
   } catch (...) {
     name->under_way = false;
@@ -425,7 +428,8 @@ std::shared_ptr<ClusterCommunicator::Name> ClusterCommunicator::Find(const std::
   return found;
 }
 
-// A name of which nothing is under way needs no memory. Another thread that waits for it holds a reference.
+// Deletes a name that has no running operation. A thread that waits for the name holds a reference, which keeps the
+// name.
 void ClusterCommunicator::Forget(const std::string& name) {
   const std::lock_guard<std::mutex> guard(mutex_);
   const auto found = names_.find(name);
@@ -445,7 +449,7 @@ void ClusterCommunicator::Check(const Operation& operation) const {
   }
 }
 
-// Notifies the transport of the operation.
+// Notifies the transport that this rank begins the operation.
 void ClusterCommunicator::Tell(const Operation& operation, uint32_t generation, bool renewal, bool more_follow) const {
   hosts::Request request;
   request.renewal = renewal;
@@ -481,7 +485,8 @@ void ClusterCommunicator::Tell(const Operation& operation, uint32_t generation, 
   }
 }
 
-// What this host's transport waits for, as it answers. It may not know, or not answer.
+// Asks this host's transport what it waits for, and returns the answer. Returns a general description if the transport
+// doesn't know or doesn't answer.
 std::string ClusterCommunicator::BehindTheTransport(const Operation& part) {
   const std::lock_guard<std::mutex> one(asking_);
   hosts::Request request;
@@ -499,7 +504,7 @@ std::string ClusterCommunicator::BehindTheTransport(const Operation& part) {
     const ssize_t n = recv(requests_, text, sizeof text, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) continue;
     if (n < static_cast<ssize_t>(sizeof request.count)) break;
-    // An earlier question's may have come too late for it.
+    // This may be a late answer to an earlier question.
     if (std::memcmp(text, &request.count, sizeof request.count) != 0) continue;
     if (n == static_cast<ssize_t>(sizeof request.count)) break;
     return {text + sizeof request.count, text + n};
@@ -573,8 +578,8 @@ void ClusterCommunicator::TakeResult(const Operation& operation) {
   }
 }
 
-// How many of this host's ranks have failed in a generation, once this host's segment has them: its launcher enters a
-// failure into the control block first, and into the segment next.
+// Returns how many of this host's ranks have failed in a generation, once this host's segment lists them. The launcher
+// enters a failure into the control block first, and then into the segment.
 uint32_t ClusterCommunicator::AwaitLocalFailures(uint32_t generation) const {
   const uint32_t failed = places_.NumFailedOn(host_, generation, control_);
   while (local_control_.num_failed() < failed) {

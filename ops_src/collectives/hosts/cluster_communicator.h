@@ -1,4 +1,4 @@
-// The collectives of a cluster over several hosts, as one of its ranks has them.
+// The collectives of a cluster with several hosts, as seen from one of its ranks.
 #ifndef KUNGFU_COLLECTIVES_HOSTS_CLUSTER_COMMUNICATOR_H_
 #define KUNGFU_COLLECTIVES_HOSTS_CLUSTER_COMMUNICATOR_H_
 
@@ -18,20 +18,20 @@
 
 namespace kungfu {
 
-// A rank has no connection to other hosts: it brings its contribution to its host's transport (hosts/transport.h),
-// which is a member of the host's segment, and gets the result from there. transport.h says how, and why all ranks come
-// to the same end.
+// A rank has no connection to other hosts. It sends its contribution to its host's transport (hosts/transport.h), which
+// is a member of the host's segment, and gets the result from there. transport.h describes the protocol, and why all
+// ranks reach the same outcome.
 class ClusterCommunicator final : public Communicator {
  public:
-  // `local` is the segment of this rank's host, `control_segment` that of the control block of all ranks, `requests` a
-  // socket to the transport (Transport::Connect), which stays the caller's. Announces itself; Assemble() waits for the
-  // others.
+  // Creates the communicator of rank `rank` and announces the rank. Assemble() waits for the other ranks. `local` is
+  // the segment of this rank's host. `control_segment` is the segment with the control block of all ranks. `requests`
+  // is a socket to the transport (Transport::Connect), which the caller still owns.
   ClusterCommunicator(const std::shared_ptr<shm::Segment>& local, const std::shared_ptr<shm::Segment>& control_segment,
                       int requests, const hosts::Places& places, uint32_t rank, const std::string& address,
                       bool has_state, const CommunicatorOptions& options);
   ~ClusterCommunicator() override;
 
-  // As HostCommunicator's.
+  // Waits until every living rank has announced itself: see HostCommunicator::Assemble.
   void Assemble();
 
   uint32_t Run(const Operation& operation) override;
@@ -47,12 +47,13 @@ class ClusterCommunicator final : public Communicator {
  private:
   class Renewal;
   class Turn;
-  // An operation of this name that is under way: the others may wait for this rank to bring it again.
+  // The state of this rank's operations with one name. While an operation is under way, the other ranks may wait until
+  // this rank contributes again.
   struct Name {
-    std::mutex busy;  // held by the one thread that runs it
+    std::mutex busy;  // held by the thread that runs the operation
     // Guarded by `busy`:
     bool under_way = false;
-    std::optional<uint32_t> told;  // the latest generation in which the transport knows its planes
+    std::optional<uint32_t> told;  // the latest generation whose planes the transport knows
   };
 
   ControlBlock* control() const override { return &control_; }
@@ -80,7 +81,7 @@ class ClusterCommunicator final : public Communicator {
 
   const hosts::Places places_;
   const uint32_t host_;
-  const uint32_t transport_;  // its rank in the host's segment
+  const uint32_t transport_;  // the transport's rank in the host's segment
   const size_t slice_bytes_;
   mutable hosts::ClusterControlBlock control_;
   HostCommunicator local_;
@@ -90,7 +91,7 @@ class ClusterCommunicator final : public Communicator {
   uint64_t questions_ = 0;  // guarded by asking_
   std::mutex mutex_;
   std::shared_ptr<const Members> sources_;                        // null: none; guarded by mutex_
-  std::unordered_map<std::string, std::shared_ptr<Name>> names_;  // those in use; guarded by mutex_
+  std::unordered_map<std::string, std::shared_ptr<Name>> names_;  // names in use; guarded by mutex_
 };
 
 }  // namespace kungfu

@@ -1,4 +1,4 @@
-// The control block of a cluster over several hosts, as a rank has it.
+// The control block of a cluster with several hosts, as seen from one rank.
 #ifndef KUNGFU_COLLECTIVES_HOSTS_CLUSTER_CONTROL_BLOCK_H_
 #define KUNGFU_COLLECTIVES_HOSTS_CLUSTER_CONTROL_BLOCK_H_
 
@@ -13,9 +13,10 @@
 
 namespace kungfu::hosts {
 
-// What the job's launchers announce to all ranks lies in a segment of all ranks: failures in their one order, versions,
-// sync points. What a rank announces lies in its own host's segment, which its neighbours and its launcher read. Of the
-// ranks of other hosts a rank knows what the launchers pass on, and whether they had the state when they joined.
+// What the job's launchers announce to all ranks is in a segment of all ranks: failures in a single order, cluster
+// versions, sync points. What a rank announces is in the segment of its own host, where the other ranks and the
+// launcher of that host read it. About the ranks of other hosts, a rank knows only what the launchers pass on, and
+// which ranks had the training state when they joined.
 //
 // Thread-safe.
 class ClusterControlBlock final : public ControlBlock {
@@ -47,7 +48,8 @@ class ClusterControlBlock final : public ControlBlock {
     return IsHere(rank) ? local_.Address(places_.LocalOf(rank)) : all_.Address(rank);
   }
   bool HasState(uint32_t rank) const override { return has_state_[rank]; }
-  // Of all ranks, by rank; before any other thread uses this control block.
+  // Sets which ranks had the training state when they joined. To be called before any other thread uses this control
+  // block.
   void SetStates(std::vector<bool> has_state) { has_state_ = std::move(has_state); }
   void Leave(uint32_t rank) override { local_.Leave(places_.LocalOf(rank)); }
   RankState State(uint32_t rank) const override {

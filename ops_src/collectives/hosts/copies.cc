@@ -8,7 +8,8 @@
 
 namespace kungfu::hosts {
 
-// Piece by piece: a host passes on each piece when it has it. A host waits for its parent alone, and the root for none.
+// Copies piece by piece: a host passes on each piece as soon as it has received it. A host waits only for its parent,
+// and the root waits for no host.
 void Broadcast(const Group& group, const tcp::Tag& tag, Shape shape, uint32_t root, void* data, size_t bytes) {
   const uint32_t n = group.size();
   if (root >= n) throw Error(KF_INVALID, Text("broadcast between hosts: root ", root, " of ", n, " hosts"));
@@ -35,8 +36,8 @@ void Broadcast(const Group& group, const tcp::Tag& tag, Shape shape, uint32_t ro
   group.WaitAll(sent);
 }
 
-// One message from each to each, so no host waits for more than one other at a time; each begins with the one after it,
-// so that not all send to the same.
+// Each host sends one message to each other host, so no host waits for more than one host at a time. Each host begins
+// with the next host in order, so they don't all send to the same host at first.
 void AllGather(const Group& group, const tcp::Tag& tag, const void* row, void* out, size_t bytes) {
   const uint32_t n = group.size();
   auto* const rows = static_cast<char*>(out);

@@ -1,4 +1,5 @@
-// Operations between hosts that only copy, so that their bits are the same everywhere. Their callers: see algorithm.h.
+// Operations between hosts that only copy data, so the bits are equal at all hosts. Callers must follow the rules of
+// Algorithm::Run (algorithm.h).
 #ifndef KUNGFU_COLLECTIVES_HOSTS_COPIES_H_
 #define KUNGFU_COLLECTIVES_HOSTS_COPIES_H_
 
@@ -10,10 +11,11 @@
 
 namespace kungfu::hosts {
 
-// `data` of the host at place `root` is copied to all.
+// Copies `data` of the host at place `root` to all hosts.
 void Broadcast(const Group& group, const tcp::Tag& tag, Shape shape, uint32_t root, void* data, size_t bytes);
 
-// out = the rows of all hosts, of `bytes` each, in their order. Each sends its own to every other one: for small rows.
+// Sets `out` to the rows of all hosts, `bytes` each, in the order of the hosts. Each host sends its row to each other
+// host, so rows should be small.
 void AllGather(const Group& group, const tcp::Tag& tag, const void* row, void* out, size_t bytes);
 
 }  // namespace kungfu::hosts

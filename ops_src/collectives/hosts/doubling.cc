@@ -1,16 +1,17 @@
-// An all-reduce of few bytes: in step k each host exchanges all it has with the one whose place differs in bit k, and
-// after log2(n) steps all hosts have the sum.
+// An all-reduce of few bytes. In step k, each host exchanges all its data with the host whose place differs from its
+// own in bit k. After log2(n) steps, all hosts have the sum.
 //
-// If n is no power of two, the first 2 * (n - p) hosts, p the largest power of two below, are pairs: the second of a
-// pair gives its contribution to the first, and gets the result at the end.
+// If n isn't a power of two, let p be the largest power of two below n. The first 2 * (n - p) hosts form pairs. The
+// second host of each pair sends its contribution to the first, and gets the result at the end.
 //
-// The same bits: before step k all hosts of a block (whose places agree but for the last k bits) have the same bits,
-// and in it both halves of a larger block compute (what the lower half has) op (what the upper half has), in this
-// order. The seconds of pairs get a copy.
+// All hosts compute the same bits. A block is a set of hosts whose places are equal except for the last k bits. Before
+// step k, all hosts of a block have the same bits. In step k, the hosts of two blocks all compute (data of the lower
+// block) op (data of the upper block), in this order. The second hosts of pairs get a copy.
 //
-// All receives are posted at the beginning, each into memory of its own, in which its sum is then computed: what a step
-// sends stays as it is until it has been sent. The only memory that is read and received into is the output of the
-// second of a pair, in place: what comes there has the sum of what was sent from it, so that was read long before.
+// All receives are posted at the beginning, each into separate memory, in which the sum of that step is computed later.
+// So the data that a step sends stays unchanged until it has been sent. Only one area is both sent and received into:
+// the output of the second host of a pair, if the operation is in place. The result that arrives there includes the
+// data that was sent from there. So that data had been read before.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -24,10 +25,10 @@
 namespace kungfu::hosts {
 namespace {
 
-// Messages of the operation; those of step k are kStep + k.
+// The operation's messages. Step k uses number kStep + k.
 enum : uint64_t { kGive = 0, kResult = 1, kStep = 2 };
 
-// How often 1 can be doubled up to that many hosts.
+// Returns how often 1 can be doubled without exceeding `hosts`.
 uint32_t Doublings(uint32_t hosts) {
   uint32_t doublings = 0;
   while (hosts >> (doublings + 1) != 0) doublings++;
@@ -60,14 +61,15 @@ void Doubling::RunInRange(const AllReduceCall& call) const {
     group.Wait(result);
     return;
   }
-  // Of those that are left: their own places, and back.
+  // The hosts that remain after the pairs have their own numbering. `own` is this host's number, and place_of returns
+  // the place of a number.
   const uint32_t own = in_pair ? place / 2 : place - pairs;
   const auto place_of = [&](uint32_t other) { return other < pairs ? 2 * other : other + pairs; };
 
-  thread_local Memory memory;  // kept: new pages would cost as much as the copies into them
+  thread_local Memory memory;  // kept, because new pages would cost as much as the copies into them
   const size_t room = Aligned(std::max<size_t>(bytes, 1));
   char* const slots = memory.Get((steps + 1) * room);
-  std::vector<tcp::Mesh::Ticket> received, sent;  // after the memory, so that they end before it
+  std::vector<tcp::Mesh::Ticket> received, sent;  // declared after the memory, so that they are destroyed first
   for (uint32_t k = 0; k < steps; k++) {
     received.push_back(group.Receive(place_of(own ^ 1u << k), tag.Step(kStep + k), slots + k * room, bytes));
   }

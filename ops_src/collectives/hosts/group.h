@@ -14,10 +14,11 @@
 
 namespace kungfu::hosts {
 
-// Hosts of a mesh in one of its epochs, the same at all of them. They are counted by their places in it.
+// A group of hosts of a mesh, in one epoch. All hosts of the group have the same list. A host's place is its index in
+// the list.
 class Group {
  public:
-  // `members` in ascending order, and this host among them. The mesh outlives the group.
+  // `members` must be in ascending order and include this host. The mesh must outlive the group.
   Group(tcp::Mesh& mesh, uint64_t epoch, Members members) : mesh_(mesh), epoch_(epoch), members_(std::move(members)) {
     const auto self = std::lower_bound(members_.begin(), members_.end(), mesh.self());
     const bool sorted = std::adjacent_find(members_.begin(), members_.end(), std::greater_equal<>()) == members_.end();
@@ -28,7 +29,7 @@ class Group {
   }
 
   uint32_t size() const { return static_cast<uint32_t>(members_.size()); }
-  uint32_t place() const { return place_; }  // of this host
+  uint32_t place() const { return place_; }  // the place of this host
 
   tcp::Mesh::Ticket Send(uint32_t to, const tcp::Tag& tag, const void* data, size_t bytes) const {
     return mesh_.Send(epoch_, members_[to], tag, data, bytes);

@@ -1,4 +1,4 @@
-// What a transport measures of the hosts' network while it is used.
+// Measures the network between the hosts while a transport uses it.
 #ifndef KUNGFU_COLLECTIVES_HOSTS_METER_H_
 #define KUNGFU_COLLECTIVES_HOSTS_METER_H_
 
@@ -14,33 +14,34 @@
 
 namespace kungfu::hosts {
 
-// Times the all-reduces between hosts that AUTO has chosen an algorithm for, but for those that go with the hosts'
-// words (transport.h, 13). They begin when all hosts have met, so no late rank is in what they take. A step's time is
-// that of small ones that were alone, a byte's that of all between a moment with nothing under way and the next one:
-// those that go side by side share the cable.
+// Measures all-reduces between hosts, if AUTO has chosen the algorithm. All-reduces whose data travels in the headers
+// are excluded (transport.h, 13). A measurement begins when all hosts have met, so it includes no wait for a late rank.
 //
-// A figure is the median of what was measured lately. What is told of it changes only when it is off by half: the
-// algorithm of an operation, and with that its bits, shall not change with each disturbance, but when the network has
-// changed.
+// The time of a step comes from small all-reduces that ran alone. The time of a byte comes from all all-reduces between
+// two moments at which none is running, because concurrent all-reduces share the cable.
+//
+// A figure is the median of the latest measurements. The value that is reported changes only when the median differs
+// from it by half. A new value may change the algorithm of an operation, and with it the bits of the result. A short
+// disturbance mustn't cause that, but a change of the network should.
 //
 // Thread-safe.
 class Meter {
  public:
   using Clock = std::chrono::steady_clock;
-  // `cable` is asked when many bytes have been sent.
+  // `cable` is called after many bytes have been sent.
   explicit Meter(std::function<tcp::Mesh::Cable()> cable) : cable_(std::move(cable)) {}
 
   void Begin(Clock::time_point now);
-  // One that began has ended; `cost`: what it sent, null if it has failed.
+  // Records that an all-reduce has ended. `cost` is the cost of what it sent, or null if it has failed.
   void End(Clock::time_point now, const Cost* cost);
 
   Figures figures() const;
 
  private:
-  // The latest of what was measured, and what is told of it.
+  // The latest measurements, and the value that is reported for them.
   class Lately {
    public:
-    // Whether `told` has changed.
+    // Adds a measurement. Returns whether `told` has changed.
     bool Note(uint64_t measured);
     uint32_t told = 0;
 
@@ -57,7 +58,7 @@ class Meter {
   Lately step_ns_, byte_ps_, cable_rate_;
   bool is_all_ = false;
   uint32_t under_way_ = 0;
-  // Since nothing was under way:
+  // Since the last moment at which no all-reduce was running:
   Clock::time_point begin_;
   uint32_t most_ = 0, ended_ = 0;
   bool failed_ = false;

@@ -1,4 +1,4 @@
-// How operations between hosts are cut into messages.
+// How operations between hosts are divided into messages.
 #ifndef KUNGFU_COLLECTIVES_HOSTS_PIECES_H_
 #define KUNGFU_COLLECTIVES_HOSTS_PIECES_H_
 
@@ -9,17 +9,19 @@
 
 namespace kungfu::hosts {
 
-// What is sent, received and reduced at a time.
+// The size of a piece. Data is sent, received and reduced piece by piece.
 inline constexpr size_t kPieceBytes = 256 << 10;
 
-// Pieces that may arrive while one is reduced: memory that stays in a core's cache.
+// The number of pieces that may arrive while one is reduced. Their memory stays in a core's cache.
 inline constexpr size_t kWindow = 8;
 
-// Receives of an operation that are posted before they are waited for, at most. The other side keeps a note of each
-// until it comes to them, and ends the connection to a host that has it keep too many (tcp::kMostEarly).
+// The most receives of an operation that are posted before they are waited for. The sender keeps a note of each posted
+// receive until it sends that piece. It closes the connection to a host that makes it keep too many notes
+// (tcp::kMostEarly).
 inline constexpr size_t kAhead = 256;
 
-// Pieces of an operation, at most: each is sent as a part and as a sum, and a tag has a number for each message.
+// The most pieces of an operation. Each piece is sent as a part and as a sum, and a tag has one number for each
+// message.
 inline constexpr uint64_t kMostPieces = uint64_t{1} << (tcp::Tag::kStepBits - 2);
 
 }  // namespace kungfu::hosts

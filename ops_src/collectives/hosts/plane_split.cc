@@ -7,13 +7,13 @@
 namespace kungfu::hosts {
 namespace {
 
-// A result on its way: of one host, or of nodes of several.
+// An intermediate result, computed from planes of one host or from nodes of several hosts.
 struct Part {
   static constexpr uint32_t kSeveral = UINT32_MAX;
 
   uint32_t host = kSeveral;
-  std::vector<int32_t> planes;                       // of one host: its program
-  std::vector<std::pair<uint32_t, uint32_t>> nodes;  // of several: (host, node), and kSum for an addition
+  std::vector<int32_t> planes;                       // if from one host: its program
+  std::vector<std::pair<uint32_t, uint32_t>> nodes;  // if from several hosts: (host, node), or kSum for an addition
 };
 constexpr std::pair<uint32_t, uint32_t> kSum{Part::kSeveral, 0};
 
@@ -27,7 +27,7 @@ PlaneSplit SplitPlanes(const Planes& planes, const Places& places) {
   }
   PlaneSplit split;
   split.nodes.resize(places.hosts());
-  const auto finish = [&](Part& part) {  // it meets another host's
+  const auto finish = [&](Part& part) {  // called when the part is added to the part of another host
     if (part.host == Part::kSeveral) return;
     std::vector<std::vector<int32_t>>& there = split.nodes[part.host];
     part.nodes = {{part.host, static_cast<uint32_t>(there.size())}};

@@ -1,4 +1,4 @@
-// The planes of an operation, cut by hosts.
+// Divides the additions of an operation with planes among the hosts.
 #ifndef KUNGFU_COLLECTIVES_HOSTS_PLANE_SPLIT_H_
 #define KUNGFU_COLLECTIVES_HOSTS_PLANE_SPLIT_H_
 
@@ -10,14 +10,15 @@
 
 namespace kungfu::hosts {
 
-// What a host can add up alone it does: each *node* is the result of a part of the operation's program that has this
-// host's planes and no others, as large as possible. Only nodes go over the network. All hosts then add up the nodes,
-// by what is left of the program. Each addition is one of the program's, with the same two operands, so the bits are
-// those of the whole program at one place.
+// A host computes all additions that need only its own planes. Each *node* is the result of a part of the operation's
+// program that uses only planes of one host. Nodes are as large as possible, and only nodes go over the network. Then
+// all hosts add up the nodes by the rest of the program. Each addition belongs to the original program and has the same
+// two operands. So the bits of the result are equal to those of the whole program on one host.
 struct PlaneSplit {
-  // By host, then by node: its program, in planes numbered as in the whole.
+  // The program of each node, by host, then by node. The planes are numbered as in the whole operation.
   std::vector<std::vector<std::vector<int32_t>>> nodes;
-  // Over all nodes, numbered through in the order of the hosts; its divisor is the whole's.
+  // The program that adds up all nodes, which are numbered consecutively in the order of the hosts. Its divisor is the
+  // divisor of the whole operation.
   Planes rest;
 };
 

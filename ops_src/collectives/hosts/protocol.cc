@@ -19,7 +19,7 @@ struct Fixed {
   uint32_t root, from_generation;
   uint64_t count, signature;
   uint16_t track, what_bytes;
-  uint32_t name_bytes, of_rank, program;  // these three and `source ranks`: lengths of what follows
+  uint32_t name_bytes, of_rank, program;  // these three and `sources`: lengths of the arrays that follow
   uint32_t most, sources;
   double divisor;
 };
@@ -31,7 +31,7 @@ void Append(std::vector<char>& bytes, const T* from, size_t count) {
   bytes.insert(bytes.end(), at, at + count * sizeof(T));
 }
 
-// Additions and planes of a program that leaves one result, and needs no deeper stack than there is.
+// Returns whether the program is valid: it uses existing planes, leaves one result, and doesn't exceed the stack.
 bool IsProgram(const Planes& planes) {
   size_t depth = 0;
   const auto count = static_cast<int64_t>(planes.count());

@@ -1,19 +1,24 @@
-// An all-reduce of many bytes around a ring: of n segments each host first sends its own to the next one, which adds
-// its part and sends that on, until after n-1 steps the host before a segment's own has all of it; then the sums go
-// around once more. Each host sends and receives 2 (n-1)/n of the bytes.
+// An all-reduce of many bytes around a ring. The data has n segments, one for each host. Each host first sends its own
+// segment to the next host. That host adds its part and sends the sum on. After n-1 steps, the complete sum of a
+// segment is at the host before the segment's own host. Then the sums go around the ring once more. Each host sends and
+// receives 2 (n-1)/n of the bytes.
 //
-// Segments are cut into pieces, each a message, and a piece goes on as soon as it has been added up: while one is
-// reduced here, the next arrives and the one before leaves.
+// Segments are divided into pieces. Each piece is one message, and a host sends it on as soon as it has added its part.
+// While one piece is reduced, the next arrives and the previous one leaves.
 //
-// The same bits: each element is added up once, along the ring from its segment's own host on, and copied from then on.
+// All hosts get the same bits. Each element is added up once, along the ring, beginning with its segment's own host.
+// Afterwards it is only copied.
 //
-// No hosts wait in a circle: a host waits for the pieces in the order in which the host before it sends them, and that
-// host sends a piece after it has had the same piece one step earlier; those of the first step are sent before anything
-// is waited for. The sums are received straight into the output, and those receives (the first kAhead) are posted at
-// the beginning, though the parts in the same place (in place, inputs) are still to be read: a sum contains the part of
-// this host, which hence has been added here or read and sent from here before the sum exists anywhere. The parts go to
-// a window of pieces, from which they are added to this host's own: the receive of piece k + window is posted when
-// piece k has been added.
+// There is no circular wait. A host waits for pieces in the order in which the previous host sends them. That host
+// sends a piece after it has received the same piece one step earlier. It sends the pieces of the first step before it
+// waits for anything.
+//
+// The sums are received directly into the output. The first kAhead of these receives are posted at the beginning. At
+// that time, the parts in the same memory may still have to be read (the inputs, if the operation is in place). This is
+// safe: a sum includes the part of this host. So this host has added or sent its part before the sum exists anywhere.
+//
+// The parts of other hosts are received in a window of pieces, and this host adds its own parts to them from there. The
+// receive of piece k + window is posted when piece k has been added.
 #include <algorithm>
 #include <vector>
 
@@ -27,8 +32,8 @@ namespace kungfu::hosts {
 namespace {
 
 struct Piece {
-  uint64_t number;      // the same at all hosts
-  size_t begin, count;  // of its elements
+  uint64_t number;      // equal at all hosts
+  size_t begin, count;  // range of its elements
   bool last_step;
 };
 
@@ -37,7 +42,7 @@ class Segments {
   Segments(uint32_t hosts, size_t count, size_t element_bytes)
       : hosts_(hosts), count_(count), piece_(kPieceBytes / element_bytes) {}
 
-  // Adds the pieces of the segment with this number, which may be below 0: they go around.
+  // Appends the pieces of a segment. A negative segment number wraps around.
   void Append(int64_t segment, bool last_step, std::vector<Piece>& pieces) const {
     const auto s = static_cast<size_t>((segment + hosts_) % hosts_);
     const size_t begin = Begin(s), end = Begin(s + 1);
@@ -50,7 +55,7 @@ class Segments {
 
  private:
   size_t Begin(size_t segment) const { return segment * (count_ / hosts_) + std::min(segment, count_ % hosts_); }
-  uint64_t PiecesOfSegment() const { return (count_ / hosts_ + 1 + piece_ - 1) / piece_; }  // at most
+  uint64_t PiecesOfSegment() const { return (count_ / hosts_ + 1 + piece_ - 1) / piece_; }  // an upper limit
 
   const size_t hosts_, count_, piece_;
 };
@@ -81,9 +86,10 @@ void Ring::RunInRange(const AllReduceCall& call) const {
   const auto part_tag = [&](const Piece& piece) { return tag.Step(piece.number); };
   const auto sum_tag = [&](const Piece& piece) { return tag.Step(segments.Numbers() + piece.number); };
 
-  thread_local Memory memory;  // kept: new pages would cost as much as the copies into them
+  thread_local Memory memory;  // kept, because new pages would cost as much as the copies into them
   char* const window = memory.Get(kWindow * kPieceBytes);
-  std::vector<tcp::Mesh::Ticket> parts_here, sums_here, sent;  // after the memory, so that they end before it
+  // declared after the memory, so that they are destroyed first
+  std::vector<tcp::Mesh::Ticket> parts_here, sums_here, sent;
   const auto receive_part = [&](size_t k) {
     const Piece& piece = parts[k];
     parts_here.push_back(

@@ -1,4 +1,4 @@
-// The memory that operations of a transport work in.
+// The working memory of a transport's operations.
 #ifndef KUNGFU_COLLECTIVES_HOSTS_SCRATCH_H_
 #define KUNGFU_COLLECTIVES_HOSTS_SCRATCH_H_
 
@@ -15,29 +15,32 @@
 
 namespace kungfu::hosts {
 
-// Of one operation at a time.
+// The memory of one operation at a time.
 struct Scratch {
   size_t bytes() const { return contribution.bytes() + result.bytes() + other.bytes(); }
 
   Memory contribution, result, other;
-  // What its ranks brought, as long as it may be needed again; here or in Contribution's staging buffer.
+  // The contribution of the host's ranks, kept while it may be needed again. It is in `contribution` or in the pinned
+  // staging buffer.
   char* data = nullptr;
-  char* out = nullptr;     // the result, here or there
-  uint64_t elements = 0;   // of that
-  uint64_t signature = 0;  // of what they brought
-  Planes planes;           // likewise
-  size_t most = 0;         // bytes of the largest operation that it served
+  char* out = nullptr;     // the result, in memory of this object or in the pinned staging buffer
+  uint64_t elements = 0;   // number of elements of the result
+  uint64_t signature = 0;  // signature of the contribution
+  Planes planes;           // planes of the contribution
+  size_t most = 0;         // bytes of the largest operation that has used this memory
 };
 
-// Pages from the system cost more than the copies into them, so an operation takes the memory of an earlier one. Bounds
-// what is kept: an operation takes memory that served one of about its size, or new memory, so that a small one holds
-// no large memory while it runs; and what is idle is at most kMostIdle bytes, and what was used last. Thread-safe.
+// Keeps the memory of earlier operations for reuse, because new pages cost more than the copies into them. Thread-safe.
+// The pool limits the memory that it keeps:
+// - An operation gets memory that an operation of about the same size has used, or new memory. So a small operation
+//   never holds large memory while it runs.
+// - Idle memory is at most kMostIdle bytes. The memory that was used last is kept even if it is larger.
 class ScratchPool {
  public:
   static constexpr size_t kMostIdle = 64 << 20;
-  static constexpr size_t kSmall = 1 << 20;  // operations up to this size are about as large
+  static constexpr size_t kSmall = 1 << 20;  // operations up to this size count as equally large
 
-  // For as long as it lives an operation of `bytes` has the memory.
+  // Assigns memory to an operation of `bytes`, for the lifetime of this object.
   class Use {
    public:
     Use(ScratchPool& pool, size_t bytes) : pool_(pool), scratch_(pool.Take(bytes)) {}
@@ -58,13 +61,13 @@ class ScratchPool {
   }
 
  private:
-  using Entry = std::pair<std::unique_ptr<Scratch>, size_t>;  // and its bytes
+  using Entry = std::pair<std::unique_ptr<Scratch>, size_t>;  // (memory, its bytes)
 
   std::unique_ptr<Scratch> Take(size_t bytes) {
     std::unique_ptr<Scratch> taken;
     {
       const std::lock_guard<std::mutex> guard(mutex_);
-      // The one that was used last, whose pages are still in the caches.
+      // Take the memory that was used last: its pages are still in the caches.
       const auto found = std::find_if(idle_.rbegin(), idle_.rend(), [&](const Entry& entry) {
         const size_t most = entry.first->most;
         return std::max(most, bytes) <= kSmall || (most >= bytes && most / 4 <= bytes);
@@ -81,7 +84,7 @@ class ScratchPool {
   }
 
   void GiveBack(std::unique_ptr<Scratch> scratch) {
-    std::vector<Entry> over;  // freed without the lock
+    std::vector<Entry> over;  // freed after the lock is released
     const std::lock_guard<std::mutex> guard(mutex_);
     const size_t bytes = scratch->bytes();
     idle_.emplace_back(std::move(scratch), bytes);
@@ -94,7 +97,7 @@ class ScratchPool {
   }
 
   mutable std::mutex mutex_;
-  std::vector<Entry> idle_;  // guarded by mutex_; the last was used last
+  std::vector<Entry> idle_;  // guarded by mutex_; in the order of last use
   size_t idle_bytes_ = 0;    // guarded by mutex_
 };
 

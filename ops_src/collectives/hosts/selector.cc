@@ -13,7 +13,7 @@ Strategy StrategyNamed(const std::string& name) {
       {"AUTO", Strategy::kAuto},
       {"RING", Strategy::kRing},
       {"STAR", Strategy::kStar},
-      {"TREE", Strategy::kStar},  // KungFu's is a star of hosts, and one of ranks in each of them
+      {"TREE", Strategy::kStar},  // KungFu's TREE is a star of hosts, with a star of ranks in each host
       {"MULTI_STAR", Strategy::kMultiStar},
       {"CLIQUE", Strategy::kMultiStar},  // a star around each rank
       {"BINARY_TREE", Strategy::kBinaryTree},
@@ -28,15 +28,16 @@ Strategy StrategyNamed(const std::string& name) {
 
 namespace {
 
-constexpr uint64_t kMostBytes = 1 << 30;  // more changes nothing, and might overflow
+constexpr uint64_t kMostBytes = 1 << 30;  // more bytes don't change the selection, but might overflow
 constexpr uint32_t kMostFigure = 100'000'000;
-// Assumed until they are measured: 0.1 ms for a message through both kernels and the transports' threads, 1 Gbit/s.
+// Assumed until they are measured. A message through both kernels and the transports' threads takes 0.1 ms, and the
+// network has 1 Gbit/s.
 constexpr Figures kAssumed{100'000, 8'000};
-// What of a byte's time recursive doubling spends on reducing it while nothing is sent: measured, so that two hosts
-// change over at 128 KiB.
+// The part of a byte's time that recursive doubling spends on reductions while nothing is sent. Chosen by measurement:
+// with this value, two hosts switch from doubling to the ring at 128 KiB.
 constexpr uint64_t kUnhiddenReduction = 10;  // a tenth
 
-// The worst of what was measured.
+// Returns the worst measurements of all hosts.
 Figures WorstOf(const std::vector<Figures>& of_hosts) {
   Figures worst;
   for (const Figures& each : of_hosts) {
@@ -48,12 +49,12 @@ Figures WorstOf(const std::vector<Figures>& of_hosts) {
   return worst;
 }
 
-// Picoseconds of a byte through that host's cable.
+// Returns the picoseconds per byte through this host's cable.
 uint64_t CableByte(const Figures& host) { return std::min<uint64_t>(1'000'000'000 / host.cable, kMostFigure); }
 
 using Selected = std::unique_ptr<const Algorithm>;
 
-// A tree with the slow hosts for its leaves, if that saves a tenth of the ring's time; else null.
+// Returns a tree whose leaves are the slow hosts, if it saves a tenth of the ring's time. Otherwise returns null.
 Selected AroundSlowHosts(const std::vector<Figures>& of_hosts, uint64_t bytes, uint32_t beside) {
   const auto n = static_cast<uint32_t>(of_hosts.size());
   uint64_t slowest = 0;
@@ -71,7 +72,7 @@ Selected AroundSlowHosts(const std::vector<Figures>& of_hosts, uint64_t bytes, u
     const uint64_t load = place == 0 ? std::max<uint64_t>(children, 1) : 1 + children;
     tree = std::max(tree, load * bytes * CableByte(of_hosts[order[place]]));
   }
-  // A slow host's first piece has to go up, and its sum down, with nothing else of the operation under way.
+  // A slow host's first piece must go up and its sum must come down while no other piece of the operation is under way.
   tree += 2 * std::min<uint64_t>(bytes, kPieceBytes) * slowest / beside;
   const uint64_t ring = Ring().CostOf(n, bytes).bytes * slowest;
   if (tree > ring / 10 * 9) return nullptr;
@@ -122,8 +123,8 @@ Selected SelectAlgorithm(Strategy strategy, const std::vector<Figures>& of_hosts
 Shape SelectBroadcastShape(Strategy strategy, const std::vector<Figures>& of_hosts, uint64_t bytes) {
   switch (strategy) {
     case Strategy::kAuto: {
-      // The root of a binomial tree sends everything to log2(n) hosts, and in a chain to one; but the last of a chain
-      // hears of it after n-1 messages.
+      // The root of a binomial tree sends all data to log2(n) hosts, and the root of a chain sends it to one host. But
+      // the last host of a chain gets its first data only after n-1 messages.
       const Figures worst = WorstOf(of_hosts);
       const uint64_t n = of_hosts.size(), all = std::min(bytes, kMostBytes),
                      piece = std::min<uint64_t>(all, kPieceBytes);

@@ -8,7 +8,7 @@
 namespace kungfu::hosts {
 namespace {
 
-// `count` elements of a tensor from `at` on. What has no memory stays without.
+// Returns `count` elements of a tensor, from `at` on. A null pointer stays null.
 kf_tensor Cut(const kf_tensor& tensor, size_t at, size_t count, size_t unit) {
   const auto* const in = static_cast<const char*>(tensor.input);
   auto* const out = static_cast<char*>(tensor.output);
@@ -25,7 +25,7 @@ bool Slices::Cuts(const Operation& operation, size_t slice_bytes) {
 Slices::Slices(const Operation& operation, size_t slice_bytes) : whole_(operation) {
   const size_t unit = SizeOf(operation.dtype);
   const size_t room = slice_bytes / unit;
-  size_t left = 0;  // in the last slice
+  size_t left = 0;  // elements that still fit in the last slice
   for (size_t i = 0; i < operation.num_tensors; i++) {
     const kf_tensor& tensor = operation.tensors[i];
     for (size_t at = 0; at < tensor.count;) {

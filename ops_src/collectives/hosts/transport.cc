@@ -1,7 +1,7 @@
 // A transport's threads, the requests of its ranks, and its end.
 //
-// One thread, the dispatcher, reads requests and polls for the rest: ranks that gave up, failed or left, and the end of
-// other hosts. Operations run on threads that are made as they are needed and kept.
+// One thread, the dispatcher, reads requests. It also polls for ranks that gave up, failed or left, and for the end of
+// other hosts. Operations run on threads that are created when they are needed, and kept.
 #include "collectives/hosts/transport.h"
 
 #include <fcntl.h>
@@ -23,10 +23,10 @@ namespace kungfu::hosts {
 namespace {
 
 constexpr int kLookEveryMs = 20;
-// The deadlines are the ranks'.
+// A transport has no deadlines of its own, because the ranks have deadlines.
 constexpr auto kNever = std::chrono::milliseconds(std::chrono::hours(24 * 3650));
 const tcp::Tag kEnding = tcp::Tag::Of("kungfu/hosts/ending", 0);
-enum : uint64_t { kBegin = 0, kEnd = 2, kFailure = 4 };  // of its messages; the names come in the one after it
+enum : uint64_t { kBegin = 0, kEnd = 2, kFailure = 4 };  // message numbers; the list of names has the next number
 
 }  // namespace
 
@@ -113,7 +113,8 @@ std::vector<std::pair<uint32_t, std::string>> Transport::Unreachable() const {
   return found;
 }
 
-// The mesh first: what was under way ends, and nothing more can come of it. Its threads then wait for the new epoch.
+// First cancels the mesh's messages: running exchanges end and can have no effect any more. Their threads then wait for
+// the new epoch.
 void Transport::LoseHost(uint32_t host) {
   if (host >= places_.hosts() || host == host_) throw Error(KF_INVALID, Text("no other host ", host));
   const std::lock_guard<std::mutex> one(losing_);
@@ -140,20 +141,20 @@ void Transport::Wake() const {
   (void)!write(wake_, &one, sizeof one);
 }
 
-// Only its first caller writes the reason for the ranks. Operations that fail close `local_`, which notifies no rank,
-// and come here.
+// Only the first call writes the error for the ranks. If an operation fails, it closes `local_`, which notifies no
+// rank, and then calls this function.
 void Transport::Fail(kf_status status, const std::string& text) {
   {
     std::lock_guard<std::mutex> guard(mutex_);
     if (failed_ || closing_) return;
     failed_.emplace(status, text);
   }
-  // First here: all that wait in the segment, the transport's own threads among them, must find this reason and no
-  // other.
+  // Write the error here first. All threads that wait in the segment, including the transport's own, must find this
+  // error and no other.
   local_control_.GiveUp(self_, GaveUp::kForAll, status, text);
   local_->Close(status, text);
   changed_.notify_all();
-  Wake();  // the dispatcher tells the other hosts
+  Wake();  // the dispatcher notifies the other hosts
 }
 
 void Transport::Close() {
@@ -181,7 +182,7 @@ void Transport::Close() {
 
 // ---- the dispatcher
 
-// What is under way between the dispatchers of two hosts, in one epoch.
+// The messages between the dispatchers of two hosts, in one epoch.
 struct Transport::Talk {
   struct Hearing {
     Ending ending;
@@ -190,7 +191,8 @@ struct Transport::Talk {
     bool names_follow = false;
     bool over = false;
   };
-  // How it stood when the epoch began, and at the end. Of the first epoch there is no beginning to be told.
+  // What the other host sends at the beginning of the epoch, at its own end, and if it fails. In the first epoch there
+  // is no message for the beginning.
   Hearing begin, end, failure;
   std::vector<tcp::Mesh::Ticket> saying;
 };
@@ -262,9 +264,10 @@ void Transport::BeginTalks(std::vector<Talk>& talks, uint64_t epoch) {
   if (epoch != kFirstEpoch) Say(talks, Ending(), epoch, kBegin);
 }
 
-// To all other hosts, with how far this one is.
+// Sends `ending` to all other hosts, with this host's numbers of operations.
 void Transport::Say(std::vector<Talk>& talks, Ending ending, uint64_t epoch, uint64_t step) {
-  auto& [said, names] = *said_.insert(said_.end(), {ending, {}});  // kept: it may be under way for long
+  // kept, because the messages may be in flight for long
+  auto& [said, names] = *said_.insert(said_.end(), {ending, {}});
   {
     std::lock_guard<std::mutex> guard(mutex_);
     for (const auto& [_, name] : names_) {
@@ -287,7 +290,7 @@ bool Transport::IsLost(uint32_t host) const {
   return lost_[host];
 }
 
-// All that a process has written to its socket.
+// Reads all requests that a process has written to its socket.
 void Transport::Hear(uint32_t local_rank, int fd) {
   thread_local std::vector<char> bytes(Request::kMostBytes);
   for (;;) {
@@ -315,7 +318,7 @@ void Transport::Hear(uint32_t local_rank, int fd) {
     } else if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
       return;
     }
-    // It has ended, or is not to be listened to.
+    // The process has exited, or has sent an invalid request.
     std::lock_guard<std::mutex> guard(mutex_);
     epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullptr);
     heard_.erase(std::remove(heard_.begin(), heard_.end(), std::make_pair(local_rank, fd)), heard_.end());
@@ -324,14 +327,15 @@ void Transport::Hear(uint32_t local_rank, int fd) {
   }
 }
 
-// A rank that doesn't read it at once can do without.
+// Answers what an operation waits for. The answer is dropped if the rank doesn't read its socket, because the rank can
+// do without.
 void Transport::Answer(int fd, const Request& question) const {
   std::string text;
   {
     std::lock_guard<std::mutex> guard(mutex_);
     const auto found = names_.find(KeyOf(question.name, question.track));
     if (found != names_.end()) {
-      // The others wait for a host whose connection has ended, until the job knows that it is lost.
+      // All operations wait for a host whose connection has ended, until the job's controller declares it lost.
       std::vector<uint32_t> unreachable;
       for (uint32_t h = 0; h < places_.hosts(); h++) {
         if (!unreachable_[h].empty() && !lost_[h] && !ends_[h]) unreachable.push_back(h);
@@ -356,7 +360,7 @@ void Transport::Answer(int fd, const Request& question) const {
 
 void Transport::Begin(uint32_t local_rank, Request request) {
   std::lock_guard<std::mutex> guard(mutex_);
-  if (begins_nothing_) return;  // of a rank that is declared failed, and runs on
+  if (begins_nothing_) return;  // the rank was declared failed, but still runs
   const std::string key = KeyOf(request.name, request.track);
   std::unique_ptr<Name>& entry = names_[key];
   if (entry == nullptr) {
@@ -373,7 +377,8 @@ void Transport::Begin(uint32_t local_rank, Request request) {
     changed_.notify_all();
     return;
   }
-  // The first rank that begins the k-th defines it. The ranks check among themselves that all bring the same.
+  // The first rank that begins the k-th operation defines it. The ranks check among themselves that all contribute the
+  // same operation.
   if (++name.asked[local_rank] <= name.begun + name.waiting.size()) return;
   name.waiting.push_back(std::move(request));
   if (name.runs) return;
@@ -387,7 +392,7 @@ void Transport::Begin(uint32_t local_rank, Request request) {
     workers_.push_back(StartThread("kungfu-hosts-op", [this] { Work(); }));
   } catch (const std::exception&) {
     if (workers_.empty()) throw;
-    begins_.notify_one();  // it waits for one of those that there are
+    begins_.notify_one();  // the operation waits for one of the existing threads
   }
 }
 
@@ -415,7 +420,7 @@ void Transport::Work() {
 
 // ---- the end
 
-// What the other hosts say of how it stands with them.
+// Receives the other hosts' messages about their state.
 void Transport::HearEnds(std::vector<Talk>& talks, uint64_t epoch) {
   for (uint32_t h = 0; h < places_.hosts(); h++) {
     if (h == host_ || IsLost(h)) continue;
@@ -424,7 +429,7 @@ void Transport::HearEnds(std::vector<Talk>& talks, uint64_t epoch) {
       try {
         mesh_.Wait(hearing->ticket);
       } catch (const Error& error) {
-        if (error.status() == KF_STALE) return;  // a new epoch, or the end
+        if (error.status() == KF_STALE) return;  // a new epoch has begun, or the transport closes
         hearing->over = true;
         {
           std::lock_guard<std::mutex> guard(mutex_);
@@ -474,14 +479,15 @@ bool Transport::HasFailed(Ending& ending) const {
   return true;
 }
 
-// Whether this host begins nothing more, and why. Requests that its ranks have written are read first: a rank writes
-// them before it leaves or fails, so its socket has all of them when that is seen.
+// Returns whether this host begins no more operations, and why. First it reads all pending requests. A rank writes its
+// requests before it leaves or fails, so all of them are in its socket by the time its end is seen.
 bool Transport::IsOver(Ending& ending) {
   std::string left;
   for (uint32_t r = 0; r < self_; r++) {
     if (local_control_.HasFailed(r)) continue;
     const RankState state = local_control_.State(r);
-    // Lost, and no failure that the others go on without: its process has ended well, and hasn't left.
+    // EndedForAll: the rank's process has exited with success but without leaving. The other ranks don't recover from
+    // that.
     if (state != RankState::kLeft && !local_control_.EndedForAll(r)) return false;
     left += Text(left.empty() ? "" : ", ", local_control_.PeerName(r), " ",
                  state == RankState::kLeft ? "has finished and left" : local_control_.LostReason(r));
@@ -501,7 +507,8 @@ bool Transport::IsOver(Ending& ending) {
   return true;
 }
 
-// An operation's thread calls it before and while it waits for a host.
+// Throws if `host` isn't in the operation (any more). An operation's thread calls it before and while it waits for the
+// host.
 void Transport::ThrowIfAbsent(uint32_t host, const Place& place) const {
   std::lock_guard<std::mutex> guard(mutex_);
   if (failed_) throw *failed_;

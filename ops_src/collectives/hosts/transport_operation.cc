@@ -1,4 +1,4 @@
-// One operation at a transport. (The numbers are those of transport.h.)
+// One operation at a transport. Numbers in comments refer to the invariants in transport.h.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -22,7 +22,7 @@ namespace kungfu::hosts {
 namespace {
 
 constexpr auto kMoment = std::chrono::microseconds(50);
-constexpr uint64_t kMeasuredEvery = 16;  // of the operations of a name with few bytes; see 13
+constexpr uint64_t kMeasuredEvery = 16;  // of the operations of a name with few bytes: see invariant 13
 
 size_t SmallBytesOf(const Request& request) {
   return request.has_planes ? 0 : SmallBytes(request.kind, request.dtype, request.op, request.count);
@@ -31,7 +31,7 @@ size_t BytesWithCommitOf(const Request& request) {
   return request.has_planes ? 0 : BytesWithCommit(request.kind, request.dtype, request.op, request.count);
 }
 
-// What a wait for another host's header looks at meanwhile; of this thread.
+// The check that this thread makes while it waits for another host.
 struct Awaited {
   const std::function<void()>* look = nullptr;
 };
@@ -50,7 +50,7 @@ void Transport::Run(Name& name, const Request& request, uint64_t number) {
     const bool whole = request.has_planes || GoesInRows(request.kind, request.dtype, request.op);
     const ScratchPool::Use scratch(*scratches_, request.count * SizeOf(request.dtype) * (whole ? contributions : 1));
     RunOrThrow(name, request, number, *scratch);
-  } catch (const Closed&) {  // by Close or Fail
+  } catch (const Closed&) {  // closed by Close or Fail
   } catch (const Error& error) {
     Fail(error.status(), error.what());
   } catch (const std::exception& error) {
@@ -72,11 +72,12 @@ void Transport::RunOrThrow(Name& name, const Request& request, uint64_t number, 
       const bool is_end =
           dynamic_cast<const Closed*>(&error) != nullptr || dynamic_cast<const HostLeft*>(&error) != nullptr;
       if (!moved || is_end || !control_.recovers()) throw;
-      AwaitEpochAfter(place.epoch);  // or the end, if that is what it was
+      AwaitEpochAfter(place.epoch);  // or for the end of the transport
     }
   }
   const bool failed = outcome.commit.what == Commit::kFailed;
-  if (failed ? !brought : !HasRanks(host_, outcome.commit.generation)) return;  // they know it, or there are none
+  // the ranks know it already, or there are none
+  if (failed ? !brought : !HasRanks(host_, outcome.commit.generation)) return;
   KUNGFU_FAULT_POINT("before its ranks hear the commit");
   const bool in_pinned_buffer = contribution.pinned.HasBuffer();
   outcome.commit.in_pinned_buffer = !failed && in_pinned_buffer ? 1 : 0;
@@ -86,7 +87,7 @@ void Transport::RunOrThrow(Name& name, const Request& request, uint64_t number, 
   KUNGFU_FAULT_POINT("when its ranks have the result");
 }
 
-// In one epoch: what comes of the operation. False: the epoch is over.
+// Agrees with the other hosts, within one epoch, on the outcome of the operation. Throws if the epoch ends first.
 bool Transport::Agree(Place& place, Contribution& contribution, bool& brought, Outcome& outcome, Scratch& scratch) {
   const Request& request = place.request;
   std::vector<Header> headers;
@@ -99,7 +100,7 @@ bool Transport::Agree(Place& place, Contribution& contribution, bool& brought, O
       try {
         contribution = ReduceToHost(place.name, request, place.number, generation, scratch);
         brought = true;
-      } catch (const host::FailedEverywhere& error) {  // at all of this host's ranks: see failure_rules.cc
+      } catch (const host::FailedEverywhere& error) {  // it failed at all of this host's ranks: see failure_rules.cc
         contribution.failed = true;
         contribution.status = error.status();
         contribution.text = error.what();
@@ -124,10 +125,9 @@ bool Transport::Agree(Place& place, Contribution& contribution, bool& brought, O
     KUNGFU_FAULT_POINT("before the hosts meet");
     headers = Meet(place, mine);
     KUNGFU_FAULT_POINT("when the hosts have met");
-    // A host that is lost in a later epoch isn't lost in this one: an outcome belongs to the epoch whose headers it
-    // comes from.
+    // An outcome belongs to the epoch of its headers. A host that is lost in a later epoch isn't lost in this one.
     if (Epoch() != place.epoch) throw Error(KF_STALE, "the hosts go on in a new epoch");
-    // See 8. A host that is absent because its ranks have failed doesn't count.
+    // See invariant 8. If a host is absent because its ranks have failed, it doesn't count.
     uint64_t got = outcome.epoch;
     for (const Header& header : headers) {
       if (header.absent == 0 && header.got != got) got = 0;
@@ -183,7 +183,7 @@ bool Transport::Agree(Place& place, Contribution& contribution, bool& brought, O
     contribution.generation = generation;
     brought = false;
   }
-  // Without losses of hosts nothing is to be agreed on later.
+  // If no host can be lost, or only one would remain, the hosts never agree on this outcome again.
   if (control_.recovers() && places_.hosts() > 2) Acknowledge(place, outcome.epoch);
   KUNGFU_FAULT_POINT("when all hosts have the result");
   return true;
@@ -191,7 +191,8 @@ bool Transport::Agree(Place& place, Contribution& contribution, bool& brought, O
 
 // ---- what the host's ranks bring
 
-// An operation with planes: how its ranks bring it in each generation they say themselves.
+// An operation with planes. The ranks of this host describe their contribution in a separate request for each
+// generation.
 class Transport::Renewal final : public Communicator::Renewable {
  public:
   Renewal(Transport& transport, const Name& name, const Request& request, uint64_t number, uint32_t generation,
@@ -227,7 +228,7 @@ class Transport::Renewal final : public Communicator::Renewable {
   uint32_t generation() const { return generation_; }
 
   const Request* current = nullptr;
-  bool no_rank_lives = false;  // no rank of the host lives
+  bool no_rank_lives = false;  // no rank of the host is alive
 
  private:
   Transport& transport_;
@@ -241,7 +242,7 @@ class Transport::Renewal final : public Communicator::Renewable {
   Operation operation_;
 };
 
-// How this generation's planes are brought; null: no rank of this host has said so yet.
+// Returns the request for the planes of this generation, or null if no rank of this host has sent it yet.
 const Request* Transport::RenewalOf(const Name& name, uint64_t number, uint32_t generation) {
   std::lock_guard<std::mutex> guard(mutex_);
   const auto found = name.renewals.find({number, generation});
@@ -259,13 +260,13 @@ Transport::Contribution Transport::ReduceToHost(const Name& name, const Request&
         contribution.missing = *ended;
         break;
       }
-      // If all have failed, perhaps while they computed shards, no rank renews the operation any more.
+      // If all ranks of this host have failed, perhaps while they computed shards, no rank will send a new request.
       if (renewal.no_rank_lives || local_control_.num_failed() == self_) {
         contribution.missing = self_;
         contribution.generation = AwaitGenerationWithout(self_);
         return contribution;
       }
-      // Its ranks have shards to compute first.
+      // The host's ranks must compute shards first.
       std::unique_lock<std::mutex> lock(mutex_);
       if (failed_) throw *failed_;
       if (closing_) throw Closed(KF_STALE, "this cluster version is over");
@@ -315,7 +316,8 @@ tcp::Tag Transport::Place::TagOf(Message message) const {
   return tcp::Tag::Of(Fnv1a(&message, sizeof message, name.hash), number);
 }
 
-// All hosts' headers of this round. In the place of a host that has none any more is what follows from that.
+// Exchanges headers and returns the headers of all hosts in this round. For a host that sends no headers any more, it
+// fills in what follows from that.
 std::vector<Transport::Header> Transport::Meet(Place& place, const Header& mine) {
   const tcp::Tag tag = place.TagOf(Message::kHeader).Step(place.attempt++);
   std::vector<Header> headers(places_.hosts());
@@ -331,8 +333,9 @@ std::vector<Transport::Header> Transport::Meet(Place& place, const Header& mine)
   return headers;
 }
 
-// Sends `mine` to all other hosts, and receives theirs. For a host that isn't in the operation (any more) it calls
-// absent(host, whether it has given the outcome), when nothing writes its words.
+// Sends `mine` to all other hosts, and receives their words. If a host isn't in the operation (any more), it calls
+// absent(host, whether the host has given the outcome). At that time, no receive can write to that host's words any
+// more.
 template <typename Words, typename Absent>
 void Transport::Trade(const Place& place, const tcp::Tag& tag, const Words& mine, std::vector<Words>& theirs,
                       const Absent& absent) {
@@ -351,7 +354,8 @@ void Transport::Trade(const Place& place, const tcp::Tag& tag, const Words& mine
     KUNGFU_FAULT_POINT("when it has said its word to a host");
   }
   KUNGFU_FAULT_POINT("when it has said its word");
-  // Also if a loss ends it: what the wait before it has noted must not name a rank any more.
+  // Clears the list of awaited hosts even if a loss ends the wait. Otherwise an answer to a rank could name hosts that
+  // are not awaited any more.
   struct Noted {
     ~Noted() {
       if (!any) return;
@@ -375,13 +379,13 @@ void Transport::Trade(const Place& place, const tcp::Tag& tag, const Words& mine
         noted.any = true;
       });
     } catch (const AbsentHost& is) {
-      hearing[h] = {};  // withdrawn
+      hearing[h] = {};  // withdraws the receive
       absent(h, is.gave);
     }
   }
 }
 
-// `look` is called before it sleeps, and now and then.
+// Waits for a host's words. Calls `look` before it sleeps, and repeatedly afterwards.
 template <typename Look>
 void Transport::AwaitHost(const tcp::Mesh::Ticket& heard, const tcp::Mesh::Ticket& said, const Look& look) const {
   const std::function<void()> looking = look;
@@ -397,14 +401,15 @@ void Transport::AwaitHost(const tcp::Mesh::Ticket& heard, const tcp::Mesh::Ticke
   awaited.look = nullptr;
 }
 
-// Returns when all hosts have what came of the operation; see 7.
+// Waits until all hosts have the outcome of the operation: see invariant 7.
 void Transport::Acknowledge(const Place& place, uint64_t got) {
   const tcp::Tag tag = place.TagOf(Message::kAcknowledgement);
   std::vector<uint64_t> theirs(places_.hosts());
   Trade(place, tag, got, theirs, [](uint32_t, bool) {});
 }
 
-// Its ranks are about to get the outcome. False: too late, it has to be agreed on again. See 9.
+// Records that the host's ranks are about to get the outcome. Returns false if a new epoch has begun, in which the
+// hosts must agree on the outcome again. See invariant 9.
 bool Transport::Finish(Name& name, uint64_t number, uint64_t epoch) {
   std::lock_guard<std::mutex> guard(mutex_);
   if (epoch_ != epoch) return false;
@@ -421,7 +426,8 @@ void Transport::AwaitEpochAfter(uint64_t epoch) const {
   while (Epoch() == epoch) Pause();
 }
 
-// The failure that follows from what was brought, the same at all hosts.
+// Returns the failure that follows from the contributions, which is the same at all hosts. Returns none if there is no
+// failure.
 std::optional<std::pair<Commit, std::string>> Transport::FailureIn(const Name& name, const Request& request,
                                                                    const std::vector<Header>& headers) const {
   Commit commit;
@@ -439,7 +445,7 @@ std::optional<std::pair<Commit, std::string>> Transport::FailureIn(const Name& n
     return std::make_pair(commit, Text("broadcast \"", name.name, "\": ", *source == request.root ? "its root, " : "",
                                        "rank ", *source, ", failed, cluster version ", control_.cluster_version()));
   }
-  // With planes, hosts that made them for an earlier generation contribute again anyway.
+  // With planes, a host whose planes belong to an earlier generation contributes again anyway.
   uint32_t latest = 0;
   for (const Header& header : headers) latest = std::max(latest, header.generation);
   const Header* first = nullptr;
@@ -458,7 +464,7 @@ std::optional<std::pair<Commit, std::string>> Transport::FailureIn(const Name& n
   return std::make_pair(commit, text);
 }
 
-// Of a broadcast: the rank of `host` that its transport has the data from.
+// Returns, for a broadcast, the rank of `host` from which the host's transport gets the data.
 std::optional<uint32_t> Transport::SourceOn(uint32_t host, const Request& request) const {
   if (request.kind != Kind::kBroadcast) return std::nullopt;
   return places_.SourceOn(host, request.root, request.sources);
@@ -468,7 +474,8 @@ bool Transport::HasRanks(uint32_t host, uint32_t generation) const {
   return places_.NumFailedOn(host, generation, control_) < places_.SizeOf(host);
 }
 
-// The result into scratch.out. What was brought stays as it is.
+// Exchanges the contributions and computes the result, which `scratch.out` then points to. The contribution stays
+// unchanged.
 void Transport::Exchange(const Place& place, uint32_t generation, const Contribution& contribution,
                          const std::vector<Header>& headers, Scratch& scratch) {
   const Request& request = place.request;
@@ -477,10 +484,10 @@ void Transport::Exchange(const Place& place, uint32_t generation, const Contribu
   if (request.has_planes) return ExchangePlanes(place, tag, generation, scratch);
   if (GoesInRows(request.kind, request.dtype, request.op)) return ExchangeRows(place, tag, generation, scratch);
   scratch.out = scratch.data;
-  if (!HasRanks(host_, generation)) return;  // no rank is left to give it to
+  if (!HasRanks(host_, generation)) return;  // no rank is left that needs the result
   if (request.kind == Kind::kBroadcast) return ExchangeCopy(place, tag, generation, headers, scratch);
   Members members;
-  std::vector<Figures> measured;  // of the members
+  std::vector<Figures> measured;  // the members' measurements
   for (uint32_t h = 0; h < places_.hosts(); h++) {
     if (!HasRanks(h, generation)) continue;
     members.push_back(h);
@@ -519,8 +526,8 @@ void Transport::Exchange(const Place& place, uint32_t generation, const Contribu
   meter_.End(Meter::Clock::now(), &cost);
 }
 
-// A broadcast, to the hosts that have no source rank: they are assigned to the hosts that have one, each of which sends
-// to its own.
+// Broadcasts to the hosts that have no source rank. Each is assigned to a host that has one, and gets the data from
+// there.
 void Transport::ExchangeCopy(const Place& place, const tcp::Tag& tag, uint32_t generation,
                              const std::vector<Header>& headers, Scratch& scratch) {
   Members giving, taking;
@@ -546,7 +553,7 @@ void Transport::ExchangeCopy(const Place& place, const tcp::Tag& tag, uint32_t g
   }
 }
 
-// All contributions came with the headers.
+// Reduces contributions that came in the headers.
 void Transport::ReduceSmall(const Place& place, uint32_t generation, const Members& members,
                             const std::vector<Header>& headers, Scratch& scratch) const {
   const Request& request = place.request;
@@ -565,8 +572,9 @@ void Transport::ReduceSmall(const Place& place, uint32_t generation, const Membe
                         scratch.out, request.count);
 }
 
-// What a host has brought to a mean, in `scaled` or where it was. It counts by what its ranks weigh; if all weights are
-// 0, by their number, as on one host.
+// Returns a host's contribution to a mean, scaled by the host's share. The result is in `scaled`, or is `contribution`
+// if the share is 1. The share depends on the weights of the host's ranks. If all weights are 0, it depends on the
+// number of ranks, as on one host.
 const void* Transport::Scaled(const Request& request, uint32_t generation, const std::vector<Header>& headers,
                               uint32_t host, const char* contribution, char* scaled) const {
   const auto ranks = [&](uint32_t h) { return places_.SizeOf(h) - places_.NumFailedOn(h, generation, control_); };
@@ -578,7 +586,7 @@ const void* Transport::Scaled(const Request& request, uint32_t generation, const
     for (uint32_t h = 0; h < places_.hosts(); h++) all += ranks(h);
   }
   if (own == all) return contribution;
-  if (own == 0) {  // a host of weight 0 may bring anything, NaN included
+  if (own == 0) {  // a host with weight 0 may contribute anything, even NaN
     std::memset(scaled, 0, request.count * SizeOf(request.dtype));
     return scaled;
   }
@@ -588,7 +596,7 @@ const void* Transport::Scaled(const Request& request, uint32_t generation, const
   return scaled;
 }
 
-// Each host's rows to all others. The result are all ranks' rows, or their mean.
+// Sends this host's rows to all other hosts. The result is either the rows of all ranks or their mean.
 void Transport::ExchangeRows(const Place& place, const tcp::Tag& tag, uint32_t generation, Scratch& scratch) {
   const Request& request = place.request;
   const size_t row = request.count * SizeOf(request.dtype);
@@ -635,7 +643,7 @@ void Transport::ExchangePlanes(const Place& place, const tcp::Tag& tag, uint32_t
   const Planes& planes = scratch.planes;
   const size_t bytes = request.count * SizeOf(request.dtype);
   const PlaneSplit split = SplitPlanes(planes, places_);
-  // This host's planes, where the whole's numbers have them.
+  // The memory of this host's planes, by their number in the whole operation.
   std::vector<const void*> own(planes.count());
   size_t number = 0, brought = 0;
   for (uint32_t rank = 0; rank < places_.ranks(); rank++) {
@@ -724,12 +732,12 @@ Members Transport::LivingIn(uint32_t generation) const {
   return living;
 }
 
-// Until the control block has so many; see 5.
+// Waits until the control block lists this many failures: see invariant 5.
 void Transport::AwaitFailures(uint32_t num_failed) const {
   while (control_.num_failed() < num_failed) Pause();
 }
 
-// How many of this host's ranks have failed in a generation, once the segment has them.
+// Returns how many of this host's ranks have failed in a generation, once the host's segment lists them.
 uint32_t Transport::AwaitLocalFailures(uint32_t generation) const {
   AwaitFailures(generation);
   const uint32_t failed = places_.NumFailedOn(host_, generation, control_);
@@ -744,7 +752,8 @@ uint32_t Transport::AwaitGenerationWithout(uint32_t host, uint32_t missing) cons
   }
 }
 
-// A rank that hasn't failed, but ended where the others can't go on without it.
+// Returns a rank of `host` that hasn't failed, but whose end the other ranks can't recover from. Returns none if there
+// is none.
 std::optional<uint32_t> Transport::FinishedOn(uint32_t host) const {
   for (const uint32_t rank : places_.RanksOn(host)) {
     if (control_.EndedForAll(rank)) return rank;

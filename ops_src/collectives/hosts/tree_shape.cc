@@ -2,10 +2,10 @@
 
 namespace kungfu::hosts {
 
-// Places are counted from the root, which is 0.
+// Here, hosts are numbered from the root, which is 0.
 //
-// kBinomial: a host's parent is the place without its lowest bit, its children have one bit more below that. The child
-// with most hosts below it is sent to first.
+// kBinomial: the parent of a host is its number without the lowest set bit. Its children have one more bit set, below
+// that bit. The host sends first to the child that has the most hosts below it.
 Branch BranchOf(Shape shape, uint32_t hosts, uint32_t root, uint32_t host) {
   const uint32_t own = (host + hosts - root) % hosts;
   uint32_t parent = 0;

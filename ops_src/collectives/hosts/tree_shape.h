@@ -7,18 +7,18 @@
 
 namespace kungfu::hosts {
 
-// A tree that reaches all hosts of a group, which are counted from 0.
+// The shape of a tree over all hosts of a group. Hosts are numbered from 0.
 enum class Shape {
   kChain,
   kStar,
   kBinary,
-  kBinomial,  // for few bytes: after k steps 2^k hosts have them
+  kBinomial,  // for few bytes: after k steps, 2^k hosts have the data
 };
 
-// A host's place in a tree.
+// The parent and the children of a host in a tree.
 struct Branch {
-  uint32_t parent;                 // the root's is itself
-  std::vector<uint32_t> children;  // in the order in which they are sent to
+  uint32_t parent;                 // the root is its own parent
+  std::vector<uint32_t> children;  // in the order in which the host sends to them
 };
 Branch BranchOf(Shape shape, uint32_t hosts, uint32_t root, uint32_t host);
 

@@ -1,20 +1,21 @@
-// An all-reduce up a tree of hosts and down again: a host adds what its children have to its own part and gives that to
-// its parent; the root has the sum, which goes back the same way. With several trees each has another root and a part
-// of the elements, so that no host does most of the work.
+// An all-reduce up a tree of hosts and down again. A host adds the data of its children to its own part and sends the
+// sum to its parent. The root has the complete sum, which goes back the same way. With several trees, each tree has a
+// different root and a part of the elements, so that no host does most of the work.
 //
-// Elements are cut into pieces, each a message, and a piece goes on as soon as it has been added up.
+// Elements are divided into pieces. Each piece is one message, and a host sends it on as soon as it has added its part.
 //
-// The same bits: each element is added up along one tree, at each host in the order of its children, and copied from
-// the root on.
+// All hosts get the same bits. Each element is added up in one tree, at each host in the order of its children. From
+// the root on, it is only copied.
 //
-// No hosts wait in a circle: all hosts go through the pieces in the same order, up first. So a piece is awaited by
-// hosts that wait for no later one, from hosts below them in its tree, whose leaves wait for none; and on its way down
-// from hosts above. What is sent is not waited for before the end.
+// There is no circular wait. All hosts process the pieces in the same order, and all pieces go up before any waits on
+// the way down. On its way up, a piece comes from the hosts below in its tree. These hosts wait for no later piece, and
+// the leaves wait for no host. On its way down, a piece comes from the hosts above. No host waits for its own sends
+// before the end.
 //
-// The sums are received straight into the output, and those receives (the first kAhead) are posted at the beginning,
-// though the output holds what this host gives to its parent, and in place the inputs: a sum contains the part of this
-// host, which has been read from here before the sum exists anywhere. What children give goes to a window of pieces,
-// from which it is added.
+// The sums are received directly into the output. The first kAhead of these receives are posted at the beginning. At
+// that time, the output may still hold what this host sends to its parent, or the inputs if the operation is in place.
+// This is safe: a sum includes the part of this host. So that part was read from here before the sum exists anywhere.
+// The data of children is received in a window of pieces, and is added from there.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -29,7 +30,7 @@ namespace kungfu::hosts {
 namespace {
 
 struct TreePiece {
-  size_t begin, count;  // of its elements
+  size_t begin, count;  // range of its elements
   const Branch* branch;
 };
 
@@ -75,10 +76,11 @@ void Trees::RunInRange(const AllReduceCall& call) const {
   const auto at = [&](size_t k) { return output + pieces[k].begin * element; };
   const auto is_root = [&](size_t k) { return pieces[k].branch->parent == place; };
 
-  thread_local Memory memory;  // kept: new pages would cost as much as the copies into them
+  thread_local Memory memory;  // kept, because new pages would cost as much as the copies into them
   char* const window = memory.Get(kWindow * kPieceBytes);
-  std::vector<tcp::Mesh::Ticket> parts_here, sums_here, sent;  // after the memory, so that they end before it
-  std::vector<std::pair<size_t, uint32_t>> parts;              // (piece, source), in the order in which they are added
+  // declared after the memory, so that they are destroyed first
+  std::vector<tcp::Mesh::Ticket> parts_here, sums_here, sent;
+  std::vector<std::pair<size_t, uint32_t>> parts;  // (piece, source), in the order in which they are added
   for (size_t k = 0; k < pieces.size(); k++) {
     for (const uint32_t child : pieces[k].branch->children) parts.emplace_back(k, child);
   }
