@@ -71,7 +71,7 @@ uint64_t CountOf(const Operation& operation) {
 
 void Validate(const Operation& operation, uint32_t size) {
   if (operation.name == nullptr || operation.name[0] == '\0') {
-    throw Error(KF_INVALID, Text(NameOf(operation.kind), " needs a name that is not empty"));
+    throw Error(KF_INVALID, Text(NameOf(operation.kind), ": the name is empty; pass a name"));
   }
   const auto who = [&] { return Text(NameOf(operation.kind), " \"", operation.name, "\": "); };
   if (!IsDtype(operation.dtype)) throw Error(KF_TYPE, Text(who(), "no dtype has number ", int(operation.dtype)));
@@ -80,8 +80,8 @@ void Validate(const Operation& operation, uint32_t size) {
     throw Error(KF_INVALID, Text(who(), "root ", operation.root, " is not a rank of a cluster of ", size));
   }
   if (operation.sized_for_ranks != 0 && operation.sized_for_ranks != size) {
-    throw Error(KF_STALE, Text(who(), "its tensors are made for ", operation.sized_for_ranks, " ranks, but there are ",
-                               size, " now"));
+    throw Error(KF_STALE, Text(who(), "its tensors are sized for ", operation.sized_for_ranks,
+                               " ranks, but the cluster has ", size, " now"));
   }
   for (size_t i = 0; operation.kind == Kind::kReduceScatter && i < operation.num_tensors; i++) {
     const uint64_t count = operation.tensors[i].count;

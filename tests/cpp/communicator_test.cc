@@ -374,8 +374,7 @@ TEST(Assembling, NamesTheMissingRanks) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.status(), KF_TIMEOUT);
-    EXPECT_STREQ(error.what(),
-                 "cluster version 3 has not assembled within 0.1 s (KUNGFU_JOIN_TIMEOUT): rank 1 of 2 has not come");
+    EXPECT_STREQ(error.what(), "cluster version 3: rank 1 of 2 has not joined within 0.1 s (KUNGFU_JOIN_TIMEOUT)");
   }
 }
 

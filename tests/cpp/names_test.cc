@@ -189,7 +189,7 @@ TEST(Names, TensorsSizedForAnotherClusterAreRefusedBeforeAWrite) {
     FAIL() << "nothing was thrown";
   } catch (const Error& error) {
     EXPECT_EQ(error.status(), KF_STALE);
-    EXPECT_STREQ(error.what(), "all_gather \"g\": its tensors are made for 2 ranks, but there are 3 now");
+    EXPECT_STREQ(error.what(), "all_gather \"g\": its tensors are sized for 2 ranks, but the cluster has 3 now");
   }
   EXPECT_EQ(all, std::vector<float>(8, -1));
   ranks.Run([](uint32_t, Communicator& communicator) { Sum(communicator, "g", 1, 3); });

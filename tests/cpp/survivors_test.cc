@@ -347,7 +347,7 @@ TEST(WithoutOne, OneThatIsInterruptedWhileItJoinsIsOutAloneAndHasNotLeft) {
   HostCommunicator two(segment, 2, "", true, options);
 
   SetLog([&](const std::string& line) {  // one of the two waits, and knows for what
-    if (line.find("rank 1 (which is out and will be ended: ") != std::string::npos) {
+    if (line.find("rank 1 (which gave up and will be killed: ") != std::string::npos) {
       launchers.MarkLost(1, "has ended with 130", /*recover=*/true);
     }
   });

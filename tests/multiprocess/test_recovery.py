@@ -480,7 +480,7 @@ def test_two_programs_in_one_worker_raise_stale_cluster_error(kungfu_run, script
     job = kungfu_run("-np", 2, "sh", "-c", f"{python} {program} first && {python} {program} second")
     assert len(job.wait_for(r"^first 2$", 2)) == 2
     job.wait_for(
-        r"StaleClusterError: the place of rank \d in cluster version 0 has been taken by another program of this worker"
+        r"StaleClusterError: rank \d of cluster version 0 has joined already, in another program of this worker"
     )
     job.assert_exit(1)
 

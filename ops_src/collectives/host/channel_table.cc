@@ -94,7 +94,7 @@ class ChannelTable::Lock {
   void Must(bool stepped) {
     if (stepped) return;
     table_.check_wait_(operation_, RunTime::Clock::duration::zero());
-    KUNGFU_CHECK(stepped, "rank ", table_.rank_, " has lost the lock of the table of names and is not expelled");
+    KUNGFU_CHECK(stepped, "rank ", table_.rank_, " has lost the lock of the channel table but is not expelled");
   }
 
   ChannelTable& table_;

@@ -209,8 +209,8 @@ std::optional<std::string> DeadlockWatch::Conclude(uint32_t num_failed) const {
   for (size_t i = 0; i < waiting.size(); i++) {
     message += Text(i == 0 ? " rank " : "; rank ", waiting[i].second, ": ", waiting[i].first);
   }
-  return message + Text("; every rank has to call the same operations in the same order, cluster version ",
-                        self_.cluster_version);
+  return message +
+         Text("; every rank must call the same operations in the same order, cluster version ", self_.cluster_version);
 }
 
 // ---- slow threads

@@ -127,8 +127,8 @@ void FailureRules::ThrowIfPointless(const Operation& operation, RunTime::Clock::
   ThrowIfPointless(title);
   const auto limit = self_.options.collective_timeout;
   if (waited > limit) {
-    throw Error(KF_TIMEOUT, Text(title, "the table of names was not given back within ", limit.count() / 1000.0,
-                                 " s, cluster version ", self_.cluster_version));
+    throw Error(KF_TIMEOUT, Text(title, "another rank has held the lock of the channel table for more than ",
+                                 limit.count() / 1000.0, " s, cluster version ", self_.cluster_version));
   }
 }
 

@@ -77,9 +77,9 @@ HostCommunicator::HostCommunicator(std::shared_ptr<shm::Segment> segment, uint32
   if (rank >= size_) throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", size_));
   if (!self_.control.Attach(rank, address, has_state)) {
     throw Error(KF_STALE,
-                Text("the place of rank ", rank, " in cluster version ", cluster_version_,
-                     " has been taken by another program of this worker, or by this process before: in one "
-                     "worker one program joins the cluster, once. Start the second one by a kungfu-run of its "
+                Text("rank ", rank, " of cluster version ", cluster_version_,
+                     " has joined already, in another program of this worker or earlier in this process; only one "
+                     "program of a worker can join, and only once. Start a second program with a kungfu-run of its "
                      "own, and initialize after the last exec, not before"));
   }
   self_.segment.status(rank).core.store(sched_getcpu(), std::memory_order_relaxed);
@@ -107,9 +107,8 @@ void HostCommunicator::AwaitMembers() {
       const auto now = std::chrono::steady_clock::now();
       if (self_.control.deadlines_held()) deadline.LeaveOut(now);
       if (deadline.Passed(now) && !self_.control.IsEnding(r)) {
-        throw Error(KF_TIMEOUT,
-                    Text("cluster version ", cluster_version_, " has not assembled ", deadline.Limit(),
-                         " (KUNGFU_JOIN_TIMEOUT): ", self_.control.PeerName(r), " of ", size_, " has not come"));
+        throw Error(KF_TIMEOUT, Text("cluster version ", cluster_version_, ": ", self_.control.PeerName(r), " of ",
+                                     size_, " has not joined ", deadline.Limit(), " (KUNGFU_JOIN_TIMEOUT)"));
       }
       deadline.Tell(now, [&](double seconds) {
         return Text(self_.control.PeerName(rank_), " has waited ", static_cast<int>(seconds), " s for ",
@@ -312,7 +311,8 @@ std::optional<uint32_t> HostCommunicator::RunGenerations(uint32_t from_generatio
       name.sequence = flight.sequence;
       CountTraffic(flight, began);
       if (flight.pinned) {
-        KUNGFU_CHECK(pinned != nullptr, "\"", operation.name, "\" pins its staging buffer, and its caller takes none");
+        KUNGFU_CHECK(pinned != nullptr, "\"", operation.name,
+                     "\" pins its staging buffer, but its caller accepts none");
         const int lone =
             flight.StaysInStagingBuffer() && operation.root == rank_ ? static_cast<int>(members.front()) : -1;
         pinned->buffer_.reset(new Pinned::Buffer{self_, staging_buffers_, use.name, flight.channel, flight.sequence,

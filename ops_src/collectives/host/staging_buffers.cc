@@ -76,15 +76,16 @@ uint32_t StagingBuffers::Pick(Flight& flight) const {
     rules_.ThrowIfPointless(flight);
     const auto now = std::chrono::steady_clock::now();
     const auto in_flight = [&] {
-      return Text(shm::kStagingBuffers, " operations that need staging are in flight, cluster version ",
+      return Text(shm::kStagingBuffers, " operations with a staging buffer are in flight, cluster version ",
                   self_.cluster_version);
     };
     if (waiting_.DeadlinePassed(flight, now)) {
-      throw Error(KF_TIMEOUT, Text(flight.Title(), "no room ", flight.deadline->Limit(), ", ", in_flight()));
+      throw Error(KF_TIMEOUT,
+                  Text(flight.Title(), "no free staging buffer ", flight.deadline->Limit(), ", ", in_flight()));
     }
     flight.deadline->Tell(now, [&](double seconds) {
       return Text(flight.Title(), self_.control.PeerName(self_.rank), " has waited ", static_cast<int>(seconds),
-                  " s for room, ", in_flight());
+                  " s for a staging buffer, ", in_flight());
     });
     awaiting.NoteNoPeer();
     waiters.Sleep(armed, kSlice);

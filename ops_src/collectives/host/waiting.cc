@@ -108,9 +108,9 @@ std::string Waiting::Awaited(uint32_t peer, const Flight& flight) const {
     const bool came = self_.segment.mailbox(flight.channel, r, flight.sequence).sequence.Reached(flight.sequence);
     if (r != peer && (came || r == self_.rank)) continue;
     awaited += Text(awaited.empty() ? "" : ", ", NameOf(r, flight));
-    if (self_.control.IsBusy(r)) awaited += " (which does something long alone)";
+    if (self_.control.IsBusy(r)) awaited += " (busy with long work of its own)";
     const std::string gave_up = self_.control.GaveUpAlone(r);
-    if (!gave_up.empty()) awaited += Text(" (which is out and will be ended: ", gave_up, ")");
+    if (!gave_up.empty()) awaited += Text(" (which gave up and will be killed: ", gave_up, ")");
   }
   return awaited;
 }

@@ -162,8 +162,8 @@ ClusterCommunicator::ClusterCommunicator(const std::shared_ptr<shm::Segment>& lo
              places.RanksOn(host_)),
       local_control_(local) {
   if (rank >= size_ || places.ranks() != size_ || local->size() != transport_ + 1) {
-    throw Error(KF_INVALID, Text("rank ", rank, " of ", size_, ": its host's segment of ", local->size(),
-                                 " and the places of ", places.ranks(), " ranks don't fit"));
+    throw Error(KF_INVALID, Text("rank ", rank, " of ", size_, ": its host's segment has ", local->size(),
+                                 " members, which does not match the places of ", places.ranks(), " ranks"));
   }
   requests_ = fcntl(requests, F_DUPFD_CLOEXEC, 0);
   if (requests_ < 0) throw SystemError("the socket to this host's transport");
@@ -217,7 +217,7 @@ void ClusterCommunicator::OrGiveUp(const Body& body) {
 
 void ClusterCommunicator::SetSources(Members sources) {
   if (!sources.empty() && sources.back() >= size_) {
-    throw Error(KF_INVALID, Text("rank ", sources.back(), " is no source rank in a cluster of ", size_));
+    throw Error(KF_INVALID, Text("source rank ", sources.back(), " is not a rank of a cluster of ", size_));
   }
   const std::lock_guard<std::mutex> guard(mutex_);
   sources_ = sources.empty() ? nullptr : std::make_shared<const Members>(std::move(sources));
@@ -325,7 +325,7 @@ uint32_t ClusterCommunicator::RunInSlices(const Operation& operation, uint32_t f
         const bool leads = is_first && brought == 0;
         Brought& track = on[brought % hosts::kTracks];
         track = Bring(at(brought), latest, /*more_follow=*/leads);
-        if (leads) KUNGFU_CHECK(!Hear(at(brought), track), "\"", operation.name, "\" is over after its first slice");
+        if (leads) KUNGFU_CHECK(!Hear(at(brought), track), "\"", operation.name, "\" has ended after its first slice");
       }
       generations[open[over]] = *Hear(at(over), on[over % hosts::kTracks]);
       KUNGFU_FAULT_POINT("between two slices");
@@ -442,10 +442,8 @@ void ClusterCommunicator::Check(const Operation& operation) const {
   const bool gives = broadcast && SourceOn(places_, host_, operation) == rank_;
   RequireMemory(operation, /*inputs=*/!broadcast || gives, /*outputs=*/!broadcast || !gives);
   if (std::strlen(operation.name) > kMostOfName) {
-    throw Error(KF_INVALID, Text(NameOf(operation.kind), " \"", std::string(operation.name, 80),
-                                 "...\": over several hosts "
-                                 "a name has ",
-                                 kMostOfName, " bytes at most"));
+    throw Error(KF_INVALID, Text(NameOf(operation.kind), " \"", std::string(operation.name, 80), "...\": the name has ",
+                                 std::strlen(operation.name), " bytes, at most ", kMostOfName, " with several hosts"));
   }
 }
 

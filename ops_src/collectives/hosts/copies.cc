@@ -12,7 +12,8 @@ namespace kungfu::hosts {
 // and the root waits for no host.
 void Broadcast(const Group& group, const tcp::Tag& tag, Shape shape, uint32_t root, void* data, size_t bytes) {
   const uint32_t n = group.size();
-  if (root >= n) throw Error(KF_INVALID, Text("broadcast between hosts: root ", root, " of ", n, " hosts"));
+  if (root >= n)
+    throw Error(KF_INVALID, Text("broadcast between hosts: root ", root, " is not a host of a group of ", n));
   const Branch branch = BranchOf(shape, n, root, group.place());
   const bool is_root = group.place() == root;
   auto* const at = static_cast<char*>(data);

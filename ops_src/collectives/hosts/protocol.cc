@@ -78,10 +78,9 @@ std::vector<char> Request::Packed() const {
   Append(bytes, name.data(), name.size());
   Append(bytes, described.data(), described.size());
   if (bytes.size() > kMostBytes) {
-    throw Error(KF_INVALID, Text(NameOf(kind), " \"", name.substr(0, 80),
-                                 "\": its name, or its partition of shards, is too "
-                                 "long for an operation between hosts (",
-                                 bytes.size(), " bytes)"));
+    throw Error(KF_INVALID,
+                Text(NameOf(kind), " \"", name.substr(0, 80), "\": its name and its partition of shards have ",
+                     bytes.size(), " bytes, at most ", kMostBytes, " between hosts"));
   }
   return bytes;
 }
@@ -143,10 +142,9 @@ Places::Places(std::vector<uint32_t> host_of_rank) : host_of_(std::move(host_of_
     there.push_back(rank);
   }
   for (uint32_t host = 0; host < hosts(); host++) {
-    if (ranks_on_[host].empty()) throw Error(KF_INVALID, Text("no rank is on host ", host));
+    if (ranks_on_[host].empty()) throw Error(KF_INVALID, Text("host ", host, " has no ranks"));
     if (ranks_on_[host].size() >= shm::kMaxRanks) {
-      throw Error(KF_INVALID,
-                  Text(SizeOf(host), " ranks are on host ", host, ", ", shm::kMaxRanks - 1, " are the most"));
+      throw Error(KF_INVALID, Text("host ", host, " has ", SizeOf(host), " ranks, at most ", shm::kMaxRanks - 1));
     }
   }
 }

@@ -52,7 +52,7 @@ Transport::Transport(const std::shared_ptr<shm::Segment>& local, const std::shar
       given_(places_.hosts()) {
   if (mesh_.size() != places_.hosts() || local->size() != self_ + 1 || control_segment->size() != places_.ranks()) {
     throw Error(KF_INVALID, Text("host ", host, " of ", places_.hosts(), ": its segment of ", local->size(),
-                                 " and connections to ", mesh_.size(), " hosts don't fit"));
+                                 " members does not match its connections to ", mesh_.size(), " hosts"));
   }
   epoll_ = epoll_create1(EPOLL_CLOEXEC);
   wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -77,7 +77,8 @@ Transport::~Transport() {
 }
 
 int Transport::Connect(uint32_t local_rank) {
-  if (local_rank >= self_) throw Error(KF_INVALID, Text("no rank ", local_rank, " of ", self_, " is on this host"));
+  if (local_rank >= self_)
+    throw Error(KF_INVALID, Text("rank ", local_rank, " is not one of the ", self_, " ranks of this host"));
   int pair[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) throw SystemError("a socket to the transport");
   const int room = 4 * static_cast<int>(Request::kMostBytes);
@@ -88,7 +89,7 @@ int Transport::Connect(uint32_t local_rank) {
   event.events = EPOLLIN;
   event.data.u64 = uint64_t{local_rank} << 32 | static_cast<uint32_t>(pair[0]);
   if (closing_ || epoll_ctl(epoll_, EPOLL_CTL_ADD, pair[0], &event) != 0) {
-    const Error error = closing_ ? Error(KF_STALE, "this cluster version is over") : SystemError("epoll_ctl");
+    const Error error = closing_ ? Error(KF_STALE, "this cluster version has ended") : SystemError("epoll_ctl");
     close(pair[0]);
     close(pair[1]);
     throw error;
@@ -116,7 +117,8 @@ std::vector<std::pair<uint32_t, std::string>> Transport::Unreachable() const {
 // First cancels the mesh's messages: running exchanges end and can have no effect any more. Their threads then wait for
 // the new epoch.
 void Transport::LoseHost(uint32_t host) {
-  if (host >= places_.hosts() || host == host_) throw Error(KF_INVALID, Text("no other host ", host));
+  if (host >= places_.hosts() || host == host_)
+    throw Error(KF_INVALID, Text("host ", host, " is not another host of this cluster"));
   const std::lock_guard<std::mutex> one(losing_);
   uint64_t next;
   {
@@ -163,7 +165,7 @@ void Transport::Close() {
     if (closing_) return;
     closing_ = true;
   }
-  local_->Close(KF_STALE, "this cluster version is over");
+  local_->Close(KF_STALE, "this cluster version has ended");
   {
     const std::lock_guard<std::mutex> one(losing_);
     mesh_.Cancel(Epoch() + 1);

@@ -269,7 +269,7 @@ Transport::Contribution Transport::ReduceToHost(const Name& name, const Request&
       // The host's ranks must compute shards first.
       std::unique_lock<std::mutex> lock(mutex_);
       if (failed_) throw *failed_;
-      if (closing_) throw Closed(KF_STALE, "this cluster version is over");
+      if (closing_) throw Closed(KF_STALE, "this cluster version has ended");
       changed_.wait_for(lock, std::chrono::milliseconds(1));
     }
     contribution.generation = renewal.generation();
@@ -765,7 +765,7 @@ void Transport::Pause() const {
   {
     std::lock_guard<std::mutex> guard(mutex_);
     if (failed_) throw *failed_;
-    if (closing_) throw Closed(KF_STALE, "this cluster version is over");
+    if (closing_) throw Closed(KF_STALE, "this cluster version has ended");
   }
   std::this_thread::sleep_for(kMoment);
 }

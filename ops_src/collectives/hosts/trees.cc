@@ -45,7 +45,7 @@ Cost Trees::CostOf(uint32_t hosts, uint64_t bytes) const {
 Branch Trees::BranchIn(uint32_t hosts, uint32_t root, uint32_t place) const {
   if (order_.empty()) return BranchOf(shape_, hosts, root, place);
   const auto at = std::find(order_.begin(), order_.end(), place);
-  KUNGFU_CHECK(order_.size() == hosts && at != order_.end(), "host ", place, " has no place in a tree");
+  KUNGFU_CHECK(order_.size() == hosts && at != order_.end(), "host ", place, " is not in the order of the tree");
   Branch branch = BranchOf(shape_, hosts, root, static_cast<uint32_t>(at - order_.begin()));
   branch.parent = order_[branch.parent];
   for (uint32_t& child : branch.children) child = order_[child];

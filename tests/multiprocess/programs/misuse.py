@@ -54,7 +54,7 @@ if rank == 0:
         ValueError, "out must be float32(3,), got float32(2,)", lambda: comm.all_reduce(x, out=np.ones(2, np.float32))
     )
     raises(ValueError, f"root {size} is not a rank of a cluster of {size}", lambda: comm.broadcast(x, root=size))
-    raises(ValueError, "needs a name that is not empty", lambda: comm.all_reduce(x, name=""))
+    raises(ValueError, "all_reduce: the name is empty; pass a name", lambda: comm.all_reduce(x, name=""))
     raises(ValueError, "can't be scattered evenly", lambda: comm.reduce_scatter(np.ones(size + 1, np.float32)))
     locked = np.ones(3, np.float32)
     locked.flags.writeable = False
