@@ -125,7 +125,8 @@ void Reduce(void* out, const void* const* sources, unsigned n, size_t count) {
   const A ranks = static_cast<A>(n);
   if (n == 2) {
     const T* const second = static_cast<const T*>(sources[1]);
-    // `out` may be equal to `first` or `second`. The iterations are independent of each other even then.
+    // `out` may be the same memory as `first` or `second`. Each iteration is independent of the others even in that
+    // case.
 #pragma GCC ivdep
     for (size_t i = 0; i < count; i++) {
       y[i] = Format::Store(Op::Finish(Op::Apply(Format::Load(first[i]), Format::Load(second[i])), ranks));

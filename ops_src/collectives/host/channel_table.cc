@@ -76,7 +76,7 @@ class ChannelTable::Lock {
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
 
-  // Declares a channel. To be called before the first write to a channel that is to be initialised.
+  // Declares a channel. A rank must call this before its first write to a channel that it initialises.
   void Declare(uint32_t channel) { Must(Step(LockWord(table_.rank_, channel + 1))); }
   void Release() { Must(Step(0)); }
 

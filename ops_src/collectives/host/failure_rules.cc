@@ -65,8 +65,8 @@
 
 namespace kungfu::host {
 
-// Returns whether the rank's contribution is finished, as far as this rank knows. A later call may return false after
-// true: this rank may first have to bind a staging buffer, or to see a difference between the operations.
+// Returns whether the rank's contribution is finished, as far as this rank knows. The answer may change from true to
+// false later, when this rank binds a staging buffer or sees that the operations differ.
 bool FailureRules::HasFinished(uint32_t rank, const Flight& flight) const {
   const shm::Segment& segment = self_.segment;
   if (segment.complaint(flight.channel, rank).sequence.Reached(flight.sequence)) return true;

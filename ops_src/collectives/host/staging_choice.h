@@ -22,16 +22,16 @@ namespace kungfu::host {
 //     | no shared cache | 526 / 36 900  | 132 / 13 700     |
 //
 // A program can't find out whether two cores share a cache: a virtual machine reports a shared L3 even if its host
-// moves its cores. So a rank tries both methods. The first kTries turns of a history alternate between the methods, at
-// all ranks alike. Later, four turns in every kSoon do so, and later still four turns in every kPeriod. (If ranks run
-// several names at once, their turns may not match, which only makes the measurements less accurate.) In all other
-// turns, each rank uses the method that was faster for it. A turn is an operation, or a part of a large operation: see
-// StagingTurns.
+// moves its cores. So a rank tries both methods. A turn is an operation, or a part of a large operation: see
+// StagingTurns. The first kTries turns of a history alternate between the methods, at all ranks alike. Later, four
+// turns in every kSoon turns are tries, and later still four in every kPeriod. (If ranks run several names at once,
+// their turns may not match, which only makes the measurements less accurate.) In all other turns, each rank uses the
+// method that was faster for it.
 //
-// Only tries are measured, because the time of a turn depends on how the other ranks stage, too. There is one
-// exception: two consecutive turns that both took more than twice as long, or less than half as long, as the chosen
-// method took in its try. Then the host has moved a core, or the try used new memory pages, and the next try is far
-// away. The choice never changes the bits of the results.
+// Tries are measured. Other turns aren't, because the time of a turn depends on how the other ranks stage, too. There
+// is one exception. If two consecutive turns both took more than twice as long as the last try of their method, or less
+// than half as long, their time replaces the time of that try. Then the host has moved a core, or the try used new
+// memory pages, and the next try is far away. The choice never changes the bits of the results.
 //
 // Thread-safe. A lost update costs only one measurement.
 class StagingChoice {

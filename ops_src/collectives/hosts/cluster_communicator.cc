@@ -190,7 +190,7 @@ void ClusterCommunicator::GiveUp(const Error& error) {
 }
 
 // Runs `body`, and gives up if it throws. If the error comes from the host's communicator, that communicator has given
-// up already, and the second call does nothing.
+// up already, and GiveUp changes nothing there.
 template <typename Body>
 void ClusterCommunicator::OrGiveUp(const Body& body) {
   closure_.ThrowIfClosed();

@@ -13,10 +13,10 @@
 
 namespace kungfu::hosts {
 
-// What the job's launchers announce to all ranks is in a segment of all ranks: failures in a single order, cluster
-// versions, sync points. What a rank announces is in the segment of its own host, where the other ranks and the
-// launcher of that host read it. About the ranks of other hosts, a rank knows only what the launchers pass on, and
-// which ranks had the training state when they joined.
+// The job's launchers make announcements to all ranks in a segment of all ranks: failures in a single order, cluster
+// versions, sync points. A rank makes its announcements in the segment of its own host, for the other ranks and the
+// launcher of that host. About the ranks of other hosts, a rank knows only what the launchers pass on, and which ranks
+// had the training state when they joined.
 //
 // Thread-safe.
 class ClusterControlBlock final : public ControlBlock {

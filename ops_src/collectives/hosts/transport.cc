@@ -26,7 +26,8 @@ constexpr int kLookEveryMs = 20;
 // A transport has no deadlines of its own, because the ranks have deadlines.
 constexpr auto kNever = std::chrono::milliseconds(std::chrono::hours(24 * 3650));
 const tcp::Tag kEnding = tcp::Tag::Of("kungfu/hosts/ending", 0);
-enum : uint64_t { kBegin = 0, kEnd = 2, kFailure = 4 };  // message numbers; the list of names has the next number
+// message numbers; the names follow in a message with the next number
+enum : uint64_t { kBegin = 0, kEnd = 2, kFailure = 4 };
 
 }  // namespace
 
@@ -482,7 +483,8 @@ bool Transport::HasFailed(Ending& ending) const {
 }
 
 // Returns whether this host begins no more operations, and why. First it reads all pending requests. A rank writes its
-// requests before it leaves or fails, so all of them are in its socket by the time its end is seen.
+// requests before it leaves or fails. So when the transport sees that a rank has left or failed, the socket contains
+// all requests of that rank.
 bool Transport::IsOver(Ending& ending) {
   std::string left;
   for (uint32_t r = 0; r < self_; r++) {

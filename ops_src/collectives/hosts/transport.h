@@ -65,9 +65,9 @@
 // Test: ClusterFailures.SurvivorsOfAllHostsComeToTheSameEnd
 //
 // 6. If no rank of a host is alive, the host begins no more operations, and none of its ranks can
-// notify the other hosts. So its transport notifies them. It sends once how many operations of each
-// name its ranks had begun (Ending). The host contributes to these operations, and to no later
-// ones.
+// notify the other hosts. So its transport notifies them. It sends, once, the number of operations
+// of each name that its ranks had begun (Ending). The host contributes to these operations, and to
+// no later ones.
 // Test: ClusterEnds.FailureAfterTheEndOfItsRanksReachesTheOthers
 // Test: Cluster.FewBytesAreThoseOfHostsWithRanks
 //
@@ -107,10 +107,10 @@
 // Test: HostLoss.ALostHostContributesToASumOfSlicesForAllOrNone
 //
 // 9. A host that has given the outcome of an operation has left the operation, and sends no more
-// headers for it. So each transport begins an epoch by sending how many operations of each name it
-// has given. A transport that waits for the header of such a host knows, by 7, that all hosts have
-// the outcome. An outcome belongs to the epoch in which it is given (Finish). A thread that is too
-// late continues in the next epoch.
+// headers for it. So each transport begins an epoch with a message. It contains the number of
+// operations of each name whose outcome the transport has given. A transport that waits for the
+// header of such a host knows, by 7, that all hosts have the outcome. An outcome belongs to the
+// epoch in which it is given (Finish). A thread that is too late continues in the next epoch.
 // Test: HostLoss.ALostHostContributesToASumForAllOrNone
 // Test: ClusterFailures.SurvivorsComeToTheSameEndWhereHostsAreLost
 //
@@ -127,9 +127,9 @@
 // Such a host contributes the data of its own source rank, as the root's host does. The operation
 // fails at all ranks in two cases. If a source rank fails before its host has its contribution, the
 // operation fails at all ranks of that host (1). If the host of a source rank has no ranks left,
-// all transports know that, by 2 and 6. The other hosts, which have no source rank, are assigned to
-// those with one. The assignment follows their order among the hosts that have ranks in G, which
-// all transports know. The caller guarantees that the source ranks have the same data.
+// all transports know that, by 2 and 6. Hosts without a source rank are assigned in turn to the
+// hosts with one. The order is the order of the hosts that have ranks in G, which all transports
+// know. The caller guarantees that the source ranks have the same data.
 // Test: Cluster.BroadcastUsesTheSourceRankOfTheSameHost
 // Test: ClusterFailures.BroadcastFromAFailedSourceFailsAndAnotherSourceServes
 //
@@ -359,8 +359,8 @@ class Transport {
   // name.
   std::vector<std::optional<std::unordered_map<uint64_t, uint64_t>>> ends_;
   std::vector<std::string> end_reasons_;
-  // The number of operations that the other hosts have given in this epoch, by the hash of the name. None if a host
-  // hasn't sent it yet.
+  // The number of operations whose outcome the other hosts have given to their ranks, by the hash of the name. None if
+  // a host hasn't sent these numbers in this epoch yet.
   std::vector<std::optional<std::unordered_map<uint64_t, uint64_t>>> given_;
 
   std::deque<std::pair<Ending, std::vector<uint64_t>>> said_;  // used by the dispatcher only

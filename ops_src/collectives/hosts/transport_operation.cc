@@ -183,7 +183,8 @@ bool Transport::Agree(Place& place, Contribution& contribution, bool& brought, O
     contribution.generation = generation;
     brought = false;
   }
-  // If no host can be lost, or only one would remain, the hosts never agree on this outcome again.
+  // The acknowledgement is needed only if the hosts may have to agree on this outcome again. That can happen if the
+  // policy is to recover and more than one host remains after a loss.
   if (control_.recovers() && places_.hosts() > 2) Acknowledge(place, outcome.epoch);
   KUNGFU_FAULT_POINT("when all hosts have the result");
   return true;
@@ -333,9 +334,9 @@ std::vector<Transport::Header> Transport::Meet(Place& place, const Header& mine)
   return headers;
 }
 
-// Sends `mine` to all other hosts, and receives their words. If a host isn't in the operation (any more), it calls
-// absent(host, whether the host has given the outcome). At that time, no receive can write to that host's words any
-// more.
+// Sends `mine` to all other hosts, and receives their values in `theirs`. If a host isn't in the operation (any more),
+// it calls absent(host, gave), where `gave` says whether the host has given the outcome to its ranks. At that time, no
+// receive can write to theirs[host] any more.
 template <typename Words, typename Absent>
 void Transport::Trade(const Place& place, const tcp::Tag& tag, const Words& mine, std::vector<Words>& theirs,
                       const Absent& absent) {
@@ -385,7 +386,7 @@ void Transport::Trade(const Place& place, const tcp::Tag& tag, const Words& mine
   }
 }
 
-// Waits for a host's words. Calls `look` before it sleeps, and repeatedly afterwards.
+// Waits for a host's message. Calls `look` before it sleeps, and repeatedly afterwards.
 template <typename Look>
 void Transport::AwaitHost(const tcp::Mesh::Ticket& heard, const tcp::Mesh::Ticket& said, const Look& look) const {
   const std::function<void()> looking = look;

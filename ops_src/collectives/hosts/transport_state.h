@@ -34,7 +34,7 @@ struct Transport::Header {
 };
 
 // The state of a host: see invariants 6 and 9. The message is followed by three numbers for each name: the hash of the
-// name, the operations begun, the operations given.
+// name, the number of operations begun, and the number of operations whose outcome the host's ranks have.
 struct Transport::Ending {
   enum What : uint32_t { kGoesOn = 0, kNoRanks = 1, kLeft = 2, kFailed = 3 };
   uint32_t what = kGoesOn;

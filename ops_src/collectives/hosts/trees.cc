@@ -4,16 +4,16 @@
 //
 // Elements are divided into pieces. Each piece is one message, and a host sends it on as soon as it has added its part.
 //
-// All hosts get the same bits. Each element is added up in one tree, at each host in the order of its children. From
-// the root on, it is only copied.
+// All hosts get the same bits. Each element is added up in one tree, at each host in the order of its children. The
+// root's sum is only copied.
 //
-// There is no circular wait. All hosts process the pieces in the same order, and all pieces go up before any waits on
-// the way down. On its way up, a piece comes from the hosts below in its tree. These hosts wait for no later piece, and
-// the leaves wait for no host. On its way down, a piece comes from the hosts above. No host waits for its own sends
-// before the end.
+// There is no circular wait. All hosts process the pieces in the same order. Each host sends all pieces up before it
+// waits for a piece on its way down. On its way up, a piece comes from the hosts below in its tree. These hosts wait
+// for no later piece, and the leaves wait for no host. On its way down, a piece comes from the hosts above. No host
+// waits for its own sends before the end.
 //
 // The sums are received directly into the output. The first kAhead of these receives are posted at the beginning. At
-// that time, the output may still hold what this host sends to its parent, or the inputs if the operation is in place.
+// that time, the output may still contain data to be sent to the parent, or the inputs if the operation is in place.
 // This is safe: a sum includes the part of this host. So that part was read from here before the sum exists anywhere.
 // The data of children is received in a window of pieces, and is added from there.
 #include <algorithm>
