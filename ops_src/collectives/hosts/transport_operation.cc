@@ -190,7 +190,7 @@ bool Transport::Agree(Place& place, Contribution& contribution, bool& brought, O
   return true;
 }
 
-// ---- what the host's ranks bring
+// ---- contributions of the host's ranks
 
 // An operation with planes. The ranks of this host describe their contribution in a separate request for each
 // generation.
@@ -311,7 +311,7 @@ Transport::Contribution Transport::ReduceToHost(const Name& name, const Request&
   return contribution;
 }
 
-// ---- what the hosts tell each other
+// ---- messages between the hosts
 
 tcp::Tag Transport::Place::TagOf(Message message) const {
   return tcp::Tag::Of(Fnv1a(&message, sizeof message, name.hash), number);
@@ -688,7 +688,7 @@ void Transport::ExchangePlanes(const Place& place, const tcp::Tag& tag, uint32_t
   add_up(split.rest, scratch.out, sources);
 }
 
-// ---- what the host's ranks get
+// ---- results for the host's ranks
 
 void Transport::Give(const Name& name, const Request& request, const Commit& commit, const std::string& text,
                      const Scratch& scratch) {
