@@ -159,6 +159,11 @@ class BrokerClient:
         request = {"type": "expect", "version": version, "joining": joining, "size": size}
         self._tell(request, "the next cluster", timeout)
 
+    def report_program_end(self, peer: PeerID, incarnation: int, timeout: float) -> None:
+        """Report that the program of this process has ended. Raises as :meth:`request_segment`."""
+        request = {"type": "program_ended", "peer": str(peer), "incarnation": incarnation}
+        self._tell(request, "its program's end", timeout)
+
     def _tell(self, request: dict[str, Any], about: str, timeout: float) -> dict[str, Any]:
         """Send a request on a connection of its own. Return the launcher's answer, unless it is an error."""
         with _explained(f"process {os.getpid()}", about, timeout):
@@ -180,6 +185,13 @@ class BrokerClient:
         with contextlib.closing(_connected(self._address, self._secret, timeout)) as connection:
             send(connection, request, () if fd is None else (fd,))
             return receive_with_fds(connection)
+
+    def open_end_watch(self) -> EndWatch:
+        """Have the launcher notify this worker before the job ends, and wait for it then. Raises as `_explained`."""
+        with _explained("this worker", "the job's end", None):
+            connection = _connected(self._address, self._secret, None)
+            send(connection, {"type": "await_end"})
+            return EndWatch(connection)
 
     def close(self) -> None:
         if self._connection is not None:
@@ -216,6 +228,28 @@ class BrokerClient:
         finally:
             if not kept:
                 self.close()
+
+
+class EndWatch:
+    """A connection by which a worker learns that the job is about to end. The launcher waits until it is hung up."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def receive(self) -> int:
+        """Wait for the end; return the signal by which the job ends, 0 after `hang_up`."""
+        with contextlib.suppress(OSError, ProtocolError):
+            return int(receive_with_fds(self._connection)[0].get("number", 0))
+        return 0
+
+    def hang_up(self) -> None:
+        """End the connection, from any thread; a forked child may have a copy of the descriptor."""
+        with contextlib.suppress(OSError):
+            self._connection.socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.hang_up()
+        self._connection.close()
 
 
 @contextlib.contextmanager

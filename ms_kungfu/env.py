@@ -423,6 +423,8 @@ OTHERS: tuple[tuple[str, str, str], ...] = (
     ("GLOG_v", "user", "MindSpore's level of logging. Unset: 4 in `python -m ms_kungfu.fusion`."),
     (COMPILE_CACHE, "user", "`kungfu-run` removes it from a worker's environment, with a log line if it is 1:"
      " MindSpore's compile cache is off in workers ([why](limits.md))."),
+    ("MS_ENABLE_GRACEFUL_EXIT", "user", "MindSpore's `OnRequestExit` in the compiled step. With 1 `kungfu-run` doesn't"
+     " set `RANK_SIZE` ([why](mindspore.md))."),
     ("CUDA_HOME", "user", "Where the doctor looks for `nvcc`."),
     ("ASCEND_TOOLKIT_HOME", "CANN's set_env.sh", "Where the doctor looks for CANN."),
     ("ASCEND_HOME_PATH", "CANN's set_env.sh", "The same, where that is unset."),

@@ -57,6 +57,7 @@ def init(device: str | None = None) -> None:
             model_store.connect()
             if member.ports.owns_process:
                 deadlocks.start(member.core, member.ports.start_thread)
+                membership.report_program_end(member)
         member.core.set_delay_for_tests(member.get(env.TEST_COMM_DELAY_MS))
         # Nothing at exit: a failing process would notify the others that it has left before the launcher knows its exit
         # code. They would fail first and be blamed. The launcher marks a process within milliseconds of its end.

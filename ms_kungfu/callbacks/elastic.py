@@ -246,7 +246,7 @@ class KungFuElasticCallback(Callback):
         samples = None if _trains_elastic_data(run_context) else batch_rows(params)
         step, epoch = training.step + 1, training.epoch
         if self._others is not None:
-            self._others.has_stepped = True
+            self._others.step_ends(training.request_stop)
         change = training.step_end(params.net_outputs if training.monitor is not None else None, samples)
         joined = change.changed and change.new_size > change.old_size - len(change.lost)
         if joined and not change.detached and self._others is not None:

@@ -129,6 +129,12 @@ class Others:
 
         return end
 
+    def step_ends(self, request_stop: Callable[[], None]) -> None:
+        """Note that a step ends, and that training does with it if the user has sent MindSpore's request to exit."""
+        self.has_stepped = True
+        if any(isinstance(callback, OnRequestExit) and callback.exit for callback in self._callbacks.values()):
+            request_stop()  # MindSpore itself looks at the request with MS_ENABLE_GRACEFUL_EXIT=1 only
+
     def undone(self, step: int) -> None:
         """Undo a step, which is repeated: its output is written again."""
         for callback in self._callbacks.values():

@@ -30,7 +30,7 @@ def _global_batch(pipeline: pipelines.Pipeline, shuffle: bool) -> int:
     """
     assert pipeline.batch_size is not None
     workers = env.START_SIZE.get() or runtime.current_cluster_size()
-    if pipeline.num_shards not in (None, 1, env.RANK_SIZE.get()):  # a number of the program's own, not the size
+    if pipeline.num_shards not in (None, 1, env.WORLD_SIZE.get()):  # a number of the program's own, not the size
         workers = pipeline.num_shards
     samples = pipeline.batch_size * workers
     if env.RANK_ID.get() == 0:

@@ -40,7 +40,7 @@ class AsynchronousSteps:
             training.dataset.commit()  # how far the others are is not known, and does not matter
         checkpoint = self.checkpoints.is_due(training.step)
         wanted = self.size_after(training.step)
-        if membership.sync_point_is_due(wanted, checkpoint):
+        if membership.sync_point_is_due(wanted, checkpoint or bool(self.changes.job_end.signal)):
             return self.come_together(wanted, checkpoint=checkpoint)
         return membership.no_change()
 
@@ -57,11 +57,12 @@ class AsynchronousSteps:
         """Collective: agree on the training's position, and do what any worker came for."""
         membership.enter_sync_point()
         wanted, checkpoint, ended = self._go_to_the_furthest(wanted, checkpoint, ended)
-        step = self.training.step
+        step, job_end = self.training.step, self.changes.job_end
         if wanted is not None:
             event_log.scheduled(step, wanted, wait=False)
         if checkpoint:
             self.checkpoints.write(step)
+        job_end.carry_out(step)
         if ended:
             # The next call carries out a change that is due as well: `begin` follows it.
             self.changes.suspend(True)
@@ -77,7 +78,7 @@ class AsynchronousSteps:
         training = self.training
         # Of workers at the same step one may have come to the end of its epoch, and another not yet.
         epoch = training.epoch if training.dataset is None else training.dataset.epoch
-        row = np.array([training.step, epoch, wanted or 0, checkpoint, ended], np.int64)
+        row = np.array([training.step, epoch, wanted or 0, checkpoint, ended, self.changes.job_end.signal], np.int64)
 
         def receive(root: int, rows: Mapping[int, Array]) -> Array:
             furthest = broadcast_json(self._position, root)
@@ -88,6 +89,7 @@ class AsynchronousSteps:
         rows = told_by_one(row, "kungfu/sync", _furthest, receive)
         sizes = rows[rows[:, 2] > 0]
         size = int(sizes[sizes[:, 0].argmax(), 2]) if sizes.size else None
+        self.changes.job_end.agreed = int(rows[:, 5].max())
         return size, bool(rows[:, 3].any()), bool(rows[:, 4].any())
 
     def _position(self) -> dict[str, Any]:

@@ -53,6 +53,7 @@ class Beginning:
             self._start_anew()
         else:
             self._go_on(resume, joins)
+        self.changes.job_end.begin()
         return True
 
     def _prepare(self) -> None:

@@ -17,6 +17,7 @@ from ms_kungfu.elastic.beside import Beside
 from ms_kungfu.elastic.carried import Carried
 from ms_kungfu.elastic.checkpoint import Checkpointing
 from ms_kungfu.elastic.consistency import ConsistencyCheck, check
+from ms_kungfu.elastic.last_checkpoint import LastCheckpoint
 from ms_kungfu.elastic.measuring import Measuring
 from ms_kungfu.elastic.program import Training, is_behind
 from ms_kungfu.membership import Change
@@ -34,6 +35,7 @@ class ClusterChanges:
     beside: Beside
 
     def __post_init__(self) -> None:
+        self.job_end = LastCheckpoint(self.checkpoints)
         self.prepare: Callable[[], None] = lambda: None
         """Called before the workers agree on a change; set by the driver of the training."""
         self.agree_on_trained: Callable[[bool], None] = lambda joins: None
@@ -44,6 +46,8 @@ class ClusterChanges:
         """Once training began."""
         self.stop_asked = False
         """At this worker."""
+        self._asked_end = 0
+        """The signal by which the job ends, as far as this worker knows in the present agreement."""
         self._stopped = False  # all know of it
         self.steps_here = 0
         """Since the cluster changed, or the call began."""
@@ -55,9 +59,16 @@ class ClusterChanges:
 
     def end(self) -> None:
         """End the call."""
+        self.job_end.end()
         if self._stopped:
             self.suspend(False)
         self.check_sameness()
+
+    def leave_loop(self, between: bool) -> None:
+        """Note that the program leaves its loop of epochs, `between` which alone the cluster has changed."""
+        self.job_end.end()
+        if between:
+            self.may_follow = lambda: True
 
     def suspend(self, suspended: bool) -> None:
         """Note whether this worker's loop and dataset end."""
@@ -84,15 +95,17 @@ class ClusterChanges:
             self.consistency.check_all(self.training.step)
 
     def _settle(self, consistency: ConsistencyCheck, same: bool) -> bool:
-        """Decide in the step's agreement whether training stops. DivergenceError if the workers differ.
+        """Decide in the step's agreement whether training, or the job, ends. DivergenceError if the workers differ.
 
         The next call carries out a change that is due as well: `begin` follows it.
         """
-        if same:
-            return self._stop(self.stop_asked) or not self.may_follow()
-        everyones = gather_json([self.stop_asked, consistency.words()], "kungfu/same")
-        check(self.training.step, {rank: told for rank, (_, told) in everyones.items()})
-        return self._stop(any(stop for stop, _ in everyones.values())) or not self.may_follow()
+        stops, number = self.stop_asked, self._asked_end
+        if not same:
+            everyones = gather_json([stops, number, consistency.words()], "kungfu/same")
+            check(self.training.step, {rank: told for rank, (_, _, told) in everyones.items()})
+            stops, number = any(row[0] for row in everyones.values()), max(row[1] for row in everyones.values())
+        self.job_end.agreed = number
+        return self._stop(stops) or bool(number) or not self.may_follow()
 
     def change_to(self, scheduled: int | None = None, behind_a_step: bool = False) -> Change:
         """Change to the size that the policies, the schedule or the config server want; collective.
@@ -111,7 +124,8 @@ class ClusterChanges:
                 change = membership.step(wanted, self.wait)
             else:
                 word = consistency.word(step) if runtime.current_cluster_size() > 1 else 0
-                word ^= 1 << 63 if self.stop_asked else 0
+                self._asked_end = self.job_end.signal
+                word ^= (self.stop_asked << 63) | (self._asked_end << 56)
                 change = membership.step(wanted, self.wait, word, partial(self._settle, consistency))
         self.follow(change)
         if change.changed and not change.detached:

@@ -64,6 +64,12 @@ def joined(step: int) -> None:
     _log.info("joined: rank=%d size=%d step=%d", membership.rank(), membership.size(), step)
 
 
+def job_ends(step: int, name: str) -> None:
+    """Log that training ends after this step, because the job does."""
+    if membership.speaks_for_all():
+        _log.info("training ends: step=%d signal=%s", step, name)
+
+
 def passes(call: int, call_of_state: int) -> None:
     """Log once that this worker makes a call of training without a step, since the state is of a later one."""
     own = program.current().told

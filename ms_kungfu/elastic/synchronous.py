@@ -69,6 +69,7 @@ class SynchronousSteps:
         if self.checkpoints.is_due(step):
             self.checkpoints.write(step)
         change = self.changes.change_to(self.size_after(step), behind_a_step=True)
+        self.changes.job_end.carry_out(step)
         self.follow()
         return change
 
@@ -79,5 +80,6 @@ class SynchronousSteps:
         if self.training.dataset is not None:
             self.training.dataset.take_back(participants)
         change = self.changes.change_to(behind_a_step=True)
+        self.changes.job_end.carry_out(self.training.step)
         self.follow()
         return replace(change, undone=True)

@@ -331,6 +331,5 @@ class ElasticTraining:
                     self.changes.change_to()
                     self._synchronous.follow()
         finally:  # the program may leave its loop by `break`, and continue with one of another form
-            if between:
-                self.changes.may_follow = lambda: True
+            self.changes.leave_loop(between)
         self.end()

@@ -36,7 +36,7 @@ _SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
 _SSH += ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
 _SSH_FAILED = 255
 _OTHERS_MAY_TAKE_S = 3.0  # for the others to end by themselves after the first failure, with their messages
-_ENDING_MAY_TAKE_S = 15.0
+_ENDING_MAY_TAKE_S = 45.0  # kungfu-run's -grace-period, and more; after a second signal this waits no more
 _LINE_BYTES = 1 << 16
 _BEGUN = b"\0kungfu-run has begun\0\n"
 _NO_FLAGS = {
@@ -146,7 +146,12 @@ def script_for(command: Sequence[str], folder: str, hosts: Sequence[Host] = ()) 
     script = _SCRIPT.format(
         folder=shlex.quote(folder), path=shlex.quote(here), command=shlex.join(command), exports="\n".join(exports)
     )
-    return f"exec sh -c {shlex.quote(script)}"
+    return f'exec sh -c \'eval "$(printf %b "{_in_any_shell(script)}")"\''
+
+
+def _in_any_shell(script: str) -> str:
+    """Return it for printf, in characters that csh leaves alone in quotes, too: it takes no line's end, and no `!`."""
+    return re.sub(rb"[^A-Za-z0-9 ./_=-]", lambda found: b"\\0%03o" % found[0][0], os.fsencode(script)).decode()
 
 
 class _Distribution:
@@ -159,7 +164,7 @@ class _Distribution:
             Host, tuple[int, str]
         ] = {}  # hosts that failed without ending the others: with which code, how
         self._ssh: dict[Host, Process] = {}
-        self._over = asyncio.Event()
+        self._over, self._hurry = asyncio.Event(), asyncio.Event()
         self._why = ""
         self._code = 0
         self._hurries = False  # the hosts don't end by themselves
@@ -183,7 +188,10 @@ class _Distribution:
             for process in self._ssh.values():
                 if process.stdin is not None:
                     process.stdin.close()  # which ends the command there
-            await asyncio.wait([everywhere], timeout=_ENDING_MAY_TAKE_S)
+            hurry = asyncio.ensure_future(self._hurry.wait())
+            ends: list[asyncio.Future[Any]] = [everywhere, hurry]
+            await asyncio.wait(ends, timeout=_ENDING_MAY_TAKE_S, return_when=asyncio.FIRST_COMPLETED)
+            hurry.cancel()
             for process in self._ssh.values():
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
@@ -199,6 +207,8 @@ class _Distribution:
 
     def _end(self, why: str, code: int, hurries: bool = False) -> None:
         """End all hosts; the first reason is the one that is logged."""
+        if self._hurries and hurries:
+            self._hurry.set()
         if not self._over.is_set():
             self._why, self._code, self._hurries = why, code, hurries
             self._over.set()

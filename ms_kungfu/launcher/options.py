@@ -195,6 +195,13 @@ class Options:
         default=30.0,
         metavar="TIME",
     )
+    grace_period_s: float = _flag(
+        "grace-period",
+        "how long the workers may take to end, and to write a checkpoint, after a signal to the launcher (default 30s)",
+        type=duration,
+        default=30.0,
+        metavar="TIME",
+    )
     recover: Recover = _flag(
         "recover",
         "what the death of a worker leads to, with -w: shrink (default): the others go on; replace: they do, and a new "

@@ -7,6 +7,7 @@ collective of this process. :func:`ms_kungfu.runtime.init` comes before them. Ea
 - `identity`: rank, size, names
 - `cores`: how many it has, if bits depend on it
 - `joining`: into a cluster and out of it
+- `job_end`: a signal that ends the job; `program_end`: the end of its own program
 - `step_agreement`: once a step all ranks agree on the next version
 - `requested_size`: how a requested size gets into the config server
 - `sync_points`: at which asynchronous trainings meet instead
@@ -45,8 +46,10 @@ from ms_kungfu.membership.identity import (
     uid,
     was_evicted,
 )
+from ms_kungfu.membership.job_end import JobEnd, watch_job_end
 from ms_kungfu.membership.joining import begin, evict, forget, join
 from ms_kungfu.membership.member import Change, Member, Ports, current, use
+from ms_kungfu.membership.program_end import report_program_end
 from ms_kungfu.membership.reductions import Reductions
 from ms_kungfu.membership.requested_size import expect, is_changing, propose
 from ms_kungfu.membership.step_agreement import change_size, no_change, note_step, resize, step, step_ended

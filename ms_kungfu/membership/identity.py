@@ -111,7 +111,7 @@ def rank() -> int:
 def size() -> int:
     """Return the number of ranks; until a deferred join that of the cluster it was started for."""
     member = current()
-    return member.get(env.RANK_SIZE) if member.deferred else int(member.core.size())
+    return member.get(env.WORLD_SIZE) if member.deferred else int(member.core.size())
 
 
 def cluster_version() -> int:

@@ -10,8 +10,6 @@ import contextlib
 import logging
 import os
 import signal
-import threading
-from types import FrameType
 
 from ms_kungfu import env
 from ms_kungfu.broker_protocol import Detached, Granted, Stay
@@ -25,7 +23,6 @@ _NICE_OF_THE_DETACHED = 10
 _LEAVING_S = 10.0  # a program that has ended by then needs no warning
 _ANSWER_S = 10.0
 _handles_sigterm = False  # or a parent of this process did
-_leaving = False
 
 
 def begin() -> None:
@@ -163,7 +160,7 @@ def _tell_who_works_on(member: Member) -> None:
 
 
 def _leave_on_sigterm(member: Member) -> None:
-    """Have SIGTERM make this worker leave the cluster after its step.
+    """Have SIGTERM make this worker leave the cluster after its step, in whichever thread that runs.
 
     SIGTERM may mean that its machine is needed.
     """
@@ -172,36 +169,22 @@ def _leave_on_sigterm(member: Member) -> None:
         not _handles_sigterm
         and member.ports.owns_process
         and member.get(env.WATCH)
-        and threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a program that has its own handler knows better
     ):
         _handles_sigterm = True
-        signal.signal(signal.SIGTERM, _on_sigterm)
-        # A child of this process is no worker: SIGTERM ends it, as its sender expects.
-        os.register_at_fork(after_in_child=_be_mortal)
+        told, tells = os.pipe()
+        member.core.catch_sigterm(tells)
+        member.ports.start_thread("kungfu-leave", lambda: _ask_to_leave(member, told))
 
 
-def _be_mortal() -> None:
-    if signal.getsignal(signal.SIGTERM) is _on_sigterm:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _on_sigterm(number: int, frame: FrameType | None) -> None:
-    global _leaving
-    member = current()
-    if _leaving or member.detached:  # twice means at once
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-        return
-    _leaving = True
-    member.ports.start_thread("kungfu-leave", lambda: _ask_to_leave(member))
-
-
-def _ask_to_leave(member: Member) -> None:
+def _ask_to_leave(member: Member, told: int) -> None:
+    """Wait for a SIGTERM, then request to leave."""
+    os.read(told, 1)
     try:
-        assert member.self_id is not None
+        if member.detached or member.self_id is None:
+            raise ResizeError("this process is in no cluster")
         member.broker().request_leave(member.self_id, _ANSWER_S, terminated=True)
-    except (KungFuError, AssertionError):
+    except KungFuError:
         # The job is ending, or no worker would be left to continue: SIGTERM acts as without a handler.
         os.kill(os.getpid(), signal.SIGTERM)
 

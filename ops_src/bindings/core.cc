@@ -10,6 +10,7 @@
 #include "base/forks.h"
 #include "base/interrupt.h"
 #include "base/log.h"
+#include "base/termination.h"
 #include "bindings/waiting.h"
 #include "c_api/failure.h"
 #include "collectives/dtype.h"
@@ -291,6 +292,8 @@ PYBIND11_MODULE(_core, m) {
       py::arg("join_timeout_s"), "As join, in a cluster over several hosts. The descriptors stay the caller's.");
   m.def("leave", [](const std::string& reason) { Peer::Get().Leave(reason); }, py::arg("reason"));
   m.def("reset", [] { Peer::Get().Reset(); });
+  m.def("catch_sigterm", &CatchSigterm, py::arg("fd"),
+        "From now on the first SIGTERM writes a byte to this pipe; the second one has its default action.");
   m.def(
       "resize",
       [](uint32_t size) {

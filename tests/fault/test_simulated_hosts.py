@@ -6,6 +6,8 @@ Each seed is another job: ``python -m tests.fault.simulate SEED --hosts --story`
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 pytest.importorskip("greenlet", reason="the simulator's threads are greenlets: pip install ms-kungfu[test]")
@@ -30,7 +32,7 @@ from tests.fault.schedules import (
     violation_of,
 )
 from tests.fault.simulator import host
-from tests.fault.simulator.hosts_world import HOST_TIMEOUT_S, HostsSetup
+from tests.fault.simulator.hosts_world import HOST_TIMEOUT_S, HostsSetup, HostsWorld
 from tests.fault.simulator.setting import Happening, Violation
 
 BATCHES = 4
@@ -213,3 +215,12 @@ def test_entry_that_takes_back_a_size_being_written_is_followed() -> None:
     setup = HostsSetup(size=1, hosts=2, slots=2, recover=Recover.SHRINK, schedule=((7, 3), (8, 1)))
     for seed in range(8):
         run(Schedule(seed, setup, ()))
+
+
+@pytest.mark.parametrize("at", [1.5, 2.0, 2.51])
+def test_interrupted_job_ends_with_a_checkpoint_of_its_last_step(at: float) -> None:
+    """Both hosts' workers hear of it in one step, which all end; no checkpoint is due before."""
+    setup = HostsSetup(size=4, hosts=2, slots=2, checkpoint_every=1000, step_s=0.2, samples=100_000)
+    world = HostsWorld(0, setup, (Happening(at, "interrupt", 1),), [])
+    assert world.run().exit_code == 128 + signal.SIGINT
+    assert list(world.checkpoints) == [max(world.steps)]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,6 +15,8 @@ from pathlib import Path
 import pytest
 from launching import RECOVERY_PROGRAM
 from test_hosts import free_port
+
+from ms_kungfu.launcher.distribute import script_for
 
 MODULE = "ms_kungfu.launcher.distribute"
 # Like ssh without a terminal: what runs on the host doesn't end when the ssh is killed, but loses its input.
@@ -261,3 +265,20 @@ def test_a_host_has_its_say_where_anothers_worker_was_killed(distribute):
     program = distribute("-H", "a,b", "sh", "-c", "[ $AT = a ] && exit 137; sleep 0.5; echo last words")
     program.assert_exit(137)
     assert "[b] last words" in program.stdout
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash", "csh", "tcsh"])
+def test_script_runs_in_any_login_shell(shell, tmp_path):
+    """csh takes no line's end in quotes, and expands `!` there."""
+    folder = tmp_path / "it's a!"
+    folder.mkdir()
+    script = script_for(["sh", "-c", "pwd; echo $0 $KUNGFU_JOB_SECRET", "a!\nö"], str(folder))
+    assert not {"\n", "!"} & set(script)
+    if shutil.which(shell) is None:
+        return
+    process = subprocess.Popen([shell, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with process:  # the end of its standard input would end the command
+        process.stdin.write("5ec2e7\n")
+        process.stdin.flush()
+        assert process.stdout.read() == f"{folder}\na! ö 5ec2e7\n"
+    assert process.returncode == 0

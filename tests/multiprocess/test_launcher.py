@@ -204,7 +204,7 @@ def test_a_command_may_have_as_many_words_as_the_system_takes(kungfu_run):
 
 
 def test_a_stopped_guard_does_not_keep_the_job_from_ending(kungfu_run, script):
-    job = kungfu_run("-np", 2, *script(DEAF))
+    job = kungfu_run("-np", 2, "-grace-period", "1s", *script(DEAF))
     started(job, 2)
     begin = time.monotonic()
     os.kill(guard_of(job), signal.SIGSTOP)
@@ -223,7 +223,7 @@ def test_killed_grandchild_is_the_workers_own_affair(kungfu_run):
 @pytest.mark.parametrize("program", [FAMILY, DEAF], ids=["polite", "deaf"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT], ids=lambda n: n.name)
 def test_signals_end_the_job(kungfu_run, script, number, program):
-    job = kungfu_run("-np", 2, "-w", *script(program))
+    job = kungfu_run("-np", 2, "-w", "-grace-period", "1s", *script(program))
     started(job, 2)
     begin = time.monotonic()
     job.signal(number)
@@ -497,3 +497,28 @@ def test_lines_are_prefixed_and_coloured_on_a_terminal(kungfu_run):
         for what, text in (("stderr", "oops"), ("stdout", "hello"))
     ]
     assert all(line.startswith("\033[3") for line in lines)
+
+
+# ---- shared memory with a name ----
+
+SHARES = """
+import os, sys, time
+from multiprocessing.shared_memory import SharedMemory
+memory = SharedMemory(create=True, size=4096)
+child = os.fork()  # it has the resource tracker's pipe, too
+print(f"ready pid={os.getpid()} name={memory.name}" if child else "", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("who", ["worker", "launcher", "timeout"])
+def test_shared_memory_of_a_killed_program_is_removed(kungfu_run, script, who):
+    """Python's resource tracker does that, if it outlives the rest of its process group."""
+    job = kungfu_run("-np", 2, *(["-timeout", "4s"] if who == "timeout" else []), *script(SHARES))
+    found = job.wait_for(r"^ready pid=(\d+) name=(\S+)", 2)
+    if who != "timeout":
+        os.kill(int(found[0][1]) if who == "worker" else job.process.pid, signal.SIGKILL)
+    job.process.wait(60)
+    job.assert_gone(time.monotonic())  # the supervisor ends last
+    left = [match[2] for match in found if os.path.exists(f"/dev/shm/{match[2]}")]
+    assert not left

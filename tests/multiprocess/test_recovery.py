@@ -543,3 +543,24 @@ def test_manual_resize_keeps_the_participants_of_the_step(kungfu_run, script):
     job = kungfu_run("-np", 3, "-w", *script(BY_HAND))
     assert len(job.wait_for(r"^of version 0: \[0, 1\] since then: \[0, 1\]$", 2)) == 2
     job.assert_exit(0)
+
+
+def test_worker_that_crashes_at_exit_is_not_replaced(kungfu_run, script, tmp_path):
+    program = script(f"""
+import atexit, os, signal, time
+import ms_kungfu as kf
+kf.init()
+rank = kf.current_rank()
+kf.comm.barrier()
+if rank == 1:
+    atexit.register(os.kill, os.getpid(), signal.SIGSEGV)
+else:
+    while not os.path.exists({str(tmp_path / "go")!r}):
+        time.sleep(0.01)
+""")
+    job = kungfu_run("-np", 3, "-w", "-recover", "replace", *program)
+    job.wait_for("was killed by SIGSEGV after its program had ended; no worker replaces it")
+    job.wait_for("cluster desired: version=1 workers=2")
+    (tmp_path / "go").touch()
+    job.assert_exit(0)
+    assert len(re.findall("worker started: ", job.output)) == 3

@@ -133,7 +133,7 @@ def test_a_job_that_ends_says_so(kungfu_run, script, tmp_path, monkeypatch):
     stays = "import signal, time; signal.signal(2, signal.SIG_IGN); print('there', flush=True); time.sleep(1000)"
     told = []
     for _ in range(5):  # it takes a second to end, which a busy machine may let pass
-        run = kungfu_run(*script(stays))
+        run = kungfu_run("-grace-period", "1s", *script(stays))
         run.wait_for("^there")
         run.signal(signal.SIGINT)
         while run.process.poll() is None:

@@ -10,6 +10,7 @@ from ms_kungfu._flags import UsageError
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.launcher import host_flags, network
 from ms_kungfu.launcher.options import parse_command_line, what_is_done_instead
+from ms_kungfu.launcher.state import hosts as state_hosts
 from ms_kungfu.launcher.state.hosts import Host
 
 SECRET = "5ec2" * 16
@@ -215,7 +216,9 @@ def test_several_hosts_on_one_machine_need_self_or_nic():
         (["-H", "gpu1:2,10.0.0.1:2"], "gpu1 and 10.0.0.1 are one machine"),
     ],
 )
-def test_machine_outside_the_hosts_is_refused_with_the_reason(arguments, told):
+def test_machine_outside_the_hosts_is_refused_with_the_reason(arguments, told, monkeypatch):
+    monkeypatch.setenv("KUNGFU_JOIN_TIMEOUT", "0.01")
+    monkeypatch.setattr(state_hosts, "_LOOK_UP_AGAIN_S", 0.01)
     assert told in refusal(*arguments)
 
 
@@ -459,3 +462,22 @@ def test_torchruns_kinds_of_workers_are_counted_on_this_host(devices_of_this_hos
 def test_torchruns_words_that_mean_nothing_here_are_refused(arguments, told):
     secret = SECRET if "-H" in arguments else ""
     assert told in refusal(*arguments, secret=secret)
+
+
+def test_name_that_becomes_known_later_is_looked_up_again(monkeypatch, caplog):
+    looks = []
+
+    def addresses_of(name):
+        looks.append(name)
+        return ["10.0.0.7"] if name == "pod7" and looks.count("pod7") > 2 else [name] if name[0].isdigit() else []
+
+    monkeypatch.setattr(network, "addresses_of", addresses_of)
+    monkeypatch.setattr(state_hosts, "_LOOK_UP_AGAIN_S", 0.0)
+    assert options("-H", "10.0.0.2:1,pod7:1").hosts.self_name == "10.0.0.2"
+    assert looks.count("pod7") == 3
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["host name unknown: hosts=pod7 action=retry limit_s=300"]
+
+
+def test_user_in_a_host_is_refused_with_what_to_write():
+    assert "'me@gpu1' names a user; write gpu1, and kungfu-distribute -u me" in refusal("-H", "me@gpu1:2")

@@ -70,7 +70,7 @@ def test_joining_worker_that_never_joined_is_reported():
 def test_a_signal_goes_on_to_the_workers(number):
     verdict = interrupted(number)
     assert (verdict.action, verdict.exit_code) == (Action.FAIL, 128 + number)
-    assert verdict.signal_to_workers == number
+    assert verdict.interrupted_by == number
     assert signal.Signals(number).name in verdict.reason
 
 
@@ -262,3 +262,11 @@ def test_joining_worker_that_fails_after_a_member_finished_is_not_replaced():
 def test_bug_without_a_text_is_reported_by_its_type():
     assert bug(AssertionError()) == "AssertionError"
     assert bug(KeyError("x")) == "KeyError: 'x'"
+
+
+@pytest.mark.parametrize(("code", "action"), [(-signal.SIGSEGV, Action.SHRINK), (1, Action.REPLACE)])
+def test_crash_after_the_programs_end_needs_no_replacement(code, action):
+    event = WorkerExited("worker 1", Standing.MEMBER, code, has_ended=True)
+    verdict = decide(event, Situation(members=2, recover=Recover.REPLACE, max_restarts=3))
+    assert verdict.action is action
+    assert ("no worker replaces it" in verdict.reason) is (action is Action.SHRINK)

@@ -101,7 +101,7 @@ def test_a_uid_tells_version_host_and_port_apart():
 
 
 def test_until_it_joins_a_worker_has_the_local_rank_it_was_started_for():
-    environ = {"RANK_ID": "5", "RANK_SIZE": "8", "KUNGFU_LOCAL_RANK": "1", "KUNGFU_LOCAL_SIZE": "4"}
+    environ = {"RANK_ID": "5", "WORLD_SIZE": "8", "KUNGFU_LOCAL_RANK": "1", "KUNGFU_LOCAL_SIZE": "4"}
     member = Member(Ports(core=Core(), environ=environ))
     member.deferred = True
     seen = []

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from ms_kungfu._decoding import ProtocolError
 from ms_kungfu.broker_protocol import MAX_MESSAGE_BYTES, close_all
 from ms_kungfu.cluster import PeerID
+from ms_kungfu.launcher.agent.last_checkpoints import LastCheckpoints
 from ms_kungfu.launcher.agent.stores import Stores
 from ms_kungfu.launcher.channel import WorkerChannel
 from ms_kungfu.launcher.handshake import OF_A_WORKER
@@ -46,11 +47,16 @@ class Request:
         """Restart the worker's time limit."""
         self._channel.remind(m.Waiting())
 
+    def note_end(self, number: int) -> None:
+        """Notify the worker that the job is about to end by this signal."""
+        self._channel.send(m.JobEnds(number))
+
 
 class Serves(Protocol):
     """Answers requests (`relay`)."""
 
     stores: Stores
+    last_checkpoints: LastCheckpoints
 
     def serve(self, request: Request, asked: m.ToJobBroker) -> None:
         """Answer `request`, now or later."""
@@ -83,7 +89,7 @@ class BrokerServer(Server[WorkerChannel]):
 
     def connections(self) -> int:
         """Return how many processes have connected; each keeps its connection."""
-        return len(self._proved)
+        return len(self._proved) - len(self._broker.last_checkpoints)
 
     def _open(self, connection: socket.socket) -> WorkerChannel:
         return WorkerChannel(connection)
@@ -124,8 +130,11 @@ class BrokerServer(Server[WorkerChannel]):
     def _answer(self, request: Request, asked: m.ToBroker, fds: list[int]) -> None:
         if isinstance(asked, (m.PutStore, m.GetStore)):
             self._broker.stores.serve(request, asked, fds, self._broker.is_out)
+            return
+        close_all(fds)
+        if isinstance(asked, m.AwaitEnd):
+            self._broker.last_checkpoints.add(request)
         else:
-            close_all(fds)
             self._broker.serve(request, asked)
 
 

@@ -39,14 +39,20 @@ class Departure:
         """Leave the job, or end it.
 
         After SIGTERM this host leaves, if the controller finds that the job can continue without it. At any other
-        signal the controller ends the job, on all hosts. After a second such signal, or if the controller doesn't
-        react, this host ends at once. If it has the lease, and may leave, others continue the job.
+        signal the controller ends the job, on all hosts, within -grace-period. After a second such signal here the job
+        ends at once, and this host even if the controller doesn't react. If it has the lease, and may leave, others
+        continue the job.
         """
         controller = self.own.controller
+        again = bool(self.interrupted) or (number == signal.SIGTERM and self.is_leaving)
         if controller is not None and controller.is_over and not controller.has_stepped_down:
-            controller.interrupted(number)  # it ends the job, and hurries now
+            if again:
+                controller.hurry()
+            self.interrupted = number  # another host's signal may have ended the job: this is the first one here
             return
-        if self.is_alone() or self.interrupted or (number == signal.SIGTERM and self.is_leaving):
+        if self.interrupted:
+            self._tell(m.Interrupted(number, again=True))
+        if again or self.is_alone():
             self.end(128 + number, f"{PROGRAM}: interrupted by {signal_name(number)}")
             return
         if number == signal.SIGTERM and self.options.watch and self.own.for_ever is None:
@@ -58,12 +64,13 @@ class Departure:
                 self.options.host.name, limit_s,
             )  # fmt: skip
             late = f"{PROGRAM}: interrupted by SIGTERM, and the controller has not let this host go"
-            self._end_later(limit_s + _LET_GO_S, number, late)
+            # The job may end instead, if too few workers would be left.
+            self._end_later(max(limit_s, self.options.grace_period_s) + _LET_GO_S, number, late)
             return
         self.interrupted = number
         self._tell(m.Interrupted(number))
         late = f"{PROGRAM}: interrupted by {signal_name(number)}, and the controller has not ended the job"
-        self._end_later(_HEAD_S + self.wait_s(), number, late)
+        self._end_later(_HEAD_S + self.options.grace_period_s + self.wait_s(), number, late)
 
     def _end_later(self, seconds: float, number: int, words: str) -> None:
         asyncio.get_running_loop().call_later(seconds, self.end, 128 + number, words)
@@ -77,6 +84,8 @@ class Departure:
             controller.host_leaves(own)
         else:
             controller.interrupted(message.number, f" on host {own}" if controller.moves else "")
+            if message.again:
+                controller.hurry()
 
     def tell_again(self) -> None:
         """Send the same to the next controller."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from typing import Any, Callable
 
 from ms_kungfu.launcher.agent.links import LinkMaker
@@ -61,6 +62,12 @@ class HostOfJob:
         else:
             OBEYED[type(said)](self, said)
 
+    def _checkpoint(self, said: m.Checkpoint) -> None:
+        checkpoints = self.relay.last_checkpoints
+        if len(checkpoints):
+            self.workers.signal(m.Signal(signal.SIGCONT))  # a stopped process has to run to its checkpoint
+        checkpoints.begin(said.number)
+
     # ---- from one controller to the next ----
 
     def wait_for_a_controller(self) -> None:
@@ -91,6 +98,7 @@ OBEYED: dict[type, Callable[[HostOfJob, Any], None]] = {
     m.Hold: lambda host, said: host.relay.hold_deadlines(said.held),
     m.Launch: lambda host, said: host.workers.start(said),
     m.Signal: lambda host, said: host.workers.signal(said),
+    m.Checkpoint: HostOfJob._checkpoint,
     m.Pin: lambda host, said: host.workers.pin(said),
     m.Stack: lambda host, said: host.workers.ask_for_stack(said),
     m.Assign: lambda host, said: host._output.release(host.workers.assign(said)),

@@ -13,6 +13,7 @@ import os
 from typing import Callable, Protocol
 
 from ms_kungfu.cluster import PeerID
+from ms_kungfu.launcher.agent.last_checkpoints import LastCheckpoints
 from ms_kungfu.launcher.agent.plain_segment import HostSegment
 from ms_kungfu.launcher.agent.stores import Stores
 from ms_kungfu.launcher.state.segment import Asker
@@ -38,6 +39,9 @@ class Request(Asker, Protocol):
     def note_waiting(self) -> None:
         """Restart the worker's time limit."""
 
+    def note_end(self, number: int) -> None:
+        """Notify the worker that the job is about to end by this signal."""
+
 
 class Relay:
     """Requests and answers, in the agent's event loop.
@@ -50,6 +54,7 @@ class Relay:
         self._is_alive = is_alive
         self._loop = asyncio.get_running_loop()
         self.stores = Stores()
+        self.last_checkpoints = LastCheckpoints(lambda: self._send(m.Checkpointed()))
         self._numbers = itertools.count(1)
         self._segments: dict[int, HostSegment] = {}
         self._asked: dict[int, tuple[Request, m.ToJobBroker]] = {}  # requests without an answer
@@ -159,6 +164,7 @@ class Relay:
 
     def withdraw(self, request: Request) -> None:
         """Forget a request: its worker doesn't wait any more."""
+        self.last_checkpoints.remove(request)
         for number, (each, _) in list(self._asked.items()):
             if each is request:
                 del self._asked[number]

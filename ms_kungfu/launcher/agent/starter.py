@@ -72,6 +72,9 @@ class Starter:
         if "PYTHONUNBUFFERED" not in self.machine.environ:
             # Output goes to a pipe: without this it comes in blocks, late, and a killed worker loses it.
             environment["PYTHONUNBUFFERED"] = "1"
+        if self.machine.environ.get("MS_ENABLE_GRACEFUL_EXIT") == "1":
+            # MindSpore would take the size for that of its own communication, which isn't there, and reduce by it.
+            environment[env.RANK_SIZE.name] = None
         if launch.threads is not None and "OMP_NUM_THREADS" not in self.machine.environ:
             environment["OMP_NUM_THREADS"] = str(launch.threads)
         try:

@@ -30,7 +30,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ms_kungfu._processes import children
+from ms_kungfu._processes import children, descendants
 from ms_kungfu._run_time import run_time
 from ms_kungfu.broker_protocol import close_all, receive_fds
 from ms_kungfu.launcher.state.events import Exited, Started
@@ -43,6 +43,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _MAX_MESSAGE = 64 * 1024
 _PATIENCE_S = 10.0
 _POLL_S = 0.002
+_TRACKERS_S = 2.0
+_GROUP_S = 0.5
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -135,14 +137,15 @@ def kill_descendants(patience_s: float = _PATIENCE_S) -> list[int]:
     """Kill and reap every descendant of this process, which must be a subreaper; return when there is none.
 
     Or return if none has exited for `patience_s`. The returned rest hangs in the kernel or in a frozen cgroup, or gets
-    no core, and exits when it runs again.
+    no core, and exits when it runs again. Resource trackers of Python have a moment to end by themselves.
     """
-    deadline = run_time() + patience_s
+    deadline, trackers_until = run_time() + patience_s, run_time() + _TRACKERS_S
     while True:
         left = children(os.getpid())
         for pid in left:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+            if run_time() >= trackers_until or not is_resource_tracker(pid):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
         try:
             reaped, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
@@ -153,6 +156,53 @@ def kill_descendants(patience_s: float = _PATIENCE_S) -> list[int]:
             return left
         else:
             time.sleep(_POLL_S)
+
+
+def is_resource_tracker(pid: int) -> bool:
+    """Return whether the process removes the shared memory and semaphores of a Python program after its end.
+
+    It ends as soon as the program and all that it has forked have. A SIGKILL would leave their files in /dev/shm.
+    """
+    with contextlib.suppress(OSError):
+        return b"resource_tracker import main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+def kill_group(leader: int, patience_s: float = _GROUP_S) -> None:
+    """Kill the rest of the process group of a leader that has exited and isn't reaped yet, but for resource trackers.
+
+    1. Nothing in the group runs when this returns, so that no rank publishes anything after its exit is reported.
+    2. Only children of this process are killed one by one, and reaped by it alone: their IDs aren't recycled meanwhile.
+       A killed process's children become this one's, and are killed next.
+    3. If that takes too long the whole group is killed.
+    """
+    deadline = run_time() + patience_s
+    while trackers := (rest := _children_in(leader)) and list(filter(is_resource_tracker, _with_their_children(rest))):
+        rest = [pid for pid in rest if pid not in trackers]
+        if not rest:
+            return
+        if run_time() >= deadline:
+            break
+        for pid in rest:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(_POLL_S)
+    with contextlib.suppress(OSError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _children_in(group: int) -> list[int]:
+    """Return this process's children in the group, without its leader."""
+    found = []
+    for pid in children(os.getpid()):
+        with contextlib.suppress(OSError):
+            found += [pid] if pid != group and os.getpgid(pid) == group else []
+    return found
+
+
+def _with_their_children(pids: Iterable[int]) -> list[int]:
+    return [each for pid in pids for each in (pid, *descendants(pid))]
 
 
 class _SupervisorProcess:
@@ -263,8 +313,7 @@ class _SupervisorProcess:
             pid = found.si_pid
             leader = self._leaders.pop(pid, None)
             if leader is not None:
-                with contextlib.suppress(OSError):
-                    os.killpg(pid, signal.SIGKILL)
+                kill_group(pid)
             _, status = os.waitpid(pid, 0)
             if leader is not None:
                 key, process = leader

@@ -340,6 +340,7 @@ _SERVED: dict[type, Callable[[Broker, Asker, Any], None]] = {
     m.LeaveRequest: Broker._let_leave,
     m.FixCores: Broker._fix_cores,
     m.Expect: Broker._note_expected,
+    m.ProgramEnded: lambda broker, asker, asked: broker.facts.note_program_end(asker, asked),
 }
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
-from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable
@@ -22,7 +20,6 @@ from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.channel import AnyChannel
 from ms_kungfu.launcher.controller.broker import Broker
 from ms_kungfu.launcher.controller.context import JobContext
-from ms_kungfu.launcher.controller.ending import GRACE_S
 from ms_kungfu.launcher.controller.etcd_lease import END_S, RENEW_S, EtcdLease
 from ms_kungfu.launcher.controller.failures import WorkerFailures
 from ms_kungfu.launcher.controller.following import CopiesWatch
@@ -81,7 +78,7 @@ class Controller:
         self.context = JobContext(options, machine, course, history, leadership)
         self._snapshot = SnapshotWriter(self.context, self._started_at)
         self.status = never_raises(self._status)
-        self._nodes = JobNodes(self.context, self._snapshot, self.status, self._left_s, self.interrupted)
+        self._nodes = JobNodes(self.context, self._snapshot, self.status, self._left_s, self.interrupted, self.hurry)
         self._copies = CopiesWatch(lambda: course.is_over)
         self._failures = WorkerFailures(self.context, self._nodes, self._copies)
         self._resizes = Resizes(self.context, self._nodes, self._failures)
@@ -282,9 +279,11 @@ class Controller:
         return "" if self.context.remote is None else self.context.remote.gathering.then()
 
     def interrupted(self, number: int, where: str = "") -> None:
-        if self.is_over:
-            self._hurry.set()  # a second Ctrl-C doesn't wait for the workers
         self.course.interrupted(number, where)
+
+    def hurry(self) -> None:
+        """Wait for no worker any more: a launcher got a second signal."""
+        self._hurry.set()
 
     def _on_timeout(self, limit_s: float) -> None:
         verdict, remote = policy.timed_out(limit_s), self.context.remote
@@ -313,7 +312,7 @@ class Controller:
             self.last_words = f"kungfu-run: {verdict.reason}"
         is_noted = await self._note_the_end(verdict)
         if job.manager is not None and not self.has_stepped_down:
-            await self._end_workers(job.manager, signal.SIGTERM if verdict is None else verdict.signal_to_workers)
+            await job.manager.ending.end_all(None if verdict is None else verdict.interrupted_by, self._hurry)
         # A controller that has lost the lease doesn't end the job. If no other can any more, it reports that all
         # workers have finished.
         has_finished = leadership.is_gone and not failed
@@ -330,14 +329,6 @@ class Controller:
         if is_noted:
             await leadership.release()
         await self._closers.aclose()
-
-    async def _end_workers(self, manager: WorkerManager, number: int) -> None:
-        if manager.ending.all(number):
-            events: list[Awaitable[bool]] = [manager.processes.emptied.wait(), self._hurry.wait()]
-            waits = [asyncio.ensure_future(event) for event in events]
-            await asyncio.wait(waits, timeout=GRACE_S, return_when=asyncio.FIRST_COMPLETED)
-            for wait in waits:
-                wait.cancel()
 
     async def _note_the_end(self, verdict: Verdict | None) -> bool:
         """Record the end before any worker or host is notified.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Callable
 
@@ -14,11 +14,11 @@ from ms_kungfu.launcher.controller.agents import AgentHandle
 from ms_kungfu.launcher.controller.broker import Broker
 from ms_kungfu.launcher.controller.processes import Process, ProcessTable
 from ms_kungfu.launcher.machine import Machine
-from ms_kungfu.launcher.state.policy import Standing
+from ms_kungfu.launcher.state.policy import Standing, signal_name
 from ms_kungfu.launcher.state.states import WorkerState
 
 _log = logging.getLogger(__name__)
-# All processes have to exit within 2 s of a failure or a signal. The rest of these is for SIGKILL and for reaping.
+# All processes have to exit within 2 s of a failure. The rest of these is for SIGKILL and for reaping.
 GRACE_S = 1.0
 _UNANSWERED_KILL_S = 10.0
 
@@ -28,6 +28,7 @@ class EndOfWorkers:
     """Part of a `WorkerManager`, in its event loop.
 
     `here`: the controller's own host. `on_unkillable`: called with a process that SIGKILL didn't end, and why.
+    `checkpoint`: has the workers with checkpoints write one, and returns once they have.
     """
 
     processes: ProcessTable
@@ -37,19 +38,40 @@ class EndOfWorkers:
     here: str
     is_over: Callable[[], bool]
     on_unkillable: Callable[[Process, str], None]
+    grace_period_s: float
+    checkpoint: Callable[[int], Coroutine[None, None, None]]
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
 
-    def all(self, number: int) -> bool:
-        """Send all workers a signal. Return whether there are any."""
+    async def end_all(self, interrupted_by: int | None, hurry: asyncio.Event) -> None:
+        """End all workers: return when none is left, or when the rest is to be killed.
+
+        After a signal to a launcher they have -grace-period. Those with checkpoints write one first, and then all get
+        the signal, a second before the period ends at the latest. `hurry`: once it is set this doesn't wait any more.
+        """
         if not len(self.processes):
-            return False
+            return
+        number, until = signal.SIGTERM if interrupted_by is None else interrupted_by, self._loop.time() + GRACE_S
+        if interrupted_by is not None:
+            until = self._loop.time() + self.grace_period_s
+            _log.info(
+                "workers ending: signal=%s workers=%d limit_s=%g. A second signal ends them at once (-grace-period)",
+                signal_name(number), len(self.processes), self.grace_period_s,
+            )  # fmt: skip
+            await self._wait(self.checkpoint(number), until - GRACE_S, hurry)
         self.broker.end()  # a worker that asks to leave because of the signal may leave
         for agent in self.agents.values():
             agent.signal(number)
             agent.signal(signal.SIGCONT)  # a stopped process has to run to exit
-        return True
+        await self._wait(self.processes.emptied.wait(), until, hurry)
+
+    async def _wait(self, event: Coroutine[None, None, object], until: float, hurry: asyncio.Event) -> None:
+        """Wait for the event, until this time at the latest."""
+        waits = [asyncio.ensure_future(each) for each in (event, self.processes.emptied.wait(), hurry.wait())]
+        await asyncio.wait(waits, timeout=max(0.0, until - self._loop.time()), return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
 
     def all_on(self, host: str, reason: str) -> None:
         """Kill the workers in the cluster, which is a failure like any other; dismiss the removed ones."""

@@ -68,7 +68,8 @@ class WorkerFailures:
         logs = job.workers.logs_of(process)
         restarts = coordinator.restarts_of(process.slot, job.loop.time())
         late = coordinator.count_late(process.slot, process.is_late)
-        exited = WorkerExited(who, standing, code, error, logs=logs, restarts=restarts, late=late)
+        ended = (process.peer, process.incarnation) in job.workers.broker.facts.ended_programs
+        exited = WorkerExited(who, standing, code, error, logs=logs, restarts=restarts, late=late, has_ended=ended)
         verdict = coordinator.decide(exited, job.workers.processes.headcount())
         if verdict.action is Action.FAIL and self._may_be_of_the_hosts(verdict):
             return

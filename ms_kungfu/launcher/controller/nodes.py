@@ -39,13 +39,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class JobNodes:
-    """Implements `remote_agent.NodeEvents`. `status`: the job's; `left_s`: of its -timeout; `interrupted`: ends it."""
+    """Implements `remote_agent.NodeEvents`.
+
+    `status`: the job's; `left_s`: of its -timeout; `interrupted` ends it, `hurry` at once.
+    """
 
     job: JobContext
     snapshot: SnapshotWriter
     status: Callable[[], dict[str, Any]]
     left_s: Callable[[], float | None]
     interrupted: Callable[[int, str], None]
+    hurry: Callable[[], None]
     has_left = False  # the controller's own host has left, and another one controls the job
 
     def __post_init__(self) -> None:

@@ -7,9 +7,10 @@ from typing import Any, Callable
 
 from ms_kungfu.cluster import PeerID
 from ms_kungfu.launcher.controller.segments import Segments
-from ms_kungfu.launcher.state.segment import Progress
+from ms_kungfu.launcher.state.segment import Asker, Progress
 from ms_kungfu.launcher.state.stuck import stuck_among
 from ms_kungfu.launcher.state.versions import ClusterVersions
+from ms_kungfu.launcher.wire import messages as m
 
 
 class ProcessFacts:
@@ -22,7 +23,12 @@ class ProcessFacts:
         self, versions: ClusterVersions, segments: Segments, has_slot: Callable[[tuple[PeerID, int]], bool]
     ) -> None:
         self._versions, self._segments, self._has_slot = versions, segments, has_slot
+        self.ended_programs: set[tuple[PeerID, int]] = set()  # processes whose programs have ended
         self._counting: set[tuple[PeerID, int]] = set()  # processes of which a heartbeat has been seen
+
+    def note_program_end(self, asker: Asker, asked: m.ProgramEnded) -> None:
+        self.ended_programs.add((PeerID.parse(asked.peer), asked.incarnation))
+        asker.send(m.Noted())
 
     def heartbeat(self, peer: PeerID, incarnation: int) -> tuple[int, ...]:
         """Return counts that move for as long as the process runs; none before it has a slot, or once it has left."""

@@ -99,6 +99,14 @@ class RemoteHosts:
                     self.lose(agent, agent.trouble_with(error))
                     break
 
+    async def checkpoint(self, number: int) -> None:
+        """Have the workers with checkpoints write one, on all hosts; return when none of them writes any more."""
+        agents = self.reachability.living()
+        for agent in agents:
+            agent.send(m.Checkpoint(number))
+        for agent in agents:
+            await agent.checkpointed.wait()
+
     async def end(self, code: int, words: str | None) -> None:
         """End the other launchers with this exit code, also one that registers meanwhile."""
         self._last_words = m.End(code, words)

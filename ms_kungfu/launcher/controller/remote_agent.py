@@ -76,6 +76,9 @@ class NodeEvents(Protocol):
     def interrupted(self, number: int, where: str) -> None:
         """Note that a host's launcher got this signal."""
 
+    def hurry(self) -> None:
+        """Note that a host's launcher got a second signal: the job ends at once."""
+
     def host_leaves(self, name: str) -> None:
         """Note that a host's launcher got a SIGTERM. `RemoteHosts.let_go` follows later."""
 
@@ -139,6 +142,7 @@ class RemoteAgent:
         self._farewell = ""  # why it ends by itself
         self._last_words: m.End | None = None  # for a host that is declared lost, until it is notified
         self.apart: dict[tuple[int, str], str] = {}  # (version, host that it can't reach any more) -> why
+        self.checkpointed = asyncio.Event()  # or lost, after `RemoteHosts.checkpoint`
         self.early: list[m.FromHost] = []  # messages from before the workers were attached
         self._owner = owner
         self._channel = channel
@@ -182,6 +186,7 @@ class RemoteAgent:
         if self.lost:
             return
         self.lost = why
+        self.checkpointed.set()
         asking, self._asking = self._asking, {}
         for asker in asking.values():
             self._owner.workers.result().broker.requests.withdraw(asker)
@@ -257,6 +262,11 @@ class RemoteAgent:
                 _OF_A_VERSION[type(said)](self, segment, said)
         else:
             _OF_WORKERS[type(said)](self, workers, said)
+
+    def _hear_interrupted(self, said: m.Interrupted) -> None:
+        self._owner.events.interrupted(said.number, f" on host {self.name}")
+        if said.again:
+            self._owner.events.hurry()
 
     def _hear_end(self, said: m.Ends) -> None:
         self._farewell = said.why
@@ -337,7 +347,8 @@ class _RemoteAsker:
 
 # A host's messages, and their receivers.
 _AT_ANY_TIME: dict[type, Callable[[RemoteAgent, Any], None]] = {
-    m.Interrupted: lambda agent, said: agent._owner.events.interrupted(said.number, f" on host {agent.name}"),
+    m.Interrupted: RemoteAgent._hear_interrupted,
+    m.Checkpointed: lambda agent, said: agent.checkpointed.set(),
     m.Leave: lambda agent, said: agent._owner.events.host_leaves(agent.name),
     m.Ends: RemoteAgent._hear_end,
     m.StatusQuestion: lambda agent, said: agent.send(m.JobStatus(said.number, agent._owner.events.status())),

@@ -111,8 +111,9 @@ class WorkerManager:
         self.agents: dict[str, AgentHandle] = dict(self.remote.agents)
         self.processes = ProcessTable(self.broker, self.agents)
         self.ending = EndOfWorkers(
-            self.processes, self.agents, self.broker, self.machine, self._here, self._is_over, self._on_unkillable
-        )
+            self.processes, self.agents, self.broker, self.machine, self._here, self._is_over, self._on_unkillable,
+            self.options.grace_period_s, self.remote.checkpoint,
+        )  # fmt: skip
         self.hanging = HangingWorkers(
             self.options, self.machine, self.broker, self.processes, self.agents, self.ending,
             self.begun.join_timeout_s, self._is_over,

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import itertools
+import logging
 import re
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ms_kungfu import env
+from ms_kungfu._run_time import run_time
 from ms_kungfu._words import counted
 from ms_kungfu.cluster import (
     EVEN,
@@ -25,6 +28,8 @@ from ms_kungfu.cluster import (
 from ms_kungfu.launcher import network
 from ms_kungfu.launcher.state.states import NodeState
 
+_log = logging.getLogger(__name__)
+_LOOK_UP_AGAIN_S = 1.0
 MANY_PER_CORE = 4  # workers per core, above which a resize looks like a mistake
 DEFAULT_HOST = "127.0.0.1"
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9.])?")
@@ -324,6 +329,10 @@ def _name(text: str) -> str:
     except ValueError:
         if bare == text and _NAME.fullmatch(text) and not re.fullmatch(r"[0-9.]+", text):
             return text.lower()
+        user, at, host = text.rpartition("@")
+        if at:
+            what = f"names a user; write {host}, and kungfu-distribute -u {user} for its login"
+            raise argparse.ArgumentTypeError(f"{text!r} {what}") from None
         raise argparse.ArgumentTypeError(f"{text!r} is neither a host's name nor its address") from None
     return f"[{address}]" if address.version == 6 else str(address)
 
@@ -435,11 +444,31 @@ def _the_one(mine: Sequence[str], what: str) -> str:
     return mine[0]
 
 
+def _looked_up(hosts: Sequence[Host]) -> dict[str, list[str]]:
+    """Return the addresses of each host. Names that aren't known yet are looked up until the join timeout.
+
+    Kubernetes and clouds make a name known some seconds after its machine has started.
+    """
+    limit_s = env.JOIN_TIMEOUT.get()
+    until, is_told = run_time() + limit_s, False
+    while True:
+        addresses = {host.name: network.addresses_of(host.address) for host in hosts}
+        unknown = [name for name, known in addresses.items() if not known]
+        if not unknown:
+            return addresses
+        if run_time() >= until:
+            raise HostError(
+                f"host {unknown[0]} has no address here after {limit_s:g} s (KUNGFU_JOIN_TIMEOUT); write its address, "
+                "or make the name known"
+            )
+        if not is_told:
+            is_told = True
+            _log.warning("host name unknown: hosts=%s action=retry limit_s=%g", ",".join(unknown), limit_s)
+        time.sleep(_LOOK_UP_AGAIN_S)
+
+
 def _resolved(hosts: Sequence[Host]) -> dict[str, list[str]]:
-    addresses = {host.name: network.addresses_of(host.address) for host in hosts}
-    for name, known in addresses.items():
-        if not known:
-            raise HostError(f"host {name} has no address here; write its address, or make the name known")
+    addresses = _looked_up(hosts)
     loopback = [host.name for host in hosts if network.is_loopback(host.address)]
     if loopback and len(loopback) < len(hosts):
         raise HostError(f"{loopback[0]} means each machine itself; write the address by which the other hosts reach it")

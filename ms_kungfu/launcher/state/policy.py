@@ -38,7 +38,7 @@ class WorkerExited:
 
     `code` is negative for a signal. `who` names the worker; `error` says why it never ran or was killed. `logs` names
     its log files, "" without -logdir. `restarts`: how many replacements its slot had lately. `late`: how many joining
-    workers in a row, with this one, weren't ready to join there in time.
+    workers in a row, with this one, weren't ready to join there in time. `has_ended`: its program had ended before.
     """
 
     who: str
@@ -48,6 +48,7 @@ class WorkerExited:
     logs: str = ""
     restarts: int = 0
     late: int = 0
+    has_ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Verdict:
     action: Action
     reason: str
     exit_code: int = 0
-    signal_to_workers: int = signal.SIGTERM
+    interrupted_by: int | None = None  # a signal to a launcher, which the workers get, too
 
 
 def interrupted(number: int, where: str = "") -> Verdict:
@@ -210,6 +211,9 @@ def _after_death(event: WorkerExited, failure: Failure, state: Situation) -> Ver
         reason = f"{failure.reason}; {would_be_left(state.members - terminated, state.min_size)}"
         return Verdict(Action.FAIL, reason, first.exit_code)
     if state.recover is Recover.REPLACE and not state.finished:  # a joining worker would find no member
+        if event.has_ended and not fails_by_itself(event.code):
+            reason = f"{failure.reason} after its program had ended; no worker replaces it"
+            return Verdict(Action.SHRINK, reason)
         if event.late >= MOST_LATE:  # the next one would be as slow
             return Verdict(
                 Action.SHRINK,

@@ -219,6 +219,13 @@ class Expect(Message):
     size: Number
 
 
+class ProgramEnded(Message):
+    """The worker's program has ended without an exception; its interpreter is about to end."""
+
+    peer: Peer
+    incarnation: Count
+
+
 class PutStore(Message):
     """The worker's model store; its descriptor, which can only read, comes with this."""
 
@@ -230,6 +237,10 @@ class GetStore(Message):
     """A request for the model store of another worker of the host."""
 
     peer: Peer
+
+
+class AwaitEnd(Message):
+    """The worker writes a checkpoint when the job is about to end. It hangs up once that is done, or not needed."""
 
 
 # ---- answers of the broker ----
@@ -269,7 +280,7 @@ class CoresFixed(Message):
 
 
 class Noted(Message):
-    """The broker has read the expectation."""
+    """The broker has read the report."""
 
 
 class Store(Message):
@@ -278,14 +289,20 @@ class Store(Message):
     found: bool
 
 
+class JobEnds(Message):
+    """The job is about to end by this signal, which the worker gets after its checkpoint."""
+
+    number: SignalNumber
+
+
 class Waiting(Message):
     """The launcher waits for the job's store: the time limit of the request counts from now."""
 
 
-ToJobBroker = Union[SlotRequest, StandbyRequest, LeaveRequest, FixCores, Expect]
+ToJobBroker = Union[SlotRequest, StandbyRequest, LeaveRequest, FixCores, Expect, ProgramEnded]
 FromJobBroker = Union[Slot, Detached, Stay, Leaving, CoresFixed, Noted, Error]
-ToBroker = Union[ToJobBroker, PutStore, GetStore]
-FromBroker = Union[FromJobBroker, Store, Waiting]
+ToBroker = Union[ToJobBroker, PutStore, GetStore, AwaitEnd]
+FromBroker = Union[FromJobBroker, Store, JobEnds, Waiting]
 
 
 # ---- the first message of a connection between hosts, and its answer ----
@@ -415,6 +432,12 @@ class Signal(Message):
 
     number: SignalNumber
     key: Optional[Count] = None
+
+
+class Checkpoint(Message):
+    """The job is about to end by this signal: the workers with checkpoints write one."""
+
+    number: SignalNumber
 
 
 class Pin(Message):
@@ -549,6 +572,10 @@ class Exited(Message):
     gave_up: Words = {}
 
 
+class Checkpointed(Message):
+    """No worker of the host writes a checkpoint before the end any more."""
+
+
 class NoMemory(Message):
     """A standby isn't started for lack of memory."""
 
@@ -628,9 +655,10 @@ class Unlinked(Message):
 
 
 class Interrupted(Message):
-    """The host's launcher got a signal that ends the job."""
+    """The host's launcher got a signal that ends the job, or `again` one, after which the job ends at once."""
 
     number: SignalNumber
+    again: bool = False
 
 
 class Leave(Message):
@@ -647,12 +675,12 @@ class Ends(Message):
 
 FirstWords = Union[Agent, Ask, WaitingController, Link]
 FromController = Union[
-    Launch, Signal, Pin, Assign, Stack, Make, Close, Lost, VersionPrepared, Sync, Ending, LoseHost, Answer, JobStatus,
-    NewLease, Hold, End, Beat,
+    Launch, Signal, Checkpoint, Pin, Assign, Stack, Make, Close, Lost, VersionPrepared, Sync, Ending, LoseHost, Answer,
+    JobStatus, NewLease, Hold, End, Beat,
 ]  # fmt: skip
 FromHost = Union[
-    Started, Exited, NoMemory, Guardless, Made, Asks, HungUp, Looked, StatusQuestion, Syncs, Unreachable, Unlinked,
-    Interrupted, Leave, Ends, Beat,
+    Started, Exited, Checkpointed, NoMemory, Guardless, Made, Asks, HungUp, Looked, StatusQuestion, Syncs, Unreachable,
+    Unlinked, Interrupted, Leave, Ends, Beat,
 ]  # fmt: skip
 
 NONCE: Reads[Union[Nonce, Error]] = Reads(Union[Nonce, Error])

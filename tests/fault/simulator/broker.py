@@ -99,6 +99,36 @@ class Request:
         self._host.loop.call_later(self._process.world.short(self._process.world.random), self._relay.withdraw, self)
 
 
+class EndWatch:
+    """A worker's wait for the end of its job. It takes no random numbers: a seed's history is the same without it."""
+
+    def __init__(self, world, process):
+        host, relay = world.agent_of(process)
+        self._host, self._checkpoints = host, relay.last_checkpoints
+        self._news, self._number, self._ended = Condition(world), 0, False
+        process.end_watches.append(self)
+        host.loop.call_later(0.001, self._checkpoints.add, self)
+
+    def note_end(self, number):
+        self._number = number
+        self._news.notify_all()
+
+    def receive(self):
+        while not self._number and not self._ended:
+            self._news.wait(None)
+        return self._number
+
+    def hang_up(self):
+        """As at the end of its process, too."""
+        if not self._ended:
+            self._ended = True
+            self._host.loop.call_later(0.001, self._checkpoints.remove, self)
+            self._news.notify_all()
+
+    def close(self):
+        self.hang_up()
+
+
 class BrokerClient(broker_protocol.BrokerClient):
     """A worker's end: the real one, whose messages take a while."""
 
@@ -113,6 +143,9 @@ class BrokerClient(broker_protocol.BrokerClient):
         answer = self._ask(request, str(peer), "leaving", timeout)
         if isinstance(answer, str):
             raise ResizeError(answer)
+
+    def open_end_watch(self):
+        return EndWatch(self._world, self._world.current.process)
 
     def _tell(self, request, about, timeout):
         return msgspec.to_builtins(self._exchange(request, timeout)[0])

@@ -179,7 +179,7 @@ class Guard:
 
     def signal(self, number, key=None):
         for process in self._host.workers():
-            if key in (None, process.key) and number in (signal.SIGKILL, signal.SIGTERM):
+            if key in (None, process.key) and number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
                 self._world.kill(process, -number)
 
     def wake(self):

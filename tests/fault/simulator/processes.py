@@ -27,6 +27,7 @@ class Process:
         self.fatal = None  # the signal that waits
         self.held = []  # threads that would run if it was not stopped
         self.requests = []  # of its host's agent, that wait for an answer
+        self.end_watches = []  # of its trainings
         self.slow = 1.0
         self.terminated = False  # told to end, from outside
         self.core = world.make_core(self)
@@ -55,6 +56,8 @@ class Process:
         """It has ended."""
         for request in list(self.requests):
             request.withdraw()
+        for watch in self.end_watches:
+            watch.hang_up()
 
     def start(self, name, function, delay=0.0):
         thread = Thread(self.world, self, name, function)

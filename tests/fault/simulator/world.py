@@ -267,8 +267,9 @@ class World(Events, Promises):
             show_workers=False, logdir=None, logfile=None,
             config_server="http://server/config" if setup.external else None,
             builtin_port=None if setup.external else 0, timeout_s=None, delay_s=0.0, init_version=None,
-            affinity=False, allow_nvlink=False, leave_grace_s=3.0, recover=setup.recover, min_size=setup.min_size,
-            cores_per_worker=None if setup.shards is None else 1, max_restarts=setup.max_restarts,
+            affinity=False, allow_nvlink=False, leave_grace_s=3.0, grace_period_s=3.0,
+            recover=setup.recover, min_size=setup.min_size, max_restarts=setup.max_restarts,
+            cores_per_worker=None if setup.shards is None else 1,
             standbys=setup.standbys, peer_timeout_s=PEER_TIMEOUT_S if self.hangs else None,
         )  # fmt: skip
 

@@ -47,7 +47,7 @@ def test_number_of_workers_at_the_start_is_sent_to_joining_workers(cluster, monk
     cluster.size = 3
     monkeypatch.setenv("KUNGFU_START_SIZE", "2")
     assert ElasticDataset(generator(50).batch(8)).global_batch_size == 16
-    monkeypatch.setenv("RANK_SIZE", "3")
+    monkeypatch.setenv("WORLD_SIZE", "3")
     assert ElasticDataset(sharded(50, 3).batch(8)).global_batch_size == 16
     assert ElasticDataset(sharded(50, 8).batch(8)).global_batch_size == 64, "a number of the program's own"
 

@@ -1,0 +1,31 @@
+"""How a worker reports that its program has ended, before the interpreter does: a later crash needs no replacement."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+
+from ms_kungfu.errors import KungFuError
+from ms_kungfu.membership.member import Member
+
+_ANSWER_S = 1.0
+
+
+def report_program_end(member: Member) -> None:
+    """Have the launcher notified once the program has ended without an exception.
+
+    An `atexit` handler would be too late: those of the program that were registered later come first.
+    """
+    process = os.getpid()
+    threading._register_atexit(lambda: _report(member, process))  # type: ignore[attr-defined]
+
+
+def _report(member: Member, process: int) -> None:
+    if os.getpid() != process or member.self_id is None or getattr(sys, "last_value", None) is not None:
+        return
+    goes_on = [each for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
+    if not goes_on:
+        with contextlib.suppress(KungFuError):  # the launcher has ended
+            member.broker().report_program_end(member.self_id, member.incarnation, _ANSWER_S)
