@@ -1,0 +1,69 @@
+"""Cost without failures: a step of ms_kungfu beside the framework's own, and with its parts switched off one by one.
+
+The runs of a round follow one another, so that a ratio is within a round. `rate` counts: useful samples a second.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.churn.driver import Run
+from benchmarks.churn.systems import OWN
+
+ALL = ("elasticity", "ledger", "consistency", "heartbeats", "reduction")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A system without some of its parts."""
+
+    name: str
+    system: str
+    without: tuple[str, ...] = ()
+
+    def run(self, workload: str, workers: int, seconds: float) -> Run:
+        return Run(self.system, workload, "none", 0, seconds, 1, workers, 1_000_000, self.without)
+
+
+VARIANTS = (
+    # MindSpore's own: each worker trains alone on its share of the batch, with nn.Momentum.
+    Variant("nn.Momentum, no reduction", OWN, ("elasticity", "ledger", "consistency", "heartbeats", "reduction")),
+    Variant("ms_kungfu, no elasticity", OWN, ("elasticity", "ledger", "consistency", "heartbeats")),
+    Variant("ms_kungfu", OWN, ("ledger",)),  # its defaults
+    Variant("ms_kungfu, no consistency checks", OWN, ("ledger", "consistency")),
+    Variant("ms_kungfu, no watch for hangs", OWN, ("ledger", "heartbeats")),
+    Variant("ms_kungfu and a ledger", OWN, ("all on",)),
+    Variant("msrun", "msrun"),
+    Variant("torchrun (DDP)", "torchrun"),
+)
+BASE = VARIANTS[0].name
+
+
+def ratios(rates: Mapping[str, Sequence[float]], base: str = BASE) -> dict[str, float]:
+    """Return how many times as long a step of each takes as one of `base`: the median over rounds of the ratio.
+
+    >>> ratios({"nn.Momentum, no reduction": [100.0, 50.0], "ms_kungfu": [80.0, 40.0]})
+    {'nn.Momentum, no reduction': 1.0, 'ms_kungfu': 1.25}
+    """
+    return {
+        name: statistics.median(theirs / own for own, theirs in zip(each, rates[base]))
+        for name, each in rates.items() if each
+    }  # fmt: skip
+
+
+def markdown(found: Mapping[tuple[str, int], Mapping[str, Sequence[float]]]) -> str:
+    """Return a table of samples a second and ratios, by workload and workers."""
+    lines = ["| | " + " | ".join(f"{workload}, {n} worker{'s' if n > 1 else ''}" for workload, n in found) + " |"]
+    lines.append("|---" * (len(found) + 1) + "|")
+    for variant in VARIANTS:
+        texts = []
+        for rates in found.values():
+            own = rates.get(variant.name)
+            text = "-" if not own else f"{statistics.median(own):.0f}/s"
+            if own and variant.system != "torchrun" and rates.get(BASE):
+                text += f", {ratios(rates)[variant.name]:.3f}"
+            texts.append(text)
+        lines.append(f"| {variant.name} | " + " | ".join(texts) + " |")
+    return "\n".join(lines) + "\n"

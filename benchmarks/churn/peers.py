@@ -1,0 +1,100 @@
+"""The other systems' packages, in a virtual environment of their own, and which versions of what were measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine
+from benchmarks.churn.systems.base import ROOT, System
+
+FOLDER = ROOT / "build" / "churn-peers"
+_PIP_S, _BUILD_S = 1800, 3600
+# Each is tried by itself; the next ones are installed all the same.
+PEERS: dict[str, tuple[list[str], dict[str, str]]] = {
+    "torch": (["torch==2.13.0", "numpy"], {}),
+    "torchft": (["torchft==0.2.0"], {}),
+    "Ray Train": (["ray[train]==2.60.0"], {}),
+    # From its sources, as its "Installation guide" says for PyTorch and Gloo alone.
+    "Elastic Horovod": (
+        ["--no-build-isolation", "horovod==0.28.1"],
+        {
+            "HOROVOD_WITH_PYTORCH": "1", "HOROVOD_WITH_GLOO": "1", "HOROVOD_WITHOUT_MPI": "1",
+            "HOROVOD_WITHOUT_TENSORFLOW": "1", "HOROVOD_WITHOUT_MXNET": "1",
+        },
+    ),
+}  # fmt: skip
+
+
+def python(folder: Path = FOLDER) -> str:
+    return str(folder / "bin" / "python")
+
+
+def cause(output: str) -> str:
+    """Return the line of pip's output that says why a package couldn't be installed.
+
+    >>> cause("  a.h:5:2: error: #error C++17 or later is required\\nERROR: Failed building wheel for horovod\\n")
+    'a.h:5:2: error: #error C++17 or later is required'
+    """
+    lines = [line.strip() for line in output.splitlines()]
+    compiler = [line for line in lines if "error: " in line and not line.startswith("error: subprocess")]
+    errors = compiler or [line for line in lines if line.lower().startswith("error")]
+    return errors[0] if errors else (lines or ["no output"])[-1]
+
+
+def setup(folder: Path = FOLDER) -> dict[str, str]:
+    """Install all peers. Return the errors of those that can't be, which are kept beside them."""
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    pip = [python(folder), "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
+    errors: dict[str, str] = {}
+    subprocess.run([*pip, "-q", "setuptools", "wheel"], check=True, timeout=_PIP_S)
+    for name, (words, env) in PEERS.items():
+        print(f"churn: install {name}: {' '.join(words)}", flush=True)
+        try:
+            done = subprocess.run(
+                [*pip, *words], env={**os.environ, **env}, capture_output=True, text=True, timeout=_BUILD_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            errors[name] = f"not installed within {_BUILD_S} s"
+            continue
+        if done.returncode != 0:
+            errors[name] = cause(done.stdout + done.stderr)
+            print(f"churn: {name} can't be installed: {errors[name]}", flush=True)
+    (folder / "errors.json").write_text(json.dumps(errors, indent=1))
+    return errors
+
+
+def errors(folder: Path = FOLDER) -> dict[str, str]:
+    """Return what `setup` couldn't install."""
+    path = folder / "errors.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+_VERSIONS = """
+import json, sys
+from importlib import metadata
+found = {}
+for name in sys.argv[1:]:
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+
+
+def versions(system: System, interpreter: str) -> dict[str, str] | None:
+    """Return the versions of a system's packages. None if one is missing."""
+    if not system.is_peer:
+        return {"ms_kungfu": machine.commit(), **{name: metadata.version(name) for name in system.packages}}
+    if not Path(interpreter).exists():
+        return None
+    words = [interpreter, "-c", _VERSIONS, *system.packages]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found if len(found) == len(system.packages) else None

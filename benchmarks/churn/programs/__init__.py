@@ -1,0 +1,1 @@
+"""The training programs, one of each system. Each gets the name of a file with its :class:`..worker.Plan`."""

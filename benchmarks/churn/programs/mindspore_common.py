@@ -1,0 +1,68 @@
+"""What the two programs of MindSpore share: the models, and a training step with the tally."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn, ops
+
+from benchmarks import networks
+from benchmarks.churn.samples import EXTRA
+from benchmarks.churn.workloads import CLASSES, MLP_WIDTH, MOMENTUM, RATE, Workload
+
+
+def network(workload: Workload) -> Any:
+    ms.set_seed(1)
+    if workload.network == "lenet":
+        return networks.lenet()
+    return nn.SequentialCell(
+        nn.Flatten(), nn.Dense(784, MLP_WIDTH), nn.ReLU(), nn.Dense(MLP_WIDTH, MLP_WIDTH), nn.ReLU(),
+        nn.Dense(MLP_WIDTH, CLASSES),
+    )  # fmt: skip
+
+
+class Marked(nn.Cell):
+    """The loss, and a term whose gradient by the tally is -marks."""
+
+    def __init__(self, net: Any, tally: Any) -> None:
+        super().__init__(auto_prefix=False)
+        self.net, self.tally, self.loss = net, tally, networks.Loss()
+
+    def construct(self, x, y, marks):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        return self.loss(self.net(x), y) - (self.tally * marks).sum()
+
+
+class Step(nn.Cell):
+    """A training step: gradients, their mean over the workers, MindSpore's Momentum, and the tally.
+
+    `reducer` averages a tuple of gradients over the workers; None does not.
+    """
+
+    def __init__(self, net: Any, total: int, reducer: Any) -> None:
+        super().__init__(auto_prefix=False)
+        self.tally = ms.Parameter(np.zeros(total + EXTRA, np.float32), name="tally")
+        weights = net.trainable_params()
+        self.optimizer = nn.Momentum(weights, RATE, MOMENTUM)
+        parameters = [self.tally, *weights]
+        self.gradients = ms.value_and_grad(Marked(net, self.tally), None, ms.ParameterTuple(parameters))
+        self.reducer = (lambda gradients: gradients) if reducer is None else reducer(parameters)
+        self.total = total
+        without_slots = np.ones(total + EXTRA, np.float32)
+        without_slots[total:-1] = 0
+        self.without_slots = ms.Tensor(without_slots)
+
+    def construct(self, x, y, marks):  # type: ignore[no-untyped-def]
+        loss, gradients = self.gradients(x, y, marks)
+        gradients = self.reducer(gradients)
+        mean = -gradients[0]
+        # `samples.counted`
+        added = mean / mean[self.total : -1].max() * self.without_slots
+        loss = ops.depend(loss, self.optimizer(gradients[1:]))
+        return ops.depend(loss, ops.assign_add(self.tally, added))
+
+
+def scores(net: Any, x: Any) -> Any:
+    net.set_train(False)
+    return net(ms.Tensor(x)).asnumpy()

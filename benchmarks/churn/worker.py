@@ -1,0 +1,106 @@
+"""What the training program of each system does for the benchmark: it says that it is there, and what it has trained.
+
+A worker writes files of its own, each record with one call, so that a killed worker leaves all but its last record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.churn.workloads import WORKLOADS
+
+ROW = struct.Struct("=dq")
+"""A committed step: its end in seconds of CLOCK_MONOTONIC, and the samples that the weights contain behind it."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a training program is told. It gets the name of a JSON file with it."""
+
+    folder: str
+    workload: str
+    workers: int
+    checkpoint_every: int
+    """Steps between two checkpoints, for the systems that need them."""
+    python: str
+    """The interpreter of the other systems."""
+    hosts: tuple[str, ...] = ()
+    """The addresses of the hosts, or none if the job has this machine alone."""
+    switches: tuple[str, ...] = ()
+    """What ms_kungfu is measured without: see `cost`."""
+    elastic: bool = False
+    """Whether the number of workers will change."""
+
+    def write(self) -> str:
+        path = Path(self.folder) / "plan.json"
+        path.write_text(json.dumps(asdict(self)))
+        return str(path)
+
+
+def read_plan(path: str) -> Plan:
+    found = json.loads(Path(path).read_text())
+    return Plan(**{**found, "hosts": tuple(found["hosts"]), "switches": tuple(found["switches"])})
+
+
+class Worker:
+    """The records of this process in the plan's folder."""
+
+    def __init__(self, plan: Plan, spare: bool = False) -> None:
+        """`spare`: this process isn't a worker yet; it is one from its first step on."""
+        self.plan, self.workload = plan, WORKLOADS[plan.workload]
+        self._folder = Path(plan.folder)
+        self._name = f"{os.getpid()}"
+        self._steps = open(self._path("steps", ".rows"), "ab", buffering=0)  # noqa: SIM115
+        if not spare:
+            self._announce()
+
+    def _path(self, kind: str, suffix: str) -> Path:
+        (self._folder / kind).mkdir(exist_ok=True)
+        return self._folder / kind / (self._name + suffix)
+
+    def _announce(self) -> None:
+        self._path("workers", "").touch()
+
+    def samples(self) -> dict[str, NDArray[Any]]:
+        with np.load(self._folder / "samples.npz") as file:
+            return dict(file)
+
+    def stop_asked(self) -> bool:
+        return (self._folder / "stop").exists()
+
+    def committed(self, tally: NDArray[Any]) -> None:
+        """Record a committed step, from the tally behind it."""
+        self._steps.write(ROW.pack(time.monotonic(), int(np.rint(tally[: self.workload.total].sum()))))
+
+    def end(self, tally: NDArray[Any], weights: Iterable[NDArray[Any]], epochs: float, accuracy: float) -> None:
+        """Record the final weights. `epochs`: how many the program says it has trained."""
+        digest = hashlib.sha256()
+        for each in [tally, *weights]:
+            digest.update(np.ascontiguousarray(each).tobytes())
+        np.save(self._path("tallies", ".npy"), tally[: self.workload.total])
+        found = {"digest": digest.hexdigest()[:16], "epochs": epochs, "accuracy": accuracy}
+        path = self._path("ends", ".new")
+        path.write_text(json.dumps(found))
+        path.rename(path.with_suffix(".json"))
+
+
+def accuracy(scores: NDArray[Any], labels: NDArray[Any]) -> float:
+    return float((scores.argmax(1) == labels).mean())
+
+
+def read_steps(folder: Path) -> Iterator[tuple[int, list[tuple[float, int]]]]:
+    """Return each process's rows; a torn last one is left out."""
+    for path in (folder / "steps").glob("*.rows"):
+        content = path.read_bytes()
+        yield int(path.stem), list(ROW.iter_unpack(content[: len(content) // ROW.size * ROW.size]))
