@@ -73,7 +73,11 @@ class _Job:
     def start(self, command: Command) -> None:
         if not command.serves:
             self._started.add(command.name)
-        within = self._hosts[command.host].within() if self._hosts else []
+        within: list[str] = []
+        if self._hosts:
+            host = self._hosts[command.host]
+            # Programs tell each other their host's name, which no server resolves here: so it is the address.
+            within = [*host.within(), "sh", "-c", 'hostname "$0" && exec "$@"', host.address]
         self._tell(start=command.name, argv=[*within, *command.argv], env=command.env, again=command.again)
 
     def signal(self, name: str, number: int) -> None:

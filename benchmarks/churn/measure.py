@@ -121,6 +121,17 @@ def final(folder: Path) -> dict[str, Any]:
             "trained": trained.useful, "wrong": ""}  # fmt: skip
 
 
+def phases(folder: Path, since: float) -> str:
+    """Return the median seconds of each phase of the start of the workers that made their first step since then."""
+    first = {pid: rows[0][0] for pid, rows in read_steps(folder) if rows}
+    found: dict[str, list[float]] = {}
+    for path in (folder / "phases").glob("*.json"):
+        if first.get(int(path.stem), 0.0) >= since:
+            for name, seconds in json.loads(path.read_text()).items():
+                found.setdefault(name, []).append(seconds)
+    return ", ".join(f"{name} {statistics.median(each):.2f}" for name, each in found.items())
+
+
 def numbers(folder: Path, observed: Observed) -> dict[str, Any]:
     """Return a run's numbers. Times are in seconds, memory in MiB, `rate` in useful samples a second."""
     found = timeline(dict(read_steps(folder)))
@@ -144,6 +155,7 @@ def numbers(folder: Path, observed: Observed) -> dict[str, Any]:
         "next_step_p99_s": None if most is None else round(most, 4),
         "cpu_ms_per_sample": None if per_sample is None else round(per_sample, 3),
         "memory_mib": round(statistics.median(observed.memory) / 2**20) if observed.memory else None,
+        "start": phases(folder, observed.begin),
         "hung": not observed.finished,
         **{name: last.get(name) for name in ("lost", "twice", "equal_weights", "ended", "epochs", "accuracy")},
         "wrong": last["wrong"],

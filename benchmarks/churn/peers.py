@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
-from benchmarks.churn.systems.base import ROOT, System
+from benchmarks.churn.systems.base import System
 
-FOLDER = ROOT / "build" / "churn-peers"
+FOLDER = Path("build/churn-peers")
 _PIP_S, _BUILD_S = 1800, 3600
 # Each is tried by itself; the next ones are installed all the same.
 PEERS: dict[str, tuple[list[str], dict[str, str]]] = {

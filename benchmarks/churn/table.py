@@ -14,7 +14,8 @@ from benchmarks.churn.systems import OWN
 COLUMNS = (
     "date", "machine", "commit", "versions", "load", "system", "workload", "scenario", "every", "seed", "workers",
     "checkpoint_every", "switches", "seconds", "kills", "useful", "rate", "next_step_p50_s", "next_step_p99_s", "lost",
-    "twice", "equal_weights", "ended", "epochs", "accuracy", "cpu_ms_per_sample", "memory_mib", "hung", "wrong",
+    "twice", "equal_weights", "ended", "epochs", "accuracy", "cpu_ms_per_sample", "memory_mib", "start",
+    "hung", "wrong",
 )  # fmt: skip
 TARGETS = {30.0: 0.98, 10.0: 0.96, 5.0: 0.93, 1.0: 0.80}
 """ms_kungfu's goodput, by the seconds between two kills."""
@@ -41,8 +42,19 @@ def _value(name: str, text: str) -> Any:
     if text in ("True", "False"):
         return text == "True"
     if text == "":
-        return "" if name in ("wrong", "switches") else None
-    if name in ("system", "workload", "scenario", "date", "machine", "commit", "versions", "switches", "wrong"):
+        return "" if name in ("wrong", "switches", "start") else None
+    if name in (
+        "start",
+        "system",
+        "workload",
+        "scenario",
+        "date",
+        "machine",
+        "commit",
+        "versions",
+        "switches",
+        "wrong",
+    ):
         return text
     return float(text)
 

@@ -62,6 +62,9 @@ class Worker:
         self._folder = Path(plan.folder)
         self._name = f"{os.getpid()}"
         self._steps = open(self._path("steps", ".rows"), "ab", buffering=0)  # noqa: SIM115
+        self._phases: dict[str, float] = {}
+        self._last = _process_began()
+        self.phase("imports")
         if not spare:
             self._announce()
 
@@ -79,8 +82,17 @@ class Worker:
     def stop_asked(self) -> bool:
         return (self._folder / "stop").exists()
 
+    def phase(self, name: str) -> None:
+        """Record that a phase of the worker's start ends here; it began with the end of the one before."""
+        now = time.monotonic()
+        if name not in self._phases:
+            self._phases[name], self._last = now - self._last, now
+
     def committed(self, tally: NDArray[Any]) -> None:
         """Record a committed step, from the tally behind it."""
+        if "first step" not in self._phases:
+            self.phase("first step")
+            self._path("phases", ".json").write_text(json.dumps(self._phases))
         self._steps.write(ROW.pack(time.monotonic(), int(np.rint(tally[: self.workload.total].sum()))))
 
     def end(self, tally: NDArray[Any], weights: Iterable[NDArray[Any]], epochs: float, accuracy: float) -> None:
@@ -93,6 +105,13 @@ class Worker:
         path = self._path("ends", ".new")
         path.write_text(json.dumps(found))
         path.rename(path.with_suffix(".json"))
+
+
+def _process_began() -> float:
+    """Return when this process was started, in seconds of CLOCK_MONOTONIC."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.monotonic() - age
 
 
 def accuracy(scores: NDArray[Any], labels: NDArray[Any]) -> float:

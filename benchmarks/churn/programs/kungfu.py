@@ -71,6 +71,7 @@ def main(path: str) -> None:
     off = set(plan.switches)
     step = Step(net, total, None if "reduction" in off else partial(KungFuGradReducer))
     step.set_train()
+    worker.phase("network")
     if "consistency" in off:
         consistency.PERIOD = 1 << 40
 
@@ -96,6 +97,7 @@ def main(path: str) -> None:
         share = max(1, BATCH // (kf.current_cluster_size() or 1))
         marks = samples.marks(total, np.arange(share), 0, False)
         step.compile(ms.Tensor(given["x"][:share]), ms.Tensor(given["y"][:share]), ms.Tensor(marks))
+        worker.phase("compilation")
 
     data = ElasticDataset(
         ds.GeneratorDataset(source, ["x", "y", "number"], shuffle=False),
@@ -108,6 +110,7 @@ def main(path: str) -> None:
         checkpoint_dir=Path(plan.folder) / "checkpoints", checkpoint_every=plan.checkpoint_every,
     )  # fmt: skip
     for _ in elastic.epochs(_NO_EPOCHS):
+        worker.phase("join and state")
         for batch in data:
             train(*batch)
             if not elastic.step_end().detached:

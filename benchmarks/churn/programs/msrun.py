@@ -22,7 +22,8 @@ from benchmarks.churn.workloads import BATCH
 
 def main(path: str) -> None:
     plan = read_plan(path)
-    worker = Worker(plan)
+    # msrun's scheduler runs this program, too, up to `init`.
+    worker = Worker(plan, spare=os.environ.get("MS_ROLE") == "MS_SCHED")
     ms.set_context(mode=ms.GRAPH_MODE)
     init()
     rank, size = get_rank(), get_group_size()
@@ -31,6 +32,7 @@ def main(path: str) -> None:
     net = network(worker.workload)
     step = Step(net, total, lambda parameters: nn.DistributedGradReducer(parameters, True, size))
     step.set_train()
+    worker.phase("network")
     file = Path(plan.folder) / "checkpoint.ckpt"
     if file.exists():
         found = ms.load_checkpoint(str(file))

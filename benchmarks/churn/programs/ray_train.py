@@ -24,6 +24,7 @@ def loop(config: dict[str, Any]) -> None:
     worker = Worker(plan)
     model = Marked(worker.workload)
     parallel = ray.train.torch.prepare_model(model)
+    worker.phase("network")
     context = ray.train.get_context()
     rank = context.get_world_rank()
 

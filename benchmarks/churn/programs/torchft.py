@@ -45,10 +45,10 @@ def main(path: str) -> None:
         load_state_dict=load,
         state_dict=state,
         replica_id=f"train_ddp_{group}",
-        hostname=os.environ.get("CHURN_ADDRESS", "localhost"),
     )
     parallel = DistributedDataParallel(manager, model)
     wrapped = OptimizerWrapper(manager, optimizer)
+    worker.phase("network")
     data = dataset(worker)
     checkpoint = Path(plan.folder) / "checkpoint.pt"
     if checkpoint.exists():

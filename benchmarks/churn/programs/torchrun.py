@@ -36,6 +36,7 @@ def main(path: str) -> None:
 
     model = Marked(worker.workload)
     parallel = torch.nn.parallel.DistributedDataParallel(model)
+    worker.phase("network")
     train(worker, model, parallel, (rank, dist.get_world_size()), restore, save)
     dist.destroy_process_group()
 

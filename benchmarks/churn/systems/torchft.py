@@ -26,11 +26,11 @@ class TorchFT(System):
             # torchrun sets it for several workers of an agent; each group has an agent of its own here.
             "OMP_NUM_THREADS": "1",
         }
-        if plan.hosts:
-            env["CHURN_ADDRESS"] = plan.hosts[host]
-            env["GLOO_SOCKET_IFNAME"] = "eth0"
         words = [str(Path(plan.python).with_name("torchrun")), f"--master_port={_FIRST_PORT + group}", "--nnodes=1"]
         words += ["--nproc_per_node=1", "--max_restarts=1000000"]
+        if plan.hosts:
+            words.append(f"--master_addr={plan.hosts[host]}")
+            env["GLOO_SOCKET_IFNAME"] = "eth0"
         program = ["-m", "benchmarks.churn.programs.torchft", str(folder / "plan.json")]
         return Command(f"group.{group}", [*words, *program], env, host=host)
 
