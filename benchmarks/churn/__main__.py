@@ -175,7 +175,9 @@ def _cost(arguments: argparse.Namespace) -> int:
                 row = session.do(variant.run(workload, int(workers), arguments.seconds), "cost")
                 if row is not None:
                     rates = found.setdefault((workload, int(workers)), {})
-                    rates.setdefault(variant.name, []).append(row["rate"])
+                    # Without a reduction the numbers are those of the slowest worker alone.
+                    alone = "reduction" in variant.without
+                    rates.setdefault(variant.name, []).append(row["rate"] * (workers if alone else 1))
     text = cost.markdown(found)
     arguments.out.with_suffix(".md").write_text(text)
     print(text)

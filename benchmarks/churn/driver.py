@@ -248,7 +248,7 @@ def _watch(
             if _act(event, system, plan, job, hosts):
                 lost.append(now)
         time.sleep(max(0.0, begin + run.seconds - time.monotonic()))
-    end = time.monotonic()
+        end = time.monotonic()
     # Replacements are in the job again when it ends, so that all workers' weights can be compared.
     while not job.stepped(run.workers, 1, end) and not job.over() and time.monotonic() < end + _WHOLE_S:
         time.sleep(0.1)

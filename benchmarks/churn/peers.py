@@ -36,15 +36,15 @@ def python(folder: Path = FOLDER) -> str:
 
 
 def cause(output: str) -> str:
-    """Return the line of pip's output that says why a package couldn't be installed.
+    """Return the line of pip's output that says why a package couldn't be installed, without the paths before it.
 
     >>> cause("  a.h:5:2: error: #error C++17 or later is required\\nERROR: Failed building wheel for horovod\\n")
-    'a.h:5:2: error: #error C++17 or later is required'
+    'error: #error C++17 or later is required'
     """
     lines = [line.strip() for line in output.splitlines()]
     compiler = [line for line in lines if "error: " in line and not line.startswith("error: subprocess")]
     errors = compiler or [line for line in lines if line.lower().startswith("error")]
-    return errors[0] if errors else (lines or ["no output"])[-1]
+    return errors[0][errors[0].lower().index("error") :] if errors else (lines or ["no output"])[-1]
 
 
 def setup(folder: Path = FOLDER) -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 
 import ms_kungfu as kf
 from benchmarks.churn import samples
-from benchmarks.churn.programs.mindspore_common import Step, network, scores
+from benchmarks.churn.programs.mindspore_common import Alone, Step, network, scores
 from benchmarks.churn.worker import Worker, accuracy, read_plan
 from benchmarks.churn.workloads import BATCH
 from ms_kungfu import env
@@ -39,25 +38,12 @@ class _Numbered:
         return self._x[number], self._y[number], np.int32(number)
 
 
-class _Fixed:
-    """What remains of a training if elasticity is switched off: a share of each batch, and no changes."""
-
-    def __init__(self, source: _Numbered, reduced: bool) -> None:
-        self._source, self._epoch = source, 0
-        # Without a reduction each worker trains alone, on the share that it would have.
-        self._rank, self._size = kf.current_rank(), kf.current_cluster_size()
-        self.reduced = reduced
-
-    def epochs(self, stop: Any) -> Iterator[Any]:
-        while not stop():
-            yield self._epoch
-            self._epoch += 1
-
-    def __iter__(self) -> Iterator[tuple[Any, Any, Any]]:
-        order = np.random.default_rng(self._epoch).permutation(len(self._source))[self._rank :: self._size]
-        share = BATCH // self._size
-        pipeline = ds.GeneratorDataset(self._source, ["x", "y", "number"], sampler=order.tolist()).batch(share)
-        yield from pipeline.create_tuple_iterator(num_epochs=1)
+def _fixed_epoch(source: _Numbered, epoch: int) -> Iterator[Any]:
+    """Yield this worker's share of an epoch, if elasticity is switched off."""
+    rank, size = kf.current_rank(), kf.current_cluster_size()
+    order = np.random.default_rng(epoch).permutation(len(source))[rank::size]
+    pipeline = ds.GeneratorDataset(source, ["x", "y", "number"], sampler=order.tolist()).batch(BATCH // size)
+    yield from pipeline.create_tuple_iterator(num_epochs=1)
 
 
 def main(path: str) -> None:
@@ -69,7 +55,7 @@ def main(path: str) -> None:
     source = _Numbered(given["x"], given["y"])
     net = network(worker.workload)
     off = set(plan.switches)
-    step = Step(net, total, None if "reduction" in off else partial(KungFuGradReducer))
+    step = Step(net, total, Alone if "reduction" in off else KungFuGradReducer)
     step.set_train()
     worker.phase("network")
     if "consistency" in off:
@@ -85,12 +71,13 @@ def main(path: str) -> None:
         worker.end(step.tally.asnumpy(), weights, epochs, right)
 
     if "elasticity" in off:
-        fixed = _Fixed(source, "reduction" not in off)
-        for _ in fixed.epochs(lambda: step.tally.asnumpy()[-1] > 0):
-            for batch in fixed:
+        epoch = 0
+        while step.tally.asnumpy()[-1] == 0:
+            for batch in _fixed_epoch(source, epoch):
                 train(*batch)
                 worker.committed(step.tally.asnumpy())
-        finish(step.tally.asnumpy()[:total].sum() / total)
+            epoch += 1
+        finish(epoch)
         return
 
     def prepare() -> None:

@@ -34,10 +34,20 @@ class Marked(nn.Cell):
         return self.loss(self.net(x), y) - (self.tally * marks).sum()
 
 
+class Alone(nn.Cell):
+    """Reduces nothing: each worker trains by itself."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(auto_prefix=False)
+
+    def construct(self, gradients):  # type: ignore[no-untyped-def]
+        return gradients
+
+
 class Step(nn.Cell):
     """A training step: gradients, their mean over the workers, MindSpore's Momentum, and the tally.
 
-    `reducer` averages a tuple of gradients over the workers; None does not.
+    `reducer` makes the cell that averages a tuple of gradients over the workers.
     """
 
     def __init__(self, net: Any, total: int, reducer: Any) -> None:
@@ -47,7 +57,7 @@ class Step(nn.Cell):
         self.optimizer = nn.Momentum(weights, RATE, MOMENTUM)
         parameters = [self.tally, *weights]
         self.gradients = ms.value_and_grad(Marked(net, self.tally), None, ms.ParameterTuple(parameters))
-        self.reducer = (lambda gradients: gradients) if reducer is None else reducer(parameters)
+        self.reducer = reducer(parameters)
         self.total = total
         without_slots = np.ones(total + EXTRA, np.float32)
         without_slots[total:-1] = 0

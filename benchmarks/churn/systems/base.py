@@ -23,7 +23,8 @@ class NotApplicable(Exception):
 class Command:
     """A command of a run.
 
-    `again`: it is started again until it exits with 0, as a scheduler does. `host`: on which of the hosts it runs.
+    `again`: it is started again until it exits with 0, as a scheduler does. No such command runs on a host that is
+    killed: the host is away for a while. `host`: on which of the hosts it runs.
     `serves`: the run is over without it.
     """
 

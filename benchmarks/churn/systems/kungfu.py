@@ -51,16 +51,15 @@ class KungFu(System):
         ]
 
     def host_commands(self, plan: Plan, folder: Path, host: int) -> list[Command]:
-        # docs/host-changes.md, "A host joins"
+        # docs/host-changes.md, "A host joins": the host brings its slots, and a resize fills them.
         url = f"http://{plan.hosts[0]}:{_CONFIG_PORT}/config"
-        slots = plan.workers // len(plan.hosts)
-        words = [sys.executable, "-m", "ms_kungfu.launcher", "-q", "-join", url, "-self", f"{plan.hosts[host]}:{slots}"]
-        program = [*own_module("kungfu"), str(folder / "plan.json")]
-        grow = [sys.executable, "-m", "ms_kungfu.launcher", "resize", str(plan.workers), "-config-server", url]
+        address = f"{plan.hosts[host]}:{plan.workers // len(plan.hosts)}"
+        launcher = [sys.executable, "-m", "ms_kungfu.launcher"]
+        grow = [*launcher, "resize", str(plan.workers), "-config-server", url]
         env = self._env(plan, folder)
         return [
-            Command(f"kungfu-run.{host}", [*words, "-w", *program], env, host=host),
-            Command(f"resize.{host}", grow, env, again=True, host=host, serves=True),
+            Command(f"kungfu-run.{host}", [*launcher, "-q", "-join", url, "-self", address], env, host=host),
+            Command("resize", ["sh", "-c", 'until "$@"; do sleep 1; done', "sh", *grow], env, host=host, serves=True),
         ]
 
     def resize(self, plan: Plan, folder: Path, size: int) -> tuple[list[Command], list[tuple[str, int]]]:

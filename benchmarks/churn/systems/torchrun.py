@@ -26,8 +26,8 @@ class TorchRun(System):
         words += ["--rdzv_backend=c10d", f"--rdzv_endpoint={address}:{_PORT}"]
         if plan.hosts:
             words += [f"--local_addr={plan.hosts[host]}"]
-        # An agent that has lost the rendezvous gives up; a scheduler starts it again.
-        return Command(f"agent.{agent}", [*words, *self._program(folder)], self._env(plan), again=True, host=host)
+        # The agent that has the rendezvous is always there; a scheduler starts it again if it gives up.
+        return Command(f"agent.{agent}", [*words, *self._program(folder)], self._env(plan), again=agent == 0, host=host)
 
     def _env(self, plan: Plan) -> dict[str, str]:
         # In PyTorch 2.13 all rounds of workers share one store, in which Gloo finds the addresses of the round before.
