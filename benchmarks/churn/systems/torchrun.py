@@ -24,6 +24,7 @@ class TorchRun(System):
         words = [str(Path(plan.python).with_name("torchrun")), f"--nnodes=1:{_AGENTS}"]
         words += [f"--nproc_per_node={plan.workers // _AGENTS}", "--max_restarts=1000000", "--rdzv_id=churn"]
         words += ["--rdzv_backend=c10d", f"--rdzv_endpoint={address}:{_PORT}"]
+        words.append(f"--rdzv_conf=is_host={int(agent == 0)}")  # of the store; else the first agent that comes
         if plan.hosts:
             words += [f"--local_addr={plan.hosts[host]}"]
         # The agent that has the rendezvous is always there; a scheduler starts it again if it gives up.
