@@ -20,6 +20,7 @@ from benchmarks.churn.systems import OWN, SYSTEMS
 from benchmarks.churn.workloads import WORKLOADS
 from ms_kungfu._processes import ended_by_signals
 
+_OUT = Path("benchmarks/churn/results")
 _SEARCHED = (10, 40, 160, 640)  # steps between two checkpoints
 _SEARCH_SEED, _SEARCH_S = 1001, 60.0
 _RARE = 640  # steps, without failures
@@ -49,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
         "--peers", type=Path, default=peers.FOLDER, metavar="DIR", help="the peers' virtual environment"
     )
     out = argparse.ArgumentParser(add_help=False)
-    out.add_argument("--out", type=Path, default=Path("churn"), metavar="NAME", help="NAME.csv, .md, .png")
+    out.add_argument("--out", type=Path, default=_OUT, metavar="NAME", help=f"NAME.csv, .md, .png (default {_OUT})")
 
     commands.add_parser("setup", parents=[common], help="install the other systems")
     run = commands.add_parser("run", parents=[common, out], help="measure, and add the runs to NAME.csv")

@@ -44,7 +44,7 @@ class KungFu(System):
                 f"kungfu-run.{host}",
                 [*self._words(plan, folder, host), *program],
                 self._env(plan, folder),
-                again=True,
+                again=host == 0,
                 host=host,
             )  # fmt: skip
             for host in range(len(plan.hosts) or 1)
