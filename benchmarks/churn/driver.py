@@ -27,7 +27,7 @@ from benchmarks.churn.systems.base import ROOT, Command, NotApplicable, System
 from benchmarks.churn.worker import Plan, read_steps
 
 _WARM_STEPS = 20
-_START_S, _WHOLE_S, _END_S = 180.0, 60.0, 120.0
+_START_S, _WHOLE_S, _END_S, _EXIT_S = 180.0, 60.0, 120.0, 15.0
 _LOOK_EVERY_S = 2.0
 _HOSTS = 2
 
@@ -62,7 +62,7 @@ class _Job:
             start_new_session=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
         self.memory: list[int] = []
-        self._uncollected: dict[tuple[int, str], float] = {}
+        self._used: dict[tuple[int, str], tuple[float, bool]] = {}
         self._started: set[str] = set()
 
     def _tell(self, **words: Any) -> None:
@@ -108,9 +108,9 @@ class _Job:
         return bool(ends) and ends.issuperset(self.workers())
 
     def look(self) -> None:
-        """Note the memory of all processes, and the processor time of those that the shim won't get to know.
+        """Note the memory and the processor time of all processes.
 
-        A process that ignores SIGCHLD, as Ray's raylet does, never collects its children.
+        The shim doesn't get to know the time of a process whose parent ignores SIGCHLD, as Ray's raylet does.
         """
         total = 0
         for pid in descendants(self._shim.pid):
@@ -119,12 +119,14 @@ class _Job:
                 total += sum(int(kib) for kib in re.findall(r"^Pss: +(\d+) kB", text, re.MULTILINE)) * 1024
                 fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
                 parent = Path(f"/proc/{fields[1]}/status").read_text()
-                if int(parent.partition("SigIgn:")[2].split()[0], 16) >> (signal.SIGCHLD - 1) & 1:
-                    self._uncollected[pid, fields[19]] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+                ignored = int(parent.partition("SigIgn:")[2].split()[0], 16) >> (signal.SIGCHLD - 1) & 1
+                used = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+                self._used[pid, fields[19]] = used, bool(ignored)
         self.memory.append(total)
 
-    def uncollected_s(self) -> float:
-        return sum(self._uncollected.values())
+    def seen_s(self, uncollected: bool) -> float:
+        """Return the processor time that was seen, of all processes or of those that the shim won't know of."""
+        return sum(used for used, ignored in self._used.values() if ignored or not uncollected)
 
     def close(self) -> None:
         assert self._shim.stdin is not None
@@ -256,7 +258,18 @@ def _watch(
     limit = time.monotonic() + _END_S
     while not (finished := job.ended()) and not job.over() and time.monotonic() < limit:
         time.sleep(0.1)
-    return Observed(begin, end, tuple(lost), finished, tuple(job.memory), job.uncollected_s())
+    limit = time.monotonic() + _EXIT_S
+    while finished and not job.over() and time.monotonic() < limit:
+        time.sleep(0.1)
+    return Observed(
+        begin,
+        end,
+        tuple(lost),
+        finished,
+        tuple(job.memory),
+        job.seen_s(uncollected=True),
+        job.seen_s(uncollected=False),
+    )
 
 
 __all__ = ["Failed", "NotApplicable", "Run", "carry_out"]

@@ -100,6 +100,8 @@ class Observed:
     """Bytes of all its processes together, once in a while."""
     uncollected_s: float = 0.0
     """Processor time that isn't in usage.json."""
+    seen_s: float = 0.0
+    """Processor time of all processes that was seen while they lived: less than they used."""
 
 
 def final(folder: Path) -> dict[str, Any]:
@@ -143,7 +145,11 @@ def numbers(folder: Path, observed: Observed) -> dict[str, Any]:
     useful = (found.at(observed.end) - found.at(observed.begin)) * share
     spent = recoveries(found, observed.kills, observed.end)
     usage = folder / "usage.json"
-    cpu = json.loads(usage.read_text())["cpu_s"] + observed.uncollected_s if usage.exists() else None
+    cpu = (
+        max(json.loads(usage.read_text())["cpu_s"] + observed.uncollected_s, observed.seen_s)
+        if usage.exists()
+        else None
+    )
     per_sample = None if cpu is None or not in_all else cpu / (in_all * share) * 1e3
     median, most = percentile(spent, 0.5), percentile(spent, 0.99)
     return {

@@ -46,7 +46,7 @@ class KungFu(System):
                 self._env(plan, folder),
                 again=host == 0,
                 host=host,
-            )  # fmt: skip
+            )
             for host in range(len(plan.hosts) or 1)
         ]
 
