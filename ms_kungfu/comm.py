@@ -29,12 +29,12 @@ from __future__ import annotations
 import itertools
 import json
 import weakref
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
 from . import runtime
+from ._packing import decode, dtype_of, encode, layout_of
 from .errors import InternalError
 from .membership import check_caught_up, current
 
@@ -106,7 +106,7 @@ def _movable(array: Array) -> tuple[Array, int, str]:
     if array.dtype.char in _NUMBERS or array.dtype.name == "bfloat16":
         return (*_reducible(array), "")
     if array.dtype.hasobject:
-        raise TypeError(f"an array of {array.dtype} can't be shared")
+        raise TypeError(f"an array of {array.dtype} can't be shared; `comm.all_gather_object` collects objects")
     return array.reshape(-1).view(np.uint8), _UINT8, f"{array.dtype}{array.shape} in bytes "
 
 
@@ -255,30 +255,119 @@ def broadcast(array: ArrayLike, root: int = 0, name: str = "unnamed", out: Array
     return result
 
 
-def all_gather(array: ArrayLike, name: str = "unnamed") -> Array:
+@overload
+def all_gather(array: ArrayLike, name: str = "unnamed", uneven: Literal[False] = False) -> Array: ...
+
+
+@overload
+def all_gather(array: ArrayLike, name: str = "unnamed", *, uneven: Literal[True]) -> list[Array]: ...
+
+
+def all_gather(array: ArrayLike, name: str = "unnamed", uneven: bool = False) -> Array | list[Array]:
     """Collect the arrays of all ranks, in their order.
 
     A failed rank counts until the next cluster version. Its entry is zeros, the same at every survivor,
     and not to be distinguished from zeros that a rank brought. `ms_kungfu.agreement.gather_living`
     returns which ranks took part.
 
+    With `uneven` the entry of a failed rank has length 0. The ranks first exchange their lengths, and
+    each of the entries travels as long as the longest one.
+
     Args:
         array: this rank's input, of the same shape and dtype at every rank.
         name: matches the call with those of the other ranks.
+        uneven: whether the first axis may have another length at each rank. The same at every rank.
 
     Returns:
-        The arrays, stacked along a new first axis, of shape ``(size, *array.shape)``.
+        The arrays, stacked along a new first axis, of shape ``(size, *array.shape)``. With `uneven` a
+        list of them by rank, of shapes ``(length, *array.shape[1:])``; ``np.concatenate`` joins them.
 
     Raises:
         TypeError: for a dtype that doesn't fit.
+        ValueError: for a number, which has no first axis, with `uneven`.
         KungFuError: see :func:`all_reduce`.
     """
-    _begin(name)
     array = _input(array)
+    if uneven:
+        if array.ndim == 0:
+            raise ValueError(f"all_gather(uneven=True) takes arrays with a first axis, got {array.dtype}()")
+        kind = f"{array.dtype}(*{''.join(f', {length}' for length in array.shape[1:])}) in bytes "
+        parts = _gather_bytes(_movable(array)[0].reshape(-1).view(np.uint8), array.shape[0], name, kind)
+        empty = np.empty((0, *array.shape[1:]), array.dtype)
+        return [empty if part is None else _part(*part, like=array) for part in parts]
+    _begin(name)
     source, dtype, kind = _movable(array)
     result = np.empty((current().core.size(), *array.shape), array.dtype)
     current().core.all_gather(name, source, _movable(result)[0], dtype, kind)
     return result
+
+
+def _part(length: int, content: Array, like: Array) -> Array:
+    return content.view(like.dtype).reshape(length, *like.shape[1:])
+
+
+def _gather_bytes(
+    content: Array, count: int, name: str, kind: str, limit: int | None = None
+) -> list[tuple[int, Array] | None]:
+    """Return each rank's count and bytes, None for a failed rank; collective.
+
+    Every rank brings at first how much it brings, then its bytes, up to the most that a rank brings. In front are the
+    numbers again, which are zero for a rank that has failed meanwhile.
+
+    Args:
+        content: uint8.
+        count: of whatever the bytes stand for.
+        name: of the operation.
+        kind: compared between the ranks.
+        limit: ValueError at every rank if one brings more bytes.
+    """
+    head = np.array([content.size + 1, count], np.int64)
+    sizes = all_gather(head, name=f"{name}/lengths")[:, 0] - 1
+    longest = int(sizes.max())
+    if limit is not None and longest > limit:
+        raise ValueError(
+            f'"{name}": rank {int(sizes.argmax())} brings {longest} bytes, at most {limit} are allowed; '
+            "send large arrays by all_gather(uneven=True)"
+        )
+    row = np.zeros(head.nbytes + longest, np.uint8)
+    row[: head.nbytes] = head.view(np.uint8)
+    row[head.nbytes : head.nbytes + content.size] = content
+    rows = np.empty((current().core.size(), row.size), np.uint8)
+    current().core.all_gather(name, row, rows, _UINT8, kind)
+    heads = rows[:, : head.nbytes].copy().view(np.int64)
+    return [
+        (int(number), each[head.nbytes : head.nbytes + int(size) - 1].copy()) if size else None
+        for (size, number), each in zip(heads, rows)
+    ]
+
+
+#: The most bytes that a rank brings to `all_gather_object`.
+MAX_OBJECT_BYTES = 16 << 20
+
+
+def all_gather_object(value: Any, name: str = "unnamed") -> list[Any]:
+    """Collect an object of each rank, in their order.
+
+    An object is None, a number, text, bytes or an array of NumPy's, or lists and dicts of objects. It
+    travels as msgpack, never as a pickle: no rank can run code at another one.
+
+    Args:
+        value: this rank's object, of at most 16 MiB as msgpack. A tuple or set arrives as a list, a
+            scalar of NumPy's as a number.
+        name: matches the call with those of the other ranks.
+
+    Returns:
+        The objects by rank. That of a rank that has failed is None.
+
+    Raises:
+        TypeError: for an object of another type.
+        OverflowError: for an integer of more than 64 bits.
+        ValueError: at every rank, if one brings more than 16 MiB.
+        KungFuError: see :func:`all_reduce`.
+    """
+    content = np.frombuffer(encode(value), np.uint8)
+    parts = _gather_bytes(content, 1, name, "object in bytes ", MAX_OBJECT_BYTES)
+    return [None if part is None else decode(part[1].tobytes()) for part in parts]
 
 
 def reduce_scatter(array: ArrayLike, op: str = "sum", name: str = "unnamed") -> Array:
@@ -348,7 +437,7 @@ def save(name: str, array: ArrayLike) -> int:
     """
     runtime.init()
     array = _input(array)
-    return current().core.save(name, _layout(array), array.reshape(-1).view(np.uint8))
+    return current().core.save(name, layout_of(array), array.reshape(-1).view(np.uint8))
 
 
 def request(rank: int, name: str) -> Saved | None:
@@ -383,23 +472,8 @@ def request(rank: int, name: str) -> Saved | None:
     kind, _, shape = layout.partition(" ")
     if not shape.startswith("["):
         raise ValueError(f'rank {rank} has saved a "{layout}" under "{name}", not an array')
-    value = np.empty(json.loads(shape), _dtype(kind))
+    value = np.empty(json.loads(shape), dtype_of(kind))
     if value.nbytes != nbytes:
         raise InternalError(f'"{name}" of rank {rank} has {nbytes} bytes, which are no {layout}')
     version = current().core.request(rank, name, layout, value.reshape(-1).view(np.uint8))
     return Saved(value, version) if version else None
-
-
-def _layout(array: Array) -> str:
-    if array.dtype.hasobject:
-        raise TypeError(f"an array of {array.dtype} can't be shared")
-    return f"{array.dtype.name if array.dtype.name == 'bfloat16' else array.dtype.str} {json.dumps(array.shape)}"
-
-
-def _dtype(kind: str) -> Any:
-    if kind != "bfloat16":
-        return np.dtype(kind)
-    try:  # NumPy has none; a program that has saved one has one of these
-        return np.dtype(import_module("ml_dtypes").bfloat16)
-    except ImportError:
-        return np.dtype(import_module("mindspore.common.np_dtype").bfloat16)

@@ -74,6 +74,13 @@ def _seconds_or_0(text: str) -> float:
     return 0.0 if text in ("0", "0.0") else _seconds(text)
 
 
+def _parent(text: str) -> tuple[int, ...]:
+    numbers = tuple(map(_natural, text.split(":")))
+    if len(numbers) != 6:
+        raise ValueError(text)
+    return numbers
+
+
 def _hex(text: str) -> str:
     bytes.fromhex(text)
     return text
@@ -309,6 +316,13 @@ RANK_ID = Variable("RANK_ID", NUMBER, 0, "The worker's rank at its start.")
 RANK_SIZE = Variable("RANK_SIZE", NUMBER, 1, "The size at its start.")
 LOCAL_RANK = Variable("KUNGFU_LOCAL_RANK", NUMBER, 0, "The worker's rank among those of its host, at its start.")
 LOCAL_SIZE = Variable("KUNGFU_LOCAL_SIZE", NUMBER, 1, "How many workers its host has, at its start.")
+PARENT = _optional(
+    "KUNGFU_PARENT",
+    Kind(_parent, "'process ID:rank:size:local rank:local size:cluster version'"),
+    "In a child process of a worker: the worker's process and its numbers as the child started. A child answers rank "
+    "and size by them, and takes no part in collectives.",
+    set_by="worker",
+)
 # PyTorch's names for the same.
 PLAIN_RANK = Variable("RANK", NUMBER, 0, "As `RANK_ID`, for programs that read torchrun's names.")
 WORLD_SIZE = Variable("WORLD_SIZE", NUMBER, 1, "As `RANK_SIZE`.")

@@ -14,7 +14,8 @@ from types import TracebackType
 
 from . import _device, _logging, env, errors, membership
 from ._processes import show_stacks_when_asked
-from .membership import deadlocks, model_store
+from .membership import deadlocks, model_store, outside
+from .membership.children import may_take_a_slot
 
 _lock = threading.Lock()
 _alone = 0  # blocks of keep_waiting that this process is in
@@ -52,12 +53,14 @@ def init(device: str | None = None) -> None:
             if member.ports.owns_process:
                 _logging.set_up(membership.rank)
                 show_stacks_when_asked()
-            membership.begin()
-            member.core.set_resize_handler(membership.change_size)
-            model_store.connect()
-            if member.ports.owns_process:
-                deadlocks.start(member.core, member.ports.start_thread)
-                membership.report_program_end(member)
+            if membership.begin():
+                member.core.set_resize_handler(membership.change_size)
+                model_store.connect()
+                if member.ports.owns_process:
+                    deadlocks.start(member.core, member.ports.start_thread)
+                    if member.get(env.WATCH):
+                        outside.start(member)
+                    membership.report_program_end(member)
         member.core.set_delay_for_tests(member.get(env.TEST_COMM_DELAY_MS))
         # Nothing at exit: a failing process would notify the others that it has left before the launcher knows its exit
         # code. They would fail first and be blamed. The launcher marks a process within milliseconds of its end.
@@ -115,12 +118,20 @@ def using_kungfu() -> bool:
     return membership.current().get(env.BROKER) is not None
 
 
+def _begin_to_ask() -> None:
+    """Join, except in a process of `multiprocessing` that would take its worker's slot by asking."""
+    member = membership.current()
+    if member.begun or not (using_kungfu() and may_take_a_slot(member)):
+        init()
+
+
 def current_rank() -> int:
     """Return this process's rank, from 0.
 
-    It changes only inside a resize.
+    It changes only inside a resize. A child process of a worker returns the rank that its worker had
+    when the child started.
     """
-    init()
+    _begin_to_ask()
     return membership.rank()
 
 
@@ -129,19 +140,19 @@ def current_cluster_size() -> int:
 
     It changes only inside a resize.
     """
-    init()
+    _begin_to_ask()
     return membership.size()
 
 
 def current_local_rank() -> int:
     """Return the rank among the workers of this host, from 0."""
-    init()
+    _begin_to_ask()
     return membership.local_rank()
 
 
 def current_local_size() -> int:
     """Return the number of workers on this host."""
-    init()
+    _begin_to_ask()
     return membership.local_size()
 
 
@@ -150,7 +161,7 @@ def cluster_version() -> int:
 
     It grows with every change of membership.
     """
-    init()
+    _begin_to_ask()
     return membership.cluster_version()
 
 

@@ -1,6 +1,6 @@
 """Data that follows the cluster: :class:`ElasticDataset`.
 
-It loads on first use, since it needs MindSpore.
+It loads on first use, since it needs MindSpore. :func:`indexed` numbers the samples of a dataset.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ms_kungfu.dataset.elastic import ElasticDataset
+    from ms_kungfu.dataset.indexing import indexed
 
-__all__ = ["ElasticDataset"]
+__all__ = ["ElasticDataset", "indexed"]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,6 +19,10 @@ def __getattr__(name: str) -> Any:
         from ms_kungfu.dataset.elastic import ElasticDataset
 
         return ElasticDataset
+    if name == "indexed":
+        from ms_kungfu.dataset.indexing import indexed
+
+        return indexed
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -22,6 +22,8 @@ from mindspore.dataset.engine.datasets import (
     ShuffleDataset,
 )
 
+from ms_kungfu.dataset.sharding import Drawing
+
 _NO_SEED = 5489  # the default of MindSpore's get_seed()
 _BATCHES = (BatchDataset, PaddedBatchDataset)
 _KEEPS_SAMPLES = (MapDataset, RenameDataset, ProjectDataset, *_BATCHES)
@@ -42,8 +44,8 @@ class Pipeline:
     """Samples there are, over all shards."""
     chosen: list[int] | None = None
     """Their numbers, if its sampler takes others than the first `total`."""
-    drawn_from: int | None = None
-    """From how many samples a shuffling sampler takes another `total` each epoch, if it doesn't take all."""
+    drawn_from: int | Drawing | None = None
+    """From how many samples a shuffling sampler takes another `total` each epoch, if it doesn't take all, or how."""
     batch_size: int | None = None
     drop_remainder: bool = False
     passes: int = 1
@@ -163,11 +165,9 @@ def _check_below(sampler: Any) -> None:
         below = below.child_sampler
 
 
-def _samples_of(leaf: Any) -> tuple[int | None, int, list[int] | None, int | None]:
-    """Return a bottom dataset's shards, its unsharded samples, their numbers if not the first, and the drawn total."""
-    iterable_only = isinstance(leaf, ds.GeneratorDataset) and not hasattr(leaf.source, "__getitem__")
-    if iterable_only or not hasattr(leaf, "use_sampler"):
-        raise TypeError(_FORM.format(f"{type(leaf).__name__} takes no sampler"))
+def _samples_of(leaf: Any) -> tuple[int | None, int, list[int] | None, int | Drawing | None]:
+    """Return a bottom dataset's shards, its unsharded samples, their numbers if not the first, and how it draws."""
+    _check_numbered(leaf)
     sampler = leaf.sampler
     _check_below(sampler)
     if isinstance(sampler, ds.SubsetSampler):  # SubsetRandomSampler, too
@@ -176,10 +176,14 @@ def _samples_of(leaf: Any) -> tuple[int | None, int, list[int] | None, int | Non
     if isinstance(sampler, ds.SequentialSampler):
         first, total = sampler.start_index or 0, int(leaf.get_dataset_size())
         return None, total, list(range(first, first + total)) if first else None, None
+    if isinstance(sampler, ds.WeightedRandomSampler):
+        return (None, *_drawn(leaf, sampler))
     if sampler is not None and not isinstance(sampler, (ds.RandomSampler, ds.DistributedSampler)):
+        own = type(sampler).__module__ != ds.RandomSampler.__module__ or type(sampler).__name__ == "IterSampler"
+        what = "a sampler of the program's own" if own else f"a {type(sampler).__name__}"
         raise TypeError(
-            f"a {type(sampler).__name__} draws samples, or orders them, in each worker by itself, and an "
-            "ElasticDataset trains each sample once an epoch; leave it out, or choose samples by a SubsetSampler"
+            f"{what} draws or orders samples in each worker by itself, and the workers of an ElasticDataset share one "
+            "order; leave it out, choose samples by SubsetSampler([numbers]), or draw them by WeightedRandomSampler"
         )
     num_shards = sampler.num_shards if isinstance(sampler, ds.DistributedSampler) else None
     drawn = sampler.num_samples if sampler is not None else None
@@ -191,6 +195,52 @@ def _samples_of(leaf: Any) -> tuple[int | None, int, list[int] | None, int | Non
         total = min(there, drawn * (num_shards or 1))
     leaf.use_sampler(ds.SequentialSampler(num_samples=total))  # for callers that read it as it is
     return num_shards, total, None, there if total < there and _shuffles(sampler) else None
+
+
+def is_numbered(leaf: Any) -> bool:
+    """Return whether a bottom dataset gives any of its samples by number, and not all in order alone."""
+    if isinstance(leaf, ds.GeneratorDataset):
+        return hasattr(leaf.source, "__getitem__")
+    return hasattr(leaf, "use_sampler")
+
+
+def _check_numbered(leaf: Any) -> None:
+    """Check that the samples of a bottom dataset have numbers."""
+    name = type(leaf).__name__
+    if getattr(leaf, "has_batch_sampler", False):
+        raise TypeError(
+            f"the batch_sampler of a {name} makes the batches of one process; leave it and collate_fn out, write "
+            "batch(n) behind the dataset, and collate by its per_batch_map"
+        )
+    if is_numbered(leaf):
+        return
+    if isinstance(leaf, ds.GeneratorDataset):
+        raise TypeError(
+            "a GeneratorDataset over a function or an iterator has no numbered samples to partition; give it an "
+            "object with __getitem__ and __len__, or ms_kungfu.dataset.indexed(GeneratorDataset(...), folder), which "
+            "reads it once"
+        )
+    raise TypeError(
+        f"{name} is read in order alone, without numbered samples to partition; give "
+        f"ms_kungfu.dataset.indexed({name}(..., shuffle=False), folder), which reads it once, and put map and "
+        "batch behind it"
+    )
+
+
+def _drawn(leaf: Any, sampler: Any) -> tuple[int, None, Drawing]:
+    """Return how many samples a WeightedRandomSampler draws, no numbers, and how it draws."""
+    weights = tuple(map(float, sampler.weights))
+    leaf.use_sampler(ds.SequentialSampler())
+    there = int(leaf.get_dataset_size())
+    if len(weights) != there:
+        raise ValueError(f"a WeightedRandomSampler of {len(weights)} weights over {there} samples; give one for each")
+    drawn = sampler.num_samples or there
+    possible = sum(weight > 0 for weight in weights)
+    if not sampler.replacement and drawn > possible:
+        raise ValueError(
+            f"a WeightedRandomSampler(replacement=False) draws {drawn} of {possible} samples with a weight; draw less"
+        )
+    return drawn, None, Drawing(weights, bool(sampler.replacement))
 
 
 def batched(pipeline: ds.Dataset, size: Sizes) -> ds.Dataset:

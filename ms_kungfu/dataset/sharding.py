@@ -25,6 +25,7 @@ Rules
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,19 +44,48 @@ def permutation(total: int, seed: int, epoch: int, shuffle: bool = True) -> NDAr
     return np.random.default_rng((seed, epoch)).permutation(total)
 
 
-class Order:
-    """The sample at each position of an epoch. `drawn_from`: of how many samples it takes `total`."""
+@dataclass(frozen=True)
+class Drawing:
+    """How samples are drawn by weight, others each epoch, in place of a permutation."""
 
-    def __init__(self, total: int, drawn_from: int, shuffle: bool) -> None:
-        self.drawn_from, self.shuffle = drawn_from, bool(shuffle)
+    weights: tuple[float, ...]
+    """Of each sample; they need no sum of 1."""
+    replacement: bool
+    """Whether a sample may be drawn more than once an epoch."""
+
+    def samples(self, total: int, seed: int, epoch: int) -> NDArray[np.int64]:
+        """Return `total` samples, the same on every worker: int64 of shape (total,)."""
+        weights = np.array(self.weights, np.float64)
+        random = np.random.default_rng((seed, epoch))
+        return random.choice(len(weights), total, self.replacement, weights / weights.sum())
+
+
+class Order:
+    """The sample at each position of an epoch.
+
+    `drawn_from`: of how many samples it takes `total`, others each epoch; or how it draws them.
+    """
+
+    def __init__(self, total: int, drawn_from: int | Drawing, shuffle: bool) -> None:
+        self._drawing = drawn_from if isinstance(drawn_from, Drawing) else None
+        self.drawn_from = len(drawn_from.weights) if isinstance(drawn_from, Drawing) else drawn_from
+        self.shuffle = bool(shuffle) and self._drawing is None
         self._total = total
         self._known: tuple[tuple[int, int], Any] = ((-1, -1), None)  # (seed, epoch) and its permutation
+
+    def named(self) -> dict[str, Any]:
+        """Return what has to be equal at all workers, as JSON."""
+        weights = {} if self._drawing is None else {"weights": zlib.crc32(repr(self._drawing).encode())}
+        return {"shuffle": self.shuffle, **weights}
 
     def samples(self, where: NDArray[np.int64], seed: int, epoch: int) -> list[int]:
         """Return the numbers of the samples at these positions."""
         if self._known[0] != (seed, epoch):
-            order = permutation(self.drawn_from, seed, epoch, self.shuffle)
-            self._known = (seed, epoch), order[: self._total]
+            if self._drawing is not None:
+                order = self._drawing.samples(self._total, seed, epoch)
+            else:
+                order = permutation(self.drawn_from, seed, epoch, self.shuffle)[: self._total]
+            self._known = (seed, epoch), order
         samples: list[int] = self._known[1][where].tolist()
         return samples
 

@@ -59,7 +59,7 @@ class Shares:
         ledger: Record | None = None,
         shards: int | None = None,
         passes: int = 1,
-        drawn_from: int | None = None,
+        drawn_from: int | sharding.Drawing | None = None,
     ) -> None:
         self._cursor = sharding.EpochCursor(total, drop_remainder)
         self._hold(BatchSize(batch_size, global_batch_size, shards))
@@ -68,7 +68,7 @@ class Shares:
         self._seed = index(seed)
         if shards is not None and not 0 <= self._seed < 1 << 64:
             raise ValueError(f"with shards a seed is at least 0 and below 2**64, got {seed}")
-        self._order = sharding.Order(total, max(total, drawn_from or 0), shuffle)
+        self._order = sharding.Order(total, drawn_from or total, shuffle)
         self._dealing = Dealing(self._cursor, shards is not None)
         self._recording = Recording(ledger)
         self._step_weights: list[int] = []  # by rank, for the partition of this step
@@ -287,7 +287,7 @@ class Shares:
     def same_at_all(self) -> dict[str, Any]:
         """Return what has to be equal at all workers that begin together, by the user's names, as JSON."""
         return {
-            "samples": self._total, **self._batch.named(), "seed": self._seed, "shuffle": self._order.shuffle,
+            "samples": self._total, **self._batch.named(), "seed": self._seed, **self._order.named(),
             "drop_remainder": self._cursor.drop_remainder, "passes": self._passes,
         }  # fmt: skip
 

@@ -72,7 +72,11 @@ class Source:
             pipeline = copy.deepcopy(self._given)
             sampler = ds.SubsetSampler([0])
             sampler.indices = _Numbers(self._in_dataset(numbers))
-            pipelines.nodes_of(pipeline)[-1].use_sampler(sampler)
+            leaf: Any = pipelines.nodes_of(pipeline)[-1]
+            leaf.use_sampler(sampler)
+            if isinstance(leaf, ds.GeneratorDataset) and leaf.source_len > 0:
+                # It yields no more samples than its source has, and a sampler that draws may take one many times.
+                leaf.source_len = max(leaf.source_len, len(numbers))
             pipeline = pipelines.batched(pipeline, size)
         else:
             pipeline = self._given(numbers).batch(size)

@@ -6,6 +6,7 @@ collective of this process. :func:`ms_kungfu.runtime.init` comes before them. Ea
 - `member`: what this process knows, and the ports by which it reaches the world
 - `identity`: rank, size, names
 - `cores`: how many it has, if bits depend on it
+- `children`: processes that a worker starts
 - `joining`: into a cluster and out of it
 - `job_end`: a signal that ends the job; `program_end`: the end of its own program
 - `step_agreement`: once a step all ranks agree on the next version
@@ -13,6 +14,7 @@ collective of this process. :func:`ms_kungfu.runtime.init` comes before them. Ea
 - `sync_points`: at which asynchronous trainings meet instead
 - `reductions`: which ranks contributed to what was reduced
 - `deadlocks`: ranks that wait for each other
+- `outside`: changes that wait for a worker outside of a step
 - `model_store`: the way to other workers' latest models
 """
 

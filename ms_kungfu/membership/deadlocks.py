@@ -85,6 +85,13 @@ def waits_for_kernels(main: FrameType | None) -> bool:
     return main is not None and _module(main) in _WAITS_FOR_KERNELS
 
 
+def may_wait_for_others(main: FrameType | None) -> bool:
+    """Return whether the main thread is in ms_kungfu, or in kernels of MindSpore's: either may be a collective."""
+    if main is None:
+        return False
+    return _package(_module(main)) == "ms_kungfu" or (waits_for_kernels(main) and main.f_code.co_name != "compile")
+
+
 def place_in_program(frame: FrameType | None) -> str:
     """Return ``train.py:12``, the innermost line that is the program's; empty if there is none."""
     while frame is not None and _package(_module(frame)) in _NOT_THE_PROGRAM:

@@ -8,6 +8,7 @@ import zlib
 from ms_kungfu import env
 from ms_kungfu.cluster import PeerID
 from ms_kungfu.errors import KungFuError
+from ms_kungfu.membership.children import Answers
 from ms_kungfu.membership.member import Member, current
 
 
@@ -101,37 +102,55 @@ def is_first_cluster() -> bool:
     return not member.get(env.PARKED) and not member.detached and cluster_version() == member.incarnation
 
 
+def answers_without_slot() -> Answers | None:
+    """Return what a process without a slot answers: its worker's numbers, or those that it was started for.
+
+    None in a cluster, and in a process that `kungfu-run` hasn't started.
+    """
+    member = current()
+    if member.parents_answers is not None:
+        return member.parents_answers
+    if not member.deferred and (member.cluster is not None or member.get(env.BROKER) is None):
+        return None
+    started_for = (env.RANK_ID, env.WORLD_SIZE, env.LOCAL_RANK, env.LOCAL_SIZE, env.INCARNATION)
+    return Answers(*map(member.get, started_for))
+
+
+def answers() -> Answers:
+    """Return rank, size, local rank, local size and version of this process."""
+    return Answers(rank(), size(), local_rank(), local_size(), cluster_version())
+
+
 def rank() -> int:
     """Return the rank; until this process has joined the one it was started for."""
-    member = current()
-    joins_later = member.deferred or (member.cluster is None and member.get(env.BROKER) is not None)
-    return member.get(env.RANK_ID) if joins_later else int(member.core.rank())
+    without_slot = answers_without_slot()
+    return int(current().core.rank()) if without_slot is None else without_slot.rank
 
 
 def size() -> int:
-    """Return the number of ranks; until a deferred join that of the cluster it was started for."""
-    member = current()
-    return member.get(env.WORLD_SIZE) if member.deferred else int(member.core.size())
+    """Return the number of ranks; until this process has joined that of the cluster it was started for."""
+    without_slot = answers_without_slot()
+    return int(current().core.size()) if without_slot is None else without_slot.size
 
 
 def cluster_version() -> int:
-    member = current()
-    return member.incarnation if member.deferred else int(member.core.cluster_version())
+    without_slot = answers_without_slot()
+    return int(current().core.cluster_version()) if without_slot is None else without_slot.version
 
 
 def local_rank() -> int:
-    """Return the rank among the workers of this host; until a deferred join the one it was started for."""
-    member = current()
-    if member.deferred:
-        return member.get(env.LOCAL_RANK)
+    """Return the rank among the workers of this host; until this process has joined the one it was started for."""
+    without_slot, member = answers_without_slot(), current()
+    if without_slot is not None:
+        return without_slot.local_rank
     here = _workers_here(member)
     return here.index(member.self_id) if member.self_id in here else 0
 
 
 def local_size() -> int:
-    """Return the number of workers on this host; until a deferred join that of the cluster it was started for."""
-    member = current()
-    return member.get(env.LOCAL_SIZE) if member.deferred else len(_workers_here(member))
+    """Return the number of workers on this host; until this process has joined as `local_rank`."""
+    without_slot = answers_without_slot()
+    return len(_workers_here(current())) if without_slot is None else without_slot.local_size
 
 
 def host_of_rank() -> list[int]:

@@ -15,7 +15,8 @@ from ms_kungfu import env
 from ms_kungfu.broker_protocol import Detached, Granted, Stay
 from ms_kungfu.cluster import PeerID
 from ms_kungfu.errors import KungFuError, ResizeError
-from ms_kungfu.membership.identity import identity
+from ms_kungfu.membership import children
+from ms_kungfu.membership.identity import answers, identity
 from ms_kungfu.membership.member import Member, current
 
 _log = logging.getLogger(__name__)
@@ -25,21 +26,28 @@ _ANSWER_S = 10.0
 _handles_sigterm = False  # or a parent of this process did
 
 
-def begin() -> None:
+def begin() -> bool:
     """Join the cluster that this process was started for, or get ready to if the job runs already.
 
-    Called once, by :func:`ms_kungfu.runtime.init`.
+    Called once, by :func:`ms_kungfu.runtime.init`. Return False in a child process of a worker: what communicates
+    raises there.
     """
     member = current()
     own, standby = member.get(env.SELF), member.get(env.STANDBY)
     if own is None and standby is None:
         raise ValueError("KUNGFU_BROKER is set but KUNGFU_SELF is not; start the program with kungfu-run")
     member.reset(None if own is None else PeerID.parse(own), member.get(env.INCARNATION))
+    member.parents_answers = children.parents_answers(member)
+    if member.parents_answers is not None:
+        member.core.set_join_handler(children.refuse)
+        return False
+    children.announce(member, answers())
     if member.get(env.PARKED):
         member.deferred, member.received = True, False
         member.core.set_join_handler(join)
-        return
-    enter_first(member, request_segment(member, None, None, member.get(env.JOIN_TIMEOUT)))
+    else:
+        enter_first(member, request_segment(member, None, None, member.get(env.JOIN_TIMEOUT)))
+    return True
 
 
 def join() -> None:
@@ -102,6 +110,7 @@ def enter(member: Member, granted: Granted, has_state: bool) -> None:
         member.core.note_step(member.ended_steps.last, member.ended_steps.each_s)
     member.cluster = granted.cluster
     member.superseded = member.sync_points = 0
+    children.announce(member, answers())
 
 
 def enter_first(member: Member, granted: Granted | Detached | Stay) -> None:

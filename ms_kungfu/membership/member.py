@@ -130,6 +130,7 @@ class Member:
         self.incarnation = incarnation
         self.cluster: Cluster | None = None
         self.deferred = False  # it was started for a running job, and joins when it is ready
+        self.parents_answers: Any = None  # children.Answers, in a child process of a worker
         self.entering = False
         self.detached = False
         self.evicted = False  # and a worker or a user has named it

@@ -38,6 +38,11 @@ def take_apart(dataset: ds.Dataset, use: str = "training") -> pipelines.Pipeline
         parts = pipelines.take_apart(dataset)
     except (TypeError, ValueError) as error:
         raise refused(f"{use} on this dataset", str(error)) from error
+    if isinstance(parts.drawn_from, sharding.Drawing):
+        raise refused(
+            f"{use} on a dataset with a WeightedRandomSampler",
+            "each rank would draw samples of its own; an ElasticDataset of it draws for all workers, without --msrun",
+        )
     shards = shards_of(dataset)
     if shards != world.size():
         seen = "trained once an epoch" if use == "training" else "seen once"

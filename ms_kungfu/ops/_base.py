@@ -29,6 +29,19 @@ def element(dtype: Any) -> Any:
     return dtype.element_type() if isinstance(dtype, mstype.TensorType) else dtype
 
 
+def is_undetermined(dtype: Any) -> bool:
+    """Return whether the compiler doesn't know the type yet, as of gradients if one of them is sparse."""
+    return isinstance(dtype, type(mstype.undetermined))
+
+
+def placeholders(count: int) -> tuple[Any, Any]:
+    """Return shapes and dtypes of so many tensors, for the compiler while it doesn't know the types.
+
+    It takes no unknown type from Python, and comes again when it knows them.
+    """
+    return ((1,),) * count, (mstype.TensorType(mstype.float32),) * count
+
+
 def check_root(root: int) -> int:
     """Check that `root` can be a rank, and return it.
 
@@ -100,6 +113,8 @@ class Collective(Primitive):
 
     copies = False
     """Whether the primitive only moves data, and so takes every dtype."""
+    _takes_sparse = False
+    """Whether callers make sparse gradients dense before (`_sparse.SparseReduction`)."""
     _made = False
     """Whether this process has made any that computes."""
 
@@ -125,6 +140,11 @@ class Collective(Primitive):
         return shape
 
     def _check_dtype(self, dtype: Any) -> None:
+        if is_undetermined(dtype):
+            raise TypeError(
+                f"{self.name} can't take a sparse gradient (RowTensor); KungFuGradReducer and the optimizers of "
+                "ms_kungfu.optimizers that average gradients take it"
+            )
         if not self.copies and element(dtype) not in _DTYPES:
             raise TypeError(
                 f"{self.name} can't take a tensor of {element(dtype)}; supported are float16, bfloat16, float32, "
@@ -134,6 +154,8 @@ class Collective(Primitive):
     def _outputs(self, *inputs: dict[str, Any]) -> tuple[Any, Any]:
         shape, dtype = inputs[0]["shape"], inputs[0]["dtype"]
         if isinstance(dtype, (tuple, list)):
+            if self._takes_sparse and any(map(is_undetermined, dtype)):
+                return placeholders(len(dtype))
             for each in dtype:
                 self._check_dtype(each)
             return tuple(self.output_shape(list(each)) for each in shape), dtype

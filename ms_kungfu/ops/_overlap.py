@@ -7,7 +7,7 @@ from typing import Any
 
 from mindspore import dtype as mstype
 
-from ms_kungfu.ops._base import Collective, Primitive, element
+from ms_kungfu.ops._base import Collective, Primitive, element, is_undetermined, placeholders
 from ms_kungfu.ops.reduce_op import check_reduce_op
 
 
@@ -18,6 +18,8 @@ class AllReduceStart(Collective):
     run in the order of their starts, which the side effect forces. The inputs are copied. Each start needs its
     :class:`AllReduceWait` in the same graph: a name is good for one operation at a time.
     """
+
+    _takes_sparse = True
 
     def __init__(self, op: str, name: str) -> None:
         super().__init__("KungFuAllReduceStart", name, op=check_reduce_op(op))
@@ -44,4 +46,5 @@ class AllReduceWait(Primitive):
         super().__init__("KungFuAllReduceWait", ["x"], ["y"], num_tensors=tuple(num_tensors))
 
     def _outputs(self, *inputs: dict[str, Any]) -> tuple[Any, Any]:
-        return inputs[0]["shape"], inputs[0]["dtype"]
+        shapes, dtypes = inputs[0]["shape"], inputs[0]["dtype"]
+        return placeholders(len(dtypes)) if any(map(is_undetermined, dtypes)) else (shapes, dtypes)

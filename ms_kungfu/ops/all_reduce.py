@@ -49,6 +49,8 @@ class AllReduceGradients(Collective):
     settled. In a mean of floats each rank counts by its samples, if these differ.
     """
 
+    _takes_sparse = True
+
     def __init__(self, op: str, names: Sequence[str], group_of: Sequence[int] = ()) -> None:
         names, group_of = tuple(names), tuple(group_of)
         # The first name stands for the call if one is needed.

@@ -15,6 +15,7 @@ from ms_kungfu.fusion._mindspore import plan_of
 from ms_kungfu.ops import ReduceOp
 from ms_kungfu.ops._overlap import AllReduceStart, AllReduceWait
 from ms_kungfu.ops._reparse import Mended
+from ms_kungfu.ops._sparse import SparseReduction
 from ms_kungfu.ops.all_reduce import AllReduceGradients
 from ms_kungfu.trained import claims
 from ms_kungfu.trained.rates import hold_last_rate
@@ -146,6 +147,7 @@ class KungFuGradReducer(nn.Cell):
         self._name = name
         self._fusion = fusion
         self._overlap = overlap
+        self.rows = SparseReduction()
         self.left_to_shards = False  # a ShardedStep has summed them
         claims.serves(self)
         self.begins_alike = True  # if the parameters differ between the ranks at first, the first reduction fails
@@ -235,6 +237,12 @@ class KungFuGradReducer(nn.Cell):
         """
         if self.left_to_shards:
             return gradients
+        if self.rows.is_needed(gradients):
+            return self.rows.sparse(gradients, self._reduce(self.rows.dense(gradients)))
+        return self._reduce(gradients)
+
+    def _reduce(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        """Reduce dense gradients."""
         if not self.grouped:
             return self.all_reduce(gradients)
         check_count(len(gradients), self.count)

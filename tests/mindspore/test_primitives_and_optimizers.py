@@ -37,6 +37,10 @@ def test_n_workers_on_shards_train_as_one_on_the_whole_batch(run_workers, mode):
     run_workers("optimizers.py", 2, mode)
 
 
+def test_sparse_gradients_reduce_to_the_rows_that_ranks_read(run_workers):
+    run_workers("sparse.py", 2)
+
+
 @pytest.mark.parametrize("mode", [long("graph"), "pynative"])
 def test_a_single_worker_trains_as_with_the_plain_optimizer(run_workers, mode):
     run_workers("optimizers.py", 1, mode, "drop_ins")

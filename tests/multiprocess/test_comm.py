@@ -136,3 +136,13 @@ def test_a_person_resizes_a_running_job(tmp_path: Path) -> None:
 @pytest.mark.parametrize("np", [0, 1, 3])
 def test_model_saved_by_one_rank_is_found_by_the_others(run_program: Run, np: int) -> None:
     assert run_program(PROGRAMS / "saved.py", np=np).count("fine") == max(1, np)
+
+
+@pytest.mark.parametrize("manner", ["spawn", "fork"])
+def test_children_answer_rank_and_size_and_take_no_part(run_program: Run, manner: str) -> None:
+    assert run_program(PROGRAMS / "children.py", manner, np=2, watch=True).count("fine") == 1
+
+
+@pytest.mark.parametrize("manner", ["spawn", "fork"])
+def test_children_that_ask_first_take_no_slot(run_program: Run, manner: str) -> None:
+    assert run_program(PROGRAMS / "children.py", manner, "early", np=2).count("fine") == 2

@@ -549,7 +549,7 @@ def test_waiting_for_a_config_server_can_be_interrupted(kungfu_run):
 @pytest.mark.parametrize(
     ("in_step", "said"),
     [
-        ("pass", r"\. No worker has looked for it\..*KungFuElasticCallback or ElasticTraining"),
+        ("pass", r"\. No worker has looked for it: .*KungFuElasticCallback or ElasticTraining"),
         (
             "kf.membership.step_ended(i)",
             r" step=\d+\. The workers have not followed it\. .*epochs\(\) and no dataset= they do at",
@@ -576,6 +576,21 @@ def test_program_that_never_looks_for_changes_is_warned_of(start_module, script,
     run.assert_exit(143)
     assert len(run.wait_for(told)) == 1
     assert len([line for line in run.lines if "change waits: version=1" in line]) == 1
+
+
+def test_worker_that_polls_for_a_failed_ranks_file_says_where_it_is(start_module, script):
+    run = start_module(
+        "ms_kungfu.launcher", "-np", 2, "-w", "-builtin-config-port", free_port(), "-recover", "shrink",
+        *script("import os, signal, time\nimport ms_kungfu as kf\nfrom ms_kungfu.membership import outside\n"
+                "outside._LIMIT_S, outside._LOOK_EVERY_S = 0.3, 0.05\nkf.comm.all_reduce(1)\n"
+                "kf.membership.step_ended(7)\nif kf.current_rank() == 0: os.kill(os.getpid(), signal.SIGKILL)\n"
+                "while not os.path.exists('written by rank 0'): time.sleep(0.01)\n"),
+    )  # fmt: skip
+    told = r"WARNING: outside steps: rank=1 seconds=0 last_step=7 at=worker.py:8 version=1 failed_ranks=0\. "
+    run.wait_for(told)
+    run.signal(signal.SIGTERM)
+    run.assert_exit(143)
+    assert len(run.wait_for(told)) == 1
 
 
 def test_while_a_worker_has_yet_to_join_the_change_is_said_to_wait_for_it(start_module, script):

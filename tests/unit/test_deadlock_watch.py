@@ -9,7 +9,15 @@ from multiprocessing.pool import ThreadPool
 
 import pytest
 
-from ms_kungfu.membership.deadlocks import awaits_timer, begin_nothing, place_in_program, waits_for_kernels, watch
+from ms_kungfu.membership.deadlocks import (
+    awaits_timer,
+    begin_nothing,
+    may_wait_for_others,
+    place_in_program,
+    waits_for_kernels,
+    watch,
+)
+from ms_kungfu.membership.outside import OutsideWatch
 
 
 def calls(module, inner, file="somewhere.py"):
@@ -150,3 +158,33 @@ def test_process_that_computes_on_a_device_is_never_alone():
     with pytest.raises(InterruptedError):
         watch(core)
     assert [alone for alone, _, _ in core.looks] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "waits"),
+    [
+        ("ms_kungfu.comm", "all_reduce", True),
+        ("mindspore.graph.api", "run", True),
+        ("mindspore.graph.api", "compile", False),
+        ("train", "evaluate", False),
+    ],
+)
+def test_main_thread_in_kernels_may_wait_and_in_the_compiler_not(module, function, waits):
+    names = {"__name__": module, "frame": sys._getframe}
+    exec(f"def {function}():\n    return frame()", names)
+    assert may_wait_for_others(names[function]()) == waits
+    assert not may_wait_for_others(None)
+
+
+def test_change_that_waits_outside_of_steps_is_logged_once_a_version():
+    watch = OutsideWatch(30)
+    assert watch.look(0, 1, 1, 7, waits=False) is None
+    assert watch.look(50, 1, 2, 7, waits=False) is None  # prepared now
+    assert watch.look(60, 1, 2, 8, waits=False) is None  # a step has ended
+    assert watch.look(65, 1, 2, 8, waits=True) is None  # it waits for others
+    assert watch.look(90, 1, 2, 8, waits=False) is None
+    assert watch.look(95, 1, 2, 8, waits=False) == 30
+    assert watch.look(200, 1, 2, 8, waits=False) is None
+    assert watch.look(201, 1, 3, 8, waits=False) == 136
+    assert watch.look(300, 3, 3, 8, waits=False) is None  # adopted
+    assert watch.look(400, 3, 4, 8, waits=False) is None

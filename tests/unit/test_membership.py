@@ -135,6 +135,34 @@ def test_joining_worker_passes_barriers_until_it_has_joined():
     assert core.barriers == 2
 
 
+class FailingCore(Core):
+    """Rank 1 of three fails between the exchange of lengths and that of the parts."""
+
+    def __init__(self):
+        self.gathered = 0
+
+    def size(self):
+        return 3
+
+    def all_gather(self, name, source, out, dtype, kind):
+        out[:] = source
+        self.gathered += 1
+        if self.gathered == 2:
+            out[1] = 0
+
+
+@pytest.mark.parametrize(
+    "gather", [lambda: comm.all_gather([7, 8], uneven=True), lambda: comm.all_gather_object([7, 8])]
+)
+def test_rank_that_fails_amid_uneven_gathering_brings_nothing(gather):
+    member = Member(Ports(core=FailingCore(), environ={}))
+    member.begun = True
+    parts = asked_as(member, gather)
+    assert [list(part) for part in parts if part is not None and len(part)] == [[7, 8], [7, 8]]
+    assert len(parts) == 3
+    assert parts[1] is None or parts[1].shape == (0,)
+
+
 def test_worker_that_joined_too_early_passes_barriers_and_refuses_others(monkeypatch):
     class Called(Core):
         made = 0

@@ -183,6 +183,8 @@ def defined(body, name):
     """The definition of a name among these statements, and its docstring: of an attribute, the text behind it."""
     for statement, behind in zip(body, [*body[1:], None]):
         if isinstance(statement, (ast.FunctionDef, ast.ClassDef)) and statement.name == name:
+            if any(isinstance(each, ast.Name) and each.id == "overload" for each in statement.decorator_list):
+                continue
             return statement, ast.get_docstring(statement) or ""
         targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):

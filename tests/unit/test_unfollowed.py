@@ -27,3 +27,24 @@ def test_program_is_not_blamed_while_the_store_is_away(awaits_store: bool, caplo
         watch._look(3, frozenset())
     assert ("step=13. The workers have not followed it" in caplog.text) == (not awaits_store)
     assert len(looks) == awaits_store, "it looks again"
+
+
+@pytest.mark.parametrize(("before", "after", "said"), [
+    ([13, 13], [13, 13], "step=13. No worker has ended a step since"),
+    ([13, 13], [14, 13], "step=14. The workers have not followed it"),
+    ([], [1, 1], "step=1. The workers have not followed it"),
+    ([], [], "No worker has looked for it"),
+])  # fmt: skip
+def test_warning_of_an_unfollowed_change_fits_the_steps(
+    before: list[int], after: list[int], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = iter([before, after])
+    watch = FollowWatch(None, None, lambda: False, lambda: False)  # type: ignore[arg-type]
+    watch._steps_of_members = lambda: next(told)  # type: ignore[method-assign]
+    watch._members_yet_to_join = list  # type: ignore[method-assign,assignment]
+    watch._look_later = lambda *_: None  # type: ignore[method-assign]
+    with caplog.at_level("WARNING", "ms_kungfu"):
+        watch.prepared(3)
+        watch._look(3, frozenset())
+    (record,) = caplog.records
+    assert said in record.getMessage()

@@ -175,7 +175,7 @@ class Relay:
         holder = self._holders.get((peer, incarnation))
         if holder is None or holder == request.pid or not self._is_alive(holder):
             return False
-        own = f"process {request.pid} has no slot of its own"
+        own = f"process {request.pid} has no slot of its own and can't communicate; do that in process {holder}"
         request.send(m.Error(f"the slot of {peer} belongs to process {holder}; {own}"))
         return True
 

@@ -56,6 +56,7 @@ def environment_of(
         env.WORLD_SIZE.name: size,
         env.PLAIN_LOCAL_RANK.name: local_rank,
         env.LOCAL_WORLD_SIZE.name: local_size,
+        env.PARENT.name: None,
         env.DISTRIBUTE_HOSTS.name: None,  # a kungfu-run in the program is another job
         env.DISTRIBUTE_SHELL.name: None,
         **({env.SLURM_STEP_ID.name: None} if options.in_slurm else {}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Callable
 
 from ms_kungfu.launcher.controller.broker import Broker
@@ -27,6 +27,7 @@ class FollowWatch:
     is_over: Callable[[], bool]
     awaits_store: Callable[[], bool]
     _follows: bool = False  # the members have adopted a version
+    _steps_before: list[int] = field(default_factory=list)  # of the members, when the version was prepared
     _timer: asyncio.TimerHandle | None = None
 
     def committed(self) -> None:
@@ -34,6 +35,7 @@ class FollowWatch:
 
     def prepared(self, version: int) -> None:
         if self._timer is None and not self._follows:
+            self._steps_before = self._steps_of_members()
             self._look_later(version, frozenset())
 
     def _look_later(self, version: int, told: frozenset[str]) -> None:
@@ -55,7 +57,16 @@ class FollowWatch:
             )  # fmt: skip
         if absent:  # no member can look for a change before all have joined
             self._look_later(version, told | absent)
-        elif steps := self._steps_of_members():
+            return
+        steps = self._steps_of_members()
+        if steps and self._steps_before and max(steps) == max(self._steps_before):
+            _log.warning(
+                'change waits: version=%d seconds=%g step=%d. No worker has ended a step since. A change is '
+                'followed at the end of a step. The event "outside steps" in a worker\'s log has the line that '
+                "its program is at",
+                version, _UNFOLLOWED_S, max(steps),
+            )  # fmt: skip
+        elif steps:
             _log.warning(
                 "change waits: version=%d seconds=%g step=%d. The workers have not followed it. They follow a"
                 " change at the end of a step. With ElasticTraining.epochs() and no dataset= they do at the "
@@ -65,7 +76,8 @@ class FollowWatch:
             )  # fmt: skip
         else:
             _log.warning(
-                "change waits: version=%d seconds=%g. No worker has looked for it. A program follows changes "
+                "change waits: version=%d seconds=%g. No worker has looked for it: each compiles its first step, or "
+                "is elsewhere (the event \"outside steps\" in its log), or counts no steps. A program follows changes "
                 "if KungFuElasticCallback or ElasticTraining counts its steps. In one that only reduces "
                 "(ms_kungfu.comm) new workers wait until the job ends, or until `kungfu-run resize` requests "
                 "the present size again: docs/change-a-program.md",

@@ -478,7 +478,11 @@ def test_shape_queries(cluster):
         (lambda: ElasticDataset(by_function, 3), ValueError, "total="),
         (lambda: ElasticDataset({"x": np.ones(9)}, 3), TypeError, "not dict; mindspore.dataset.NumpySlicesDataset"),
         (lambda: ElasticDataset(generator(9).concat(generator(9)), 3), TypeError, "ConcatDataset"),
-        (lambda: ElasticDataset(ds.GeneratorDataset(lambda: iter([]), ["x"]), 3), TypeError, "no sampler"),
+        (
+            lambda: ElasticDataset(ds.GeneratorDataset(lambda: iter([]), ["x"]), 3),
+            TypeError,
+            "over a function or an iterator has no numbered samples",
+        ),
         (lambda: next(iter(ElasticDataset(generator(9), 10, drop_remainder=True))), ValueError, "leaves nothing of 9"),
         (lambda: next(iter(ElasticDataset(generator(9), 3).map(lambda x: x))), TypeError, "last part of a pipeline"),
     ],

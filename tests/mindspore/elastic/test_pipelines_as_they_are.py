@@ -9,7 +9,7 @@ import mindspore.dataset as ds
 import numpy as np
 import pytest
 
-from ms_kungfu.dataset import ElasticDataset, audit, pipelines
+from ms_kungfu.dataset import ElasticDataset, audit, indexed, pipelines
 from tests.mindspore.elastic.fake_cluster import Samples, generator, train
 
 
@@ -256,6 +256,98 @@ def below(sampler):
     return make
 
 
+def weighted(weights, drawn, replacement=True, total=9):
+    sampler = ds.WeightedRandomSampler(weights, drawn, replacement)
+    return ds.GeneratorDataset(Samples(total), ["x"], sampler=sampler)
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_weighted_samples_are_the_same_at_any_size_and_after_deaths(cluster, replacement):
+    weights = [0.0] * 4 + [1.0] * 4 + [9.0] * 4
+    drawn = 400 if replacement else 8
+    source = weighted(weights, drawn, replacement, total=12)
+    epochs = train(cluster, source, epochs=3, global_batch_size=4, seed=1)[0]
+    cluster.size, cluster.version = 3, 0
+    assert train(cluster, source, {1: 2}, {3: 1}, epochs=3, global_batch_size=4, seed=1)[0] == epochs
+    for epoch in epochs:
+        assert sum(epoch.values()) == drawn
+        assert not any(epoch[number] for number in range(4))
+    if replacement:  # 360 of 400 draws are expected, with a standard deviation of 6; the seed is fixed
+        assert 330 < sum(epochs[0][number] for number in range(8, 12)) < 390
+        assert epochs[0] != epochs[1]
+    else:
+        assert max(epochs[0].values()) == 1
+
+
+def test_ledger_of_weighted_samples_is_exact(cluster, tmp_path):
+    cluster.size = 2
+    train(cluster, weighted([1.0] * 8 + [9.0], 20), {2: 1}, epochs=2, global_batch_size=4, ledger=tmp_path)
+    assert audit.main([str(tmp_path)]) == 0
+
+
+def text_file(folder):
+    path = folder / "lines.txt"
+    path.write_text("".join(f"{number}\n" for number in range(20)))
+    return ds.TextFileDataset(str(path), shuffle=False)
+
+
+def lines_of(batch):
+    return [int(line) for line in batch[0]]
+
+
+def test_indexed_file_is_read_once_and_again_if_it_changes(cluster, tmp_path):
+    cluster.size = 2
+    copy = indexed(text_file(tmp_path), tmp_path / "index")
+    epochs = train(cluster, copy, {2: 3}, epochs=2, numbers=lines_of, global_batch_size=4)[0]
+    assert epochs == [collections.Counter(range(20))] * 2
+    before = (tmp_path / "index" / "rows").stat()
+    same = ds.TextFileDataset(str(tmp_path / "lines.txt"), shuffle=False)
+    assert [int(row[0]) for row in batches_of(indexed(same, tmp_path / "index"))] == list(range(20))
+    assert (tmp_path / "index" / "rows").stat().st_ino == before.st_ino
+    (tmp_path / "lines.txt").write_text("7\n8\n")
+    again = indexed(ds.TextFileDataset(str(tmp_path / "lines.txt"), shuffle=False), tmp_path / "index")
+    assert [int(row[0]) for row in batches_of(again)] == [7, 8]
+    assert (tmp_path / "index" / "rows").stat().st_ino != before.st_ino
+
+
+def test_index_of_an_iterator_is_kept_and_half_of_one_is_not(cluster, tmp_path):
+    read = []
+
+    def source():
+        for number in range(6):
+            read.append(number)
+            if len(read) == 3:
+                raise OSError("the disk is full")
+            yield np.full((number, 2), number, np.float32), np.int64(number)
+
+    with pytest.raises(RuntimeError, match="the disk is full"):
+        indexed(ds.GeneratorDataset(source, ["x", "y"]), tmp_path)
+    for _ in range(2):
+        data = indexed(ds.GeneratorDataset(source, ["x", "y"]), tmp_path, num_shards=2, shard_id=1)
+        assert [(row[0].shape, row[0].dtype, int(row[1])) for row in batches_of(data)] == [
+            ((number, 2), np.float32, number) for number in (1, 3, 5)
+        ]
+    assert read == [0, 1, 2, *range(6)]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "named"),
+    [
+        (lambda path: text_file(path).batch(2), TypeError, "put map and batch behind the result"),
+        (lambda path: generator(9), TypeError, "give it to the ElasticDataset as it is"),
+        (lambda path: ds.TextFileDataset(text_file(path).dataset_files), ValueError, "give it shuffle=False"),
+        (
+            lambda path: ds.TextFileDataset(text_file(path).dataset_files, num_shards=2, shard_id=0, shuffle=False),
+            ValueError,
+            r"give num_shards and shard_id to indexed\(\)",
+        ),
+    ],
+)
+def test_index_of_a_dataset_that_has_no_fixed_order_is_refused(tmp_path, make, error, named):
+    with pytest.raises(error, match=named):
+        indexed(make(tmp_path), tmp_path / "index")
+
+
 @pytest.mark.parametrize(
     ("make", "error", "named"),
     [
@@ -265,14 +357,13 @@ def below(sampler):
         (bucketed, TypeError, r"padded_batch\(\) .* batch\(per_batch_map=\.\.\.\)"),
         (lambda: generator(9).batch(3).take(2), TypeError, "TakeDataset changes"),
         (lambda: generator(9).batch(3).filter(lambda x: True), TypeError, "FilterDataset changes"),
-        (
-            lambda: ds.GeneratorDataset(Samples(9), ["x"], sampler=ds.WeightedRandomSampler([1.0] * 9, 9)).batch(3),
-            TypeError,
-            "WeightedRandomSampler draws",
-        ),
-        (lambda: ds.GeneratorDataset(Samples(9), ["x"], sampler=iter([1])).batch(3), TypeError, "IterSampler draws"),
+        (lambda: weighted([1.0] * 8, 9), ValueError, "8 weights over 9 samples"),
+        (lambda: weighted([0.0] * 7 + [1.0] * 2, 3, False), ValueError, "draws 3 of 2 samples with a weight"),
+        (lambda: ds.GeneratorDataset(Samples(9), ["x"], sampler=iter([1])), TypeError, "sampler of the program's own"),
+        (lambda: ds.GeneratorDataset(Samples(9), ["x"], batch_sampler=[[0, 1]]), TypeError, "per_batch_map"),
+        (lambda: ds.TextFileDataset(__file__).batch(3), TypeError, r"indexed\(TextFileDataset\(..., shuffle=False"),
         (below(ds.DistributedSampler(3, 0)), TypeError, "a DistributedSampler below a SubsetSampler leaves"),
-        (lambda: ds.GeneratorDataset(lambda: iter([]), ["x"]).batch(3), TypeError, "no sampler"),
+        (lambda: ds.GeneratorDataset(lambda: iter([]), ["x"]).batch(3), TypeError, r"__getitem__ .*indexed\("),
     ],
 )
 def test_pipeline_without_meaning_is_refused_in_one_sentence(cluster, make, error, named):

@@ -72,6 +72,19 @@ for moved in (np.array([True, False, rank > 0]), np.array(1j * rank), np.array([
     if rank == size - 1:
         check(root, moved, "any dtype")
 
+# Parts of different length, and objects.
+for dtype in map(np.dtype, (*DTYPES, "bool", "U3")):
+    for inner in ((), (3,), (2, 0)):
+        parts = comm.all_gather(np.full((2 * r + 1 if (r := rank) else 0, *inner), rank, dtype), name="u", uneven=True)
+        for r, part in enumerate(parts):
+            check(part, np.full((2 * r + 1 if r else 0, *inner), r, dtype), "uneven", dtype, inner)
+objects = comm.all_gather_object(
+    {"rank": rank, "x": [np.arange(rank), "s" * rank, None, b"b", np.float32(1)]}, name="o"
+)
+for r, each in enumerate(objects):
+    check(each["x"].pop(0), np.arange(r), "array in an object")
+    assert each == {"rank": r, "x": ["s" * r, None, b"b", 1.0]}, each
+
 # Sums wrap in their own dtype, as arithmetic of NumPy's arrays does; means don't overflow, and truncate.
 for dtype in map(np.dtype, ("int8", "uint8", "int32", "uint32", "int64", "uint64")):
     for value in (np.iinfo(dtype).max, np.iinfo(dtype).min):

@@ -55,6 +55,9 @@ if rank == 0:
     )
     raises(ValueError, f"root {size} is not a rank of a cluster of {size}", lambda: comm.broadcast(x, root=size))
     raises(ValueError, "all_reduce: the name is empty; pass a name", lambda: comm.all_reduce(x, name=""))
+    raises(ValueError, "takes arrays with a first axis, got int64()", lambda: comm.all_gather(1, uneven=True))
+    raises(TypeError, "complex can't be sent", lambda: comm.all_gather_object([1j]))
+    raises(OverflowError, "2**64", lambda: comm.all_gather_object(1 << 64))
     raises(ValueError, "can't be scattered evenly", lambda: comm.reduce_scatter(np.ones(size + 1, np.float32)))
     locked = np.ones(3, np.float32)
     locked.flags.writeable = False
@@ -73,6 +76,10 @@ assert comm.all_reduce(x, name="w")[0] == size
 # What travels as bytes keeps its name.
 different = np.ones(8, bool) if rank == 0 else np.ones(1)
 error = raises(kf.CollectiveMismatchError, "bool(8,)", lambda: comm.broadcast(different, name="w"))
+different = np.ones((1, 2) if rank == 0 else (1, 3))
+raises(kf.CollectiveMismatchError, "float64(*, 2)", lambda: comm.all_gather(different, name="w", uneven=True))
+error = raises(ValueError, "at most 16777216", lambda: comm.all_gather_object(b"0" * ((rank == 1) << 24), name="w"))
+assert '"w": rank 1 brings 16777221 bytes' in str(error), error
 
 raises(
     kf.CollectiveMismatchError, "the ranks ask for different sizes: rank 0: 1, rank 1: 2", lambda: kf.resize(rank + 1)

@@ -1,0 +1,67 @@
+"""Arrays and plain objects as bytes, without pickle: what another process sends can't run code here."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_ARRAY = 1  # the type of a msgpack extension
+
+
+def layout_of(array: NDArray[Any]) -> str:
+    """Return dtype and shape as text. TypeError for a dtype with objects."""
+    if array.dtype.hasobject:
+        raise TypeError(f"an array of {array.dtype} can't be shared")
+    return f"{array.dtype.name if array.dtype.name == 'bfloat16' else array.dtype.str} {json.dumps(array.shape)}"
+
+
+def dtype_of(kind: str) -> Any:
+    """Return the dtype that the first word of a layout names."""
+    if kind != "bfloat16":
+        return np.dtype(kind)
+    try:  # NumPy has none; a program that has saved one has one of these
+        return np.dtype(import_module("ml_dtypes").bfloat16)
+    except ImportError:
+        return np.dtype(import_module("mindspore.common.np_dtype").bfloat16)
+
+
+def encode(value: Any) -> bytes:
+    """Return an object of None, numbers, text, bytes, lists, dicts and NumPy's arrays as msgpack.
+
+    TypeError for anything else, OverflowError for a number of more than 64 bits.
+    """
+    from msgspec import msgpack
+
+    return msgpack.encode(value, enc_hook=_extension)
+
+
+def decode(content: bytes) -> Any:
+    """Return what `encode` had; tuples and sets are lists. The arrays can be written to."""
+    from msgspec import msgpack
+
+    return msgpack.decode(content, ext_hook=_array)
+
+
+def _extension(value: Any) -> Any:
+    from msgspec import msgpack
+
+    if isinstance(value, np.generic) and value.dtype.char in "?bBhHiIlLqQefd":
+        return value.item()
+    if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray) and value.dtype.names is None:
+        return msgpack.Ext(_ARRAY, layout_of(value).encode() + b"\n" + value.tobytes())
+    raise TypeError(
+        f"{type(value).__name__} can't be sent: None, numbers, str, bytes, lists, dicts and NumPy's arrays can; "
+        "convert it, such as a Tensor by asnumpy()"
+    )
+
+
+def _array(code: int, content: memoryview) -> NDArray[Any]:
+    layout, _, data = bytes(content).partition(b"\n")
+    kind, _, shape = layout.decode().partition(" ")
+    return np.frombuffer(bytearray(data), dtype_of(kind)).reshape(json.loads(shape))

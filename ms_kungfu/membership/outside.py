@@ -1,0 +1,94 @@
+"""The worker's watch for a change of the cluster that waits because this worker comes to the end of no step.
+
+The launcher knows the last step of each worker. Only the worker itself knows the line that its program is at.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+from ms_kungfu.membership.deadlocks import may_wait_for_others, place_in_program
+from ms_kungfu.membership.identity import lost_ranks
+from ms_kungfu.membership.member import Member
+
+_log = logging.getLogger(__name__)
+_LIMIT_S = 30.0
+_LOOK_EVERY_S = 1.0  # a `run_time` counts at most 2 s between two readings
+_watched: set[int] = set()  # processes, as in `deadlocks`
+
+
+class OutsideWatch:
+    """Decides when to log; once for each prepared version. Pure: the caller passes time and facts."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._since: float | None = None
+        self._activity: Any = None
+        self._told = 0
+
+    def look(self, now: float, version: int, prepared: int, activity: Any, waits: bool) -> float | None:
+        """Return for how many seconds this worker has been outside of any step while a change waits, if it is to log.
+
+        Args:
+            now: in seconds.
+            version: of the cluster.
+            prepared: the newest version that is prepared.
+            activity: differs whenever a step or a collective has ended.
+            waits: whether the main thread is in a collective: then it waits for others.
+        """
+        if prepared <= version:
+            self._since = None
+        elif self._since is None or waits or activity != self._activity:
+            self._since = now
+        self._activity = activity
+        if self._since is None or now - self._since < self._limit_s or self._told >= prepared:
+            return None
+        self._told = prepared
+        return now - self._since
+
+
+def start(member: Member) -> None:
+    """Start the watch on a thread of its own, once a process, in a job whose cluster may change."""
+    if os.getpid() in _watched:
+        return
+    _watched.add(os.getpid())
+    watch = OutsideWatch(_LIMIT_S)
+
+    def keep_looking() -> None:
+        while not member.detached:
+            look(member, watch, sys._current_frames().get(threading.main_thread().ident or 0))
+            member.ports.sleep(_LOOK_EVERY_S)
+
+    member.ports.start_thread("kungfu-outside", keep_looking)
+
+
+def look(member: Member, watch: OutsideWatch, frame: FrameType | None) -> None:
+    """Look once. `frame`: the main thread's."""
+    core, step = member.core, member.ended_steps.last
+    if member.cluster is None:
+        return
+    prepared = int(core.announced_version())
+    activity = step, member.cluster.version, core.traffic()[:2]
+    waits = may_wait_for_others(frame)
+    seconds = watch.look(member.ports.monotonic(), member.cluster.version, prepared, activity, waits)
+    if seconds is None:
+        return
+    failed = lost_ranks()
+    facts = (
+        core.rank(), seconds, "none" if step is None else step, place_in_program(frame) or "none", prepared,
+        ",".join(map(str, failed)) or "none",
+    )  # fmt: skip
+    if failed:
+        _log.warning(
+            "outside steps: rank=%d seconds=%.0f last_step=%s at=%s version=%d failed_ranks=%s. The cluster goes on "
+            "without the failed rank at the end of the next step. If the program waits for that rank's work, such as a "
+            "file, it waits for ever: let it wait in a collective, which ends without failed ranks",
+            *facts,
+        )
+    else:
+        _log.info("outside steps: rank=%d seconds=%.0f last_step=%s at=%s version=%d failed_ranks=%s", *facts)
