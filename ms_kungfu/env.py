@@ -423,17 +423,20 @@ OTHERS: tuple[tuple[str, str, str], ...] = (
     ("OMP_NUM_THREADS", "user, else launcher", "Threads of a worker. Set, `kungfu-run` leaves it alone, as it does"
      " `PYTHONUNBUFFERED`; unset, it is the worker's share of the cores."),
     ("PYTHONUNBUFFERED", "user, else launcher", "Unset: 1 in a worker, so that its lines come as they are printed."),
-    ("XDG_RUNTIME_DIR", "the system", "Its folder `ms_kungfu` holds a job's secret and its socket for"
-     " `kungfu-run status`. Unset: `/run/user/UID`. If that can't be used: `/tmp/ms_kungfu-UID`, then"
-     " `/var/tmp/ms_kungfu-UID`, then `$TMPDIR/ms_kungfu-UID`."),
+    ("XDG_RUNTIME_DIR", "the system", "Its folder `ms_kungfu` holds a job's secret, its socket for"
+     " `kungfu-run status`, and the locks of its cores. Unset: `/run/user/UID`. If that can't be used:"
+     " `/tmp/ms_kungfu-UID`, then `/var/tmp/ms_kungfu-UID`, then `$TMPDIR/ms_kungfu-UID`."),
     ("TMPDIR", "user", "The folder for temporary files; in its folder `ms_kungfu-UID` the same where it can't be in"
      " `/tmp` and `/var/tmp`."),
     ("SLURM_CPU_BIND_TYPE", "Slurm", "Whether Slurm has bound tasks to cores (`mask_cpu`)."),
     ("SLURM_CPU_BIND_LIST", "Slurm", "Which cores the node's tasks are bound to: `kungfu-run` takes those of all."),
     ("RAY_ADDRESS", "user", "The Ray cluster of `kungfu-run -engine ray` and `ms_kungfu.ray.run`, if none is given,"
      " or `auto`."),
-    ("ONEDNN_MAX_CPU_ISA", "user", "The most of a processor's instructions that MindSpore's convolutions take. The"
-     " doctor shows it, and a ledger of shards records it, since bits hang on it."),
+    ("ONEDNN_MAX_CPU_ISA", "user, else launcher", "The most of a processor's instructions that MindSpore's convolutions"
+     " take. Unset, `kungfu-run` sets it if [`-cpu-isa`](launcher.md#what-a-worker-gets) says so. The doctor shows it,"
+     " and a ledger of shards records what follows from it, since bits hang on it."),
+    ("DNNL_MAX_CPU_ISA", "user", "The same, if that is unset."),
+    ("XDG_CACHE_HOME", "user", "Its folder `ms_kungfu` holds what `-cpu-isa auto` has measured. Unset: `~/.cache`."),
     ("GLOG_v", "user", "MindSpore's level of logging. Unset: 4 in `python -m ms_kungfu.fusion`."),
     (COMPILE_CACHE, "user", "`kungfu-run` removes it from a worker's environment, with a log line if it is 1:"
      " MindSpore's compile cache is off in workers ([why](limits.md))."),

@@ -17,6 +17,8 @@ from typing import Callable
 import pytest
 from hypothesis import settings
 
+from ms_kungfu import _cpu_isa
+from ms_kungfu.launcher import cpu_isa
 from tests.multiprocess.launching import Program
 from tests.ports import free_port
 
@@ -45,7 +47,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Gives this process a runtime folder of its own: a test that asks for this user's jobs sees no other's."""
+    """Gives this process a runtime folder of its own: a test that asks for this user's jobs sees no other's.
+
+    Caps the vector instructions of convolutions as kungfu-run does for its workers: many tests have no launcher, and
+    would take hours.
+    """
+    isa = cpu_isa.of_host(cpu_isa.AUTO, os.environ)
+    if isa is not None and isa.level != isa.native:
+        os.environ[_cpu_isa.VARIABLE] = isa.level
     folder = tempfile.mkdtemp(prefix="kungfu-tests-")
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     os.environ["XDG_RUNTIME_DIR"] = folder

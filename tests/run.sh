@@ -26,10 +26,6 @@ cd -- "$root"
 export VIRTUAL_ENV=$venv PATH="$venv/bin:$PATH"
 # Else each of the thousands of processes would compile this package anew, which doubles a launcher's start.
 unset PYTHONDONTWRITEBYTECODE
-if "$venv/bin/python" -m tests.narrow_convolutions; then
-  printf '%s\n' "tests: convolutions take many times as long with AVX-512 here; ONEDNN_MAX_CPU_ISA=AVX2 for all of them" >&2
-  export ONEDNN_MAX_CPU_ISA=AVX2
-fi
 if command -v ccache >/dev/null; then export CMAKE_CXX_COMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER-ccache}; fi
 pytest=("$venv/bin/python" -m pytest)
 all=() marks="not timing and not long and not site"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ms_kungfu import _core
+from ms_kungfu._cpu_isa import CAPS
 from ms_kungfu._version import VERSION
 
 NAMES = {
@@ -32,21 +33,6 @@ NAMES = {
 ARGUMENTS = ("shards", "global_batch", "seed")
 """The program's arguments among them, which each step records as well, since a policy may change the batch."""
 _CPU_CHARS = 48  # limit of the space in the ledger's header
-
-# dnnl_cpu_isa_t of oneDNN 3, by the names that ONEDNN_MAX_CPU_ISA takes.
-CAPS = {
-    0x1: "SSE41",
-    0x3: "AVX",
-    0x7: "AVX2",
-    0xF: "AVX2_VNNI",
-    0x1F: "AVX2_VNNI_2",
-    0x27: "AVX512_CORE",
-    0x67: "AVX512_CORE_VNNI",
-    0xE7: "AVX512_CORE_BF16",
-    0x1EF: "AVX512_CORE_FP16",
-    0xFEF: "AVX512_CORE_AMX",
-    0x1FEF: "AVX512_CORE_AMX_FP16",
-}
 
 
 def of_machine(cores: int) -> dict[str, Any]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ms_kungfu._processes import descendants, pin_threads
+from ms_kungfu.launcher.quota import cpu_quota, within_quota
 
 _MAX_PASSES = 10
 
@@ -22,6 +23,11 @@ def allowed_cores() -> list[int]:
     return sorted(
         os.sched_getaffinity(0), key=lambda cpu: (_topology(cpu, "physical_package_id"), _topology(cpu, "core_id"), cpu)
     )
+
+
+def core_count() -> int:
+    """Return how many cores a job may keep busy here: those that are allowed, as far as a quota goes."""
+    return within_quota(len(allowed_cores()), cpu_quota())
 
 
 @functools.cache
@@ -73,10 +79,24 @@ class Shares:
 
     cores: Sequence[int]
     each: int | None  # the number for each worker, at every size of the cluster; None: all are divided
+    taken: Collection[int] = ()  # those on which other jobs run
 
     def of(self, workers: int) -> list[list[int]]:
-        """Return the share of each of `workers`."""
-        return divide(self.cores, workers) if self.each is None else spread(self.cores, workers, self.each)
+        """Return the share of each of `workers`: of the free cores if these are enough.
+
+        Otherwise it is of all cores if they are divided, else of the free ones and as many more as are needed.
+
+        >>> Shares([0, 1, 2, 3], 1, taken=[0]).of(2)
+        [[1], [2]]
+        >>> Shares([0, 1, 2, 3], 1, taken=[0, 2]).of(3)
+        [[1], [3], [0]]
+        """
+        free = [core for core in self.cores if core not in self.taken]
+        needed = workers * (self.each or 1)
+        if self.each is None:
+            return divide(free if needed <= len(free) else self.cores, workers)
+        others = [core for core in self.cores if core in self.taken]
+        return spread([*free, *others][: max(needed, len(free))], workers, self.each)
 
 
 def pin(pid: int, cores: Iterable[int]) -> None:

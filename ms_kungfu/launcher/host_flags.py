@@ -18,7 +18,7 @@ from ms_kungfu.cluster import EVEN, FILL, PLACEMENTS
 from ms_kungfu.cluster_store import open_store
 from ms_kungfu.devices.rank_table import RankTableError
 from ms_kungfu.launcher import devices, network, slurm
-from ms_kungfu.launcher.affinity import allowed_cores
+from ms_kungfu.launcher.affinity import core_count
 from ms_kungfu.launcher.secret import MAKE_ONE, SLURM_MAKES_ONE, SecretError, given_secret
 from ms_kungfu.launcher.state.hosts import Host, HostError, Hosts, identify, of_interface, parse_hosts, read_hostfile
 
@@ -229,7 +229,7 @@ def _counted_here(what: str, host: str) -> int:
     except (devices.DeviceListError, RankTableError) as error:
         raise UsageError(str(error)) from None
     if what == "cpu" or (what == "auto" and not found.each):
-        return len(allowed_cores())
+        return core_count()
     if what == "gpu" and found.kind is not devices.GPU:
         instead = "" if found.kind is None else f", but {found.kind.name}s: --nproc-per-node auto counts them"
         raise UsageError(f"--nproc-per-node gpu: there are no GPUs on this host for the job{instead}")

@@ -43,7 +43,7 @@ from ms_kungfu.launcher import network
 from ms_kungfu.launcher.control import RefusedError, call
 from ms_kungfu.launcher.host_flags import check_tls
 from ms_kungfu.launcher.machine import Machine
-from ms_kungfu.launcher.options import JoinRequest, Options, check_program, known_strategy
+from ms_kungfu.launcher.options import JoinRequest, Options, check_program, known_isa, known_strategy
 from ms_kungfu.launcher.registration import OF_THE_JOB
 from ms_kungfu.launcher.state.hosts import Host, HostError, Hosts, identify, of_interface, parse_hosts
 from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot, how_it_has_ended, may_go_on
@@ -64,6 +64,7 @@ _SPELT: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "ports": (lambda ports: f"{ports.start}-{ports.stop}", lambda told: range(*map(int, told.split("-")))),
     "recover": (lambda recover: recover.value, Recover),
     "strategy": (str, known_strategy),
+    "cpu_isa": (str, known_isa),
 }
 
 

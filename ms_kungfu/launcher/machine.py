@@ -22,14 +22,17 @@ from ms_kungfu import env
 from ms_kungfu._processes import ask_for_stack, is_above
 from ms_kungfu._tls import from_environment
 from ms_kungfu.cluster_store import open_leadership, open_store
-from ms_kungfu.config_server.secret_file import read_secret, write_secret
-from ms_kungfu.launcher import affinity, devices, memory, signals
+from ms_kungfu.config_server.secret_file import own_directories, read_secret, write_secret
+from ms_kungfu.launcher import affinity, cpu_isa, devices, memory, signals
 from ms_kungfu.launcher.agent.broker_server import BrokerServer
 from ms_kungfu.launcher.agent.plain_segment import the_runtime
 from ms_kungfu.launcher.agent.relay import Relay
+from ms_kungfu.launcher.core_claims import CoreClaims
 from ms_kungfu.launcher.pacing import begin_near
+from ms_kungfu.launcher.quota import cpu_quota
 from ms_kungfu.launcher.state.hangs import is_starved, is_stopped, waits_for_a_core
 from ms_kungfu.launcher.status_socket import StatusServer
+from ms_kungfu.launcher.wire.messages import CpuIsa
 
 if TYPE_CHECKING:
     from ms_kungfu._core import TlsContext
@@ -81,6 +84,14 @@ class Machine:
 
     def find_devices(self, host: str, *, single: bool, allow_nvlink: bool) -> devices.Devices:
         return devices.find(self.environ, os.listdir("/dev"), host=host, single=single, allow_nvlink=allow_nvlink)
+
+    def claim_cores(self, pins: bool) -> CoreClaims:
+        """Return the cores of a job here. `pins`: it pins workers, so it takes cores that no other job has."""
+        return CoreClaims(self.allowed_cores, cpu_quota, own_directories() if pins else ())
+
+    async def cpu_isa(self, wanted: str) -> CpuIsa | None:
+        """Return which vector instructions the host's workers should use (`cpu_isa.of_host`)."""
+        return await self.in_thread(lambda: cpu_isa.of_host(wanted, self.environ))
 
     def spare_descriptors(self) -> float:
         """Return how many more this process may open."""

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Callable
 
-from ms_kungfu import env
+from ms_kungfu import _cpu_isa, env
 from ms_kungfu._flags import FlagParser, UsageError, duration, integer, switch
 from ms_kungfu._tls import from_environment
 from ms_kungfu._words import counted
 from ms_kungfu.cluster import WORKER_PORTS
-from ms_kungfu.launcher.affinity import allowed_cores
+from ms_kungfu.launcher.affinity import core_count
+from ms_kungfu.launcher.cpu_isa import AUTO, NATIVE
 from ms_kungfu.launcher.engine_flags import ENGINE_FLAGS, EngineRequest, engine_request, settle_no_engine
 from ms_kungfu.launcher.host_flags import HOST_FLAGS, NO_TORCHRUN_FLAGS, check_url, secret_of, settle_hosts
 from ms_kungfu.launcher.msrun_flags import MSRUN_FLAGS, NO_MPIRUN_FLAGS, NO_MSRUN_FLAGS, settle_words, settle_world
@@ -78,6 +79,17 @@ def _affinity(how: str) -> bool:
     if how not in ("auto", "none"):
         raise argparse.ArgumentTypeError(f"{how!r} is neither auto nor none")
     return how == "auto"
+
+
+def known_isa(name: str) -> str:
+    """Return -cpu-isa as it is spelt. ArgumentTypeError if there are no such instructions."""
+    if name.lower() in (AUTO, NATIVE):
+        return name.lower()
+    level = _cpu_isa.level_named(name)
+    if level is None:
+        known = ", ".join(map(str.lower, _cpu_isa.names()))
+        raise argparse.ArgumentTypeError(f"{name!r} is none of {AUTO}, {NATIVE}, {known}")
+    return level
 
 
 def _recover(how: str) -> Recover:
@@ -184,6 +196,14 @@ class Options:
         "are divided, but for 1 each if training has shards)",
         type=integer(1),
         metavar="K",
+    )
+    cpu_isa: str = _flag(
+        "cpu-isa",
+        "the widest vector instructions that MindSpore's convolutions may use, for all workers alike: auto (default) "
+        "measures once whether they are much slower with AVX-512, native caps nothing, or avx2, avx512_core, ...",
+        type=known_isa,
+        default=AUTO,
+        metavar="ISA",
     )
     allow_nvlink: bool = _switch(
         "allow-nvlink", "let each worker see all GPUs of the job, for NCCL to find NVLink; DEVICE_ID is its own"
@@ -344,7 +364,7 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest | Engi
     if flags.cores_per_worker is not None:
         if not flags.affinity:
             raise UsageError("-cores-per-worker gives out cores and -affinity none doesn't; leave one of them out")
-        cores = len(allowed_cores())
+        cores = core_count()
         if flags.cores_per_worker > cores:
             raise UsageError(
                 f"-cores-per-worker {flags.cores_per_worker} is more than the {counted(cores, 'core')} of this host "

@@ -11,7 +11,7 @@ from ms_kungfu._version import VERSION, mindspore_version
 from ms_kungfu._words import printable
 from ms_kungfu.launcher.devices import ASCEND, GPU, Devices
 from ms_kungfu.launcher.options import Options
-from ms_kungfu.launcher.wire.messages import Registration
+from ms_kungfu.launcher.wire.messages import CpuIsa, Registration
 
 # What may differ by host, or what only one host has.
 _OF_EACH_HOST = {"command", "quiet", "show_workers", "logdir", "logfile", "builtin_port", "secret", "delay_s", "hosts"}
@@ -19,12 +19,25 @@ _SHOWN = 160  # characters of a command that differs
 OF_THE_JOB = [each.name for each in fields(Options) if each.metadata and each.name not in _OF_EACH_HOST]
 
 
-def registration_of(options: Options, devices: Devices, cores: list[int], flags: dict[str, str]) -> Registration:
+def registration_of(
+    options: Options, devices: Devices, cores: list[int], taken: tuple[int, ...], cpu_isa: CpuIsa | None
+) -> Registration:
     """Return this host's registration."""
+    flags = {} if options.joins else flags_of(options)
     kind: Any = None if devices.kind is None else devices.kind.name
     logdir = b"" if options.logdir is None else os.fsencode(options.logdir)
     mindspore = mindspore_version() if options.hosts.is_several else ""  # 20 ms, which no other host needs
-    return Registration(options.host.name, VERSION, mindspore, flags, cores, kind, devices.each, logdir)
+    return Registration(
+        options.host.name, VERSION, mindspore, flags, cores, kind, devices.each, logdir, taken, cpu_isa
+    )  # fmt: skip
+
+
+def first_workers(options: Options) -> int:
+    """Return how many workers this host has at the job's start; 0 if only the controller of a running job knows."""
+    if options.joins:
+        return 0
+    first = options.hosts.first_cluster(options.size, options.ports, options.control_port, 0)
+    return sum(worker.host == options.host.name for worker in first.workers)
 
 
 def devices_of(registration: Registration) -> Devices:

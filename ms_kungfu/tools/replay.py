@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ms_kungfu import env
+from ms_kungfu._cpu_isa import VARIABLE as _ISA
+from ms_kungfu._cpu_isa import names as isa_names
 from ms_kungfu._flags import failed
 from ms_kungfu._processes import ended_by_signals
 from ms_kungfu._words import counted
@@ -38,7 +40,6 @@ from ms_kungfu.errors import KungFuError
 
 _PROGRAM = "python -m ms_kungfu.replay"
 _CHECKPOINT = re.compile(r"step-(\d{8,})(?:\.job\d+)?\.ckpt")
-_ISA = "ONEDNN_MAX_CPU_ISA"
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -196,7 +197,7 @@ def _run(command: Sequence[str], orders: Orders, path: Path, cores: set[int], is
     """Return the program's exit status, and its result."""
     orders.save(path)
     own = {env.REPLAY.name: str(path), env.CORES_PER_WORKER.name: str(len(cores))}
-    if isa in conditions.CAPS.values():
+    if isa in isa_names():
         own[_ISA] = str(isa)
     count, on = len(orders.recorded), counted(len(cores), "core")
     if _ISA in own:

@@ -18,10 +18,12 @@ from ms_kungfu.cluster_store import StoreUnreachableError
 from ms_kungfu.launcher.controller import startup
 from ms_kungfu.launcher.state.leader_snapshot import TimeToAsk
 from ms_kungfu.launcher.state.policy import Recover, Standing
+from ms_kungfu.launcher.wire.messages import CpuIsa
 from tests.conftest import long
 from tests.fault.schedules import Schedule, story, variations, violation_of
 from tests.fault.simulator import cluster_store
 from tests.fault.simulator.hosts_world import HOST_TIMEOUT_S, HostsSetup, HostsWorld
+from tests.fault.simulator.machine import Machine
 from tests.fault.simulator.setting import JOIN_TIMEOUT_S, Happening, Violation
 
 JOB = HostsSetup(size=8, hosts=4, recover=Recover.SHRINK, moves=True, samples=200)
@@ -106,6 +108,22 @@ def test_lease_acquired_without_an_answer_is_recognized(monkeypatch: pytest.Monk
         world = run(schedule)
         assert longest_gap(world) < 2 * HOST_TIMEOUT_S, story(schedule)
         assert [host.name for host in world.lost_at] == ["10.0.0.1"]
+
+
+def test_replacements_of_a_new_controller_get_the_same_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host that had the job alone has wide instructions that are slow."""
+
+    async def cpu_isa(self, wanted):
+        slow = self._host.name == "10.0.0.1"
+        return CpuIsa("AVX2" if slow else "AVX512_CORE", "AVX512_CORE", "it is slow" if slow else "")
+
+    monkeypatch.setattr(Machine, "cpu_isa", cpu_isa)
+    kill = Happening(8.0, "kill member", 1)
+    for schedule in variations(replace(JOB, recover=Recover.REPLACE), (KILL, kill), 3, 0.15):
+        world = run(schedule)
+        workers = [process.environ for process in world.everybody if "KUNGFU_INCARNATION" in process.environ]
+        assert {environ.get("ONEDNN_MAX_CPU_ISA") for environ in workers} == {"AVX2"}, story(schedule)
+        assert any(environ["KUNGFU_INCARNATION"] != "0" for environ in workers), story(schedule)
 
 
 def test_lease_is_kept_while_a_commit_waits_for_space_in_the_store() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ms_kungfu.launcher.affinity import allowed_cores
 from ms_kungfu.launcher.controller.following import CopiesWatch
 
 pytestmark = pytest.mark.timeout(60)
@@ -80,6 +81,48 @@ def test_cores_are_shared_evenly_or_not_at_all(kungfu_run, script):
     job = kungfu_run("-q", "-np", 2, "-affinity", "none", *worker)
     job.assert_exit(0)
     assert job.stdout == 2 * [f"cores {' '.join(map(str, cores))} None"]
+
+
+def test_workers_of_a_job_get_one_cap_of_vector_instructions(kungfu_run, script):
+    worker = script("import os; print([os.environ.get(name + '_MAX_CPU_ISA') for name in ('ONEDNN', 'DNNL')])")
+    none = {"ONEDNN_MAX_CPU_ISA": "", "DNNL_MAX_CPU_ISA": ""}
+    job = kungfu_run("-np", 2, "-cpu-isa", "sse41", *worker, environment=none)
+    job.assert_exit(0)
+    assert job.stdout == ["['SSE41', '']"] * 2
+    assert len(re.findall(r'cpu isa: cap=SSE41 host=127\.0\.0\.1 reason="-cpu-isa sse41"', job.output)) == 1
+    job = kungfu_run("-np", 2, "-cpu-isa", "sse41", *worker, environment={**none, "DNNL_MAX_CPU_ISA": "AVX"})
+    job.assert_exit(0)
+    assert job.stdout == ["['AVX', 'AVX']"] * 2
+    assert "cpu isa:" not in job.output
+    job = kungfu_run("-np", 2, "-cpu-isa", "native", *worker, environment=none)
+    job.assert_exit(0)
+    assert job.stdout == ["['', '']"] * 2
+    assert "cpu isa:" not in job.output
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores to differ")
+def test_jobs_beside_each_other_run_on_different_cores(kungfu_run, script):
+    worker = script(
+        "import os, sys\nprint('cores', *sorted(os.sched_getaffinity(0)), flush=True)\n"
+        "import time\ntime.sleep(float(sys.argv[1]))\n"
+    )
+    one, *others = sorted(os.sched_getaffinity(0), key=allowed_cores().index)
+    flags = ("-np", 1, "-cores-per-worker", 1)
+    first = kungfu_run(*flags, *worker, 1000)
+    first.wait_for(f"^cores {one}$")
+    second = kungfu_run(*flags, *worker, 0)
+    second.assert_exit(0)
+    assert second.stdout == [f"cores {others[0]}"]
+    assert "cores shared" not in second.output
+    third = kungfu_run("-np", len(others) + 1, "-cores-per-worker", 1, *worker, 0)
+    third.assert_exit(0)
+    assert sorted(third.stdout) == sorted(f"cores {core}" for core in (one, *others))
+    assert third.output.count(f"cores shared: cores={one} ") == 1
+    first.signal(signal.SIGKILL)
+    first.wait()
+    fourth = kungfu_run(*flags, *worker, 0)
+    fourth.assert_exit(0)
+    assert fourth.stdout == [f"cores {one}"]
 
 
 def test_environment_set_by_the_user_stays(kungfu_run, script):

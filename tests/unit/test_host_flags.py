@@ -43,7 +43,7 @@ def devices_of_this_host(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     found, listdir = ["null"], os.listdir
     monkeypatch.setattr(os, "listdir", lambda folder=".": found if folder == "/dev" else listdir(folder))
-    monkeypatch.setattr(host_flags, "allowed_cores", lambda: [0, 1, 2])
+    monkeypatch.setattr(host_flags, "core_count", lambda: 3)
     return found
 
 

@@ -195,8 +195,15 @@ def test_wrong_variable_is_refused_before_a_worker_starts(monkeypatch):
     assert refusal("sh") == "KUNGFU_COLLECTIVE_TIMEOUT must be a positive number of seconds up to 2e6, got '1e300'"
 
 
+def test_vector_instructions_have_onednns_names_in_any_case():
+    assert parse_command_line(["sh"]).cpu_isa == "auto"
+    assert parse_command_line(["-cpu-isa", "Native", "sh"]).cpu_isa == "native"
+    assert parse_command_line(["--cpu-isa=avx512_core", "sh"]).cpu_isa == "AVX512_CORE"
+    assert "-cpu-isa: 'avx9' is none of auto, native, sse41, avx, avx2," in refusal("-cpu-isa", "avx9", "sh")
+
+
 def test_a_fixed_number_of_cores(monkeypatch):
-    monkeypatch.setattr("ms_kungfu.launcher.options.allowed_cores", lambda: [0, 1, 2])
+    monkeypatch.setattr("ms_kungfu.launcher.options.core_count", lambda: 3)
     assert parse_command_line(["sh"]).cores_per_worker is None
     assert parse_command_line(["-cores-per-worker", "3", "sh"]).cores_per_worker == 3
     assert "4 is more than the 3 cores" in refusal("-cores-per-worker", "4", "sh")

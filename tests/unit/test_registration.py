@@ -9,7 +9,7 @@ from ms_kungfu.launcher.devices import GPU, Device, Devices
 from ms_kungfu.launcher.options import parse_command_line
 from ms_kungfu.launcher.registration import devices_of, flags_of, objection, other_command, registration_of
 from ms_kungfu.launcher.wire.codec import Reads
-from ms_kungfu.launcher.wire.messages import Launch, Registration
+from ms_kungfu.launcher.wire.messages import CpuIsa, Launch, Registration
 
 GPUS = Devices(GPU, (Device("0", 0, "0"), Device("GPU-1", 0, "GPU-1")))
 HEAD = Registration("a", "1.0", "2.10.0", {"-np": "2", "-H": "a:1,b:1"}, [0, 1])
@@ -19,7 +19,9 @@ OTHER = Registration("b", "1.0", "2.10.0", {"-np": "2", "-H": "a:1,b:1"}, [4], "
 def test_registration_of_host_names_its_devices_and_folder(tmp_path):
     for logdir, devices in ((tmp_path / "l\udcff", GPUS), (None, Devices())):
         options = parse_command_line([*([] if logdir is None else ["-logdir", str(logdir)]), "true"])
-        registration = Reads(Registration)(msgspec.json.encode(registration_of(options, devices, [0, 1], {"-np": "2"})))
+        made = registration_of(options, devices, [0, 1], (1,), CpuIsa("AVX2", "AVX512_CORE"))
+        registration = Reads(Registration)(msgspec.json.encode(made))
+        assert registration == made
         assert devices_of(registration) == devices
         assert registration.logdir == (b"" if logdir is None else bytes(tmp_path) + b"/l\xff")
 

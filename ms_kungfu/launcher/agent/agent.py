@@ -30,9 +30,10 @@ from ms_kungfu.launcher.agent.succession import Succession
 from ms_kungfu.launcher.agent.supervisor import Supervisor
 from ms_kungfu.launcher.channel import AnyChannel, Channel
 from ms_kungfu.launcher.control import ControlServer
+from ms_kungfu.launcher.cpu_isa import NATIVE
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
-from ms_kungfu.launcher.registration import flags_of, registration_of
+from ms_kungfu.launcher.registration import first_workers, flags_of, registration_of
 from ms_kungfu.launcher.state.leader_snapshot import Term, moves
 from ms_kungfu.launcher.state.local_controller import MakeController
 from ms_kungfu.launcher.state.lost_hosts import Leases
@@ -144,14 +145,14 @@ class Agent:
             devices = find_devices(options, machine)
         except ValueError as error:
             raise StartError(str(error)) from None
-        cores = machine.allowed_cores()
+        self._claims = machine.claim_cores(options.affinity)
+        cores, taken = self._claims.begin(options.cores_per_worker, first_workers(options))
         secret = bytes.fromhex(options.secret or "")
-        self._links = LinkMaker(
-            machine, options.hosts, options.control_port, secret, len(cores),
-            silent_s=options.host_timeout_s, strategy=options.strategy,
-        )  # fmt: skip
+        own = options.hosts, options.control_port, secret, len(cores)
+        self._links = LinkMaker(machine, *own, silent_s=options.host_timeout_s, strategy=options.strategy)
         await self._listen(secret)
-        self._registration = registration_of(options, devices, cores, {} if options.joins else flags_of(options))
+        cpu_isa = await machine.cpu_isa(NATIVE if options.joins else options.cpu_isa)
+        self._registration = registration_of(options, devices, cores, taken, cpu_isa)
         if options.hosts.is_head and not options.joins:
             self._lead(options, self.succession.first_term())
         try:
@@ -308,7 +309,7 @@ class Agent:
     def _new_host(self, channel: AnyChannel, registered: m.Registered) -> HostOfJob:
         return HostOfJob(
             self._registration.host, self._machine, self._supervisor, self._output, self._links, channel, self._send,
-            registered, self._options.secret or registered.secret or "",
+            registered, self._options.secret or registered.secret or "", self._claims,
         )  # fmt: skip
 
     def _send(self, message: m.FromHost) -> None:

@@ -13,6 +13,7 @@ from ms_kungfu.launcher.agent.starter import Starter, told_of_the_host
 from ms_kungfu.launcher.agent.supervisor import Supervisor
 from ms_kungfu.launcher.agent.workers import HostWorkers
 from ms_kungfu.launcher.channel import AnyChannel
+from ms_kungfu.launcher.core_claims import CoreClaims
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.wire import messages as m
 
@@ -30,6 +31,7 @@ class HostOfJob:
     def __init__(
         self, name: str, machine: Machine, supervisor: Supervisor, output: Output, links: LinkMaker,
         channel: AnyChannel, send: Callable[[m.FromHost], None], registered: m.Registered, secret: str,
+        claims: CoreClaims,
     ) -> None:  # fmt: skip
         links.job = self.job = registered.job
         self.secret = secret
@@ -42,10 +44,11 @@ class HostOfJob:
             unheard=lambda: self.workers.alive() - self._server.connections(),
         )  # fmt: skip
         self.segments = HostSegments(
-            machine, links, relay, send, min(registered.look_s, _MAX_LOOK_S), lambda: self.workers.running()
-        )
+            machine, links, relay, send, min(registered.look_s, _MAX_LOOK_S), lambda: self.workers.running(),
+            lambda: self.workers.cores(),
+        )  # fmt: skip
         self.workers = HostWorkers(
-            machine, supervisor, starter, send, self.segments.tell_of_links, relay.forget_failed,
+            machine, supervisor, starter, send, claims, self.segments.tell_of_links, relay.forget_failed,
             self.segments.new_words,
         )  # fmt: skip
 
@@ -83,6 +86,7 @@ class HostOfJob:
             relay.leaving(),
             [(str(peer), incarnation) for peer, incarnation in relay.slot_holders()],
             relay.cores,
+            self.workers.cpu_isa,
         )
 
     def go_over_to(self, channel: AnyChannel) -> None:

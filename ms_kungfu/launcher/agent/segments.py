@@ -18,15 +18,15 @@ class HostSegments:
     """This host's segments, in the agent's event loop.
 
     `send` brings a message to the present controller; `look_s`: how often it gets heartbeats; `running` returns the
-    workers' process IDs by their keys.
+    workers' process IDs by their keys, and `cores` those that the host has for the job.
     """
 
     def __init__(
         self, machine: Machine, links: LinkMaker, relay: Relay, send: Callable[[m.FromHost], None], look_s: float,
-        running: Callable[[], dict[int, int]],
+        running: Callable[[], dict[int, int]], cores: Callable[[], tuple[list[int], tuple[int, ...]]],
     ) -> None:  # fmt: skip
         self._machine, self._links, self._relay, self._send, self._look_s = machine, links, relay, send, look_s
-        self._running = running
+        self._running, self._cores = running, cores
         self._loop = asyncio.get_running_loop()
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
         self._making: dict[int, tuple[int, asyncio.Task[None]]] = {}  # version -> attempt
@@ -153,8 +153,12 @@ class HostSegments:
         stopped = [key for key, pid in running.items() if machine.is_stopped(pid)]
         starved = self._starved(running) if self._any_stands(beats) else []
         self._beats = beats
-        cores = tuple(machine.allowed_cores())
-        self._send(m.Looked(self._loop.time(), cores, beats, self.new_words(), stopped, starved, progress, awaited))
+        cores, taken = self._cores()
+        self._send(
+            m.Looked(
+                self._loop.time(), tuple(cores), beats, self.new_words(), stopped, starved, progress, awaited, taken
+            )
+        )  # fmt: skip
         self._later(self._look_s, self._look)
 
     def _any_stands(self, beats: dict[int, dict[int, int]]) -> bool:

@@ -6,9 +6,10 @@ import asyncio
 import logging
 from typing import Callable
 
-from ms_kungfu import env
+from ms_kungfu import _cpu_isa, env
 from ms_kungfu.launcher.agent.starter import Starter
 from ms_kungfu.launcher.agent.supervisor import Supervisor
+from ms_kungfu.launcher.core_claims import CoreClaims
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.state.events import CANT_RUN, Exited
 from ms_kungfu.launcher.state.prestarted import lack_of_memory
@@ -27,13 +28,17 @@ class HostWorkers:
 
     def __init__(
         self, machine: Machine, supervisor: Supervisor, starter: Starter, send: Callable[[m.FromHost], None],
-        before_exit: Callable[[], None], after_exit: Callable[[], None], words: Callable[[], m.Words],
+        claims: CoreClaims, before_exit: Callable[[], None], after_exit: Callable[[], None],
+        words: Callable[[], m.Words],
     ) -> None:  # fmt: skip
         self._machine, self._supervisor, self._starter, self._send = machine, supervisor, starter, send
+        self._claims = claims
         self._before_exit, self._after_exit, self._words = before_exit, after_exit, words
         self._loop = asyncio.get_running_loop()
         self._pids: dict[int, int] = {}  # key -> process that runs
         self._workers: dict[int, m.Worker] = {}
+        self._cores: dict[int, tuple[int, ...]] = {}  # key -> those of a process that runs
+        self.cpu_isa = ""  # the cap of their vector instructions
         self._reported: dict[int, tuple[int | None, int | None]] = {}  # pid and exit code in the last report
         self._is_guardless = False  # the supervisor has ended, and all workers with it
         self._loop.add_reader(supervisor.fileno(), self._on_supervisor)
@@ -47,6 +52,12 @@ class HostWorkers:
 
     def alive(self) -> int:
         return sum(worker.code is None for worker in self._workers.values())
+
+    def cores(self) -> tuple[list[int], tuple[int, ...]]:
+        """Release the cores that no worker has any more, and return what the job has now (`CoreClaims.look`)."""
+        if self._cores:
+            self._claims.narrow({core for cores in self._cores.values() for core in cores})
+        return self._claims.look()
 
     def exit_codes(self) -> set[int | None]:
         """Return the exit codes; None for a running one."""
@@ -73,6 +84,9 @@ class HostWorkers:
             launch.device,
             standby=None if standby is None else int(standby),
         )
+        self.cpu_isa = told.get(_cpu_isa.VARIABLE) or ""
+        self._cores[launch.key] = launch.cores
+        self._claims.extend(launch.cores)
         try:
             self._starter.start(launch)
         except OSError as error:
@@ -90,6 +104,8 @@ class HostWorkers:
     def pin(self, said: m.Pin) -> None:
         pid = self._pids.get(said.key)
         if pid is not None:
+            self._cores[said.key] = said.cores
+            self._claims.extend(said.cores)
             self._machine.pin(pid, said.cores)
 
     def ask_for_stack(self, said: m.Stack) -> None:
@@ -117,6 +133,7 @@ class HostWorkers:
     def has_exited(self, event: Exited) -> None:
         worker = self._workers[event.key]
         worker.code, worker.error = event.code, event.error
+        self._cores.pop(event.key, None)
         self._before_exit()  # the cause of an ended exchange is reported before the failures that follow
         self._tell_exited(worker)
 

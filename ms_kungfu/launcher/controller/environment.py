@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from ms_kungfu import env
+from ms_kungfu import _cpu_isa, env
 from ms_kungfu.launcher.controller.agents import AgentHandle
 from ms_kungfu.launcher.controller.processes import Process
 from ms_kungfu.launcher.controller.startup import JobStart
@@ -63,6 +63,7 @@ def environment_of(
         env.MSRUN_SIZE.name: str(options.msrun_size) if options.msrun_size else None,
         env.MSRUN_RANK.name: str(place_of(process, local, options)) if options.msrun_size else None,
         env.CORES_PER_WORKER.name: str(each) if each else None,
+        **({_cpu_isa.VARIABLE: begun.cpu_isa} if begun.cpu_isa else {}),
         env.COMPILE_CACHE: None,  # ms_kungfu/ops/_compile_cache.py says why
         **agent.devices.environment(process.device),
     }

@@ -25,6 +25,7 @@ from ms_kungfu.launcher.controller.reachability import Reachability
 from ms_kungfu.launcher.controller.remote_agent import PARTING_S, NodeEvents, RemoteAgent, Workers
 from ms_kungfu.launcher.controller.segments import SpreadSegment
 from ms_kungfu.launcher.controller.startup import JobStart
+from ms_kungfu.launcher.cpu_isa import NATIVE, other_instructions, settle
 from ms_kungfu.launcher.joining import joining_host, terms_of
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
@@ -76,6 +77,8 @@ class RemoteHosts:
         """Wait until all hosts have registered; StartError if one doesn't."""
         self.reachability.watch()
         await self.gathering.gather(timeout_s)
+        if self.options.cpu_isa != NATIVE:
+            self._start.cpu_isa = settle({name: agent.cpu_isa for name, agent in self.agents.items()})
 
     async def gather_again(
         self, timeout_s: float, before: Collection[str], time_to_ask: Callable[[], Awaitable[float]]
@@ -188,6 +191,9 @@ class RemoteHosts:
             cores = counted(len(registration.cores), "core")
             why = f"-cores-per-worker {per_worker} is more than the {cores} of {registration.host} for the job"
         warning = ""
+        if joining is not None:
+            isa, own = registration.cpu_isa, self._registration.cpu_isa
+            warning = other_instructions(registration.host, isa, self._start.cpu_isa, own)
         if not why and said.command is not None:  # a warning for the user of a host that may take part
             command = list(map(os.fsdecode, said.command))
             warning = other_command(registration.host, command, self.name, self.options.command)

@@ -135,7 +135,8 @@ class RemoteAgent:
     ) -> None:
         self.name = registration.host
         self.devices = devices_of(registration)
-        self.shares = Shares(registration.cores, cores_per_worker)
+        self.shares = Shares(registration.cores, cores_per_worker, registration.taken)
+        self.cpu_isa = registration.cpu_isa
         self.segments: dict[int, SpreadSegment] = {}  # segments that it has, or is making
         self.lost = ""  # why it is lost
         self.is_confirmed = False  # it has sent a message since it registered
@@ -277,7 +278,7 @@ class RemoteAgent:
 
     def _hear_looked(self, workers: Workers, said: m.Looked) -> None:
         self._note_words(said.gave_up)
-        self.shares.cores = said.cores
+        self.shares.cores, self.shares.taken = said.cores, said.taken
         for version, segment in self.segments.items():
             segment.beats.update(said.beats.get(version, {}))
             for rank, progress in said.progress.get(version, {}).items():

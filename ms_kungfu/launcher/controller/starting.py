@@ -101,7 +101,7 @@ class StartOfWorkers:
         # exactly its number.
         shares = self.agents[host].shares
         share = shares.of(hosts.count(host))[hosts[:rank].count(host)]
-        self._launch(process, hosts, True, share if shares.each else list(shares.cores), len(share), needs)
+        self._launch(process, hosts, True, share if shares.each else shares.of(1)[0], len(share), needs)
 
     def _launch(
         self, process: Process, hosts: Sequence[str], joins_later: bool, cores: list[int], threads: int, needs: int = 0

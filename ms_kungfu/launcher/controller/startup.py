@@ -46,7 +46,8 @@ class JobStart:
     """What a job begins with.
 
     A client requests another cluster in a config server of this process (`server`), or in a `store` elsewhere; a job
-    that can't change has neither. `attempts`: how many times any controller has tried to make a version.
+    that can't change has neither. `attempts`: how many times any controller has tried to make a version. `cpu_isa`: the
+    cap of all workers' vector instructions, once the hosts have registered.
     """
 
     join_timeout_s: float
@@ -57,6 +58,7 @@ class JobStart:
     server: ConfigServer | None = None
     store: ClusterStore | None = None
     attempts: int = 0
+    cpu_isa: str | None = None
 
 
 async def prepare(

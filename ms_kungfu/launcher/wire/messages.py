@@ -91,11 +91,26 @@ class Device(Part, frozen=True):  # type: ignore[misc]
     visible: Optional[Sentence] = None
 
 
+class CpuIsa(Part, frozen=True):  # type: ignore[misc]
+    """The vector instructions of oneDNN on a host, by its names (ONEDNN_MAX_CPU_ISA).
+
+    `level`: those that the host's workers should use at most; `native`: those of its processor. `reason`: why these
+    differ. `error`: why the host could not find out. `is_users`: the user has set the variable there.
+    """
+
+    level: Word
+    native: Word
+    reason: Sentence = ""
+    error: Sentence = ""
+    is_users: bool = False
+
+
 class Registration(Part):
     """A host.
 
     `flags`: those that have to be the same on all hosts, as text. `mindspore`: its version, "" without. `logdir`: the
-    path's bytes, in base 64.
+    path's bytes, in base 64. `taken`: those of its cores on which other jobs of the user run. `cpu_isa`: null if the
+    host has no such instructions.
     """
 
     host: Word
@@ -106,6 +121,8 @@ class Registration(Part):
     device_kind: Optional[Literal["GPU", "Ascend device"]] = None
     devices: Annotated[tuple[Device, ...], Meta(max_length=1024)] = ()
     logdir: RawWord = b""
+    taken: Cores = ()
+    cpu_isa: Optional[CpuIsa] = None
 
 
 class Worker(Part):
@@ -132,6 +149,7 @@ class ResyncReport(Part):
     `losses`: of each version that it has, the failures of which it was notified, in order: rank, reason, whether the
     others continue, whether the process was reaped. `leaving`: the workers whose leave its workers have requested, with
     success. `slot_holders`: which processes have a slot. `cores`: how many each has, 0 unless that was fixed.
+    `cpu_isa`: the cap of their vector instructions, "" without one.
     """
 
     workers: Annotated[list[Worker], Meta(max_length=_MOST_PROCESSES)]
@@ -139,6 +157,7 @@ class ResyncReport(Part):
     leaving: Annotated[list[Peer], Meta(max_length=_MOST_PROCESSES)]
     slot_holders: Annotated[list[tuple[Peer, Count]], Meta(max_length=_MOST_PROCESSES)] = []
     cores: Number = 0
+    cpu_isa: Word = ""
 
 
 # ---- handshake ----
@@ -613,7 +632,8 @@ class Looked(Message):
 
     By version and rank: heartbeats; why ranks can't continue; step, seconds of a step, and seconds since then; which
     rank sleeps for which (-1: the inter-host transport), and whether that is overdue. By keys: which are stopped, and
-    which get no core. `now`: the host's clock. `cores`: those that it has for the job by now.
+    which get no core. `now`: the host's clock. `cores`: those that it has for the job by now; `taken`: those of them on
+    which other jobs of the user run.
     """
 
     now: float
@@ -624,6 +644,7 @@ class Looked(Message):
     starved: Annotated[list[Count], Meta(max_length=_MOST_PROCESSES)] = []
     progress: dict[Count, dict[Rank, tuple[Count, float, float]]] = {}
     awaited: dict[Count, Annotated[list[tuple[Code, Code, bool]], Meta(max_length=_MOST_PROCESSES)]] = {}
+    taken: Cores = ()
 
 
 class StatusQuestion(Message):

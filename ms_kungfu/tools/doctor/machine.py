@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ms_kungfu._cpu_isa import VARIABLE, of_user
+from ms_kungfu.launcher.cpu_isa import NARROW, NotMeasuredError
+from ms_kungfu.launcher.quota import cpu_quota, within_quota
 from ms_kungfu.tools.doctor.finding import Finding, missing, ok, wrong
 from ms_kungfu.tools.doctor.system import LOAD_RUNTIME, System
 
@@ -19,23 +22,6 @@ with mmap.mmap(fd, size) as memory:
     memory[-1] = 1
 answer(size)
 """
-# Milliseconds of a small convolution, with oneDNN's instructions capped at argument 1 if there is one.
-_CONVOLVE = """
-import os, time
-if sys.argv[1:]:
-    os.environ["ONEDNN_MAX_CPU_ISA"] = sys.argv[1]
-import mindspore as ms
-ms.set_device("CPU")
-x, w = ms.ops.ones((16, 64, 14, 14)), ms.ops.ones((64, 64, 3, 3))
-took = []
-for _ in range(5):
-    begin = time.perf_counter()
-    ms.ops.conv2d(x, w).asnumpy()
-    took.append(time.perf_counter() - begin)
-answer(min(took) * 1e3)
-"""
-_CAP = "AVX2"
-_MUCH_SLOWER = 3  # times: the cost of wider instructions elsewhere is far less
 _FEWEST_FILES = 256
 _FILES_PER_WORKER = 8  # in the launcher: pipes, a connection to the broker, descriptors that are open for a moment
 
@@ -58,56 +44,35 @@ def check_cpu(system: System) -> Iterator[Finding]:
 def check_convolutions(system: System) -> Iterator[Finding]:
     """Check whether MindSpore's convolutions are faster without AVX-512.
 
-    In some virtual machines oneDNN's preparation of one, at each launch, takes many times as long as the convolution.
+    oneDNN's preparation of one, at each launch, may take many times as long as the convolution.
     """
     flags = set((system.search(r"^flags\s*:\s*(.+)$", "/proc/cpuinfo") or "").split())
     if system.version("mindspore") is None or not flags.issuperset(_AVX512):
         return
-    if (cap := system.environ.get("ONEDNN_MAX_CPU_ISA")) is not None:
-        yield ok("convolutions", f"by instructions up to {cap} (ONEDNN_MAX_CPU_ISA)")
+    variable, cap = of_user(system.environ)
+    if variable:
+        yield ok("convolutions", f"by instructions up to {cap} ({variable})")
         return
-    wide, narrow = (system.run(_CONVOLVE, *arguments) for arguments in ((), (_CAP,)))
-    if wide.error or narrow.error:
-        yield missing("convolutions", f"not measured: {wide.error or narrow.error}")
+    try:
+        times = system.convolutions()
+    except NotMeasuredError as error:
+        yield missing("convolutions", f"not measured: {error}")
         return
-    found = f"{wide.value:.1f} ms, with {_CAP} at most {narrow.value:.1f} ms"
-    slower = wide.value > _MUCH_SLOWER * narrow.value
-    yield ok("convolutions", found, f"export ONEDNN_MAX_CPU_ISA={_CAP}, for all workers of a job" if slower else "")
+    remedy = f"kungfu-run caps its workers at {NARROW}; without kungfu-run, export {VARIABLE}={NARROW}"
+    yield ok("convolutions", str(times), remedy if times.is_much_slower else "")
 
 
 def check_cores(system: System) -> Iterator[Finding]:
     """Check how many cores there are, how many may be used, and the control group's quota."""
     machine, allowed = system.cores()
-    quota = cpu_quota(system)
+    quota = cpu_quota(system.read)
     found = f"{allowed} of {machine} allowed by affinity"
     if quota is None:
         yield ok("cores", f"{found}, no quota")
     else:
-        fit = f"`taskset -c LIST kungfu-run ...` with {max(1, int(quota))} of them"
+        fit = f"kungfu-run takes {within_quota(allowed, quota)} of them; without it, `taskset -c LIST python ...`"
         remedy = f"on more cores MindSpore's threads spin the quota away: {fit}"
         yield ok("cores", f"{found}, a quota of {quota:g} by the control group", remedy if quota < allowed else "")
-
-
-def cpu_quota(system: System) -> float | None:
-    """Return the smallest quota, in cores, on the way from this process's control group to the root. None: no quota."""
-    quotas: list[float | None] = []
-    for line in (system.read("/proc/self/cgroup") or "").splitlines():
-        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        # Version 1 names controllers. A container often sees its own group as the root of the file system.
-        roots = (f"/{controllers}", "/cpu") if controllers else ("", "/unified")
-        parts = [part for part in path.split("/") if part]
-        groups = ["/".join(["", *parts[:depth]]) for depth in range(len(parts) + 1)]
-        quotas += [_quota(system, f"/sys/fs/cgroup{root}{group}") for root in roots for group in groups]
-    return min((quota for quota in quotas if quota is not None), default=None)
-
-
-def _quota(system: System, group: str) -> float | None:
-    texts = (system.read(f"{group}/cpu.max") or "").split()
-    texts = texts or [system.read(f"{group}/cpu.cfs_{what}_us") or "" for what in ("quota", "period")]
-    numbers = [number for text in texts if (number := _number(text)) and number > 0]
-    return numbers[0] / numbers[1] if len(numbers) == 2 else None
 
 
 def check_shared_memory(system: System) -> Iterator[Finding]:

@@ -21,6 +21,7 @@ from typing import Any
 
 import ms_kungfu
 from ms_kungfu import _installation
+from ms_kungfu.launcher.cpu_isa import Times, measured
 from ms_kungfu.launcher.state.policy import signal_name
 
 _MARK = "ms_kungfu.doctor: "
@@ -105,6 +106,10 @@ class System:
     def cores(self) -> tuple[int, int]:
         """Return the cores of the machine and those that this process may use."""
         return os.cpu_count() or 1, len(os.sched_getaffinity(0))
+
+    def convolutions(self) -> Times:
+        """Return the times of a small convolution; NotMeasuredError."""
+        return measured()
 
     def limit(self, name: str) -> int | None:
         """Return the soft limit RLIMIT_`name`; None: there is none."""

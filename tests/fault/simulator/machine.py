@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from ms_kungfu import env
 from ms_kungfu.launcher import machine
 from ms_kungfu.launcher.agent.relay import Relay
+from ms_kungfu.launcher.core_claims import CoreClaims
 from ms_kungfu.launcher.devices import Devices
 from ms_kungfu.launcher.state.events import Exited, Started
 from tests.fault.simulator.broker import Broker
@@ -50,6 +51,12 @@ class Machine(machine.Machine):
 
     def allowed_cores(self):
         return [0, 1]
+
+    def claim_cores(self, pins):
+        return CoreClaims(self.allowed_cores, lambda: None, ())
+
+    async def cpu_isa(self, wanted):
+        return None
 
     def free_bytes(self):
         return self._world.setup.processes - len(self._host.workers())

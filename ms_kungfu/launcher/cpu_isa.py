@@ -1,0 +1,245 @@
+"""The widest vector instructions that MindSpore's convolutions may use: the same for all workers of a job.
+
+oneDNN prepares a convolution at each launch. With AVX-512 that can take 50 times as long as with AVX2
+(docs/troubleshooting.md). ``-cpu-isa auto`` measures both, once for each processor and MindSpore, and keeps the result
+in the user's cache. Each host reports its level as it registers, and the controller caps all workers at what all hosts
+have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable
+
+from ms_kungfu import _cpu_isa
+from ms_kungfu._files import open_regular
+from ms_kungfu.launcher import convolution
+from ms_kungfu.launcher.wire.messages import CpuIsa
+
+_log = logging.getLogger(__name__)
+AUTO, NATIVE = "auto", "native"
+NARROW = "AVX2"
+_MUCH_SLOWER = 3  # times: the cost of narrower instructions elsewhere is far less
+_CPUINFO_BYTES = 8192  # the first processor: the kernel takes its time for the text of hundreds
+_OF_THE_PROCESSOR = ("vendor_id", "cpu family", "model", "stepping", "microcode", "flags")
+_LOCK_S = 2.0 * convolution.LIMIT_S  # for as long as another process measures
+_RETRY_S = 0.02
+_DAY_S = 86400.0
+_MOST_CHARS = 4096
+
+
+class NotMeasuredError(Exception):
+    """Why there are no times."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds of a small convolution with all vector instructions of the processor, and with `NARROW` at most."""
+
+    wide: float
+    narrow: float
+
+    @property
+    def is_much_slower(self) -> bool:
+        """Return whether convolutions are much slower with all instructions."""
+        return self.wide > _MUCH_SLOWER * self.narrow
+
+    def __str__(self) -> str:
+        return f"a convolution takes {self.wide:.1f} ms, with {NARROW} at most {self.narrow:.1f} ms"
+
+
+# ---- the job ----
+
+
+def settle(hosts: Mapping[str, CpuIsa | None]) -> str | None:
+    """Return the cap for all workers, None without one, and log it once. `hosts`: what each reports, by its name.
+
+    There is no line if the user has set the variable on all of them.
+    """
+    known = {name: isa for name, isa in hosts.items() if isa is not None}
+    common = _cpu_isa.common(isa.level for isa in known.values())
+    cap = common if any(isa.native != common for isa in known.values()) else None
+    unknown = next((name for name, isa in known.items() if isa.error), None)
+    if unknown is not None:
+        _log.info('cpu isa: cap=%s host=%s error="%s"', cap or NATIVE, unknown, known[unknown].error)
+    elif cap is not None and not all(isa.is_users for isa in known.values()):
+        narrowest = next((name for name, isa in known.items() if isa.level == cap), next(iter(known)))
+        reason = known[narrowest].reason or "the processors of the hosts differ"
+        _log.info('cpu isa: cap=%s host=%s reason="%s"', cap, narrowest, reason)
+    return cap
+
+
+def other_instructions(name: str, isa: CpuIsa | None, cap: str | None, own: CpuIsa | None) -> str:
+    """Return the warning if a joining host lacks instructions that the job's workers use; "" if it has them."""
+    used = cap or (own.native if own is not None else "")
+    if isa is None or not used or _cpu_isa.common((used, isa.native)) == used:
+        return ""
+    return (
+        f"{name} computes with {isa.native} at most, the job's workers with {used}, which gives other bits; start the "
+        f"job with -cpu-isa {isa.native.lower()} to have all alike"
+    )
+
+
+# ---- a host ----
+
+
+def of_host(
+    wanted: str, environ: Mapping[str, str], cpuinfo: str | None = None, measure: Callable[[str], Times] | None = None
+) -> CpuIsa | None:
+    """Return what this host's workers should use at most, None if oneDNN has nothing to choose from here.
+
+    It may take `convolution.LIMIT_S` and more the first time.
+
+    Args:
+        wanted: `AUTO`, `NATIVE` or one of `_cpu_isa.names()`. The user's variable takes precedence.
+        environ: the launcher's environment.
+        cpuinfo: the text of /proc/cpuinfo, which a test has; measure: of that text.
+    """
+    cpuinfo = _read_cpuinfo() if cpuinfo is None else cpuinfo
+    native = _cpu_isa.native(cpuinfo)
+    if not native:
+        return None
+    variable, value = _cpu_isa.of_user(environ)
+    if variable:
+        level = _cpu_isa.level_named(value) or native
+        return CpuIsa(_cpu_isa.common((level, native)), native, variable, is_users=True)
+    if wanted not in (AUTO, NATIVE):
+        return CpuIsa(_cpu_isa.common((wanted, native)), native, f"-cpu-isa {wanted.lower()}")
+    if wanted == NATIVE or not _cpu_isa.has_avx512(native):
+        return CpuIsa(native, native)
+    try:
+        times = (measured if measure is None else measure)(cpuinfo)
+    except NotMeasuredError as error:
+        return CpuIsa(native, native, error=str(error))
+    return CpuIsa(NARROW, native, str(times)) if times.is_much_slower else CpuIsa(native, native)
+
+
+def _read_cpuinfo() -> str:
+    try:
+        with open("/proc/cpuinfo", "rb", buffering=0) as file:
+            return (file.read(_CPUINFO_BYTES) or b"").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+# ---- the measurement ----
+
+
+def measured(cpuinfo: str | None = None) -> Times:
+    """Return the times on this processor with the installed MindSpore, from the user's cache if they are there.
+
+    Of several processes one measures at a time. NotMeasuredError if that isn't possible, which the cache keeps for a
+    day.
+    """
+    library = find_library()
+    if library is None:
+        return Times(0.0, 0.0)  # no MindSpore, no convolutions
+    cpuinfo = _read_cpuinfo() if cpuinfo is None else cpuinfo
+    try:
+        file = _cache_file(library, cpuinfo)
+        found = _kept(file)
+        if found is None:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _one_at_a_time(file.with_name("convolution.lock")):
+                found = _kept(file)
+                if found is None:
+                    found = _try(library)
+                    _keep(found, file)
+    except (OSError, RuntimeError):  # no home, or no space there
+        found = _try(library)
+    if isinstance(found, str):
+        raise NotMeasuredError(found)
+    return found
+
+
+def find_library() -> Path | None:
+    """Return the oneDNN of the installed MindSpore, without its import; None without one."""
+    try:
+        found = importlib.util.find_spec("mindspore")
+    except (ImportError, ValueError):
+        return None
+    if found is None or found.origin is None:
+        return None
+    return next(iter(sorted((Path(found.origin).parent / "lib").glob("libdnnl.so*"))), None)
+
+
+def _try(library: Path) -> Times | str:
+    """Measure in processes of their own: oneDNN reads its cap once, and a crash there must not end this one."""
+    try:
+        return Times(_run(library, None), _run(library, NARROW))
+    except NotMeasuredError as error:
+        return str(error)
+
+
+def _run(library: Path, cap: str | None) -> float:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", convolution.__file__, str(library)],
+            env=_cpu_isa.capped(os.environ, cap), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            errors="replace", timeout=convolution.LIMIT_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise NotMeasuredError(f"a convolution took more than {convolution.LIMIT_S} s") from None
+    except OSError as error:
+        raise NotMeasuredError(f"a convolution wasn't measured: {error}") from None
+    try:
+        return float(done.stdout)
+    except ValueError:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        raise NotMeasuredError(f"a convolution wasn't measured: {last[0]}") from None
+
+
+# ---- the cache ----
+
+
+def _cache_file(library: Path, cpuinfo: str) -> Path:
+    """Return the file for this processor and this MindSpore."""
+    first = cpuinfo.partition("\n\n")[0].splitlines()
+    processor = [line for line in first if line.startswith(_OF_THE_PROCESSOR)]
+    info = os.stat(library)
+    about = "\n".join([*processor, str(library), str(info.st_size), str(info.st_mtime_ns)])
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ms_kungfu"
+    return folder / f"convolution-{hashlib.sha256(about.encode()).hexdigest()[:16]}.json"
+
+
+def _kept(file: Path) -> Times | str | None:
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError), os.fdopen(open_regular(file)) as opened:
+        found = json.loads(opened.read(_MOST_CHARS))
+        if "error" not in found:
+            return Times(float(found["wide"]), float(found["narrow"]))
+        if time.time() - os.fstat(opened.fileno()).st_mtime < _DAY_S:
+            return str(found["error"])
+    return None
+
+
+def _keep(found: Times | str, file: Path) -> None:
+    temporary = file.with_suffix(f".{os.getpid()}")
+    with contextlib.suppress(OSError):  # a full disk: the next job measures again
+        temporary.write_text(json.dumps({"error": found} if isinstance(found, str) else vars(found)))
+        temporary.replace(file)
+
+
+@contextlib.contextmanager
+def _one_at_a_time(path: Path) -> Iterator[None]:
+    """Hold the lock, which the kernel releases if this process is killed. One that stands still doesn't hold up."""
+    deadline = time.monotonic() + _LOCK_S
+    with os.fdopen(open_regular(path, os.O_RDWR | os.O_CREAT), "r+") as file:
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(_RETRY_S)
+        yield
