@@ -15,7 +15,7 @@ pytest.importorskip("mindspore", reason="MindSpore is not installed")
 
 from ms_kungfu.elastic import state_transfer
 from ms_kungfu.launcher import control
-from ms_kungfu.launcher.agent import agent, links
+from ms_kungfu.launcher.agent import agent, links, succession
 from ms_kungfu.launcher.agent import workers as host_workers
 from ms_kungfu.launcher.controller import broker, context, reachability, remote, workers
 from ms_kungfu.launcher.state import lost_hosts
@@ -60,6 +60,11 @@ def test_the_courses_are_of_many_kinds() -> None:
     assert sum(outcome.exit_code == 0 for outcome in outcomes) > 25
     for sentence in ("host lost: ", "nothing came from", "host left: ", "host joined: "):
         assert any(sentence in line for line in told), sentence
+
+
+def test_pause_that_ends_a_first_call_breaks_no_promise() -> None:
+    violation = violation_of(schedule_of_hosts(81544))
+    assert violation is None, f"{violation}\n{story(schedule_of_hosts(81544))}"
 
 
 # ---- a protocol that is broken is found out, in few schedules and with a short story ----
@@ -197,6 +202,22 @@ def test_a_first_version_that_can_never_be_made_ends_the_job(monkeypatch: pytest
     tried = [line for line in told if line.endswith('no memory" action=retry')]
     assert tried, told
     assert len(tried) <= THREE.hosts, "once for each that says so"
+
+
+@pytest.mark.parametrize(("pause_s", "is_excused"), [(4.0, False), (6.0, True)])
+def test_missing_host_is_excused_only_by_a_pause_beyond_its_call(
+    pause_s: float, is_excused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def first(self, wait_s):
+        if self.options.host.name == "10.0.0.3":
+            raise StartError("it doesn't call")
+        return await real(self, wait_s)
+
+    real = succession.Succession.first
+    monkeypatch.setattr(succession.Succession, "first", first)
+    violation = violation_of(Schedule(0, THREE, (Happening(0.05, "pause all", 0, pause_s),)))
+    assert (violation is None) == is_excused, violation
+    assert is_excused or "the job hasn't begun: nothing was heard of 10.0.0.3" in str(violation)
 
 
 def test_schedule_beyond_the_slots_left_waits_and_training_goes_on() -> None:

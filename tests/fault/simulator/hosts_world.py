@@ -21,6 +21,7 @@ HOST_TIMEOUT_S = 2.0
 _GONE_S = 2 * HOST_TIMEOUT_S + 1.5
 _LOOK_S = 0.1
 _MAKE_S = 20.0  # of launcher.state.segment
+_FIRST_WORDS_S = 5.0  # of launcher.agent.agent; a real launcher's clock stands still with it, and the simulated doesn't
 _LAST_NEWS_S = 2.0  # of launcher.controller.remote
 MOST_HOSTS = 4
 _TAKEN_S = 1.5  # until another host has the lease, after its lease
@@ -47,7 +48,7 @@ class HostsWorld(World):
     def __init__(self, seed, setup, happenings, told=None):
         self.disturbed_s = {}  # name of a host -> for how long nothing could come from it
         self.outages = []  # (from, until)
-        self.interrupted = self.full_before_begun = False
+        self.interrupted = self.full_before_begun = self.paused_before_begun = False
         self.commits = []  # when
         self.lost_at = {}  # Host -> when
         self.could_know_at = {}  # Host -> since when it could have known that
@@ -298,6 +299,7 @@ class HostsWorld(World):
         stood still already goes on in its own time, and may miss the others.)"""
         self.say("do", f"-- all stand still for {happening.more:g} s")
         self._disturb(self.present if any(host.stands_still for host in self.present) else [], happening.more)
+        self.paused_before_begun |= not self._has_begun() and happening.more > _FIRST_WORDS_S
         for host in self.present:
             if not host.stands_still:
                 host.stand_still()
@@ -413,7 +415,7 @@ class HostsWorld(World):
         lost = [host for host in self.hosts if host.is_lost or host in self.lost_at]
         self.trouble = [each for each in self.trouble if isinstance(each, Violation) or each[0].host not in lost]
         if self.verdict is None or self.broker is None or self.broker.current() is None:
-            if not any(map(self._is_cut_off, self.hosts)) and not self._was_full_at_the_start(outcome):
+            if not any(map(self._is_cut_off, self.hosts)) and not self._could_not_begin(outcome):
                 has = "has no end" if self.steps else "hasn't begun"
                 raise Violation(f"the job {has}: {outcome.words}")
             return
@@ -422,9 +424,11 @@ class HostsWorld(World):
         self._check_end(outcome.code)
         self._check_gaps()
 
-    def _was_full_at_the_start(self, outcome):
-        """No lease can be taken then."""
-        return self.full_before_begun and not self.steps and "its database is full" in outcome.words
+    def _could_not_begin(self, outcome):
+        """No lease can be taken from a full store, and a call whose time ran out in a pause isn't made again."""
+        is_full = self.full_before_begun and "its database is full" in outcome.words
+        is_missed = self.paused_before_begun and "nothing was heard of" in outcome.words
+        return not self.steps and (is_full or is_missed)
 
     def _check_quiet(self):
         """When nothing has happened for long: hosts have what the controller has, and each lost host has ended."""
