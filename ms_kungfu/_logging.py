@@ -14,7 +14,7 @@ import os
 import sys
 from typing import Callable
 
-from . import _core, env
+from . import _core, env, membership
 
 _logger = logging.getLogger("ms_kungfu")
 _FORMAT = "%(asctime)s ms_kungfu[%(rank)s] %(levelname)s: %(message)s"
@@ -46,6 +46,11 @@ def _programs_handlers() -> bool:
     return any(not isinstance(handler, _UntilTheProgramLogs) for handler in handlers)
 
 
+def _tell(line: str) -> None:
+    _logger.warning("runtime: %s", line)
+    membership.report("runtime_message", reason=line)
+
+
 def set_up(rank: Callable[[], int]) -> None:
     """Set up logging in a worker. Idempotent; ValueError for a wrong KUNGFU_LOG_LEVEL."""
     level = env.LOG_LEVEL.get()
@@ -55,4 +60,4 @@ def set_up(rank: Callable[[], int]) -> None:
         _logger.addHandler(_UntilTheProgramLogs(rank))
     # A thread of the runtime's own calls this, for which no collective waits. It needs the GIL, which no collective and
     # no kernel of MindSpore holds while it waits.
-    _core.set_log(lambda line: _logger.warning("runtime: %s", line))
+    _core.set_log(_tell)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import array
 import contextlib
-import hmac
 import json
 import os
-import secrets
+import select
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ from typing import Any, Callable, TypeVar
 
 from ms_kungfu import env
 from ms_kungfu._decoding import MalformedError, ProtocolError, decode_object
+from ms_kungfu._proofs import is_proof, new_nonce, proof_of
 from ms_kungfu._run_time import SLICE_S, run_time
 from ms_kungfu._version import VERSION, mindspore_version
 from ms_kungfu.cluster import Cluster, PeerID
@@ -31,7 +32,7 @@ from ms_kungfu.launcher.wire import PROTOCOL
 
 T = TypeVar("T")
 MAX_MESSAGE_BYTES = 64 * 1024
-_NONCE_BYTES = 16
+_MAX_POSTED_BYTES = 16 * 1024
 MAX_FDS = 4
 _CROWDED_S = 60.0  # six times the silence that the broker allows an unauthenticated client
 
@@ -71,15 +72,16 @@ class BrokerClient:
     So a change of the cluster, for which all wait, needs no new connection and proof.
 
     The connection belongs to one thread at a time, and to the process that has opened it: a forked child opens one of
-    its own. :meth:`request_leave`, :meth:`fix_cores`, :meth:`expect` and :meth:`exchange_store` have each their own,
-    and may be called from any thread.
+    its own. Any thread may :meth:`report` meanwhile: a report has no answer. :meth:`request_leave`, :meth:`fix_cores`,
+    :meth:`expect` and :meth:`exchange_store` have each their own connection, and may be called from any thread.
     """
 
     def __init__(self, address: str, secret: bytes) -> None:
         self._address = address
         self._secret = secret
-        self._connection: Connection | None = None
+        self._connection: Connection | None = None  # guarded by `_sending` against the threads that report
         self._owner = 0
+        self._sending = threading.Lock()
 
     @classmethod
     def from_environment(cls) -> BrokerClient:
@@ -186,6 +188,15 @@ class BrokerClient:
             send(connection, request, () if fd is None else (fd,))
             return receive_with_fds(connection)
 
+    def report(self, report: dict[str, Any]) -> None:
+        """Send a report without waiting. It is lost without a connection, or if the launcher is far behind."""
+        body = json.dumps(report).encode()
+        if self._owner != os.getpid():
+            return
+        with self._sending:
+            if self._connection is not None:
+                self._connection.post(body)
+
     def open_end_watch(self) -> EndWatch:
         """Have the launcher notify this worker before the job ends, and wait for it then. Raises as `_explained`."""
         with _explained("this worker", "the job's end", None):
@@ -194,9 +205,12 @@ class BrokerClient:
             return EndWatch(connection)
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        if self._owner != os.getpid():  # a thread of the parent may have held it during the fork
+            self._sending = threading.Lock()
+        with self._sending:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
 
     def _open(self, timeout: float | None) -> Connection:
         """Return the open connection, or a new one, with a new deadline."""
@@ -216,7 +230,8 @@ class BrokerClient:
         try:
             with _explained(who, about, timeout):
                 connection = self._open(timeout)
-                send(connection, request)
+                with self._sending:
+                    send(connection, request)
                 answer, fds = _answer_on(connection, timeout)
                 try:
                     found = _meant(answer, fds, request.get("peer"), who)
@@ -357,6 +372,7 @@ class Connection:
 
     def __init__(self, connection: socket.socket, timeout: float | None) -> None:
         self.socket = connection
+        self._rest = b""  # of a message that `post` has begun
         self.extend(timeout)
 
     def close(self) -> None:
@@ -366,11 +382,27 @@ class Connection:
         """Set a new deadline, counted from now; None: no deadline."""
         self._deadline = None if timeout is None else run_time() + timeout
 
+    def post(self, body: bytes) -> None:
+        """Send a message if that needs no wait, else drop it. What the kernel doesn't take of one goes with the next.
+
+        A writable socket takes more than one such message. Its timeout is left alone, because another thread
+        may receive by it.
+        """
+        if len(body) > _MAX_POSTED_BYTES:
+            return
+        ready = select.poll()
+        ready.register(self.socket, select.POLLOUT)
+        with contextlib.suppress(OSError):  # the next request finds out
+            if not ready.poll(0):
+                return
+            data = self._rest + struct.pack(">I", len(body)) + body
+            self._rest = data[os.write(self.socket.fileno(), data) :]
+
     def send_bytes(self, body: bytes, fds: tuple[int, ...] = ()) -> None:
         """Send a message."""
         if len(body) > MAX_MESSAGE_BYTES:
             raise ProtocolError(f"a message of {len(body)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
-        data = struct.pack(">I", len(body)) + body
+        data, self._rest = self._rest + struct.pack(">I", len(body)) + body, b""
         sent = self._in_slices(socket.send_fds, self.socket, [data], list(fds)) if fds else 0
         while sent < len(data):  # sending nothing fails if the other end has got all and closed
             sent += self._in_slices(self.socket.send, data[sent:])
@@ -433,23 +465,6 @@ def receive_fds(connection: socket.socket, max_bytes: int, flags: int = 0) -> tu
 def close_all(fds: Iterable[int]) -> None:
     for fd in fds:
         os.close(fd)
-
-
-def new_nonce() -> str:
-    return secrets.token_hex(_NONCE_BYTES)
-
-
-def proof_of(secret: bytes, role: str, called_nonce: str, callers_nonce: str) -> str:
-    """Return the hex of HMAC-SHA256 over role and nonces.
-
-    The role keeps a proof from being reflected as the other end's.
-    """
-    return hmac.new(secret, (role + called_nonce + callers_nonce).encode(), "sha256").hexdigest()
-
-
-def is_proof(proof: object, secret: bytes, role: str, called_nonce: str, callers_nonce: str) -> bool:
-    expected = proof_of(secret, role, called_nonce, callers_nonce)
-    return isinstance(proof, str) and hmac.compare_digest(proof.encode(), expected.encode())
 
 
 def prove(connection: Connection, secret: bytes) -> None:

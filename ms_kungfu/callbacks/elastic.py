@@ -247,7 +247,7 @@ class KungFuElasticCallback(Callback):
         step, epoch = training.step + 1, training.epoch
         if self._others is not None:
             self._others.step_ends(training.request_stop)
-        change = training.step_end(params.net_outputs if training.monitor is not None else None, samples)
+        change = training.step_end(params.net_outputs, samples)
         joined = change.changed and change.new_size > change.old_size - len(change.lost)
         if joined and not change.detached and self._others is not None:
             self._others.warn_of_what_is_not_carried()

@@ -65,7 +65,11 @@ def together(
         return alone(model, dataset, callbacks, params, add_eval_loss)
     averaged = inventory.moving_statistics([model._network]) if training is None else training.averaged
     with _off_record(dataset):
-        return Evaluation(model, dataset, callbacks, params, add_eval_loss).run(averaged)
+        began = membership.monotonic()
+        metrics = Evaluation(model, dataset, callbacks, params, add_eval_loss).run(averaged)
+        if membership.speaks_for_all():
+            membership.report("evaluated", seconds=membership.monotonic() - began)
+        return metrics
 
 
 def alone(model: Any, dataset: Any, *arguments: Any, **options: Any) -> Any:

@@ -55,6 +55,10 @@ class Batches:
         return self
 
     def __next__(self) -> Any:
+        with membership.spending("data"):
+            return self._next()
+
+    def _next(self) -> Any:
         dataset, cursor = self._dataset, self._dataset._cursor
         if self._epochs_left == 0 or dataset.suspended or runtime.detached():
             self.stop()
@@ -86,7 +90,7 @@ class Batches:
             )
         if step is None and cursor.taken:  # gradients accumulated to the end of the epoch, which have been applied
             dataset.commit(self._participants())
-            return next(self)  # what a failed worker had taken is still to be trained
+            return self._next()  # what a failed worker had taken is still to be trained
         if step is None:
             return self._end_epoch()
         batch = self._first(step)
@@ -139,7 +143,7 @@ class Batches:
         if dataset._end_epoch():
             self._epochs_left -= 1
             raise StopIteration
-        return next(self)
+        return self._next()
 
     def stop(self) -> None:
         """Release the pipeline and what it has prefetched."""

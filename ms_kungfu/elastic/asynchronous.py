@@ -33,9 +33,12 @@ class AsynchronousSteps:
     checkpoints: Checkpointing
     changes: ClusterChanges
 
-    def step_end(self) -> Change:
+    def step_end(self, loss: Any) -> Change:
         """End this worker's own step; collective only if a sync point is due."""
         training = self.training
+        self.changes.statistics.mark()
+        samples = None if training.dataset is None else training.dataset.weight
+        self.changes.statistics.committed(training.step, samples, None, loss)
         if training.dataset is not None:
             training.dataset.commit()  # how far the others are is not known, and does not matter
         checkpoint = self.checkpoints.is_due(training.step)
@@ -55,6 +58,7 @@ class AsynchronousSteps:
 
     def come_together(self, wanted: int | None, checkpoint: bool = False, ended: bool = False) -> Change:
         """Collective: agree on the training's position, and do what any worker came for."""
+        began = membership.monotonic()
         membership.enter_sync_point()
         wanted, checkpoint, ended = self._go_to_the_furthest(wanted, checkpoint, ended)
         step, job_end = self.training.step, self.changes.job_end
@@ -70,7 +74,7 @@ class AsynchronousSteps:
         membership.note_step(step)
         with event_log.refusals():
             change = membership.follow_sync_point(wanted)
-        self.changes.follow(change)
+        self.changes.follow(change, began)
         return change
 
     def _go_to_the_furthest(self, wanted: int | None, checkpoint: bool, ended: bool) -> tuple[int | None, bool, bool]:

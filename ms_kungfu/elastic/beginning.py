@@ -53,6 +53,7 @@ class Beginning:
             self._start_anew()
         else:
             self._go_on(resume, joins)
+        self.changes.statistics.resume()
         self.changes.job_end.begin()
         return True
 
@@ -62,7 +63,9 @@ class Beginning:
         if shards:
             membership.fix_cores()  # kernels that are made for more cores keep other bits than those made for these
         if self.prepare is not None and (membership.is_joining() or shards):
+            began = membership.monotonic()
             self.prepare()  # with shards for any rank's shape, which may become its own
+            membership.report("compiled", seconds=membership.monotonic() - began)
         if data is not None:
             data.read_contents()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from functools import partial
 from typing import Callable
@@ -20,6 +19,7 @@ from ms_kungfu.elastic.consistency import ConsistencyCheck, check
 from ms_kungfu.elastic.last_checkpoint import LastCheckpoint
 from ms_kungfu.elastic.measuring import Measuring
 from ms_kungfu.elastic.program import Training, is_behind
+from ms_kungfu.elastic.statistics import StepStatistics
 from ms_kungfu.membership import Change
 
 
@@ -49,6 +49,7 @@ class ClusterChanges:
         self._asked_end = 0
         """The signal by which the job ends, as far as this worker knows in the present agreement."""
         self._stopped = False  # all know of it
+        self.statistics = StepStatistics(self.training)
         self.steps_here = 0
         """Since the cluster changed, or the call began."""
 
@@ -59,6 +60,7 @@ class ClusterChanges:
 
     def end(self) -> None:
         """End the call."""
+        self.statistics.end()
         self.job_end.end()
         if self._stopped:
             self.suspend(False)
@@ -113,7 +115,7 @@ class ClusterChanges:
         `behind_a_step`: the workers agree on a stop, too, and compare their states.
         """
         self.prepare()
-        began, step, consistency = time.monotonic(), self.training.step, self.consistency
+        began, step, consistency = membership.monotonic(), self.training.step, self.consistency
         if scheduled is not None:
             event_log.scheduled(step, scheduled, self.wait)
         size = self.measuring.take_size()
@@ -127,13 +129,13 @@ class ClusterChanges:
                 self._asked_end = self.job_end.signal
                 word ^= (self.stop_asked << 63) | (self._asked_end << 56)
                 change = membership.step(wanted, self.wait, word, partial(self._settle, consistency))
-        self.follow(change)
+        self.follow(change, began)
         if change.changed and not change.detached:
-            self.measuring.took(time.monotonic() - began)
+            self.measuring.took(membership.monotonic() - began)
         return change
 
-    def follow(self, change: Change) -> None:
-        """Carry out what a change brings with it; collective."""
+    def follow(self, change: Change, began: float) -> None:
+        """Carry out what a change brings with it, which began then; collective."""
         training = self.training
         if change.detached:
             event_log.changed(training.step, change)
@@ -146,4 +148,5 @@ class ClusterChanges:
             state_transfer.share_state(training.training_state)
             self.carried.scale_rates()
             self.checkpoints.make_up(training.step)
-            event_log.changed(training.step, change)
+            self.statistics.resume()
+            event_log.changed(training.step, change, membership.monotonic() - began)

@@ -41,7 +41,7 @@ from ms_kungfu.agreement import broadcast_json, gather_json
 from ms_kungfu.comm import Array
 from ms_kungfu.dataset import replaying
 from ms_kungfu.dataset.conditions import differences
-from ms_kungfu.elastic import program, state_transfer
+from ms_kungfu.elastic import event_log, program, state_transfer
 from ms_kungfu.elastic.options import Options
 from ms_kungfu.elastic.state import TrainingState, resume_components
 from ms_kungfu.errors import KungFuError
@@ -132,14 +132,12 @@ class CheckpointFolder:
             try:
                 self._write(snapshot)
             except Exception as error:  # whatever MindSpore makes of it; training is worth more than its checkpoint
-                _log.warning(
-                    'checkpoint failed: step=%d folder=%s error="%s: %s". Training goes on, earlier ones stay',
-                    snapshot.step, self.folder, type(error).__name__, error,
-                )  # fmt: skip
+                event_log.checkpoint_failed(snapshot.step, self.folder, error)
 
     def _write(self, snapshot: Snapshot) -> None:
         import mindspore as ms
 
+        began = membership.monotonic()
         self.folder.mkdir(parents=True, exist_ok=True)
         if (newest := self._newest_job()) > self.job:  # looked at for a warning; names are what makes it safe
             _log.warning(
@@ -158,7 +156,7 @@ class CheckpointFolder:
             _flush(unfinished)
             os.replace(unfinished, path)
             _flush(self.folder)
-            _log.info("checkpoint written: step=%d path=%s", snapshot.step, path)
+            event_log.checkpoint_written(snapshot.step, path, membership.monotonic() - began)
         except BaseException:
             for rest in self.folder.glob(f"{self._unfinished}*"):  # MindSpore writes to yet another name
                 rest.unlink(missing_ok=True)
@@ -337,6 +335,7 @@ class Checkpointing:
     def is_due(self, step: int) -> bool:
         return self._every is not None and step % self._every == 0
 
+    @membership.spending("checkpoint")
     def write(self, step: int) -> None:
         """Have the lowest rank write the state in the background, except in a replay. ValueError without a folder."""
         if replaying.current() is not None:
@@ -438,7 +437,7 @@ class Checkpointing:
         differing = self._resume_components(now, found, answer["path"], of_another=beyond)
         mine.checkpoint, mine.job = None, answer["job"]  # what the file says is of the job that wrote it
         if membership.speaks_for_all():
-            _log.info("resumed: path=%s workers=%d", answer["path"], runtime.current_cluster_size())
+            event_log.resumed(answer["path"])
         if differing and membership.speaks_for_all():
             _log.warning(
                 'checkpoint differs: path=%s state="%s". This state begins anew, or is left out',

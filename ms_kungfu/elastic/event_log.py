@@ -10,6 +10,7 @@ import atexit
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from ms_kungfu import membership
 from ms_kungfu.elastic import program
@@ -18,6 +19,7 @@ from ms_kungfu.errors import ResizeError
 from ms_kungfu.membership import Change
 
 _log = logging.getLogger(__name__)
+_LONGER_S = 2.0
 
 
 def scheduled(step: int, size: int, wait: bool) -> None:
@@ -56,12 +58,25 @@ def deaths(step: int) -> None:
     for rank in lost:
         if rank not in told:
             _log.warning("rank failed: rank=%d peer=%s step=%d", rank, membership.peer_of(rank), step)
+            if membership.speaks_for_all():
+                longer_s = membership.current().ended_steps.last_took_longer_s
+                living = [int(each) for each in membership.current().core.living()]
+                membership.report("failure_seen", rank=rank, step=step, seconds=longer_s, survivors=living)
     own.reported_failed = (version, {**told, **_peers(lost)})
+
+
+def step_ended(step: int) -> None:
+    """Log what was unusual about the step that has ended."""
+    deaths(step)
+    longer_s = membership.current().ended_steps.last_took_longer_s
+    if longer_s >= _LONGER_S and not membership.lost_ranks() and membership.speaks_for_all():
+        membership.report("step_delayed", step=step, seconds=longer_s)
 
 
 def joined(step: int) -> None:
     """This worker has come into a running job, and has its state."""
     _log.info("joined: rank=%d size=%d step=%d", membership.rank(), membership.size(), step)
+    membership.report("worker_joined", rank=membership.rank(), workers=membership.size(), step=step)
 
 
 def job_ends(step: int, name: str) -> None:
@@ -81,8 +96,8 @@ def passes(call: int, call_of_state: int) -> None:
         )  # fmt: skip
 
 
-def changed(step: int, change: Change) -> None:
-    """Log that the cluster has changed, or has removed this worker."""
+def changed(step: int, change: Change, seconds: float = 0.0) -> None:
+    """Log that the cluster has changed, or has removed this worker. `seconds`: how long training stood for it."""
     own = program.current().told
     if change.detached:
         entry, own.pending = own.pending, None
@@ -107,6 +122,32 @@ def changed(step: int, change: Change) -> None:
     _log.info(
         "resize: %d -> %d workers version=%d step=%d reason=%s", change.old_size, change.new_size, version, step, reason
     )
+    if membership.speaks_for_all():
+        membership.report(
+            "resized", version=version, workers=change.new_size, workers_before=change.old_size, step=step,
+            reason=reason, seconds=seconds,
+        )  # fmt: skip
+
+
+def checkpoint_written(step: int, path: Path, seconds: float) -> None:
+    """A checkpoint is on the disk."""
+    _log.info("checkpoint written: step=%d path=%s", step, path)
+    membership.report("checkpoint_written", step=step, path=str(path), seconds=seconds)
+
+
+def checkpoint_failed(step: int, folder: Path, error: Exception) -> None:
+    """A checkpoint couldn't be written."""
+    what = f"{type(error).__name__}: {error}"
+    _log.warning(
+        'checkpoint failed: step=%d folder=%s error="%s". Training goes on, earlier ones stay', step, folder, what
+    )
+    membership.report("checkpoint_failed", step=step, reason=what)
+
+
+def resumed(path: str) -> None:
+    """All workers have a checkpoint's state."""
+    _log.info("resumed: path=%s workers=%d", path, membership.size())
+    membership.report("resumed", path=path)
 
 
 def _with_as_many(change: Change) -> str:

@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from ms_kungfu import env, runtime
+from ms_kungfu import env, membership, runtime
 from ms_kungfu.agreement import told_by_lowest
 from ms_kungfu.dataset.dealing import MOST_SHARDS
 from ms_kungfu.dataset.shares import Shares
@@ -134,6 +134,8 @@ class PolicyRunner:
             return
         level = logging.INFO if runtime.current_rank() == 0 else logging.DEBUG  # all would say the same
         _log.log(level, 'policy: %s step=%d reason="%s"', describe(decision), training.step, decision.reason)
+        if membership.speaks_for_all():
+            membership.report("policy_decided", changes=describe(decision), step=training.step, reason=decision.reason)
         self._check(decision, training)
         if decision.size is not None:
             self._wanted_size = decision.size

@@ -51,6 +51,7 @@ class SynchronousSteps:
     def step_end(self, loss: Any, samples: int | None) -> Change:
         """End the step that `training` has counted; collective."""
         step, dataset = self.training.step, self.training.dataset
+        self.changes.statistics.mark()
         if not self.last.ended(step):
             return self._do_again()
         self.changes.steps_here += 1
@@ -64,6 +65,7 @@ class SynchronousSteps:
             dataset.training = self.checkpoints.training
             trained = dataset.commit(self.last.take_participants())
         self.measuring.step_end(loss, samples, trained)
+        self.changes.statistics.committed(step, samples, trained, loss)
         self.measuring.ask("after_step")
         # Before a change: it takes all workers, and those that join by the change don't know of it.
         if self.checkpoints.is_due(step):

@@ -222,11 +222,11 @@ class ElasticTraining:
         wait_for_queue()
         self.step += 1
         membership.step_ended(self.step)
-        event_log.deaths(self.step)
+        event_log.step_ended(self.step)
         self.carried.check_covered()
         self._ahead.look(self.step)
         self._beside.step_end()
-        return self._asynchronous.step_end() if self.asynchronous else self._synchronous.step_end(loss, samples)
+        return self._asynchronous.step_end(loss) if self.asynchronous else self._synchronous.step_end(loss, samples)
 
     def step_begin(self) -> None:
         """Begin a step: what the program has set before belongs to what an undone step restores.

@@ -76,6 +76,8 @@ class LastStep:
             "are trained again",
             step, ranks,
         )  # fmt: skip
+        if membership.speaks_for_all():
+            membership.report("step_undone", step=step, reason=f"rank {ranks} failed between two gradient reductions")
         return False
 
     def take_participants(self) -> list[int]:

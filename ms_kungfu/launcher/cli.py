@@ -22,12 +22,13 @@ from ms_kungfu.launcher.agent.supervisor import Supervisor, set_process_name
 from ms_kungfu.launcher.commands import evict, resize
 from ms_kungfu.launcher.control import RefusedError
 from ms_kungfu.launcher.engine_flags import EngineRequest
+from ms_kungfu.launcher.explain_command import explain
 from ms_kungfu.launcher.joining import ask
 from ms_kungfu.launcher.options import PROGRAM, JoinRequest, Options, parse_command_line
 from ms_kungfu.launcher.slurm import SpareTaskError
 from ms_kungfu.launcher.status_command import status
 
-_COMMANDS = {"resize": resize, "evict": evict, "status": status}
+_COMMANDS = {"resize": resize, "evict": evict, "status": status, "explain": explain}
 _SWITCH_INTERVAL_S = 5e-4
 _LEAST_DESCRIPTORS = 32  # of the launcher and one worker
 _NEVER = logging.CRITICAL + 1

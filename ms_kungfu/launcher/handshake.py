@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Callable
 
 from ms_kungfu._decoding import ProtocolError
+from ms_kungfu._proofs import is_proof, new_nonce, proof_of
 from ms_kungfu._words import printable
-from ms_kungfu.broker_protocol import is_proof, new_nonce, proof_of
 from ms_kungfu.launcher.channel import MAX_STRANGERS_BYTES, Stream
 from ms_kungfu.launcher.wire import messages as m
 

@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 from ms_kungfu import env
@@ -28,6 +29,7 @@ from ms_kungfu.launcher.agent.broker_server import BrokerServer
 from ms_kungfu.launcher.agent.plain_segment import the_runtime
 from ms_kungfu.launcher.agent.relay import Relay
 from ms_kungfu.launcher.core_claims import CoreClaims
+from ms_kungfu.launcher.event_file import EventFile
 from ms_kungfu.launcher.pacing import begin_near
 from ms_kungfu.launcher.quota import cpu_quota
 from ms_kungfu.launcher.state.hangs import is_starved, is_stopped, waits_for_a_core
@@ -66,6 +68,9 @@ class Machine:
 
         self.start_thread("kungfu-request", run)
         return await asyncio.wrap_future(future)
+
+    def open_event_file(self, path: Path, fresh: bool) -> EventFile:
+        return EventFile(path, fresh, self.start_thread)
 
     sleep = staticmethod(time.sleep)
     monotonic = staticmethod(time.monotonic)

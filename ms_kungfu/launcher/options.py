@@ -135,7 +135,10 @@ class Options:
         "v", "show what the workers print (default; -v=false leaves it to -logdir)", default=True
     )
     logdir: Path | None = _flag(
-        "logdir", "folder for one HOST.PORT.stdout.log and .stderr.log for each worker", type=_path, metavar="DIR"
+        "logdir",
+        "folder for one HOST.PORT.stdout.log and .stderr.log for each worker, and for events.jsonl, the event log",
+        type=_path,
+        metavar="DIR",
     )
     logfile: Path | None = _flag(
         "logfile",
@@ -304,7 +307,8 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest | Engi
         PROGRAM,
         f"{PROGRAM} [flags] program [arguments]\n       {PROGRAM} -join URL [-self ADDRESS:SLOTS] [-secret-file FILE]\n"
         f"       {PROGRAM} resize SIZE [-config-server URL]\n"
-        f"       {PROGRAM} evict RANK [-config-server URL]\n       {PROGRAM} status [URL]",
+        f"       {PROGRAM} evict RANK [-config-server URL]\n       {PROGRAM} status [URL]\n"
+        f"       {PROGRAM} explain LOGDIR",
         "Runs a program as the workers of a cluster, on this machine. Flags take one dash or two, -name value or "
         "-name=value.",
         _NO_FLAGS,

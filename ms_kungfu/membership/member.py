@@ -84,6 +84,12 @@ class EndedSteps:
         times = list(self._times)
         return max(0.0, median(after - before for before, after in zip(times, times[1:]))) if len(times) > 1 else 0.0
 
+    @property
+    def last_took_longer_s(self) -> float:
+        """Return by how much the last step took longer than the median; 0 if not known."""
+        times = list(self._times)
+        return max(0.0, times[-1] - times[-2] - self.each_s) if len(times) > 2 else 0.0
+
 
 def _start_thread(name: str, function: Callable[[], None]) -> None:
     threading.Thread(target=function, name=name, daemon=True).start()
@@ -143,6 +149,7 @@ class Member:
         self.sync_points = 0  # sync points of this cluster version that this process has come to
         self.training_step: int | None = None  # for the launcher's log lines
         self.ended_steps = EndedSteps()
+        self.spent: dict[str, float] = {}  # seconds, see `reports.spending`
         self.outcomes.by_version.clear()
 
     def get(self, variable: Variable[T]) -> T:
@@ -154,6 +161,11 @@ class Member:
         if self._broker is None:
             self._broker = self.ports.broker()
         return self._broker
+
+    @property
+    def has_broker(self) -> bool:
+        """Return whether this process has called the broker."""
+        return self._broker is not None
 
     def hang_up(self) -> None:
         if self._broker is not None:

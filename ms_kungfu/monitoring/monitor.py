@@ -242,7 +242,7 @@ class Monitor:
             "samples": self._samples,
             "exposed": (mine[3] - before[3] + unseen) / steps,
             "busy": (mine[2] - before[2] + unseen) / steps,
-            "loss": _number(loss),
+            "loss": number_of(loss),
             "received": sum(received),
             "monitor": spent / steps,
             "resize": math.nan if self._resize_seconds is None else self._resize_seconds,
@@ -373,7 +373,8 @@ def describe(record: StepRecord) -> str:
     return " ".join(parts)
 
 
-def _number(loss: Any) -> float:
+def number_of(loss: Any) -> float:
+    """Return a loss as a number, which may be a tensor, or the first of several outputs; NaN if there is none."""
     while isinstance(loss, (tuple, list)) and loss:
         loss = loss[0]
     if loss is None or isinstance(loss, (tuple, list)):

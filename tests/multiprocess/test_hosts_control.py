@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from ms_kungfu._decoding import ProtocolError
-from ms_kungfu.broker_protocol import new_nonce, proof_of
+from ms_kungfu._proofs import new_nonce, proof_of
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher import channel as channels
 from ms_kungfu.launcher import control, network, server

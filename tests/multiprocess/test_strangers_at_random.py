@@ -26,7 +26,7 @@ from test_hosts import A, B, embedded, hosts  # noqa: F401
 from test_hosts_control import REGISTRATION, SAID
 
 from ms_kungfu._decoding import ProtocolError
-from ms_kungfu.broker_protocol import new_nonce, proof_of
+from ms_kungfu._proofs import new_nonce, proof_of
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import open_store
 from ms_kungfu.config_server.server import ConfigServer

@@ -37,7 +37,10 @@ PROGRAMS = {
         ("ms_kungfu.launcher.cli", ["resize", "-help"]),
         ("ms_kungfu.launcher.cli", ["evict", "-help"]),
     ],
-    "kungfu-run status": [("ms_kungfu.launcher.cli", ["status", "-help"])],
+    "kungfu-run status, kungfu-run explain": [
+        ("ms_kungfu.launcher.cli", ["status", "-help"]),
+        ("ms_kungfu.launcher.cli", ["explain", "-help"]),
+    ],
     "kungfu-distribute": [("ms_kungfu.launcher.distribute", ["-help"])],
     "kungfu-config-server": [("ms_kungfu.config_server.cli", ["-help"])],
     "python -m ms_kungfu.doctor": [("ms_kungfu.doctor", ["--help"])],

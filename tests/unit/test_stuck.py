@@ -132,6 +132,7 @@ def test_report_of_a_host_is_no_look_for_stuck_workers() -> None:
     )  # fmt: skip
     looks: list[int] = []
     agent._look_for_the_stuck = lambda: looks.append(1)
+    agent._look_for_stalls = lambda: None
     agent.keep_looking_for_the_stuck = "again"
     for host in ("a", "b", "c"):
         HangingWorkers.look_at(agent, host, HangWatch(10.0), 1.0, [], lambda key: False)

@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MAX_WORDS, MAX_COLUMNS, MAX_SENTENCE = 2500, 100, 25
 # Pages that aren't rewritten yet and the rules that they may break. Take a line out with its page's rewrite.
 UNFINISHED: dict[str, str] = {
+    "docs/events.md": "columns",
     "docs/messages.md": "words columns",
 }
 

@@ -8,7 +8,7 @@ import logging
 import secrets
 import socket
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Union
 
 from ms_kungfu._decoding import ProtocolError
 from ms_kungfu.broker_protocol import MAX_MESSAGE_BYTES, close_all
@@ -22,6 +22,7 @@ from ms_kungfu.launcher.wire import messages as m
 
 _log = logging.getLogger(__name__)
 _MAX_CONNECTIONS = 1024
+_Asked = Union[m.ToJobBroker, m.PutStore, m.GetStore, m.AwaitEnd]
 
 
 class Request:
@@ -62,6 +63,9 @@ class Serves(Protocol):
         """Answer `request`, now or later."""
         ...
 
+    def report(self, report: m.Report) -> None:
+        """Pass a worker's report on to the controller."""
+
     def withdraw(self, request: Request) -> None:
         """Forget a request whose worker doesn't wait for an answer any more."""
         ...
@@ -98,7 +102,7 @@ class BrokerServer(Server[WorkerChannel]):
         _log.warning('accept failed: from=workers error="%s"', error)
 
     async def _serve(self, channel: WorkerChannel) -> bool:
-        reading: asyncio.Task[tuple[m.ToBroker, list[int]]] | None = None
+        reading: asyncio.Task[tuple[_Asked, list[int]]] | None = None
         try:
             while True:
                 try:
@@ -124,10 +128,19 @@ class BrokerServer(Server[WorkerChannel]):
             if reading is not None:
                 await _stop(reading)
 
-    def _read(self, channel: WorkerChannel) -> asyncio.Task[tuple[m.ToBroker, list[int]]]:
-        return asyncio.ensure_future(channel.receive_with_fds(m.TO_BROKER, MAX_MESSAGE_BYTES))
+    def _read(self, channel: WorkerChannel) -> asyncio.Task[tuple[_Asked, list[int]]]:
+        return asyncio.ensure_future(self._next_request(channel))
 
-    def _answer(self, request: Request, asked: m.ToBroker, fds: list[int]) -> None:
+    async def _next_request(self, channel: WorkerChannel) -> tuple[_Asked, list[int]]:
+        """Return the next request. Reports, which have no answer, are passed on meanwhile."""
+        while True:
+            asked, fds = await channel.receive_with_fds(m.TO_BROKER, MAX_MESSAGE_BYTES)
+            if not isinstance(asked, m.Report):
+                return asked, fds
+            close_all(fds)
+            self._broker.report(asked)
+
+    def _answer(self, request: Request, asked: _Asked, fds: list[int]) -> None:
         if isinstance(asked, (m.PutStore, m.GetStore)):
             self._broker.stores.serve(request, asked, fds, self._broker.is_out)
             return
@@ -138,7 +151,7 @@ class BrokerServer(Server[WorkerChannel]):
             self._broker.serve(request, asked)
 
 
-async def _stop(reading: asyncio.Task[tuple[m.ToBroker, list[int]]]) -> None:
+async def _stop(reading: asyncio.Task[tuple[_Asked, list[int]]]) -> None:
     """Stop reading a connection that has ended: later requests aren't answered."""
     reading.cancel()
     with contextlib.suppress(asyncio.CancelledError, Exception):

@@ -162,6 +162,11 @@ class Relay:
                 request.note_waiting()
             self._send(m.Asks(number, asked))
 
+    def report(self, report: m.Report) -> None:
+        """Pass a report on. It is lost while this host waits for another controller."""
+        if not self._closed:
+            self._send(report)
+
     def withdraw(self, request: Request) -> None:
         """Forget a request: its worker doesn't wait any more."""
         self.last_checkpoints.remove(request)

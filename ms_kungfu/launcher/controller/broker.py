@@ -43,7 +43,7 @@ class Broker:
     - `on_commit`: a commit has to be in the snapshot before any worker is notified; `noted` has the answer.
     - `on_committed`: members committed a version, after this step.
     - `on_prepared`: the members are notified of this version, as all that is new in it is ready.
-    - `on_ready`: a joining worker (peer ID and incarnation) or a standby (its number) would join at once.
+    - `on_ready`: a worker (peer ID and incarnation) or a standby (its number) would join at once, or does.
     - `on_leave`: this worker of the newest version may leave it; None if none may.
     - `on_trouble`: why the shared memory of a version can't be made; `prepare` tries it again.
     - `on_cores` fixes how many cores each worker has and returns that number, 0 if none is pinned.

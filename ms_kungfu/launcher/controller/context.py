@@ -7,7 +7,9 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+from ms_kungfu import job_events as e
 from ms_kungfu.launcher.controller.history import History
+from ms_kungfu.launcher.controller.job_events import JobEvents
 from ms_kungfu.launcher.controller.leadership import Leadership
 from ms_kungfu.launcher.controller.remote import RemoteHosts
 from ms_kungfu.launcher.controller.revisions import Revisions, raise_bugs
@@ -17,6 +19,10 @@ from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.state.coordinator import Coordinator
 from ms_kungfu.launcher.state.course import JobCourse
+from ms_kungfu.launcher.state.policy import Verdict
+from ms_kungfu.launcher.state.statistics import JobStatistics
+
+_STATISTICS_S = 1.0
 
 
 @dataclass(eq=False)
@@ -30,6 +36,7 @@ class JobContext:
     options: Options
     machine: Machine
     course: JobCourse
+    events: JobEvents
     history: History
     leadership: Leadership
     remote: RemoteHosts | None = None
@@ -40,6 +47,7 @@ class JobContext:
 
     def __post_init__(self) -> None:
         self.loop = asyncio.get_running_loop()
+        self.statistics = JobStatistics(self.machine.time())
         self._background: set[asyncio.Future[None]] = set()
 
     @property
@@ -56,6 +64,32 @@ class JobContext:
     def resumes(self) -> bool:
         """Return whether the job runs, but this controller doesn't know yet which hosts and workers are there."""
         return self.leadership.resumes is not None and not self.has_begun and not self.course.is_over
+
+    def keep_emitting_statistics(self) -> None:
+        """Emit the job's statistics once a second, as far as the log may grow."""
+        if self.course.is_over:
+            return
+        if self.events.may_add():
+            current = self.workers.broker.current()
+            by_rank = self.statistics.by_rank(self.machine.time(), 0 if current is None else current.size)
+            if by_rank is not None:
+                self.events.emit(by_rank)
+            self.emit_statistics()
+        self.loop.call_later(_STATISTICS_S, self.keep_emitting_statistics)
+
+    def emit_statistics(self) -> None:
+        line = self.statistics.line(self.machine.time())
+        if line is not None:
+            self.events.emit(line)
+
+    async def end_events(self, verdict: Verdict | None) -> None:
+        """Emit the end of the job, and log its summary. `verdict` None: this controller doesn't end it."""
+        if verdict is not None:
+            self.emit_statistics()
+            living = [] if self.manager is None else self.manager.processes.living_members()
+            self.events.emit(e.JobEnded(exit_code=verdict.exit_code, reason=verdict.reason, workers=len(living)))
+            self.events.summarize()
+        await self.events.close()
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

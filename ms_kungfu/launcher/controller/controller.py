@@ -24,11 +24,12 @@ from ms_kungfu.launcher.controller.etcd_lease import END_S, RENEW_S, EtcdLease
 from ms_kungfu.launcher.controller.failures import WorkerFailures
 from ms_kungfu.launcher.controller.following import CopiesWatch
 from ms_kungfu.launcher.controller.history import History
+from ms_kungfu.launcher.controller.job_events import JobEvents
 from ms_kungfu.launcher.controller.leadership import Leadership, NoElection
 from ms_kungfu.launcher.controller.nodes import JobNodes
 from ms_kungfu.launcher.controller.remote import RemoteHosts
 from ms_kungfu.launcher.controller.resizes import Resizes
-from ms_kungfu.launcher.controller.revisions import Revisions, StoreWatcher, in_loop
+from ms_kungfu.launcher.controller.revisions import Revisions
 from ms_kungfu.launcher.controller.snapshot_writer import SnapshotWriter
 from ms_kungfu.launcher.controller.startup import JobStart, MayWrite, prepare
 from ms_kungfu.launcher.controller.status import describe
@@ -69,13 +70,14 @@ class Controller:
         self._ended, self._hurry, self._hears_hosts = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._start_error: BaseException | None = None
         self._started_at = machine.time() if term is None else term.since
-        history = History()
+        events = JobEvents(options, machine)
+        history = History(emit=events.emit)
         self.course = course = JobCourse(history.note, self._ended.set)
         leadership: Leadership = NoElection()
         if term is not None:
             hears = self._on_step_down, self._on_new_lease, self._on_store_awaited
             leadership = EtcdLease(term, machine, options.config_server or "", options.hosts.self_name, *hears)
-        self.context = JobContext(options, machine, course, history, leadership)
+        self.context = JobContext(options, machine, course, events, history, leadership)
         self._snapshot = SnapshotWriter(self.context, self._started_at)
         self.status = never_raises(self._status)
         self._nodes = JobNodes(self.context, self._snapshot, self.status, self._left_s, self.interrupted, self.hurry)
@@ -146,11 +148,13 @@ class Controller:
         await remote.gather(start.join_timeout_s)
         manager = job.manager = self._new_manager(remote)
         job.history.begun(start.first)
+        job.events.started(start.first)
         await manager.start(self._note_first)
         self._closers.callback(self._copies.begin(manager.broker, lambda: job.coordinator.newest.size).cancel)
         self._machine.tell_of_the_beginning()
         self._resizes.begun()
-        self._watch()
+        self._closers.callback(self._resizes.watch())
+        job.keep_emitting_statistics()
 
     async def _take_over(self, snapshot: LeaderSnapshot) -> None:
         """Continue at the last decision of the controller before."""
@@ -161,17 +165,20 @@ class Controller:
         assert start.store is not None
         self._closers.callback(job.leadership.keep(start.store))
         remote = self._expect_hosts(start, current, resumes=True)
+        job.events.taken_over(snapshot.before[-1] if snapshot.before else snapshot.head)
         manager = await take_over(
             job, snapshot, self._nodes, self._snapshot, remote, lambda: self._new_manager(remote, snapshot)
         )
         if manager is not None:
-            self._watch()
+            self._closers.callback(self._resizes.watch())
             self._nodes.resumed()
+            job.keep_emitting_statistics()
 
     def _expect_hosts(self, start: JobStart, current: Cluster, resumes: bool = False) -> RemoteHosts:
         """Accept registrations from now on."""
         job = self.context
         job.begun = start
+        job.events.begin(start.writer, fresh=not resumes)
         job.coordinator = Coordinator(self._options, current)
         job.revisions = Revisions(self._resizes, job.coordinator, start, self._machine)
         remote = job.remote = RemoteHosts(self._options, self._machine, self._registration, start, self._nodes, resumes)
@@ -197,18 +204,6 @@ class Controller:
         self.course.begins()
         return await self._snapshot.note()
 
-    def _watch(self) -> None:
-        job = self.context
-        if self._options.watch and job.begun.store is not None:
-            watcher = self._failures.watcher = StoreWatcher(
-                job.begun.store,
-                lambda: replace(job.coordinator.newest, version=job.coordinator.last_version),
-                in_loop(self._resizes.on_cluster),
-                self._machine,
-                puts_back=not job.leadership.moves,
-            )
-            self._closers.callback(watcher.stop)
-
     # ---- leadership ----
 
     async def _acquire(self, writer: str, store: ClusterStore, first: Callable[[], Cluster]) -> MayWrite:
@@ -219,6 +214,7 @@ class Controller:
         return leadership.has_it_again
 
     def _on_step_down(self, why: str) -> None:
+        self.context.events.stepped_down(why)
         self.course.end(Verdict(Action.FAIL, why, 1))
 
     def _on_new_lease(self) -> None:
@@ -319,7 +315,9 @@ class Controller:
         if self.has_stepped_down and not has_finished and job.remote is not None:
             job.remote.leave()
             await self._closers.aclose()
+            await job.end_events(None)
             return
+        await job.end_events(verdict)
         if job.remote is not None:
             if verdict is None:
                 why = self._start_error or "it was ended"

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from ms_kungfu import job_events as e
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.controller.context import JobContext
 from ms_kungfu.launcher.controller.following import CopiesWatch
+from ms_kungfu.launcher.controller.job_events import exit_of
 from ms_kungfu.launcher.controller.nodes import JobNodes
 from ms_kungfu.launcher.controller.processes import Process
 from ms_kungfu.launcher.controller.revisions import StoreWatcher
@@ -43,6 +47,37 @@ class WorkerFailures:
     def awaits_store(self) -> bool:
         return self.job.leadership.awaits_store
 
+    # ---- events ----
+
+    def emit(self, event: e.Event) -> None:
+        self.job.events.emit(event)
+
+    def worker_reports(self, process: Process, events: Sequence[e.Event], steps: e.StepReport | None) -> None:
+        for event in events:
+            event.host, event.rank = process.host, process.rank if event.rank is None else event.rank
+            self.emit(event)
+        if steps is not None:
+            self.job.statistics.add(process.rank, steps)
+
+    def _emit_end(self, process: Process, standing: Standing, code: int, error: str, verdict: Verdict | None) -> None:
+        """Emit that a process has exited. `verdict`: what follows from its failure; None: it hasn't failed."""
+        is_lost = process.host in self.job.coordinator.hosts.lost
+        how: dict[str, Any] = {} if is_lost else exit_of(code)
+        if verdict is None:
+            self.emit(e.WorkerExited(**process.named, **how, reason=error))
+            return
+        progress = None if process.peer is None else self._progress(process.peer, process.incarnation)
+        self.emit(
+            e.WorkerFailed(
+                **process.named, **how, pid=process.pid, step=progress, reason=error or policy.how_it_ended(code),
+                decision=verdict.action.value, standing=standing.value,
+            )
+        )  # fmt: skip
+
+    def _progress(self, peer: PeerID, incarnation: int) -> int | None:
+        told = self.job.workers.broker.facts.progress(peer, incarnation)
+        return None if told is None else told[0]
+
     # ---- workers that exit ----
 
     def worker_ended(self, process: Process, standing: Standing, code: int, error: str) -> None:
@@ -56,6 +91,7 @@ class WorkerFailures:
         finished = standing is Standing.MEMBER and code == 0
         coordinator.finishing = coordinator.finishing or finished
         if standing is Standing.STANDBY and dismissed:
+            self._emit_end(process, standing, code, error, None)
             return  # it wasn't needed
         if dismissed:
             code = 0  # the controller's own doing, which is logged already
@@ -71,6 +107,7 @@ class WorkerFailures:
         ended = (process.peer, process.incarnation) in job.workers.broker.facts.ended_programs
         exited = WorkerExited(who, standing, code, error, logs=logs, restarts=restarts, late=late, has_ended=ended)
         verdict = coordinator.decide(exited, job.workers.processes.headcount())
+        self._emit_end(process, standing, code, error, verdict if code and not self.is_over else None)
         if verdict.action is Action.FAIL and self._may_be_of_the_hosts(verdict):
             return
         if not self._settle(verdict):
@@ -166,6 +203,8 @@ class WorkerFailures:
                     return
                 if verdict.action is Action.SHRINK:
                     leaving.add(peer)
+                    why = "it got a SIGTERM" if peer in workers.broker.leaves.told_to_end else "the program evicts it"
+                    self.emit(e.WorkerDraining(**process.named, reason=why))
                     job.revisions.write()
                 else:
                     workers.ending.tell_again({peer})
@@ -177,6 +216,7 @@ class WorkerFailures:
     def version_committed(self, cluster: Cluster, step: int | None) -> None:
         self.job.course.resized(is_newest=cluster.version >= self.job.coordinator.newest.version)
         self.job.history.committed(cluster, step)
+        self.job.statistics.changed()
 
     def version_prepared(self, version: int) -> None:
         self.job.history.prepared(version)

@@ -6,9 +6,10 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Callable
+from typing import Any, Callable
 
 from ms_kungfu import env
+from ms_kungfu import job_events as e
 from ms_kungfu.cluster import PeerID
 from ms_kungfu.launcher.controller.agents import AgentHandle
 from ms_kungfu.launcher.controller.broker import Broker
@@ -18,6 +19,7 @@ from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.state.hangs import HangWatch
 from ms_kungfu.launcher.state.policy import Recover
+from ms_kungfu.launcher.state.stalls import StallWatch
 from ms_kungfu.launcher.state.states import WorkerState
 from ms_kungfu.launcher.state.stuck import StuckWatch, stuck_reason, stuck_sure_s
 
@@ -38,6 +40,7 @@ class HangingWorkers:
     ending: EndOfWorkers
     join_timeout_s: float
     is_over: Callable[[], bool]
+    emit: Callable[[e.Event], None]
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -45,6 +48,7 @@ class HangingWorkers:
         sure_s = stuck_sure_s(env.COLLECTIVE_TIMEOUT.get(self.machine.environ))
         self._stuck_watch: StuckWatch[tuple[PeerID, int]] = StuckWatch(sure_s)
         self._stuck_look_s = sure_s / 2
+        self._stall_watch: StallWatch[tuple[PeerID, int]] = StallWatch()
 
     def look_at(
         self, host: str, watch: HangWatch, now: float, stopped: Collection[int], is_starved: Callable[[int], bool]
@@ -96,6 +100,7 @@ class HangingWorkers:
         """Examine all hosts together, by the last report of each: a look for each host would be quadratic."""
         if not self.is_over():
             self._look_for_the_stuck()
+            self._look_for_stalls()
             self._loop.call_later(self._stuck_look_s, self.keep_looking_for_the_stuck)
 
     def _look_for_the_stuck(self) -> None:
@@ -114,6 +119,24 @@ class HangingWorkers:
                 is_it = (process.peer, process.incarnation) == (peer, incarnation)
                 if is_it and process.state in (WorkerState.RUNNING, WorkerState.FAILING):
                     self._note_stuck(process, peer, found[peer, incarnation])
+
+    def _look_for_stalls(self) -> None:
+        """Emit which worker has kept others waiting for a while, and for how long."""
+        facts, processes = self.broker.facts, {(p.peer, p.incarnation): p for p in self.processes if p.peer is not None}
+        found = facts.waited_for(list(processes))
+        told = {each: facts.progress(*each) for each in found}
+        now = self._loop.time()
+        began, ended = self._stall_watch.look(now, found, {each: step and step[0] for each, step in told.items()})
+        for each, stall in began.items():
+            process = processes[each]
+            reason = "stopped by a signal" if self.is_stopped(process) else ""
+            who: dict[str, Any] = {"host": process.host, "rank": process.rank, "step": stall.step}
+            stall.rank = process.rank
+            self.emit(
+                e.StallBegan(**who, waiting=list(stall.waiting), seconds=round(now - stall.since, 3), reason=reason)
+            )
+        for stall in ended.values():
+            self.emit(e.StallEnded(rank=stall.rank, step=stall.step, seconds=round(now - stall.since, 3)))
 
     def _note_stuck(self, process: Process, peer: PeerID, awaited_by: Collection[int]) -> None:
         process.to(WorkerState.STUCK)

@@ -6,8 +6,9 @@ import re
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Callable
+from typing import Any, Callable, Literal
 
+from ms_kungfu import job_events as e
 from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster, writer_of_workers
 from ms_kungfu.launcher.state.states import VersionState
 from ms_kungfu.launcher.wire.documents import Change
@@ -16,10 +17,12 @@ _KEPT = 20
 
 
 class History:
-    """The last changes and their reasons, in the event loop."""
+    """The last changes and their reasons, in the event loop. `emit` gets each as an event."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(
+        self, clock: Callable[[], float] = time.time, emit: Callable[[e.Event], None] = lambda event: None
+    ) -> None:
+        self._clock, self._emit = clock, emit
         self._reasons: list[str] = []  # of the next cluster that the launcher writes
         self.changes: deque[Change] = deque(maxlen=_KEPT)
 
@@ -59,11 +62,18 @@ class History:
         state = VersionState.DESIRED if refused is None else VersionState.REJECTED
         now = self._clock()
         self.changes.append(Change(cluster.version, cluster.size, size, why, now, refused=refused, state=state.value))
+        what: dict[str, Any] = {"version": cluster.version, "workers": cluster.size}
+        self._emit(
+            e.ResizeRequested(**what, workers_before=size, by=_by(cluster, job), reason=why)
+            if refused is None
+            else e.ResizeRejected(**what, reason=refused)
+        )
 
     def prepared(self, version: int) -> None:
         for change in self.changes:
             if change.version == version and change.state == VersionState.DESIRED.value:
                 _move(change, VersionState.PREPARED)
+                self._emit(e.VersionPrepared(version=version, seconds=self._since(change)))
 
     def committed(self, cluster: Cluster, step: int | None) -> None:
         size = self._running_size(None)
@@ -74,8 +84,17 @@ class History:
                 _move(change, VersionState.COMMITTED)
                 change.chosen_at, change.after_step = self._clock(), step
                 change.size_before = change.size_before if size is None else size
+                self._emit(
+                    e.VersionCommitted(
+                        version=cluster.version, workers=cluster.size, workers_before=change.size_before or 0,
+                        step=step, reason=change.why, seconds=self._since(change),
+                    )
+                )  # fmt: skip
             elif change.version < cluster.version:
                 _move(change, VersionState.SUPERSEDED)
+
+    def _since(self, change: Change) -> float:
+        return round(max(0.0, self._clock() - change.wanted_at), 4)
 
     def _running_size(self, otherwise: int | None) -> int | None:
         """Return the size of the cluster committed last; `otherwise` if it isn't among the last changes."""
@@ -85,6 +104,14 @@ class History:
 
 def _move(change: Change, state: VersionState) -> None:
     change.state = VersionState(change.state).to(state, f"cluster version {change.version}").value
+
+
+def _by(cluster: Cluster, job: str) -> Literal["program", "controller", "evict", "client"]:
+    if cluster.writer == job:
+        return "controller"
+    if cluster.writer == WRITER_WHO_EVICTS:
+        return "evict"
+    return "program" if cluster.writer == writer_of_workers(job) else "client"
 
 
 def _who(cluster: Cluster, job: str, removed: Sequence[str]) -> str:

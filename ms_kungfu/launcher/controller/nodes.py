@@ -9,6 +9,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any, Callable
 
+from ms_kungfu import job_events as e
 from ms_kungfu._words import counted
 from ms_kungfu.launcher.controller.agents import AgentHandle
 from ms_kungfu.launcher.controller.context import JobContext
@@ -72,11 +73,13 @@ class JobNodes:
         is_the_heads = name == job.options.hosts.self_name and not job.leadership.moves
         if job.options.recover is Recover.FAIL or not job.has_begun or is_the_heads:
             lost = f"host {name} is lost: {reason}" if job.options.hosts.is_several else reason
+            job.events.emit(e.HostLost(host=name, reason=reason))
             if job.manager is not None:
                 job.manager.forget_processes_on(name)
             job.course.settle(policy.host_lost(lost, self.exit_code))
         elif not job.course.is_over:
             _log.warning('host lost: host=%s reason="%s"', name, reason)
+            job.events.emit(e.HostLost(host=name, reason=reason))
             job.history.note(f"host {name} is lost: {reason}")
             self.snapshot.once_noted(name, lambda: self._lose(name, reason))
 
@@ -93,6 +96,9 @@ class JobNodes:
             grace.cancel()
         self.job.coordinator.hosts = self.hosts.without(name)
         self.job.workers.lose_host(name, reason)
+
+    def disconnected(self, host: str, other: str, reason: str) -> None:
+        self.job.events.emit(e.HostsDisconnected(host=host, other=other, reason=reason))
 
     def hosts_apart(self, reason: str) -> None:
         self.job.course.settle(policy.host_lost(reason, self.exit_code))
@@ -111,6 +117,7 @@ class JobNodes:
         if name in hosts.leaving or name in hosts.lost:
             return
         _log.warning("host leaving: host=%s reason=SIGTERM. Its workers leave after this step", name)
+        job.events.emit(e.HostDraining(host=name, reason="SIGTERM"))
         job.history.note(f"host {name} is leaving")
         job.coordinator.hosts = hosts.letting_go(name)
         self._graces[name] = job.loop.call_later(job.options.leave_grace_s, self._on_grace_over, name)
@@ -153,6 +160,7 @@ class JobNodes:
 
     def _let_go(self, name: str) -> None:
         _log.info("host left: host=%s", name)
+        self.job.events.emit(e.HostLeft(host=name))
         self._forget(name, "it has left the job")
         if name == self.job.options.hosts.self_name:
             self.job.in_background(self.leave())
@@ -200,5 +208,6 @@ class JobNodes:
         job.workers.add_agent(agent)
         self.snapshot.note_soon()
         _log.info("host joined: host=%s slots=%d rejoined=%s", host.name, host.slots or 0, "yes" if is_back else "no")
+        job.events.emit(e.HostJoined(host=host.name, slots=host.slots or 0, rejoined=is_back))
         job.history.note(f"host {host.name} has {'come back to' if is_back else 'joined'} the job")
         job.revisions.write()  # the store tells of its slots: a client that resizes the job fills them

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, Callable
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Callable, Union
 
 from ms_kungfu.cluster import PeerID
 from ms_kungfu.launcher.controller.segments import Segments
@@ -11,6 +11,8 @@ from ms_kungfu.launcher.state.segment import Asker, Progress
 from ms_kungfu.launcher.state.stuck import stuck_among
 from ms_kungfu.launcher.state.versions import ClusterVersions
 from ms_kungfu.launcher.wire import messages as m
+
+Waits = Sequence[tuple[Union[int, str], Union[int, str], bool]]
 
 
 class ProcessFacts:
@@ -55,6 +57,16 @@ class ProcessFacts:
         awaited = {version: segment.awaited() for version, segment in self._segments.open.items()}
         if not any(is_overdue for told in awaited.values() for *_, is_overdue in told):
             return {}  # as long as a job is healthy
+        return self._found(alive, awaited, every_wait=False)
+
+    def waited_for(self, alive: Collection[tuple[PeerID, int]]) -> dict[tuple[PeerID, int], list[int]]:
+        """Return the live processes that keep others waiting for the moment, with the waiting ranks."""
+        awaited = {version: segment.awaited() for version, segment in self._segments.open.items()}
+        return self._found(alive, awaited, every_wait=True) if any(awaited.values()) else {}
+
+    def _found(
+        self, alive: Collection[tuple[PeerID, int]], awaited: Mapping[int, Waits], every_wait: bool
+    ) -> dict[tuple[PeerID, int], list[int]]:
         rank_of: dict[tuple[PeerID, int], int] = {}
         waits: list[tuple[Any, Any, bool]] = []
         for version, told in awaited.items():
@@ -66,7 +78,7 @@ class ProcessFacts:
                     known[rank], rank_of[process] = process, rank
             for *ends, is_overdue in told:
                 sleeper, other = (known.get(end, end) if isinstance(end, int) else (version, end) for end in ends)
-                waits.append((sleeper, other, bool(is_overdue)))
+                waits.append((sleeper, other, every_wait or bool(is_overdue)))
         found = stuck_among(set(alive), waits)
         return {process: sorted(rank_of[each] for each in by) for process, by in found.items()}
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.controller.agents import AgentHandle
@@ -36,6 +37,7 @@ class Process:
     leave_timer: asyncio.TimerHandle | None = None
     state: WorkerState = WorkerState.STARTING
     killed_because: str = ""
+    is_registered: bool = False  # it has requested its slot
     is_late: bool = False  # why it is ended: it wasn't ready to join in time
     told_again: bool = False  # it got a SIGTERM and may leave, but can't: another one has been sent
     has_its_cores: bool = False  # the fixed number a worker, if there is one
@@ -49,6 +51,13 @@ class Process:
     def is_ending(self) -> bool:
         """Return whether the controller has ended it, or it has exited."""
         return self.state in _ENDING
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """Return how an event of the job names it."""
+        if self.peer is None:
+            return {"host": self.host}
+        return {"host": self.host, "rank": self.rank, "peer": str(self.peer)}
 
     @property
     def who(self) -> str:

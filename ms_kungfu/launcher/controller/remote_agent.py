@@ -47,6 +47,7 @@ class Workers(Protocol):
     prestarted: PrestartedWorkers
 
     def on_event(self, host: str, event: Started | Exited) -> None: ...
+    def on_report(self, host: str, report: m.Report) -> None: ...
     def segment_was_made(self) -> None: ...
 
 
@@ -69,6 +70,9 @@ class NodeEvents(Protocol):
 
     def host_lost(self, name: str, reason: str) -> None:
         """Remove the host and its workers from the job. Called once a host."""
+
+    def disconnected(self, host: str, other: str, reason: str) -> None:
+        """Note that a host reports that it doesn't reach another one; "": any."""
 
     def hosts_apart(self, reason: str) -> None:
         """End what several hosts do together, as it can't continue and no single host is to leave."""
@@ -306,7 +310,12 @@ class RemoteAgent:
 
     def _hear_unreachable(self, segment: SpreadSegment, said: m.Unreachable) -> None:
         self.apart[said.version, said.host] = said.why
+        self._owner.events.disconnected(self.name, said.host, said.why)
         self._owner.reachability.note_apart()
+
+    def _hear_unlinked(self, segment: SpreadSegment, said: m.Unlinked) -> None:
+        self._owner.events.disconnected(self.name, "", said.why)
+        self._owner.reachability.unlinked(segment, said.why)
 
     def _serve(self, workers: Workers, said: m.Asks) -> None:
         broker, number, message = workers.broker, said.number, said.message
@@ -362,11 +371,12 @@ _OF_WORKERS: dict[type, Callable[[RemoteAgent, Workers, Any], None]] = {
     m.Looked: RemoteAgent._hear_looked,
     m.Asks: RemoteAgent._serve,
     m.HungUp: RemoteAgent._hear_hung_up,
+    m.Report: lambda agent, workers, said: workers.on_report(agent.name, said),
     m.Guardless: RemoteAgent._hear_guardless,
 }
 _OF_A_VERSION: dict[type, Callable[[RemoteAgent, SpreadSegment, Any], None]] = {
     m.Made: RemoteAgent._hear_made,
-    m.Unlinked: lambda agent, segment, said: agent._owner.reachability.unlinked(segment, said.why),
+    m.Unlinked: RemoteAgent._hear_unlinked,
     m.Syncs: lambda agent, segment, said: segment.pass_on_sync_points(said.number),
     m.Unreachable: RemoteAgent._hear_unreachable,
 }

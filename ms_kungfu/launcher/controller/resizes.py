@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 from dataclasses import dataclass, replace
+from typing import Callable
 
 from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster
 from ms_kungfu.launcher.controller.context import JobContext
 from ms_kungfu.launcher.controller.failures import WorkerFailures
 from ms_kungfu.launcher.controller.nodes import JobNodes
+from ms_kungfu.launcher.controller.revisions import StoreWatcher, in_loop
 from ms_kungfu.launcher.state import policy
 from ms_kungfu.launcher.state.hosts import HostError
 from ms_kungfu.launcher.state.policy import Standing
@@ -134,6 +136,21 @@ class Resizes:
         if ended or coordinator.hosts.leaving or coordinator.has_other_hosts(cluster):
             job.revisions.write()
         workers.starting.missing(cluster, replacing)
+
+    def watch(self) -> Callable[[], None]:
+        """Follow the store from now on. Return what ends that."""
+        job = self.job
+        if not job.options.watch or job.begun.store is None:
+            return lambda: None
+        watcher = self.failures.watcher = StoreWatcher(
+            job.begun.store,
+            lambda: replace(job.coordinator.newest, version=job.coordinator.last_version),
+            in_loop(self.on_cluster),
+            job.machine,
+            on_outage=in_loop(job.events.store_outage),
+            puts_back=not job.leadership.moves,
+        )
+        return watcher.stop
 
     def begun(self) -> None:
         """Note that the first version is committed."""

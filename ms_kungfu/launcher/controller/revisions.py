@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import dataclass, replace
-from typing import Callable, Protocol
+from typing import Callable, Protocol, TypeVar
 
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.cluster_store import ClusterStore, StaleVersionError, StoreUnreachableError
@@ -19,6 +19,7 @@ from ms_kungfu.launcher.state.hosts import HostError
 _log = logging.getLogger(__name__)
 _LONG_POLL_S = 20.0
 _RETRY_S = 0.2
+T = TypeVar("T")
 
 
 class RevisionOwner(Protocol):
@@ -92,13 +93,13 @@ def raise_bugs(task: asyncio.Future[None]) -> None:
         task.result()
 
 
-def in_loop(function: Callable[[Cluster], None]) -> Callable[[Cluster], None]:
+def in_loop(function: Callable[[T], None]) -> Callable[[T], None]:
     """Return a function that calls `function` in the running event loop, from any thread."""
     loop = asyncio.get_running_loop()
 
-    def call(cluster: Cluster) -> None:
+    def call(value: T) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed already
-            loop.call_soon_threadsafe(function, cluster)
+            loop.call_soon_threadsafe(function, value)
 
     return call
 
@@ -118,6 +119,7 @@ class StoreWatcher:
     newest: Callable[[], Cluster]
     on_cluster: Callable[[Cluster], None]
     machine: Machine
+    on_outage: Callable[[str], None] = lambda error: None  # why the store doesn't answer; "": it does again
     puts_back: bool = True
     _stopped = False
 
@@ -150,6 +152,7 @@ class StoreWatcher:
                 if not reachable:
                     self._restore(known)
                     reachable, trouble = True, ""
+                    self.on_outage("")
                     _log.info("store available: url=%s", self.store.url)
                 found = self.store.watch(known.version, _LONG_POLL_S)
                 if found is not None and not self._stopped:
@@ -158,7 +161,10 @@ class StoreWatcher:
                     self._put_back(known)
                     _log.warning('cluster restored: url=%s reason="the config server lost it"', self.store.url)
             except ConfigServerError as error:
-                reachable = reachable and not isinstance(error, StoreUnreachableError)
+                is_lost = isinstance(error, StoreUnreachableError)
+                if reachable and is_lost and not self._stopped:
+                    self.on_outage(str(error))
+                reachable = reachable and not is_lost
                 if str(error) != trouble and not self._stopped:
                     trouble = str(error)
                     _log.warning('store unavailable: error="%s". The job goes on; changes of the cluster wait', error)

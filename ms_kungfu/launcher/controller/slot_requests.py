@@ -123,6 +123,7 @@ class SlotRequests:
         self._remove(waiting)
         if isinstance(answer, Grant):
             assert request is not None
+            self._loop.call_soon(self._slots.on_ready, (request.peer, request.incarnation))
             self._slots.grant(waiting.asker, request, answer)
         elif isinstance(answer, m.Detached):
             waiting.asker.send(m.Detached(isinstance(asked, Request) and asked.peer in self._leaves.evicted))

@@ -13,10 +13,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Callable, Protocol
 
+from ms_kungfu import job_events as e
 from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.controller.agents import AgentHandle
@@ -40,6 +41,7 @@ from ms_kungfu.launcher.state.segment import NotMadeYet
 from ms_kungfu.launcher.state.start_error import StartError
 from ms_kungfu.launcher.state.states import WorkerState
 from ms_kungfu.launcher.state.versions import ClusterVersions
+from ms_kungfu.launcher.wire import messages as m
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.2
@@ -57,6 +59,12 @@ class WorkerEvents(Protocol):
     def awaits_store(self) -> bool:
         """Return whether a decision waits for the store."""
         ...
+
+    def emit(self, event: e.Event) -> None:
+        """Record an event in the job's log."""
+
+    def worker_reports(self, process: Process, events: Sequence[e.Event], steps: e.StepReport | None) -> None:
+        """Record what a worker reports."""
 
     def worker_ended(self, process: Process, standing: Standing, code: int, error: str) -> None:
         """Note that a worker has exited, or counts as failed. `error`: why it never ran, or was killed."""
@@ -116,7 +124,7 @@ class WorkerManager:
         )  # fmt: skip
         self.hanging = HangingWorkers(
             self.options, self.machine, self.broker, self.processes, self.agents, self.ending,
-            self.begun.join_timeout_s, self._is_over,
+            self.begun.join_timeout_s, self._is_over, lambda event: self.events.emit(event),
         )  # fmt: skip
         self.starting = StartOfWorkers(
             self.options, self.begun, self.coordinator, self.broker, self.processes, self.agents, self.ending,
@@ -238,6 +246,13 @@ class WorkerManager:
             if process.state is WorkerState.STARTING:
                 process.to(WorkerState.RUNNING)
             _log.info("worker started: %s", process.who)
+            self.events.emit(e.WorkerStarted(**process.named, pid=event.pid, standby=process.standby))
+
+    def on_report(self, host: str, report: m.Report) -> None:
+        """Process a worker's report on itself; one of a process that has exited since doesn't matter any more."""
+        for process in self.processes:
+            if process.host == host and (str(process.peer), process.incarnation) == (report.peer, report.incarnation):
+                self.events.worker_reports(process, report.events, report.steps)
 
     def on_exit(self, process: Process, event: Exited) -> None:
         if process.state is WorkerState.EXITED:  # with its host, after that couldn't start it
@@ -322,6 +337,7 @@ class WorkerManager:
             standing = self.processes.standing(process)
             if process.leave_timer is None and standing is Standing.LEAVING:
                 self.limit_leave(process, cluster.version)
+                self.events.emit(e.WorkerRemoved(**process.named, version=cluster.version))
             elif standing is Standing.MEMBER and process.peer in cluster.workers:
                 process.rank = cluster.workers.index(process.peer)
         staying = self.processes.of_standing(Standing.MEMBER, Standing.JOINING, Standing.STANDBY)
@@ -333,9 +349,14 @@ class WorkerManager:
         self.events.version_followed()
 
     def _on_ready(self, who: tuple[PeerID, int] | int) -> None:
-        """Note that a joining worker (peer ID and incarnation), or standby number `who`, would join at once."""
-        for process in self.processes.of_standing(Standing.JOINING, Standing.STANDBY):
-            if who == (process.standby if process.peer is None else (process.peer, process.incarnation)):
+        """Note that a worker (peer ID and incarnation), or standby number `who`, would join at once, or joins."""
+        for process in self.processes:
+            is_it = who == (process.standby if process.peer is None else (process.peer, process.incarnation))
+            if not is_it or process.is_registered:
+                continue
+            process.is_registered = process.peer is not None
+            self.events.emit(e.WorkerRegistered(**process.named, standby=process.standby))
+            if self.processes.standing(process) in (Standing.JOINING, Standing.STANDBY):
                 _log.info("worker ready: %s", process.who)
                 if process.peer is None:
                     self.prestarted.keep()  # the next one has waited for it

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Optional, Union
 
 from msgspec import Meta, Struct
 
+from ms_kungfu import job_events
 from ms_kungfu.cluster import HOST, MAX_WORKERS_OF_HOSTS, Cluster, PeerID
 from ms_kungfu.launcher.wire import PROTOCOL as PROTOCOL
 from ms_kungfu.launcher.wire.codec import Reads
@@ -258,6 +259,18 @@ class GetStore(Message):
     peer: Peer
 
 
+class Report(Message):
+    """What a worker reports for the event log. There is no answer.
+
+    A host passes it on to the controller. `events`: in their order (docs/event-log.md). `steps`: about once a second.
+    """
+
+    peer: Peer
+    incarnation: Count
+    events: Annotated[list[job_events.WorkerEvent], Meta(max_length=64)] = []
+    steps: Optional[job_events.StepReport] = None
+
+
 class AwaitEnd(Message):
     """The worker writes a checkpoint when the job is about to end. It hangs up once that is done, or not needed."""
 
@@ -320,7 +333,7 @@ class Waiting(Message):
 
 ToJobBroker = Union[SlotRequest, StandbyRequest, LeaveRequest, FixCores, Expect, ProgramEnded]
 FromJobBroker = Union[Slot, Detached, Stay, Leaving, CoresFixed, Noted, Error]
-ToBroker = Union[ToJobBroker, PutStore, GetStore, AwaitEnd]
+ToBroker = Union[ToJobBroker, PutStore, GetStore, AwaitEnd, Report]
 FromBroker = Union[FromJobBroker, Store, JobEnds, Waiting]
 
 
@@ -700,8 +713,8 @@ FromController = Union[
     JobStatus, NewLease, Hold, End, Beat,
 ]  # fmt: skip
 FromHost = Union[
-    Started, Exited, Checkpointed, NoMemory, Guardless, Made, Asks, HungUp, Looked, StatusQuestion, Syncs, Unreachable,
-    Unlinked, Interrupted, Leave, Ends, Beat,
+    Started, Exited, Checkpointed, NoMemory, Guardless, Made, Asks, HungUp, Report, Looked, StatusQuestion, Syncs,
+    Unreachable, Unlinked, Interrupted, Leave, Ends, Beat,
 ]  # fmt: skip
 
 NONCE: Reads[Union[Nonce, Error]] = Reads(Union[Nonce, Error])

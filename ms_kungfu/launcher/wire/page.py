@@ -6,12 +6,13 @@ Run `python -m ms_kungfu.launcher.wire.page > docs/messages.md`.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, get_args
 
 import msgspec
 from msgspec import NODEFAULT, inspect
 
+from ms_kungfu.job_events import Event, StepReport
 from ms_kungfu.launcher.wire import documents as d
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.wire.codec import Reads
@@ -58,16 +59,18 @@ def to_markdown() -> str:
     for title, about, places in _SECTIONS:
         lines += [f"## {title}", "", *([about, ""] if about else [])]
         kinds = [kind for reads in places for kind in get_args(reads.kinds) or (reads.kinds,)]
-        lines += _described(kind for kind in kinds if kind not in shown)
+        lines += described(kind for kind in kinds if kind not in shown)
         shown.update(kinds)
     lines += ["## Parts of messages", ""]
     bases = {m.Part, m.Message, d.Document}
     every = [each for each in (*vars(m).values(), *vars(d).values()) if isinstance(each, type)]
-    lines += _described(each for each in every if issubclass(each, m.Part) and each not in shown | bases)
+    parts = [each for each in every if issubclass(each, m.Part) and each not in shown | bases]
+    lines += described([*parts, StepReport])
     return "\n".join(lines)
 
 
-def _described(kinds: Iterable[type]) -> Iterable[str]:
+def described(kinds: Iterable[type], left_out: Collection[str] = ()) -> Iterable[str]:
+    """Yield the lines of a section for each class, without the fields in `left_out`."""
     for kind in dict.fromkeys(kinds):
         found: Any = inspect.type_info(kind)
         yield from [
@@ -76,9 +79,9 @@ def _described(kinds: Iterable[type]) -> Iterable[str]:
             *textwrap.wrap(" ".join((kind.__doc__ or "").split()), 100),
             "",
         ]
-        if found.fields:
+        if fields := [field for field in found.fields if field.name not in left_out]:
             yield from ["| field | value | default |", "|---|---|---|"]
-            for field in found.fields:
+            for field in fields:
                 default = field.default if field.default_factory is NODEFAULT else field.default_factory()
                 told = "" if default is NODEFAULT else "null" if default is None else _json(default)
                 yield f"| `{field.encode_name}` | {_told(field.type)} | {told} |"
@@ -103,6 +106,8 @@ def _told(kind: Any) -> str:
         return f"base 64{_limit(kind, 'bytes')}"
     if isinstance(kind, inspect.LiteralType):
         return " or ".join(f"`{value}`" for value in kind.values)
+    if isinstance(kind, inspect.UnionType) and all(issubclass(getattr(each, "cls", int), Event) for each in kind.types):
+        return "[events](events.md)"
     if isinstance(kind, inspect.UnionType):
         return " or ".join(_told(each) for each in kind.types)
     if isinstance(kind, inspect.TupleType):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 
 from ms_kungfu import broker_protocol
@@ -137,6 +139,13 @@ class BrokerClient(broker_protocol.BrokerClient):
 
     def close(self):
         pass
+
+    def report(self, report):
+        """As a message that overtakes none."""
+        process = self._world.current.process
+        said = m.TO_BROKER(json.dumps(report).encode())
+        if process.host.server is not None and not process.host.is_over:
+            process.host.loop.call_soon(process.host.server.broker.report, said)
 
     def request_leave(self, peer, timeout, terminated=False):
         request = {"type": "leave_request", "peer": str(peer), "terminated": terminated}

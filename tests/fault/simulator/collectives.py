@@ -169,6 +169,9 @@ class Core:
     def note_step(self, step, each_s):
         pass
 
+    def traffic(self):
+        return 0, 0, 0.0, 0.0, []
+
     def set_weight(self, samples):
         pass
 

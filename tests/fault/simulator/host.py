@@ -11,6 +11,7 @@ from ms_kungfu import env
 from ms_kungfu.launcher.agent import agent
 from ms_kungfu.launcher.controller import controller
 from ms_kungfu.launcher.wire import messages as m
+from ms_kungfu.launcher.wire.codec import encode
 from tests.fault.simulator.machine import Guard, Machine, Output
 from tests.fault.simulator.network import Socket
 from tests.fault.simulator.processes import Process
@@ -153,6 +154,7 @@ class WatchedController(controller.Controller):
             self._world.job = self
         else:
             self._world.takes_the_lease(self, options.hosts.self_name)
+        self.context.events.listeners.append(lambda event: self._world.event_lines.append(encode(event)))
         self._watch_resizes()
         self._watch_nodes()
         self._watch_the_end()

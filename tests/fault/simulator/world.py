@@ -72,6 +72,7 @@ class World(Events, Promises):
         self.wanted_at = {}  # version -> when the launcher heard of it
         self.processes = {}  # key -> Process, those that run
         self.everybody = []
+        self.event_lines = []  # of the event log, by all controllers
         self.deaths = 0
         self.traps = []  # "kill at" and "stop at"
         self.trapped = set()

@@ -1,0 +1,108 @@
+"""The statistics of this worker's steps, for the job's event log.
+
+A step costs two reads of the clock and a few additions. About once a second, at the end of a step, they are reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+from ms_kungfu import membership
+from ms_kungfu.elastic.program import Training
+from ms_kungfu.monitoring.monitor import number_of
+
+_REPORT_S = 1.0
+_MOST_RANKS = 64  # that report once a second; more do it more seldom
+
+
+class StepStatistics:
+    """Of one training. `training`: has the optimizers and the dataset."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self._began: float | None = None  # the present step; None before the first
+        self._took, self._step = 0.0, 0  # the step that has just ended
+        self._is_first = True
+        self._clear()
+
+    def _clear(self) -> None:
+        self._since = self._began
+        self._times: list[float] = []
+        self._samples = 0
+        self._trained: int | None = 0
+        if self._began is not None:
+            member = membership.current()
+            self._collectives, self._spent = member.core.traffic()[3], dict(member.spent)
+
+    def mark(self) -> None:
+        """Note that a step ends now, before it is agreed on."""
+        began = self._began
+        self.resume()
+        assert self._began is not None
+        self._is_first = began is None
+        self._took = 0.0 if began is None else self._began - began
+
+    def resume(self) -> None:
+        """Note that the next step begins now: the time until here belongs to no step."""
+        is_first, self._began = self._began is None, membership.monotonic()
+        if is_first:
+            self._clear()
+
+    def committed(self, step: int, samples: int | None, trained: int | None, loss: Any) -> None:
+        """Count the step that ended at `mark`: it stands. `samples`: of this worker; `trained`: of all, if known."""
+        if self._is_first:  # when it began isn't known
+            return
+        self._times.append(self._took)
+        self._samples += samples or 0
+        self._trained = None if trained is None or self._trained is None else self._trained + trained
+        self._step = step
+        assert self._began is not None
+        assert self._since is not None
+        if self._began - self._since >= _REPORT_S * max(1.0, membership.size() / _MOST_RANKS):
+            self._report(loss)
+
+    def end(self) -> None:
+        """Report the last steps: training is over."""
+        if self._times:
+            self._report(None)
+        self._began = None
+        self._clear()
+
+    def _report(self, loss: Any) -> None:
+        member, times = membership.current(), sorted(self._times)
+        assert self._began is not None
+        assert self._since is not None
+        spent = {what: member.spent.get(what, 0.0) - self._spent.get(what, 0.0) for what in ("data", "checkpoint")}
+        report: dict[str, Any] = {
+            "step": self._step,
+            "seconds": self._began - self._since,
+            "ended": len(times),
+            "samples": self._samples,
+            "trained": self._trained,
+            "committed": sum(times),
+            "p50": times[len(times) // 2],
+            "p99": times[min(len(times) - 1, math.ceil(0.99 * len(times)) - 1)],
+            "collectives": max(0.0, member.core.traffic()[3] - self._collectives),
+            "checkpoint": spent["checkpoint"],
+        }
+        dataset = self._training.dataset
+        if dataset is not None:
+            report.update(data=spent["data"], batch=dataset.global_batch_size)
+        if membership.speaks_for_all():
+            report.update(self._of_all(loss))
+        membership.report_steps({name: value for name, value in report.items() if value is not None})
+        self._clear()
+
+    def _of_all(self, loss: Any) -> dict[str, Any]:
+        """Return what one worker reports for all."""
+        found: dict[str, Any] = {}
+        with contextlib.suppress(Exception):  # whatever the program calls a loss; its training is worth more
+            number = number_of(loss)
+            found["loss"] = number if math.isfinite(number) else None if loss is None else str(number)
+        if self._training.optimizers:
+            from ms_kungfu.elastic.learning_rates import learning_rate_of  # loads MindSpore
+
+            found["learning_rate"] = learning_rate_of(self._training.optimizers, self._step - 1)
+        return found

@@ -1,0 +1,98 @@
+"""The events of a job: where the controller's parts emit them, and what gets them."""
+
+from __future__ import annotations
+
+import collections
+import logging
+from dataclasses import dataclass
+from typing import Callable
+
+from ms_kungfu import job_events as e
+from ms_kungfu._version import VERSION
+from ms_kungfu._words import printable
+from ms_kungfu.cluster import Cluster
+from ms_kungfu.launcher.event_file import EventFile
+from ms_kungfu.launcher.machine import Machine
+from ms_kungfu.launcher.options import Options
+from ms_kungfu.launcher.state.account import JobAccount
+from ms_kungfu.launcher.wire.codec import encode
+
+_log = logging.getLogger(__name__)
+_KEPT = 4096
+_MOST_CHARACTERS = 4096  # of `job_events.Text`
+# With 64 ranks statistics alone take 240 B/s. If other events are many, statistics lines cover more than a second.
+BYTES_PER_HOUR = 1_000_000
+_BURST_BYTES = 32 * 1024
+_SPARE_BYTES = 16 * 1024  # of each hour, for lines that can't wait
+
+
+@dataclass(eq=False)
+class JobEvents:
+    """In the controller's event loop. `emit` never raises and never waits."""
+
+    options: Options
+    machine: Machine
+    _bytes: int = 0
+    _file: EventFile | None = None
+
+    def __post_init__(self) -> None:
+        self.account = JobAccount()
+        self.kept: collections.deque[e.Event] = collections.deque(maxlen=_KEPT)
+        """The newest events."""
+        self.listeners: list[Callable[[e.Event], None]] = []
+        self._began = self.machine.time()
+
+    def begin(self, job: str, fresh: bool) -> None:
+        """Begin the log. `fresh`: of a job that begins here; else another controller has written to it."""
+        if self.options.logdir is not None:
+            self._file = self.machine.open_event_file(self.options.logdir / e.FILE_NAME, fresh)
+        self.emit(e.LogBegan(version=e.VERSION, job=job, ms_kungfu=VERSION, host=self.options.hosts.self_name))
+
+    def started(self, first: Cluster) -> None:
+        """Record the start of the job."""
+        command = printable(" ".join(self.options.command))[:_MOST_CHARACTERS]
+        self.emit(e.JobStarted(workers=first.size, hosts=list(first.hosts), command=command))
+
+    def taken_over(self, before: str) -> None:
+        """Record that this controller continues the job of the one on the host `before`."""
+        self.emit(e.LeaderChanged(host=self.options.hosts.self_name, before=before))
+
+    def stepped_down(self, why: str) -> None:
+        """Record that this controller doesn't decide any more."""
+        self.emit(e.LeaderLost(host=self.options.hosts.self_name, reason=why))
+
+    def emit(self, event: e.Event) -> None:
+        """Record an event now."""
+        event.time = round(self.machine.time(), 3)
+        self.account.add(event)
+        self.kept.append(event)
+        for listener in self.listeners:
+            listener(event)
+        line = encode(event) + b"\n"
+        self._bytes += len(line)
+        if self._file is not None:
+            self._file.write(line)
+
+    def store_outage(self, error: str) -> None:
+        """Record why the cluster store doesn't answer; "": it does again."""
+        self.emit(e.StoreLost(reason=error) if error else e.StoreRestored())
+
+    def may_add(self) -> bool:
+        """Return whether a line that can wait fits into the limit of bytes per hour."""
+        elapsed_s = self.machine.time() - self._began
+        return self._bytes < _BURST_BYTES + elapsed_s * (BYTES_PER_HOUR - _BURST_BYTES - _SPARE_BYTES) / 3600
+
+    def summarize(self) -> None:
+        """Log the job's summary."""
+        for line in self.account.summary(None if self._file is None else str(self._file.path.parent)):
+            _log.info("summary: %s", line)
+
+    async def close(self) -> None:
+        """Write the last lines."""
+        if self._file is not None:
+            await self._file.close()
+
+
+def exit_of(code: int) -> dict[str, int]:
+    """Return an exit code as an event has it: negative for a signal."""
+    return {"signal": -code} if code < 0 else {"exit_code": code}

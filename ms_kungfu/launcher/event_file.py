@@ -1,0 +1,126 @@
+"""The file of a job's event log, which a thread of its own writes.
+
+1. The event loop only appends to a list in memory, under a lock that the thread holds for no system call. So a disk
+   that hangs, or a FIFO that no process reads, stops this thread and nothing else. (`test_hung_disk_blocks_no_caller`.)
+2. The list is bounded: at `_MAX_QUEUED_BYTES` the file is given up, since the disk hasn't taken a line for minutes.
+3. The first error gives the file up: a full disk costs the job one log line. The file ends with a whole line then, if
+   the disk lets it be cut. (`test_full_disk_stops_the_log_with_one_line`.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Callable
+
+from ms_kungfu._files import open_regular
+
+_log = logging.getLogger(__name__)
+_MAX_QUEUED_BYTES = 1 << 20
+_CLOSE_S = 1.0  # for the last lines
+_LOOK_S = 0.005
+
+
+class EventFile:
+    """Lines for one file. `fresh`: it replaces an earlier job's; else it is continued.
+
+    `write` and `close` belong to one thread, the event loop's.
+    """
+
+    def __init__(self, path: Path, fresh: bool, start_thread: Callable[[str, Callable[[], None]], None]) -> None:
+        self.path = path
+        self._fresh = fresh
+        self._news = threading.Condition()
+        self._lines: list[bytes] = []  # guarded by `_news`, as are the next three
+        self._queued = 0
+        self._closing = False
+        self._is_over = False  # the thread has ended, or its results don't matter any more
+        start_thread("kungfu-events", self._run)
+
+    def write(self, line: bytes) -> None:
+        """Have the thread write a line; lost if the file was given up."""
+        with self._news:
+            if self._is_over:
+                return
+            self._lines.append(line)
+            self._queued += len(line)
+            is_full = self._queued > _MAX_QUEUED_BYTES
+            if is_full:
+                self._forget()
+            self._news.notify()
+        if is_full:
+            self._give_up("the disk takes no data")
+
+    async def close(self) -> None:
+        """Wait for the last lines, for a moment."""
+        with self._news:
+            self._closing = True
+            self._news.notify()
+        deadline = asyncio.get_running_loop().time() + _CLOSE_S
+        while not self._is_over and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(_LOOK_S)
+
+    def _forget(self) -> None:
+        self._is_over = True
+        self._lines, self._queued = [], 0
+
+    def _give_up(self, error: str) -> None:
+        _log.warning('event log failed: path=%s error="%s". The job goes on without it', self.path, error)
+
+    # ---- the thread ----
+
+    def _run(self) -> None:
+        try:
+            fd = self._open()
+        except OSError as error:
+            self._fail(error)
+            return
+        try:
+            while (data := self._next()) is not None:
+                self._write_all(fd, data)
+        except OSError as error:
+            self._fail(error)
+        finally:
+            os.close(fd)
+            with self._news:
+                self._forget()
+
+    def _fail(self, error: OSError) -> None:
+        with self._news:
+            was_over = self._is_over
+            self._forget()
+        if not was_over:
+            self._give_up(error.strerror or str(error))
+
+    def _open(self) -> int:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fd = open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if self._fresh else 0))
+        with contextlib.suppress(OSError):
+            size = os.fstat(fd).st_size
+            if size and os.pread(fd, 1, size - 1) != b"\n":  # the controller before failed in a line
+                os.write(fd, b"\n")
+        return fd
+
+    def _next(self) -> bytes | None:
+        """Return the lines that have come; None if no more will."""
+        with self._news:
+            self._news.wait_for(lambda: self._lines or self._closing or self._is_over)
+            lines, self._lines, self._queued = self._lines, [], 0
+            return b"".join(lines) if lines else None
+
+    def _write_all(self, fd: int, data: bytes) -> None:
+        rest = data
+        try:
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+        except OSError:
+            written = data[: len(data) - len(rest)]
+            half = len(written) - (written.rfind(b"\n") + 1)
+            with contextlib.suppress(OSError):
+                if half:
+                    os.ftruncate(fd, os.fstat(fd).st_size - half)
+            raise

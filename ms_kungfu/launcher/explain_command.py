@@ -1,0 +1,92 @@
+"""``kungfu-run explain LOGDIR``: what happened to a job, in sentences, from its event log."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import msgspec
+
+from ms_kungfu import job_events as e
+from ms_kungfu._files import read_regular
+from ms_kungfu._flags import FlagParser, UsageError, failed, switch
+from ms_kungfu._processes import printing
+from ms_kungfu._words import counted, printable
+from ms_kungfu.launcher.state.story import Chapter, story_of
+
+_PROGRAM = "kungfu-run explain"
+
+
+def explain(arguments: Sequence[str]) -> int:
+    """Print the story of a job.
+
+    Exit status: 0, 1 if there is no event log that can be read, 2 for a wrong command line.
+    """
+    parser = FlagParser(
+        _PROGRAM,
+        f"{_PROGRAM} LOGDIR... [flags]",
+        "Tells what happened to a job, from the event log in its -logdir: each failure, change and stall with its "
+        "cause, the decision, its cost in time, and which ranks waited. Several folders: of several controllers.",
+    )
+    parser.flag("json", "print JSON: a list of objects", type=switch, default=False)
+    try:
+        flags, folders = parser.parse(arguments)
+        if folders:  # flags may follow the folders as well
+            flags, rest = parser.parse([word for word in folders if word.startswith("-")], flags)
+            folders = [word for word in folders if not word.startswith("-")] + rest
+        if not folders:
+            raise UsageError(f"give the -logdir of a job, e.g. {_PROGRAM} logs")
+        events = sorted((x for each in folders for x in _read(Path(each))), key=lambda event: event.time or 0.0)
+    except UsageError as error:
+        return failed(_PROGRAM, error, 2)
+    except OSError as error:
+        return failed(_PROGRAM, f"{error.filename}: {error.strerror}", 1)
+    except ValueError as error:
+        return failed(_PROGRAM, error, 1)
+    story = story_of(events)
+    with printing(_PROGRAM):
+        if flags.json:
+            print(json.dumps([asdict(chapter) for chapter in story], indent=2), flush=True)
+        else:
+            print("\n".join(map(_line, story)), flush=True)
+    return 0
+
+
+def _line(chapter: Chapter) -> str:
+    return f"{chapter.at_s:10.3f} s  {printable(chapter.text)}"
+
+
+def _read(folder: Path) -> list[e.Event]:
+    path = folder / e.FILE_NAME if folder.is_dir() else folder
+    events, unread = events_in(read_regular(path).splitlines())
+    if not events:
+        raise ValueError(f"{path}: it has no event")
+    if unread:
+        print(f"{_PROGRAM}: {path}: {counted(unread, 'line')} could not be read", file=sys.stderr)
+    return events
+
+
+def events_in(lines: Iterable[bytes]) -> tuple[list[e.Event], int]:
+    """Return the events of a log, and how many lines could not be read: cut ones, or of a newer ms_kungfu.
+
+    Raises:
+        ValueError: the log has another format.
+    """
+    decoder: msgspec.json.Decoder[e.Event] = msgspec.json.Decoder(e.AnyEvent)
+    events: list[e.Event] = []
+    unread = 0
+    for line in filter(None, lines):
+        try:
+            event = decoder.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            unread += 1
+            continue
+        if isinstance(event, e.LogBegan) and event.version != e.VERSION:
+            raise ValueError(
+                f"the log has version {event.version}, this ms_kungfu reads {e.VERSION}; use one that wrote it"
+            )
+        events.append(event)
+    return events, unread

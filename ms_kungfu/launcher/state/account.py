@@ -1,0 +1,157 @@
+"""What the events of a job add up to, in bounded memory: the summary at its end. Pure."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ms_kungfu import job_events as e
+from ms_kungfu._words import counted
+
+MOST_LINES = 12
+_FAILURES_SHOWN = 3
+_SIZES_SHOWN = 6
+_SECONDS = ((3600, "h"), (60, "min"))
+
+
+@dataclass
+class JobAccount:
+    """The sums of one job's events, or of those since a controller took it over."""
+
+    began: e.Event | None = None  # JobStarted, or LeaderChanged
+    ended: e.JobEnded | None = None
+    last: float = 0.0
+    steps: int = 0
+    samples: int = 0
+    committed_s: float = 0.0
+    measured_s: float = 0.0  # covered by statistics
+    loss: float | str | None = None
+    sizes: list[tuple[float, int]] = field(default_factory=list)  # (since, workers); the last ones
+    failures: int = 0
+    stalls: int = 0
+    stalled_s: float = 0.0
+    longest_stall: e.StallEnded | None = None
+    slowest: e.Resized | None = None
+
+    def __post_init__(self) -> None:
+        self.failed: collections.deque[e.WorkerFailed] = collections.deque(maxlen=_FAILURES_SHOWN)
+        self.costs: dict[int, tuple[float, int | None]] = {}  # of ranks that failed: seconds, step; the last of each
+
+    def add(self, event: e.Event) -> None:
+        self.last = event.time or self.last
+        if isinstance(event, e.JobStarted):
+            self.began = event
+            self._has_size(event.workers)
+        elif isinstance(event, e.LeaderChanged):
+            self.began = self.began or event
+        elif isinstance(event, e.JobEnded):
+            self.ended = event
+        elif isinstance(event, e.Statistics):
+            self._count(event)
+        elif isinstance(event, e.VersionCommitted):
+            self._has_size(event.workers)
+        elif isinstance(event, e.Resized):
+            if self.slowest is None or event.seconds > self.slowest.seconds:
+                self.slowest = event
+        elif isinstance(event, e.WorkerFailed):
+            self.failures += 1
+            self.failed.append(event)
+        elif isinstance(event, e.FailureSeen) and event.rank is not None:
+            self.costs[event.rank] = event.seconds, event.step
+        elif isinstance(event, e.StallEnded):
+            self.stalls += 1
+            self.stalled_s += event.seconds
+            if self.longest_stall is None or event.seconds > self.longest_stall.seconds:
+                self.longest_stall = event
+
+    def _count(self, event: e.Statistics) -> None:
+        self.steps = event.step or self.steps
+        self.samples += event.samples
+        self.committed_s += event.committed or 0.0
+        self.measured_s += event.seconds
+        self.loss = self.loss if event.loss is None else event.loss
+
+    def _has_size(self, workers: int) -> None:
+        if not self.sizes or self.sizes[-1][1] != workers:
+            self.sizes.append((self.last, workers))
+
+    @property
+    def seconds(self) -> float:
+        """Return the wall time so far."""
+        began = self.last if self.began is None or self.began.time is None else self.began.time
+        return max(0.0, self.last - began)
+
+    @property
+    def goodput(self) -> float | None:
+        """Return the share of the wall time that went into committed steps; None if no step was reported."""
+        return min(1.0, self.committed_s / self.seconds) if self.committed_s and self.seconds else None
+
+    def summary(self, logdir: str | None) -> list[str]:
+        """Return at most `MOST_LINES` lines, each of key=value pairs; none if the job never started."""
+        if self.began is None:
+            return []
+        code = "" if self.ended is None else f" exit_code={self.ended.exit_code}"
+        since = f" since={self.began.host}" if isinstance(self.began, e.LeaderChanged) else ""
+        lines = [f'duration="{spell(self.seconds)}"{code}{since}']
+        if self.steps:
+            rate = f" samples_per_s={self.samples / self.seconds:.4g}" if self.samples and self.seconds else ""
+            samples = f" samples={self.samples}" if self.samples else ""
+            loss = "" if self.loss is None else f" loss={_number(self.loss)}"
+            lines.append(f"steps={self.steps}{samples}{rate}{loss}")
+        if self.goodput is not None:
+            lines.append(f'goodput={self.goodput:.0%} committed="{spell(self.committed_s)}"')
+        if len(self.sizes) > 1:
+            lines.append(f'workers="{self._sizes()}"')
+        elif self.sizes:
+            lines[0] += f" workers={self.sizes[0][1]}"
+        if self.failures:
+            lines.append(f"failures={self.failures}")
+            lines += [self._failure(each) for each in self.failed]
+        if self.slowest is not None:
+            change = self.slowest
+            lines.append(
+                f'slowest_change="{change.workers_before} -> {change.workers} workers" version={change.version}'
+                f' step={change.step} stood="{spell(change.seconds)}"'
+            )
+        if self.longest_stall is not None:
+            longest = self.longest_stall
+            lines.append(
+                f'stalls={self.stalls} seconds={self.stalled_s:.1f} longest="{spell(longest.seconds)}"'
+                f" rank={longest.rank}"
+            )
+        if logdir is not None:
+            lines.append(f"logs={logdir}")
+        return lines
+
+    def _sizes(self) -> str:
+        until = [since for since, _ in self.sizes[1:]] + [self.last]
+        spans = [f"{size} for {spell(end - since)}" for (since, size), end in zip(self.sizes, until)]
+        left_out = len(spans) - _SIZES_SHOWN
+        return ", ".join([*([f"{counted(left_out, 'size')} before"] if left_out > 0 else []), *spans[-_SIZES_SHOWN:]])
+
+    def _failure(self, failed: e.WorkerFailed) -> str:
+        cost_s, step = self.costs.get(-1 if failed.rank is None else failed.rank, (None, failed.step))
+        cost = "" if cost_s is None else f' cost="{spell(cost_s)}"'
+        at = "" if step is None else f" step={step}"
+        return f'failed rank={failed.rank}{at} decision={failed.decision}{cost} reason="{failed.reason}"'
+
+
+def spell(seconds: float) -> str:
+    """Return a duration as a person reads it."""
+    for unit, name in _SECONDS:
+        if seconds >= unit:
+            smaller = seconds % unit
+            rest = f" {smaller // 60:.0f} min" if unit == 3600 else f" {smaller:.0f} s"
+            return f"{seconds // unit:.0f} {name}{rest}"
+    return f"{seconds:.3g} s"
+
+
+def _number(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.5g}"
+
+
+def told(ranks: Sequence[int]) -> str:
+    """Return "rank 1", "ranks 1 and 2"."""
+    names = [str(rank) for rank in ranks]
+    return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names[:-1])} and {names[-1]}"

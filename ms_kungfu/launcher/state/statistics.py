@@ -1,0 +1,156 @@
+"""The workers' step reports, added up to the statistics of a job. Pure.
+
+1. A step counts once, whichever ranks report it: `_newest` is the last step that has been counted, and of a report only
+   the part beyond it adds steps and committed time. (`test_step_counts_once_whichever_ranks_report_it`.)
+2. Steps count from anew if a rank's number falls: the program has begun another training.
+3. How long an operation itself takes isn't measured apart from waiting. The rank that spent the smallest share of its
+   time in operations waited for none, so that share is the reduction, and what the others spent beyond it is waiting.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ms_kungfu.job_events import RankStatistics, Statistics, StepReport
+
+
+@dataclass
+class _Rank:
+    """What one rank has reported since the last line."""
+
+    seconds: float = 0.0
+    committed: float = 0.0
+    collectives: float = 0.0
+    checkpoint: float = 0.0
+    data: float | None = None
+    p50: float = 0.0
+    p99: float = 0.0
+
+    def add(self, report: StepReport) -> None:
+        self.seconds += report.seconds
+        self.committed += report.committed
+        self.collectives += report.collectives
+        self.checkpoint += report.checkpoint
+        if report.data is not None:
+            self.data = (self.data or 0.0) + report.data
+        self.p50, self.p99 = report.p50, max(self.p99, report.p99)
+
+    @property
+    def computing(self) -> float:
+        return max(0.0, self.seconds - self.collectives - self.checkpoint - (self.data or 0.0))
+
+
+@dataclass
+class JobStatistics:
+    """The reports since the last lines, of all ranks."""
+
+    now: float
+    _ranks: dict[int, _Rank] = field(default_factory=dict)  # since the last line of the job
+    _each: dict[int, _Rank] = field(default_factory=dict)  # since the last line by rank
+    _last: dict[int, int] = field(default_factory=dict)  # the last step of each rank
+    _newest: int | None = None
+    _steps: int = 0
+    _samples: float = 0.0
+    _committed: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._said_at = self._each_said_at = self.now
+        self._loss: object = None
+        self._rate: tuple[float | None, float | None] = (None, None)  # in the last line, and now
+        self._batch: tuple[int | None, int | None] = (None, None)
+
+    def add(self, rank: int, report: StepReport) -> None:
+        """Count a report."""
+        for ranks in (self._ranks, self._each):
+            ranks.setdefault(rank, _Rank()).add(report)
+        if report.trained is None:
+            self._samples += report.samples
+        if self._newest is None or report.step < self._last.get(rank, 0):
+            self._newest = report.step - report.ended
+        self._last[rank] = report.step
+        new = min(report.ended, report.step - self._newest)
+        if new > 0:
+            self._steps += new
+            self._samples += (report.trained or 0) * new / report.ended
+            self._committed += report.committed * new / report.ended
+            self._newest = report.step
+        self._loss = self._loss if report.loss is None else report.loss
+        self._rate = self._rate[0], self._rate[1] if report.learning_rate is None else report.learning_rate
+        self._batch = self._batch[0], self._batch[1] if report.batch is None else report.batch
+
+    def changed(self) -> None:
+        """Note that ranks are other workers from now on."""
+        self._each.clear()
+        self._last.clear()
+
+    def line(self, now: float) -> Statistics | None:
+        """Return the statistics since the last line; None if no rank has reported."""
+        if not self._ranks:
+            return None
+        ranks, self._ranks = self._ranks, {}
+        seconds = sum(each.seconds for each in ranks.values()) or 1.0
+        least = min(_share(each.collectives, each.seconds) for each in ranks.values())
+        collectives = sum(each.collectives for each in ranks.values()) / seconds
+        data = [each.data for each in ranks.values() if each.data is not None]
+        said = Statistics(
+            step=self._newest,
+            seconds=_short(now - self._said_at),
+            steps=self._steps,
+            samples=round(self._samples),
+            loss=self._loss,  # type: ignore[arg-type]
+            p50=_short(statistics.median(each.p50 for each in ranks.values())),
+            p99=_short(max(each.p99 for each in ranks.values())),
+            committed=_short(self._committed),
+            computing=_part(sum(each.computing for each in ranks.values()) / seconds),
+            reduction=_part(least),
+            waiting=_part(max(0.0, collectives - least)),
+            data=_part(sum(data) / seconds) if data else None,
+            checkpoint=_part(sum(each.checkpoint for each in ranks.values()) / seconds) or None,
+            learning_rate=None if self._rate[0] == self._rate[1] else self._rate[1],
+            batch=None if self._batch[0] == self._batch[1] else self._batch[1],
+        )
+        self._rate, self._batch = (self._rate[1],) * 2, (self._batch[1],) * 2
+        self._said_at, self._steps, self._samples, self._committed, self._loss = now, 0, 0.0, 0.0, None
+        return said
+
+    def by_rank(self, now: float, size: int) -> RankStatistics | None:
+        """Return the statistics by rank, if that many seconds have passed as there are ranks and any has reported.
+
+        Of a single rank the line of the job says as much.
+        """
+        if size < 2 or now - self._each_said_at < size or not self._each:
+            return None
+        ranks, self._each = self._each, {}
+        least = min(_share(each.collectives, each.seconds) for each in ranks.values())
+
+        def values(of: Mapping[int, float | None]) -> list[float | None]:
+            return [of.get(rank) for rank in range(size)]
+
+        def parts(of: Mapping[int, float]) -> list[float | None]:
+            return values({rank: _part(_share(part, ranks[rank].seconds)) for rank, part in of.items()})
+
+        said = RankStatistics(
+            seconds=_short(now - self._each_said_at),
+            p50=values({rank: _short(each.p50) for rank, each in ranks.items()}),
+            p99=values({rank: _short(each.p99) for rank, each in ranks.items()}),
+            computing=parts({rank: each.computing for rank, each in ranks.items()}),
+            waiting=parts({rank: each.collectives - least * each.seconds for rank, each in ranks.items()}),
+            data=parts({rank: each.data for rank, each in ranks.items() if each.data is not None}),
+            checkpoint=parts({rank: each.checkpoint for rank, each in ranks.items() if each.checkpoint}),
+        )
+        self._each_said_at = now
+        return said
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _part(share: float) -> float:
+    return round(min(1.0, max(0.0, share)), 3)
+
+
+def _short(value: float) -> float:
+    return float(f"{max(0.0, value):.4g}")

@@ -1,0 +1,62 @@
+"""What this worker reports for the job's event log (`ms_kungfu.job_events`), and where its time goes.
+
+1. A report never waits and never raises: it goes to the launcher over the connection that this worker has joined by, if
+   that takes it at once. Else it is lost. A process without a launcher reports nothing.
+2. Its values fit the launcher's checks whatever the program passes: the launcher ends the connection of a worker whose
+   message it can't read, and over that connection the worker adopts the next cluster version.
+   (`test_any_reported_value_is_read`.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ms_kungfu.membership.member import current
+
+_MOST_CHARACTERS = 4096
+
+
+def report(event: str, **values: Any) -> None:
+    """Report an event of this worker, by its tag and fields (`job_events.WorkerEvent`). Any thread may."""
+    _send({"events": [{"event": event, **values}]})
+
+
+def report_steps(values: dict[str, Any]) -> None:
+    """Report this worker's steps (`job_events.StepReport`)."""
+    _send({"steps": values})
+
+
+def _send(values: dict[str, Any]) -> None:
+    member = current()
+    if member.self_id is not None and member.has_broker:
+        who = {"type": "report", "peer": str(member.self_id), "incarnation": member.incarnation}
+        member.broker().report({**who, **_readable(values)})
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value[:_MOST_CHARACTERS].encode("utf-8", "replace").decode()
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _readable(each) for name, each in value.items()}
+    return [_readable(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def monotonic() -> float:
+    """Return the time by this process's clock, in seconds, without its pauses."""
+    return current().ports.monotonic()
+
+
+@contextmanager
+def spending(what: str) -> Iterator[None]:
+    """Count the time of this block as spent on `what`: "data" or "checkpoint"."""
+    began = monotonic()
+    try:
+        yield
+    finally:
+        spent = current().spent
+        spent[what] = spent.get(what, 0.0) + (monotonic() - began)  # never less, however it is rounded
