@@ -1,37 +1,40 @@
 """Callbacks for ``Model.train``.
 
-They load on first use, since they need MindSpore. The rest of this text is about
+The callbacks need MindSpore, so each is imported on first use. The following sections describe
 `KungFuElasticCallback`.
 
-*Joining and leaving*: a joining worker receives everything that decides the next step before its
-own first one. It goes on with the others' `cur_step_num` and, in callbacks that come after this
-one, `cur_epoch_num`. It stops after the same step as they do. At a leaving worker `request_stop` is
-called: its ``Model.train`` returns after that step as it always does. From then on
-``ms_kungfu.detached()`` is true, so that a program can leave out what it does at the end.
+*Joining and leaving*: before its first step, a joining worker receives all state that decides the
+next step. It continues with the `cur_step_num` of the other workers. In callbacks after this one in
+the list, it also continues with their `cur_epoch_num`. It stops after the same step as the other
+workers. At a leaving worker the callback calls `request_stop`, so ``Model.train`` returns after
+that step. From then on ``ms_kungfu.detached()`` is true, so that the program can skip its final
+work.
 
-*Steps of an epoch*: `batch_num` is the steps of the present epoch, as far as they are known.
-MindSpore's callbacks name files and steps by ``(cur_step_num - 1) % batch_num + 1``. That is the
-step in the epoch, whatever the epochs before had. In GRAPH mode a joining worker compiles the
-training step for its first batch before the others wait for it.
+*Steps of an epoch*: `batch_num` is the number of steps of the current epoch, as far as it is known.
+MindSpore's callbacks name files and steps by ``(cur_step_num - 1) % batch_num + 1``. With this
+callback, the result is the step in the epoch even if earlier epochs had other numbers of steps. In
+GRAPH mode a joining worker compiles the training step for its first batch before it joins.
 
-*Data*: give it an `ElasticDataset`. An ordinary dataset is not partitioned again, and each worker
-keeps the share that it began with. Its epochs have as many steps at each worker as at the lowest
-rank when training began. A shorter share begins again, a longer one is cut. Sink mode hides the
-steps from callbacks and is rejected.
+*Data*: use an `ElasticDataset`. An ordinary dataset isn't partitioned again after a resize: each
+worker keeps its initial share. Its epochs have the same number of steps at each worker: the number
+at the lowest rank when training began. A worker repeats a share that is shorter, and cuts a share
+that is longer. Sink mode is rejected, because it hides the steps from callbacks.
 
-*Other callbacks*, wherever they stand in the list: the lowest living rank alone writes the files of
-MindSpore's own. The next one goes on if it fails. These are `ModelCheckpoint`, `SummaryCollector`,
-`BackupAndRestore`, `OnRequestExit` and `FlopsUtilizationCollector`. All others run at every worker.
-After an epoch the loss in `net_outputs` is the mean over the workers, so `EarlyStopping` and
-`ReduceLROnPlateau` decide alike at each. A joining worker receives the state of MindSpore's own
-callbacks. Of the program's own it receives what they return from ``state_dict()`` and take in
-``load_state_dict(state)``.
+*Other callbacks*, at any position in the list:
 
-*Evaluation*: all workers evaluate together in ``Model.fit``, each with a part of the batches. The
-numbers are the same at each. So they do in ``Model.eval(...,
-callbacks=[KungFuElasticCallback()])``, which all workers then call. See
-`ms_kungfu.callbacks.evaluation`. It begins with the mean of the moving statistics over the workers,
-as does what follows a call of training.
+- Only the lowest living rank writes the files of MindSpore's own callbacks. If that rank fails, the
+  next rank writes them. These callbacks are `ModelCheckpoint`, `SummaryCollector`,
+  `BackupAndRestore`, `OnRequestExit` and `FlopsUtilizationCollector`.
+- All other callbacks run at every worker.
+- After an epoch, the loss in `net_outputs` is the mean over the workers. So `EarlyStopping` and
+  `ReduceLROnPlateau` make the same decision at each worker.
+- A joining worker receives the state of MindSpore's own callbacks. A callback of the program
+  returns its state from ``state_dict()``, and receives it in ``load_state_dict(state)``.
+
+*Evaluation*: in ``Model.fit`` all workers evaluate together, each with a part of the batches. The
+metrics are the same at each worker. ``Model.eval(..., callbacks=[KungFuElasticCallback()])`` does
+the same if all workers call it. See `ms_kungfu.callbacks.evaluation`. Before an evaluation, and
+after a call of training, the moving statistics are averaged over the workers.
 """
 
 from __future__ import annotations

@@ -14,17 +14,18 @@ from ms_kungfu.trained.inventory import collect_parameters
 
 
 def sync_net_parameters(net: Any, root: int = 0) -> None:
-    """Copy the root's Parameters into every worker's, in place.
+    """Copy the Parameters of the root rank into the Parameters of every worker, in place.
 
-    Collective and idempotent. At a worker that joins a job whose others use `KungFuElasticCallback` or
-    `ElasticTraining` it returns at once. The whole state is about to reach that worker.
+    The function is collective and idempotent. It returns at once at a worker that joins a job whose
+    other workers use `KungFuElasticCallback` or `ElasticTraining`. That worker receives the whole
+    training state later.
 
     Args:
         net: a cell, an optimizer or a list of Parameters.
         root: the rank whose Parameters are sent.
 
     Raises:
-        ValueError: if `root` is no rank of the cluster.
+        ValueError: if `root` isn't a rank of the cluster.
     """
     root = _checked(root)
     if not is_behind():
@@ -34,14 +35,14 @@ def sync_net_parameters(net: Any, root: int = 0) -> None:
 class BroadcastCallback(Callback):
     """Start training at every worker from the weights and optimizer state of `root`.
 
-    It is for clusters that stay as they are. With `KungFuElasticCallback` it does the same for the
-    workers that are there at the start; joining workers receive the state anyway.
+    Use it in clusters that don't change. Next to a `KungFuElasticCallback`, it applies to the
+    workers of the first cluster; that callback sends the state to joining workers.
 
     Args:
         root: the rank whose state is sent.
 
     Raises:
-        ValueError: if `root` is no rank of the cluster.
+        ValueError: if `root` isn't a rank of the cluster.
     """
 
     def __init__(self, root: int = 0) -> None:
@@ -52,11 +53,10 @@ class BroadcastCallback(Callback):
         """Copy the root's weights and optimizer state to every worker.
 
         Args:
-            run_context: of MindSpore.
+            run_context: the context that MindSpore passes.
         """
         params = run_context.original_args()
-        # A worker that joins a running job does so in the elastic callback, ready to train, and gets the whole state
-        # there.
+        # A deferred worker joins in the elastic callback, once it is ready to train, and receives all state there.
         joins_later = membership.is_deferred() and any(
             isinstance(c, KungFuElasticCallback) for c in params.list_callback
         )
@@ -67,5 +67,5 @@ class BroadcastCallback(Callback):
 def _checked(root: int) -> int:
     size = runtime.current_cluster_size()
     if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < size:
-        raise ValueError(f"root is a rank from 0 to {size - 1}, got {root!r}")
+        raise ValueError(f"root must be a rank from 0 to {size - 1}, got {root!r}")
     return root

@@ -1,4 +1,4 @@
-"""Encode tensors, arrays and plain values as JSON, and back: exact, and unable to carry code."""
+"""Encode tensors, arrays and plain values as JSON, and decode them: exactly, and without any code in the data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 
-_ARRAY = "array"  # keys of values for which JSON has no form
+_ARRAY = "array"  # keys that mark values of types that JSON lacks
 _TUPLE = "tuple"
 _DICT = "dict"
 
@@ -16,7 +16,7 @@ _DICT = "dict"
 def pack(value: Any) -> Any:
     """Return `value` as JSON.
 
-    TypeError if it is, or holds, something that isn't a value: a function, a cell, a lock.
+    TypeError if `value` is or contains an object that isn't data, such as a function, a cell or a lock.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -24,7 +24,7 @@ def pack(value: Any) -> Any:
         return [pack(item) for item in value]
     if isinstance(value, tuple):
         return {_TUPLE: [pack(item) for item in value]}
-    if isinstance(value, dict):  # in pairs, as JSON's keys are texts
+    if isinstance(value, dict):  # as pairs, because JSON's keys are strings
         return {_DICT: [[pack(key), pack(item)] for key, item in value.items()]}
     if isinstance(value, ms.Tensor):
         kind = "parameter" if isinstance(value, ms.Parameter) else "tensor"
@@ -34,13 +34,13 @@ def pack(value: Any) -> Any:
     elif isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
         kind, array, told = "numpy" if isinstance(value, np.ndarray) else "scalar", np.asarray(value), {}
     else:
-        raise TypeError(f"a {type(value).__name__} can't be carried to another worker")
+        raise TypeError(f"a {type(value).__name__} can't be sent to another worker")
     content = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
     return {_ARRAY: kind, "type": array.dtype.str, "shape": array.shape, "content": content, **told}
 
 
 def unpack(packed: Any) -> Any:
-    """Return the value that :func:`pack` got."""
+    """Return the value that :func:`pack` has encoded."""
     if isinstance(packed, list):
         return [unpack(item) for item in packed]
     if not isinstance(packed, dict):

@@ -1,4 +1,4 @@
-"""Change the cluster's size under ``Model.train``."""
+"""Change the cluster's size during ``Model.train``."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ _log = logging.getLogger(__name__)
 
 
 class KungFuElasticCallback(Callback):
-    """Resize the cluster by a schedule, or as the config server says, during ``Model.train``.
+    """Resize the cluster by a schedule or by the config server's cluster, during ``Model.train``.
 
-    The docstring of `ms_kungfu.callbacks` says what it guarantees to joining and leaving workers, other
-    callbacks and evaluations. Give it an `ElasticDataset`; sink mode is rejected.
+    The docstring of `ms_kungfu.callbacks` describes joining and leaving workers, other callbacks
+    and evaluation. Use an `ElasticDataset` as the training dataset. Sink mode is rejected.
 
     Args:
         schedule, wait, components, lr_rule, averaged: see `ElasticTraining`.
         checkpoint_dir, checkpoint_every, keep_checkpoints, resume: see `ElasticTraining`.
-        global_batch_size: samples that all workers together train in a step, held constant. It sets
-            that of the trained `ElasticDataset`, whatever that was made with.
+        global_batch_size: the constant number of samples in a step, over all workers. It replaces
+            the global batch size of the trained `ElasticDataset`.
         policy: one `Policy` or several that decide on size, batch, learning rate and more:
             docs/policies.md.
         monitor: a `Monitor` that measures the steps: docs/monitoring.md.
-        evict: called to send workers away if a policy wants it; by default the launcher does.
-        asynchronous: whether the workers make their steps without meeting, see `ElasticTraining`. None:
-            if the optimizer does.
+        evict: a function that evicts workers for a policy. By default the launcher evicts them.
+        asynchronous: whether the workers run their steps independently, see `ElasticTraining`. With
+            None the optimizer decides.
 
     Raises:
-        ValueError: for arguments that don't fit, or don't fit together; before anything is sent.
+        ValueError: before any communication, for arguments out of range or that exclude each other.
         TypeError: for an argument of another type.
     """
 
@@ -84,7 +84,7 @@ class KungFuElasticCallback(Callback):
         asynchronous: bool | None = None,
     ) -> None:
         super().__init__()
-        # Invalid ones raise here rather than when training begins.
+        # Invalid options raise an error here rather than when training begins.
         self._options = Options(
             schedule, wait, tuple(components), lr_rule, averaged, checkpoint_dir, checkpoint_every, keep_checkpoints,
             resume, policy, monitor, evict, asynchronous,
@@ -95,21 +95,21 @@ class KungFuElasticCallback(Callback):
             at_least(1, global_batch_size, "global_batch_size")
         self._epochs_before = 0
         self._last_step = 0
-        self._epoch_ended = False  # and no query has asked yet whether to stop there
-        self._steps = 0  # of an epoch of an ordinary dataset
+        self._epoch_ended = False  # whether an epoch has ended since the last query whether to stop
+        self._steps = 0  # number of steps in an epoch of an ordinary dataset
         self._others: Others | None = None
-        self._bound: list[ExitStack] = []  # restores the own methods of the models that are in a call
+        self._bound: list[ExitStack] = []  # restore the methods of the models in whose call this callback is
         self._sharded: ShardedTraining | None = None
         self._outputs = EpochOutputs()
         self.training: ElasticTraining | None = None
-        """What this callback drives, once training began."""
+        """The `ElasticTraining` of this callback; None before training begins."""
 
     def __enter__(self) -> KungFuElasticCallback:
-        # What follows an epoch is no callback's, so the model's own methods are replaced during its call.
+        # No callback can replace the evaluation after an epoch, so the model's methods are replaced during its call.
         model, call = _calling()
         trains = call == "_train"
         evaluate = evaluation.alone if trains else partial(evaluation.together, self.training)
-        # The sink process would hide the batches.
+        # Also replace evaluation in sink mode, because it hides the batches.
         own: dict[str, Callable[..., Any]] = {"_eval_process": evaluate, "_eval_dataset_sink_process": evaluate}
         if trains:
             own.update(_exec_preprocess=self._exec_preprocess, _eval_during_train=self._eval_during_train)
@@ -125,7 +125,7 @@ class KungFuElasticCallback(Callback):
             self._sharded = None
 
     def __exit__(self, *error: object) -> None:
-        if len(self._bound) <= 1:  # not after an evaluation of Model.fit's
+        if len(self._bound) <= 1:  # not after an evaluation inside Model.fit
             self._end_sharded()
         if not self._bound:
             return
@@ -134,27 +134,27 @@ class KungFuElasticCallback(Callback):
             self._others.unhook()
 
     def on_train_begin(self, run_context: Any) -> None:
-        """Join the job, receive the state at a joining worker, and start training; MindSpore calls it.
+        """Join the job, receive the state at a joining worker, and start training; MindSpore calls this.
 
         Args:
-            run_context: of MindSpore.
+            run_context: the context that MindSpore passes.
 
         Raises:
-            ValueError: for sink mode, and for options that only an `ElasticDataset` can follow.
-            RuntimeError: at a worker that joins during a later call of ``Model.train`` without an
-                `ElasticDataset`.
+            ValueError: for sink mode, and for options that require an `ElasticDataset`.
+            RuntimeError: at a worker that joins without an `ElasticDataset`, while the others are
+                in a later call of ``Model.train``.
         """
         params = run_context.original_args()
         if params.get("dataset_sink_mode") or _sink_mode_asked_for():
             raise ValueError(
-                "KungFuElasticCallback works between steps, which dataset_sink_mode=True hides; "
+                "KungFuElasticCallback can't run between steps: dataset_sink_mode=True hides them; "
                 "call model.train(..., dataset_sink_mode=False)"
             )
         elastic_data = isinstance(params.train_dataset, ElasticDataset)
         if not elastic_data:
             _refuse_ordinary(type(params.train_dataset).__name__, self._global_batch_size, self._options.resume)
         elif self._global_batch_size is not None and self._batch_given_to is not params.train_dataset:
-            # Once: a policy, or the state that a joining worker has received, may have changed it since.
+            # Set it only once: later a policy or the received state may change it.
             params.train_dataset.global_batch_size = self._global_batch_size
             self._batch_given_to = params.train_dataset
         before = self.training
@@ -176,7 +176,7 @@ class KungFuElasticCallback(Callback):
             _log.warning(
                 'misuse: check=optimizer optimizers="%s". Model.train has no optimizer of ms_kungfu and no '
                 "KungFuGradReducer: unless the program reduces the gradients itself, each worker trains a "
-                "model of its own",
+                "separate model",
                 ", ".join(type(optimizer).__name__ for optimizer in training.optimizers),
             )
         training.carries_more = bool(self._options.components) or others.carries_the_programs
@@ -191,14 +191,14 @@ class KungFuElasticCallback(Callback):
             others.hook(training.asynchronous)
         if not elastic_data:
             _log.warning(
-                "misuse: check=dataset type=%s. Unless the program shards it, each worker trains all of its "
-                "samples, and a resize partitions nothing; give Model.train an ElasticDataset(train_dataset)",
+                "misuse: check=dataset type=%s. A resize doesn't partition this dataset again, and each worker trains "
+                "all of its samples unless the program shards it; pass ElasticDataset(train_dataset) to Model.train",
                 type(params.train_dataset).__name__,
             )
             if training.should_stop:
                 raise RuntimeError(
-                    "this worker joined while the others are in a later call of model.train, which only an "
-                    "ElasticDataset can wait for; train with an ElasticDataset, or in one call"
+                    "this worker can't join: the other workers are in a later call of model.train, and an ordinary "
+                    "dataset can't skip to that call; train with an ElasticDataset, or in one call"
                 )
         params.cur_step_num += training.step - training.first_step
         self._epochs_before = training.epoch
@@ -208,7 +208,7 @@ class KungFuElasticCallback(Callback):
         self._agree_on_stops(run_context)
 
     def _prepare(self, params: Any) -> Callable[[], None]:
-        """Return what compiles the first step."""
+        """Return a function that compiles the first step."""
         data = params.train_dataset
         if not isinstance(data, ElasticDataset) or data.shards is None:
             return partial(compile_step, params.train_network, data)
@@ -217,7 +217,7 @@ class KungFuElasticCallback(Callback):
         return partial(self._sharded.step.compile, data)
 
     def on_train_epoch_begin(self, run_context: Any) -> None:
-        """Tell the policies that an epoch begins; `run_context` is MindSpore's."""
+        """Notify the policies that an epoch begins; MindSpore passes `run_context`."""
         params = run_context.original_args()
         params.cur_epoch_num += self._epochs_before
         _tell_steps_of_epoch(params, self._steps)
@@ -227,18 +227,18 @@ class KungFuElasticCallback(Callback):
             self.training.epoch_begin()
 
     def on_train_step_begin(self, run_context: Any) -> None:
-        """Begin a step of an ordinary dataset; `run_context` is MindSpore's."""
+        """Begin a step of an ordinary dataset; MindSpore passes `run_context`."""
         if self.training is not None and not _trains_elastic_data(run_context):
             self.training.step_begin()
 
     def on_train_step_end(self, run_context: Any) -> None:
-        """Count the step, and follow a change of the cluster that is due.
+        """Count the step, and carry out a change of the cluster that is due.
 
         Args:
-            run_context: of MindSpore.
+            run_context: the context that MindSpore passes.
 
         Raises:
-            KungFuError, ValueError: as `ElasticTraining.step_end` does.
+            KungFuError, ValueError: see `ElasticTraining.step_end`.
         """
         training = self.training
         assert training is not None
@@ -253,32 +253,32 @@ class KungFuElasticCallback(Callback):
             self._others.warn_of_what_is_not_carried()
         if change.undone and self._others is not None:
             self._others.undone(params.cur_step_num)
-        # An asynchronous worker may have been moved to the furthest one's position.
+        # In asynchronous training, this worker may have been moved to the position of the furthest worker.
         params.cur_step_num += training.step - step
         params.cur_epoch_num += training.epoch - epoch
         self._epochs_before += training.epoch - epoch
         _tell_steps_of_epoch(params, self._steps)
-        # A joining worker doesn't know where the others' epoch of an ordinary dataset ends.
+        # With an ordinary dataset, a joining worker doesn't know at which step the others' epoch ends.
         if training.should_stop or (not _trains_elastic_data(run_context) and training.step >= self._last_step):
             RunContext.request_stop(run_context)
 
     def on_train_epoch_end(self, run_context: Any) -> None:
-        """Count the epoch, and stop after the last; `run_context` is MindSpore's."""
+        """Count the epoch, and stop after the last epoch; MindSpore passes `run_context`."""
         training = self.training
         assert training is not None
         training.epoch_end()
-        # An ordinary dataset's epochs end at the same step only if they are made to.
+        # Epochs of an ordinary dataset end at the same step at all workers only if this callback controls the model.
         self._epoch_ended = _trains_elastic_data(run_context) or bool(self._bound)
-        # Model.train at a joining worker counts its own epochs.
+        # At a joining worker, Model.train counts epochs from its own start.
         if training.should_stop or training.epoch >= run_context.original_args().epoch_num:
             RunContext.request_stop(run_context)
 
     def on_train_end(self, run_context: Any) -> None:
-        """End the call of training, and average moving statistics; `run_context` is MindSpore's."""
+        """End the call of training, and average the moving statistics; MindSpore passes `run_context`."""
         self._end_sharded()
         if self.training is not None:
             self.training.end()
-            # If each worker has a model of its own, the statistics are of that one until the models are merged.
+            # If each worker trains a separate model, the statistics belong to that model until the models are merged.
             network = run_context.original_args().train_network
             if not self.training.asynchronous and not state_transfer.models_differ([network]):
                 self.training.average_statistics()
@@ -286,7 +286,7 @@ class KungFuElasticCallback(Callback):
     def _exec_preprocess(self, model: Any, is_train: bool, dataset: Any, *arguments: Any, **options: Any) -> Any:
         """Return iterators of the training data.
 
-        An ordinary dataset's epochs become as long as the others'.
+        For an ordinary dataset, each epoch has the same number of steps at all workers.
         """
         helper, network = Model._exec_preprocess(model, is_train, dataset, *arguments, **options)
         if is_train and not isinstance(dataset, ElasticDataset):
@@ -302,29 +302,29 @@ class KungFuElasticCallback(Callback):
             Model._eval_during_train(model, valid_infos, params, callbacks)
 
     def _steps_left(self) -> int | None:
-        """Return the steps left in the present epoch of an ordinary dataset; None if workers are asynchronous."""
+        """Return the steps left in the current epoch of an ordinary dataset; None if workers are asynchronous."""
         training = self.training
         if training is None or training.asynchronous:
             return None
         return (training.epoch + 1) * self._steps - (training.step - training.first_step)
 
     def _agree_on_stops(self, run_context: Any) -> None:
-        """Let a request to stop at one worker stop all after the same step, from now on."""
+        """From now on, make a stop request of one worker stop all workers after the same step."""
         training = self.training
         assert training is not None
         self._epoch_ended = False
         if training.asynchronous:
-            return  # a worker at its end ends the call for all
+            return  # an asynchronous worker that has finished ends the call for all workers
 
         def get_stop_requested() -> bool:
-            # The loop asks after all callbacks. Those after this one may have requested a stop at the end of an epoch,
-            # which ends training there and not a step later.
+            # MindSpore's loop calls this after all callbacks have run. At the end of an epoch, a callback after this
+            # one may have requested a stop. The workers then stop at that epoch's end, not a step later.
             ended, self._epoch_ended = self._epoch_ended, False
             if ended and not RunContext.get_stop_requested(run_context) and training.agree_on_stop():
                 RunContext.request_stop(run_context)
             return bool(RunContext.get_stop_requested(run_context))
 
-        # In a cluster of one, too: a worker may join in this step, and would train on alone.
+        # Do this in a cluster of one, too: a worker that joins in this step would otherwise continue alone.
         run_context.request_stop, run_context.get_stop_requested = training.request_stop, get_stop_requested
 
     def _capture(self) -> dict[str, Any]:
@@ -333,12 +333,12 @@ class KungFuElasticCallback(Callback):
         return kept if self._outputs.kept is None else {**kept, "outputs": self._outputs.kept}
 
     def _receive(self, captured: Any) -> None:
-        if isinstance(captured, int):  # a checkpoint of an earlier version
+        if isinstance(captured, int):  # a checkpoint that an earlier version of ms_kungfu wrote
             self._last_step = captured
             return
         self._last_step, self._steps = captured["last_step"], captured["steps"]
         Others.received, Others.resumed = captured["callbacks"], not membership.is_joining()
-        # A joining worker gets them at the epoch's end, from those that had the step.
+        # A joining worker receives the outputs at the epoch's end, from workers that had the step.
         self._outputs.kept = captured.get("outputs") if Others.resumed else None
 
 
@@ -347,25 +347,25 @@ def _trains_elastic_data(run_context: Any) -> bool:
 
 
 def _refuse_ordinary(kind: str, global_batch_size: int | None, resume: bool) -> None:
-    """Raise ValueError for what an ordinary dataset can't do."""
+    """Raise ValueError if an option requires an `ElasticDataset` and the dataset is an ordinary one."""
     for option, is_given in {"global_batch_size": global_batch_size is not None, "resume": resume}.items():
         if is_given:
-            raise ValueError(f"{option} works with an ElasticDataset, and train_dataset is a {kind}")
+            raise ValueError(f"{option} requires an ElasticDataset, but train_dataset is a {kind}")
 
 
 def _tell_steps_of_epoch(params: Any, steps: int) -> None:
-    """Set `batch_num`, which for an ordinary dataset is `steps`."""
+    """Set `batch_num`; for an ordinary dataset the value is `steps`."""
     data = params.train_dataset
     is_elastic = isinstance(data, ElasticDataset)
     params.batch_num = _StepsOfEpoch(data.get_dataset_size(), params.cur_step_num - data.steps) if is_elastic else steps
 
 
 class _StepsOfEpoch(int):
-    """`batch_num` for epochs with different numbers of steps.
+    """A `batch_num` for epochs with different numbers of steps.
 
-    MindSpore takes ``(cur_step_num - 1) % batch_num + 1`` for the step in the epoch. That would count
-    the steps of the epochs before as if they had been as long as this one: a `ModelCheckpoint` would
-    write over its files of this epoch.
+    MindSpore computes the step in the epoch as ``(cur_step_num - 1) % batch_num + 1``. With a plain
+    integer the result is wrong if earlier epochs had other numbers of steps, and a
+    `ModelCheckpoint` could overwrite its files of this epoch.
     """
 
     _before: int
@@ -380,7 +380,7 @@ class _StepsOfEpoch(int):
 
 
 class _AgreedSteps:
-    """The batches of an ordinary dataset, in epochs of `steps_left()` steps: repeated, or cut, as needed."""
+    """Yield the batches of an ordinary dataset in epochs of `steps_left()` steps; repeat or cut the data for that."""
 
     def __init__(self, helper: Any, dataset: Any, steps_left: Callable[[], int | None]) -> None:
         self._batches, self._dataset, self._steps_left = helper, dataset, steps_left
@@ -395,7 +395,7 @@ class _AgreedSteps:
             empty = True
             for element in self._batches:
                 empty = False
-                if left > 0:  # to the end of the pipeline's own epoch in any case
+                if left > 0:  # always read the pipeline to the end of its own epoch
                     left -= 1
                     yield element
             if empty and self._endless:
@@ -403,14 +403,14 @@ class _AgreedSteps:
                     "this worker's share of train_dataset has no batch; train with smaller batches or fewer workers"
                 )
             if left > 0:
-                # The first iterator was made for as many epochs as are trained, and this takes more.
+                # The first iterator ends after the number of trained epochs. Repeating a share needs more epochs.
                 self._batches, self._endless = self._dataset.create_tuple_iterator(num_epochs=-1), True
 
 
 def compile_step(network: Any, dataset: Any) -> None:
     """Compile `network` for the first batch of `dataset` without running it.
 
-    It does nothing in PyNative mode, which has no graph of the whole step.
+    In PyNative mode the function does nothing, because there is no graph of the whole step.
     """
     if ms.get_context("mode") != ms.GRAPH_MODE:
         return
@@ -419,15 +419,15 @@ def compile_step(network: Any, dataset: Any) -> None:
 
 
 def _agreed(steps: int) -> int:
-    """Return the lowest rank's number; collective for the workers that begin together."""
+    """Return the lowest rank's `steps`; collective for the workers that begin together."""
     runtime.init()
     if membership.is_joining() or runtime.current_cluster_size() == 1:
-        return steps  # a joining worker gets it with the rest of the state
+        return steps  # a joining worker receives the number with the rest of the state
     return int(state_transfer.from_lowest_rank(partial(broadcast_json, lambda: steps)))
 
 
 def _calling() -> tuple[Any, str]:
-    """Return the Model that enters its callbacks, and by which of its methods."""
+    """Return the Model that is entering its callbacks, and the name of its method that does so."""
     for frame, _ in walk_stack(sys._getframe()):
         if frame.f_globals.get("__name__") == Model.__module__ and isinstance(frame.f_locals.get("self"), Model):
             return frame.f_locals["self"], frame.f_code.co_name
@@ -437,8 +437,8 @@ def _calling() -> tuple[Any, str]:
 def _sink_mode_asked_for() -> bool:
     """Return whether ``Model.train`` was called with sink mode on.
 
-    MindSpore on CPU ignores the request and reports to callbacks that sink mode is off. A program
-    should see the error here and not when it moves to a device.
+    On CPU, MindSpore ignores sink mode and reports to callbacks that it is off. The program should
+    fail on CPU already, rather than only when it moves to a device.
     """
     for frame, _ in walk_stack(sys._getframe()):
         if frame.f_code.co_name == "_train" and frame.f_globals.get("__name__", "").startswith("mindspore."):

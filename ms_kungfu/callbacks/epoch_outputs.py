@@ -1,4 +1,4 @@
-"""`net_outputs` at the end of an epoch: the same at all workers, also at one without a step of the epoch."""
+"""Make `net_outputs` the same at all workers at the end of an epoch, even at a worker that had no step of the epoch."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from ms_kungfu.elastic.training import ElasticTraining
 
 
 class EpochOutputs:
-    """The outputs of one callback."""
+    """The `net_outputs` at the end of an epoch, for one `KungFuElasticCallback`."""
 
     def __init__(self) -> None:
         self.kept: Any = None
-        """Packed: those of the epoch that ended with a checkpoint."""
+        """The packed outputs of an epoch whose last step a checkpoint follows; otherwise None."""
 
     def keep(self, training: ElasticTraining, params: Any) -> None:
-        """Keep the outputs that the epoch ends with; collective, before a checkpoint after an epoch's last step.
+        """Keep the outputs of an epoch's last step; collective, before a checkpoint after that step.
 
-        A worker that resumes there has no step of the epoch, and its callbacks still get them.
+        A worker that resumes from that checkpoint runs no step of the epoch, but its callbacks need the outputs.
         """
         self.kept, data = None, params.train_dataset
         if training.asynchronous or not isinstance(data, ElasticDataset) or data.steps < data.get_dataset_size():
             return
         own = params.get("net_outputs")
         agree_on_outputs(params, batch_rows(params))
-        agreed, params.net_outputs = params.get("net_outputs"), own  # the step isn't over for the other callbacks
-        with suppress(TypeError):  # such as a sparse tensor; then no epoch ends for a worker that resumes there
+        agreed, params.net_outputs = params.get("net_outputs"), own  # the other callbacks of this step use their own
+        with suppress(TypeError):  # e.g. a sparse tensor; then a worker that resumes there skips the epoch's end
             self.kept = pack(agreed)
 
     def end_epoch(self, training: ElasticTraining | None, params: Any) -> None:
-        """End an epoch; collective if a worker is in its training (None: it isn't) and steps with the others."""
+        """End an epoch; collective at a worker in synchronous training. `training` is None outside of training."""
         if training is not None and params.get("net_outputs") is None and self.kept is not None:
-            params.net_outputs = unpack(self.kept)  # resumed after the epoch's last step
+            params.net_outputs = unpack(self.kept)  # this worker has resumed after the epoch's last step
         self.kept = None
         if training is not None and not training.asynchronous:
             agree_on_outputs(params, batch_rows(params))
@@ -52,9 +52,9 @@ class EpochOutputs:
 def agree_on_outputs(params: Any, rows: int) -> None:
     """Make `net_outputs` the same at all workers; collective, after the last step of an epoch.
 
-    A loss (the only, or the first, output, of one element) is the mean over the workers, weighted by the samples of
-    their last batches. A worker that joined after the epoch's last step gets all outputs of the lowest rank that had
-    that step. It gets None if all of these have failed.
+    The loss is the only or the first output, and has one element. It becomes the mean over the workers, weighted by the
+    numbers of samples in their last batches. A worker that joined after the epoch's last step receives all outputs of
+    the lowest rank that ran that step. It receives None if all ranks that ran the step have failed.
     """
     outputs = params.get("net_outputs")
     first = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs
@@ -67,7 +67,7 @@ def agree_on_outputs(params: Any, rows: int) -> None:
             told_outputs = partial(broadcast_json, lambda: pack(outputs))
             received = state_transfer.from_lowest_rank(told_outputs, able=outputs is not None)
         except state_transfer.StateLostError:
-            return  # this worker has the state nevertheless, and continues without outputs of that step
+            return  # this worker has the training state, but continues without outputs of that step
         if outputs is None:
             outputs = params.net_outputs = unpack(received)
             first = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs

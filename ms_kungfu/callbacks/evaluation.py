@@ -1,23 +1,27 @@
-"""Evaluate with all workers together; each gets the same numbers.
+"""Evaluate with all workers together, with the same metrics at each worker.
 
-Each worker's network evaluates a part of the batches, and the workers exchange its outputs. Then each updates its
-metrics with the outputs of all batches, in one order. So every metric of MindSpore's or of the program's own works as
-it stands, and ends with the bits that one worker alone would have. Only `dealt` batches are put together from parts, so
-that their mean loss is rounded elsewhere. The moving statistics of the network become their mean over the workers
-before.
+Each worker evaluates a part of the batches, and the workers exchange the network's outputs. Then each worker updates
+its metrics with the outputs of all batches, in the same order. So every metric, built-in or custom, works unchanged,
+and its result has the same bits as with one worker. The exception is a mean loss of a `dealt` batch. That loss is
+joined from parts, so its rounding differs. Before the evaluation, the network's moving statistics are averaged over the
+workers.
 
-The kind of evaluation is decided each time:
+The kind of each evaluation depends on the data:
 
 - `dealt`: an `ElasticDataset` partitions each batch among the workers.
-- `shared`: all workers have the same batches, in the same order, and each takes every n-th. That they are the same is
-  checked batch by batch.
-- `joined`: the program has sharded the dataset (`num_shards`): each worker evaluates its own, and all of them count.
-- `told`: if the workers' batches differ otherwise (each shuffles on its own), or their models do by design, the lowest
-  living rank evaluates its own alone, and sends the others the result.
+- `shared`: all workers have the same batches, in the same order, and each of n workers evaluates every n-th batch. The
+  workers check for each batch that it is the same.
+- `joined`: the program has sharded the dataset (`num_shards`). Each worker evaluates its own batches, and the metrics
+  include the batches of all workers.
+- `told`: the workers' batches differ for another reason (e.g. each worker shuffles independently), or their models
+  differ by design. The lowest living rank evaluates its batches alone, and sends the result to the others.
 
-No worker waits longer than for one batch of another, however long the evaluation takes, so it doesn't run into the
-collective timeout. If a worker fails, another one evaluates its part (`shared`, `dealt`). If no other has its batches
-(`joined`) the numbers are those of the others, the same at all. The next rank begins again (`told`).
+A worker waits for at most one batch of another worker at a time, so a long evaluation doesn't exceed the collective
+timeout. If a worker fails, the kind decides:
+
+- `shared`, `dealt`: another worker evaluates the failed worker's part.
+- `joined`: the metrics lack the failed worker's batches, and are the same at all survivors.
+- `told`: the next rank starts the evaluation again.
 """
 
 from __future__ import annotations
@@ -56,12 +60,12 @@ def together(
     params: Any = None,
     add_eval_loss: bool = False,
 ) -> Any:
-    """Evaluate in ``Model.fit``, or in a ``Model.eval`` that has an elastic callback, which drives `training`."""
+    """Evaluate in ``Model.fit`` or ``Model.eval`` with an elastic callback, whose training is `training`."""
     runtime.init()
-    # One worker does it so, too: MindSpore's `eval_loss` is that of the last batch, and no mean.
+    # A single worker uses this code, too: MindSpore's own `eval_loss` is the last batch's loss, not the mean.
     is_alone = runtime.detached() or membership.is_joining() or is_behind()
     if is_alone or (training is not None and training.asynchronous):
-        # Also if the others are further on: they wait for this worker at their next step or sync point.
+        # This includes a worker that is behind the others: they wait for it at their next step or sync point.
         return alone(model, dataset, callbacks, params, add_eval_loss)
     averaged = inventory.moving_statistics([model._network]) if training is None else training.averaged
     with _off_record(dataset):
@@ -73,7 +77,7 @@ def together(
 
 
 def alone(model: Any, dataset: Any, *arguments: Any, **options: Any) -> Any:
-    """Evaluate at this worker alone, such as for a callback of the program's."""
+    """Evaluate at this worker alone, e.g. for a callback of the program."""
     with runtime.keep_waiting(), _off_record(dataset):
         return Model._eval_process(model, dataset, *arguments, **options)
 
@@ -83,7 +87,7 @@ def _off_record(dataset: Any) -> AbstractContextManager[None]:
 
 
 class Evaluation:
-    """One evaluation, which replaces ``Model._eval_process``. Collective."""
+    """One collective evaluation, which replaces ``Model._eval_process``."""
 
     def __init__(self, model: Any, dataset: Any, callbacks: Any, params: Any, loss_too: bool) -> None:
         self._model, self._dataset, self._callbacks, self._params = model, dataset, callbacks, params
@@ -92,7 +96,7 @@ class Evaluation:
         self._differ = state_transfer.models_differ([model._network])
 
     def run(self, averaged: Any) -> Any:
-        """Return the metrics. `averaged`: becomes its mean over the workers before, unless their models differ."""
+        """Return the metrics. The `averaged` tensors are averaged over the workers before, unless models differ."""
         if not self._differ:
             state_transfer.average(averaged)
         model, params, callbacks, context = self._model, self._params, self._callbacks, self._context
@@ -116,7 +120,7 @@ class Evaluation:
         dealt = isinstance(self._dataset, ElasticDataset)
         if dealt and self._dataset.shards is not None:
             raise KungFuError(
-                "an evaluation takes no shards: give it an ElasticDataset without shards=, or an ordinary dataset"
+                "the evaluation's ElasticDataset has shards=; use one without shards=, or an ordinary dataset"
             )
         position = self._dataset.state() if dealt else None
         rows = gather({"dealt": position, "sharded": self._dataset.is_sharded(), "differ": self._differ})
@@ -124,7 +128,7 @@ class Evaluation:
         if any(row["differ"] for row in rows.values()):
             return _TOLD, root
         if all(row["dealt"] is not None for row in rows.values()):
-            self._dataset.restore(rows[root]["dealt"])  # a worker that has joined has made fewer evaluations
+            self._dataset.restore(rows[root]["dealt"])  # a worker that has joined has evaluated less often
             return _DEALT, root
         return (_JOINED if any(row["sharded"] for row in rows.values()) else _SHARED), root
 
@@ -136,10 +140,10 @@ class Evaluation:
 
     def _iterator(self) -> Iterator[Any]:
         helper, _ = self._model._exec_preprocess(is_train=False, dataset=self._dataset, dataset_sink_mode=False)
-        return (element for element in helper)  # which may be asked for more at its end; MindSpore's may not
+        return (element for element in helper)  # unlike MindSpore's iterator, a generator allows next() after its end
 
     def _share(self) -> tuple[str, int] | None:
-        """Evaluate as many batches at a time as there are workers, one for each."""
+        """Evaluate the batches in rounds, in which each worker evaluates one batch."""
         batches = self._iterator()
         workers = list(range(runtime.current_cluster_size()))
         while True:
@@ -165,13 +169,13 @@ class Evaluation:
                 return None
 
     def _evaluate_own(self, kind: str, root: int) -> tuple[str, int] | None:
-        """Evaluate each worker's own batches, or `root`'s alone."""
+        """Evaluate the own batches of each worker, or of `root` alone."""
         rank = runtime.current_rank()
         batches = self._iterator() if kind != _TOLD or rank == root else iter(())
         present = set(range(runtime.current_cluster_size()))
         while True:
             element = next(batches, None)
-            # A batch of fewer samples than workers still gives each of them one to work with.
+            # If a batch has fewer samples than there are workers, each worker still receives a sample.
             counts = element is not None and not (kind == _DEALT and self._dataset.weight == 0)
             told = gather(
                 {
@@ -206,7 +210,7 @@ class Evaluation:
         return self._model._eval_network(*_inputs(element))
 
     def _update(self, element: Any, outputs: Any) -> None:
-        """Update the metrics as MindSpore does after a batch; `element` is None if it is another worker's own."""
+        """Update the metrics after a batch, as MindSpore does; `element` is None if only another worker has it."""
         params, callbacks = self._params, self._callbacks
         params.cur_step_num += 1
         params.eval_dataset_element = None if element is None else _inputs(element)
@@ -219,7 +223,7 @@ class Evaluation:
 
 
 def gather(row: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """Return every living worker's row by its rank, the same at all; collective."""
+    """Return the row of each living worker by rank, the same result at all workers; collective."""
     return gather_json(row, "kungfu/callbacks")
 
 
@@ -228,7 +232,7 @@ def _inputs(element: Any) -> tuple[Any, ...]:
 
 
 def _digest(element: Any) -> str:
-    """Return a number that differs if one bit of a batch does."""
+    """Return a hash of the bits of a batch."""
     total = hashlib.blake2b(digest_size=16)
     for tensor in _inputs(element):
         values = np.ascontiguousarray(tensor.asnumpy())

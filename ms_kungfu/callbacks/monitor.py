@@ -1,4 +1,4 @@
-"""Monitoring under ``Model.train`` on a cluster that stays as it is."""
+"""Monitor ``Model.train`` on a cluster that doesn't change."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ms_kungfu.trained.inventory import collect_optimizers
 class MonitorCallback(Callback):
     """Measure each step of ``Model.train``: docs/monitoring.md.
 
-    ``MonitorCallback(jsonl="training.jsonl")``, or with a `Monitor`. With `KungFuElasticCallback`, give
-    the monitor to that callback instead.
+    Pass options, as in ``MonitorCallback(jsonl="training.jsonl")``, or a `Monitor`. With
+    `KungFuElasticCallback`, pass the monitor to that callback instead.
 
     Args:
-        monitor: what measures. By default the monitor of the optimizer
-            (`MonitorGradientNoiseScaleOptimizer`), else a new one.
-        options: of a new `Monitor`.
+        monitor: the monitor to use. By default it is the monitor of the optimizer
+            (`MonitorGradientNoiseScaleOptimizer`), or else a new one.
+        options: the arguments of a new `Monitor`.
 
     Raises:
-        ValueError: for both a monitor and options.
+        ValueError: if both a monitor and options are given.
     """
 
     def __init__(self, monitor: Monitor | None = None, **options: Any) -> None:
@@ -37,7 +37,7 @@ class MonitorCallback(Callback):
         """Begin to measure.
 
         Args:
-            run_context: of MindSpore.
+            run_context: the context that MindSpore passes.
         """
         params = run_context.original_args()
         if self.monitor is None:
@@ -50,7 +50,7 @@ class MonitorCallback(Callback):
         """Measure the step.
 
         Args:
-            run_context: of MindSpore.
+            run_context: the context that MindSpore passes.
         """
         params, monitor = run_context.original_args(), self.monitor
         assert monitor is not None
@@ -64,14 +64,14 @@ class MonitorCallback(Callback):
         """Close the monitor's files.
 
         Args:
-            run_context: of MindSpore.
+            run_context: the context that MindSpore passes.
         """
         if self.monitor is not None:
             self.monitor.end()
 
 
 def batch_rows(params: Any) -> int:
-    """Return the samples of the batch that was just trained."""
+    """Return the number of samples in the batch that was just trained."""
     element = params.get("train_dataset_element")
     if isinstance(element, dict):
         element = list(element.values())
@@ -81,7 +81,7 @@ def batch_rows(params: Any) -> int:
 
 
 def connect_summary(monitor: Monitor, params: Any) -> None:
-    """Send records to the SummaryRecord that a SummaryCollector has open."""
+    """Send records to the open SummaryRecord of a SummaryCollector."""
     if monitor.summary is None:
         collectors = (c for c in params.get("list_callback") or () if type(c).__name__ == "SummaryCollector")
         monitor.summary = getattr(next(collectors, None), "_record", None)

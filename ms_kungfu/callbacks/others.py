@@ -1,22 +1,21 @@
-"""The other callbacks of a training under `KungFuElasticCallback`: where they run, and how their state travels.
+"""Run the callbacks next to a `KungFuElasticCallback`: at which workers each runs, and how its state is transferred.
 
-The rule, which docs/elastic-training.md has as a table:
+The rules, which docs/elastic-training.md has as a table:
 
-- Only the lowest living rank writes what MindSpore's own callbacks *write* (:data:`WRITERS`); if it fails or leaves,
-  the next one continues from the same state.
-- All others run at every worker. Those of MindSpore that decide at the end of an epoch (`EarlyStopping`,
-  `ReduceLROnPlateau`) get the same numbers at each: `ms_kungfu.callbacks.evaluation`, and
-  `ms_kungfu.callbacks.epoch_outputs`.
+- Only the lowest living rank writes the files of MindSpore's own callbacks (:data:`WRITERS`). If that rank fails or
+  leaves, the next rank continues from the same state.
+- All other callbacks run at every worker. `EarlyStopping` and `ReduceLROnPlateau`, which decide at the end of an epoch,
+  get the same numbers at each worker: see `ms_kungfu.callbacks.evaluation` and `ms_kungfu.callbacks.epoch_outputs`.
 - If `ms_kungfu.replay` runs the program again, no worker writes, so that the first run's files stay.
-- At a worker that has left, or that hasn't reached the others' position, no epoch ends for any of them, as it isn't
-  over and has no evaluation. For MindSpore's the training doesn't end, either.
-- No epoch ends for them at a worker that had no step of it if its last step's outputs aren't known. Then those that had
-  it have all failed, or the checkpoint is of an older version.
+- A worker that has left, or hasn't reached the others' position, calls no `on_train_epoch_end`. The epoch isn't over
+  there, and it has no evaluation. For MindSpore's callbacks such a worker calls no `on_train_end`, either.
+- A worker that had no step of the epoch calls no `on_train_epoch_end` if the outputs of the epoch's last step are
+  unknown. They are unknown if all workers that ran that step have failed, or if an older version wrote the checkpoint.
 
-A joining worker receives, of MindSpore's own callbacks, all attributes that are values; of the program's own, what
-``state_dict()`` returns, for ``load_state_dict(state)``. A job that resumes from a checkpoint may be another program:
-it receives what has changed in MindSpore's callbacks since they were first used. Its own arguments to them (a folder, a
-patience) stay.
+A joining worker receives the state of the callbacks. For a MindSpore callback, the state is all attributes that are
+data. For a callback of the program, it is the result of ``state_dict()``, which goes to ``load_state_dict(state)``. A
+job that resumes from a checkpoint may be another program. It receives only what has changed in MindSpore's callbacks
+since they were first used, so the arguments that it passed to them (a folder, a patience) stay.
 """
 
 from __future__ import annotations
@@ -48,11 +47,11 @@ from ms_kungfu.elastic.program import is_behind
 _log = logging.getLogger(__name__)
 
 WRITERS = (ModelCheckpoint, SummaryCollector, BackupAndRestore, OnRequestExit, FlopsUtilizationCollector)
-"""Callbacks of MindSpore's that write files, which all workers would write over each other's."""
+"""MindSpore callbacks that write files. If all workers ran them, they would overwrite each other's files."""
 
-_AT_FIRST = "_kungfu_at_first"  # the attribute of a callback with its attributes at first
-_OWN = {_AT_FIRST, "_first_step"}  # the second: a SummaryCollector's first step finds out what it may collect
-_CLOCKS = (TimeMonitor, FlopsUtilizationCollector)  # they keep times of their own process
+_AT_FIRST = "_kungfu_at_first"  # the attribute in which a callback's initial attributes are saved
+_OWN = {_AT_FIRST, "_first_step"}  # _first_step: a SummaryCollector checks in its first step what it can collect
+_CLOCKS = (TimeMonitor, FlopsUtilizationCollector)  # their state is times of their own process
 _ENDS = ("on_train_epoch_end", "on_train_end")
 _STEPS = ("on_train_epoch_begin", "on_train_step_begin", "on_train_step_end")
 Hook = Callable[[Any], None]
@@ -60,20 +59,20 @@ Wrapper = Callable[[Any, Hook], Hook]
 
 
 class Others:
-    """The callbacks beside an elastic one in a call of training.
+    """The other callbacks in a call of training with an elastic callback.
 
-    `writes`: whether this worker writes for all, if not all may have the same callbacks; None: the lowest living rank
-    does, and all have.
+    `writes`: returns whether this worker writes the files. It is for workers whose callbacks may differ. With None all
+    workers have the same callbacks, and the lowest living rank writes.
     """
 
-    received: dict[str, Any] | None = None  # the received state, until the call that it is of has come
-    resumed = False  # it is from a checkpoint
+    received: dict[str, Any] | None = None  # the received state, until the call of training to which it belongs begins
+    resumed = False  # whether `received` is from a checkpoint
 
     def __init__(self, callbacks: Iterable[Any], writes: Callable[[], bool] | None = None) -> None:
         self._writes = writes or _is_lowest
         self._are_alike = writes is None
         self._callbacks: dict[str, Any] = {}
-        self._programs: list[Any] = []  # and MindSpore's that only call functions of the program's
+        self._programs: list[Any] = []  # includes MindSpore callbacks that only call functions of the program
         for callback in callbacks:
             if not is_mindspores(callback) and not type(callback).__module__.startswith("ms_kungfu."):
                 self._programs.append(callback)
@@ -87,19 +86,19 @@ class Others:
         self._warned = False
         self.has_stepped = True
         """Whether this worker had a step of the present epoch."""
-        self._new: set[str] = set()  # those that have never been used before
+        self._new: set[str] = set()  # keys of the callbacks that have never been used before
         for key, callback in self._callbacks.items():
             if is_carried(callback) and not _has_state_dict(callback) and _AT_FIRST not in vars(callback):
                 self._new.add(key)
                 vars(callback)[_AT_FIRST] = _values(callback)
         for callback in self._callbacks.values():
             if _has_state_dict(callback):
-                _capture(callback)  # what can't be carried is reported now rather than when a worker joins
+                _capture(callback)  # report state that can't be sent now, rather than when a worker joins
 
     # -- which of them run ---------------------------------------------------------------------------------------------
 
     def hook(self, asynchronous: bool = False) -> None:
-        """Let the rule hold from now on. Workers that are `asynchronous` don't come to the end together."""
+        """Apply the module's rules from now on. With `asynchronous`, the workers don't reach the end together."""
         for key, callback in self._callbacks.items():
             if isinstance(callback, WRITERS) and replaying.current() is not None:
                 for hook in ("on_train_begin", *_STEPS, *_ENDS):
@@ -136,13 +135,13 @@ class Others:
             request_stop()  # MindSpore itself looks at the request with MS_ENABLE_GRACEFUL_EXIT=1 only
 
     def undone(self, step: int) -> None:
-        """Undo a step, which is repeated: its output is written again."""
+        """Undo a step that will be repeated, so that its output is written again."""
         for callback in self._callbacks.values():
             if isinstance(callback, ModelCheckpoint) and callback._last_triggered_step == step:
                 callback._last_triggered_step -= callback._config.save_checkpoint_steps or 1
 
     def unhook(self) -> None:
-        """Restore the callbacks."""
+        """Restore the callbacks' own methods."""
         self._hooked.close()
 
     def _at_the_writer(self, callback: Any, call: Hook) -> Hook:
@@ -152,7 +151,7 @@ class Others:
         replace_attribute(self._hooked, callback, hook, wrapper(callback, getattr(callback, hook)))
 
     def _then_restore(self, key: str) -> Callable[[Any, Hook], Hook]:
-        """Wrap those after the elastic callback: they begin when the state is here already, and would forget it."""
+        """Wrap the begin hook of callbacks after the elastic one, which would reset the state received before."""
 
         def wrapper(callback: Any, begin: Hook) -> Hook:
             def begin_and_restore(run_context: Any) -> None:
@@ -168,17 +167,17 @@ class Others:
 
     @property
     def carries_the_programs(self) -> bool:
-        """Return whether a callback of the program's has state that is carried."""
+        """Return whether a callback of the program has state to transfer."""
         return any(map(_has_state_dict, self._programs))
 
     # -- their state ---------------------------------------------------------------------------------------------------
 
     def capture(self) -> Any:
-        """Return the state of those that are carried; JSON."""
+        """Return the state of all callbacks whose state is transferred, as JSON."""
         return {key: _capture(callback) for key, callback in self._callbacks.items() if is_carried(callback)}
 
     def take_over(self) -> None:
-        """Continue from the received state, if this is the call that it is of."""
+        """Continue from the received state, if it belongs to this call of training."""
         captured, Others.received = Others.received, None
         if captured is None:
             return
@@ -196,7 +195,7 @@ class Others:
             _restore(self._callbacks[key], found)
 
     def warn_of_what_is_not_carried(self) -> None:
-        """Name the program's callbacks that have changed since training began, after a worker has joined."""
+        """Warn, after a worker has joined, of program callbacks that have changed and aren't transferred."""
         changed = {
             key.split("/")[0]: sorted(n for n, trace in _trace(self._callbacks[key]).items() if was.get(n) != trace)
             for key, was in self._traces.items()
@@ -205,15 +204,15 @@ class Others:
         if named and not self._warned and _is_lowest():
             self._warned = True
             _log.warning(
-                'misuse: check=callbacks callbacks="%s". A worker has joined without what these callbacks '
-                "keep; give them state_dict() and load_state_dict(state), or KungFuElasticCallback "
+                'misuse: check=callbacks callbacks="%s". A worker has joined without the state of these '
+                "callbacks; give them state_dict() and load_state_dict(state), or KungFuElasticCallback "
                 "components=",
                 ", ".join(named),
             )
 
 
 def replace_attribute(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
-    """Give the object itself `value` by this name until the stack is closed, in place of its own or its class's."""
+    """Set an attribute of the object `owner` until `stack` is closed, then restore the previous attribute."""
     if name in vars(owner):
         stack.callback(vars(owner).update, {name: vars(owner)[name]})
     else:
@@ -222,14 +221,14 @@ def replace_attribute(stack: ExitStack, owner: Any, name: str, value: Any) -> No
 
 
 def is_mindspores(callback: Any) -> bool:
-    """Return whether it is one of MindSpore's callbacks, or derived from one; not functions of the program's in one."""
+    """Return whether `callback` is, or derives from, a MindSpore callback other than one with program functions."""
     kinds = [kind for kind in type(callback).__mro__ if kind is not Callback]
     own = any(kind.__module__.startswith("mindspore.train.callback.") for kind in kinds)
     return own and not isinstance(callback, LambdaCallback)
 
 
 def is_carried(callback: Any) -> bool:
-    """Return whether its state is sent to a joining worker."""
+    """Return whether the state of `callback` is sent to a joining worker."""
     return _has_state_dict(callback) or (is_mindspores(callback) and not isinstance(callback, _CLOCKS))
 
 
@@ -254,14 +253,14 @@ def _where_training_is(callback: Any, call: Hook) -> Hook:
 
 
 class _Files:
-    """The workers' knowledge of a ModelCheckpoint's files; one worker writes each."""
+    """Record which files of a ModelCheckpoint have been written; one worker writes each file."""
 
     def __init__(self, writes: Callable[[], bool]) -> None:
         self._writes = writes
-        self._ended = -1  # the step of the last one that this worker has finished
+        self._ended = -1  # the step of the last file that this worker has finished
 
     def write_or_note(self, callback: Any, save: Hook) -> Hook:
-        """Write, or note when another worker's last one was written, to continue in its place."""
+        """Write a file; at other workers, record the step of the file, so that they can replace the writer."""
 
         def save_or_note(run_context: Any) -> None:
             params = run_context.original_args()
@@ -273,10 +272,7 @@ class _Files:
         return save_or_note
 
     def write_last(self, callback: Any, save: Hook) -> Hook:
-        """Write the last file; collective.
-
-        It exists even if its writer fails in it, as the next one writes it again.
-        """
+        """Write the last file; collective. If the writer fails meanwhile, the next worker writes the file again."""
 
         def save_for_all(run_context: Any) -> None:
             if not _takes_part():
@@ -286,7 +282,7 @@ class _Files:
                 told = gather({"ended": self._ended, "at_end": at_end}).values()
                 if any(row["at_end"] for row in told):
                     return
-                # Of a later one it is only known that it was begun.
+                # Later files were begun, but may not have been finished.
                 callback._last_triggered_step = min(callback._last_triggered_step, max(row["ended"] for row in told))
                 if self._writes():
                     with runtime.keep_waiting():
@@ -319,7 +315,7 @@ def _capture(callback: Any) -> Any:
 
 
 def _values(callback: Any) -> dict[str, Any]:
-    """Return the attributes that can be carried, packed."""
+    """Return the packed attributes that can be sent to another worker."""
     found = {}
     for name, value in vars(callback).items():
         if name in _OWN:
@@ -327,7 +323,7 @@ def _values(callback: Any) -> dict[str, Any]:
         try:
             found[name] = pack(value)
         except TypeError:
-            continue  # a cell, a lock, a writer: each worker's own
+            continue  # a cell, a lock or a writer belongs to its worker
     return found
 
 
@@ -335,19 +331,19 @@ def _restore(callback: Any, captured: Any) -> None:
     if _has_state_dict(callback):
         callback.load_state_dict(unpack(captured))
         return
-    # A program's arguments to a ModelCheckpoint aren't its whole first state: its prefix depends on the files there.
+    # The initial state of a ModelCheckpoint isn't only its arguments: its prefix depends on the files in the folder.
     given = {} if Others.resumed else captured.get("given", {})
     for name, packed in {**given, **captured.get("learnt", {})}.items():
         value, present = unpack(packed), vars(callback).get(name)
         if isinstance(present, dict) and isinstance(value, dict):
-            present.clear()  # in place, since it may have a type of its own
+            present.clear()  # in place, because it may be a subclass
             present.update(value)
         else:
             vars(callback)[name] = value
 
 
 def _trace(callback: Any) -> dict[str, Any]:
-    """Return what identifies a change of an attribute that holds a value, without reading large ones."""
+    """Return a value per data attribute that shows whether the attribute has changed, without reading large ones."""
     traces: dict[str, Any] = {}
     for name, value in vars(callback).items():
         if value is None or isinstance(value, (bool, int, float, str)):

@@ -1,4 +1,4 @@
-"""Join a network's outputs over parts of a batch to those of the whole batch."""
+"""Join the outputs of a network for the parts of a batch into the outputs for the whole batch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import numpy as np
 
 
 def as_one(parts: Sequence[tuple[int, Any]]) -> Any:
-    """Return the network's outputs for the samples of all parts at once; None if that isn't known.
+    """Return the network's outputs for the samples of all parts together; None if the outputs can't be joined.
 
     Args:
-        parts: of each the number of its samples, at least 1, and the network's output: a tensor, or a tuple or list of
-            outputs.
+        parts: for each part, the number of its samples, at least 1, and the network's output: a tensor, or a tuple or
+            list of outputs.
 
-    A tensor whose first dimension is the number of samples is joined along it, in the order of the parts. A single
-    floating-point number counts as a mean over the samples, as losses are (``reduction="mean"``). It becomes the mean
-    of the parts' by their numbers of samples, summed in float64. What is the same in all parts stays as it is.
+    A tensor whose first dimension is the number of samples is concatenated along it, in the order of the parts. A
+    single floating-point number is regarded as a mean over the samples, like a loss (``reduction="mean"``). The result
+    is the mean over the parts, weighted by their numbers of samples and summed in float64. An output that is the same
+    in all parts doesn't change.
     """
     sizes = [samples for samples, _ in parts]
     values = [value for _, value in parts]

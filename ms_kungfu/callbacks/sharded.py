@@ -1,4 +1,4 @@
-"""``Model.train`` over a dataset of shards: one call of its training network is a whole step."""
+"""Run ``Model.train`` on a dataset with shards: each call of its training network runs a whole step."""
 
 from __future__ import annotations
 
@@ -61,9 +61,10 @@ class _ScaledForwardBackward(nn.Cell):
 
 
 class _UnlessOverflown(nn.Cell):
-    """The rest of it, with the sum over all shards: an infinity or NaN of one of them is in that.
+    """The part of a ``TrainOneStepWithLossScaleCell`` from its overflow check on.
 
-    MindSpore has the check for GPU and Ascend only.
+    It checks the sum over all shards, which isn't finite if a shard's gradient isn't. MindSpore's own check supports
+    only GPU and Ascend.
     """
 
     def __init__(self, train_cell: Any) -> None:
@@ -85,27 +86,27 @@ class _UnlessOverflown(nn.Cell):
 
 
 def takes_shards(train_cell: Any) -> bool:
-    """Return whether `ShardedTraining` can train by it.
+    """Return whether `ShardedTraining` supports `train_cell`.
 
-    It can by a ``TrainOneStepCell`` or ``TrainOneStepWithLossScaleCell`` as MindSpore makes it, or by ms_kungfu's
-    variant.
+    It supports an unmodified ``TrainOneStepCell`` or ``TrainOneStepWithLossScaleCell``, and ms_kungfu's variant.
     """
     kinds = (nn.TrainOneStepCell, nn.TrainOneStepWithLossScaleCell, KungFuTrainOneStepWithLossScaleCell)
     return type(train_cell) in kinds and not getattr(train_cell, "return_grad", False)
 
 
 def _parts_of(train_cell: Any) -> list[Any]:
-    """Return the parts of a step."""
+    """Return the objects that make up a training step of this cell."""
     names = ("network", "weights", "optimizer", "sens", "grad_reducer", "scale_sense", "loss_scaling_manager")
     return [getattr(train_cell, name, None) for name in names]
 
 
 class ShardedTraining:
-    """Let each call of `train_cell` train a whole step of shards, from `begin` to `end` of a call of training.
+    """Make each call of `train_cell` train a whole step of shards, between `begin` and `end`.
 
-    ValueError unless it `takes_shards`. What else such a cell does between gradients and update (clipping) belongs
-    after the sum over all shards, and only its author can separate it. A reducer of the cell is left out: the update
-    gets the mean over the shards, or their sum if that one sums (``gradients_mean=False``).
+    ValueError unless `takes_shards` accepts the cell. Any other work that a cell does between gradients and update,
+    such as clipping, must follow the sum over all shards. Only the cell's author can separate that work. The cell's own
+    reducer isn't used. The update receives the mean over the shards, or their sum if the reducer sums
+    (``gradients_mean=False``).
     """
 
     def __init__(self, train_cell: Any) -> None:
@@ -114,9 +115,9 @@ class ShardedTraining:
         returns = getattr(train_cell, "return_grad", False)
         if not takes_shards(train_cell):
             raise ValueError(
-                f"Model.train's network is a {kind.__name__}{'(return_grad=True)' if returns else ''}, and with shards "
-                "what it does with gradients comes once a step, behind their sum, not once a shard; train in a loop "
-                "with ms_kungfu.elastic.ShardedStep(forward_backward, update), with clipping and the like in update, "
+                f"Model.train can't train a {kind.__name__}{'(return_grad=True)' if returns else ''} with shards: what "
+                "it does with the gradients must happen once a step, after their sum; train in a loop with "
+                "ms_kungfu.elastic.ShardedStep(forward_backward, update), with clipping and the like in update, "
                 "or without shards"
             )
         self._cell, self._class, self._parts = train_cell, kind, _parts_of(train_cell)
@@ -134,7 +135,7 @@ class ShardedTraining:
             def __call__(_, *columns: Any) -> Any:
                 if not scales:
                     return self.step(*columns)
-                scale = ms.Tensor(train_cell.scale_sense.asnumpy().copy())  # that of this step
+                scale = ms.Tensor(train_cell.scale_sense.asnumpy().copy())  # the scale of this step
                 loss = self.step(*columns)
                 return loss, ms.Tensor(update.overflow.asnumpy().copy()), scale
 
@@ -142,16 +143,16 @@ class ShardedTraining:
 
     @classmethod
     def of(cls, train_cell: Any) -> ShardedTraining:
-        """Return the one that has trained by this cell before, if its parts are the same: its graphs stay."""
+        """Return the object that trained with this cell before, if its parts are unchanged, to reuse its graphs."""
         kept = vars(train_cell).get("kungfu_sharded")
         if kept is None or any(theirs is not own for theirs, own in zip(kept._parts, _parts_of(train_cell))):
             kept = train_cell.kungfu_sharded = cls(train_cell)
         return kept
 
     def begin(self) -> None:
-        self.step.cell.set_train()  # an evaluation in between has its own mode
+        self.step.cell.set_train()  # an evaluation in between may have changed the mode
         self._cell.__class__ = self._sharded
 
     def end(self) -> None:
-        """Restore the cell."""
+        """Restore the cell's own class."""
         self._cell.__class__ = self._class

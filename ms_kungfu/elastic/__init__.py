@@ -1,40 +1,44 @@
-"""Training that continues while workers come and go.
+"""Training that continues while workers join and leave.
 
-What users touch loads on first use, since the launcher needs none of it.
+The public classes are imported on first use, because the launcher doesn't need them.
 
-The rest of this text is about `ElasticTraining`. All workers make the same calls in the same order.
+The following sections describe `ElasticTraining`. All workers make the same calls in the same
+order.
 
 *Joining and leaving*: a joining worker runs the program from its start. Its first `begin` returns
-with the state of the others, and the loop goes on in the epoch, and at the sample, where they are.
-Until then its program must not call collectives other than `sync_net_parameters`. A worker that has
-left finds `should_stop` true, its dataset ended and `step_end` without effect. Its loop and its
-program end by themselves, with exit status 0.
+with the state of the other workers. Its loop then continues in their epoch, at their sample. Before
+that `begin`, its program must not call a collective other than `sync_net_parameters`. At a worker
+that has left, `should_stop` is true, the dataset has ended and `step_end` has no effect. So the
+loop and the program end normally, with exit status 0.
 
 *Schedule*: a size is requested at its step, and the cluster changes once the new workers are ready.
-A later entry takes the place of one that has not come true by then. Of a dict or text the workers
-of the next entry are started before. So an entry that comes late enough costs no start
-(docs/resizing.md).
+If a size hasn't been reached when the next entry is due, the next entry replaces it. If the
+schedule is a dict or a string, the launcher starts the workers of the next entry early. If they are
+ready by then, the resize doesn't wait for their start (docs/resizing.md).
 
-*Learning rates*: `lr_rule` applies to all optimizers of ``mindspore.nn`` among `trained`.
-``"linear"`` multiplies their rates by the size over the size at the start, ``"sqrt"`` by its root,
-a function by its result. The start is the first `begin` with the optimizer. With shards the sizes
-are those of the global batch, which the cluster doesn't change.
+*Learning rates*: `lr_rule` applies to all optimizers of ``mindspore.nn`` in `trained`. It
+multiplies their rates by a factor. For ``"linear"`` the factor is the current size divided by the
+initial size. For ``"sqrt"`` it is the square root of that ratio; a function returns the factor. The
+initial size is the size at the first `begin` with the optimizer. With shards, the rule uses the
+global batch size instead of the cluster size, because a resize doesn't change the batch.
 
-*Asynchronous*: each worker makes its steps at its own speed. By default that is so if all
-optimizers among `trained` are asynchronous (`PairAveragingOptimizer`). The workers meet, each after
-its present step, for one of these reasons:
+*Asynchronous*: each worker runs its steps independently. This is the default if all optimizers in
+`trained` are asynchronous (`PairAveragingOptimizer`). The workers meet after their current steps
+for one of these reasons:
+
 
 - a change of the cluster;
-- an entry of the schedule, which counts once one worker has come to it;
+- an entry of the schedule, as soon as one worker has reached its step;
 - a checkpoint;
 - the end of a call of training.
 
-`ms_kungfu.membership.sync_points` has the argument. At a meeting all take on the step, the epoch
-and the position in the data of the worker that is furthest. The first worker at its end ends the
-call for all, so call `end` in a loop without `epochs`; the others find `should_stop` true. No two
-living workers train the same sample in an epoch. Samples that the slower ones hadn't come to are
-left out. So a ledger is rejected, and so is what takes all workers at every step (`policy`,
-`monitor`, `wait`). ``asynchronous=False`` has them meet at every step.
+`ms_kungfu.membership.sync_points` contains the correctness argument. At a meeting, all workers
+continue from the step, epoch and data position of the furthest worker. The first worker that
+finishes ends the call of training for all; at the others `should_stop` becomes true. In a loop
+without `epochs`, call `end` for that. No two living workers train the same sample in an epoch. The
+samples that slower workers haven't reached are skipped, so a ledger is rejected. Options that
+require all workers at every step are rejected, too (`policy`, `monitor`, `wait`). With
+``asynchronous=False`` the workers meet at every step.
 """
 
 from __future__ import annotations

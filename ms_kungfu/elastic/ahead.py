@@ -1,4 +1,4 @@
-"""Report to the launcher which size the schedule has next, so that it starts the workers early."""
+"""Report the schedule's next size to the launcher, so that the launcher starts the new workers early."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from ms_kungfu.elastic.schedule import Schedule, entries, newcomers_ahead
 
 
 class Ahead:
-    """Reports of one training at one worker.
+    """Report the next size of one training's schedule, at one worker.
 
-    The lowest living rank reports once in each cluster version, and again if another entry becomes the next one. It
-    does so only after the first step of the version, which compiles and delays all. Until then the cores are needed,
-    and the memory of a worker isn't known. Nor does it report while a size is requested: the workers that start for it
-    come first.
+    The lowest living rank reports once in each cluster version, and again if the next entry of the schedule changes. It
+    reports only after the first step of the version: the workers compile in that step and need the cores, and the
+    memory use of a worker isn't known before. It doesn't report while a resize is requested, because the workers of
+    that resize are started first.
     """
 
     def __init__(self, schedule: Schedule | None) -> None:
@@ -20,7 +20,7 @@ class Ahead:
         self._told: tuple[int, int, int] | None = None
 
     def look(self, step: int) -> None:
-        """Report at the end of a step, before a change that it may bring. Not collective."""
+        """Report at the end of a step, before the cluster may change. Not collective."""
         if not self._known or membership.is_changing():
             return
         wanted = newcomers_ahead(self._known, step, membership.size())

@@ -1,6 +1,6 @@
-"""Asynchronous steps: each worker has its own speed, and all meet only at sync points.
+"""Asynchronous steps: each worker runs its steps independently, and the workers meet only at sync points.
 
-`ms_kungfu.membership.sync_points` explains why all come to the same ones.
+`ms_kungfu.membership.sync_points` explains why all workers enter the same sync points.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ms_kungfu.membership import Change
 
 @dataclass
 class AsynchronousSteps:
-    """The steps of one training at one worker. `size_after`: the schedule."""
+    """The asynchronous steps of one training at one worker. `size_after` is the schedule's function."""
 
     training: Training
     size_after: Callable[[int], int | None]
@@ -40,7 +40,7 @@ class AsynchronousSteps:
         samples = None if training.dataset is None else training.dataset.weight
         self.changes.statistics.committed(training.step, samples, None, loss)
         if training.dataset is not None:
-            training.dataset.commit()  # how far the others are is not known, and does not matter
+            training.dataset.commit()  # without the other workers, whose positions aren't needed
         checkpoint = self.checkpoints.is_due(training.step)
         wanted = self.size_after(training.step)
         if membership.sync_point_is_due(wanted, checkpoint or bool(self.changes.job_end.signal)):
@@ -54,10 +54,10 @@ class AsynchronousSteps:
             membership.sync_point_is_due(call=True)
             self.come_together(None, ended=True)
         if not runtime.detached() and not is_behind() and dataset is not None:
-            dataset.suspended = False  # it was suspended to end a loop that another worker has ended
+            dataset.suspended = False  # it was suspended because another worker ended the loop
 
     def come_together(self, wanted: int | None, checkpoint: bool = False, ended: bool = False) -> Change:
-        """Collective: agree on the training's position, and do what any worker came for."""
+        """Agree on the training's position, and carry out what any worker has requested; collective."""
         began = membership.monotonic()
         membership.enter_sync_point()
         wanted, checkpoint, ended = self._go_to_the_furthest(wanted, checkpoint, ended)
@@ -68,7 +68,7 @@ class AsynchronousSteps:
             self.checkpoints.write(step)
         job_end.carry_out(step)
         if ended:
-            # The next call carries out a change that is due as well: `begin` follows it.
+            # If a change is due, too, `begin` carries it out in the next call.
             self.changes.suspend(True)
             return membership.no_change()
         membership.note_step(step)
@@ -78,9 +78,9 @@ class AsynchronousSteps:
         return change
 
     def _go_to_the_furthest(self, wanted: int | None, checkpoint: bool, ended: bool) -> tuple[int | None, bool, bool]:
-        """Collective: agree on the size that a schedule wants, on whether a checkpoint is due, and on the end."""
+        """Agree on the schedule's size, on whether a checkpoint is due, and on whether training ends; collective."""
         training = self.training
-        # Of workers at the same step one may have come to the end of its epoch, and another not yet.
+        # Of two workers at the same step, one may have ended its epoch and the other not yet.
         epoch = training.epoch if training.dataset is None else training.dataset.epoch
         row = np.array([training.step, epoch, wanted or 0, checkpoint, ended, self.changes.job_end.signal], np.int64)
 
@@ -111,16 +111,16 @@ class AsynchronousSteps:
 
 
 def _furthest(rows: Mapping[int, Array]) -> int:
-    """Return the lowest rank of those at the latest step, and among these at the latest epoch."""
+    """Return the rank at the latest step and then the latest epoch; the lowest one if there are several."""
     return max(rows, key=lambda rank: tuple(rows[rank][:2]))
 
 
 def is_asynchronous(options: Options, optimizers: list[Any], dataset: Shares | None, monitor: Any) -> bool:
-    """Return whether the workers make their steps independently. ValueError if they can't."""
+    """Return whether the workers run their steps independently. ValueError if the options don't allow that."""
     able = bool(optimizers) and all(getattr(o, "asynchronous", False) for o in optimizers)
     if options.asynchronous and not able:
         names = ", ".join(type(o).__name__ for o in optimizers) or "no optimizer"
-        raise ValueError(f"asynchronous=True works with PairAveragingOptimizer alone, and what is trained has {names}")
+        raise ValueError(f"asynchronous=True requires PairAveragingOptimizer, but what is trained has {names}")
     if options.asynchronous is False or not able:
         return False
     takes_all = {
@@ -132,7 +132,7 @@ def is_asynchronous(options: Options, optimizers: list[Any], dataset: Shares | N
     for what, given in takes_all.items():
         if given:
             raise ValueError(
-                f"{what} takes all workers at every step, and {type(optimizers[0]).__name__} lets each make "
-                "its own; leave it out, or give asynchronous=False to have the workers meet at every step"
+                f"{what} requires all workers at every step, but {type(optimizers[0]).__name__} is asynchronous; "
+                "leave it out, or pass asynchronous=False to have the workers meet at every step"
             )
     return True

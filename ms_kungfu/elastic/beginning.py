@@ -1,4 +1,4 @@
-"""How a worker begins a call of training: at its begin with the others, or in its middle."""
+"""Begin a call of training at a worker: together with the other workers, or in the middle of their call."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ms_kungfu.elastic.program import Training, is_behind
 
 @dataclass(frozen=True)
 class Beginning:
-    """The beginnings of one training's calls.
+    """Begin the calls of one training.
 
-    `prepare`: compiles what the first step needs. `size_after`: the schedule.
+    `prepare` compiles what the first step needs. `size_after` is the schedule's function.
     """
 
     training: Training
@@ -30,7 +30,7 @@ class Beginning:
     changes: ClusterChanges
 
     def run(self) -> bool:
-        """Begin a call; collective. Return False if this worker has left, or is in an earlier call than its state."""
+        """Begin a call; collective. Return False if this worker has left, or its state belongs to a later call."""
         training = self.training
         call = self.carried.begin()
         self.changes.begin()
@@ -38,11 +38,11 @@ class Beginning:
         if not runtime.detached():
             self._prepare()
         if membership.is_joining() and not runtime.detached():
-            membership.join()  # until here the others have trained on
+            membership.join()  # the other workers train until here
         if runtime.detached():
             self.changes.suspend(True)
             return False
-        joins = membership.is_joining()  # until it has received the state
+        joins = membership.is_joining()  # true until it has received the state
         if not self._receive(call, joins):
             return False
         self.carried.scale_rates()
@@ -58,21 +58,21 @@ class Beginning:
         return True
 
     def _prepare(self) -> None:
-        """Do what takes long, before the others have to wait for this worker."""
+        """Do slow preparations before the other workers have to wait for this worker."""
         data, shards = self.training.dataset, self.carried.deals_shards
         if shards:
-            membership.fix_cores()  # kernels that are made for more cores keep other bits than those made for these
+            membership.fix_cores()  # before kernels are created: their results depend on the number of cores
         if self.prepare is not None and (membership.is_joining() or shards):
             began = membership.monotonic()
-            self.prepare()  # with shards for any rank's shape, which may become its own
+            self.prepare()  # with shards, compile the shapes of all ranks, because this rank may change
             membership.report("compiled", seconds=membership.monotonic() - began)
         if data is not None:
             data.read_contents()
 
     def _receive(self, call: int, joins: bool) -> bool:
-        """Receive the state of the others or of a checkpoint; collective.
+        """Receive the state of the other workers or of a checkpoint; collective.
 
-        Return False if it is of a later call of training.
+        Return False if the state belongs to a later call of training.
         """
         training, mine = self.training, program.current()
         self.changes.agree_on_trained(joins)
@@ -102,7 +102,7 @@ class Beginning:
         self.changes.change_to(self.size_after(0) if training.step == 0 else None)
 
     def _go_on(self, resume: dict[str, Any], joins: bool) -> None:
-        """Continue in this call, which the others, or an earlier job, have begun before."""
+        """Continue in the middle of this call, which the other workers or an earlier job have begun."""
         training = self.training
         training.step, training.first_step, training.epoch = resume["step"], resume["first_step"], resume["epoch"]
         program.current().resuming = True

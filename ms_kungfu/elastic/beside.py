@@ -1,7 +1,7 @@
-"""Warn of cells that look like copies of what is trained, and that no transfer carries.
+"""Warn of cells that look like copies of a trained network, but aren't part of the training state.
 
-Such a copy is a moving average of the weights or a target network. A joining worker makes it again, and a checkpoint
-has none of it. The training can't know what it is for, so it only warns.
+Such a copy is, for example, a moving average of the weights or a target network. A joining worker creates the copy
+anew, and a checkpoint doesn't contain it. ms_kungfu can't know the purpose of a copy, so it only warns.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from ms_kungfu import env, membership
 from ms_kungfu.trained import claims, inventory
 
 _log = logging.getLogger(__name__)
-_LOOKS = (1, 10, 100)  # steps after which it compares them: a teacher that doesn't change is no state
+_LOOKS = (1, 10, 100)  # steps after which copies are compared; a copy that never changes (a teacher) isn't state
 _NAMES = 3
 
 
 class Beside:
-    """The copies of one training. It warns once in a process."""
+    """The copies that one training has found. The warning appears once per process."""
 
     _told = False
 
     def __init__(self) -> None:
-        self._found: list[tuple[weakref.ref[Any], int]] = []  # copies, with their content at the beginning of training
+        self._found: list[tuple[weakref.ref[Any], int]] = []  # copies, with their initial content
         self._steps = 0
 
     def look(self, trained: Iterable[Any], optimizers: Iterable[Any], carried: Iterable[Any]) -> None:
-        """Find the copies as training begins."""
+        """Find the copies when training begins."""
         if Beside._told or not _in_a_job():
             return
         copies = copies_of([list(optimizer.parameters) for optimizer in optimizers], trained, carried)
         self._found = [(weakref.ref(cell), claims.content(cell.get_parameters())) for cell in copies]
 
     def step_end(self) -> None:
-        """Compare after a step of this worker's."""
+        """Compare the copies after a step of this worker."""
         if not self._found:
             return
         self._steps += 1
@@ -45,7 +45,7 @@ class Beside:
             self.warn_of_changed()
 
     def warn_of_changed(self) -> None:
-        """Warn if one has changed. Also called before a change of the cluster: a joining worker has no copies."""
+        """Warn if a copy has changed. Also called before a change of the cluster, because a joining worker lacks it."""
         if Beside._told or not self._found or not membership.speaks_for_all():
             return
         cells = [(known(), content) for known, content in self._found]
@@ -54,9 +54,9 @@ class Beside:
             return
         Beside._told = True
         _log.warning(
-            'misuse: check=beside changed="%s". Training changes this beside the network, and nothing '
-            "carries it: its parameters are named like the network's, a joining worker makes it anew, and"
-            " a checkpoint has none of it; give it to ElasticTraining(net, optimizer, ...), or its state "
+            'misuse: check=beside changed="%s". Training changes this copy of the network (its parameters '
+            "have the same names), but it isn't part of the training state: a joining worker creates it anew, and"
+            " a checkpoint lacks it; pass it to ElasticTraining(net, optimizer, ...), or its state "
             'as components= (docs/elastic-training.md, "State beside the network")',
             ", ".join(map(_described, changed)),
         )
@@ -75,8 +75,8 @@ def _described(cell: Any) -> str:
 def copies_of(networks: Sequence[Sequence[Any]], trained: Iterable[Any], carried: Iterable[Any]) -> list[Any]:
     """Return the outermost living cells that look like copies of one of `networks`.
 
-    For its Parameters they have others of the same names and shapes; the names may have a prefix in common. Cells in
-    `trained`, and cells whose Parameters are `carried`, don't count.
+    A copy has, for each Parameter of the network, another Parameter of the same name and shape. The copy's names may
+    have a common prefix. Cells in `trained`, and cells whose Parameters are in `carried`, are excluded.
     """
     import mindspore as ms
 

@@ -1,7 +1,4 @@
-"""The state that decides the next step of a training, gathered piece by piece.
-
-`ms_kungfu.elastic.state` names the pieces.
-"""
+"""Collect the state that decides the next step of training. `ms_kungfu.elastic.state` lists its pieces."""
 
 from __future__ import annotations
 
@@ -26,9 +23,9 @@ class Carried:
     """The state of one training, which a joining worker receives and a checkpoint keeps.
 
     Args:
-        training: has the progress and the data.
-        trained: what the program has named.
-        measuring: has state of its own.
+        training: the training, with its progress and its dataset.
+        trained: the cells, optimizers and other objects that the program has passed.
+        measuring: the monitor and policies, which also have state.
     """
 
     def __init__(
@@ -42,11 +39,11 @@ class Carried:
         self.trained = trained
         self._training, self._options, self._measuring = training, options, measuring
         self._loss_scale_manager = loss_scale_manager
-        self._call = 0  # of training, from 1
+        self._call = 0  # the number of the call of training, 1 or more
         self._rule = parse_lr_rule(options.lr_rule)
-        self._rates: LearningRates | None = None  # once training began, if there is a rule
-        self._schedulers: list[Any] = []  # of optimizers with param_groups, once training began
-        self._is_covered = False  # whether ShardedSteps compute all that depends on the cluster
+        self._rates: LearningRates | None = None  # set when training begins, if there is a rule
+        self._schedulers: list[Any] = []  # schedulers of optimizers with param_groups, set when training begins
+        self._is_covered = False  # whether ShardedSteps are known to compute everything that depends on the cluster
         for optimizer in training.optimizers:
             from ms_kungfu.trained.rates import hold_last_rate  # loads MindSpore
 
@@ -54,25 +51,25 @@ class Carried:
 
     @property
     def deals_shards(self) -> bool:
-        """Return whether steps are partitioned into shards, so that bits don't depend on the cluster."""
+        """Return whether steps are partitioned into shards, so that results don't depend on the cluster."""
         dataset = self._training.dataset
         return dataset is not None and dataset.shards is not None
 
     @property
     def averaged(self) -> Sequence[Any]:
-        """Return what differs between the workers by nature, such as moving statistics."""
+        """Return the tensors that differ between the workers by design, such as moving statistics."""
         averaged = self._options.averaged
         return inventory.moving_statistics(self.trained) if averaged is None else averaged
 
     @property
     def parameters(self) -> list[Any]:
-        """Return the Parameters that are kept the same, each once."""
+        """Return the Parameters that are kept equal on all workers, each once."""
         bases = self._rates.bases if self._rates is not None else []
         return [*inventory.collect_parameters((*self.trained, *self._schedulers)), *bases]
 
     @property
     def components(self) -> list[Component]:
-        """Return the rest of the state."""
+        """Return the components of the state: everything except Parameters and buffers."""
         training = self._training
         progress = Component("progress", lambda: {"call": self._call, **program.progress(training)}, program.resume)
         carried = [progress]
@@ -110,28 +107,28 @@ class Carried:
         return self._call
 
     def check_covered(self) -> None:
-        """Check after the first step of shards that ShardedSteps computed all that depends on the cluster."""
+        """After the first step, check that ShardedSteps compute everything that depends on the cluster."""
         if self.deals_shards and not self._is_covered:
             inventory.check_sharded(self.trained)
             self._is_covered = True
 
     def scale_rates(self) -> None:
-        """Scale the rates by the `lr_rule`, for the present size."""
+        """Scale the learning rates by the `lr_rule` for the current size."""
         if self._rates is not None and self._rule is not None:
             self._rates.follow(self._rule, self._rates_follow())
 
     def _rates_follow(self) -> int:
-        """Return what the rates follow: the global batch if steps have shards, as the size doesn't change it."""
+        """Return the number that the rates follow: the global batch size with shards, or else the cluster size."""
         dataset = self._training.dataset
         if dataset is not None and self.deals_shards:
             return dataset.global_batch_size
         return runtime.current_cluster_size()
 
     def consistency(self) -> ConsistencyCheck:
-        """Return the part of the state that has to be equal on all workers."""
+        """Return the check of the state that has to be equal on all workers."""
         now = self._training.training_state
         different = [*now.averaged, *now.statistics]
-        # each Parameter follows from the shards, or bits would depend on which rank computes which
+        # With shards, every Parameter must be equal. Otherwise the results would depend on the partition.
         if self.deals_shards:
             different = list(self._options.averaged or ())
         trained = (*self.trained, *self._schedulers)

@@ -1,4 +1,4 @@
-"""Agreements of the workers after a step: a change of the cluster, a stop, a consistency check; and their results."""
+"""Agree with the other workers after a step on a change of the cluster, a stop and consistency; carry them out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ms_kungfu.membership import Change
 
 @dataclass
 class ClusterChanges:
-    """The changes that one training follows. `wait`: for a size of the schedule."""
+    """Carry out cluster changes in one training. `wait`: whether a step waits for the schedule's size."""
 
     training: Training
     wait: bool
@@ -37,21 +37,21 @@ class ClusterChanges:
     def __post_init__(self) -> None:
         self.job_end = LastCheckpoint(self.checkpoints)
         self.prepare: Callable[[], None] = lambda: None
-        """Called before the workers agree on a change; set by the driver of the training."""
+        """A function that is called before the workers agree on a change; the training's owner sets it."""
         self.agree_on_trained: Callable[[bool], None] = lambda joins: None
-        """Collective at the beginning, and after each change: agrees on what is trained; set likewise."""
+        """A collective function that agrees on the training dataset, at begin and after each change; set likewise."""
         self.may_follow: Callable[[], bool] = lambda: True
-        """Whether a change that is ready is carried out after this step; the same at all workers."""
+        """Returns whether a prepared change is carried out after this step; the same result at all workers."""
         self.consistency: ConsistencyCheck | None = None
-        """Once training began."""
+        """The consistency check; None before training begins."""
         self.stop_asked = False
-        """At this worker."""
+        """Whether a stop has been requested at this worker."""
         self._asked_end = 0
-        """The signal by which the job ends, as far as this worker knows in the present agreement."""
-        self._stopped = False  # all know of it
+        """The signal that ends the job, as this worker contributes it to the current agreement; 0 for none."""
+        self._stopped = False  # whether all workers have agreed to stop
         self.statistics = StepStatistics(self.training)
         self.steps_here = 0
-        """Since the cluster changed, or the call began."""
+        """The number of steps since the cluster changed or the call began."""
 
     def begin(self) -> None:
         """Begin a call of training."""
@@ -59,7 +59,7 @@ class ClusterChanges:
         self.steps_here = 0
 
     def end(self) -> None:
-        """End the call."""
+        """End a call of training."""
         self.statistics.end()
         self.job_end.end()
         if self._stopped:
@@ -67,19 +67,19 @@ class ClusterChanges:
         self.check_sameness()
 
     def leave_loop(self, between: bool) -> None:
-        """Note that the program leaves its loop of epochs, `between` which alone the cluster has changed."""
+        """End the loop of epochs. `between`: whether the loop allowed changes only between epochs."""
         self.job_end.end()
         if between:
             self.may_follow = lambda: True
 
     def suspend(self, suspended: bool) -> None:
-        """Note whether this worker's loop and dataset end."""
+        """Set whether this worker's loop and dataset end."""
         self.training.should_stop = suspended
         if self.training.dataset is not None:
             self.training.dataset.suspended = suspended
 
     def agree_on_stop(self) -> None:
-        """Agree on a stop; collective at the end of an epoch, except after a change: see `ElasticTraining`."""
+        """Agree on a stop at the end of an epoch; collective, except right after a change (see `ElasticTraining`)."""
         if self.steps_here > 0:
             asked = comm.all_reduce(np.array([self.stop_asked], np.int32), op="max", name="kungfu/stop")
             self._stop(bool(asked[0]))
@@ -91,7 +91,7 @@ class ClusterChanges:
         return stops
 
     def check_sameness(self) -> None:
-        """Check collectively that what has to be equal on all workers is; otherwise DivergenceError."""
+        """Raise DivergenceError if workers differ in a value that must be equal on all workers; collective."""
         in_step = runtime.current_cluster_size() > 1 and not runtime.detached() and not is_behind()
         if in_step and self.consistency is not None:
             self.consistency.check_all(self.training.step)
@@ -99,7 +99,7 @@ class ClusterChanges:
     def _settle(self, consistency: ConsistencyCheck, same: bool) -> bool:
         """Decide in the step's agreement whether training, or the job, ends. DivergenceError if the workers differ.
 
-        The next call carries out a change that is due as well: `begin` follows it.
+        If a change of the cluster is due at the same time, the `begin` of the next call carries it out.
         """
         stops, number = self.stop_asked, self._asked_end
         if not same:
@@ -110,9 +110,9 @@ class ClusterChanges:
         return self._stop(stops) or bool(number) or not self.may_follow()
 
     def change_to(self, scheduled: int | None = None, behind_a_step: bool = False) -> Change:
-        """Change to the size that the policies, the schedule or the config server want; collective.
+        """Change to the size that the policies, the schedule or the config server request; collective.
 
-        `behind_a_step`: the workers agree on a stop, too, and compare their states.
+        `behind_a_step`: whether a step has just ended. The workers then also agree on a stop and compare their states.
         """
         self.prepare()
         began, step, consistency = membership.monotonic(), self.training.step, self.consistency

@@ -1,21 +1,21 @@
 """Checkpoints of a whole training state, in MindSpore's own format, for the failure of a whole machine.
-`Checkpointing` decides when they are written, by which worker, and what a training begins from.
 
-A file ``step-00000120.ckpt`` is what ``ms.save_checkpoint`` writes: all Parameters under their names, which
-``ms.load_checkpoint`` reads and ``ms.load_param_into_net`` takes, and one more entry, ``kungfu``. That is a JSON text
-with the rest of the state (`ms_kungfu.elastic.state`), and of a training with shards ``conditions``, the numeric
-environment of its bits (`ms_kungfu.dataset.conditions`). Buffers are entries ``kungfu/buffer/<path>``.
-The text also has ``format``, 1 if it is missing, and ``written_by``, the ms_kungfu that wrote the file. An addition
-that a reader may ignore needs no new format. A file of a newer format is rejected, and left as it is.
+`Checkpointing` decides when checkpoints are written, by which worker, and from which checkpoint training starts.
+
+``ms.save_checkpoint`` writes each file, e.g. ``step-00000120.ckpt``. It has all Parameters under their names, so that
+``ms.load_checkpoint`` and ``ms.load_param_into_net`` can use it. Buffers are entries ``kungfu/buffer/<path>``. The
+entry ``kungfu`` is a JSON string with the rest of the state (`ms_kungfu.elastic.state`). With shards it also has
+``conditions``, the numeric environment on which the results' bits depend (`ms_kungfu.dataset.conditions`). It has
+``format`` (1 if missing) and ``written_by``, the ms_kungfu version that wrote the file. The format number changes only
+if older versions can't ignore an addition. A file of a newer format is rejected, and isn't changed.
 
 A file is whole or missing: it is written under another name in the same folder, flushed to the disk and renamed. The
-ledgers of all workers are flushed before, so they have what a training continues from after a crash of the machine.
+ledgers of all workers are flushed before, so that training can continue with them after a crash of the machine.
 
-Jobs that use a folder, one after another, are numbered. A job takes its number by creating ``.job-N``, and of two that
-begin at once only one can. The files of the second and later ones are called ``step-00000120.job2.ckpt``. Each file of
-a later job is newer than all of an earlier one. A host may sleep while another job continues from the last checkpoint.
-A worker of its old job then overwrites nothing when it wakes, and its files don't count. Within one job a step has one
-outcome, whichever worker writes it, and however late.
+The jobs that use a folder one after another are numbered. A job takes its number by creating ``.job-N``, which only one
+of two concurrent jobs can do. Later jobs' files are named like ``step-00000120.job2.ckpt``, and count as newer than all
+files of earlier jobs. So a worker of an old job, on a host that was suspended meanwhile, can't overwrite a newer job's
+file. Within one job, a step has the same state whichever worker writes it, and whenever.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _UNFINISHED = ".unfinished-"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state after a step, in memory of its own: arrays with their MindSpore dtypes, and the JSON of the rest."""
+    """A copy of the state after a step: arrays with their MindSpore dtypes, and the rest as JSON."""
 
     step: int
     arrays: Mapping[str, tuple[Array, Any]]
@@ -67,53 +67,53 @@ class Snapshot:
 
 
 def named_tensors(state: TrainingState) -> Iterator[tuple[str, Any]]:
-    """Yield all tensors by the names of their entries, except those without elements, which MindSpore can't read."""
+    """Yield each tensor with its entry name. Callers skip tensors without elements, which MindSpore can't read."""
     taken: dict[str, int] = {}
     for parameter in state.parameters:
         count = taken[parameter.name] = taken.get(parameter.name, 0) + 1
-        # Two optimizers have a global_step each.
+        # Names may repeat: each optimizer has a global_step.
         yield parameter.name if count == 1 else f"{parameter.name}/{count}", parameter
     for name, buffer in state.buffers.items():
         yield f"kungfu/buffer/{name}", buffer
 
 
 def take_snapshot(step: int, state: TrainingState, host: Mapping[str, Any]) -> Snapshot:
-    """Return a copy of the present state; training may continue at once."""
-    # asnumpy shares the memory that the next step writes to.
+    """Return a copy of the current state, so that training may continue at once."""
+    # Copy, because asnumpy shares the memory to which the next step writes.
     arrays = {name: (tensor.asnumpy().copy(), tensor.dtype) for name, tensor in named_tensors(state) if tensor.size}
     return Snapshot(step, arrays, host)
 
 
 class CheckpointFolder:
-    """The last `keep` checkpoints of one training, written by a thread.
+    """Write the checkpoints of one training in a thread, and keep the last `keep` of them.
 
-    An error in writing (a full disk) is a warning, and the present checkpoints stay. A snapshot that comes while
-    another is being written waits for its turn; a third one replaces the one that waits.
+    If writing fails (e.g. the disk is full), the thread logs a warning, and earlier checkpoints stay. One snapshot can
+    wait while another is being written; a third snapshot replaces the waiting one.
     """
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 3) -> None:
         self.folder = Path(folder)
         self.job = 1
-        """This process's job: see `take_job`."""
+        """The number of this process's job: see `take_job`."""
         self._keep = keep
-        # Of this writer: another host may share the folder and have a process with this one's number.
+        # Unique to this writer. A process ID isn't: another host may share the folder.
         self._unfinished = f"{_UNFINISHED}{uuid.uuid4().hex[:12]}-"
         self._lock = threading.Condition()
-        self._waiting: Snapshot | None = None  # guarded by _lock, as is _writing
+        self._waiting: Snapshot | None = None  # _lock guards _waiting and _writing
         self._writing = False
 
     def __fspath__(self) -> str:
         return os.fspath(self.folder)
 
     def save(self, snapshot: Snapshot) -> None:
-        """Write it in the background."""
+        """Write a snapshot in the background."""
         with self._lock:
             if self._waiting is not None:
                 _log.warning('checkpoint skipped: step=%d reason="the disk is too slow"', self._waiting.step)
             self._waiting = snapshot
             if not self._writing:
                 self._writing = True
-                # Not a daemon: a program that ends finishes its last checkpoint first.
+                # The thread isn't a daemon, so that a program that ends finishes its last checkpoint first.
                 threading.Thread(target=self._write_all, name="kungfu-checkpoint").start()
 
     def wait(self) -> None:
@@ -131,7 +131,7 @@ class CheckpointFolder:
                     return
             try:
                 self._write(snapshot)
-            except Exception as error:  # whatever MindSpore makes of it; training is worth more than its checkpoint
+            except Exception as error:  # any error of MindSpore: a failed checkpoint must not end training
                 event_log.checkpoint_failed(snapshot.step, self.folder, error)
 
     def _write(self, snapshot: Snapshot) -> None:
@@ -139,7 +139,7 @@ class CheckpointFolder:
 
         began = membership.monotonic()
         self.folder.mkdir(parents=True, exist_ok=True)
-        if (newest := self._newest_job()) > self.job:  # looked at for a warning; names are what makes it safe
+        if (newest := self._newest_job()) > self.job:  # only for a warning: the names ensure safety
             _log.warning(
                 'checkpoint skipped: step=%d folder=%s job=%d reason="job %d has begun to train with it"',
                 snapshot.step, self.folder, self.job, newest,
@@ -158,25 +158,25 @@ class CheckpointFolder:
             _flush(self.folder)
             event_log.checkpoint_written(snapshot.step, path, membership.monotonic() - began)
         except BaseException:
-            for rest in self.folder.glob(f"{self._unfinished}*"):  # MindSpore writes to yet another name
+            for rest in self.folder.glob(f"{self._unfinished}*"):  # MindSpore adds to the name while it writes
                 rest.unlink(missing_ok=True)
             raise
         for old in self.paths()[: -self._keep]:
             old.unlink(missing_ok=True)
 
     def take_job(self) -> int:
-        """Return a number above those of all jobs that have used the folder; it isn't reserved if that is read-only."""
+        """Reserve and return the next job number for this folder; in a read-only folder it isn't reserved."""
         while True:
             number = self._newest_job() + 1
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 os.close(os.open(self._mark(number), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
             except FileExistsError:
-                continue  # another job took it a moment ago
+                continue  # another job has just taken the number
             except OSError as error:
                 _log.warning('checkpoint failed: folder=%s error="%s"', self.folder, error)
                 return number
-            return number  # earlier marks stay: while one is removed and another is created, a reader may see neither
+            return number  # earlier marks stay, because a reader might see neither if one replaced the other
 
     def _mark(self, job: int) -> Path:
         return self.folder / f".job-{job}"
@@ -190,7 +190,7 @@ class CheckpointFolder:
         return self.folder / f"step-{step:08d}{job}.ckpt"
 
     def has(self, step: int) -> bool:
-        """Return whether there is a checkpoint of this step."""
+        """Return whether this job has a checkpoint of this step."""
         return self._path(step).exists()
 
     def _files(self) -> dict[tuple[int, int], Path]:
@@ -199,41 +199,41 @@ class CheckpointFolder:
         return {(int(match[2] or 1), int(match[1])): path for match, path in found if match}
 
     def paths(self) -> list[Path]:
-        """Return the checkpoints by their age."""
+        """Return the checkpoints' paths, sorted by age."""
         return [path for _, path in sorted(self._files().items())]
 
     def newest(self) -> tuple[int, int]:
-        """Return job and step; (0, 0) without a checkpoint."""
+        """Return the job and step of the newest checkpoint; (0, 0) without a checkpoint."""
         return max(self._files(), default=(0, 0))
 
     def check_is_shared(self, newest: Mapping[int, Sequence[int]], rank: int) -> None:
-        """Raise KungFuError if a rank on another host finds a newer checkpoint: without it training would be lost."""
+        """Raise KungFuError if a rank on another host has a newer checkpoint, which this rank would ignore."""
         found = {each: tuple(value) for each, value in newest.items()}
         other = max(found, key=lambda each: found[each], default=rank)
         if found and found[other] > found.get(rank, (0, 0)):
             mine = f"step {found[rank][1]}" if any(found.get(rank, ())) else "no checkpoint"
             raise KungFuError(
                 f"rank {other} finds a checkpoint of step {found[other][1]} in {self.folder}, and rank {rank} {mine}: "
-                "the folder has to be the same one on all hosts, or a copy of the one with the newest checkpoint"
+                "share the folder between all hosts, or copy the one with the newest checkpoint to each host"
             )
 
     def remove_unfinished(self) -> None:
-        """Remove unfinished files of workers that were killed while they wrote. For the start of a job."""
+        """At the start of a job, remove unfinished files of workers that were killed while they wrote."""
         for path in self.folder.glob(f"{_UNFINISHED}*"):
             path.unlink(missing_ok=True)
 
     def load(self) -> tuple[Path, Mapping[str, Any], Mapping[str, Any]] | None:
-        """Return (path, entries, host) of the newest checkpoint that can be read, None if there is none.
+        """Return (path, entries, host) of the newest readable checkpoint; None if the folder has no checkpoint.
 
-        Files that can't be read get another name, which later files don't collide with. KungFuError if there are some
-        and none of them can be read, or the newest readable one has a newer format.
+        Files that can't be read are renamed, so that later files don't collide with them. KungFuError if none of the
+        files can be read, or if the newest readable file has an unsupported, newer format.
         """
         import mindspore as ms
 
         paths = self.paths()
         for place, path in reversed(list(enumerate(paths))):
             try:
-                os.close(open_regular(path))  # MindSpore would wait at a FIFO
+                os.close(open_regular(path))  # rejects a FIFO, which MindSpore would wait for
                 entries = dict(ms.load_checkpoint(str(path), crc_check=True))
                 host = decode_object(entries.pop(_ENTRY), _MAX_ENTRY, raw_bytes=True, own=True)
                 number, writer = host.pop("format", 1), host.pop("written_by", "of an unknown version")
@@ -260,13 +260,13 @@ class CheckpointFolder:
 
 
 def restore_tensors(state: TrainingState, entries: Mapping[str, Any], path: Path) -> None:
-    """Write a file's entries into the state's tensors, in place. KungFuError, and nothing changed, if they differ."""
+    """Write a file's entries into the state's tensors. KungFuError, without any change, if names or shapes differ."""
     wanted = {name: tensor for name, tensor in named_tensors(state) if tensor.size}
     differing = sorted(set(wanted) ^ set(entries))
     if differing:
         side = "this program" if differing[0] in wanted else "the checkpoint"
         raise KungFuError(
-            f"checkpoint {path} is of another training: {differing[0]!r} is in {side} only; resume with the same "
+            f"checkpoint {path} belongs to another training: {differing[0]!r} is in {side} only; resume with the same "
             "program and arguments, or train from the start in another folder"
         )
     for name, tensor in wanted.items():
@@ -274,10 +274,10 @@ def restore_tensors(state: TrainingState, entries: Mapping[str, Any], path: Path
         if tuple(entry.shape) != tuple(tensor.shape) or entry.dtype != tensor.dtype:
             rates = ""
             if name.startswith("learning_rate"):
-                rates = "; go on with the list that it began with, whose last entry counts for all steps beyond it"
+                rates = "; resume with the original list of rates, whose last entry applies to all later steps"
             raise KungFuError(
-                f"checkpoint {path} is of another training: {name!r} is {entry.dtype}{tuple(entry.shape)} there and "
-                f"{tensor.dtype}{tuple(tensor.shape)} in this program{rates}"
+                f"checkpoint {path} belongs to another training: {name!r} is {entry.dtype}{tuple(entry.shape)} there "
+                f"and {tensor.dtype}{tuple(tensor.shape)} in this program{rates}"
             )
     for name, tensor in wanted.items():
         assign(tensor, entries[name].asnumpy())
@@ -292,7 +292,7 @@ def _flush(path: Path) -> None:
 
 
 def _other_batch(mine: Mapping[str, Any], saved: Mapping[str, Any] | None) -> str:
-    """Describe a different batch. A policy may have changed it before the checkpoint, or a user the program since."""
+    """Describe how the checkpoint's batch size differs. A policy or the user may have changed the batch size."""
 
     def named(state: Mapping[str, Any]) -> str:
         per_worker, of_all = state["batch"]
@@ -304,9 +304,9 @@ def _other_batch(mine: Mapping[str, Any], saved: Mapping[str, Any] | None) -> st
 
 
 class Checkpointing:
-    """The checkpoints of one training. Everything but `is_due` is collective.
+    """Write and restore the checkpoints of one training. All methods except `is_due` are collective.
 
-    `prepare`: collective, called before the state is taken for a checkpoint.
+    `prepare` is a collective function that is called before the state is copied for a checkpoint.
     """
 
     def __init__(
@@ -316,13 +316,13 @@ class Checkpointing:
         if folder is not None and not isinstance(folder, CheckpointFolder):
             folder = CheckpointFolder(folder, options.keep_checkpoints)
         self.folder = folder
-        """None without checkpoints."""
+        """The folder; None without checkpoints."""
         self._every = options.checkpoint_every
         self._resume = options.resume
         self._training, self._prepare = training, prepare
 
     def _conditions(self) -> Mapping[str, Any]:
-        """Return the numeric environment of the bits; nothing if they depend on the cluster, too."""
+        """Return the numeric environment on which results' bits depend; {} if they also depend on the cluster."""
         return {} if self._training.dataset is None else self._training.dataset.conditions()
 
     @property
@@ -337,16 +337,16 @@ class Checkpointing:
 
     @membership.spending("checkpoint")
     def write(self, step: int) -> None:
-        """Have the lowest rank write the state in the background, except in a replay. ValueError without a folder."""
+        """Make the lowest rank write the state in the background, except in a replay. ValueError without a folder."""
         if replaying.current() is not None:
             return
         if self.folder is None:
-            raise ValueError("there is nowhere to write a checkpoint to; give checkpoint_dir")
+            raise ValueError("can't write a checkpoint without a folder; give checkpoint_dir")
         self._prepare()
         now, mine = self._training.training_state, program.current()
         state_transfer.average(now.averaged)
         if self._training.dataset is not None:
-            self._training.dataset.sync_ledger()  # at all workers, before any of them gathers and one begins to write
+            self._training.dataset.sync_ledger()  # at all workers, before one of them writes the checkpoint
         own = gather_json({c.name: c.capture() for c in now.components if c.own}, "kungfu/checkpoint")
         mine.checkpoint, mine.writes_checkpoint = step, runtime.current_rank() == min(own)
         if not mine.writes_checkpoint:
@@ -358,9 +358,9 @@ class Checkpointing:
         self.folder.save(take_snapshot(step, now, host))
 
     def make_up(self, step: int) -> None:
-        """Write another checkpoint if the writer of the last one may have failed in it.
+        """Write another checkpoint if the writer of the last one may have failed before it was complete.
 
-        Called after a change of the cluster, once all have the state, and after training.
+        Called after a change of the cluster, once all workers have the state, and after training.
         """
         mine, folder = program.current(), self.folder
         last = mine.checkpoint
@@ -368,8 +368,8 @@ class Checkpointing:
             return
 
         def look() -> str:
-            # Its writer is the lowest rank for as long as it is a member. A removed worker finishes its writing first;
-            # then there is one checkpoint more.
+            # The writer stays the lowest rank while it is a member. A worker that was removed still finishes its
+            # checkpoint; then there is one more checkpoint than necessary.
             return "writing" if mine.writes_checkpoint else "there" if folder.has(last) else "lost"
 
         folder.job = mine.job
@@ -381,10 +381,10 @@ class Checkpointing:
             self.write(step)
 
     def begin(self, joined: bool, goes_on: bool) -> bool:
-        """Begin a call of training: all take the newest checkpoint, if there is one; return whether they have.
+        """Begin a call of training from the newest checkpoint, if there is one; return whether it was restored.
 
-        A worker that has `joined` takes none, nor does any if it isn't the first call with this folder, or if training
-        `goes_on` in a call that the others have begun before.
+        The checkpoint isn't used in three cases: at a worker that has `joined`, in a later call with the same folder,
+        and if training `goes_on` in a call that other workers have already begun.
         """
         if self.folder is None:
             return False
@@ -392,20 +392,20 @@ class Checkpointing:
         known = program.current().checkpoint_folders
         resumed = not joined and not goes_on and path not in known and self._restore(self.folder)
         if program.is_behind():
-            return False  # the call that the checkpoint is of takes it
-        # Also at a joining worker in a call which the others have begun before: they have read it.
+            return False  # the call of training to which the checkpoint belongs will restore it
+        # Also at a joining worker, because the other workers have read the folder before.
         known.add(path)
         return resumed
 
     def _restore(self, folder: CheckpointFolder) -> bool:
         """Restore the newest checkpoint; return whether it was restored.
 
-        It isn't if it is of a later call of training: its state belongs to that call's objects. The calls until then
-        don't read the file again. The lowest rank reads it: other machines may not see its folder.
+        A checkpoint of a later call of training isn't restored, because its state belongs to that call's objects. The
+        calls before that one don't read the file again. Only the lowest rank reads, as other hosts may lack the folder.
         """
         now, rank, mine = self._training.training_state, runtime.current_rank(), program.current()
         path = os.path.abspath(folder.folder)
-        known = mine.call_of_checkpoint.get(path, 0)  # all got the same answer
+        known = mine.call_of_checkpoint.get(path, 0)  # the same at all workers
         if known > mine.calls:
             mine.call_of_state = known
             return False
@@ -428,27 +428,27 @@ class Checkpointing:
         host = answer["host"]
         if host is None:
             return False
-        # A worker that has no entry in the checkpoint continues as a joining worker does.
+        # A rank without its own entry in the checkpoint continues like a joining worker.
         beyond = rank >= len(host["own"])
         own = host["own"][0 if beyond else rank]
         found = {**host["components"], **own}
-        conditions = self._conditions() or {"shards": None}  # the program's, which the checkpoint may change
+        conditions = self._conditions() or {"shards": None}  # those of the program, before the checkpoint changes them
         batch = "".join(_other_batch(c.capture(), found.get(c.name)) for c in now.components if c.name == "dataset")
         differing = self._resume_components(now, found, answer["path"], of_another=beyond)
-        mine.checkpoint, mine.job = None, answer["job"]  # what the file says is of the job that wrote it
+        mine.checkpoint, mine.job = None, answer["job"]  # the file's values belong to the job that wrote it
         if membership.speaks_for_all():
             event_log.resumed(answer["path"])
         if differing and membership.speaks_for_all():
             _log.warning(
-                'checkpoint differs: path=%s state="%s". This state begins anew, or is left out',
+                'checkpoint differs: path=%s state="%s". This state starts anew, or is left out',
                 answer["path"], ", ".join(differing),
             )  # fmt: skip
-        if batch and "conditions" not in host and membership.speaks_for_all():  # else they say so
+        if batch and "conditions" not in host and membership.speaks_for_all():  # otherwise the next warning reports it
             _log.warning("checkpoint differs: path=%s. Training goes on with %s", answer["path"], batch)
         told = differences(host.get("conditions", {}), conditions)
         if told and membership.speaks_for_all():
             _log.warning(
-                'numeric environment differs: path=%s differing="%s". Bits may differ from those of one training',
+                'numeric environment differs: path=%s differing="%s". Bits may differ from an uninterrupted training',
                 answer["path"], told,
             )  # fmt: skip
         return True
@@ -456,7 +456,7 @@ class Checkpointing:
     def _resume_components(
         self, now: TrainingState, found: Mapping[str, Any], path: str, of_another: bool
     ) -> list[str]:
-        """Restore the components collectively: KungFuError at all workers if one can't continue from the file."""
+        """Restore the components; collective. KungFuError at all workers if one can't continue from the file."""
         refusal, differing = "", list[str]()
         try:
             differing = resume_components(now.components, found, of_another=of_another)
@@ -494,6 +494,6 @@ class Checkpointing:
             restore_tensors(now, entries, path)
             return {"error": "", "host": host, "job": job, "path": str(path)}
         except Exception as error:
-            # Any error: the others wait for the outcome and have to be notified.
+            # Catch any error, because the other workers wait for the outcome.
             known = isinstance(error, KungFuError)
             return {"error": str(error) if known else f"{type(error).__name__}: {error}"}

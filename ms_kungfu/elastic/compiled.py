@@ -1,4 +1,4 @@
-"""The graphs that MindSpore's compiler has made of a cell, in GRAPH mode."""
+"""Inspect the graphs that MindSpore's compiler has created from a cell, in GRAPH mode."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ PYTHON = "PyExecute"
 
 
 def graph_mode() -> bool:
-    """Return whether cells are compiled. (`ms.get_context` takes as long as some kernels.)"""
+    """Return whether cells are compiled. Faster than `ms.get_context`, which takes as long as some kernels."""
     return bool(context._get_mode() == ms.GRAPH_MODE)
 
 
 def parameters(cell: nn.Cell) -> list[Any]:
-    """Return the Parameters of all its graphs, those of functions' closures among them, each once."""
+    """Return the Parameters of all graphs of a cell, each once, including Parameters in closures of functions."""
     held = [p for phase in cell.compile_cache for p in _cell_graph_executor._graph_executor.get_params(phase).values()]
     return list({id(parameter): parameter for parameter in held}.values())
 
 
 def effects(cell: nn.Cell) -> set[str]:
-    """Return the primitives in its graphs, branches and loops that do more than give a result and write to Parameters.
+    """Return the primitives in a cell's graphs, branches and loops that have side effects outside of Parameters.
 
-    They print, record, raise, communicate, or draw from a state of their own. `PYTHON` is among them if a graph calls
-    the interpreter, which may do anything; MindSpore can't export such a graph.
+    They print, record, raise, communicate, or draw random numbers from an internal state. The result has `PYTHON` if a
+    graph calls the interpreter, which may do anything. MindSpore can't export such a graph.
     """
     found = set()
     for phase in cell.compile_cache:

@@ -1,8 +1,8 @@
-"""The consistency check: what has to be equal on all workers stays so.
+"""Check during training that the values that must be equal on all workers stay equal.
 
-Each piece is checked once in a hundred steps. A step's share of the pieces becomes one word, which travels in the
-workers' agreement after the step (`membership.step`). Only if the words differ do the workers exchange more. How they
-begin: `trained.claims`.
+A piece is a value such as a weight or a learning rate. Each piece is checked once in a hundred steps. After a step, the
+pieces that are due are hashed to one word, which is part of the workers' agreement (`membership.step`). The workers
+exchange more data only if the words differ. `trained.claims` checks the initial values.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from ms_kungfu.errors import DivergenceError
 from ms_kungfu.trained import claims, inventory
 from ms_kungfu.trained.claims import content, content_of
 
-PERIOD = 100  # steps in which each piece is checked once
+PERIOD = 100  # number of steps in which each piece is checked once
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A weight, a learning rate or a loss scale."""
+    """A value that must be equal on all workers, such as a weight, a learning rate or a loss scale."""
 
     what: str
     nbytes: int
     tensors: Sequence[Any] = ()
-    numbers: Callable[[], Any] | None = None  # instead of tensors: numbers on the host, as JSON
-    counts: Callable[[], bool] = lambda: True  # whether it has to be equal at present
+    numbers: Callable[[], Any] | None = None  # returns numbers on the host as JSON, for a piece without tensors
+    counts: Callable[[], bool] = lambda: True  # whether it has to be equal now
 
     def word(self) -> int:
         if self.numbers is not None:
@@ -52,10 +52,10 @@ class Piece:
 def pieces_of(
     trained: Sequence[Any], loss_scale_manager: Any, without: set[int], all_parameters: bool = False
 ) -> list[Piece]:
-    """Return the weights, learning rates and loss scales among what is trained.
+    """Return the weights, learning rates and loss scales of what is trained.
 
-    Not those in `without` (IDs), and not those of optimizers whose workers' models differ at present. `all_parameters`:
-    what no optimizer trains, too.
+    The result lacks tensors whose IDs are in `without`, and tensors of optimizers whose models currently differ between
+    workers. With `all_parameters` it includes Parameters that no optimizer trains.
     """
     import mindspore as ms
     from mindspore import nn
@@ -69,12 +69,13 @@ def pieces_of(
                 continue
             taken.add(id(tensor))
             name = f"{what} {tensor.name!r}"
-            if name in found:  # two optimizers have a learning rate each
+            if name in found:  # e.g. the learning rates of two optimizers
                 name += f" (number {sum(other.startswith(name) for other in found) + 1})"
             counts = (lambda: not owner.replicas_differ) if hasattr(owner, "replicas_differ") else (lambda: True)
             found[name] = Piece(name, tensor.nbytes, (tensor,), counts=counts)
 
-    # The message names them in this order if several differ: different rates or scales make the weights differ.
+    # If several pieces differ, the message names the first in this order: rates and scales come before weights, because
+    # different rates or scales make the weights differ.
     optimizers = inventory.collect_optimizers(trained)
     for optimizer in optimizers:
         if inventory.is_grouped(optimizer):
@@ -110,9 +111,9 @@ def pieces_of(
 
 
 def _served(trained: Sequence[Any]) -> list[Any]:
-    """Return the Parameters among `trained` whose gradients a reducer of this process reduces.
+    """Return the Parameters in `trained` whose gradients a reducer of this process reduces.
 
-    A reducer that doesn't know its Parameters may have any.
+    A reducer that doesn't know its Parameters may reduce the gradients of any of them.
     """
     import mindspore as ms
 
@@ -125,7 +126,7 @@ def _served(trained: Sequence[Any]) -> list[Any]:
 
 
 def _parameters_of(rates: Any) -> list[Any]:
-    """Return the Parameters of an optimizer's learning rate, in whichever form MindSpore keeps it."""
+    """Return the Parameters that hold an optimizer's learning rates, in each of MindSpore's forms."""
     import mindspore as ms
 
     if isinstance(rates, (list, tuple)):
@@ -136,29 +137,29 @@ def _parameters_of(rates: Any) -> list[Any]:
 
 
 class ConsistencyCheck:
-    """The pieces, distributed over the steps of a period so that each has about as many bytes to check."""
+    """Distribute the pieces over the steps of a period, so that each step checks about the same number of bytes."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self._pieces = pieces
         self._due: list[list[Piece]] = [[] for _ in range(PERIOD)]
         load = [(0, slot) for slot in range(PERIOD)]
-        # Sorted by what all workers know alike; the largest first.
+        # The order must be the same on all workers. The largest pieces are distributed first.
         for piece in sorted(pieces, key=lambda piece: (-piece.nbytes, piece.what)):
             nbytes, slot = heapq.heappop(load)
             self._due[slot].append(piece)
             heapq.heappush(load, (nbytes + piece.nbytes, slot))
 
     def word(self, step: int) -> int:
-        """Return a number for the pieces due after this step, which differs if one of them does; 0 if none is due."""
+        """Return a hash of the pieces that are due after this step; 0 if no piece is due."""
         words = [piece.word() for piece in self._due[step % PERIOD] if piece.counts()]
         return content_of(repr(words).encode()) if words else 0
 
     def words(self) -> dict[str, tuple[int, str]]:
-        """Return all pieces, to find which of them differ: a number likewise, and a value to show, if it is short."""
+        """Return for each piece a hash and its value for a message, which is empty unless the value is short."""
         return {piece.what: (piece.word(), piece.value()) for piece in self._pieces if piece.counts()}
 
     def check_all(self, step: int) -> None:
-        """Raise DivergenceError if any piece differs, whenever it was checked last; collective."""
+        """Check all pieces now, and raise DivergenceError if a piece differs; collective."""
         word = content_of(repr([piece.word() for piece in self._pieces if piece.counts()]).encode())
         most, least = comm.all_reduce(np.array([word, -word]), op="max", name="kungfu/same_at_end")
         if most != -least:
@@ -166,7 +167,7 @@ class ConsistencyCheck:
 
 
 def check(step: int, everyones: Mapping[int, Mapping[str, Sequence[Any]]]) -> None:
-    """Raise DivergenceError if the ranks' words, by rank, differ in a piece."""
+    """Raise DivergenceError if the words of a piece, given by rank, differ."""
     apart = differing({rank: {what: word for what, (word, _) in words.items()} for rank, words in everyones.items()})
     if not apart:
         return
@@ -178,8 +179,8 @@ def check(step: int, everyones: Mapping[int, Mapping[str, Sequence[Any]]]) -> No
     )
     more = f", and so do {len(apart) - 1} more weights, rates or scales" if len(apart) > 1 else ""
     raise DivergenceError(
-        f"step {step}: {what} has to be equal on all workers and differs: {told}{more}. Something that only some "
-        "workers did has changed it: a callback with numbers of its own; a condition on the rank; an update that isn't "
+        f"step {step}: {what} has to be equal on all workers and differs: {told}{more}. Some workers changed it in "
+        "another way than the others: by a callback with local numbers; a condition on the rank; an update that isn't "
         "reduced; code behind step_end in a loop, which a joining worker misses; with shards, a forward pass that "
-        "writes to it. Do it on all workers alike. If the parameter is meant to differ, name it in averaged=[...]"
+        "writes to it. Do the same on all workers. If the parameter is meant to differ, name it in averaged=[...]"
     )

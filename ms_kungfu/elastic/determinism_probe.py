@@ -1,7 +1,7 @@
-"""The determinism probe: test whether a shard's gradients are a function of the shard.
+"""The determinism probe: test that a shard's gradients depend only on the shard.
 
-In the first step of each cluster version with a new worker, all compare their numeric environments. They compute the
-step's first shard and compare the hashes of its gradients. The new workers compute it twice.
+In the first step of each cluster version with a new worker, all workers compare their numeric environments. They also
+compute the step's first shard, and compare the hashes of its gradients. The new workers compute the shard twice.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ LOSS = "the loss"
 def difference(
     rows: Mapping[int, Sequence[int]], again: Mapping[int, Sequence[int]], names: Sequence[str | None]
 ) -> str | None:
-    """Describe how ranks differ, by the hashes of each rank's gradients and of those that new ranks computed again.
+    """Describe how the ranks' gradients differ, given the hashes of each rank, and of the second run at new ranks.
 
-    None: all are equal that have a name. Pure.
+    Return None if all gradients that have a name are equal. Pure.
     """
     first = min(rows)
     for i, name in enumerate(names):
@@ -49,16 +49,16 @@ def difference(
 
 
 def unequal(conditions: dict[int, Mapping[str, Any]]) -> str | None:
-    """Describe how the numeric environments differ by rank; None: all are equal. Pure."""
+    """Describe how the ranks' numeric environments differ; return None if all are equal. Pure."""
     first = min(conditions)
     for rank, each in conditions.items():
         if told := differences(conditions[first], each, f"at rank {first}", f"at rank {rank}"):
-            return f"the workers aren't alike in what bits depend on: {told}"
+            return f"the workers' numeric environments differ: {told}"
     return None
 
 
 class DeterminismProbe:
-    """The probe of one `ShardedStep`. `names`: what its gradients are called."""
+    """The determinism probe of one `ShardedStep`."""
 
     def __init__(self) -> None:
         self._version = -1
@@ -71,13 +71,13 @@ class DeterminismProbe:
         names: Callable[[int], list[str]],
         conditions: Callable[[], Mapping[str, Any]],
     ) -> None:
-        """Probe in a step, before its first shard; collective.
+        """Run the probe in a step, before the step's first shard; collective.
 
-        ``compute(shard)`` computes one without contributing it; `conditions`: the numeric environment of the bits.
+        ``compute(shard)`` computes a shard without contributing its gradients. `conditions` is the numeric environment.
 
         Raises:
-            DivergenceError: at all workers, if the environments or a gradient differ. It is a warning with
-            ``check="warn"``, or if only the loss differs.
+            DivergenceError: at all workers, if the environments or a gradient differ. It is only a
+                warning with ``check="warn"``, or if only the loss differs.
         """
         if version == self._version:
             return
@@ -99,7 +99,7 @@ class DeterminismProbe:
         called = names(len(hashes[0]))
         if (what := difference(rows, again, [None if name == LOSS else name for name in called])) is not None:
             self._say(what, check)
-        else:  # no weight follows from the loss
+        else:  # weights don't depend on the loss
             self._say(difference(rows, again, [name if name == LOSS else None for name in called]), "warn")
 
     @staticmethod
@@ -107,9 +107,7 @@ class DeterminismProbe:
         if what is not None and check == "raise":
             raise DivergenceError(what)
         if what is not None:
-            _log.warning(
-                'determinism probe: finding="%s". The bits of this training may not be those of another one', what
-            )
+            _log.warning('determinism probe: finding="%s". Running this training again may yield other bits', what)
 
     @staticmethod
     def _hashes(compute: Callable[[int], Any]) -> list[int]:

@@ -1,7 +1,7 @@
-"""The worker's log of an elastic training: one line, with step and reason, for each event of the cluster.
+"""Log the cluster's events at a worker: one line, with step and reason, for each event.
 
-It is the whole process's, with perhaps many trainings in sequence: a size that one call of training requested may be
-reached in the next.
+The log's state belongs to the process, not to one call of training: a size that one call has requested may be reached
+in the next call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LONGER_S = 2.0
 
 
 def scheduled(step: int, size: int, wait: bool) -> None:
-    """Log that an entry of the schedule requests `size` from now on."""
+    """Log that an entry of the schedule requests `size`."""
     own = program.current().told
     present = membership.size()
     if own.pending is not None and own.pending.size != size:
@@ -39,7 +39,7 @@ def scheduled(step: int, size: int, wait: bool) -> None:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Log that a size is rejected in here; the error says why."""
+    """Log a ResizeError that is raised in the context; the error contains the reason."""
     try:
         yield
     except ResizeError:
@@ -74,24 +74,24 @@ def step_ended(step: int) -> None:
 
 
 def joined(step: int) -> None:
-    """This worker has come into a running job, and has its state."""
+    """Log that this worker has joined a running job and received the training state."""
     _log.info("joined: rank=%d size=%d step=%d", membership.rank(), membership.size(), step)
     membership.report("worker_joined", rank=membership.rank(), workers=membership.size(), step=step)
 
 
 def job_ends(step: int, name: str) -> None:
-    """Log that training ends after this step, because the job does."""
+    """Log that training ends after this step, because a signal ends the job."""
     if membership.speaks_for_all():
         _log.info("training ends: step=%d signal=%s", step, name)
 
 
 def passes(call: int, call_of_state: int) -> None:
-    """Log once that this worker makes a call of training without a step, since the state is of a later one."""
+    """Log once that this worker runs a call of training without steps, since the state belongs to a later call."""
     own = program.current().told
     if not own.told_passing:
         own.told_passing = True
         _log.warning(
-            "call skipped: call=%d job_call=%d. What this worker reports before that call is of an untrained model",
+            "call skipped: call=%d job_call=%d. This worker's results before that call are of an untrained model",
             call, call_of_state,
         )  # fmt: skip
 
@@ -106,11 +106,11 @@ def changed(step: int, change: Change, seconds: float = 0.0) -> None:
         _log.info("left: size=%d step=%d reason=%s", change.old_size, step, reason)
         return
     version = membership.cluster_version()
-    # A worker can't know whether a joining one was requested, or replaces one that failed long ago.
+    # A worker can't know whether a joining worker was requested, or replaces a worker that failed long ago.
     reason = "joined" if change.new_size > change.old_size else "request"
     if change.new_size == change.old_size:
         reason = _with_as_many(change)
-    # A worker that failed last may still be in the new version, under another rank, and is excluded from the next one.
+    # A worker that failed recently may still be in the new version, under another rank. The next version excludes it.
     failed = own.reported_failed[1] if own.reported_failed[0] != version else {}
     kept = {rank: peer for rank, peer in _peers(membership.lost_ranks()).items() if peer in failed.values()}
     own.reported_failed = (version, kept)

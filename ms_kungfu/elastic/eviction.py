@@ -1,4 +1,4 @@
-"""Evictions by a policy: all workers know which are to leave and which one requested it, in case that one fails."""
+"""Evict workers for a policy. All workers record the eviction, in case the worker that requested it fails."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Evict = Callable[[Sequence[int]], None]
 
 @dataclass(frozen=True)
 class _Eviction:
-    """Workers that are to leave, and the one that requested it, by their uids. The same at all workers."""
+    """The workers to evict and the worker that requested it, by their uids. The same at all workers."""
 
     job: str | None
-    version: int  # of the cluster that had them
+    version: int  # the cluster version in which the eviction was requested
     sender: int
     leaving: list[int]
 
 
 class Evictions:
-    """The last eviction, until it is carried out."""
+    """The last eviction of a policy, until it is carried out."""
 
     def __init__(self, evict: Evict | None) -> None:
         self._evict = evict
@@ -38,7 +38,7 @@ class Evictions:
         return None if self._held is None else list(astuple(self._held))
 
     def restore(self, held: Any) -> None:
-        # Files of older versions lack it, some have host and port; a checkpoint's is of other processes.
+        # A checkpoint of an older version lacks the value or has host and port. Another job's value doesn't apply here.
         self._held = _Eviction(*held) if held is not None and held[0] == env.JOB.get() else None
 
     def order(self, ranks: Sequence[int], decider: int) -> None:
@@ -50,7 +50,7 @@ class Evictions:
             self._send_away(ranks)
 
     def renew(self) -> None:
-        """Request the eviction again if its requester has failed; collective, before the first question in it."""
+        """Request the eviction again if its requester has failed; collective, before policies run in a new cluster."""
         held = self._held
         if held is None or held.version == membership.cluster_version():
             return
@@ -70,14 +70,14 @@ class Evictions:
             else:
                 for rank in ranks:
                     membership.evict(rank)
-        except Exception as error:  # the others don't know of it and would wait for this worker
+        except Exception as error:  # raising would make the other workers wait for this one
             _log.error(
                 'eviction failed: ranks=%s error="%s: %s"', ",".join(map(str, ranks)), type(error).__name__, error
             )
 
 
 def _uids() -> dict[int, int]:
-    """Return the living ranks' processes; collective. Addresses don't suffice: they are reused."""
+    """Return the uid of each living rank; collective. Addresses don't identify a process, because they are reused."""
     row = np.array(divmod(membership.uid(), 1 << 48))  # a version may be too large for a word with all three
     return {
         rank: (int(each[0]) << 48) + int(each[1]) for rank, each in gather_living(row, "kungfu/policy/uids").items()

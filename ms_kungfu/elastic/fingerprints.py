@@ -1,4 +1,4 @@
-"""Checksums of the state that decides the next step, to compare two runs of a training."""
+"""Compute checksums of the state that decides the next step, to compare two runs of a training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ms_kungfu.elastic.state import TrainingState
 def fingerprint(now: TrainingState) -> dict[str, str]:
     """Return a checksum of each weight, moment, moving statistic, rate and buffer, by its name in a checkpoint.
 
-    Tensors that `averaged=` lets differ between workers are left out.
+    The result lacks tensors that `averaged=` allows to differ between workers.
     """
     own = {id(tensor) for tensor in now.averaged} - {id(tensor) for tensor in now.statistics}
     return {

@@ -1,11 +1,14 @@
-"""The checkpoint that a training writes before its job ends by a signal to a launcher.
+"""Write a last checkpoint before a signal to the launcher ends the job.
 
-1. The launcher notifies the workers that have a checkpoint folder, and are in a call of training (`JobEnd`).
-2. They end their present step, and agree behind it that the job ends. Another worker may not know of it yet.
-3. All write the checkpoint of that step. Then each hangs up, and waits for the signal.
-4. The launcher sends the signal once all have hung up. It ends the program as if it had come in the middle of the step.
+1. The launcher notifies the workers that have a checkpoint folder and are in a call of training (`JobEnd`).
+2. Each worker finishes its current step. After that step all workers agree that the job ends, even if some workers
+   haven't been notified yet.
+3. The workers write the checkpoint of that step. Then each worker closes its connection, and waits for the signal.
+4. The launcher sends the signal once all workers have closed their connections. The signal ends the program as if it
+   had arrived in the middle of a step.
 
-A program with a handler of its own for the signal trains on until then: the handler decides how it ends.
+A program with its own handler for the signal continues training until the signal arrives. The handler then decides how
+the program ends.
 """
 
 from __future__ import annotations
@@ -28,33 +31,33 @@ class LastCheckpoint:
     """The last checkpoint of one training."""
 
     checkpoints: Checkpointing
-    agreed: int = 0  # the signal by which the job ends after this step; the same at all workers
+    agreed: int = 0  # the signal that ends the job after this step, or 0; the same at all workers
     _watch: membership.JobEnd | None = None
 
     def begin(self) -> None:
-        """Note that this worker is in a call of training."""
+        """Begin to wait for the launcher's message, as a call of training begins."""
         self.end()
         if self.checkpoints.folder is not None and replaying.current() is None:
             self._watch = membership.watch_job_end()
 
     def end(self) -> None:
-        """Note that the call has ended."""
+        """Stop waiting for the launcher's message, as the call of training ends."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None
 
     @property
     def signal(self) -> int:
-        """The signal by which the job ends, as far as this worker knows; 0 as long as it doesn't."""
+        """The number of the signal that ends the job, if this worker has been notified; otherwise 0."""
         return 0 if self._watch is None else self._watch.signal
 
     def carry_out(self, step: int) -> None:
-        """Write the checkpoint of this step, if the job ends after it, and wait for the signal; collective."""
+        """If the job ends after this step, write the checkpoint and wait for the signal; collective."""
         number, self.agreed = self.agreed, 0
         if not number:
             return
         event_log.job_ends(step, signal.Signals(number).name)
-        if program.current().checkpoint != step:  # it was due
+        if program.current().checkpoint != step:  # otherwise the step's checkpoint was due anyway
             self.checkpoints.write(step)
         if self.checkpoints.folder is not None:
             self.checkpoints.folder.wait()
@@ -63,4 +66,4 @@ class LastCheckpoint:
             return
         while threading.main_thread().is_alive():
             membership.current().ports.sleep(_LOOK_S)
-        sys.exit()  # KeyboardInterrupt has ended the program, but for this thread
+        sys.exit()  # KeyboardInterrupt has ended the main thread, and this is another thread

@@ -1,6 +1,6 @@
 """Read, set, hold and scale the learning rates of MindSpore's optimizers.
 
-A list is held at its end. The scale is a factor that follows the size.
+A list of rates keeps its last rate after its end. The scale is a factor that depends on the cluster's size.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ms_kungfu.trained.rates import LastingRates
 
 
 class ScaledSchedule(nn.learning_rate_schedule.LearningRateSchedule):
-    """A schedule times a factor that can change while a compiled graph stays as it is."""
+    """A learning rate schedule multiplied by a factor, which can change without compiling the graph again."""
 
     def __init__(self, schedule: Any, name: str) -> None:
         super().__init__()
@@ -31,11 +31,12 @@ class ScaledSchedule(nn.learning_rate_schedule.LearningRateSchedule):
 
 
 class LearningRates:
-    """The rates of all optimizers among the trained cells: numbers, lists and schedules, of groups too.
+    """Scale the learning rates of all optimizers in the trained cells, including rates of parameter groups.
 
-    A number or list is a Parameter of the optimizer, which is written to. A schedule is wrapped in a `ScaledSchedule`
-    before the optimizer is compiled. `bases` are the rates for a factor of 1, as Parameters that travel with the rest.
-    A rate that the program itself has changed since the last change counts as the rate at the present size.
+    A rate may be a number, a list or a schedule. For a number or list, this class writes to the optimizer's Parameter.
+    A schedule is wrapped in a `ScaledSchedule` before the optimizer is compiled. `bases` are the rates for a factor of
+    1; they are Parameters, and part of the training state. If the program has changed a rate since the last change of
+    the cluster, that rate applies to the current size.
     """
 
     def __init__(self, optimizers: Iterable[Any], size: int, follows: str = "workers") -> None:
@@ -50,22 +51,22 @@ class LearningRates:
 
     @staticmethod
     def of(trained: Iterable[Any], size: int, follows: str = "workers") -> LearningRates:
-        """Return the rates of the optimizers among `trained`, one object for the same optimizers.
+        """Return the `LearningRates` of the optimizers in `trained`; the same object for the same optimizers.
 
-        So several calls of training count from one start. `follows`: what there are `size` of.
+        Several calls of training therefore scale from the same initial size. `follows` names what `size` counts.
 
         Raises:
-            ValueError: there is no optimizer, or one that can't be scaled.
+            ValueError: if there is no optimizer, or an optimizer's rate can't be scaled.
         """
         cells = collect_cells(trained).values()
         if grouped := next((cell for cell in cells if is_grouped(cell)), None):
             raise ValueError(
                 f"lr_rule can't scale the learning rate of {type(grouped).__name__}, which schedulers set in its "
-                "param_groups; let the scheduler's function ask ms_kungfu.current_cluster_size(), or leave lr_rule out"
+                "param_groups; call ms_kungfu.current_cluster_size() in the scheduler's function, or leave lr_rule out"
             )
         optimizers = [cell for cell in cells if isinstance(cell, nn.Optimizer)]
         if not optimizers:
-            raise ValueError("lr_rule needs an optimizer of mindspore.nn among what is trained, and there is none")
+            raise ValueError("lr_rule requires an optimizer of mindspore.nn in what is trained, but there is none")
         if any(isinstance(optimizer, nn.LARS) for optimizer in optimizers):
             raise ValueError("lr_rule can't scale the learning rate of nn.LARS, which keeps it in two places")
         known = vars(optimizers[0]).get("_kungfu_learning_rates")
@@ -81,13 +82,13 @@ class LearningRates:
         there = state.get("follows", self._follows)
         if there != self._follows:
             raise KungFuError(
-                f"the learning rates there follow the number of {there} by an lr_rule, and here of {self._follows}: "
-                "with shards it is the global batch that counts; go on as it began, or without lr_rule"
+                f"the lr_rule of the received state follows the number of {there}, but here it follows the number of "
+                f"{self._follows} (with shards: the global batch); keep shards= as training began, or omit lr_rule"
             )
         self.start_size, self.factor = state["start_size"], state["factor"]
 
     def follow(self, rule: FactorRule, size: int) -> None:
-        """Set the rates for `size` workers; workers with the same rates get the same bits."""
+        """Set the rates for `size`; workers with the same rates get the same bits."""
         factor = rule(size, self.start_size)
         if factor == self.factor:
             return
@@ -111,7 +112,7 @@ class LearningRates:
                 optimizer.learning_rate = _wrap(optimizer, rates, "learning_rate_factor")
             return [_parameter_of(optimizer.learning_rate)]
         wrapped: dict[int, ScaledSchedule] = {}
-        for i, rate in enumerate(list(rates)):  # one for each of the optimizer's parameters; a group shares one
+        for i, rate in enumerate(list(rates)):  # one per parameter of the optimizer; parameters in a group share one
             if _parameter_of(rate) is None:
                 if id(rate) not in wrapped:
                     wrapped[id(rate)] = _wrap(optimizer, rate, f"learning_rate_factor_{i}")
@@ -124,7 +125,7 @@ def _times(values: Any, factor: float) -> Any:
 
 
 def _parameter_of(rate: Any) -> Any:
-    """Return the Parameter in MindSpore's cells around a number or list, and in ours; None for a schedule."""
+    """Return the Parameter inside a cell of MindSpore or ms_kungfu that holds a number or list; None for a schedule."""
     if isinstance(rate, ms.Parameter):
         return rate
     if isinstance(rate, ScaledSchedule):
@@ -141,14 +142,14 @@ def _wrap(optimizer: Any, schedule: Any, name: str) -> ScaledSchedule:
         )
     if optimizer.compile_cache or optimizer.global_step.asnumpy().any():
         raise ValueError(
-            f"{type(optimizer).__name__} has been compiled with its {type(schedule).__name__} already, which lr_rule "
-            "could scale only before the first step; give lr_rule to the first call of training"
+            f"lr_rule can't scale the {type(schedule).__name__} of {type(optimizer).__name__} after the optimizer has "
+            "been compiled; pass lr_rule to the first call of training"
         )
     return ScaledSchedule(schedule, name)
 
 
 def _rate_in(optimizer: Any) -> Any:
-    """Return the Parameter that holds a number or list; None for a schedule, and for groups with rates of their own."""
+    """Return the Parameter that holds a number or list; None for a schedule, and for groups with their own rates."""
     if is_grouped(optimizer):
         rates = [group.get("lr") for group in optimizer.param_groups]
         return rates[0] if len(rates) == 1 and isinstance(rates[0], ms.Parameter) else None
@@ -158,23 +159,23 @@ def _rate_in(optimizer: Any) -> Any:
 
 
 def set_learning_rate(optimizer: Any, rate: float) -> None:
-    """Set another learning rate from now on, in place of the rest of a list; compiled graphs stay valid.
+    """Set a constant learning rate from now on, which replaces the rest of a list; compiled graphs stay valid.
 
     Raises:
-        ValueError: for a schedule of MindSpore's and for groups with rates of their own, which no number can replace.
+        ValueError: if the optimizer has a MindSpore schedule, or groups with their own rates.
     """
     inner = _rate_in(optimizer)
     if inner is None:
         groups = is_grouped(optimizer) or isinstance(optimizer.learning_rate, (tuple, list, nn.CellList))
         raise ValueError(
             f"a policy asked for the learning rate {rate:g}, but {type(optimizer).__name__} has "
-            f"{'groups of parameters' if groups else 'a schedule'} with rates of their own; give it a number or a list"
+            f"{'groups of parameters' if groups else 'a schedule'} with their own rates; give it a number or a list"
         )
     ms.ops.assign(inner, ms.Tensor(np.full(inner.shape, rate), dtype=inner.dtype))
 
 
 def learning_rate_of(optimizers: Iterable[Any], step: int) -> float | None:
-    """Return the first optimizer's rate in step number `step`, from 0; None for a schedule or groups."""
+    """Return the first optimizer's learning rate in step `step` (0 or more); None for a schedule or groups."""
     inner = next((_rate_in(optimizer) for optimizer in optimizers), None)
     if inner is None:
         return None

@@ -1,4 +1,4 @@
-"""How the learning rate follows the size of the cluster. Pure."""
+"""Compute the factor by which a cluster's size scales the learning rate. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ _FORM = "use 'linear', 'sqrt', 'none' or a function (size, start_size) -> factor
 
 
 def parse_lr_rule(rule: LRRule) -> FactorRule | None:
-    """Return a rule's function ``(size, start_size) -> factor``; None for "none". ValueError or TypeError otherwise.
+    """Return a rule's function ``(size, start_size) -> factor``, or None for "none".
+
+    ValueError or TypeError for an invalid rule.
 
     >>> parse_lr_rule("linear")(4, 2)
     2.0

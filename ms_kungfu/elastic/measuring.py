@@ -1,4 +1,4 @@
-"""What a training reports to its monitor in each step, and asks its policies."""
+"""Report each step of training to the monitor, and call the policies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ms_kungfu.monitoring.monitor import Monitor
 
 
 class Measuring:
-    """The monitor and the policies of one training. Without them it does nothing."""
+    """The monitor and the policies of one training. Without monitor and policies, the methods do nothing."""
 
     def __init__(self, training: Training, options: Options, total_samples: int | None) -> None:
         self._training = training
@@ -26,30 +26,30 @@ class Measuring:
 
     @property
     def wanted_size(self) -> int:
-        """Return the size that a policy has requested and the cluster hasn't reached yet, else the present one."""
+        """Return a size that a policy has requested and the cluster hasn't reached, or else the current size."""
         pending = None if self.policies is None else self.policies.pending_size
         return runtime.current_cluster_size() if pending is None else pending
 
     def begin(self) -> None:
-        """Note that training begins, or continues, at this worker."""
+        """Start the monitor and the policies as training begins, or continues, at this worker."""
         if self.monitor is not None and not self._training.should_stop:
-            # Not everything that requires a gradient: MindSpore's moments do, by their copied flags.
+            # Don't use requires_grad: it is also set for MindSpore's moments, which copy the flag.
             parameters = [p for optimizer in self._training.optimizers for p in optimizer.parameters]
             self.monitor.begin(parameters, self._training.step)
 
     def expect_epochs(self, count: int) -> None:
-        """Expect so many epochs, unless the program has set a number of samples."""
+        """Set the number of epochs, from which the total number of samples follows unless the program has set it."""
         dataset = self._training.dataset
         if self.policies is not None and self.policies.total_samples is None and dataset is not None:
             self.policies.total_samples = count * dataset.total_samples
 
     def ask(self, hook: str) -> None:
-        """Ask the policies; collective."""
+        """Call a hook of the policies, and carry out their decision; collective."""
         if self.policies is not None:
             self.policies.hook(hook, self._training)
 
     def step_end(self, loss: Any, samples: int | None, trained: int | None) -> None:
-        """Note that a step is done; collective. `samples`: this worker's. `trained`: all workers'."""
+        """Report the end of a step; collective. `samples`: of this worker. `trained`: samples of all workers."""
         if self.monitor is None:
             return
         from ms_kungfu.elastic.learning_rates import learning_rate_of  # loads MindSpore
@@ -69,19 +69,19 @@ class Measuring:
         return None if self.policies is None else self.policies.take_size()
 
     def on_resized(self, size: int) -> None:
-        """Note that the cluster has changed, before its state is shared."""
+        """Report that the cluster has changed, before its state is transferred."""
         if self.policies is not None:
             self.policies.on_resized(size, self._training.dataset)
 
     def took(self, seconds: float) -> None:
-        """Note for how long the change has delayed training."""
+        """Report for how many seconds the change has delayed training."""
         if self.policies is not None:
             self.policies.took(seconds)
         if self.monitor is not None:
             self.monitor.resized(seconds)
 
     def end(self) -> None:
-        """Note the end of the call of training."""
+        """Report the end of the call of training."""
         if self.policies is not None and not is_behind():
             self.policies.after_train(self._training)
         if self.monitor is not None:

@@ -1,6 +1,6 @@
-"""Warnings of trainings that will hardly do what was intended.
+"""Warn of a program that probably doesn't do what its author intended.
 
-For example two reducers or none reduce the gradients, or settings of MindSpore have no effect here.
+For example, two reducers or no reducer reduces the gradients, or a MindSpore setting has no effect.
 """
 
 from __future__ import annotations
@@ -14,60 +14,60 @@ from ms_kungfu.elastic.options import Options
 from ms_kungfu.trained import inventory
 
 _log = logging.getLogger(__name__)
-_STEPS = 10  # mostly more than gradients are accumulated over; the consistency check finds differing workers within 100
+_STEPS = 10  # usually more than the steps of gradient accumulation; the consistency check finds differences within 100
 
 
 class MisuseWarnings:
-    """The warnings, each once in a process."""
+    """Log each misuse warning once per process."""
 
     _told: set[str] = set()
 
     def __init__(self) -> None:
-        self._without = 0  # steps in a row in which nothing was reduced
+        self._without = 0  # consecutive steps without a gradient reduction
         self._synchronises = False
 
     def look(self, trained: Sequence[Any]) -> None:
-        """Examine what is trained, as training begins."""
+        """Examine what is trained when training begins."""
         import mindspore as ms
         from mindspore.parallel._auto_parallel_context import auto_parallel_context
 
         found = inventory.collect_cells(trained).values()
         kind = ms.nn.DistributedGradReducer
         if kind.__module__.startswith("ms_kungfu."):
-            kind = ()  # it is ours, under --msrun
+            kind = ()  # under --msrun, ms_kungfu has replaced the class
         theirs = [cell for cell in found if isinstance(cell, kind)]
-        # MindSpore's own setting, not ms.get_auto_parallel_context, which another module may answer.
+        # Read MindSpore's own setting: ms.get_auto_parallel_context may have been replaced.
         mode, mean = auto_parallel_context().get_parallel_mode(), auto_parallel_context().get_gradients_mean()
         self._synchronises = inventory.synchronises(trained)
         if theirs and self._synchronises:
             self._say(
                 "twice",
                 "The gradients are reduced twice: by MindSpore's DistributedGradReducer, which parallel_mode=%r or the "
-                "program makes, and by ms_kungfu's optimizer or reducer; leave the former out",
+                "program creates, and by ms_kungfu's optimizer or reducer; leave the former out",
                 mode,
             )
         elif mode != "stand_alone" or mean:
             self._say(
                 "settings",
-                "set_auto_parallel_context(parallel_mode=%r, gradients_mean=%r) is MindSpore's own parallelism, which "
-                "knows nothing of these workers; leave it out: the optimizers of ms_kungfu average over them "
-                "(gradients_mean=False of the optimizer: sum)",
+                "set_auto_parallel_context(parallel_mode=%r, gradients_mean=%r) has no effect on these workers: it "
+                "configures MindSpore's own parallelism. Leave it out: the optimizers of ms_kungfu average over the "
+                "workers (or sum, with the optimizer's gradients_mean=False)",
                 mode,
                 mean,
             )
 
     def step(self, reductions: int, workers: int) -> None:
-        """Note that a step with so many reductions of gradients is over."""
+        """Count a step that had `reductions` gradient reductions."""
         self._without = 0 if reductions or workers == 1 else self._without + 1
         if self._without != _STEPS or self._synchronises:
             return
         from ms_kungfu.ops._base import Collective
 
-        if not Collective._made:  # a reducer of the program's own may not report its reductions
+        if not Collective._made:  # a custom reducer may not report its reductions
             self._say(
                 "unreduced",
-                "None of %d workers has reduced gradients in %d steps: unless the program does so by ms_kungfu.comm, "
-                "each trains a model of its own; give it an optimizer of ms_kungfu.optimizers, or a KungFuGradReducer",
+                "None of %d workers has reduced gradients in %d steps: unless the program does so with ms_kungfu.comm, "
+                "each worker trains a separate model; use an optimizer of ms_kungfu.optimizers, or a KungFuGradReducer",
                 workers,
                 _STEPS,
             )
@@ -79,7 +79,7 @@ class MisuseWarnings:
 
 
 def warn_of_one_epoch(options: Options) -> None:
-    """Warn if a training of one epoch begins without a dataset: its cluster changes only between epochs."""
+    """Warn if training of one epoch begins without a dataset, since the cluster then changes only between epochs."""
     asked = [name for name in ("schedule", "policy") if getattr(options, name)]
     if asked and membership.speaks_for_all():
         _log.warning(

@@ -1,4 +1,4 @@
-"""Options that `ElasticTraining` and `KungFuElasticCallback` have in common, checked once."""
+"""The common options of `ElasticTraining` and `KungFuElasticCallback`, and their checks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ms_kungfu.trained.inventory import check_averaged
 
 @dataclass(frozen=True)
 class Options:
-    """Options; `ElasticTraining` documents each. TypeError and ValueError for invalid ones."""
+    """The options of a training; `ElasticTraining` documents each. TypeError or ValueError if one is invalid."""
 
     schedule: Schedule | None = None
     wait: bool = False
@@ -44,12 +44,12 @@ class Options:
         self._check_folder()
         as_policy(self.policy)
         if self.evict is not None and not callable(self.evict):
-            raise TypeError(f"evict is a function of the ranks that shall leave, got {self.evict!r}")
+            raise TypeError(f"evict must be a function of the ranks to evict, got {self.evict!r}")
         if self.monitor is not None and not isinstance(self.monitor, Monitor):
-            raise TypeError(f"monitor is a ms_kungfu.monitoring.Monitor, got {self.monitor!r}")
+            raise TypeError(f"monitor must be a ms_kungfu.monitoring.Monitor, got {self.monitor!r}")
 
     def as_run(self) -> Options:
-        """Return the same, or for a replay: no size is requested, no checkpoint written, and the start is given."""
+        """Return the options; in a replay without resizes and checkpoints, and with the recorded start."""
         replay = replaying.current()
         if replay is None:
             return self
@@ -69,4 +69,4 @@ class Options:
                 given = "checkpoint_every" if every is not None else "resume"
                 raise ValueError(f"{given} needs a folder; give checkpoint_dir")
         elif Path(folder).exists() and not Path(folder).is_dir():
-            raise ValueError(f"checkpoint_dir is a folder, and {os.fspath(folder)} is something else")
+            raise ValueError(f"checkpoint_dir: {os.fspath(folder)} is not a folder")

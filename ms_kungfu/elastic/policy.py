@@ -1,8 +1,8 @@
-"""Policies: from measurements of a training to changes of it.
+"""Policies decide, from measurements of training, how to change the training.
 
-Pure: no clock, no cluster, no MindSpore. A policy gets the `Metrics` of the moment. It returns a
-`Decision`, which always has a reason, or None. `ms_kungfu.elastic.policy_runner` carries decisions
-out. See docs/policies.md.
+They are pure: they use no clock, no cluster and no MindSpore. A policy receives the current
+`Metrics`. It returns None, or a `Decision` with a reason. `ms_kungfu.elastic.policy_runner` carries
+out decisions. See docs/policies.md.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Metrics:
-    """What a policy knows.
+    """The measurements that a policy receives.
 
-    Times are in seconds. None stands for what isn't known (yet).
+    Times are in seconds. None stands for a value that isn't known (yet).
     """
 
     step: int = 0
     """Steps done since training started."""
     epoch: int = 0
-    """Epochs done in the present call of training."""
+    """Epochs done in the current call of training."""
     cluster_size: int = 1
     """The number of workers."""
     batch_size: int = 0
-    """Samples of a step, of all workers together."""
+    """Samples in a step, over all workers."""
     holds_global_batch: bool = False
-    """Whether the batch stays the same when the cluster changes; else it grows and shrinks with it."""
+    """Whether a resize keeps the batch size; otherwise the batch is proportional to the cluster size."""
     trained_samples: int = 0
-    """Samples trained since training started, of all workers."""
+    """Samples that all workers have trained since training started."""
     total_samples: int | None = None
     """Samples that will have been trained when training ends."""
     steps_at_size: int = 0
@@ -39,69 +39,70 @@ class Metrics:
     step_time: float | None = None
     """Duration of the last measured step."""
     compute_times: tuple[float, ...] = ()
-    """Of each worker, the part of the step outside of communication."""
+    """For each worker, the duration of the step without communication."""
     communication_time: float | None = None
-    """The part of a step that communication takes without any late worker, as far as it isn't hidden."""
+    """Time for which a step waits for communication, without the waiting for late workers."""
     gradient_noise_scale: float | None = None
-    """In samples; infinite if noise hides the gradient."""
+    """The noise scale in samples; infinite if noise hides the gradient."""
     noise_scale_steps: int = 0
-    """How many measurements the noise scale is made of."""
+    """Number of measurements in the noise scale."""
     loss: float | None = None
-    """Mean over the workers, weighted by their samples, if the program gives it."""
+    """Mean loss over the workers, weighted by their samples, if the program reports a loss."""
     learning_rate: float | None = None
-    """The optimizer's, at the last measured step."""
+    """The optimizer's learning rate at the last measured step."""
     training_time: float = 0.0
     """Time since training started, resizes included."""
     resize_time: float | None = None
-    """For how long the last change of the cluster delayed training."""
+    """Time by which the last change of the cluster delayed training."""
     shards: int | None = None
-    """How many shards a full step has (docs/shards.md). None: each worker trains its part of the batch in
-    one."""
+    """Number of shards in a full step (docs/shards.md). None: steps aren't partitioned into shards."""
 
     @property
     def local_batch_size(self) -> float:
-        """Samples of a worker in a step."""
+        """Number of samples in a step per worker."""
         return self.batch_size / self.cluster_size
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What to change, and why.
+    """The changes that a policy decides on, and their reason.
 
     A value of None, or an empty `evict`, changes nothing.
 
     Args:
-        reason: a text that isn't empty.
+        reason: a string that isn't empty.
 
     Raises:
-        ValueError: for an empty reason, a value outside of its range, or values that don't go together.
+        ValueError: for an empty reason, a value outside of its range, or values that exclude each
+            other.
     """
 
     reason: str
     size: int | None = None
-    """The number of workers, which come when they are ready; until then policies are called as before."""
+    """The number of workers. The cluster changes once new workers are ready. Until then policies are
+    called as before."""
     keeps_local_batch: bool | None = None
-    """With `size`: a dataset that holds its global batch changes it in proportion, when the cluster has
-    the new size. With shards it has more or fewer of them, of the same shape."""
+    """Needs `size`. A dataset with a fixed global batch changes that batch in proportion, once the
+    cluster has the new size. With shards it changes their number, not their shape."""
     global_batch_size: int | None = None
-    """Samples of a step, of all workers together: the dataset holds them at any size of the cluster."""
+    """Samples in a step, over all workers. The dataset keeps this batch at any size of the cluster."""
     local_batch_size: int | None = None
-    """Samples of a step at each worker, so that all together follow the size of the cluster."""
+    """Samples in a step at each worker. The global batch is then proportional to the size of the cluster."""
     learning_rate: float | None = None
-    """Instead of the present one, or of the rest of the optimizer's list of rates."""
+    """The new constant rate. It replaces the current rate, or the rest of the optimizer's list of rates."""
     strategy: str | None = None
-    """Of the collectives, by KungFu's name."""
+    """KungFu's name of the strategy of the collectives."""
     optimizer: str | None = None
-    """What ``optimizer.switch_to`` takes."""
+    """The argument of ``optimizer.switch_to``."""
     evict: tuple[int, ...] = ()
     """Ranks to evict."""
     shards: int | None = None
-    """With `global_batch_size`: how many shards a full step has, from the next one on; else as many as
-    before."""
+    """The number of shards in a full step, from the next step on. Needs `global_batch_size`. None
+    keeps the number."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.reason, str) or not self.reason:
-            raise ValueError("a decision has a reason: a text that isn't empty")
+            raise ValueError("the reason of a decision is empty; give a string")
         for name in ("size", "global_batch_size", "local_batch_size", "shards"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -112,18 +113,18 @@ class Decision:
                 f"{self.global_batch_size} and {self.local_batch_size}"
             )
         if self.shards is not None and self.global_batch_size is None:
-            raise ValueError("shards goes with the global_batch_size that they are parts of")
+            raise ValueError("a decision with shards needs global_batch_size, too")
         if self.keeps_local_batch and self.size is None:
-            raise ValueError("keeps_local_batch goes with a size")
+            raise ValueError("a decision with keeps_local_batch needs size, too")
         rate = self.learning_rate
         if rate is not None and not (math.isfinite(rate) and rate >= 0):
-            raise ValueError(f"learning_rate is a number of 0 or more, got {rate!r}")
+            raise ValueError(f"learning_rate must be a number of 0 or more, got {rate!r}")
         if any(isinstance(rank, bool) or not isinstance(rank, int) or rank < 0 for rank in self.evict):
-            raise ValueError(f"evict holds ranks, got {self.evict!r}")
+            raise ValueError(f"evict must hold ranks, got {self.evict!r}")
 
     @property
     def changes(self) -> dict[str, Any]:
-        """What it changes, by name."""
+        """The changed values by name."""
         found = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "reason"}
         return {name: value for name, value in found.items() if value not in (None, ())}
 
@@ -138,48 +139,50 @@ class Decision:
 
 
 class Policy:
-    """Base of policies: override the hooks you need; each returns a Decision or None.
+    """The base class of policies: override the hooks you need; each returns a Decision or None.
 
-    The hooks are called at every worker, with the same metrics, and all workers do what the lowest rank
-    decides. A policy that remembers something gives it to a joining worker by `state` and `restore`.
+    The hooks are called at every worker, with the same metrics, and all workers carry out the
+    lowest rank's decision. A policy that has state overrides `state` and `restore`, which transfer
+    the state to a joining worker.
     """
 
     def before_train(self, q: Metrics) -> Decision | None:
-        """Return what to change as a call of training begins, by the metrics `q`."""
+        """Return what to change when a call of training begins, given the metrics `q`."""
 
     def before_epoch(self, q: Metrics) -> Decision | None:
-        """Return what to change as an epoch begins, by the metrics `q`.
+        """Return what to change when an epoch begins, given the metrics `q`.
 
-        The first epoch begins after `before_train`.
+        For the first epoch, `before_train` is called before this hook.
         """
 
     def before_step(self, q: Metrics) -> Decision | None:
-        """Return what to change before the next step, by the metrics `q`.
+        """Return what to change before the next step, given the metrics `q`.
 
-        The hook is called in the cluster that will train the step, and can't change it any more.
+        The hook is called after the cluster has changed, so it can't change the cluster for that
+        step.
         """
 
     def after_step(self, q: Metrics) -> Decision | None:
-        """Return what to change after a step, by the metrics `q`.
+        """Return what to change after a step, given the metrics `q`.
 
-        The decision counts from one of the next steps on.
+        The decision takes effect in one of the next steps.
         """
 
     def after_epoch(self, q: Metrics) -> Decision | None:
-        """Return what to change after an epoch, by the metrics `q`.
+        """Return what to change after an epoch, given the metrics `q`.
 
-        The `after_step` of its last step comes before.
+        `after_step` of the epoch's last step is called before this hook.
         """
 
     def after_train(self, q: Metrics) -> None:
-        """Clean up after a call of training has ended at this worker, by the metrics `q`."""
+        """Clean up after a call of training has ended at this worker, given the metrics `q`."""
 
     def state(self) -> Any:
-        """Return what a joining worker needs to decide alike, as JSON."""
+        """Return the state that a joining worker needs to make the same decisions, as JSON."""
         return None
 
     def restore(self, state: Any) -> None:
-        """Take another worker's `state`."""
+        """Continue from another worker's `state`."""
 
 
 HOOKS = ("before_train", "before_epoch", "before_step", "after_step", "after_epoch", "after_train")
@@ -187,23 +190,23 @@ HOOKS = ("before_train", "before_epoch", "before_step", "after_step", "after_epo
 
 @dataclass
 class Policies(Policy):
-    """Several policies as one.
+    """Combine several policies into one.
 
-    If two want different things at once, the first in the list decides. What the other one wants
-    besides is done, too.
+    If two policies change the same value, the first policy in the list decides it. Other changes of
+    the second policy are carried out, too.
 
     Args:
-        parts: the policies, in their order.
+        parts: the policies, by descending priority.
     """
 
     parts: Sequence[Policy] = field(default_factory=tuple)
 
     def decide(self, hook: str, q: Metrics) -> Decision | None:
-        """Call a hook of each part, and return the combined decision.
+        """Call a hook of each policy, and return the combined decision.
 
         Args:
-            hook: its name.
-            q: the metrics of the moment.
+            hook: the name of the hook.
+            q: the current metrics.
         """
         made = []
         for part in self.parts:
@@ -213,41 +216,41 @@ class Policies(Policy):
         return combine(made)
 
     def before_train(self, q: Metrics) -> Decision | None:
-        """Return the parts' combined decision by the metrics `q`."""
+        """Return the policies' combined decision, given the metrics `q`."""
         return self.decide("before_train", q)
 
     def before_epoch(self, q: Metrics) -> Decision | None:
-        """Return the parts' combined decision by the metrics `q`."""
+        """Return the policies' combined decision, given the metrics `q`."""
         return self.decide("before_epoch", q)
 
     def before_step(self, q: Metrics) -> Decision | None:
-        """Return the parts' combined decision by the metrics `q`."""
+        """Return the policies' combined decision, given the metrics `q`."""
         return self.decide("before_step", q)
 
     def after_step(self, q: Metrics) -> Decision | None:
-        """Return the parts' combined decision by the metrics `q`."""
+        """Return the policies' combined decision, given the metrics `q`."""
         return self.decide("after_step", q)
 
     def after_epoch(self, q: Metrics) -> Decision | None:
-        """Return the parts' combined decision by the metrics `q`."""
+        """Return the policies' combined decision, given the metrics `q`."""
         return self.decide("after_epoch", q)
 
     def after_train(self, q: Metrics) -> None:
-        """Call the parts' hook with the metrics `q`."""
+        """Call the hook of each policy with the metrics `q`."""
         self.decide("after_train", q)
 
     def state(self) -> Any:
-        """Return the states of the parts, as JSON."""
+        """Return the states of all policies, as JSON."""
         return [part.state() for part in self.parts]
 
     def restore(self, state: Any) -> None:
-        """Restore each part from another worker's `state`."""
+        """Restore each policy from another worker's `state`."""
         for part, kept in zip(self.parts, state):
             part.restore(kept)
 
 
 def combine(decisions: Iterable[Decision]) -> Decision | None:
-    """Return one decision: of each thing that several decisions change, the first one's value."""
+    """Combine several decisions into one; if several change the same value, the first one counts."""
     changes: dict[str, Any] = {}
     reasons = []
     for decision in decisions:
@@ -255,7 +258,7 @@ def combine(decisions: Iterable[Decision]) -> Decision | None:
         if "global_batch_size" in changes or "local_batch_size" in changes:
             for name in ("global_batch_size", "local_batch_size", "shards"):
                 wanted.pop(name, None)
-        # An eviction and a new size are two ways to change the membership; one at a time.
+        # An eviction and a new size both change the membership, so only the first of them is carried out.
         if "size" in changes or "evict" in changes:
             for name in ("size", "keeps_local_batch", "evict"):
                 wanted.pop(name, None)
@@ -267,11 +270,11 @@ def combine(decisions: Iterable[Decision]) -> Decision | None:
 
 
 def as_policy(policy: Policy | Sequence[Policy] | None) -> Policies:
-    """Return one policy or several as Policies. TypeError for anything else."""
+    """Convert one policy, or a list of them, to Policies. TypeError for anything else."""
     if isinstance(policy, Policies):
         policy = policy.parts
     elif policy is None or isinstance(policy, Policy):
         policy = () if policy is None else (policy,)
     if not isinstance(policy, (tuple, list)) or not all(isinstance(part, Policy) for part in policy):
-        raise TypeError(f"policy is a ms_kungfu.elastic.Policy or a list of them, got {policy!r}")
+        raise TypeError(f"policy must be a ms_kungfu.elastic.Policy or a list of them, got {policy!r}")
     return Policies(tuple(policy))

@@ -1,4 +1,4 @@
-"""Ask the policies, agree with the other workers and carry out the decision. Driven by `ElasticTraining`."""
+"""Call the policies, agree on a decision with the other workers, and carry it out, for `ElasticTraining`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _STRATEGIES = ("AUTO", "SHM")
 
 
 class PolicyRunner:
-    """Asks the policies, agrees on a decision with the other workers, and carries it out.
+    """Call the policies, agree on a decision with the other workers, and carry it out.
 
-    Every worker asks its own policies, so that any of them can continue if others leave; the lowest rank's answer
-    counts.
+    Every worker calls its own policies, so that any worker can continue if others leave. All workers carry out the
+    lowest rank's decision.
     """
 
     def __init__(self, policies: Policies, monitor: Monitor, evict: Evict | None, total_samples: int | None) -> None:
@@ -36,19 +36,19 @@ class PolicyRunner:
         self.monitor = monitor
         self.total_samples = total_samples
         self._evictions = Evictions(evict)
-        self._asked = {  # those that a policy implements
+        self._asked = {  # the hooks that a policy overrides
             hook for hook in HOOKS for part in policies.parts if getattr(type(part), hook) is not getattr(Policy, hook)
         }
-        self._wanted_size: int | None = None  # decided and not passed on yet
+        self._wanted_size: int | None = None  # decided, but not requested yet
         self.pending_size: int | None = None
-        """A size that was passed on since the last change of the cluster; a policy that still wants it asks again."""
-        # A decided size, at which each worker is to have the batch that it had at the other one. It survives changes by
-        # others, such as failures, until the cluster reaches it or a policy decides on another size.
+        """The size that was requested since the last change of the cluster; the next change clears it."""
+        # A decided size and the previous size: at the new size, each worker keeps its local batch. The value survives
+        # other changes, such as failures, until the cluster has the size or a policy decides on another size.
         self._keeping: tuple[int, int] | None = None
         self._steps_at_size = 0
         self._began = time.monotonic()
         self._resize_time: float | None = None
-        self._step_time: float | None = None  # before the change
+        self._step_time: float | None = None  # duration of a step before the change
 
     def state(self) -> dict[str, Any]:
         return {
@@ -67,7 +67,7 @@ class PolicyRunner:
         self.policies.restore(state["policies"])
         self._began = time.monotonic() - state["time"]
         self._resize_time, self._wanted_size, self.pending_size = state["resize_time"], state["size"], state["pending"]
-        keeping = state.get("keeping")  # not in files of older versions
+        keeping = state.get("keeping")  # files of older versions lack it
         self._keeping = None if keeping is None else (keeping[0], keeping[1])
         if self.pending_size is not None and state.get("job") != env.JOB.get():  # this job has no such request
             self._wanted_size, self.pending_size = self._wanted_size or self.pending_size, None
@@ -75,19 +75,19 @@ class PolicyRunner:
         self._evictions.restore(state.get("eviction"))
 
     def stepped(self, record: StepRecord | None) -> None:
-        """Note that a step is done, and measured if there is a record."""
+        """Count a step; `record` has its measurements, or is None."""
         self._steps_at_size += 1
         if record is None:
             return
         if self._steps_at_size == 1 and self._resize_time is not None and self._step_time is not None:
-            # The first step in a new cluster compiles, at a joining worker or at all: part of the change's cost.
+            # In the first step of a new cluster, one or all workers compile. That time is part of the change's cost.
             self._resize_time += max(0.0, record.seconds - self._step_time)
         self._step_time = record.seconds
 
     def on_resized(self, new_size: int, dataset: Shares | None) -> None:
-        """Adjust the batch, as the cluster has changed; called before its state is shared, at all members that stay.
+        """Adjust the batch after a change of the cluster; called at all members that stay.
 
-        That state tells joining workers the result, so nothing may be left to do after it.
+        The call comes before the state transfer, by which joining workers receive the adjusted batch.
         """
         self.pending_size = None
         if self._keeping is None or self._keeping[0] != new_size:
@@ -95,7 +95,7 @@ class PolicyRunner:
         _, from_size = self._keeping
         self._keeping = None
         if dataset is not None and dataset.holds_global_batch:
-            # With shards in steps that need no worker to compile another shape.
+            # With shards, round to whole shards, so that no worker has to compile another shape.
             unit = 1 if dataset.shards is None else dataset.global_batch_size // dataset.shards
             count = max(1, round(dataset.global_batch_size // unit * new_size / from_size))
             if dataset.shards is not None:
@@ -103,7 +103,7 @@ class PolicyRunner:
             dataset.set_batch_size(global_batch_size=unit * count, shards=None if dataset.shards is None else count)
 
     def took(self, seconds: float) -> None:
-        """Note for how long the change of the cluster delayed training."""
+        """Record for how many seconds the change of the cluster delayed training."""
         self._steps_at_size = 0
         self._resize_time = seconds
 
@@ -115,7 +115,7 @@ class PolicyRunner:
         return size
 
     def hook(self, hook: str, training: Training) -> None:
-        """Ask the policies and carry out their decision; `take_size` has a new size. Collective.
+        """Call a hook of the policies and carry out their decision; `take_size` returns a new size. Collective.
 
         Raises:
             ValueError: at every worker, for a decision that can't be carried out here.
@@ -125,14 +125,14 @@ class PolicyRunner:
         self._evictions.renew()
         decision = self.policies.decide(hook, self.metrics(training))
         if decision is not None and decision.size is not None:
-            # Policies still ask while the new workers get ready.
+            # A policy may repeat its decision while the new workers get ready.
             there = runtime.current_cluster_size() if self.pending_size is None else self.pending_size
             if decision.size == there:
                 decision = replace(decision, size=None, keeps_local_batch=None)
         decision, decider = agree(decision)
         if decision is None or not decision.changes:
             return
-        level = logging.INFO if runtime.current_rank() == 0 else logging.DEBUG  # all would say the same
+        level = logging.INFO if runtime.current_rank() == 0 else logging.DEBUG  # the line is the same at all workers
         _log.log(level, 'policy: %s step=%d reason="%s"', describe(decision), training.step, decision.reason)
         if membership.speaks_for_all():
             membership.report("policy_decided", changes=describe(decision), step=training.step, reason=decision.reason)
@@ -155,7 +155,7 @@ class PolicyRunner:
             self._evictions.order(decision.evict, decider)
 
     def after_train(self, training: Training) -> None:
-        """Tell the policies that a call of training has ended. Not collective: workers that left are included."""
+        """Call the hook `after_train`. It isn't collective, because workers that have left call it, too."""
         self.policies.after_train(self.metrics(training))
 
     def metrics(self, training: Training) -> Metrics:
@@ -179,7 +179,7 @@ class PolicyRunner:
             "training_time": time.monotonic() - self._began,
             "resize_time": self._resize_time,
         }
-        if record is None or self._steps_at_size == 0:  # the measurements are another cluster's
+        if record is None or self._steps_at_size == 0:  # the measurements belong to the previous cluster
             return Metrics(**common)
         return Metrics(
             **common,
@@ -200,11 +200,11 @@ class PolicyRunner:
             )
         if training.dataset is None and (decision.global_batch_size or decision.local_batch_size):
             raise ValueError(
-                f"a policy asked for another batch ({describe(decision)}), which needs an ElasticDataset; give one to "
-                "ElasticTraining or Model.train"
+                f"a policy asked for another batch ({describe(decision)}), which requires an ElasticDataset; pass one "
+                "to ElasticTraining or Model.train"
             )
         if decision.learning_rate is not None and not training.optimizers:
-            raise ValueError("a policy asked for a learning rate, but no optimizer is among what is trained")
+            raise ValueError("a policy asked for a learning rate, but what is trained has no optimizer")
         if decision.optimizer is not None and not any(hasattr(o, "switch_to") for o in training.optimizers):
             raise ValueError(
                 f"a policy asked for the optimizer {decision.optimizer!r}, but no optimizer here can switch; train "
@@ -215,7 +215,7 @@ class PolicyRunner:
 
 
 def agree(mine: Decision | None) -> tuple[Decision | None, int]:
-    """Return the decision of the lowest living rank, at every worker, and that rank; collective."""
+    """Return the lowest living rank's decision, and that rank; the same result at every worker; collective."""
     if runtime.current_cluster_size() == 1:
         return mine, 0
     told, decider = told_by_lowest("" if mine is None else json.dumps(mine.to_json()), "kungfu/policy")

@@ -1,4 +1,4 @@
-"""This process's position in its program: a joining worker runs it from the start, the others are in its middle."""
+"""Track this process's position in its program. A joining worker runs the program from the start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ms_kungfu.elastic.state import TrainingState
 
 
 class Training(Protocol):
-    """The parts of an `ElasticTraining`'s view of it."""
+    """The attributes of `ElasticTraining` that its parts use."""
 
     step: int
     first_step: int
@@ -28,7 +28,7 @@ class Training(Protocol):
 
 @dataclass
 class Entry:
-    """An entry of a schedule."""
+    """An entry of a schedule: a size and its step."""
 
     step: int
     size: int
@@ -36,10 +36,10 @@ class Entry:
 
 @dataclass
 class Told:
-    """What `event_log` has logged."""
+    """The events that `event_log` has logged."""
 
-    pending: Entry | None = None  # not reached yet
-    waits: bool = False  # training does, for that
+    pending: Entry | None = None  # the last requested entry, if its size hasn't been reached
+    waits: bool = False  # whether training waits for that size
     reported_failed: tuple[int, dict[int, str]] = (-1, {})  # cluster version, rank -> peer
     at_exit: bool = False
     told_passing: bool = False
@@ -47,39 +47,39 @@ class Told:
 
 @dataclass
 class Generators:
-    """What is known of the workers' random generators, by their components' names; `randomness` says why."""
+    """Which random generators the workers share, by the names of their components; see `randomness`."""
 
-    origins: dict[str, int] = field(default_factory=dict)  # numbers of their states at this process's first `begin`
-    shared: dict[str, bool] = field(default_factory=dict)  # decided: whether all workers have the same
-    of_source: dict[str, int] | None = None  # the origins of the worker that this one's state is from
+    origins: dict[str, int] = field(default_factory=dict)  # hashes of the states at this process's first `begin`
+    shared: dict[str, bool] = field(default_factory=dict)  # the decisions whether workers share a generator
+    of_source: dict[str, int] | None = None  # the origins of the worker that sent the state
 
     def state(self) -> dict[str, Any]:
         return {"origins": dict(self.origins), "shared": dict(self.shared)}
 
     def receive(self, state: dict[str, Any] | None) -> None:
-        """Take over the knowledge of a worker with the training state, or of a checkpoint; None: it is too old."""
+        """Take over the `state` of a worker or a checkpoint. `state` is None for a checkpoint of an old version."""
         self.of_source = None if state is None else state["origins"]
         self.shared.update({} if state is None else state["shared"])
 
     def is_shared(self, name: str) -> bool:
-        """Return whether a worker with another one's state shares this generator."""
+        """Return whether this worker shares the generator with the worker that sent the training state."""
         same = self.of_source is None or self.of_source.get(name) == self.origins.get(name)
         return self.shared.setdefault(name, same)
 
 
 @dataclass
 class Program:
-    """The program of one process, over all its trainings."""
+    """The position of one process in its program, over all its calls of training."""
 
-    calls: int = 0  # trainings begun, over all ElasticTraining objects
-    resume: dict[str, Any] | None = None  # the progress a joining worker received, or a checkpoint had
-    call_of_state: int = 0  # the call of a received state, for which this process is too early
-    resuming: bool = False  # a joining worker has begun at the others' position and hasn't trained yet
-    checkpoint_folders: set[str] = field(default_factory=set)  # those with the content of this process's training
-    call_of_checkpoint: dict[str, int] = field(default_factory=dict)  # by folder: the newest one's, if later
-    job: int = 1  # number among the jobs that have used the checkpoints' folder; the same everywhere
-    checkpoint: int | None = None  # the step of the last one, until it is known to be on the disk; the same everywhere
-    writes_checkpoint: bool = False  # and this process writes it
+    calls: int = 0  # calls of training begun, over all ElasticTraining objects
+    resume: dict[str, Any] | None = None  # the progress of a received state or checkpoint
+    call_of_state: int = 0  # the later call of training to which a received state belongs
+    resuming: bool = False  # whether it has begun in the middle of a call, and hasn't trained yet
+    checkpoint_folders: set[str] = field(default_factory=set)  # folders that this process's training uses
+    call_of_checkpoint: dict[str, int] = field(default_factory=dict)  # folder -> newest checkpoint's call, if later
+    job: int = 1  # number of this job in the checkpoints' folder; equal at all workers
+    checkpoint: int | None = None  # step of the last checkpoint, until that is on the disk; equal everywhere
+    writes_checkpoint: bool = False  # whether this process writes that checkpoint
     told: Told = field(default_factory=Told)
     generators: Generators = field(default_factory=Generators)
 
@@ -93,18 +93,18 @@ def current() -> Program:
 
 
 def use(program: Program) -> None:
-    """Make this the process's program in this context; for callers that run several in one process."""
+    """Make `program` the current one in this context; for callers that run several programs in one process."""
     _current.set(program)
 
 
 def is_behind() -> bool:
-    """Return whether this process joined, or resumed, and hasn't reached the call of training that the state is of."""
+    """Return whether this process hasn't reached the call of training to which its received state belongs."""
     program = current()
     return program.calls < max(program.call_of_state, program.resume["call"] if program.resume is not None else 0)
 
 
 def is_resuming() -> bool:
-    """Return whether this process is behind, or has just begun in the middle of a call that the others began before."""
+    """Return whether this process is behind, or has begun in the middle of a call and hasn't trained yet."""
     return is_behind() or current().resuming
 
 
@@ -122,9 +122,9 @@ def progress(training: Training) -> dict[str, Any]:
 
 
 def resume(progress: dict[str, Any]) -> None:
-    """Continue from another process's progress, or a checkpoint's, in the call of training that it is of."""
+    """Continue from the progress of another process or a checkpoint, in the call to which the progress belongs."""
     mine = current()
     mine.resume = progress
-    mine.checkpoint = progress.get("checkpoint")  # not in files of older versions
+    mine.checkpoint = progress.get("checkpoint")  # files of older versions lack it
     mine.job = progress.get("job", 1)
     mine.generators.receive(progress.get("generators"))

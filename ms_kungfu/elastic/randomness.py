@@ -1,19 +1,19 @@
-"""The random generators of a training: which of them the workers share, and which state a joining worker's get.
+"""Decide which random generators the workers share, and set the generators' states at a joining worker.
 
-1. A generator is *shared* if its state was the same on all workers as they came to their first `begin`: the program
-   seeds it alike everywhere. It then counts for all, for example for an image size that is drawn once a step. So a
-   joining worker continues with the source rank's state.
-2. Any other generator is *each worker's own*, for example for augmentation or noise. With the source rank's state two
-   workers would draw the same numbers for ever. A joining worker's state is a function of the source rank's state and
-   of (call, step, rank) at which it joins. It is the same whenever the same training is run again, and another one for
-   each of the workers that join together.
-3. The workers of the first cluster decide which it is as they begin together. A worker that began alone doesn't know
-   it. There the joining worker decides. It has run the same program from the start, so its own state at its first
-   `begin` shows how the program seeds. A program that seeds by the rank is detected: the worker that began alone keeps
-   rank 0, and a joining worker has another one.
-4. A decision holds for ever and travels in the progress, as does the state of (3). So it doesn't depend on which ranks
-   live later. After rank 0 has failed, the seed of the new rank 0 may be the one that a joining worker's program takes
-   for its own rank.
+1. A generator is *shared* if its state was the same on all workers at their first `begin`: the program seeds it equally
+   everywhere. Such a generator yields the same numbers on all workers, e.g. an image size once a step. So a joining
+   worker continues with the source rank's state.
+2. Any other generator is *each worker's own*, e.g. for augmentation or noise. If a joining worker had the source rank's
+   state, both would draw the same numbers forever. Its state is therefore derived from the source rank's state and from
+   the (call, step, rank) at which it joins. The derived state is the same if the same training is run again, and
+   differs between workers that join together.
+3. The workers of the first cluster decide whether a generator is shared when they begin together. A worker that began
+   alone can't decide, so the joining worker decides. It has run the same program from the start, so its own state at
+   its first `begin` shows how the program seeds. This detects a program that seeds by the rank: the worker that began
+   alone keeps rank 0, and a joining worker has another rank.
+4. A decision is final, and is part of the progress, as is the state of (3). So the decision doesn't depend on which
+   ranks live later. This matters after rank 0 has failed: a joining worker's seed may equal that of the new rank 0.
+
 
 tests/mindspore/elastic/test_randomness.py
 """
@@ -34,13 +34,13 @@ from ms_kungfu.elastic import program
 from ms_kungfu.elastic.state import Component
 from ms_kungfu.trained.inventory import collect_generators
 
-# Names of the generators that are shared or own by themselves. MindSpore has two: the generator, which
-# `mindspore.manual_seed` sets, and the global seed, which datasets use, too. The others are components each.
+# The generators, for each of which a separate decision is made. MindSpore has two: the generator, which
+# `mindspore.manual_seed` sets, and the global seed, which datasets use, too. Each of the others is one component.
 NAMES = ("mindspore_generator", "mindspore_seed", "random_python", "random_numpy", "random_generators")
 
 
 def components(trained: Iterable[Any] = ()) -> list[Component]:
-    """Return components of the global random generators of Python, NumPy and MindSpore, and of cells' generators."""
+    """Return the state components for the random generators of Python, NumPy, MindSpore and the cells."""
 
     def restore_python(state: Any) -> None:
         version, numbers, gauss = state
@@ -59,7 +59,7 @@ def components(trained: Iterable[Any] = ()) -> list[Component]:
 
     generators = collect_generators(trained)
     return [
-        # First: setting MindSpore's seed resets NumPy's as well.
+        # MindSpore comes before NumPy, because setting MindSpore's seed also resets NumPy's generator.
         Component("random_mindspore", _capture_mindspore, _restore_mindspore, own=True, derive=_derive_mindspore),
         _component("random_python", random.getstate, restore_python, random.seed),
         _component("random_numpy", capture_numpy, restore_numpy, seed_numpy),
@@ -84,13 +84,13 @@ def _derive(name: str, state: Any, seed: Callable[[int], None]) -> None:
 
 
 def _identity() -> str:
-    """Return where this worker joins, or resumes, and as which rank."""
+    """Return the call, step and rank at which this worker joins or resumes, as a string."""
     progress = program.current().resume or {}
     return f"{progress.get('call')}/{progress.get('step')}/{runtime.current_rank()}"
 
 
 def derived(name: str, state: Any, identity: str) -> int:
-    """Return a seed below 2**63 for the worker of this identity that begins with another one's state. Pure."""
+    """Derive a seed below 2**63 from another worker's `state` and this worker's `identity`. Pure."""
     return _number([name, state, identity])
 
 
@@ -99,20 +99,20 @@ def _number(value: Any) -> int:
 
 
 def note_origins(found: Sequence[Component]) -> None:
-    """Record the generators' states as this process comes to its first `begin`."""
+    """Record the generators' states at this process's first `begin`."""
     states = {c.name: c.capture() for c in found if c.name.startswith("random_")}
     states |= {f"mindspore_{part}": state for part, state in states.pop("random_mindspore").items()}
     program.current().generators.origins.update({name: _number(states[name]) for name in NAMES})
 
 
 def row() -> list[int]:
-    """Return the process's row, in the order of `NAMES`, for the others with which it begins."""
+    """Return this process's generator states as hashes, in the order of `NAMES`, for comparison with other workers."""
     origins = program.current().generators.origins
     return [origins.get(name, 0) for name in NAMES]
 
 
 def decide(rows: Mapping[int, Sequence[int] | Array]) -> None:
-    """Decide what isn't decided yet by the rows of all workers; the same at each of them."""
+    """Decide, from the rows of all workers, which undecided generators are shared; the same result at each worker."""
     for column, name in enumerate(NAMES):
         same = len({int(each[column]) for each in rows.values()}) == 1
         program.current().generators.shared.setdefault(name, same)
@@ -135,7 +135,7 @@ def _restore_mindspore(state: Any) -> None:
 def _derive_mindspore(state: Any) -> None:
     import mindspore as ms
 
-    _derive("mindspore_seed", state["seed"], lambda seed: ms.set_seed(seed & 0x7FFFFFFF))  # NumPy's has 32 bits
+    _derive("mindspore_seed", state["seed"], lambda seed: ms.set_seed(seed & 0x7FFFFFFF))  # NumPy's seed has 32 bits
     _derive("mindspore_generator", state["generator"], lambda seed: ms.manual_seed(seed))
 
 

@@ -1,4 +1,4 @@
-"""The size that the cluster takes after each step. Pure."""
+"""Parse a schedule, which maps steps to cluster sizes. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from operator import index
 from typing import Callable, Optional, Union
 
 Schedule = Union[Mapping[int, int], str, Callable[[int], Optional[int]]]
-"""``{step: size}``, the text ``"10:2,20:4,40:1"``, or a function of the step that returns a size or None."""
+"""``{step: size}``, a string like ``"10:2,20:4,40:1"``, or a function of the step that returns a size or None."""
 
 SizeRule = Callable[[int], Optional[int]]
 
@@ -18,10 +18,11 @@ _FORM = "write step:size pairs such as '10:2,20:4,40:1'"
 
 
 def parse_schedule(schedule: Schedule | None) -> SizeRule:
-    """Return a schedule's function ``size_after(step)``: the size to take when `step` steps are done, or None.
+    """Return a schedule's function ``size_after(step)``: the size to request once `step` steps are done, or None.
 
-    An entry is looked up at exactly its step, so it fires once, and a worker that joins later doesn't fire it again.
-    Step 0 is before the first step. ValueError or TypeError for anything that isn't a schedule.
+    An entry applies at exactly its step. So it is requested once, and not again by a worker that joins later. Step 0 is
+    before the first step. ValueError or TypeError for an invalid schedule.
+
 
     >>> rule = parse_schedule("10:2,20:4")
     >>> rule(9), rule(10), rule(20)
@@ -35,22 +36,24 @@ def parse_schedule(schedule: Schedule | None) -> SizeRule:
 
 
 def entries(schedule: Schedule | None) -> list[tuple[int, int]]:
-    """Return ``(step, size)`` of all entries, in order; none of a function. Raises as `parse_schedule`."""
+    """Return the ``(step, size)`` pairs of a schedule, in order; [] for a function. Raises like `parse_schedule`."""
     if isinstance(schedule, str):
         return sorted(_table(_pairs(schedule)).items())
     if isinstance(schedule, Mapping):
         return sorted(_table(schedule.items()).items())
     if schedule is None or callable(schedule):
         return []
-    raise TypeError(f"a schedule is a dict {{step: size}}, a text or a function of the step, got {schedule!r}; {_FORM}")
+    raise TypeError(f"schedule must be a dict, a string or a function of the step, got {schedule!r}; {_FORM}")
 
 
 def newcomers_ahead(known: Sequence[tuple[int, int]], step: int, size: int) -> tuple[int, int]:
-    """Return how many workers are new, and the size, at the next of the `known` `entries` that changes the cluster.
+    """Return the number of new workers, and the size, at the next schedule entry that changes the cluster.
 
-    It is at `step`, or later. (0, size) if there is none, or the cluster shrinks.
+    `known` has the schedule's `entries`. The next entry is the first one at `step` or later whose size isn't `size`.
+    Return (0, size) if there is none, or if the cluster shrinks there.
 
-    Later entries don't count: their workers would wait for long, beside those that are needed before.
+    Entries after that one are ignored: their workers would wait for long, next to workers that are needed earlier.
+
 
     >>> newcomers_ahead([(10, 2), (20, 4), (40, 1)], 10, 2)
     (2, 4)
@@ -94,7 +97,7 @@ def _integer(value: object, what: str) -> int:
             raise TypeError
         return index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise TypeError(f"schedule: a {what} is an integer, got {value!r}; {_FORM}") from None
+        raise TypeError(f"schedule: the {what} must be an integer, got {value!r}; {_FORM}") from None
 
 
 def _checked(rule: SizeRule) -> SizeRule:

@@ -1,6 +1,6 @@
-"""One worker's part of a step that is partitioned into shards: `ShardedStep` without MindSpore.
+"""Run one worker's part of a step that is partitioned into shards: the part of `ShardedStep` without MindSpore.
 
-ops_src/shards/step.h explains why the bits don't depend on the cluster, and what follows from a failure.
+ops_src/shards/step.h explains why the results' bits don't depend on the cluster, and what happens after a failure.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ _ON_CORES = "computed on {} cores a worker (kungfu-run -cores-per-worker K has a
 
 
 class ShardLoop:
-    """The loop of one `ShardedStep`.
+    """The loop over the shards in one `ShardedStep`.
 
     Args:
-        parameters: what is trained.
-        mean: whether the update gets the mean over the step or the sum.
-        dtypes: of the gradients, and of the loss after them, once a shard has been computed; (): all are alike.
-        shapes: how many shapes of shards this worker has computed.
+        parameters: the trained Parameters.
+        mean: whether the update receives the mean over the step rather than the sum.
+        dtypes: returns the dtypes of the gradients, followed by that of the loss, once a shard has been computed. An
+            empty result means that all are the same.
+        shapes: returns the number of different shard shapes that this worker has computed.
     """
 
     def __init__(
@@ -45,11 +46,11 @@ class ShardLoop:
         compute: Callable[[int], tuple[Any, bool]],
         statistics: Callable[[], list[Array]] = list,
     ) -> Any:
-        """Train one step and return its whole loss; collective.
+        """Train one step and return its loss over all shards; collective.
 
-        ``compute(shard)`` computes one, contributes its gradients, and makes the update once their sum over all shards
-        is complete. It returns the loss, a scalar tensor, and whether the sum was complete. `statistics` are the moving
-        ones, in memory that computing a shard changes.
+        ``compute(shard)`` computes a shard and contributes its gradients. Once the sum over all shards is complete, it
+        updates the Parameters. It returns the loss, a scalar tensor, and whether the sum was complete. `statistics` are
+        the arrays of the moving statistics, which computing a shard changes.
         """
         core = membership.current().core
         if not self._claimed:
@@ -72,7 +73,7 @@ class ShardLoop:
         finally:
             core.end_sharded_step()
         if not self._mean:
-            loss = loss / (batches.count - 1 + batches.last_share)  # it was summed with the gradients
+            loss = loss / (batches.count - 1 + batches.last_share)  # the loss was summed with the gradients
         batches.made()
         where = runtime.cluster_version(), runtime.current_cluster_size()
         is_like_before = self._shapes() == shapes

@@ -1,4 +1,4 @@
-"""A training step that is partitioned into shards, over MindSpore's networks. For users: docs/shards.md."""
+"""A training step of a MindSpore network that is partitioned into shards. The user guide is docs/shards.md."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Gradients = tuple[Any, ...]
 
 
 class ShardedStep:
-    """Train one step of an `ElasticDataset` with shards, in loops of your own.
+    """Train one step of an `ElasticDataset` with shards, in your own training loop.
 
     ::
 
@@ -36,36 +36,41 @@ class ShardedStep:
             loss = step(image, label)
             elastic.step_end()
 
-    Each worker calls ``forward_backward`` once for each shard that it is assigned. It calls ``update``
-    once, with the gradients of the whole global batch. They are the mean over its samples, if a shard's
-    are the mean over the shard's. Clipping, a check for overflow and the optimizer belong in `update`.
+    Each worker calls ``forward_backward`` once for each shard that it is assigned. It calls
+    ``update`` once, with the gradients of the whole global batch. If each shard's gradients are the
+    mean over the shard's samples, these are the mean over all samples. Clipping, an overflow check
+    and the optimizer belong in `update`.
 
-    A call takes the columns as the dataset's iterator has yielded them. It returns the loss, the mean
-    over the global batch, with the same bits at every worker. Two steps on one batch (the two networks
-    of a GAN) are two ShardedSteps, called one after the other at all workers.
+    A call requires the columns exactly as the dataset's iterator has yielded them. It returns the
+    mean loss over the global batch, with the same bits at every worker. Two steps on one batch
+    (e.g. the two networks of a GAN) are two ShardedSteps, which all workers call one after the
+    other.
 
-    Moving statistics of normalization begin each shard with their values at the start of the step. They
-    end the step with the mean of their values after each shard.
+    Before each shard, the moving statistics of normalization are reset to their values at the start
+    of the step. At the end of the step, they become the mean of their values after each shard.
+
 
     Args:
-        forward_backward: a function or cell of a shard's columns (tensors of shapes ``(samples,
-            ...)``). It returns ``(loss, gradients)``: a scalar and a tuple of tensors, of float dtypes.
-        update: a function, cell or optimizer of these gradients. An optimizer of ms_kungfu doesn't
-            reduce them again.
-        trained: cells and optimizers, in lists too, that the two arguments use if these are functions.
-            The step keeps the moving statistics of the cells alike, and has the optimizers not reduce.
-            Statistics that no step knows end training in its first step, with their name.
-        gradients_mean: False: `update` gets the sum over the shards instead of the mean.
+        forward_backward: a function or cell that is called with a shard's columns (tensors of
+            shapes ``(samples, ...)``). It returns ``(loss, gradients)``: a scalar and a tuple of
+            tensors, all with float dtypes.
+        update: a function, cell or optimizer that is called with the gradients. An optimizer of
+            ms_kungfu doesn't reduce them again.
+        trained: the cells and optimizers, also in lists, that `forward_backward` and `update` use,
+            if these are functions. The step keeps the moving statistics of these cells equal on all
+            workers, and disables the optimizers' own reduction. If a network's moving statistics
+            belong to no step, training fails in its first step, and the error names them.
+        gradients_mean: whether `update` receives the mean over the shards, rather than the sum.
 
     Raises:
-        ValueError: if optimizers don't fit (they average models instead of gradients, overlap their
-            reduction, or sum over the workers), or columns aren't the iterator's. Also on another
-            device than a CPU.
-        KungFuError: without a step of an `ElasticDataset` with shards.
-        DivergenceError: at all workers, in the first step with a new worker. One cause is workers of
-            other versions, instruction sets or cores. The other is a shard with other gradients when it
-            is computed twice, or at two workers; the message names the parameter. A dataset with
-            ``shards_check="warn"`` only logs it.
+        ValueError: if an optimizer averages models instead of gradients, overlaps its reduction, or
+            sums over the workers. Also if columns aren't those of the iterator, and on a device other
+            than a CPU.
+        KungFuError: if no step of an `ElasticDataset` with shards is in progress.
+        DivergenceError: at all workers, in the first step with a new worker. One cause is workers
+            with different versions, instruction sets or numbers of cores. Another cause is a shard
+            whose gradients differ when it is computed twice, or at two workers; the message names
+            the parameter. A dataset with ``shards_check="warn"`` only logs the difference.
     """
 
     def __init__(
@@ -77,8 +82,8 @@ class ShardedStep:
         gradients_mean: bool = True,
     ) -> None:
         if ms.get_context("device_target") != "CPU":
-            raise ValueError("shards are computed on CPUs only so far; leave shards= out of the ElasticDataset")
-        compute_undivided()  # before kernels are made for the number of threads that there are
+            raise ValueError("shards are supported on CPUs only; leave shards= out of the ElasticDataset")
+        compute_undivided()  # before kernels are created, because they depend on the number of threads
         cells = [part for part in (forward_backward, update) if isinstance(part, nn.Cell)]
         trained = cells if trained is None else [*cells, trained]
         for optimizer in inventory.collect_optimizers(trained):
@@ -89,17 +94,17 @@ class ShardedStep:
         self._statistics = _Statistics(inventory.moving_statistics(trained))
         held = {id(p): p.nbytes for cell in inventory.collect_cells(trained).values() for p in cell.get_parameters()}
         self.cell = Shard(forward_backward, update, sum(held.values()))
-        """The cell that runs once a shard."""
+        """The cell that runs once per shard."""
         parameters = [p for o in inventory.collect_optimizers(trained) for p in o.parameters]
         self._loop = ShardLoop(parameters, gradients_mean, self.cell.dtypes, self.cell.shapes)
         self._is_first = True
 
     def __call__(self, *columns: Any) -> Any:
-        """Train a step; the class describes columns and result."""
+        """Run one training step. The class docstring describes the columns and the result."""
         batches = ShardBatches.current()
         if batches is None:
             raise KungFuError(
-                "a ShardedStep takes what an ElasticDataset with shards has yielded; call it in a loop over one"
+                "no step of an ElasticDataset with shards is in progress; call the ShardedStep in a loop over one"
             )
         place = _places(columns, batches.batch(batches.first))
 
@@ -109,7 +114,7 @@ class ShardedStep:
             return self.cell(*(values[i] for i in place))
 
         if self._statistics:
-            wait_for_queue()  # operations that PyNative mode has queued may write to them
+            wait_for_queue()  # operations that PyNative mode has queued may write to the statistics
         if not self._is_first:
             return self._loop.step(batches, compute, self._statistics.arrays)
         before = self._statistics.of_others()
@@ -121,8 +126,10 @@ class ShardedStep:
     def compile(self, dataset: ElasticDataset) -> None:
         """Compile the step for the shapes of all shards of an epoch without running it.
 
-        The step has to take all columns of `dataset` in their order. ``ElasticTraining(..., prepare=lambda:
-        step.compile(data))`` has a worker do so before it joins. It does nothing in PyNative mode.
+        The step has to accept all columns of `dataset` in their order. To compile before a worker
+        joins, use ``ElasticTraining(..., prepare=lambda: step.compile(data))``. In PyNative mode
+        the method does nothing.
+
 
         Args:
             dataset: the `ElasticDataset` that will be trained.
@@ -139,7 +146,7 @@ class ShardedStep:
 
 
 class _Statistics:
-    """Moving statistics."""
+    """The moving statistics that one step keeps equal on all workers."""
 
     def __init__(self, parameters: Sequence[Any]) -> None:
         self._parameters = parameters
@@ -151,7 +158,7 @@ class _Statistics:
         return bool(self._parameters)
 
     def arrays(self) -> list[Array]:
-        """Return their present memory: `asnumpy` shares it, and takes longer than to see whether it is the same."""
+        """Return arrays that share the statistics' memory. They are cached, because `asnumpy` is slow."""
         addresses = [parameter.data_ptr() for parameter in self._parameters]
         if addresses != self._addresses:
             self._arrays = [parameter.asnumpy() for parameter in self._parameters]
@@ -159,7 +166,7 @@ class _Statistics:
         return self._arrays
 
     def of_others(self) -> list[tuple[Any, Array]]:
-        """Return what other steps keep alike, and its present value."""
+        """Return the moving statistics of other steps, with copies of their current values."""
         own = {id(parameter) for parameter in self._parameters}
         others = [parameter for key, parameter in inventory.statistics_of_shards.items() if key not in own]
         if others:
@@ -168,33 +175,35 @@ class _Statistics:
 
     @staticmethod
     def check_others(before: Sequence[tuple[Any, Array]]) -> None:
-        """Raise ValueError if a step has changed one, since it would have to keep that one alike, too."""
+        """Raise ValueError if this step has changed a moving statistic that belongs to another step."""
         if before:
             wait_for_queue()
         for parameter, value in before:
             if not np.array_equal(parameter.asnumpy(), value, equal_nan=True):
                 raise ValueError(
-                    f"a ShardedStep changes {parameter.name!r}, whose network it doesn't know: give each step all "
-                    "networks that it calls in training mode, ShardedStep(..., trained=[net, other_net])"
+                    f"a ShardedStep changes {parameter.name!r} of a network that it hasn't been given; pass each step "
+                    "all networks that it calls in training mode, ShardedStep(..., trained=[net, other_net])"
                 )
 
 
-# Parameters of this size cost about as much to copy and to update as a branch does.
+# Copying and updating Parameters of this total size takes about as long as a branch.
 _DEAR_BYTES = 8 << 20
-# A run of these can be undone: one contributes nothing, the other draws by shard and position.
+# These primitives can run again after an undone update: one contributes nothing then, and the random numbers of the
+# other depend only on shard and position.
 _UNDOABLE = {"KungFuSumShards", "KungFuDropout"}
 
 
 class Shard:
-    """The cell that runs once a shard: its gradients, their contribution to the sum, and after the last one the update.
+    """The cell that runs once per shard: it computes and contributes gradients, and after the last shard it updates.
 
-    In GRAPH mode a branch around the update is expensive. MindSpore's runtime passes it from thread to thread, which
-    takes longer than the update of a small network. So there the graph is straight. The update runs after each shard,
-    and if the step isn't over, what it has written is restored (ops_src/shards/step.h). With as many shards as workers
-    that happens only if a worker has failed, and in the first step, of which a shard is computed for comparison.
+    In GRAPH mode a branch around the update is expensive: MindSpore's runtime passes the branch
+    between threads, which takes longer than the update of a small network. Therefore the graph is
+    normally straight: it updates after each shard. If the step isn't complete then, the written
+    Parameters are restored (ops_src/shards/step.h). If there is one shard per worker, that happens
+    in two cases: after a worker has failed, and for the determinism probe.
 
-    The branch is used if the update can't be undone (it prints, communicates, draws random numbers), or if a large
-    network begins with several shards a worker.
+    A branching graph is used if the update can't be undone (it prints, communicates or draws random
+    numbers), or if a large network begins with several shards per worker.
     """
 
     def __init__(
@@ -202,21 +211,21 @@ class Shard:
     ) -> None:
         self._branching = _Branching(forward_backward, update)
         self._straight = _Straight(forward_backward, update)
-        self._held_bytes = held_bytes  # by Parameters
-        self._goes_straight: bool | None = None  # None: not known yet
-        self._shapes: set[Any] = set()  # of the columns that the straight graph is compiled for
-        self._written = _Written()  # by it
-        self._computed: set[Any] = set()  # shapes of columns
-        self._queues_flush = False  # whether a queue's thread treats denormals so, permanently
+        self._held_bytes = held_bytes  # total size of the Parameters
+        self._goes_straight: bool | None = None  # whether the straight graph is used; None: not known yet
+        self._shapes: set[Any] = set()  # column shapes for which the straight graph is compiled
+        self._written = _Written()  # the Parameters that the straight graph writes
+        self._computed: set[Any] = set()  # column shapes of the computed shards
+        self._queues_flush = False  # whether the threads of PyNative mode's queues flush denormals
 
     def __call__(self, *columns: Any) -> tuple[Any, bool]:
         """Compute a shard. Return the loss, a scalar tensor, and whether the step is over."""
         core = membership.current().core
-        # As the threads of MindSpore's pool do. It runs a graph on these the first time, and later on the caller's. So
-        # a joining worker would make zeros of what the others keep: moments without a gradient come to that. In
-        # PyNative mode a queue's thread is such a caller, too.
+        # Flush denormals, like the threads of MindSpore's pool. A graph's first run uses those threads, later runs use
+        # the calling thread. Without this, a joining worker would flush a value that the others keep, e.g. a moment
+        # that decays without gradients. In PyNative mode a queue's thread is the caller.
         if not self._queues_flush and not compiled.graph_mode():
-            wait_for_queue()  # which raises the error in it
+            wait_for_queue()  # raises an error of a queued operation
             flush_denormals_of_queues()
             self._queues_flush = True
         flushed = core.flush_denormals(True)
@@ -231,12 +240,12 @@ class Shard:
         if not compiled.graph_mode() or not self._is_straight(columns, several):
             loss, over = self._branching(*columns)
             return loss, bool(over.asnumpy())
-        look = self._written.look  # held while it may be called
+        look = self._written.look  # keeps the callback alive while the core may call it
         core.update_follows(look)
         stands = False
         try:
             loss = self._straight(*columns)
-            # a request for it as an output takes longer than all else around the graph
+            # Don't return `over` from the graph: reading an output takes longer than all other work around the graph.
             stands = core.sharded_step_over()
             return loss, stands
         finally:
@@ -245,12 +254,12 @@ class Shard:
                 core.undo_update()
 
     def compile(self, *columns: Any, several: bool = False) -> None:
-        """Compile for GRAPH mode. `several`: workers begin with more than one shard a step."""
+        """Compile for GRAPH mode. `several`: whether workers begin with more than one shard per step."""
         if not self._is_straight(columns, several):
             self._branching.compile(*columns)
 
     def _is_straight(self, columns: Sequence[Any], several: bool) -> bool:
-        """Return whether the straight graph is to run. Compiles it to know."""
+        """Return whether to use the straight graph. The answer requires compiling it."""
         if self._goes_straight is None:
             self._goes_straight = not (several and self._held_bytes > _DEAR_BYTES)
         shapes = tuple(column.shape for column in columns)
@@ -262,20 +271,20 @@ class Shard:
         return self._goes_straight
 
     def dtypes(self) -> list[str]:
-        """Return the dtypes of the gradients, and of the loss after them; [] before a shard has been computed."""
+        """Return the dtypes of the gradients, followed by that of the loss; [] before a shard has been computed."""
         return self._straight.sum_shards.dtypes or self._branching.sum_shards.dtypes
 
     def shapes(self) -> int:
-        """Return how many shapes of shards have been computed."""
+        """Return the number of different shard shapes that have been computed."""
         return len(self._computed)
 
     @property
     def graphs(self) -> int:
-        """Return how many graphs have been compiled."""
+        """Return the number of graphs that have been compiled."""
         return len(self._straight.compile_cache) + len(self._branching.compile_cache)
 
     def set_train(self) -> None:
-        """Set the graphs to training."""
+        """Set the graphs to training mode."""
         self._branching.set_train()
         self._straight.set_train()
 
@@ -283,7 +292,7 @@ class Shard:
 class _Written:
     """The Parameters of a compiled cell, and their memory.
 
-    MindSpore's CPU graphs write to the memory that a Parameter has when they begin to run.
+    A MindSpore CPU graph writes to the memory that a Parameter has when the graph begins to run.
     """
 
     def __init__(self) -> None:
@@ -294,18 +303,18 @@ class _Written:
         self._parameters = list(parameters)
 
     def is_plain(self) -> bool:
-        """Return whether the memory of each is in one piece."""
+        """Return whether the memory of each Parameter is contiguous."""
         return all(p.data_ptr() != 0 and p.is_contiguous() for p in self._parameters if p.nbytes > 0)
 
     def look(self) -> list[tuple[int, int]]:
-        """Return addresses and bytes, in a run of the cell. KungFuError if they aren't in one piece."""
+        """Return the Parameters' addresses and sizes in bytes, during a run. KungFuError if one isn't contiguous."""
         if not self.is_plain():
-            raise KungFuError("a Parameter of a step of shards has come to be a view of another tensor's memory")
+            raise KungFuError("a Parameter of a ShardedStep has become a view of another tensor's memory")
         self._addresses = self._read()
         return [(address, p.nbytes) for address, p in zip(self._addresses, self._parameters)]
 
     def check(self) -> None:
-        """Raise KungFuError if they have moved since `look`, if that was called."""
+        """Raise KungFuError if Parameters have moved since the last call of `look`."""
         addresses, self._addresses = self._addresses, None
         if addresses is not None and self._read() != addresses:
             raise KungFuError("InternalError: Parameters have moved while a graph ran that may have to be undone")
@@ -315,7 +324,7 @@ class _Written:
 
 
 class _Parts(nn.Cell):
-    """The operations in a shard's graph."""
+    """The operations of both graphs of a shard."""
 
     def __init__(self, forward_backward: Callable[..., Any], update: Callable[[Gradients], Any]) -> None:
         super().__init__(auto_prefix=False)
@@ -325,7 +334,7 @@ class _Parts(nn.Cell):
 
 
 class _Straight(_Parts):
-    """One shard, and the update."""
+    """The straight graph: one shard, and always the update."""
 
     def construct(self, *columns):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
         loss, gradients = self.forward_backward(*columns)
@@ -334,7 +343,7 @@ class _Straight(_Parts):
 
 
 class _Branching(_Parts):
-    """One shard, and after the last one the update."""
+    """The branching graph: one shard, and the update only after the last shard."""
 
     def construct(self, *columns):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
         loss, gradients = self.forward_backward(*columns)
@@ -347,21 +356,21 @@ class _Branching(_Parts):
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Raise ValueError for an optimizer that doesn't follow the mean of the gradients."""
+    """Raise ValueError for an optimizer that averages models rather than gradients."""
     if hasattr(optimizer, "replicas_differ"):
         raise ValueError(
-            f"{type(optimizer).__name__} averages models, of which each worker has its own, while shards make one "
-            "model that doesn't depend on the workers; train with KungFuMomentum or its like, or without shards"
+            f"{type(optimizer).__name__} trains a separate model at each worker, but training with shards has one "
+            "model; train with an optimizer such as KungFuMomentum, or without shards"
         )
 
 
 def _places(columns: Any, batch: Any) -> list[int]:
-    """Return which columns of the batch these are."""
+    """Return the positions of these columns in the batch."""
     values = list(batch.values()) if isinstance(batch, dict) else list(batch)
     ids = [id(value) for value in values]
     if any(id(column) not in ids for column in columns):
         raise ValueError(
-            "a ShardedStep takes the columns as the iterator has yielded them, since it needs the same ones of further "
-            "shards; what is computed from them belongs in forward_backward, or in the dataset's pipeline"
+            "a ShardedStep got a column that the iterator hasn't yielded, and can't get the same column of other "
+            "shards; compute new columns in forward_backward, or in the dataset's pipeline"
         )
     return [ids.index(id(column)) for column in columns]

@@ -1,25 +1,30 @@
-"""The state that decides the next step of training, piece by piece, and how it reaches joining workers.
+"""The state that decides the next step of training, and how joining workers receive it.
 
-The pieces (a test trains on without each one and finds that it matters):
+The state has these pieces. For each of them, a test shows that training differs without it:
 
-- ``parameters``: every MindSpore Parameter of the trained cells: weights, moments, global step, learning rate, the loss
-  scale of a training cell. Broadcast straight into the joining worker's Parameters.
+
+- ``parameters``: every MindSpore Parameter of the trained cells: weights, moments, global step,
+  learning rate, the loss scale of a training cell. They are broadcast directly into the joining
+  worker's Parameters.
 - ``buffers``: the tensors that cells have registered with ``register_buffer``.
 - ``progress``: the step, epoch and call of training.
 - ``dataset``: an ElasticDataset's epoch and seed, and the rest of the epoch.
 - ``loss_scale``: the numbers of a loss scale manager that works on the host.
-- ``learning_rate``: the size that an `lr_rule` counts from and the factor it has arrived at.
-- ``param_groups``: the plain numbers in the groups of optimizers that have them (``mindspore.experimental.optim``), and
-  of the program's own schedulers for these. Their other rates and counters are Parameters.
-- ``random_mindspore``, ``random_python``, ``random_numpy``: the states of the global random generators. A joining
-  worker continues with those of the source rank, or derives its own from them: see `randomness`.
-- ``random_generators``: those of the ``mindspore.Generator`` objects that are attributes of the trained cells.
+- ``learning_rate``: the initial size of an `lr_rule`, and the current factor.
+- ``param_groups``: the plain numbers in the groups of an optimizer with ``param_groups``
+  (``mindspore.experimental.optim``), and the numbers of the program's own schedulers for that
+  optimizer. Their other rates and counters are Parameters.
+- ``random_mindspore``, ``random_python``, ``random_numpy``: the states of the global random
+  generators. A joining worker continues with the states of the source rank, or derives its own
+  states from them: see `randomness`.
+- ``random_generators``: the states of ``mindspore.Generator`` objects that are attributes of the
+  trained cells.
 
-Not carried: what MindSpore's kernels keep for themselves (a compiled Dropout's own generator on CPU) and what a program
-keeps in variables of its own; add the latter as a :class:`Component`.
+The state lacks data inside MindSpore's kernels (e.g. a compiled Dropout's generator on CPU) and the
+program's own variables. Add the latter as a :class:`Component`.
 
-Everything but the parameters and buffers travels as JSON, which restores integers and floats exactly and can't carry
-code.
+All pieces except the parameters and buffers are sent as JSON, which restores integers and floats
+exactly and can't contain code.
 """
 
 from __future__ import annotations
@@ -36,33 +41,34 @@ from ms_kungfu.trained import inventory
 class Component:
     """One named piece of state on the host.
 
-    A checkpoint keeps the pieces that are each worker's own of every worker. A joining worker gets that
-    of the worker it gets its state from.
+    If a component is each worker's own, a checkpoint contains the state of every worker. A joining
+    worker receives the component from its source rank.
 
     Args:
-        name: of the piece, unique in the program.
+        name: the name of the piece, unique in the program.
         capture: returns the state as JSON.
-        restore: takes it at another worker.
-        own: whether it differs between workers by nature.
-        derive: called with another worker's state once it is restored here, to derive this worker's own
-            from it.
+        restore: restores the state at another worker.
+        own: whether the state differs between workers by design.
+        derive: a function that is called after the state of another worker has been restored, with
+            that state. It derives this worker's own state.
     """
 
     name: str
     capture: Callable[[], Any]
     restore: Callable[[Any], None]
     own: bool = False
-    """Whether it differs between workers by nature."""
+    """Whether the state differs between workers by design."""
     derive: Callable[[Any], None] | None = None
-    """Called with another worker's state once it is restored here, to derive this worker's own from it."""
+    """Derives this worker's own state after another worker's state has been restored."""
 
 
 @dataclass(frozen=True)
 class TrainingState:
     """All pieces of the training state.
 
-    `buffers` are tensors by name. `averaged` are those of the parameters and buffers that differ
-    between workers by nature, and are averaged over them at a change and before a checkpoint.
+    `buffers` are tensors by name. `averaged` are the parameters and buffers that differ between
+    workers by design. They are averaged over the workers at a change of the cluster and before a
+    checkpoint.
     """
 
     parameters: Sequence[Any]
@@ -70,13 +76,13 @@ class TrainingState:
     buffers: Mapping[str, Any] = field(default_factory=dict)
     averaged: Sequence[Any] = ()
     statistics: Sequence[Any] = ()
-    """Moving statistics, whether averaged or not."""
+    """All moving statistics, including those that are not averaged."""
     call: int = 0
-    """Of training, in which it is; from 1."""
+    """The number of the current call of training, 1 or more."""
 
 
 def attributes_component(name: str, owner: Any) -> Component:
-    """Return the plain numbers among an object's attributes, as in a host-side loss scale manager."""
+    """Return a component with the plain numbers in an object's attributes, e.g. of a host-side loss scale manager."""
 
     def capture() -> Any:
         return {k: v for k, v in vars(owner).items() if isinstance(v, (bool, int, float))}
@@ -85,9 +91,10 @@ def attributes_component(name: str, owner: Any) -> Component:
 
 
 def groups_component(optimizers: Sequence[Any], schedulers: Sequence[Any]) -> Component:
-    """Return the numbers of optimizers with ``param_groups`` and their schedulers.
+    """Return a component with the numbers of optimizers with ``param_groups`` and of their schedulers.
 
-    MindSpore's schedulers count in Parameters, and their numbers are the program's arguments.
+    MindSpore's own schedulers are excluded: they count in Parameters, and their numbers are
+    arguments of the program.
     """
     own = [s for s in schedulers if not type(s).__module__.startswith("mindspore.")]
 
@@ -108,10 +115,10 @@ def groups_component(optimizers: Sequence[Any], schedulers: Sequence[Any]) -> Co
 
 
 def restore_components(components: Sequence[Component], received: Mapping[str, Any]) -> None:
-    """Restore each component. KungFuError, and nothing restored, if it is another program's state."""
+    """Restore each component. KungFuError, without any change, if the received components have other names."""
     differing = set(received) ^ {c.name for c in components}
     if differing:
-        raise KungFuError(f"{min(differing)!r} is state on one side only; start all workers with the same program")
+        raise KungFuError(f"only some workers have the state {min(differing)!r}; start all with the same program")
     for component in components:
         _restore(component, received[component.name], of_another=True)
 
@@ -123,10 +130,11 @@ def _restore(component: Component, state: Any, of_another: bool) -> None:
 
 
 def resume_components(components: Sequence[Component], kept: Mapping[str, Any], of_another: bool = False) -> list[str]:
-    """Restore from a checkpoint what it and the program both have; return the names that only one has.
+    """Restore the components that a checkpoint and the program both have; return the names that only one of them has.
 
-    A program may watch its training in another way than the one that wrote the checkpoint.
-    `of_another`: the checkpoint has nothing of this worker's own, and `kept` is another one's.
+    The names may differ, e.g. because the program that wrote the checkpoint used another monitor.
+    `of_another`: whether `kept` is the state of another worker, because the checkpoint has no state
+    of this worker.
     """
     for component in components:
         if component.name in kept:

@@ -1,9 +1,11 @@
-"""How the training state reaches the workers that lack it: joining ones, and all as training begins.
+"""Transfer the training state to workers that lack it: joining workers, and all workers when training begins.
 
-No worker sends a mixture: if the source rank fails, a receiver restores its own values before it becomes the source.
+No worker sends a mixture of old and new values: if the source rank fails, a receiver restores its own values before it
+becomes the source.
 
-Over several hosts a joining worker takes large tensors from its own host, if a rank there has the same bits. The ranks
-with the state compare them first (`from_the_nearest`). Only hosts without the bits get them over the network.
+With several hosts, a joining worker receives large tensors from a rank of its own host, if such a rank has the same
+bits. The ranks with the state compare their bits first (`from_the_nearest`). Only hosts without these bits receive them
+over the network.
 """
 
 from __future__ import annotations
@@ -32,20 +34,20 @@ from ms_kungfu.trained.inventory import assign, collect_parameters, fingerprint
 _log = logging.getLogger(__name__)
 Received = TypeVar("Received")
 
-# Why a worker has come. The higher goes first if workers come for different things.
+# The purpose for which a worker enters the agreement. If the purposes differ, the higher one is served first.
 _FOR_PARAMETERS, _FOR_STATE = 1, 2
 
 
 @contextlib.contextmanager
 def from_the_nearest(root: int, content: Callable[[], int] | None) -> Iterator[None]:
-    """Take broadcasts from `root` in it from a rank of the same host, if one has the same bits; collective.
+    """In this context, receive the broadcasts of `root` from a rank of the same host with equal bits; collective.
 
-    The source ranks follow from rows that all ranks have alike. If one of them fails, the broadcast fails at all ranks,
-    as with the root.
+    All ranks compute the same source ranks from the same gathered rows. If a source rank fails, the broadcast fails at
+    all ranks, as if the root had failed.
 
     Args:
-        content: a number for what this rank would send, which changes with each bit; None if it can't send, or sends
-            something of its own. Called only if there is a choice.
+        content: returns a hash of the data that this rank could send. It is None if the rank has no such data, or data
+            that differs by design. It is called only if there is a choice of sources.
     """
     where, core = membership.host_of_rank(), membership.current().core
     if len(set(where)) > 1:
@@ -61,21 +63,21 @@ def from_the_nearest(root: int, content: Callable[[], int] | None) -> Iterator[N
 
 
 def _agree_on_purpose(purpose: int, lacking: bool, parameters: Sequence[Any], call: int = 0) -> tuple[bool, bool]:
-    """Agree with all workers on what to share. Return (it is this one's turn, a worker lacks the state).
+    """Agree with all workers on what to transfer. Return (whether to transfer now, whether a worker lacks the state).
 
-    A joining worker runs its program from the start and may come to `sync_net_parameters`, or to an earlier call of
-    training, while the others are about to transfer the whole state. It then continues without, as it is about to
-    receive everything, and the others wait for its next call.
+    A joining worker runs its program from the start. It may reach `sync_net_parameters`, or an earlier call of
+    training, while the others are about to transfer the whole state. It then continues without a transfer, because it
+    will receive the whole state later. The others wait for its next call.
 
-    1. Workers that have the state stay in their call, and at this line of it, until the joining worker is there too.
-       They repeat the agreement for as long as one has come for less.
-    2. A joining worker comes to its calls in the program's order, one after another, so it comes to that call or its
-       program ends. Its end is that of a failed worker, which the next agreement ignores.
-    3. No state is sent before all have come for the same, so it reaches the objects of its call. Until then the joining
-       worker is behind (`program.is_behind`) and begins no other collective of ms_kungfu's.
-    4. Until then all workers with the state are in this loop, and none comes to a collective of the program's. So the
-       joining worker passes the program's barriers and rejects its other collectives (`membership.is_catching_up`). It
-       takes part in them again once it has come for the same.
+    1. Workers that have the state stay in this loop until the joining worker reaches the same call. They repeat the
+       agreement while a worker has entered it for a lower purpose or an earlier call.
+    2. A joining worker makes its calls in the program's order. So it reaches the others' call, or its program ends. If
+       its program ends, it counts as a failed worker, which the next agreement ignores.
+    3. No state is sent before all workers have entered for the same purpose, so the state reaches the objects of its
+       own call. Until then the joining worker is behind (`program.is_behind`) and begins no other ms_kungfu collective.
+    4. Until then all workers with the state are in this loop, so they can't enter a collective of the program. So the
+       joining worker skips the program's barriers and rejects its other collectives (`membership.is_catching_up`). It
+       takes part in them again once it has entered for the same purpose.
     """
     row = np.array([purpose, lacking, fingerprint(parameters), call], dtype=np.int64)
     while True:
@@ -96,15 +98,15 @@ def _agree_on_purpose(purpose: int, lacking: bool, parameters: Sequence[Any], ca
 
 
 def models_differ(trained: Iterable[Any]) -> bool:
-    """Return whether each worker trains a model of its own by design, as under an optimizer that averages models."""
+    """Return whether each worker trains a separate model by design, e.g. with an optimizer that averages models."""
     return not claims.replicas().isdisjoint(map(id, collect_parameters(trained)))
 
 
 def share_parameters(parameters: Sequence[Any], root: int = 0) -> None:
     """Copy the root's values into each worker's `parameters`, in place; collective.
 
-    If the root has failed, the lowest living rank replaces it. Return at once at a joining worker that is about to
-    receive the whole state.
+    If the root has failed, the lowest living rank replaces it. The function returns at once at a joining worker that
+    will receive the whole state later.
     """
     from ms_kungfu.ops._sync import broadcast_parameters
 
@@ -118,12 +120,12 @@ def share_parameters(parameters: Sequence[Any], root: int = 0) -> None:
 
         from_lowest_rank(receive, preferred=root)
         claims.mark(parameters)
-        membership.state_received()  # such a program calls this its state
+        membership.state_received()  # in this program, the parameters are the whole state
 
 
 @contextlib.contextmanager
 def _whole_or_not_at_all(tensors: Sequence[Any]) -> Iterator[None]:
-    """Restore the tensors' own values if the worker that sends them fails: the next source must not send a mixture."""
+    """Restore the tensors' own values if their sender fails, because the next source must not send a mixture."""
     for tensor in tensors:
         if getattr(tensor, "has_init", False):
             tensor.init_data()
@@ -137,12 +139,11 @@ def _whole_or_not_at_all(tensors: Sequence[Any]) -> Iterator[None]:
 
 
 def begin_alike(state: TrainingState, data: Mapping[str, Any] | None = None) -> None:
-    """Make the state the same as training begins; collective.
+    """Make the state equal on all workers when training begins; collective.
 
-    If parameters or buffers differ between the workers, all take those of the lowest rank. What differs by nature
-    (models that are meant to, moving statistics) is made the same once, when it is trained for the first time.
-
-    `data` is the part of the workers' data that has to be the same. KungFuError if that or the program differs.
+    If parameters or buffers differ between the workers, all workers take those of the lowest rank. Values that differ
+    by design (models of asynchronous workers, moving statistics) are made equal only when they are trained for the
+    first time. `data` describes the part of the data that must be equal. KungFuError if the data or programs differ.
     """
     tensors = [*state.parameters, *state.buffers.values()]
     by_nature = claims.replicas().union(map(id, (*state.averaged, *state.statistics)))
@@ -180,8 +181,8 @@ def begin_alike(state: TrainingState, data: Mapping[str, Any] | None = None) -> 
 def compare_contents(dataset: Shares) -> None:
     """Compare the data of workers that begin, or resume, together; collective.
 
-    KungFuError, at all of them, if a sample number stands for another content at one of them. If one has no contents to
-    compare, none claims that they are the same.
+    KungFuError, at all these workers, if a sample number stands for different content at two of them. If a worker has
+    no contents to compare, the contents aren't recorded as equal.
     """
     own = dataset.contents
     row = np.array([own is not None, 0 if own is None else own.word()], dtype=np.int64)
@@ -194,7 +195,7 @@ def compare_contents(dataset: Shares) -> None:
         first = min(everyones)
         others = [rank for rank, each in everyones.items() if contents.differing([everyones[first], each])]
         apart = contents.difference(everyones.values())
-        if not apart:  # one of them compares all samples, and another one some
+        if not apart:  # some workers may compare all samples, others only a part
             return
         raise KungFuError(
             f"ElasticDataset: {apart} at rank {first} differ from those at rank "
@@ -203,25 +204,25 @@ def compare_contents(dataset: Shares) -> None:
 
 
 def _tell_of_other_data(everyones: Mapping[int, Mapping[str, Any]]) -> None:
-    """Describe the first difference."""
+    """Raise KungFuError that describes the first difference in the workers' data."""
     for what, groups in differing(everyones).items():
         told = " and ".join(f"{value} at rank {', '.join(map(str, ranks))}" for value, ranks in groups.items())
         raise KungFuError(f"the workers' data differ: {what} {told}; start all workers with the same data")
 
 
 def _check_programs(fingerprints: Mapping[int, int], parameters: Iterable[Any]) -> None:
-    """Compare the programs; collective if they differ."""
+    """Compare the fingerprints of the workers' programs; collective if they differ."""
     if len(set(fingerprints.values())) > 1:
         raise KungFuError(first_difference(gather_json(described(parameters), "kungfu/state/names")))
 
 
 def described(parameters: Iterable[Any]) -> list[str]:
-    """Return names, shapes and dtypes."""
+    """Return the name, shape and dtype of each parameter as a string."""
     return [f"{p.name} {tuple(p.shape)} {p.dtype}" for p in parameters]
 
 
 def first_difference(everyones: Mapping[int, Sequence[str]]) -> str:
-    """Return the message that ranks train other Parameters; it names the first ones that differ. Pure."""
+    """Return an error message that names the first Parameters that differ between two ranks. Pure."""
     first = min(everyones)
     for rank, mine in everyones.items():
         if list(mine) == list(everyones[first]):
@@ -230,7 +231,7 @@ def first_difference(everyones: Mapping[int, Sequence[str]]) -> str:
         theirs, own = next((a, b) for a, b in pairs if a != b)
         return (
             f"rank {rank} trains other parameters than rank {first}: the first that differ are {own!r} at rank {rank} "
-            f"and {theirs!r} at rank {first}; have all workers train the same ones, in one order"
+            f"and {theirs!r} at rank {first}; pass the same parameters in the same order on all workers"
         )
     raise AssertionError(f"no difference between {everyones}")
 
@@ -238,14 +239,14 @@ def first_difference(everyones: Mapping[int, Sequence[str]]) -> str:
 def share_state(state: TrainingState) -> bool:
     """Transfer the state to joining workers after a change of membership; collective.
 
-    Return whether this worker received it.
+    Return whether this worker received the state.
 
-    First the `averaged` tensors become the mean over those workers that have trained. Parameters reach every worker (at
-    those that stay they are the same already). If the models are meant to differ (an optimizer that averages models),
-    workers that stay keep theirs. Components are restored at joining workers only.
+    First the `averaged` tensors become the mean over the workers that have trained. Parameters are sent to every
+    worker; workers that stay already have the same values. If the models differ by design (an optimizer that averages
+    models), workers that stay keep their own parameters. Components are restored at joining workers only.
 
-    At a joining worker in an earlier call than the others it returns at once, and the others wait until it comes to
-    theirs.
+    At a joining worker in an earlier call of training, the function returns at once. The others wait until that worker
+    reaches their call.
     """
     joining = membership.is_joining()
     turn, lacking = _agree_on_purpose(_FOR_STATE, joining, state.parameters, state.call)
@@ -274,13 +275,13 @@ def share_state(state: TrainingState) -> bool:
 
 
 class StateLostError(KungFuError):
-    """No living rank can transfer what the others need."""
+    """No living rank has the state that the other ranks need."""
 
 
 def from_lowest_rank(receive: Callable[[int], Received], able: bool = True, preferred: int | None = None) -> Received:
-    """Receive from the lowest living rank that is `able`, or from the `preferred` one among them; collective.
+    """Receive from the lowest living rank that is `able`, or from the `preferred` rank if it is able; collective.
 
-    If it fails meanwhile, the next one replaces it. StateLostError, at all ranks, if none is able.
+    If the sender fails meanwhile, the next able rank replaces it. StateLostError, at all ranks, if no rank is able.
     """
 
     def choose(answers: Mapping[int, Array]) -> int:
@@ -295,18 +296,18 @@ def from_lowest_rank(receive: Callable[[int], Received], able: bool = True, pref
 
 
 def average(tensors: Sequence[Any], counted: bool = True) -> None:
-    """Average each tensor over the workers that are `counted`, in place, and the same everywhere; collective.
+    """Average each tensor over the workers that are `counted`, in place, with the same result everywhere; collective.
 
-    In float64, so that of tensors of fewer bits the mean of equal values is that value.
+    The sum is in float64, so that the mean of equal values of a smaller dtype is exactly that value.
     """
     if not tensors or runtime.current_cluster_size() == 1:
         return
     values = [t.asnumpy().astype(np.float64).ravel() for t in tensors]
     row = np.concatenate([*values, [1.0]])
-    # An uncounted one's may be anything, even infinite.
+    # The values of an uncounted worker are arbitrary, perhaps infinite.
     total = comm.all_reduce(row if counted else np.zeros_like(row), name="kungfu/state/averages")
     if total[-1] == 0:
-        return  # the ranks with the training state have failed, which the transfer will report
+        return  # all ranks with the training state have failed; the state transfer reports that
     means = np.split(total[:-1] / total[-1], np.cumsum([v.size for v in values])[:-1])
     for tensor, mean in zip(tensors, means):
         assign(tensor, mean.reshape(tensor.shape))
@@ -321,7 +322,7 @@ def broadcast_tensors(state: TrainingState, root: int, keep: bool = False) -> No
 
     broadcast_parameters(list(state.parameters), root, "kungfu/state/parameters", keep)
     for name, buffer in state.buffers.items():
-        # Not by the kernel, which is for Parameters only: another tensor's memory may serve elsewhere.
+        # Not by the kernel, which supports Parameters only: the memory of another tensor may be shared.
         values = buffer.asnumpy()
         content = np.frombuffer(values.tobytes(), dtype=np.uint8)
         received = comm.broadcast(content, root=root, name=f"kungfu/state/buffer/{name}")

@@ -1,4 +1,4 @@
-"""Assign fewer shards to slow workers. The bits don't depend on that."""
+"""Assign fewer shards to slow workers. The results' bits don't depend on the assignment."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ import numpy as np
 from ms_kungfu import _core, membership
 from ms_kungfu.agreement import gather_living
 
-_GAIN = 1.1  # factor by which a step has to become shorter, for the cost of a new partition
+_GAIN = 1.1  # a new partition must shorten a step by this factor, because it has a cost
 
 
 def speeds(seconds: dict[int, float], size: int) -> list[int]:
-    """Return the ranks' speeds, from the seconds that a shard takes each: integers of which the fastest has 1000. Pure.
+    """Return each rank's speed, from its seconds per shard: an integer, 1000 for the fastest rank. Pure.
 
-    Ranks without a time have 1000, too.
+    A rank without a time has the speed 1000.
     """
     least = min(seconds.values())
     return [max(1, round(1000 * least / seconds[rank])) if rank in seconds else 1000 for rank in range(size)]
 
 
 def longest(shards: int, seconds: dict[int, float], weights: list[int]) -> float:
-    """Return the time of the last worker to finish, in a step assigned by these weights (none: evenly). Pure."""
+    """Return the time at which the last worker finishes a step with these weights ([]: even assignment). Pure."""
     members = sorted(seconds)
     mine = [weights[rank] for rank in members] if weights else []
     return max(len(_core.partition_shards(shards, members, mine, rank)) * seconds[rank] for rank in members)
 
 
 class StragglerWeights:
-    """Measure a shard's time at this worker, and agree with the others on the partition.
+    """Measure the time per shard at this worker, and agree with the others on the weights of the partition.
 
-    They do so in the second, fourth and eighth step of a cluster version, and in every sixteenth. It is a gather of 8
-    bytes a rank, and needs several workers and shards to spare.
+    The workers agree in the second, fourth and eighth step of a cluster version, and in every sixteenth step. The
+    agreement gathers 8 bytes per rank. It requires several workers, and more shards than workers.
     """
 
     def __init__(self) -> None:
@@ -39,18 +39,18 @@ class StragglerWeights:
         self._seconds = self._shards = 0.0
 
     def step_end(self, version: int, size: int, shards: int, weights: list[int], counts: bool = True) -> list[int]:
-        """Return the weights of the next steps; collective.
+        """Return the weights for the next steps; collective.
 
-        `counts`: whether this worker's time is that of computing. It isn't if a shard was the first of its shape, for
-        which something was compiled.
+        `counts`: whether this worker's time is only computation. It isn't if a shard was the first of its shape,
+        because that shape was compiled.
         """
         if version != self._version:
             self._version, self._steps = version, 0
             self._seconds = self._shards = 0.0
-            weights = []  # of ranks that may be others now
+            weights = []  # the ranks may belong to other workers now
         self._steps += 1
         seconds, computed = membership.current().core.shard_pace()
-        if self._steps > 1 and counts:  # the first has more to do
+        if self._steps > 1 and counts:  # the first step has additional work
             self._seconds, self._shards = self._seconds + seconds, self._shards + computed
         if size == 1 or shards <= size or (self._steps not in (2, 4, 8) and self._steps % 16):
             return weights

@@ -1,4 +1,4 @@
-"""Synchronous steps: the workers commit or undo each step together, measure it, and carry out what is due after it."""
+"""Synchronous steps: the workers commit or undo each step together, measure it, and then change the cluster if due."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ms_kungfu.membership import Change
 
 @dataclass
 class SynchronousSteps:
-    """The steps of one training at one worker. `size_after`: the schedule."""
+    """The synchronous steps of one training at one worker. `size_after` is the schedule's function."""
 
     training: Training
     size_after: Callable[[int], int | None]
@@ -31,16 +31,16 @@ class SynchronousSteps:
     def __post_init__(self) -> None:
         self.misuse_warnings = MisuseWarnings()
         self.last = LastStep(lambda: self.training.training_state)
-        self._are_told = False  # by a driver that knows when a step begins
+        self._are_told = False  # whether the caller reports the beginning of each step
 
     def begin(self) -> None:
-        """Note that the program begins the next step."""
+        """Begin the next step of the program."""
         self._are_told = True
         if not self.training.should_stop:
             self.last.begins()
 
     def follow(self) -> None:
-        """Note that the step before is over, and carry out what was due after it."""
+        """Prepare for the next step after the previous step's changes were carried out."""
         if self.training.should_stop:
             return
         self.measuring.ask("before_step")
@@ -67,7 +67,7 @@ class SynchronousSteps:
         self.measuring.step_end(loss, samples, trained)
         self.changes.statistics.committed(step, samples, trained, loss)
         self.measuring.ask("after_step")
-        # Before a change: it takes all workers, and those that join by the change don't know of it.
+        # Write the checkpoint before a change: it requires all workers, and joining workers don't know that it is due.
         if self.checkpoints.is_due(step):
             self.checkpoints.write(step)
         change = self.changes.change_to(self.size_after(step), behind_a_step=True)
@@ -76,7 +76,7 @@ class SynchronousSteps:
         return change
 
     def _do_again(self) -> Change:
-        """Undo the step: nothing of it counts."""
+        """Undo the step, so that it has no effect."""
         self.training.step -= 1
         participants = self.last.take_participants()
         if self.training.dataset is not None:

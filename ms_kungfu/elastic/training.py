@@ -1,4 +1,4 @@
-"""Training that continues while the cluster changes, in loops and in `KungFuElasticCallback`."""
+"""Training that continues while the cluster changes, for training loops and for `KungFuElasticCallback`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class ElasticTraining:
-    """Keep the workers' training state the same while they come and go.
+    """Keep the workers' training state equal while workers join and leave.
 
     ::
 
@@ -45,41 +45,38 @@ class ElasticTraining:
                 loss = train_step(image, label)
                 elastic.step_end()
 
-    The docstring of `ms_kungfu.elastic` says what it guarantees to joining and leaving workers, and how
-    asynchronous workers meet.
+    The docstring of `ms_kungfu.elastic` describes joining, leaving and asynchronous workers.
 
     Args:
-        trained: all that training changes: cells, optimizers, lists of Parameters, or objects that hold
-            Parameters (a ``DynamicLossScaler``). Schedulers of ``mindspore.experimental.optim`` are
-            found by their optimizer; give those of your own.
+        trained: everything that training changes: cells, optimizers, lists of Parameters, or objects
+            that hold Parameters (a ``DynamicLossScaler``). MindSpore's schedulers of an optimizer in
+            `trained` are found automatically; pass your own schedulers.
         schedule: ``{step: size}``, ``"10:2,20:4"`` (2 workers once 10 steps are done, ...) or a
-            function of the step that returns a size or None. None follows the config server only
-            (``kungfu-run resize``).
-        wait: stop at a step of the schedule until its size is there, as KungFu does; else train on.
-        dataset: the `ElasticDataset` the loop reads. It goes on from the same position at a joining
-            worker, and its iterators end when training is over for this worker.
+            function of the step that returns a size or None. None: only the config server decides.
+        wait: whether a step of the schedule waits until the cluster has the size, as in KungFu.
+        dataset: the `ElasticDataset` that the loop reads. At a joining worker it continues from the
+            others' position. Its iterators end when training ends for this worker.
         loss_scale_manager: a host-side loss scale manager whose numbers are part of the state.
-        components: more state of the program's own, see `ms_kungfu.elastic.state`.
-        lr_rule: how the learning rates follow the cluster's size: ``"none"``, ``"linear"``, ``"sqrt"``,
-            or a function ``(size, start_size) -> factor``. The docstring of `ms_kungfu.elastic` says
-            more.
-        averaged: the Parameters and buffers that differ between workers by nature: averaged at each
-            change and before a checkpoint. None: the moving means and variances of MindSpore's
-            normalization cells. ``()``: none; when a worker joins all go on with the lowest rank's.
-        checkpoint_dir: folder of the checkpoints (`ms_kungfu.elastic.checkpoint`), at all workers.
-        checkpoint_every: steps between them; None writes none.
-        keep_checkpoints: how many are kept.
-        resume: start from the newest checkpoint in `checkpoint_dir`, on any number of workers; from the
-            beginning without one. Else a folder with checkpoints is rejected: they would be lost.
-        prepare: called at a joining worker before it joins, to compile what its first step needs.
-        policy: one `Policy` or several: docs/policies.md. Their size counts before the schedule's.
-        monitor: measures the steps (docs/monitoring.md); policies have one in any case.
-        evict: sends workers away if a policy wants it: a function of their ranks, called by one worker.
-        total_samples: that will have been trained when training ends, for policies; `epochs` knows it.
-        asynchronous: whether the workers make their steps without meeting. None: by the optimizers.
+        components: further state of the program, see `ms_kungfu.elastic.state`.
+        lr_rule: how the learning rates follow the size: ``"none"``, ``"linear"``, ``"sqrt"``, or a
+            function ``(size, start_size) -> factor``; see the docstring of `ms_kungfu.elastic`.
+        averaged: the Parameters and buffers that differ between workers by design. They are averaged
+            at each change and before a checkpoint. None: the moving means and variances of MindSpore's
+            normalization cells. ``()``: none; a resize then continues with the lowest rank's values.
+        checkpoint_dir: the folder of the checkpoints, at all workers (`ms_kungfu.elastic.checkpoint`).
+        checkpoint_every: number of steps between checkpoints; None writes no checkpoints.
+        keep_checkpoints: number of checkpoints to keep.
+        resume: whether to start from the newest checkpoint in `checkpoint_dir`, if there is one. The
+            number of workers may differ. If false, a folder with checkpoints is rejected.
+        prepare: a function that a joining worker calls before it joins, to compile its first step.
+        policy: one `Policy` or several (docs/policies.md). Their size overrides the schedule's.
+        monitor: the monitor of the steps (docs/monitoring.md). Policies create one if it is None.
+        evict: evicts workers for a policy. One worker calls this function with their ranks.
+        total_samples: the samples trained by the end of training, for policies; `epochs` computes it.
+        asynchronous: whether workers run their steps independently. None: the optimizers decide.
 
     Raises:
-        ValueError, TypeError: at each worker, for wrong arguments; before anything is sent.
+        ValueError, TypeError: at each worker, for wrong arguments, before any communication.
     """
 
     dataset: ElasticDataset | None = None
@@ -115,21 +112,21 @@ class ElasticTraining:
         self.step = 0
         """Steps done since training started, including those before this worker joined."""
         self.first_step = 0
-        """The value of `step` when the present call of training began."""
+        """The value of `step` when the current call of training began."""
         self.epoch = 0
-        """Epochs done in the present call of training."""
+        """Epochs done in the current call of training."""
         self.should_stop = False
-        """That this worker has left the training or isn't in it yet (`begin`), or a worker asked for a stop."""
+        """Whether the loop should stop: this worker has left or isn't in training yet, or a stop was agreed on."""
         self.before_checkpoint: Callable[[], None] = lambda: None
-        """Collective; for a driver of the training that agrees on something that a checkpoint keeps."""
+        """A collective function that is called before a checkpoint, to agree on a value in the checkpoint."""
         self.carries_more = bool(components)
-        """Whether the program has named state of its own, so that it needs no warning of what isn't carried."""
+        """Whether the program has passed its own components, so that it needs no warning about missing state."""
         self.optimizers = inventory.collect_optimizers(trained)
-        """The optimizers of MindSpore among what is trained; of those in one another the outer one."""
+        """The MindSpore optimizers in what is trained, without optimizers inside another optimizer."""
         self._measuring = measuring = Measuring(self, options, total_samples)
         self.monitor = measuring.monitor
         self.asynchronous = is_asynchronous(options, self.optimizers, dataset, self.monitor)
-        """Whether the workers make their steps without coming together."""
+        """Whether the workers run their steps independently."""
         self.carried = carried = Carried(self, trained, options, loss_scale_manager, measuring)
         self._checkpoints = checkpoints = Checkpointing(options, self, lambda: self.before_checkpoint())
         self._beside, self._ahead = Beside(), Ahead(options.schedule)
@@ -144,34 +141,35 @@ class ElasticTraining:
 
     @property
     def wanted_size(self) -> int:
-        """The size that a policy has requested and that hasn't come true yet, else the present one."""
+        """The size that a policy has requested and the cluster hasn't reached, or else the current size."""
         return self._measuring.wanted_size
 
     @property
     def parameters(self) -> list[Any]:
-        """The Parameters that are kept the same, each once."""
+        """The Parameters that are kept equal on all workers, each once."""
         return self.carried.parameters
 
     @property
     def components(self) -> list[state.Component]:
-        """The rest of the state."""
+        """The components of the state: everything except Parameters and buffers."""
         return self.carried.components
 
     @property
     def training_state(self) -> TrainingState:
-        """Everything that decides the next step."""
+        """The whole state that decides the next step."""
         return self.carried.state()
 
     @property
     def averaged(self) -> Sequence[Any]:
-        """What differs between the workers by nature, such as moving statistics."""
+        """The tensors that differ between the workers by design, such as moving statistics."""
         return self.carried.averaged
 
     def average_statistics(self) -> None:
-        """Replace what differs between the workers by nature by its mean.
+        """Average the tensors that differ between the workers by design, such as moving statistics.
 
-        An evaluation has the same result at each worker then. Collective, between steps. If each worker
-        trains a model of its own, the statistics are that model's: call it after the optimizer's `merge`.
+        Afterwards an evaluation has the same result at each worker. The method is collective,
+        between steps. If each worker trains a separate model, call it after the optimizer's
+        `merge`, because the statistics belong to that model.
         """
         if not runtime.detached() and not is_behind():
             state_transfer.average(self.averaged)
@@ -179,9 +177,9 @@ class ElasticTraining:
     def begin(self) -> None:
         """Start a call of training; a joining worker receives the state here.
 
-        Collective. The others may be in a later call already (``for ...: model.train(1, ...)``). Then a
-        joining worker has `should_stop` set and its dataset suspended until it arrives there. It receives
-        the state in that call's objects; the others wait meanwhile.
+        Collective. The others may be in a later call (``for ...: model.train(1, ...)``). Then
+        `should_stop` is true at the joining worker, and its dataset is suspended, until it reaches that
+        call. There it receives the state; the others wait meanwhile.
         """
         runtime.init()
         self._synchronous.misuse_warnings.look(self.carried.trained)
@@ -193,23 +191,24 @@ class ElasticTraining:
             self._synchronous.follow()
 
     def step_end(self, loss: Any = None, samples: int | None = None) -> Change:
-        """Count a step, and follow a change of the cluster that is due.
+        """Count a step, and carry out a change of the cluster that is due.
 
-        Collective, once a step. On return from a change the workers that joined have the state, and this
-        one's dataset goes on with its new share. The arguments are for the monitor and the policies. Errors
-        are raised at every worker.
+        The method is collective, once a step. After a change, workers that joined have the state,
+        and this worker's dataset continues with its new share. The arguments are for the monitor
+        and the policies. Errors are raised at every worker.
 
         Args:
-            loss: this worker's, a number or a tensor.
-            samples: that this worker has trained in the step; the dataset knows it otherwise.
+            loss: this worker's loss, a number or a tensor.
+            samples: the number of samples that this worker trained in the step; by default the
+                dataset's.
 
         Returns:
             What changed, and whether the step was undone (docs/recovery.md).
 
         Raises:
-            ResizeError: if a requested size isn't possible; the cluster is as before.
-            DivergenceError: if something that has to be equal on all workers isn't.
-            ValueError: for a decision of a policy that can't be carried out here.
+            ResizeError: if a requested size isn't possible; the cluster doesn't change.
+            DivergenceError: if workers differ in a value that must be equal on all workers.
+            ValueError: if a policy's decision can't be carried out here.
             KungFuError: if no living worker has the training state, or a step can't be undone.
         """
         if self.should_stop:
@@ -218,7 +217,7 @@ class ElasticTraining:
         program.current().resuming = False
         from ms_kungfu.ops import wait_for_queue  # loads MindSpore, which importing this module doesn't
 
-        # Operations that PyNative mode has queued belong to this step, and to the membership in which it is done.
+        # Operations that PyNative mode has queued belong to this step, and to its cluster version.
         wait_for_queue()
         self.step += 1
         membership.step_ended(self.step)
@@ -229,35 +228,37 @@ class ElasticTraining:
         return self._asynchronous.step_end(loss) if self.asynchronous else self._synchronous.step_end(loss, samples)
 
     def step_begin(self) -> None:
-        """Begin a step: what the program has set before belongs to what an undone step restores.
+        """Begin a step, and save the state that is restored if the step is undone.
 
-        Examples: a rate, clipped weights. With an `ElasticDataset` a step begins with its first batch.
-        Without one it begins when the `step_end` before returns, unless the loop calls this.
+        The saved state includes what the program has set before, such as a learning rate or clipped
+        weights. With an `ElasticDataset`, a step begins automatically at its first batch. Without
+        one, it begins when the previous `step_end` returns, unless the loop calls this method.
         """
         self._synchronous.begin()
 
     def request_stop(self) -> None:
-        """Have training end at all workers after the same step.
+        """Request that training end at all workers after the same step.
 
-        Any worker may ask, alone. `should_stop` is true once all have agreed on it in a `step_end`. Asked
-        for before it, training ends with that step; behind it, one step later, be that the first of the
-        next epoch. Asynchronous workers end the loop instead: `end` ends it for all.
+        A single worker may request the stop. All agree on it in the next `step_end`, perhaps in the next
+        epoch, and `should_stop` is true afterwards. Asynchronous workers leave their loop instead, as
+        `end` ends training for all.
         """
         self.changes.stop_asked = True
 
     def agree_on_stop(self) -> bool:
-        """Return whether to stop at this end of an epoch because a worker has asked.
+        """Return whether to stop at this end of an epoch, because a worker has requested a stop.
 
-        Collective. Right after a change of the cluster the next step's end says so instead. Workers that
-        joined in it may not have come to this epoch's end with the others.
+        The method is collective. Right after a change of the cluster, the workers don't agree here,
+        because workers that joined may not be at this epoch's end. They agree at the next step's
+        end instead.
         """
         if not self.asynchronous and not self.should_stop:
             self.changes.agree_on_stop()
         return self.should_stop
 
     def epoch_begin(self) -> None:
-        """Tell the policies that an epoch begins; `epochs` does so itself."""
-        # A joining worker comes to an epoch that the others have begun already.
+        """Notify the policies that an epoch begins; `epochs` does so automatically."""
+        # A joining worker enters an epoch that the others have already begun.
         if not self.should_stop and not program.current().resuming:
             self._measuring.ask("before_epoch")
 
@@ -265,27 +266,27 @@ class ElasticTraining:
         """Write the state to `checkpoint_dir`, in the background, between steps; collective.
 
         Raises:
-            ValueError: if workers don't step together: there `checkpoint_every` alone writes them.
+            ValueError: if workers are asynchronous; use `checkpoint_every` instead.
         """
         if self.asynchronous:
-            raise ValueError("asynchronous workers are not between steps together; give checkpoint_every instead")
+            raise ValueError("asynchronous workers can't write a checkpoint together; give checkpoint_every instead")
         self._checkpoints.write(self.step)
 
     def epoch_end(self) -> None:
-        """Count an epoch; `epochs` does so itself."""
+        """Count an epoch; `epochs` does so automatically."""
         program.current().resuming = False
         if not self.should_stop:
             self.epoch += 1
             self._measuring.ask("after_epoch")
 
     def end(self) -> None:
-        """End the call of training, for all if the workers are asynchronous.
+        """End the call of training; if the workers are asynchronous, it ends for all workers.
 
-        Collective; `epochs` does so itself. It tells the policies, closes the monitor's files, and writes
-        the last checkpoint again if its writer was lost with it.
+        Collective; `epochs` calls it. It notifies the policies, closes the monitor's files, and writes
+        the last checkpoint again if its writer failed before it was complete.
 
         Raises:
-            DivergenceError: at every worker, if something that has to be equal on all of them isn't.
+            DivergenceError: at every worker, if workers differ in a value that must be equal.
         """
         if self.asynchronous:
             self._asynchronous.end()
@@ -295,32 +296,32 @@ class ElasticTraining:
         self.changes.end()
 
     def check_sameness(self) -> None:
-        """Raise DivergenceError at every worker if something isn't equal on all that has to be.
+        """Raise DivergenceError at every worker if workers differ in a value that must be equal.
 
-        Collective, between steps. `end` does so itself; in between each piece is checked once in a hundred
-        steps.
+        The method is collective, between steps. `end` calls it automatically. During training each
+        value is checked once in a hundred steps.
         """
         self.changes.check_sameness()
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Yield the epochs of a call of training that are still to do, of `count`.
+        """Yield the remaining epochs, out of `count`, of a call of training.
 
-        It calls `begin`, then yields ``range(count)``, at a joining worker from the others' epoch. An epoch
-        that is trained but for its end is one of them. A worker that joins or resumes there gets no batch,
-        and does with the others what the program does after an epoch.
+        The method calls `begin`, then yields ``range(count)``; at a joining worker it starts with
+        the others' epoch. It also yields an epoch whose steps are done but which hasn't ended yet.
+        A worker that joins or resumes there gets no batch, and runs the code after the epoch.
 
-        Without a dataset the cluster changes between epochs, and not in the last one. Only the program
-        knows which steps of an epoch a joining worker would have to leave out.
+        Without a dataset, the cluster changes only between epochs, not in the last epoch. Only the
+        program knows which steps of an epoch a joining worker would have to skip.
         """
         between = self.dataset is None and not self.asynchronous
         self._measuring.expect_epochs(count)
         joins = membership.is_joining()
         if between:
-            self.changes.may_follow = lambda: False  # after a step
+            self.changes.may_follow = lambda: False  # no change after a step
         try:
             self.begin()
             if between and joins:
-                program.current().resuming = False  # it begins its first epoch with the others
+                program.current().resuming = False  # this worker begins its first epoch with the others
             if between and count == 1 and not self.should_stop:
                 warn_of_one_epoch(self._options)
             while self.epoch < count and not self.should_stop:
@@ -330,6 +331,6 @@ class ElasticTraining:
                 if between and self.epoch < count and not self.should_stop:
                     self.changes.change_to()
                     self._synchronous.follow()
-        finally:  # the program may leave its loop by `break`, and continue with one of another form
+        finally:  # the program may leave its loop by `break`, and continue with another kind of loop
             self.changes.leave_loop(between)
         self.end()

@@ -1,12 +1,13 @@
 """Undo a step with several gradient reductions if a worker fails between two of them.
 
-Each reduction is whole, and the same at all survivors. If an update follows each (a GAN's two optimizers), a worker
-that fails between them contributes to the first update only. Its samples are then neither trained nor untrained. All
-survivors detect that alike when the step is over, by the generations in which its reductions ended, which they share.
-They restore the Parameters and buffers from before the step, assign its samples again, and don't count it.
+Each reduction is complete, and has the same result at all survivors. If an update follows each reduction (e.g. a GAN's
+two optimizers), a worker that fails in between contributes only to the first update. Its samples are then partly
+trained. All survivors detect this at the end of the step, from the generations in which the step's reductions ended:
+these are the same at all survivors. The survivors restore the Parameters and buffers from before the step, assign its
+samples again, and don't count the step.
 
-That needs a copy before each step. Only trainings with several gradient reducers, or with several reductions in a step
-before, make it.
+Undoing requires a copy of the state before each step. A training makes the copies only if it has several gradient
+reducers, or has had a step with several reductions.
 """
 
 from __future__ import annotations
@@ -24,37 +25,37 @@ _log = logging.getLogger(__name__)
 
 
 class LastStep:
-    """The state of a training before its last step."""
+    """The state of a training before its current step, which can be restored."""
 
     def __init__(self, now: Callable[[], TrainingState]) -> None:
         self._now = now
         self._reductions = membership.watch_reductions()
-        self._several = False  # reductions in a step
+        self._several = False  # whether a step may have several reductions
         self.reductions = 0
-        """Reductions of gradients in the step that is over."""
+        """The number of gradient reductions in the last step."""
         self._begun = False
-        self._kept: list[tuple[Any, Array]] | None = None  # None: nothing is kept
+        self._kept: list[tuple[Any, Array]] | None = None  # None: no state is saved
         self._host: list[tuple[Callable[[Any], None], Any]] = []
 
     def watch(self, trained: Any) -> None:
-        """Register what is trained."""
-        # Steps of shards always stand, and need no copy.
+        """Check whether the trained objects contain several gradient reducers."""
+        # Steps with shards are never undone, so they need no copy.
         self._several = len(inventory.reducers(trained, left_to_shards=False)) > 1
 
     def begins(self) -> None:
-        """Begin a step, unless it has begun already: keep what may have to be restored."""
+        """Begin a step, unless it has begun already, and save the state that may have to be restored."""
         if self._begun:
             return
         self._begun = True
-        self._reductions.take_commits()  # of no step
+        self._reductions.take_commits()  # drop reductions outside of steps
         if self._several and runtime.current_cluster_size() > 1:
             now = self._now()
-            # asnumpy shares the memory that the step writes to.
+            # Copy, because asnumpy shares the memory to which the step writes.
             self._kept = [(t, t.asnumpy().copy()) for t in (*now.parameters, *now.buffers.values())]
             self._host = [(c.restore, c.capture()) for c in now.components if c.name == "loss_scale"]
 
     def ended(self, step: int) -> bool:
-        """Return whether the step stands; if it doesn't, restore the state before it. The same at all workers."""
+        """Return whether the step is valid; if not, restore the state before it. The result is equal at all workers."""
         commits, partly = self._reductions.take_commits()
         self._several, self.reductions = self._several or commits > 1, commits
         kept, host = (self._kept, self._host) if self._begun else (None, [])
@@ -64,8 +65,8 @@ class LastStep:
         ranks = ", ".join(map(str, partly))
         if kept is None:
             raise KungFuError(
-                f"step {step}: rank {ranks} died between two gradient reductions, in the first step that had several; "
-                "what was before it isn't kept. Resume from a checkpoint"
+                f"step {step}: rank {ranks} failed between two gradient reductions, and the step can't be undone: no "
+                "earlier step had several reductions, so the state wasn't saved. Resume from a checkpoint"
             )
         for tensor, values in kept:
             inventory.assign(tensor, values)
@@ -81,5 +82,5 @@ class LastStep:
         return False
 
     def take_participants(self) -> list[int]:
-        """Return the ranks whose samples are in the step."""
+        """Return the ranks whose samples the step has trained."""
         return self._reductions.take_participants()

@@ -1,25 +1,27 @@
 """A worker's side of a change of membership: the ranks of the cluster, and how they adopt the next version.
 
-All functions but :func:`evict` and :func:`join` belong to the thread that trains; none may run during another
-collective of this process. :func:`ms_kungfu.runtime.init` comes before them. Each file has the argument for its part:
+Only the thread that trains may call these functions, except :func:`evict` and :func:`join`. No function may run during
+another collective of this process. Call :func:`ms_kungfu.runtime.init` first. Each file contains the correctness
+argument for its part:
 
-- `member`: what this process knows, and the ports by which it reaches the world
+- `member`: this process's membership state, and its interfaces to the outside world
 - `identity`: rank, size, names
-- `cores`: how many it has, if bits depend on it
+- `cores`: the number of the worker's cores, if results depend on it
 - `children`: processes that a worker starts
-- `joining`: into a cluster and out of it
-- `job_end`: a signal that ends the job; `program_end`: the end of its own program
-- `step_agreement`: once a step all ranks agree on the next version
-- `requested_size`: how a requested size gets into the config server
-- `sync_points`: at which asynchronous trainings meet instead
+- `joining`: join and leave a cluster
+- `job_end`: a signal that ends the job
+- `program_end`: the end of the worker's own program
+- `step_agreement`: all ranks agree on the next version once a step
+- `requested_size`: write a requested size to the config server
+- `sync_points`: the meetings of asynchronous workers, which don't agree once a step
 - `reports`: what a worker reports for the job's event log
-- `reductions`: which ranks contributed to what was reduced
-- `deadlocks`: ranks that wait for each other
+- `reductions`: the ranks that contributed to a reduction
+- `deadlocks`: detect ranks that wait for each other
 - `outside`: changes that wait for a worker outside of a step
-- `model_store`: the way to other workers' latest models
+- `model_store`: access to other workers' latest models
 """
 
-# It offers what it imports.
+# This package re-exports what it imports.
 # ruff: noqa: F401
 # mypy: implicit-reexport
 
@@ -61,20 +63,20 @@ from ms_kungfu.membership.sync_points import enter_sync_point, follow_sync_point
 
 
 def watch_reductions() -> Reductions:
-    """Return an object that collects the outcomes of this process's reductions from now on."""
+    """Return an object that records the outcomes of this process's reductions from now on."""
     return Reductions(current().outcomes)
 
 
 def take_participants() -> list[int]:
-    """Do the same for callers without a `watch_reductions` of their own: :meth:`Reductions.take_participants`."""
+    """Call :meth:`Reductions.take_participants` on an object that all callers without their own one share."""
     return current().outcomes.of_nobody.take_participants()
 
 
 def participants_of(version: int) -> list[int] | None:
-    """Return what `take_participants` had when the cluster left this version; None if this process wasn't in it."""
+    """Return the result of `take_participants` at the end of a version; None if this process wasn't in that version."""
     return current().outcomes.by_version.get(version)
 
 
 def set_weight(samples: int) -> None:
-    """Set for how many samples the next gradients of this worker stand: means over the workers are weighted by it."""
+    """Set the number of samples in this worker's next gradients, the weight of the worker in means over workers."""
     current().core.set_weight(samples)

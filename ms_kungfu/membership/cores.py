@@ -1,6 +1,6 @@
-"""The number of a worker's cores, if bits depend on it.
+"""Fix the number of a worker's cores, if the bits of its results depend on it.
 
-Some of MindSpore's CPU kernels divide their work by the size of the affinity mask at the time of the launch.
+Some of MindSpore's CPU kernels split their work by the number of cores in the affinity mask when they are launched.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _MAX_PASSES = 10
 
 
 def fix_cores() -> None:
-    """Give this process a permanent number of cores, the same as all other workers'.
+    """Fix the number of this process's cores for its lifetime: the same number at each worker.
 
-    It is that of ``-cores-per-worker``, else one. Later calls do nothing.
+    The number is that of ``-cores-per-worker``, or one without that flag. Later calls do nothing.
 
-    If the launcher pins workers, it does so for all of them. It spreads them evenly, and would undo a worker's own
-    choice at the next change of the cluster.
+    If there is a launcher, it does the pinning for all workers. It spreads the workers evenly over the cores, and
+    would undo a worker's own choice at the next change of the cluster.
     """
     member = current()
     if member.cores_fixed:
@@ -34,10 +34,10 @@ def fix_cores() -> None:
         if member.get(env.BROKER) is None or member.broker().fix_cores(1, _TIMEOUT_S) == 0:
             allowed = sorted(os.sched_getaffinity(0))
             core = allowed[local_rank() % len(allowed)]
-            for _ in range(_MAX_PASSES):  # until no thread is left that may have started another one meanwhile
+            for _ in range(_MAX_PASSES):  # a thread may start another thread before it is pinned
                 if not pin_threads("self", {core}):
                     break
-        # This only repeats how a step of shards is computed (docs/shards.md), and each worker would log it.
+        # DEBUG: docs/shards.md states it already, and each worker would log it.
         _log.debug("shards: cores=%d cpus=%s", core_count(), ",".join(map(str, sorted(os.sched_getaffinity(0)))))
     member.cores_fixed = True
 
@@ -45,19 +45,20 @@ def fix_cores() -> None:
 def let_wakers_go_on() -> None:
     """Keep the calling thread from preempting the thread that wakes it, if there is only one core.
 
-    MindSpore's thread that has run a graph wakes its caller while it holds a spin lock that the caller takes at once.
-    Woken on the same core, in its place, the caller would spin there for the rest of its time slice: 0.6 ms.
+    The MindSpore thread that has run a graph wakes its caller while it holds a spin lock. The caller acquires that lock
+    at once. If the caller preempted that thread on their only core, it would spin for the rest of its time slice:
+    0.6 ms.
     """
     if core_count() == 1 and os.sched_getscheduler(0) == os.SCHED_OTHER:
-        with contextlib.suppress(OSError):  # a sandbox that doesn't allow it
+        with contextlib.suppress(OSError):  # a sandbox may forbid the call
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def core_count() -> int:
-    """Return how many cores this thread, and what it computes, has."""
+    """Return the number of cores on which this thread and its kernels may run."""
     return len(os.sched_getaffinity(0))
 
 
 def fixed_core_count() -> int:
-    """Return how many cores a worker has once they are fixed."""
+    """Return the number of cores that `fix_cores` gives a worker, or has given it."""
     return core_count() if current().cores_fixed else current().get(env.CORES_PER_WORKER) or 1

@@ -1,13 +1,13 @@
-"""The worker's watch for ranks that wait for each other in different operations.
+"""Detect ranks that wait for each other in different operations: the worker's part.
 
-A thread sleeps until one of this process's threads has waited in a collective for 0.1 s. While one does, the thread
-checks every 0.1 s whether the process stands still. ``ops_src/collectives/host/deadlock.h`` has the argument, and
-decides. This file adds what only Python knows of point 1 there:
+A thread sleeps until one of this process's threads has waited in a collective for 0.1 s. During such a wait, the thread
+checks every 0.1 s whether the process makes progress. ``ops_src/collectives/host/deadlock.h`` contains the correctness
+argument, and decides. For point 1 of that argument, this file provides what only Python knows:
 
 - whether only the main thread begins collectives. A user's thread may begin the missing one at any time, and so may
   the handler of a timer's signal;
-- whether the main thread, if it isn't in a collective itself, is in a call of MindSpore's that waits for kernels;
-- its position in the program.
+- whether the main thread, if it isn't in a collective itself, is in a MindSpore call that waits for kernels;
+- the main thread's position in the program.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from ms_kungfu.errors import KungFuError
 _LOOK_EVERY_S = 0.1
 _WAITS_FOR_KERNELS = ("mindspore.graph.api", "mindspore.common.api")
 _BEGIN_NOTHING = ("ms_kungfu", "mindspore")  # packages whose threads begin no collectives
-_FEEDERS = "multiprocessing.queues"  # its threads only write; those of multiprocessing.pool run functions of the user
+_FEEDERS = "multiprocessing.queues"  # its threads only write; threads of multiprocessing.pool run user functions
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _NOT_THE_PROGRAM = ("ms_kungfu", "mindspore")
 
 
-_watched: set[int] = set()  # processes: this one, and the one which it was forked from
+_watched: set[int] = set()  # IDs of processes: this one, and the processes from which it was forked
 
 
 def start(core: Any, start_thread: Callable[[str, Callable[[], None]], None]) -> None:
-    """Start the watch, once a process."""
+    """Start the thread that detects deadlocks, once per process."""
     if os.getpid() in _watched:
         return
     _watched.add(os.getpid())
@@ -44,7 +44,7 @@ def start(core: Any, start_thread: Callable[[str, Callable[[], None]], None]) ->
 
 
 def watch(core: Any) -> None:
-    """Look until the process ends. On a thread of its own."""
+    """Check for deadlocks until the process ends. The function runs in a separate thread."""
     while True:
         core.await_slow_wait()
         frames = sys._current_frames()
@@ -52,17 +52,17 @@ def watch(core: Any) -> None:
         frame = frames.pop(main, None) if main is not None else None
         frames.pop(threading.get_ident(), None)
         alone = core.device_engine() == "none" and begin_nothing(frames) and not awaits_timer()
-        with contextlib.suppress(KungFuError):  # it leaves the cluster
+        with contextlib.suppress(KungFuError):  # this process is leaving the cluster
             core.look_for_deadlock(alone, waits_for_kernels(frame), place_in_program(frame))
-        del frames, frame  # they hold what their functions hold
+        del frames, frame  # frames keep the local variables of their functions alive
         time.sleep(_LOOK_EVERY_S)
 
 
 def begin_nothing(frames: Mapping[int, FrameType]) -> bool:
-    """Return whether no thread with one of these frames begins collectives, as far as can be known."""
+    """Return whether, as far as can be known, none of the threads with these frames begins collectives."""
     for frame in frames.values():
-        # An idle worker of an executor, in `_worker` itself, gets its next task from a thread that runs. One that runs
-        # a function written in C is in another function of the same module.
+        # `_worker` is the innermost frame of an executor's idle thread, whose next task another thread has to submit.
+        # A thread that runs a task written in C is in another function of the same module.
         if (_module(frame), frame.f_code.co_name) == ("concurrent.futures.thread", "_worker"):
             continue
         first = "threading"
@@ -76,12 +76,12 @@ def begin_nothing(frames: Mapping[int, FrameType]) -> bool:
 
 
 def awaits_timer() -> bool:
-    """Return whether a signal is due: its handler may begin a collective in the main thread."""
+    """Return whether a timer's signal is pending, whose handler may begin a collective in the main thread."""
     return any(any(signal.getitimer(timer)) for timer in _TIMERS)
 
 
 def waits_for_kernels(main: FrameType | None) -> bool:
-    """Return whether the main thread is in a call of MindSpore's that runs kernels or waits for them."""
+    """Return whether the main thread is in a MindSpore call that runs kernels or waits for them."""
     return main is not None and _module(main) in _WAITS_FOR_KERNELS
 
 
@@ -93,7 +93,7 @@ def may_wait_for_others(main: FrameType | None) -> bool:
 
 
 def place_in_program(frame: FrameType | None) -> str:
-    """Return ``train.py:12``, the innermost line that is the program's; empty if there is none."""
+    """Return the innermost line of the user's program, such as ``train.py:12``; empty if there is none."""
     while frame is not None and _package(_module(frame)) in _NOT_THE_PROGRAM:
         frame = frame.f_back
     return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

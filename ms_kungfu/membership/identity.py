@@ -1,4 +1,4 @@
-"""This process's identity: its name in the job, and its slot in the present cluster."""
+"""This process's name in the job, and its slot in the current cluster."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def peer_of(rank: int) -> PeerID | None:
 
 
 def lost_ranks() -> list[int]:
-    """Return the ranks of the present cluster that have failed; they count until the next version."""
+    """Return the failed ranks of the current cluster version; the next version excludes them."""
     core = current().core
     living, ranks = core.living(), int(core.size())
     return sorted(set(range(ranks)).difference(living))
 
 
 def speaks_for_all() -> bool:
-    """Return whether this process is the lowest living rank, which logs what all would log alike."""
+    """Return whether this process is the lowest living rank, which logs a message that is the same at all ranks."""
     member = current()
     return not member.detached and not member.deferred and member.speaks_first()
 
@@ -47,7 +47,7 @@ def is_detached() -> bool:
 
 
 def was_evicted() -> bool:
-    """Return whether this process is detached because it was named, and not for a size."""
+    """Return whether this process is detached because a worker or user evicted it, not because the cluster shrank."""
     return current().evicted
 
 
@@ -65,7 +65,7 @@ def is_joining() -> bool:
 
 
 def is_catching_up() -> bool:
-    """Return whether this process joined, and the others wait until it comes to their call of training."""
+    """Return whether this process has joined and hasn't reached the call of training in which the others wait."""
     return current().catching_up
 
 
@@ -75,22 +75,22 @@ def set_catching_up(catching_up: bool) -> None:
 
 
 def check_caught_up(what: str) -> None:
-    """Raise KungFuError if this process is catching up: the other workers don't come to this collective."""
+    """Raise KungFuError if this process is catching up, because the other workers don't call this collective."""
     if current().catching_up:
         raise KungFuError(
-            f"{what} at a joining worker: the other workers are in a later call of training and wait for this one "
-            "there; between calls of training call no collective but kf.run_barrier() and sync_net_parameters, or "
+            f"{what} at a joining worker: the other workers are in a later call of training, and wait there for this "
+            "worker; between calls of training use only the collectives kf.run_barrier() and sync_net_parameters, or "
             "keep the result of each call in a file"
         )
 
 
 def state_received() -> None:
-    """Note that this process now has the training state."""
+    """Record that this process now has the training state."""
     current().received = True
 
 
 def sync_root() -> int:
-    """Return the lowest rank that has the training state; 0 in a cluster in which all start alike."""
+    """Return the lowest rank that has the training state; 0 in a cluster in which all workers have just started."""
     core = current().core
     root, size = int(core.state_root()), int(core.size())
     return root if root < size else 0
@@ -122,13 +122,13 @@ def answers() -> Answers:
 
 
 def rank() -> int:
-    """Return the rank; until this process has joined the one it was started for."""
+    """Return the rank. Before this process has joined, return the rank for which it was started."""
     without_slot = answers_without_slot()
     return int(current().core.rank()) if without_slot is None else without_slot.rank
 
 
 def size() -> int:
-    """Return the number of ranks; until this process has joined that of the cluster it was started for."""
+    """Return the number of ranks. Before this process has joined, it is the size for which it was started."""
     without_slot = answers_without_slot()
     return int(current().core.size()) if without_slot is None else without_slot.size
 
@@ -139,7 +139,7 @@ def cluster_version() -> int:
 
 
 def local_rank() -> int:
-    """Return the rank among the workers of this host; until this process has joined the one it was started for."""
+    """Return the rank among this host's workers. Before this process has joined, it is the planned local rank."""
     without_slot, member = answers_without_slot(), current()
     if without_slot is not None:
         return without_slot.local_rank
@@ -148,19 +148,19 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """Return the number of workers on this host; until this process has joined as `local_rank`."""
+    """Return the number of workers on this host. Before this process has joined, it is the planned number."""
     without_slot = answers_without_slot()
     return len(_workers_here(current())) if without_slot is None else without_slot.local_size
 
 
 def host_of_rank() -> list[int]:
-    """Return for each rank a number that is the same for the ranks on its host."""
+    """Return the host index of each rank; ranks on one host have the same index."""
     member = current()
     return [0] if member.cluster is None else member.cluster.host_of_rank
 
 
 def _workers_here(member: Member) -> list[PeerID | None]:
-    """Return the workers of this host; without a cluster this process itself."""
+    """Return the workers of this host; without a cluster, only this process."""
     if member.cluster is None or member.self_id is None:
         return [member.self_id]
     return [worker for worker in member.cluster.workers if worker.host == member.self_id.host]

@@ -1,4 +1,4 @@
-"""How a worker learns that its job is about to end by a signal to a launcher, so that it can write a checkpoint."""
+"""Notify a worker that a signal to a launcher is about to end the job, so that the worker can write a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from ms_kungfu.membership.member import Member, current
 
 
 class JobEnd:
-    """Watches for the end, from construction to `close`. The launcher waits for that, within -grace-period.
+    """Wait for the launcher's message that the job ends, from construction to `close`.
 
-    Thread-safe. A thread waits for the launcher's message, and closes the connection.
+    The launcher ends the worker after `close`, or after -grace-period at the latest. The class is thread-safe. A
+    thread waits for the launcher's message, and closes the connection.
     """
 
     def __init__(self, member: Member) -> None:
         self.signal = 0
-        """The signal by which the job ends; 0 as long as it doesn't."""
+        """The number of the signal that ends the job; 0 if the job isn't ending."""
         self._member = member
         self._lock = threading.Lock()
         self._watch: EndWatch | None = None  # guarded by _lock, as is _closed
@@ -27,7 +28,7 @@ class JobEnd:
         member.ports.start_thread("kungfu-end", self._wait)
 
     def _wait(self) -> None:
-        with contextlib.suppress(KungFuError):  # this worker isn't notified; another one may be
+        with contextlib.suppress(KungFuError):  # this worker isn't notified, but another worker may be
             watch = self._member.broker().open_end_watch()
             with self._lock:
                 self._watch = watch
@@ -38,7 +39,7 @@ class JobEnd:
             watch.close()
 
     def close(self) -> None:
-        """Have the launcher wait for this worker no more."""
+        """Tell the launcher not to wait for this worker any longer."""
         with self._lock:
             self._closed.set()
             if self._watch is not None:
@@ -46,6 +47,6 @@ class JobEnd:
 
 
 def watch_job_end() -> JobEnd | None:
-    """Return a watch; None if `kungfu-run` hasn't started this process."""
+    """Return a `JobEnd` for this process; None if `kungfu-run` hasn't started this process."""
     member = current()
     return None if member.cluster is None or member.get(env.BROKER) is None else JobEnd(member)

@@ -1,7 +1,8 @@
-"""Join and leave a cluster, through the host's broker, which sends a version's segment.
+"""Join and leave a cluster. The host's broker sends the shared-memory segment of a cluster version.
 
-A process that is started for a running job doesn't join in :func:`begin`. Its join is *deferred*: the others train on
-while it imports and compiles. It reports that it is ready by :func:`join`, or by its first collective.
+A process that is started for a running job doesn't join in :func:`begin`. Its join is *deferred*:
+the other workers continue training while it imports and compiles. The process reports that it is
+ready when it calls :func:`join` or its first collective.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ _log = logging.getLogger(__name__)
 _NICE_OF_THE_DETACHED = 10
 _LEAVING_S = 10.0  # a program that has ended by then needs no warning
 _ANSWER_S = 10.0
-_handles_sigterm = False  # or a parent of this process did
+_handles_sigterm = False  # also true if a parent of this process has installed the handler
 
 
 def begin() -> bool:
-    """Join the cluster that this process was started for, or get ready to if the job runs already.
+    """Join the cluster for which this process was started; if the job already runs, prepare a deferred join.
 
-    Called once, by :func:`ms_kungfu.runtime.init`. Return False in a child process of a worker: what communicates
-    raises there.
+    :func:`ms_kungfu.runtime.init` calls this function once. Return False in a child process of a worker, where
+    functions that communicate raise an error.
     """
     member = current()
     own, standby = member.get(env.SELF), member.get(env.STANDBY)
@@ -53,8 +54,8 @@ def begin() -> bool:
 def join() -> None:
     """Carry out a deferred join: report that this process is ready, and wait for its slot.
 
-    It waits however long the members train on. The first collective calls this function itself.
-    Afterwards :func:`is_detached` says whether the process is still needed. Idempotent; thread-safe.
+    The wait has no time limit. The first collective calls this function automatically. Afterwards
+    :func:`is_detached` is true if the process isn't needed any more. Idempotent; thread-safe.
     """
     member = current()
     with member.joining:
@@ -65,7 +66,7 @@ def join() -> None:
             granted = request_segment(member, None, None, None)
         else:
             granted = member.broker().request_identity(standby)
-        # Other threads that come to a collective meanwhile wait for the lock; this one passes it.
+        # Other threads that call a collective meanwhile wait for the lock. This thread's own collectives don't.
         member.entering = True
         try:
             enter_first(member, granted)
@@ -76,7 +77,7 @@ def join() -> None:
 
 
 def forget() -> None:
-    """Return to a process without a cluster."""
+    """Reset this process to its state before it had a cluster."""
     member = current()
     member.core.set_join_handler(None)
     member.reset()
@@ -91,10 +92,7 @@ def request_segment(
 
 
 def enter(member: Member, granted: Granted, has_state: bool) -> None:
-    """Join the segment, together with the others of its version.
-
-    A new version has had no sync points.
-    """
+    """Join the segment of a new cluster version, together with the other members of that version."""
     fds, cluster = (granted.fd, *granted.link), granted.cluster
     try:
         timeouts = member.get(env.COLLECTIVE_TIMEOUT), member.get(env.JOIN_TIMEOUT)
@@ -106,7 +104,7 @@ def enter(member: Member, granted: Granted, has_state: bool) -> None:
     finally:
         for fd in fds:
             member.ports.close(fd)
-    if member.ended_steps.last is not None:  # another thread finds it in the new version, too
+    if member.ended_steps.last is not None:  # so that other threads find the step in the new version
         member.core.note_step(member.ended_steps.last, member.ended_steps.each_s)
     member.cluster = granted.cluster
     member.superseded = member.sync_points = 0
@@ -114,15 +112,15 @@ def enter(member: Member, granted: Granted, has_state: bool) -> None:
 
 
 def enter_first(member: Member, granted: Granted | Detached | Stay) -> None:
-    """Join the first cluster of this process, or detach if the broker has no slot for it any more."""
+    """Join the first cluster of this process, or detach if the broker has no slot for this process any more."""
     if not isinstance(granted, Granted):
         # The cluster shrank again before this process was ready.
         detach(member, None, evicted=isinstance(granted, Detached) and granted.evicted)
         return
     member.self_id, member.incarnation = granted.peer, granted.incarnation
     enter(member, granted, has_state=False)
-    # In the first cluster all start alike, with nothing to receive. A joining worker has to receive the state, even if
-    # the ranks that have it failed in that moment. Otherwise it would silently train from the beginning.
+    # In the job's first cluster no worker has a state to receive. A joining worker must receive the state, even if the
+    # ranks that have it fail at that moment. Otherwise the worker would silently train from the beginning.
     member.received = not member.deferred
     _leave_on_sigterm(member)
 
@@ -130,7 +128,7 @@ def enter_first(member: Member, granted: Granted | Detached | Stay) -> None:
 def detach(member: Member, version: int | None, evicted: bool = False) -> None:
     """Remove this process from the cluster, from `version` on.
 
-    `evicted`: a worker or a user has named it.
+    `evicted`: whether a worker or a user evicted this process.
     """
     member.detached, member.evicted = True, evicted
     member.hang_up()
@@ -142,16 +140,16 @@ def detach(member: Member, version: int | None, evicted: bool = False) -> None:
 
 
 def _step_back() -> None:
-    """Let the training workers go first on the cores that this process shares with them.
+    """Lower this process's priority, so that the training workers precede it on shared cores.
 
-    This process has nothing left to do but end.
+    A process that has left the cluster only has to end.
     """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), _NICE_OF_THE_DETACHED))
 
 
 def _tell_who_works_on(member: Member) -> None:
-    """Warn a program that runs for long after this worker has left, if it could have checked."""
+    """Warn if the program still runs `_LEAVING_S` seconds after this worker has left the cluster."""
     ports = member.ports
     left = ports.monotonic()
 
@@ -169,16 +167,16 @@ def _tell_who_works_on(member: Member) -> None:
 
 
 def _leave_on_sigterm(member: Member) -> None:
-    """Have SIGTERM make this worker leave the cluster after its step, in whichever thread that runs.
+    """Make SIGTERM remove this worker from the cluster after its step, whichever thread trains.
 
-    SIGTERM may mean that its machine is needed.
+    SIGTERM may mean that the machine is needed for something else.
     """
     global _handles_sigterm
     if (
         not _handles_sigterm
         and member.ports.owns_process
         and member.get(env.WATCH)
-        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a program that has its own handler knows better
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # the program's own handler stays
     ):
         _handles_sigterm = True
         told, tells = os.pipe()
@@ -194,24 +192,25 @@ def _ask_to_leave(member: Member, told: int) -> None:
             raise ResizeError("this process is in no cluster")
         member.broker().request_leave(member.self_id, _ANSWER_S, terminated=True)
     except KungFuError:
-        # The job is ending, or no worker would be left to continue: SIGTERM acts as without a handler.
+        # The job is ending, or no worker would be left to continue. SIGTERM ends the process, as it does by default.
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def evict(rank: int) -> None:
-    """Ask that a rank leave the present cluster.
+    """Request that a rank leave the current cluster.
 
-    The other workers go on without it from one of the next steps on. Any worker may call it, at any
-    time and from any thread; it is not a collective. If several ask for the same rank, it leaves once.
-    The evicted worker finds `ms_kungfu.detached()` true after its step and should exit with 0.
+    The other workers continue without the rank from one of the next steps on. Any worker may call
+    this function, at any time and from any thread; it isn't a collective. Several requests for the
+    same rank evict one worker. At the evicted worker `ms_kungfu.detached()` is true after its step;
+    its program should then exit with status 0.
 
     Args:
-        rank: of the worker that shall leave.
+        rank: the rank of the worker to evict.
 
     Raises:
-        ValueError: if there is no such rank.
-        ResizeError: if it can't leave: it is the last worker, fewer than ``-min-np`` would be left, or
-            the launcher does not follow changes (``-w``). The job goes on as it is.
+        ValueError: if the cluster has no such rank.
+        ResizeError: if the worker can't leave: it is the last worker, fewer than ``-min-np`` would
+            remain, or the launcher doesn't follow changes (``-w``). The cluster stays as it is.
     """
     join()
     member = current()

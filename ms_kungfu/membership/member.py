@@ -1,7 +1,7 @@
-"""This process's knowledge of its membership, and its ports to the world.
+"""The membership state of this process, and its interfaces to the outside world.
 
-There is one :class:`Member` a process, :func:`current`. The fault simulator, which runs several in one process, gives
-each a context of its own (`contextvars`) and its :class:`Ports`.
+Each process has one :class:`Member`, which :func:`current` returns. The fault simulator runs several members in one
+process. It gives each member its own context (`contextvars`) and its own :class:`Ports`.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Change:
     detached: bool
     old_size: int
     new_size: int
-    lost: tuple[int, ...] = ()  # ranks of the old cluster that had failed
-    before: Cluster | None = None  # the cluster until then
+    lost: tuple[int, ...] = ()  # failed ranks of the old cluster
+    before: Cluster | None = None  # the cluster before the change
     after: Cluster | None = None
-    undone: bool = False  # the step doesn't count, and is repeated (`ElasticTraining.step_end`)
+    undone: bool = False  # whether the step was undone, and is repeated (`ElasticTraining.step_end`)
 
     @property
     def is_of_the_same_workers(self) -> bool:
-        """Return whether both versions have the same workers, as far as is known: only the hosts may differ."""
+        """Return whether both versions are known to have the same workers, so that only the hosts may differ."""
         return self.before is not None and self.after is not None and self.before.workers == self.after.workers
 
     @property
@@ -60,7 +60,7 @@ class Change:
 
 
 def _more_hosts(one: Cluster | None, other: Cluster | None) -> list[str]:
-    """Return the hosts that only one of them has."""
+    """Return the hosts of `one` that `other` doesn't have."""
     if one is None or other is None:
         return []
     others = {runner.host for runner in other.runners}
@@ -68,7 +68,7 @@ def _more_hosts(one: Cluster | None, other: Cluster | None) -> list[str]:
 
 
 class EndedSteps:
-    """The last step of a training that continues, and the time of a step."""
+    """The number of the last step that has ended, and the duration of a step."""
 
     def __init__(self) -> None:
         self.last: int | None = None
@@ -80,7 +80,7 @@ class EndedSteps:
 
     @property
     def each_s(self) -> float:
-        """Return the median of the last ones, so that a compilation or checkpoint doesn't count; 0 if not known."""
+        """The median duration of the last steps in seconds, which a compilation doesn't distort; 0 if unknown."""
         times = list(self._times)
         return max(0.0, median(after - before for before, after in zip(times, times[1:]))) if len(times) > 1 else 0.0
 
@@ -97,67 +97,70 @@ def _start_thread(name: str, function: Callable[[], None]) -> None:
 
 @dataclass(frozen=True)
 class Ports:
-    """A member's interfaces to the world."""
+    """A member's interfaces to the outside world, which the fault simulator replaces."""
 
     core: Any = _core
-    environ: Mapping[str, str] | None = None  # None: the process's
+    environ: Mapping[str, str] | None = None  # None: the environment of the process
     broker: Callable[[], BrokerClient] = BrokerClient.from_environment
     store: Callable[[str, str | None, str], ClusterStore] = open_store
-    monotonic: Callable[[], float] = run_time  # without pauses of this process
+    monotonic: Callable[[], float] = run_time  # excludes times when this process was stopped
     sleep: Callable[[float], None] = time.sleep
     event: Callable[[], threading.Event] = threading.Event
     start_thread: Callable[[str, Callable[[], None]], None] = _start_thread
     close: Callable[[int], None] = os.close
-    max_workers: int = MAX_WORKERS  # of a job on one host
+    max_workers: int = MAX_WORKERS  # for a job on one host
     max_workers_of_hosts: int = MAX_WORKERS_OF_HOSTS
     poll_s: float = 0.001
-    owns_process: bool = True  # else it leaves the process's signals and its priority alone
+    owns_process: bool = True  # whether the member may change the process's signal handlers and priority
 
 
 class Member:
-    """A member; None and False before :func:`ms_kungfu.membership.begin` or :func:`ms_kungfu.membership.join`."""
+    """The membership state of one process.
+
+    Attributes are None or False before :func:`ms_kungfu.membership.begin` or :func:`ms_kungfu.membership.join`.
+    """
 
     def __init__(self, ports: Ports | None = None) -> None:
         self.ports = Ports() if ports is None else ports
         self.core = self.ports.core
         self.outcomes = Outcomes(self.core)
         self.joining = threading.RLock()
-        self.row: NDArray[np.uint64] = np.zeros(5, np.uint64)  # of the step's agreement
-        self.begun = False  # `ms_kungfu.runtime.init` is over
-        self.cores_fixed = False  # `cores.fix_cores` is over
+        self.row: NDArray[np.uint64] = np.zeros(5, np.uint64)  # the buffer of the step's agreement
+        self.begun = False  # whether `ms_kungfu.runtime.init` has returned
+        self.cores_fixed = False  # whether `cores.fix_cores` has returned
         self._broker: BrokerClient | None = None
         self.reset()
 
     def reset(self, self_id: PeerID | None = None, incarnation: int = 0) -> None:
-        """Return to a process of this name that hasn't joined anything yet. Watchers of reductions stay."""
+        """Reset to the state of a process named `self_id` before it joins a cluster. `Reductions` objects stay."""
         self.hang_up()
         self._broker = None
         self.self_id = self_id
         self.incarnation = incarnation
         self.cluster: Cluster | None = None
-        self.deferred = False  # it was started for a running job, and joins when it is ready
+        self.deferred = False  # whether it was started for a running job and hasn't joined yet
         self.parents_answers: Any = None  # children.Answers, in a child process of a worker
         self.entering = False
         self.detached = False
-        self.evicted = False  # and a worker or a user has named it
-        self.received = True  # the training state
-        self.catching_up = False  # it joined, and the others wait for it in a later call of training
-        self.requested_size: int | None = None  # all ranks want it, and it isn't in the store yet
+        self.evicted = False  # whether it is detached because a worker or a user evicted it
+        self.received = True  # whether it has the training state
+        self.catching_up = False  # whether it has joined, and the others wait for it in a later call of training
+        self.requested_size: int | None = None  # the size that all ranks want and that isn't in the store yet
         self.pending: tuple[int, int] | None = None  # the last requested size that was written, and its version
-        self.request: Any = None  # requested_size.SizeRequest at the rank that writes it
+        self.request: Any = None  # the SizeRequest of `requested_size`, at the rank that writes it
         self.superseded = 0  # the newest prepared version that no member adopts any more
-        self.sync_points = 0  # sync points of this cluster version that this process has come to
+        self.sync_points = 0  # number of sync points of this cluster version that this process has entered
         self.training_step: int | None = None  # for the launcher's log lines
         self.ended_steps = EndedSteps()
         self.spent: dict[str, float] = {}  # seconds, see `reports.spending`
         self.outcomes.by_version.clear()
 
     def get(self, variable: Variable[T]) -> T:
-        """Return an environment variable."""
+        """Return the value of an environment variable."""
         return variable.get(self.ports.environ)
 
     def broker(self) -> BrokerClient:
-        """Return the broker's address. ResizeError if kungfu-run hasn't started this process."""
+        """Return a client of the host's broker. ResizeError if kungfu-run hasn't started this process."""
         if self._broker is None:
             self._broker = self.ports.broker()
         return self._broker
@@ -184,5 +187,5 @@ def current() -> Member:
 
 
 def use(member: Member) -> None:
-    """Make this the process's member in this context."""
+    """Make `member` the process's member in the current context."""
     _current.set(member)

@@ -1,7 +1,7 @@
-"""A worker's side of the model stores.
+"""A worker's access to the model stores.
 
-It announces its own store, and finds those of its host, through the broker. The model transport asks for those of other
-hosts (`ops_src/store/model_transport.h`).
+The worker registers its own store with the broker, which also returns the stores of other workers on the host. The
+model transport requests models from other hosts (`ops_src/store/model_transport.h`).
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ def disconnect() -> None:
 
 
 def _announce(fd: int) -> str:
-    """Send this worker's store to the broker; return an error's text if that fails."""
+    """Send this worker's store to the broker; return an error message, which is empty if that succeeded."""
     peer, incarnation = identity()
     try:
         answer, fds = _ask({"type": "put_store", "peer": str(peer), "incarnation": incarnation}, fd)
     except (OSError, ProtocolError, KungFuError) as error:
-        return f"{peer}: the launcher can't be given the model store ({error})"
+        return f"{peer}: can't send the model store to the launcher ({error})"
     _close(fds)
     return "" if answer.get("found") is True else f"{peer}: {answer.get('error', 'the launcher refused the store')}"
 
 
 def _find(rank: int) -> int:
-    """Return a descriptor of the rank's store, or -1 if it has none (yet), or the rank or the launcher has ended."""
+    """Return a descriptor of the rank's store; -1 if the rank has no store yet, or the rank or launcher has ended."""
     peer = peer_of(rank)
     if peer is None:
         return -1

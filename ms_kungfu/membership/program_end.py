@@ -1,4 +1,4 @@
-"""How a worker reports that its program has ended, before the interpreter does: a later crash needs no replacement."""
+"""Report that a worker's program has ended, before the interpreter exits: a later crash needs no replacement."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _ANSWER_S = 1.0
 
 
 def report_program_end(member: Member) -> None:
-    """Have the launcher notified once the program has ended without an exception.
+    """Notify the launcher once the program has ended without an exception.
 
-    An `atexit` handler would be too late: those of the program that were registered later come first.
+    An `atexit` handler would run too late: handlers that the program registers later run before it.
     """
     process = os.getpid()
     threading._register_atexit(lambda: _report(member, process))  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The outcomes of this process's reductions: which ranks took part in them, for a training or a dataset."""
+"""Record which ranks contributed to this process's reductions. Training and datasets use these outcomes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 
 class Outcomes:
-    """The outcomes of all reductions of this process; each of its owners gets them once."""
+    """Pass the outcome of each reduction of this process once to each `Reductions` object."""
 
     def __init__(self, core: Any) -> None:
         self.core = core
         self.owners: weakref.WeakSet[Reductions] = weakref.WeakSet()
-        # participants in the last reductions of a version; some bytes for each
+        # cluster version -> participants in its last reductions; a few bytes per version
         self.by_version: dict[int, list[int]] = {}
         self.of_nobody = Reductions(self)  # for callers without an object of their own
 
@@ -22,7 +22,7 @@ class Outcomes:
             each.add(gradient, latest, commits, first, last)
 
     def end_version(self, version: int) -> None:
-        """Keep the participants in the last reductions that an owner hasn't taken, as the cluster version ends."""
+        """Save the participants of the last reductions at the end of a cluster version, for `by_version`."""
         self.look()
         latest = max(each.latest() for each in self.owners)
         self.by_version[version] = list(self.core.members_of(latest))
@@ -31,9 +31,9 @@ class Outcomes:
 
 
 class Reductions:
-    """The outcomes since its owner last took them, in one cluster version.
+    """The outcomes in one cluster version since its owner last took them.
 
-    Each owner has its own: a training loses nothing if a dataset takes its outcomes meanwhile.
+    Training and each dataset own one object each, so taking the outcomes from one object doesn't affect the others.
     """
 
     def __init__(self, outcomes: Outcomes) -> None:
@@ -42,26 +42,28 @@ class Reductions:
         outcomes.owners.add(self)
 
     def forget(self) -> None:
-        """Count from here. The generations are from 1; 0 without one."""
+        """Drop the outcomes so far. Generations are stored plus 1, and 0 stands for no reduction."""
         self._gradient = self._any = self._commits = self._first = self._last = 0
 
     def add(self, gradient: int, latest: int, commits: int, first: int, last: int) -> None:
-        """Add outcomes.
+        """Add the outcomes of further reductions.
 
-        `gradient`, `latest`: the generations of the latest gradient reduction and of the latest of any kind. `commits`:
-        how many there were. `first`, `last`: the generations of the first and of the last commit.
+        `gradient`, `latest`: the generation of the latest gradient reduction, and of the latest reduction of any kind.
+        `commits`: the number of committed gradient reductions. `first`, `last`: the generations of the first and of the
+        last commit.
         """
         self._gradient, self._any = max(self._gradient, gradient), max(self._any, latest)
         self._commits, self._first, self._last = self._commits + commits, self._first or first, last or self._last
 
     def latest(self) -> int:
-        """Return the generation in which the last gradient reduction ended; without one, the last all-reduce."""
+        """Return the generation in which the last gradient reduction ended, or else the last all-reduce."""
         return max((self._gradient or self._any) - 1, 0)
 
     def take_participants(self) -> list[int]:
-        """Return the ranks that took part in the gradient reductions since the last call, sorted; all without one.
+        """Return the ranks that took part in the gradient reductions since the last call, sorted.
 
-        The result is the same at all of these ranks of the present cluster.
+        Return all ranks if there was no gradient reduction. The result is the same at all returned ranks that are in
+        the current cluster.
         """
         self._outcomes.look()
         latest = self.latest()
@@ -69,10 +71,10 @@ class Reductions:
         return list(self._outcomes.core.members_of(latest))
 
     def take_commits(self) -> tuple[int, list[int]]:
-        """Return how many gradient reductions there were, and the ranks that failed between them.
+        """Return the number of gradient reductions since the last call, and the ranks that failed between them.
 
-        Those ranks took part in the first, whose update is done, and not in the last. The reductions of a plan's groups
-        count as one: they end alike.
+        These ranks took part in the first reduction, whose update is done, but not in the last. The reductions of a
+        plan's groups count as one reduction, because they end with the same participants.
         """
         self._outcomes.look()
         commits, first, last = self._commits, self._first, self._last

@@ -1,9 +1,10 @@
-"""A resize request of the ranks: the lowest living one writes it to the cluster store.
+"""Handle a resize request of the ranks: the lowest living rank writes the request to the cluster store.
 
-It does so in the background, and retries while the store is away; training continues. If that rank fails, the next one
-writes again, and finds what the first may have written already. The next agreement gives all ranks the result.
+The rank writes in the background, and retries while the store is unreachable; training continues. If the rank fails,
+the next rank writes the request again. That rank detects a request that the failed rank has already written. The next
+agreement passes the result to all ranks.
 
-A size that they are going to want is a hint to the launcher (`expect`), which needs no answer.
+The ranks also report a size that they will want later, as a hint to the launcher (`expect`).
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from ms_kungfu.membership.member import Member, current
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.2
-_CHECK_S = 2.0  # whether the store keeps what was written
+_CHECK_S = 2.0  # time between two checks that the store still has the written cluster
 _HINT_S = 10.0
 _MAX_REFUSAL_BYTES = 1024
 
-# The result of a resize request, as one number of which the ranks take the maximum. It has the kind, the size, and the
-# version under which it is pending or the rank that knows why it is rejected.
+# The result of a resize request is one number, and the ranks agree on its maximum. The number contains the kind, the
+# size, and a value. For PENDING the value is the cluster version; for REFUSED it is the rank that knows the reason.
 NOTHING, LATER, PENDING, REFUSED = range(4)
 
 
@@ -43,21 +44,22 @@ class _NoSlotsError(ResizeError):
 
 
 class SizeRequest:
-    """Writes a cluster of a size to the store, in a thread of its own, until it is there or refused.
+    """Write a cluster of a given size to the store, in a separate thread, until the store accepts or rejects it.
 
-    A config server keeps nothing on disk: one that is restarted has lost what the launcher hasn't read yet. So the
-    thread checks that the store keeps the cluster, and writes it again, until the ranks adopt a version.
+    A config server keeps nothing on disk. If it restarts, it loses a cluster that the launcher hasn't read yet. The
+    thread therefore checks that the store still has the cluster, and writes the cluster again if necessary. The thread
+    ends when the ranks adopt a version.
     """
 
     def __init__(
         self, member: Member, cluster: Cluster, size: int, failed: list[PeerID], previous: SizeRequest | None = None
     ) -> None:
-        """`previous`: one that the ranks have dropped for this one. It may be writing, and ends first."""
+        """`previous` is the request that this request replaces. It may still be writing, so its thread ends first."""
         self.size = size
-        self.version: int | None = None  # under which it was written
+        self.version: int | None = None  # the version of the written cluster
         self.refusal = ""
         self.trouble = ""
-        self.settled = member.ports.event()  # one of these is known
+        self.settled = member.ports.event()  # set once `version`, `refusal` or `trouble` is known
         self._is_over = member.ports.event()
         self._has_ended = member.ports.event()
         self._previous = previous
@@ -90,7 +92,7 @@ class SizeRequest:
                 self.settled.set()
                 self._is_over.wait(_CHECK_S if isinstance(error, _NoSlotsError) else _RETRY_S)
             except Exception as error:
-                # Any error: the others have to be notified.
+                # Catch any error, because the other ranks have to be notified of it.
                 known = isinstance(error, (KungFuError, ValueError))
                 self.refusal = str(error) if known else f"{type(error).__name__}: {error}"
                 self.settled.set()
@@ -98,7 +100,7 @@ class SizeRequest:
 
 
 def _keeps(member: Member, version: int) -> bool:
-    """Whether the store has this version, or a newer one."""
+    """Return whether the store has this version or a newer one."""
     found = _store(member).get()
     return found is not None and found.version >= version
 
@@ -118,9 +120,10 @@ def _failed(member: Member, cluster: Cluster) -> list[PeerID]:
 def _write(
     member: Member, cluster: Cluster, size: int, failed: list[PeerID], is_over: Callable[[], bool] = lambda: False
 ) -> int:
-    """Write a cluster of `size` workers to the store.
+    """Write a cluster of `size` workers to the store, and return its version.
 
-    Returns: Its version, or the present one if the cluster has this size, no other is written, or it `is_over`.
+    Write nothing if the newest cluster in the store has that size, or if ``is_over()`` is true. Return the newest
+    version or this member's version then.
     """
     store = _store(member)
     if not member.get(env.WATCH):
@@ -133,38 +136,38 @@ def _write(
         raise ResizeError(f"{size} workers: at most {most} {where}; ask for fewer")
     ports = member.get(env.PORT_RANGE) or WORKER_PORTS
     while True:
-        # The store may hold a newer version than this cluster has adopted; a size is built on the newest.
+        # The store may have a newer version than this cluster; the new cluster is derived from the newest version.
         newest = store.get() or cluster
         if newest.version < cluster.version:
-            raise StoreUnreachableError(f"config server {store.url} has come back with an older cluster")
+            raise StoreUnreachableError(f"config server {store.url} has restarted with an older cluster")
         if newest.size == size and (newest.version > cluster.version or not failed):
             return newest.version
         if is_over():
             return int(cluster.version)
-        # After a change of hosts the store has the new ones, the environment doesn't.
+        # After a change of hosts, the store has the new slots and the environment has the old ones.
         slots = newest.slots or hosts
         if slots is not None and size > sum(slots.values()):
             given = ",".join(f"{host}:{count}" for host, count in slots.items())
             raise _NoSlotsError(
-                f"{size} workers: -H {given} has {sum(slots.values())} slots; ask for fewer, or give more slots"
+                f"{size} workers: -H {given} has {sum(slots.values())} slots; ask for fewer, or add slots"
             )
         try:
             return store.put(newest.resized(size, ports, failed, slots)).version
         except StaleVersionError:
-            continue  # another client wrote in between, so there was progress
+            continue  # another client wrote a newer version in between
 
 
 def propose(size: int) -> int:
     """Write a cluster of this size to the store, and return its version without waiting for the change.
 
-    Return the present version if it has that size.
+    If the current version already has that size, write nothing and return the current version.
     """
     member = current()
     if size < 1:
         raise ValueError(f"a cluster has at least 1 rank, got size {size}")
     cluster = member.cluster
     if cluster is None:
-        raise ResizeError(f"this process is a cluster of one; for {size} workers start it with kungfu-run -w")
+        raise ResizeError(f"{size} workers: this process has no launcher; start it with kungfu-run -w")
     failed = _failed(member, cluster)
     if size == cluster.size and not failed and not is_changing():
         return int(cluster.version)
@@ -172,9 +175,9 @@ def propose(size: int) -> int:
 
 
 def want(member: Member, size: int) -> None:
-    """Make this the size that all ranks want."""
+    """Record `size` as the size that all ranks want."""
     there = member.pending[0] if member.pending is not None else int(member.core.size())
-    # Another size may be written at this moment: then this one has to be written behind it.
+    # If another size is being written at this moment, this size has to be written after it.
     member.requested_size = None if size == there and member.requested_size is None else size
 
 
@@ -185,9 +188,9 @@ def wanted_size(member: Member) -> int:
 
 
 def pursue(member: Member, wait: bool, must: bool) -> int:
-    """Have the requested size written, at the lowest living rank, and return the packed result.
+    """Write the requested size if this is the lowest living rank, and return the packed result.
 
-    With `wait`, not before there is one; with `must` a store that is away is a rejection.
+    With `wait`, wait until there is a result. With `must`, an unreachable store counts as a rejection.
     """
     request: SizeRequest | None = member.request
     if not member.speaks_first() or member.cluster is None:
@@ -199,7 +202,7 @@ def pursue(member: Member, wait: bool, must: bool) -> int:
             return pack(NOTHING, 0, 0)
         if request.version == member.pending[1] and not request.refusal:
             return pack(NOTHING, 0, 0)
-        wait = False  # the store had lost it, and it is written again
+        wait = False  # the store lost the cluster, and the thread writes it again
     elif request is None or request.size != member.requested_size:
         previous = request
         drop(member)
@@ -218,10 +221,10 @@ def pursue(member: Member, wait: bool, must: bool) -> int:
 
 
 def expect(joining: int, size: int) -> None:
-    """Notify the launcher that the ranks are going to want `size` next, with `joining` new workers.
+    """Notify the launcher that the ranks will request `size` next, with `joining` new workers.
 
-    It starts them early (`ms_kungfu.launcher.state.prestarted`). This runs in the background; if it fails, they are
-    started when they are wanted.
+    The launcher starts these workers early (`ms_kungfu.launcher.state.prestarted`). The notification is sent in the
+    background. If it fails, the launcher starts the workers when the ranks request the size.
     """
     member = current()
     version = int(member.core.cluster_version())
@@ -237,7 +240,7 @@ def expect(joining: int, size: int) -> None:
 
 
 def is_changing() -> bool:
-    """Return whether a requested size hasn't been reached yet, as far as the ranks know."""
+    """Return whether, as far as this rank knows, the cluster hasn't reached a requested size yet."""
     member = current()
     return member.requested_size is not None or member.pending is not None
 
@@ -249,7 +252,10 @@ def drop(member: Member) -> None:
 
 
 def refusal_of(member: Member, rank: int) -> str | None:
-    """Return why `rank` can't have it written; collective. None if it has failed since, and the next one has to try."""
+    """Return the reason why `rank` couldn't write the request; collective.
+
+    Return None if `rank` has failed since; then the next rank has to write the request.
+    """
     buffer = np.zeros(_MAX_REFUSAL_BYTES, np.uint8)
     if rank == int(member.core.rank()) and member.request is not None:
         text = member.request.refusal.encode()[:_MAX_REFUSAL_BYTES]

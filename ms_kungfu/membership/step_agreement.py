@@ -1,11 +1,11 @@
-"""Once a step all ranks agree on the next version of their cluster, through the communicator that they have.
+"""Once a step, all ranks agree on the next version of their cluster, by a collective of the current version.
 
-No rank is special. By one small all-reduce they agree on the newest prepared version, on a requested size, and on the
-result of that request (`requested_size`). A version is prepared once every new process in it is ready, so no member
-waits for a start. Then each member requests that version's segment from its host's broker and joins it.
-`docs/architecture.md` walks through a resize.
+All ranks have the same role. With one small all-reduce they agree on the newest prepared version, on a requested size,
+and on the result of that request (`requested_size`). A version is prepared once every new process in it is ready, so
+members don't wait for a process to start. Then each member requests the version's segment from its host's broker and
+joins the segment. `docs/architecture.md` describes a resize step by step.
 
-The agreement is an operation like any other, so docs/recovery.md covers a failure in it, or in the change.
+The agreement is an ordinary collective, so docs/recovery.md covers a failure during the agreement or the change.
 """
 
 from __future__ import annotations
@@ -21,31 +21,32 @@ from ms_kungfu.membership.member import Change, Member, current
 from ms_kungfu.membership.requested_size import LATER, PENDING, REFUSED, drop, pursue, refusal_of, unpack, want
 
 _MAX = 3  # the reduction, see comm.OPS
-_GIVE_UP_MARGIN_S = 10.0  # the launcher gives joining workers up first, and prepares a version without them
+_GIVE_UP_MARGIN_S = 10.0  # the launcher's timeout comes first; it then prepares a version without the joining workers
 _ALL_BITS = (1 << 64) - 1
 
 Settle = Callable[[bool], bool]
 
 
 def step(size: int | None = None, wait: bool = False, word: int = 0, settle: Settle | None = None) -> Change:
-    """Adopt the newest version that is desired and ready; collective, once a step.
+    """Adopt the newest prepared version, if there is one; collective, once a step.
 
     Args:
-        size: the size to request, e.g. by a schedule; if ranks differ, the largest counts. It is written to the config
-            server, and the cluster changes at one of the next steps, once the joining workers are ready. None keeps the
-            present request. Other clients' clusters (``kungfu-run resize``), and one without failed workers, are
-            adopted in any case.
-        wait: continue only when the requested size is reached, as KungFu's resize does, rather than train meanwhile.
-            The same at all ranks.
-        word: anything below 2**64, to compare with the other ranks' (see the next one).
-        settle: called before the cluster changes, at all ranks or at none, with whether all have contributed the same
-            word. It may be collective. If it returns true, the same at all ranks, the cluster stays as it is in this
-            step. Its exceptions leave this function, with the cluster as it was.
+        size: the size to request, e.g. by a schedule; if the ranks' sizes differ, the largest one counts. The lowest
+            living rank writes it to the config server. The cluster changes at one of the next steps, once the joining
+            workers are ready. None keeps the current request. The ranks always adopt clusters that other clients
+            request (``kungfu-run resize``), and versions that exclude failed workers.
+        wait: return only when the requested size is reached, as KungFu's resize does. Without it, training continues
+            meanwhile. The value must be the same at all ranks.
+        word: any number below 2**64, which is compared with the words of the other ranks (see `settle`).
+        settle: a function that is called before the cluster changes, at all ranks or at none. Its argument is whether
+            all ranks have contributed the same word. The function may be collective. If it returns true, the cluster
+            doesn't change in this step; the result must be the same at all ranks. If it raises, the exception leaves
+            `step`, and the cluster doesn't change.
 
-    While the config server is away, requested sizes wait for it, and training goes on.
+    While the config server is unreachable, a requested size isn't written yet, and training continues.
 
     Raises:
-        ResizeError: at every rank, if the change isn't possible; the cluster is as before.
+        ResizeError: at every rank, if the change isn't possible; the cluster doesn't change.
     """
     join()
     member = current()
@@ -73,7 +74,7 @@ def resize(size: int) -> Change:
 
 
 def change_size(size: int) -> tuple[bool, bool]:
-    """Change the size: the runtime's handler, after all ranks have agreed on a `size` other than the present one."""
+    """Change the cluster's size; the runtime calls this after all ranks have agreed on a new `size`."""
     member = current()
     if member.cluster is None:
         raise _not_started(size)
@@ -83,28 +84,28 @@ def change_size(size: int) -> tuple[bool, bool]:
 
 
 def note_step(number: int) -> None:
-    """Note the training's step: the log of a change of the cluster has it."""
+    """Record the number of the training step, for the log of a change of the cluster."""
     current().training_step = number
 
 
 def step_ended(number: int) -> None:
-    """Note that the training has ended this step: `kungfu-run status` shows it."""
+    """Record that training has completed step `number`, for `kungfu-run status`."""
     member = current()
     member.ended_steps.ended(number, member.ports.monotonic())
     member.core.note_step(number, member.ended_steps.each_s)
 
 
 def no_change() -> Change:
-    """Return that the cluster stays as it is, or stays left."""
+    """Return a `Change` that says that nothing has changed."""
     member = current()
     present = int(member.core.size())
     return Change(False, member.detached, present, present)
 
 
 def has_no_cluster(member: Member, size: int | None) -> bool:
-    """Return whether this process has left, or was never in a cluster that could change.
+    """Return whether this process has left its cluster, or was never in a cluster that can change.
 
-    ResizeError if it was never in one and wants another `size`.
+    ResizeError if it was never in such a cluster and requests another `size`.
     """
     if member.cluster is None and not member.detached and size is not None and size != int(member.core.size()):
         raise _not_started(size)
@@ -117,17 +118,17 @@ def _not_started(size: int) -> ResizeError:
 
 
 def follow(member: Member, wait: bool, must: bool = False, word: int = 0, settle: Settle | None = None) -> Change:
-    """Adopt the version that the ranks agree on.
+    """Adopt the version on which the ranks agree.
 
-    With `wait`, not before the requested size is reached or impossible; with `must` a config server that is away is an
-    error. `word` and `settle` are those of :func:`step`.
+    With `wait`, return only when the requested size is reached or impossible. With `must`, an unreachable config server
+    is an error. For `word` and `settle`, see :func:`step`.
     """
     core, row = member.core, member.row
     present, version = int(core.size()), int(core.cluster_version())
     stays = Change(False, False, present, present)
     ready = True
     while True:
-        # The maximum of a word and of its complement: they belong together if all ranks contribute the same.
+        # The maxima over the ranks of a word and of its complement are complements only if all words are equal.
         became = pursue(member, wait, must)
         row[:] = (int(core.announced_version()), member.requested_size or 0, became, word, word ^ _ALL_BITS)
         core.all_reduce("kungfu/step", row, row, _MAX)
@@ -172,7 +173,7 @@ def _await_prepared(member: Member, version: int) -> bool:
     deadline = looked + _patience_s(member)
     while int(member.core.announced_version()) < version:
         now = member.ports.monotonic()
-        if member.core.deadlines_held():  # the launcher prepares it once the store has answered
+        if member.core.deadlines_held():  # the launcher waits for the store before it prepares the version
             deadline += now - looked
         if now > deadline:
             return False
@@ -182,10 +183,10 @@ def _await_prepared(member: Member, version: int) -> bool:
 
 
 def _adopt(member: Member, version: int) -> Change | None:
-    """Adopt cluster `version`, on which all present members have agreed.
+    """Adopt cluster `version`, on which all current members have agreed.
 
-    Return None, at all of them, if no member adopts it: it was superseded meanwhile, or the ranks that would have
-    transferred the state have failed.
+    Return None, at all members, if no member adopts the version. That happens if the version was superseded meanwhile,
+    or if the ranks that would have transferred the state have failed.
     """
     before, old_size, old_version = member.cluster, int(member.core.size()), int(member.core.cluster_version())
     granted = request_segment(member, old_version, version, member.get(env.JOIN_TIMEOUT))

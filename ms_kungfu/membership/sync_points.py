@@ -1,27 +1,29 @@
-"""Sync points: the only meetings of the workers in asynchronous training.
+"""Sync points: the only collectives of membership in asynchronous training.
 
-Ranks that make their steps at their own speed can't agree once a step. Each reads, after its step, two words of the
-segment, and continues (:func:`sync_point_is_due`). Only if these say so do all come together: :func:`enter_sync_point`,
-what the training has to agree on, then :func:`follow_sync_point`, which is the agreement of `step_agreement`.
+Ranks that run their steps at different speeds can't agree once a step. After its step, each rank reads two words of the
+segment (:func:`sync_point_is_due`). If neither word requests a sync point, the rank continues. Otherwise all ranks call
+:func:`enter_sync_point`, agree on the training's state, and call :func:`follow_sync_point`, which runs the agreement of
+`step_agreement`.
 
-- `announced`, written by the launcher: a version newer than this cluster's. It brings failures, evictions, ``kungfu-run
-  resize``, and pending sizes.
-- `sync points`, increased by any member: how many have been requested. A rank requests the next one if its schedule
-  wants a size, a requested size is rejected, a checkpoint is due, or it has made all its steps.
+- `announced`, which the launcher writes: the newest prepared version. A new version follows from a failure, an
+  eviction, ``kungfu-run resize``, or a pending size.
+- `sync points`, which any member increments: the number of sync points requested so far. A rank requests the next sync
+  point if its schedule has a new size, a requested size is rejected, a checkpoint is due, or its steps are done.
 
-1. Both only grow. So each rank sees another one's reason after its present step at the latest, and the reason stays
-   until they have come together.
-2. A rank that enters a sync point waits there and requests no other. So all ranks come to the same sync points in the
-   same order, whatever each came for: its reason is in its contribution. A sync point waits for the slowest rank's
-   present step, and for no more. (`test_simulated_jobs.py`.)
-3. If a rank fails, before a sync point or in it, the others' operations end without it (docs/recovery.md). If it had
-   requested the sync point, they come together for nothing and continue. Its failure becomes a version, which is a
-   reason.
-4. The lowest living rank writes a requested size after its own steps, without a sync point. If it fails the next one
-   writes it again. All know the size from a sync point, and keep it until a sync point reports that it is pending.
-5. A new version begins with its own number and no sync points.
-6. A rank that has made all its steps requests a sync point and waits in it, and with that training ends for all. So no
-   rank continues, in other collectives or out of its process, while others still expect it.
+1. Both words only grow. So each rank sees a request after its current step at the latest, and the request stays visible
+   until all ranks have entered the sync point.
+2. A rank that enters a sync point waits there and requests no other. So all ranks enter the same sync points in the
+   same order, whatever their reasons: each rank contributes its reason. A sync point waits only for the slowest rank's
+   current step. (`test_simulated_jobs.py`.)
+3. If a rank fails before or in a sync point, the operations of the other ranks end without it (docs/recovery.md). If
+   the failed rank had requested the sync point, the others meet without a reason and continue. The failure leads to a
+   new version, which is a reason for the next sync point.
+4. The lowest living rank writes a requested size after its own steps, without a sync point. If that rank fails, the
+   next rank writes the size again. All ranks learn the size in a sync point, and keep it until a sync point reports
+   that the size is pending.
+5. In a new version, `announced` is that version's number, and `sync points` is 0.
+6. A rank that has done all its steps requests a sync point and waits in it. That sync point ends training for all
+   ranks. So no rank starts other collectives, or exits, while other ranks still expect it.
 """
 
 from __future__ import annotations
@@ -33,16 +35,16 @@ from ms_kungfu.membership.step_agreement import follow, has_no_cluster, no_chang
 
 
 def sync_point_is_due(size: int | None = None, call: bool = False) -> bool:
-    """Return whether all ranks are about to come together, so that this one has to :func:`enter_sync_point` now.
+    """Return whether a sync point has been requested, so that this rank has to call :func:`enter_sync_point` now.
 
-    Not collective; some atomic loads if nothing is to be done.
+    The function isn't collective. If no sync point has been requested, it costs a few atomic loads.
 
     Args:
-        size: the size that this rank wants from now on. If no rank has wanted it yet this requests a sync point.
-        call: request one in any case.
+        size: the size that this rank wants from now on. A size that hasn't been requested yet requests a sync point.
+        call: request a sync point in any case.
 
     Raises:
-        ResizeError: no process could change the size.
+        ResizeError: if this process has no launcher that could change the size.
     """
     join()
     member = current()
@@ -57,20 +59,20 @@ def sync_point_is_due(size: int | None = None, call: bool = False) -> bool:
 
 
 def enter_sync_point() -> None:
-    """Enter the sync point that was due. What follows is collective."""
+    """Enter the sync point that was requested. The caller's next operations are collective."""
     current().sync_points += 1
 
 
 def follow_sync_point(size: int | None) -> Change:
-    """Adopt the newest version that is ready, and want `size`, the same at all ranks; collective, in a sync point.
+    """Adopt the newest prepared version, then request `size`; collective, in a sync point.
 
-    Raises as :func:`step` does.
+    `size` must be the same at all ranks. The function raises the same errors as :func:`step`.
     """
     member = current()
     if has_no_cluster(member, None):
         return no_change()
     try:
-        return follow(member, wait=False)  # first: it notifies all ranks of what is pending already
+        return follow(member, wait=False)  # before the request, so that all ranks know a size that is already pending
     finally:
         if size is not None and not member.detached:
             want(member, size)
@@ -78,5 +80,5 @@ def follow_sync_point(size: int | None) -> Change:
 
 
 def _pursue(member: Member) -> int:
-    """Have the requested size written, at the lowest living rank, if there is one. Return the kind of the result."""
+    """Write the requested size, if there is one and this is the lowest living rank. Return the kind of the result."""
     return NOTHING if member.requested_size is None else unpack(pursue(member, wait=False, must=False))[0]

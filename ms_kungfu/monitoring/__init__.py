@@ -1,4 +1,4 @@
-"""What a training does, measured while it runs: docs/monitoring.md.
+"""Measure training while it runs: docs/monitoring.md.
 
 ::
 
@@ -6,7 +6,7 @@
     callback = KungFuElasticCallback(monitor=monitor)  # or MonitorCallback(monitor)
     model.train(..., callbacks=[callback])
 
-Importing this package imports no MindSpore.
+Importing this package doesn't import MindSpore.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The last record, for Prometheus."""
+"""Serve the last record of the monitor to Prometheus."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ms_kungfu.monitoring.record import StepRecord
 
 _log = logging.getLogger("ms_kungfu.monitoring")
 
-# name, help, and the function that finds it in a record
+# metric name, help text, and the function that reads the value from a record
 _GAUGES: tuple[tuple[str, str, Callable[[StepRecord], float | None]], ...] = (
     ("step", "Steps done since training started.", lambda r: r.step),
     ("cluster_size", "Workers.", lambda r: r.cluster_size),
@@ -40,16 +40,17 @@ _BY_RANK: tuple[tuple[str, str, Callable[[StepRecord], tuple[float, ...]]], ...]
 
 
 class MetricsEndpoint:
-    """``http://127.0.0.1:PORT/metrics``, with the last record for Prometheus.
+    """Serve the last record to Prometheus at ``http://127.0.0.1:PORT/metrics``.
 
-    A thread of prometheus_client answers, and sleeps between requests. Each worker of a host has its
-    own port: the first worker `port`, and so on in the order of their slots. Only this machine can ask,
-    unless `address` says otherwise; no secret is needed.
+    A thread of prometheus_client serves the requests, and sleeps between them. Each worker on a
+    host
+    has its own port: the worker in slot i uses ``port + i``. By default only this machine can
+    connect; `address` changes that. A request needs no authentication.
 
     Args:
         last: returns the last record, or None before the first.
-        port: of the first worker; 0 takes any free one.
-        address: that the server listens at.
+        port: the port of the host's first worker; with 0 each worker uses any free port.
+        address: the address on which the server listens.
 
     Raises:
         ImportError: if prometheus_client is missing.
@@ -73,7 +74,7 @@ class MetricsEndpoint:
         _log.info("metrics: url=%s", self.url)
 
     def collect(self) -> Iterator[Any]:
-        """Yield the metrics of the last record; prometheus_client calls it."""
+        """Yield the metrics of the last record; prometheus_client calls this method."""
         from prometheus_client.core import GaugeMetricFamily
 
         record = self._last()
@@ -100,7 +101,8 @@ class MetricsEndpoint:
 def _place() -> int:
     """Return this worker's slot on its host.
 
-    It comes from the worker's port, which no other worker there has, now or later in its life.
+    The slot is derived from the worker's port, which no other worker on the host uses while this
+    one lives.
     """
     own, ports = env.SELF.get(), env.PORT_RANGE.get()
     return int(own.rpartition(":")[2]) - (ports[0] if ports else 10000) if own else 0

@@ -1,4 +1,4 @@
-"""Take the measurements of a step, agree on them with the other workers and publish them."""
+"""Measure each step, combine the measurements of all workers, and publish them."""
 
 from __future__ import annotations
 
@@ -43,28 +43,27 @@ _SUMMARY = (
 
 
 class Monitor:
-    """Measure training, the same at all workers; docs/monitoring.md.
+    """Measure training, and record the same figures at all workers; see docs/monitoring.md.
 
-    Give it to `MonitorCallback`, `KungFuElasticCallback` or `ElasticTraining`. In another loop call
-    `begin`, then `step_end` after each step, at all workers alike. It is collective at measured steps.
-
-    It measures the gradients that pass the reduction. If the loss is scaled, norms are those of the
-    scaled gradients, unless `gradient_scale` says by how much. The noise scale is the same in any case.
+    Pass the monitor to `MonitorCallback`, `KungFuElasticCallback` or `ElasticTraining`. In any other
+    loop, call `begin` once, then `step_end` after each step. It is collective at measured steps.
+    The monitor measures the reduced gradients. If the loss is scaled, set `gradient_scale`; otherwise
+    the norms are those of the scaled gradients. The noise scale doesn't depend on it.
 
     Args:
-        jsonl: a file to which rank 0 writes each record as a line of JSON. Or a FIFO that another
-            process reads; a step waits while that process falls behind.
-        interval: steps between two measurements; times and bytes are then the mean of these steps.
-        half_life: measured steps after which one counts half in the moving averages of the noise scale.
-        update_ratio_interval: steps between two measurements of the update-to-weight ratio, which copy
-            the weights; 0 for none.
-        log_interval: records between two lines in the log (logger ``ms_kungfu.monitoring``, INFO, rank
-            0).
-        summary: an open ``SummaryRecord`` of MindSpore.
-        metrics_port: serve the last record to Prometheus, see `MetricsEndpoint`; by default
-            ``KUNGFU_METRICS_PORT``.
-        sinks: functions that are called with each record, at every worker.
-        gradients: selects the all-reduces of gradients: the part between the slashes of their names.
+        jsonl: a file to which rank 0 writes each record as a line of JSON. It may be a FIFO that
+            another process reads; a step waits while the FIFO is full.
+        interval: steps between two measurements. Times and bytes are the mean over these steps.
+        half_life: the measured steps after which a measurement's weight in the noise scale is halved.
+        update_ratio_interval: steps between two measurements of the update-to-weight ratio, each of
+            which copies the weights; 0 for none.
+        log_interval: records between two lines in the log (logger ``ms_kungfu.monitoring``, INFO,
+            rank 0).
+        summary: an open MindSpore ``SummaryRecord`` to write to.
+        metrics_port: the first port of `MetricsEndpoint`; by default ``KUNGFU_METRICS_PORT``.
+        sinks: functions that every worker calls with each record.
+        gradients: which all-reduces are reductions of gradients: their names have this part between
+            the slashes.
     """
 
     def __init__(
@@ -84,13 +83,13 @@ class Monitor:
         self.summary = summary
         self.noise_scale = NoiseScaleEstimator(half_life)
         self.gradient_scale = 1.0
-        """By how much the gradients are larger than the loss's, at the reduction."""
+        """The factor by which the reduced gradients are larger than the gradients of the unscaled loss."""
         self.step = 0
         """Steps done since training started."""
         self.trained_samples = 0
         self.last: StepRecord | None = None
         """The newest record."""
-        # A replay leaves the first run's measurements.
+        # A replay doesn't overwrite the first run's measurements.
         self._jsonl = None if jsonl is None or env.REPLAY.get() is not None else Path(jsonl)
         self._file: Any = None
         self._sinks = list(sinks)
@@ -103,7 +102,7 @@ class Monitor:
         self._metrics_port = metrics_port
         self._endpoint: Any = None
         self._steps = self._samples = 0  # since the last record
-        self._began = 0.0  # the present step, or the first since the last record
+        self._began = 0.0  # when the first step after the last record began
         self._traffic: tuple[int, int, float, float, list[int]] = (0, 0, 0.0, 0.0, [0])
         self._resize_seconds: float | None = None
         self._own_communication = 0.0
@@ -118,7 +117,8 @@ class Monitor:
 
         Args:
             weights: the Parameters whose updates are measured.
-            step: steps done since training started; None keeps the count.
+            step: the number of steps done since training started; None keeps the monitor's own
+                count.
         """
         runtime.init()
         if step is not None:
@@ -128,7 +128,7 @@ class Monitor:
         self._go_on()
 
     def resized(self, seconds: float) -> None:
-        """Count a change of the cluster, which took `seconds` and is part of no step's time."""
+        """Count a change of the cluster that took `seconds`, which the steps' times exclude."""
         self._resize_seconds = seconds
         self._go_on()
 
@@ -141,23 +141,23 @@ class Monitor:
         shards: Sequence[int] = (),
         trained: int | None = None,
     ) -> StepRecord | None:
-        """Count a step, and measure it if it is due; collective at each `interval`-th step.
+        """Count a step, and measure it if a measurement is due; collective at each `interval`-th step.
 
         Args:
-            samples: of this worker, in this step; without them there is no noise scale.
-            loss: this worker's, a number or a tensor of one.
-            learning_rate: of this step.
-            step: the number of the step just done, from 1; by default counted.
-            shards: the samples of each shard, in a step of shards (`ElasticDataset.step_shards`). The
-                gradients' figures are then the shards', the same for every partition, and `samples` is
-                ignored.
-            trained: the samples of all workers in this step, if known (`ElasticDataset.commit`). Else the
-                workers exchange theirs, without those of a worker that fails between the two.
+            samples: samples of this worker in the step. Without them there is no noise scale.
+            loss: this worker's loss, a number or a tensor with one element.
+            learning_rate: the learning rate of this step.
+            step: the number of the step just done, 1 or more; by default the monitor counts.
+            shards: the number of samples of each shard, if the step was partitioned into shards
+                (`ElasticDataset.step_shards`). The figures of the gradients are then computed over
+                the shards, so they don't depend on the partition, and `samples` is ignored.
+            trained: samples of all workers in this step, if known (`ElasticDataset.commit`). Otherwise
+                the workers exchange their numbers, without a worker that fails before that.
 
         Returns:
-            The new record, or None between two of them.
+            The new record, or None if this step wasn't measured.
         """
-        # Operations that MindSpore has queued belong to this step; a NumPy program has loaded none of it.
+        # Operations that MindSpore has queued belong to this step. A NumPy program hasn't loaded ms_kungfu.ops.
         ops = sys.modules.get("ms_kungfu.ops")
         if ops is not None:
             ops.wait_for_queue()
@@ -178,11 +178,11 @@ class Monitor:
         return record
 
     def communicated(self, seconds: float) -> None:
-        """Count `seconds` of the program's own communication, which the runtime doesn't see."""
+        """Add `seconds` of communication that the program did without ms_kungfu's runtime."""
         self._own_communication += seconds
 
     def end(self) -> None:
-        """Close the files when training is over; `begin` opens them again."""
+        """Close the files at the end of training; `begin` opens them again."""
         _core.watch_gradients("")
         self._before = None
         if self._file is not None:
@@ -193,7 +193,7 @@ class Monitor:
             self._endpoint = None
 
     def state(self) -> dict[str, Any]:
-        """Return what a joining worker needs to continue with the same figures, as JSON."""
+        """Return the state that a joining worker needs to continue with the same figures, as JSON."""
         return {
             "step": self.step,
             "trained_samples": self.trained_samples,
@@ -202,7 +202,7 @@ class Monitor:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take another worker's `state`."""
+        """Continue from another worker's `state`."""
         self.step, self.trained_samples = state["step"], state["trained_samples"]
         self.noise_scale.restore(state["noise_scale"])
         self._resize_seconds = state["resize_seconds"]
@@ -218,7 +218,7 @@ class Monitor:
         self._snapshot()
 
     def _watch(self) -> None:
-        """Take norms of gradients in the steps that will be measured."""
+        """Enable the computation of gradient norms if the next step will be measured."""
         _core.watch_gradients(self._gradients if (self.step + 1) % self.interval == 0 else "")
 
     def _record(
@@ -248,15 +248,15 @@ class Monitor:
             "resize": math.nan if self._resize_seconds is None else self._resize_seconds,
         }
         trained, self._steps, self._samples = self._samples, 0, 0
-        # No step takes no time. Ten float32 travel in one cache line, which has no space for a further byte.
+        # A living worker's row isn't all zero, since a step takes time. Ten float32 fill the message's cache line.
         everyones = gather_living(np.array(list(own.values()), np.float32), "kungfu/monitor", nonzero=0)
         rows = np.array(list(everyones.values()), np.float64)
         told = dict(zip(own, rows.T))
         exposed, busy = told["exposed"], told["busy"]
         scale = self.gradient_scale**2
-        # With shards all have the same value, and so has their mean, to the bit.
+        # With shards all workers have the same value, and the mean of equal values is that value, bit for bit.
         local, reduced = float(told["squared_norm"].mean()) / scale, reduced / scale
-        if shards:  # nothing that depends on the partition
+        if shards:  # these values don't depend on the partition
             total, average_loss = float(sum(shards)), float(told["loss"][0])
             self.trained_samples += trained
             self.noise_scale.update(local, reduced, shards)
@@ -266,7 +266,7 @@ class Monitor:
             average_loss = float(told["loss"] @ weights)
             self.trained_samples += int(told["samples"].sum())
             self.noise_scale.update(local, reduced, told["batch"].tolist())
-        communication = max(0.0, float(busy.min()))  # a difference of clocks, rounded
+        communication = max(0.0, float(busy.min()))  # rounding may make it negative
         resize = float(told["resize"].max())
         self.last = record = StepRecord(
             step=self.step,
@@ -320,7 +320,7 @@ class Monitor:
         if port is not None and self._endpoint is None:
             self._endpoint = MetricsEndpoint(lambda: self.last, port)
         if self._jsonl is not None and self._file is None and self.step == 0 and runtime.current_rank() == 0:
-            # A later rank 0 appends. It stays open: the reader of a FIFO would take a close for the end of the file.
+            # A later rank 0 appends. The file stays open, because the reader of a FIFO sees a close as end of file.
             self._file = self._open_jsonl(os.O_TRUNC)
 
     def _open_jsonl(self, flag: int = 0) -> Any:
@@ -356,7 +356,7 @@ def _write_summary(summary: Any, record: StepRecord) -> None:
 
 
 def describe(record: StepRecord) -> str:
-    """Describe a record in a line for the log."""
+    """Return a record as the key=value pairs of one log line."""
     parts = [f"step={record.step}"]
     if record.loss is not None:
         parts.append(f"loss={record.loss:.4g}")

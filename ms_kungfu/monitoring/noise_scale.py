@@ -1,11 +1,14 @@
-"""The gradient noise scale, from norms of gradients. Pure.
+"""Estimate the gradient noise scale from norms of gradients. The functions are pure.
 
-McCandlish, Kaplan, Amodei and the OpenAI Dota Team, "An Empirical Model of Large-Batch Training", 2018, appendix A.1.
+McCandlish, Kaplan, Amodei and the OpenAI Dota Team, "An Empirical Model of Large-Batch Training",
+2018, appendix A.1.
 
-A gradient over b samples has the expected squared norm ``|G|^2 + tr(Sigma) / b``, where G is the gradient over all data
-and Sigma the covariance of one sample's gradient. Two batch sizes give two equations. Data-parallel training has both
-in every step: each worker's own gradient, and their mean over all. ``tr(Sigma) / |G|^2`` is the *simple noise scale* B:
-below a batch of B samples twice the batch saves nearly half the steps, far above it saves nothing.
+A gradient over b samples has the expected squared norm ``|G|^2 + tr(Sigma) / b``, where G is the
+gradient over all data and Sigma the covariance of one sample's gradient. Two batch sizes yield two
+equations. Data-parallel training has two batch sizes in every step: each worker's own gradient, and
+the mean over all workers. ``tr(Sigma) / |G|^2`` is the *simple noise scale* B. Far below a batch of
+B samples, doubling the batch saves nearly half of the steps. Far above B, doubling the batch saves
+none.
 """
 
 from __future__ import annotations
@@ -20,17 +23,17 @@ def unbiased_estimates(
 ) -> tuple[float, float] | None:
     """Estimate ``(|G|^2, tr(Sigma))`` of one step.
 
-    Each is unbiased and very noisy; ``|G|^2`` may well come out negative.
+    Both estimates are unbiased and very noisy; the estimate of ``|G|^2`` may be negative.
 
     Args:
-        mean_local_squared: mean over the workers of the squared norm of each one's gradient.
+        mean_local_squared: the squared norm of each worker's gradient, averaged over the workers.
         reduced_squared: squared norm of the gradients' mean over all samples.
-        batches: samples of each worker's gradient. They may differ: what counts is the mean of their
-            inverses.
+        batches: the number of samples in each worker's gradient. The numbers may differ, since the
+            estimate uses the mean of their inverses.
 
     Returns:
-        The two estimates, or None if the step has no information. That is the case with one worker, a
-        batch of 0, or norms that aren't finite (a step that overflowed).
+        The two estimates. None if the step has no information: it has one worker, a batch of 0, or
+        norms that aren't finite (an overflow).
     """
     if len(batches) < 2 or min(batches) <= 0:
         return None
@@ -43,17 +46,17 @@ def unbiased_estimates(
 
 
 class NoiseScaleEstimator:
-    """Average ``|G|^2`` and tr(Sigma) over the steps, each on its own.
+    """Average ``|G|^2`` and tr(Sigma) separately over the steps.
 
-    The ratio of two noisy numbers is biased. The averages are corrected for their start, so that the
-    first steps aren't drawn to zero. Neither number depends on the cluster's size, so the averages
-    continue across resizes.
+    The two are averaged before they are divided, because the ratio of two noisy numbers is biased.
+    The averages are corrected for their initial value of 0. Neither number depends on the cluster's
+    size, so the averages continue across resizes.
 
     Source: McCandlish, Kaplan, Amodei and the OpenAI Dota Team, An Empirical Model of Large-Batch
     Training, 2018, appendix A.1.
 
     Args:
-        half_life: how many steps make the weight of a step half as large.
+        half_life: the number of steps after which the weight of a step is halved.
 
     Raises:
         ValueError: if `half_life` isn't positive.
@@ -61,21 +64,22 @@ class NoiseScaleEstimator:
 
     def __init__(self, half_life: float = 20.0) -> None:
         if not half_life > 0:
-            raise ValueError(f"half_life is a positive number of steps, got {half_life!r}")
+            raise ValueError(f"half_life must be a positive number of steps, got {half_life!r}")
         self._keep = 0.5 ** (1 / half_life)
         self._squared_norm = 0.0
         self._covariance = 0.0
         self._weight = 0.0
         self.steps = 0
-        """Steps that were averaged."""
+        """The number of steps that were averaged."""
 
     def update(self, mean_local_squared: float, reduced_squared: float, batches: Sequence[float]) -> bool:
         """Add a step to the averages; see `unbiased_estimates`.
 
         Args:
-            mean_local_squared: mean over the workers of the squared norm of each one's gradient.
+            mean_local_squared: the squared norm of each worker's gradient, averaged over the
+                workers.
             reduced_squared: squared norm of the gradients' mean over all samples.
-            batches: samples of each worker's gradient.
+            batches: the number of samples in each worker's gradient.
 
         Returns:
             Whether the step had information.
@@ -92,7 +96,7 @@ class NoiseScaleEstimator:
 
     @property
     def gradient_squared_norm(self) -> float | None:
-        """``|G|^2``, of the gradient over all data; None before the first step."""
+        """``|G|^2``, the squared norm of the gradient over all data; None before the first step."""
         return self._squared_norm / self._weight if self._weight else None
 
     @property
@@ -113,13 +117,13 @@ class NoiseScaleEstimator:
         return self._covariance / self._squared_norm if self._squared_norm > 0 else math.inf
 
     def state(self) -> dict[str, Any]:
-        """Return what another worker needs to continue, as JSON."""
+        """Return the state that another worker needs to continue, as JSON."""
         return {k: v for k, v in vars(self).items() if k != "_keep"}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take another worker's `state`.
+        """Continue from another worker's `state`.
 
         Args:
-            state: what that worker's `state` has returned.
+            state: the value that the worker's `state` returned.
         """
         vars(self).update(state)

@@ -1,4 +1,4 @@
-"""The measurements of a step. Pure."""
+"""The record of one step's measurements. Pure."""
 
 from __future__ import annotations
 
@@ -9,38 +9,41 @@ from typing import Any
 
 @dataclass(frozen=True)
 class StepRecord:
-    """The measurements of a step, the same at all workers, which exchange what it is made of.
+    """The measurements of one step.
 
-    Times are in seconds. None stands for an unknown value: a loss that the program doesn't give, or a
-    noise scale before two workers have measured one. With an `interval` of more than one step, times
-    and bytes are the mean over the steps since the last record.
+    The workers exchange their measurements, so the record is the same at all workers, except for
+    `received_from` and `bandwidth_from`. Times are in seconds. None stands for an unknown value.
+    Examples: the loss, if the program doesn't report it, and the noise scale before the first step
+    with two workers or shards. With an `interval` of more than one step, times and bytes are the
+    mean over the steps since the last record.
 
     Args:
-        step: steps done since training started.
-        cluster_size: the number of workers.
-        batch_size: samples of all workers together.
-        trained_samples: of all workers, since training started.
-        loss: mean over the workers, weighted by their samples.
-        learning_rate: at this step.
-        seconds: from step to step, at the slowest worker, without resizes.
-        compute_seconds: of each worker, its step without its communication. In synchronous training
-            this, and not the time of a step, shows which worker is slow.
-        communication_seconds: in collectives, at the worker that spent least there: it came last, and
-            waited for no other.
-        exposed_seconds: the same, as far as the program waited for it; the backward pass hid the rest.
-        hidden_fraction: of all workers' time in collectives, how much was hidden, 0 to 1.
-        received_bytes: by each worker, from all others together.
-        received_from: bytes that this worker received from each rank. With the next, the only field
-            that differs between workers.
-        bandwidth_from: the same in bytes a second of `communication_seconds`.
-        gradient_norm: of the mean over all workers.
-        gradient_variance: mean squared distance of a worker's gradient (with shards: a shard's) from
-            the mean over all.
+        step: number of steps done since training started.
+        cluster_size: number of workers.
+        batch_size: number of samples in the step, over all workers.
+        trained_samples: number of samples that all workers have trained since training started.
+        loss: mean loss over the workers, weighted by their numbers of samples.
+        learning_rate: the learning rate of this step.
+        seconds: time from the end of the previous step to the end of this step, at the slowest
+            worker, without resizes.
+        compute_seconds: for each worker, the time of the step without communication. In synchronous
+            training all steps take equally long, so this field shows which worker is slow.
+        communication_seconds: time in collectives, at the worker that spent least time in them.
+            That worker arrived last, so it didn't wait for another worker.
+        exposed_seconds: the part of the time in collectives for which the program waited. The
+            backward pass hid the rest.
+        hidden_fraction: the hidden part of all workers' time in collectives, 0 to 1.
+        received_bytes: for each worker, the bytes that it received from all other workers.
+        received_from: bytes that this worker received from each rank.
+        bandwidth_from: `received_from` divided by `communication_seconds`, in bytes per second.
+        gradient_norm: norm of the gradient after averaging over all workers.
+        gradient_variance: mean squared distance of a worker's gradient (with shards: a shard's
+            gradient) from the mean gradient.
         gradient_noise_scale: in samples, see `ms_kungfu.monitoring.noise_scale`; infinite if noise
             hides the gradient.
-        update_ratio: norm of the last measured step's update over the norm of the weights.
-        monitor_seconds: CPU time of monitoring, at the worker that spent most.
-        resize_seconds: duration of the last change of the cluster; None before the first.
+        update_ratio: norm of the last measured step's update, divided by the norm of the weights.
+        monitor_seconds: CPU time of monitoring, at the worker with the highest CPU time.
+        resize_seconds: duration of the last change of the cluster; None before the first change.
     """
 
     step: int
@@ -66,21 +69,18 @@ class StepRecord:
 
     @property
     def slowest(self) -> int:
-        """The rank that computed longest."""
+        """The rank with the longest computation."""
         return max(range(len(self.compute_seconds)), key=self.compute_seconds.__getitem__)
 
     @property
     def slowdown(self) -> float:
-        """The slowest worker's computation over the median one's; of two workers, over the other's."""
+        """The slowest worker's computation time, divided by the median (with two workers: by the other's)."""
         ordered = sorted(self.compute_seconds)
         median = ordered[(len(ordered) - 1) // 2]
         return ordered[-1] / median if median > 0 else 1.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON.
-
-        JSON has no infinity; it is the text "inf".
-        """
+        """Return the record as JSON; an infinity becomes the string "inf", which JSON lacks otherwise."""
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
 
 

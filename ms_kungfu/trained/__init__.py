@@ -1,1 +1,1 @@
-"""What is trained: find it, write to it, and check that it is equal on all workers."""
+"""Find the Parameters that training changes, write to them, and check that they are equal on all workers."""

@@ -1,6 +1,6 @@
-"""An optimizer's or a training's claims on the Parameters that it trains: which ones, and whether they are equal.
+"""Record which Parameters each optimizer trains, and whether they are known to be equal on all workers.
 
-If nothing has made an optimizer's Parameters equal, their content is a part of its first reduction (`claim`).
+If nothing has made an optimizer's Parameters equal, its first reduction compares their content (`claim`).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ms_kungfu.comm import Array
 
 _ROW_BYTES = 2048
 
-# Short: other differences follow it, in a message of limited length.
+# Short, because a message of limited length lists other differences after this text.
 _REMEDY = "all begin alike by KungFuElasticCallback, ElasticTraining or sync_net_parameters"
 
 reducers: weakref.WeakSet[Any] = weakref.WeakSet()  # of this process
 _differing: weakref.WeakSet[Any] = weakref.WeakSet()
 _alike: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_claims: list[tuple[Sequence[Any], int]] = []  # of this process: parameters, and what they were when it began
+_claims: list[tuple[Sequence[Any], int]] = []  # of this process: parameters, and a hash of their initial content
 
 
 def content(tensors: Iterable[Any]) -> int:
-    """Return a number below 2**63 that differs, in all likelihood, if one bit of one of the tensors does."""
+    """Hash the bits of the tensors to a number below 2**63."""
     sums = []
     for tensor in tensors:
         if getattr(tensor, "has_init", False):
@@ -38,15 +38,15 @@ def content(tensors: Iterable[Any]) -> int:
 
 
 def content_of(data: bytes) -> int:
-    """Return the same for these bytes."""
+    """Hash bytes to a number below 2**63."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1
 
 
 def _sums(values: Array) -> bytes:
-    """Return the bits as a table of 64-bit words, added up by its rows and by its columns, and hashed.
+    """Arrange the bits as a table of 64-bit words, and hash the sums of its rows and of its columns.
 
-    That runs at about the memory's speed, which no hash does. Two words that differ by opposite numbers are in another
-    row, or another column.
+    Summing runs at about the speed of memory, and a hash of all bits is slower. Two changes that cancel in a row's sum
+    still change the sums of their columns, and vice versa.
     """
     content = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     table = content[: content.size // _ROW_BYTES * _ROW_BYTES].view(np.uint64).reshape(-1, _ROW_BYTES // 8)
@@ -57,7 +57,7 @@ def _sums(values: Array) -> bytes:
 
 
 def mark(tensors: Iterable[Any]) -> None:
-    """Note that these have been made the same on all workers, at all of them."""
+    """Record that these tensors have been made equal on all workers. Every worker calls this."""
     _alike.update((id(tensor), tensor) for tensor in tensors)
     _claims[:] = [claim for claim in _claims if not all(map(is_marked, claim[0]))]
     _tell()
@@ -68,14 +68,14 @@ def is_marked(tensor: Any) -> bool:
 
 
 def claim(parameters: Iterable[Any]) -> None:
-    """Note that an optimizer that keeps these equal is about to train them for the first time.
+    """Record that an optimizer is about to train these Parameters for the first time, and requires them to be equal.
 
-    If nothing has made them the same on all workers, their content becomes a part of the gradient reductions'
-    descriptions. So if the ranks have begun with different parameters, the first reduction fails at every rank, with
-    this as its reason. Otherwise it costs nothing, and no rank waits for another that doesn't come here.
+    If nothing has made the Parameters equal on all workers, a hash of them is added to the description of each gradient
+    reduction. If the ranks start with different Parameters, the first reduction fails at every rank and says so.
+    Otherwise the hash costs nothing. The call isn't collective: it doesn't wait for other ranks.
     """
     mine = [p for p in parameters if not is_marked(p)]
-    # A worker that joins later begins in the middle: it has nothing to compare with those before it.
+    # A worker that joins later receives its Parameters, so it has nothing to compare.
     if mine and membership.size() > 1 and membership.is_first_cluster():
         _claims.append((mine, content(mine)))
         _tell()
@@ -83,7 +83,7 @@ def claim(parameters: Iterable[Any]) -> None:
 
 @contextlib.contextmanager
 def claiming(claim: str) -> Iterator[None]:
-    """Add this to the descriptions of the reductions in it: if ranks' descriptions differ, all of them fail."""
+    """Add `claim` to the description of each reduction in the context; a reduction fails if descriptions differ."""
     core = membership.current().core
     core.set_claim(claim + _claim())
     try:
@@ -102,15 +102,15 @@ def _claim() -> str:
 
 
 def serves(reducer: Any) -> None:
-    """Note that this cell reduces gradients over the workers; its `planned_parameters`, if any, are the Parameters."""
+    """Record that this cell reduces gradients over the workers: of its `planned_parameters`, if it has any."""
     reducers.add(reducer)
 
 
 def let_differ(owner: Any) -> None:
-    """Let the Parameters of this cell differ between workers, while its `replicas_differ` is true."""
+    """Let the Parameters of the cell `owner` differ between workers while ``owner.replicas_differ`` is true."""
     _differing.add(owner)
 
 
 def replicas() -> set[int]:
-    """Return the IDs of the Parameters that may differ at present."""
+    """Return the IDs of the Parameters that may currently differ between workers."""
     return {id(p) for owner in _differing if owner.replicas_differ for p in owner.get_parameters()}

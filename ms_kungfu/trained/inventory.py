@@ -1,4 +1,4 @@
-"""What is trained, in cells, optimizers and other holders of Parameters; and how to write to it."""
+"""Find what training changes in cells, optimizers and other objects with Parameters, and write to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 def collect_parameters(trained: Iterable[Any]) -> list[Any]:
-    """Return the Parameters of cells, of lists and of objects that hold some, each once, in a stable order."""
+    """Return the Parameters of cells, lists and other objects, each Parameter once, in a stable order."""
     import mindspore as ms
 
     def of(item: Any) -> Iterable[Any]:
@@ -35,7 +35,7 @@ def collect_parameters(trained: Iterable[Any]) -> list[Any]:
 
 
 def collect_cells(trained: Iterable[Any]) -> dict[str, Any]:
-    """Return the cells among `trained` and all cells in them, each once, by a name that is the same on all workers."""
+    """Return each cell in `trained`, nested ones included, under a name that is the same on all workers."""
     import mindspore as ms
 
     def of(item: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -71,18 +71,18 @@ def collect_generators(trained: Iterable[Any]) -> list[Any]:
 
 
 def is_grouped(cell: Any) -> bool:
-    """Return whether it is an optimizer that keeps its rates in ``param_groups``.
+    """Return whether `cell` is an optimizer that keeps its learning rates in ``param_groups``.
 
-    Those of ``mindspore.experimental.optim`` and ``mindspore.mint.optim`` do; they are no ``nn.Optimizer``.
+    The optimizers of ``mindspore.experimental.optim`` and ``mindspore.mint.optim`` do; they aren't ``nn.Optimizer``s.
     """
     groups = getattr(cell, "param_groups", None)
     return isinstance(groups, list) and bool(groups) and all(isinstance(g, dict) and "params" in g for g in groups)
 
 
 def parameters_of_groups(optimizer: Any) -> list[Any]:
-    """Return what such an optimizer changes besides the Parameters of the cell.
+    """Return the Parameters in the ``param_groups`` of an optimizer, without the trained Parameters.
 
-    That is its learning rates, which a scheduler writes to, and what it keeps in a group, such as a maximum.
+    They are its learning rates, which a scheduler writes to, and other state of a group, such as a maximum.
     """
     import mindspore as ms
 
@@ -95,21 +95,23 @@ def parameters_of_groups(optimizer: Any) -> list[Any]:
 
 
 def numbers_of_groups(optimizer: Any) -> list[dict[str, float]]:
-    """Return the plain numbers of each group: a rate or a weight decay that the program has set."""
+    """Return the plain numbers of each group, such as a learning rate or weight decay that the program has set."""
     return [{k: v for k, v in group.items() if isinstance(v, (bool, int, float))} for group in optimizer.param_groups]
 
 
 def is_scheduler(item: Any) -> bool:
-    """Return whether it sets the rates of an optimizer."""
+    """Return whether `item` is a scheduler: it sets the learning rates of an optimizer with ``param_groups``."""
     return is_grouped(getattr(item, "optimizer", None)) and callable(getattr(item, "step", None))
 
 
 def collect_schedulers(trained: Iterable[Any], optimizers: Sequence[Any]) -> list[Any]:
-    """Return the schedulers among `trained`, and MindSpore's of this process for one of the `optimizers`.
+    """Return the schedulers in `trained`, and this process's MindSpore schedulers for one of the `optimizers`.
 
-    No optimizer knows its schedulers. The order is the same on all workers.
+    An optimizer has no reference to its schedulers, so this function searches the process's objects. The order is the
+    same on all workers.
 
-    Several of one class for one optimizer aren't found, since nothing says which of them is another worker's.
+    If an optimizer has several schedulers of one class, they aren't found: nothing says in which order they correspond
+    to the schedulers of another worker.
     """
     given = [item for item in trained if is_scheduler(item)]
     if not any(map(is_grouped, optimizers)):
@@ -123,7 +125,7 @@ def collect_schedulers(trained: Iterable[Any], optimizers: Sequence[Any]) -> lis
     )
     inner = {id(getattr(optimizer, "optimizer", optimizer)): i for i, optimizer in enumerate(optimizers)}
     made = [o for o in gc.get_objects() if issubclass(type(o), kinds) and id(vars(o).get("optimizer")) in inner]
-    # A SequentialLR has others, in their order.
+    # A SequentialLR holds other schedulers in a fixed order.
     nested = {id(part) for scheduler in made for part in _parts(scheduler)[1:]}
     by_place: dict[tuple[int, str], list[Any]] = {}
     for scheduler in made:
@@ -137,8 +139,8 @@ def collect_schedulers(trained: Iterable[Any], optimizers: Sequence[Any]) -> lis
             given.append(several[0])
         elif several:
             _log.warning(
-                "misuse: check=schedulers schedulers=%d type=%s. They set the rates of one optimizer, and "
-                "joining workers receive the state of none: give them to ElasticTraining, in their order",
+                "misuse: check=schedulers schedulers=%d type=%s. These schedulers set the rates of one optimizer, and "
+                "a joining worker doesn't receive their state; pass them to ElasticTraining, in their order",
                 len(several), name,
             )  # fmt: skip
     return [part for item in given for part in _parts(item)]
@@ -149,7 +151,7 @@ def _parts(scheduler: Any) -> list[Any]:
 
 
 def collect_optimizers(trained: Iterable[Any]) -> list[Any]:
-    """Return MindSpore's optimizers among `trained` and in its cells, each once, but none inside another one."""
+    """Return each MindSpore optimizer in `trained` and its cells, except optimizers inside another optimizer."""
     import mindspore as ms
 
     def of(item: Any) -> Iterable[Any]:
@@ -165,13 +167,13 @@ def collect_optimizers(trained: Iterable[Any]) -> list[Any]:
 
 
 def reducers(trained: Iterable[Any], *, left_to_shards: bool) -> list[Any]:
-    """Return the cells that reduce gradients, or, with `left_to_shards`, those that leave that to a `ShardedStep`."""
+    """Return the cells that reduce gradients; with `left_to_shards`, the cells whose `ShardedStep` reduces instead."""
     found = [cell for cell in collect_cells(trained).values() if getattr(cell, "reduces_gradients", False)]
     return [cell for cell in found if cell.left_to_shards == left_to_shards]
 
 
 def synchronises(trained: Iterable[Any]) -> bool:
-    """Return whether something of ms_kungfu's in `trained` keeps the workers' models together."""
+    """Return whether a cell of ms_kungfu in `trained` synchronises the workers' models."""
     from ms_kungfu.ops._base import Collective
     from ms_kungfu.ops._store import RequestModel
 
@@ -185,28 +187,28 @@ def check_reduced(trained: Iterable[Any], shards: int | None) -> None:
     """Raise ValueError if no reducer would reduce gradients."""
     if shards is None and reducers(trained, left_to_shards=True):
         raise ValueError(
-            "this optimizer is trained by a ShardedStep, whose sums take the place of its own reduction, and this "
-            "training has no shards: give it the dataset with shards (ElasticTraining(..., dataset=data)), or make a "
-            "new optimizer"
+            "no gradient would be reduced: a ShardedStep has replaced this optimizer's own reduction, but the training "
+            "has no shards; pass the dataset with shards (ElasticTraining(..., dataset=data)), or create a new "
+            "optimizer"
         )
 
 
 def check_sharded(trained: Iterable[Any]) -> None:
-    """Raise ValueError if something would depend on the cluster although steps are partitioned into shards."""
+    """Raise ValueError if, in a step that is partitioned into shards, a result would depend on the cluster."""
     if beside := reducers(trained, left_to_shards=False):
         raise ValueError(
-            f"{type(beside[0]).__name__} reduces gradients beside a ShardedStep, of one shard a worker: train all of "
-            "them by ShardedSteps, each with what it updates as update= or trained="
+            f"{type(beside[0]).__name__} reduces gradients over the workers, next to a ShardedStep that reduces over "
+            "shards; use a ShardedStep for each optimizer, and pass what it updates as update= or trained="
         )
     for statistic in moving_statistics(trained):
         if statistics_of_shards.get(id(statistic)) is not statistic:
             raise ValueError(
-                f"no ShardedStep keeps {statistic.name!r} alike, since none has its network: give "
-                "ShardedStep(..., trained=net)"
+                f"the moving statistic {statistic.name!r} would differ between workers: no ShardedStep has its "
+                "network; pass ShardedStep(..., trained=net)"
             )
 
 
-# Moving statistics that ShardedSteps of this process keep alike, by ID.
+# Moving statistics that the ShardedSteps of this process keep equal on all workers, by ID.
 statistics_of_shards: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 # Modules of the cells with moving statistics, in mindspore.nn and in mindspore.mint.nn.
@@ -217,7 +219,7 @@ _STATISTICS = ("moving_mean", "moving_variance", "running_mean", "running_var")
 
 
 def moving_statistics(trained: Iterable[Any]) -> list[Any]:
-    """Return the moving means and variances of MindSpore's normalization cells, and of classes derived from them."""
+    """Return the moving means and variances of cells whose class is, or derives from, a MindSpore normalization."""
     import mindspore as ms
 
     found = [
@@ -230,25 +232,25 @@ def moving_statistics(trained: Iterable[Any]) -> list[Any]:
 
 
 def check_averaged(averaged: Sequence[Any] | None) -> None:
-    """Raise TypeError unless it is None or a list of floating-point tensors."""
+    """Raise TypeError unless `averaged` is None or a list of floating-point tensors."""
     import mindspore as ms
 
     floats = (ms.float16, ms.bfloat16, ms.float32, ms.float64)
     if not isinstance(averaged, (list, tuple, type(None))):
-        raise TypeError(f"averaged is a list of Parameters, got {averaged!r}")
+        raise TypeError(f"averaged must be a list of Parameters, got {averaged!r}")
     for tensor in averaged or ():
         if not isinstance(tensor, ms.Tensor) or tensor.dtype not in floats:
-            raise TypeError(f"averaged is a list of Parameters with a mean, got {tensor!r} in it")
+            raise TypeError(f"averaged must hold floating-point Parameters, got {tensor!r} in it")
 
 
 def assign(tensor: Any, values: Array) -> None:
-    """Write into a Parameter or buffer in place: compiled graphs stay valid and get the new values, in either mode."""
+    """Write `values` into a Parameter or buffer in place, so that compiled graphs stay valid and use the new values."""
     import mindspore as ms
 
     tensor.copy_(ms.Tensor(values, dtype=tensor.dtype))  # ops.assign has no kernel for bfloat16
 
 
 def fingerprint(parameters: Iterable[Any]) -> int:
-    """Return a number that differs if names, shapes or dtypes differ."""
+    """Hash the names, shapes and dtypes of the parameters."""
     text = "\n".join(f"{p.name} {tuple(p.shape)} {p.dtype}" for p in parameters)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")

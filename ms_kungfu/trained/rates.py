@@ -1,4 +1,4 @@
-"""Lists of learning rates that continue with their last entry."""
+"""Keep the last entry of a list of learning rates after the list's end."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from mindspore.nn.optim.optimizer import _IteratorLearningRate
 
 
 class LastingRates(_IteratorLearningRate):
-    """A list by the step, whose last entry counts for all later steps.
+    """A list with one learning rate per step, whose last entry applies to all later steps.
 
-    Such lists are exactly as long as the training (``nn.cosine_decay_lr``), and a step that is repeated after a failure
-    lies beyond. The index is held rather than the list made longer: the number of failures isn't known, and the
-    Parameter, which checkpoints contain, keeps its shape.
+    Such a list (e.g. of ``nn.cosine_decay_lr``) is exactly as long as the training. A step that is repeated after a
+    failure lies beyond its end. This class limits the index rather than extending the list: the number of failures is
+    unknown, and the Parameter, which checkpoints contain, keeps its shape.
     """
 
     def construct(self, global_step):  # type: ignore[no-untyped-def]  # read by MindSpore's parser

@@ -28,7 +28,7 @@ def test_numeric_environments_are_distinguished():
     assert conditions.differences(HERE, other) == "instruction set AVX2 there and AVX here"
     assert unequal({0: HERE, 1: HERE}) is None
     assert unequal({0: HERE, 2: HERE, 3: other}) == (
-        "the workers aren't alike in what bits depend on: instruction set AVX2 at rank 0 and AVX at rank 3"
+        "the workers' numeric environments differ: instruction set AVX2 at rank 0 and AVX at rank 3"
     )
 
 

@@ -31,11 +31,11 @@ class Wants(Policy):
         ({"size": 2.0}, "size is an integer"),
         ({"global_batch_size": True}, "global_batch_size is an integer"),
         ({"global_batch_size": 8, "local_batch_size": 2}, "not both"),
-        ({"shards": 4}, "shards goes with the global_batch_size"),
+        ({"shards": 4}, "a decision with shards needs global_batch_size"),
         ({"global_batch_size": 8, "shards": 0}, "shards is an integer of 1 or more, got 0"),
-        ({"learning_rate": float("nan")}, "learning_rate is a number"),
-        ({"learning_rate": -0.1}, "learning_rate is a number"),
-        ({"evict": (-1,)}, "evict holds ranks"),
+        ({"learning_rate": float("nan")}, "learning_rate must be a number"),
+        ({"learning_rate": -0.1}, "learning_rate must be a number"),
+        ({"evict": (-1,)}, "evict must hold ranks"),
     ],
 )
 def test_a_decision_that_makes_no_sense_is_refused(changes, message):
@@ -98,7 +98,7 @@ def test_a_policy_that_overrides_nothing_changes_nothing():
 
 @pytest.mark.parametrize("wrong", ["10:2", [None], 3, [Policy(), "x"]])
 def test_object_that_is_no_policy_is_refused(wrong):
-    with pytest.raises(TypeError, match="policy is a ms_kungfu.elastic.Policy"):
+    with pytest.raises(TypeError, match="policy must be a ms_kungfu.elastic.Policy"):
         as_policy(wrong)
 
 

@@ -1,6 +1,6 @@
 """The policies of ms_kungfu: docs/policies.md.
 
-They are pure, like their base in `ms_kungfu.elastic.policy`.
+The policies are pure, like their base class in `ms_kungfu.elastic.policy`.
 """
 
 from ms_kungfu.elastic.policies.noise_scale import NoiseScaleLearningRate, NoiseScalePolicy

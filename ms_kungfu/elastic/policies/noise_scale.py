@@ -1,4 +1,4 @@
-"""A policy for as many workers as the gradient's noise scale justifies."""
+"""Policies that choose the cluster size and learning rate from the gradient noise scale."""
 
 from __future__ import annotations
 
@@ -11,41 +11,44 @@ from ms_kungfu.elastic.policy import Decision, Metrics, Policy
 
 
 class NoiseScalePolicy(Policy):
-    """Grow the cluster while the gradient noise scale says that the larger batch pays, else shrink it.
+    """Grow the cluster while the noise scale shows that a larger batch pays off; otherwise shrink it.
 
-    A worker's batch stays the same, so `n` workers train ``B = n * b`` samples a step. With a learning
-    rate that fits the batch, a step makes ``1 / (1 + noise_scale / B)`` of the progress that it would
-    make without noise. It takes ``t(n)`` seconds: computation plus communication. These are measured at
-    the sizes of this training so far, and extrapolated to others.
+    Each worker keeps its local batch size `b`, so `n` workers train ``B = n * b`` samples per step.
+    With a learning rate that fits the batch, a step makes the fraction ``1 / (1 + noise_scale /
+    B)`` of the progress of a step without noise. A step takes ``t(n)`` seconds for computation and
+    communication. These times are measured at the sizes that this training has had, and
+    extrapolated to other sizes.
 
-    The policy compares sizes by the time to make the progress of H seconds at the present size `m`.
-    Training at `n` needs ``H * progress rate(m) / progress rate(n)`` plus the cost of the resize
-    itself. The best size has the smallest ``time * n ** price``. The policy asks for it if it is
-    `improvement` better than staying, and was the best one `patience` times in a row.
+    The policy compares sizes by a time: how long each size takes for the progress that the current
+    size `m` makes in H seconds. Training at `n` takes ``H * progress rate(m) / progress rate(n)``
+    seconds, plus the duration of the resize. The best size has the smallest ``time * n ** price``.
+    The policy requests that size under two conditions: its cost is lower by `improvement`, and it
+    was the best size `patience` times in a row.
 
-    An `ElasticDataset` that holds its global batch changes it in proportion, when the new size comes
-    true. With shards it has so many more or fewer, of the same shape.
+    An `ElasticDataset` with a fixed global batch changes that batch in proportion, once the cluster
+    has the new size. With shards it changes the number of shards, not their shape.
 
     Source: McCandlish et al., An Empirical Model of Large-Batch Training, 2018.
 
     Args:
         max_size, min_size, sizes: see `ThroughputPolicy`.
-        price: of a worker against time. With 0 training is the fastest, whatever it takes. The default
-            of 0.5 weighs time and worker-seconds alike: ``time * worker-seconds`` is least. With 1 it
-            takes the fewest worker-seconds.
-        improvement: the least part of the cost that a change has to save. Returning to the size before
-            the last change has to save twice as much: the noise scale is a moving average, and lags.
-        patience: how often in a row a size has to be the best.
+        price: the price of a worker relative to time. 0 minimizes the training time, 1 minimizes
+            the worker-seconds. The default of 0.5 minimizes the product ``time * worker-seconds``.
+        improvement: the fraction of the cost that a change must save. A return to the size before
+            the last change must save twice that fraction, because the noise scale is a moving
+            average.
+        patience: the number of consecutive comparisons in which a size must be the best.
         interval: steps between two comparisons.
-        min_measurements: of the noise scale, since training started, before the first change.
-        resize_time: seconds that a change costs, until one has been measured.
-        horizon: H in seconds. By default the time that the samples left take (``total_samples``); if
-            that isn't known, as long as training has been going on.
-        max_step: the largest factor by which the cluster grows or shrinks at a time; don't trust an
-            extrapolation further than that.
-        probe: steps that a single worker trains before a second one is requested, to measure the noise
-            again. One worker alone can't measure it, unless it trains shards.
-        warmup: steps after a change that are not measured, as they compile.
+        min_measurements: the number of noise scale measurements before the first change.
+        resize_time: the assumed duration of a change in seconds, until one has been measured.
+        horizon: H in seconds. By default it is the time for the remaining samples
+            (``total_samples``). If that number isn't known, it is the time that training has run so
+            far.
+        max_step: the largest factor by which the cluster grows or shrinks at once. It limits the
+            range of the extrapolation.
+        probe: the number of steps that a single worker trains before the policy requests a second
+            worker to measure the noise. A single worker can measure the noise only with shards.
+        warmup: the number of steps after a change that aren't measured, because they compile.
 
     Raises:
         ValueError: for a value outside of its range.
@@ -69,26 +72,26 @@ class NoiseScalePolicy(Policy):
     ) -> None:
         self._sizes = candidates(min_size, max_size, sizes)
         if not 0 <= price <= 1:
-            raise ValueError(f"price lies between 0 (time counts) and 1 (worker-seconds count), got {price!r}")
+            raise ValueError(f"price must be from 0 (time only) to 1 (worker-seconds only), got {price!r}")
         if not 0 <= improvement < 1:
-            raise ValueError(f"improvement is a part between 0 and 1, got {improvement!r}")
+            raise ValueError(f"improvement must be between 0 and 1, got {improvement!r}")
         if min(patience, interval, probe) < 1 or min(min_measurements, warmup) < 0:
             raise ValueError(
-                f"patience, interval and probe are 1 or more, min_measurements and warmup 0 or more, got {patience=}, "
+                f"patience, interval, probe must be 1 or more, min_measurements, warmup 0 or more, got {patience=}, "
                 f"{interval=}, {probe=}, {min_measurements=}, {warmup=}"
             )
         if not max_step > 1 or not resize_time >= 0 or (horizon is not None and not horizon > 0):
             raise ValueError(
-                f"max_step is above 1, resize_time not negative, horizon positive, got {max_step=}, {resize_time=}, "
+                f"max_step must be above 1, resize_time 0 or more, horizon positive, got {max_step=}, {resize_time=}, "
                 f"{horizon=}"
             )
         self._price, self._improvement, self._patience, self._interval = price, improvement, patience, interval
         self._min_measurements, self._resize_time, self._horizon = min_measurements, resize_time, horizon
         self._max_step, self._probe, self._warmup = max_step, probe, warmup
-        self._times: dict[int, tuple[float, float]] = {}  # size -> moving averages of a step and its communication
+        self._times: dict[int, tuple[float, float]] = {}  # size -> moving averages of the step and communication times
         self._wanted: int | None = None
         self._wanted_for = 0
-        self._resizes: list[float] = []  # seconds of each
+        self._resizes: list[float] = []  # durations in seconds
         self._size = 0
         self._came_from = 0
 
@@ -101,7 +104,7 @@ class NoiseScalePolicy(Policy):
         nearest = min(self._times, key=lambda known: abs(math.log(known / size)))
         seconds, communication = self._times[nearest]
         if len(self._times) > 1:
-            # Straight through the two nearest sizes, and never falling: more workers don't make a step shorter.
+            # A line through the two nearest sizes, which never falls: more workers don't make a step shorter.
             other = min((s for s in self._times if s != nearest), key=lambda known: abs(math.log(known / size)))
             slope = max(0.0, (self._times[other][0] - seconds) / (other - nearest))
         else:
@@ -109,13 +112,13 @@ class NoiseScalePolicy(Policy):
         return max(seconds + slope * (size - nearest), seconds - communication, 1e-9)
 
     def cost(self, size: int, q: Metrics, noise_scale: float, horizon: float) -> float:
-        """Return ``time * size ** price`` for the progress of the present size in `horizon` seconds.
+        """Return ``time * size ** price`` for the progress that the current size makes in `horizon` seconds.
 
         Args:
             size: the number of workers.
-            q: the metrics of the moment.
-            noise_scale: in samples.
-            horizon: seconds at the present size.
+            q: the current metrics.
+            noise_scale: the noise scale in samples.
+            horizon: seconds at the current size.
         """
 
         def seconds_of_progress(n: int) -> float:
@@ -128,11 +131,11 @@ class NoiseScalePolicy(Policy):
 
     @property
     def resize_time(self) -> float:
-        """The expected cost of a change, in seconds: the mean of the last ones."""
+        """The expected duration of a change in seconds: the mean over the last changes."""
         return sum(self._resizes[-3:]) / len(self._resizes[-3:]) if self._resizes else self._resize_time
 
     def horizon(self, q: Metrics) -> float:
-        """Return for how many seconds training would continue at the present size, by the metrics `q`."""
+        """Return for how many seconds training would continue at the current size, given the metrics `q`."""
         if self._horizon is not None:
             return self._horizon
         if q.total_samples is not None and q.batch_size:
@@ -143,7 +146,7 @@ class NoiseScalePolicy(Policy):
     # -- decisions ----------------------------------------------------------------------------------------------------
 
     def after_step(self, q: Metrics) -> Decision | None:
-        """Return a request for another size if it costs enough less by the metrics `q`."""
+        """Return a decision for another size if, given the metrics `q`, its cost is sufficiently lower."""
         self._observe(q)
         if q.steps_at_size <= self._warmup or q.cluster_size not in self._times or not q.batch_size:
             return None
@@ -153,15 +156,15 @@ class NoiseScalePolicy(Policy):
             second = min((size for size in self._sizes if size > 1), default=None)
             if second is None or (q.gradient_noise_scale is None and q.steps_at_size < self._interval):
                 return None
-            return self._change(second, "one worker alone can't measure the noise scale; it takes two")
+            return self._change(second, "one worker can't measure the noise scale alone; two workers can")
         if q.gradient_noise_scale is None or q.noise_scale_steps < self._min_measurements or q.step % self._interval:
             return None
-        # Noise that hides the gradient: any number above what the largest cluster could average out is enough.
+        # The scale is infinite if noise hides the gradient. Limit it to a number beyond what the largest cluster needs.
         noise = min(q.gradient_noise_scale, 1e3 * q.local_batch_size * self._sizes[-1])
         horizon = self.horizon(q)
         here = q.cluster_size
         near = [s for s in self._sizes if here / self._max_step <= s <= here * self._max_step and s != here]
-        if not near:  # the next one, at any distance
+        if not near:  # the next smaller and larger size, at any distance
             near = [s for s in self._sizes if s < here][-1:] + [s for s in self._sizes if s > here][:1]
         stay = self.cost(here, q, noise, horizon)
         best = min(near, key=lambda size: self.cost(size, q, noise, horizon), default=here)
@@ -195,7 +198,7 @@ class NoiseScalePolicy(Policy):
             return
         communication = q.communication_time or 0.0
         old = self._times.get(q.cluster_size)
-        # Fast at first, then over some 20 steps; one delayed step hardly counts.
+        # The average adapts fast at first, and later covers about 20 steps, so that one delayed step has little effect.
         weight = max(0.05, 1 / (q.steps_at_size - self._warmup))
         if old is None:
             self._times[q.cluster_size] = (q.step_time, communication)
@@ -207,7 +210,7 @@ class NoiseScalePolicy(Policy):
         )
 
     def state(self) -> Any:
-        """Return what a joining worker needs to decide alike, as JSON."""
+        """Return the state that a joining worker needs to make the same decisions, as JSON."""
         return {
             "times": [[size, *times] for size, times in sorted(self._times.items())],
             "wanted": [self._wanted, self._wanted_for],
@@ -217,7 +220,7 @@ class NoiseScalePolicy(Policy):
         }
 
     def restore(self, state: Any) -> None:
-        """Take another worker's `state`."""
+        """Continue from another worker's `state`."""
         self._times = {size: (seconds, communication) for size, seconds, communication in state["times"]}
         self._wanted, self._wanted_for = state["wanted"]
         self._resizes, self._size, self._came_from = list(state["resizes"]), state["size"], state["came_from"]
@@ -226,18 +229,19 @@ class NoiseScalePolicy(Policy):
 class NoiseScaleLearningRate(Policy):
     """Set the learning rate that fits the batch.
 
-    It is ``max_learning_rate / (1 + noise_scale / batch_size)``, with the simple noise scale instead of
-    the one that knows the curvature.
+    The rate is ``max_learning_rate / (1 + noise_scale / batch_size)``. The formula uses the simple
+    noise scale instead of the noise scale that includes the curvature.
+
 
     Source: McCandlish et al., An Empirical Model of Large-Batch Training, 2018, equation 2.9.
 
     Args:
-        max_learning_rate: the rate without noise, at an endless batch.
-        exponent: of the denominator. 1 is for plain SGD; for Adam the paper finds a power between 0.5
-            and 1.
-        tolerance: changes by a smaller part aren't made.
-        interval: steps between two looks.
-        min_measurements: of the noise scale, before the first change.
+        max_learning_rate: the learning rate without noise, for an infinite batch.
+        exponent: the exponent of the denominator. Use 1 for plain SGD; for Adam the paper finds an
+            exponent between 0.5 and 1.
+        tolerance: the relative change below which the rate isn't changed.
+        interval: steps between two checks.
+        min_measurements: the number of noise scale measurements before the first change.
 
     Raises:
         ValueError: for a value outside of its range.
@@ -261,7 +265,7 @@ class NoiseScaleLearningRate(Policy):
         self._last: float | None = None
 
     def after_step(self, q: Metrics) -> Decision | None:
-        """Return another learning rate if the metrics `q` ask for one."""
+        """Return a decision for another learning rate if the metrics `q` require one."""
         noise = q.gradient_noise_scale
         if noise is None or q.noise_scale_steps < self._min_measurements or not q.batch_size:
             return None
@@ -274,9 +278,9 @@ class NoiseScaleLearningRate(Policy):
         return Decision(f"noise scale {noise:.3g} at a batch of {q.batch_size}", learning_rate=rate)
 
     def state(self) -> Any:
-        """Return what a joining worker needs to decide alike, as JSON."""
+        """Return the state that a joining worker needs to make the same decisions, as JSON."""
         return self._last
 
     def restore(self, state: Any) -> None:
-        """Take another worker's `state`."""
+        """Continue from another worker's `state`."""
         self._last = state

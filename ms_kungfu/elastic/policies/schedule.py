@@ -1,4 +1,4 @@
-"""A policy for changes at steps that are known beforehand."""
+"""A policy for changes at predefined steps."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ms_kungfu.elastic.schedule import Schedule, parse_schedule
 
 
 class SchedulePolicy(Policy):
-    """Make changes at steps that are known beforehand.
+    """Make changes at predefined steps.
 
     Args:
-        size: a schedule of sizes, as `KungFuElasticCallback` takes it: ``"10:2,20:4"``, ``{10: 2}`` or
-            a function.
+        size: a schedule of sizes, as in `KungFuElasticCallback`: ``"10:2,20:4"``, ``{10: 2}`` or a
+            function.
         changes: ``{step: value}`` for any of `global_batch_size`, `shards`, `local_batch_size`,
-            `learning_rate`, `strategy` and `optimizer`. Step 0 is before the first step. An entry of
-            `shards` goes with one of `global_batch_size` at the same step.
+            `learning_rate`, `strategy` and `optimizer`. Step 0 is before the first step. An entry
+            of `shards` requires an entry of `global_batch_size` at the same step.
 
     Raises:
         TypeError: for another name.
@@ -30,7 +30,7 @@ class SchedulePolicy(Policy):
         known = ("global_batch_size", "shards", "local_batch_size", "learning_rate", "strategy", "optimizer")
         for name, table in changes.items():
             if name not in known:
-                raise TypeError(f"a schedule changes size, {', '.join(known)}, not {name!r}")
+                raise TypeError(f"a schedule can't change {name!r}, only size, {', '.join(known)}")
             for step in table:
                 at_least(0, step, f"{name}: a step")
         self._changes = {name: dict(table) for name, table in changes.items()}
@@ -38,11 +38,11 @@ class SchedulePolicy(Policy):
             _ = Decision("a check", **self._changes_at(step))
 
     def before_train(self, q: Metrics) -> Decision | None:
-        """Return the entry for step 0, if `q` is before the first step."""
+        """Return the decision of step 0, if `q` is before the first step."""
         return self._at(0) if q.step == 0 else None
 
     def after_step(self, q: Metrics) -> Decision | None:
-        """Return the entry for the step of `q`."""
+        """Return the decision for the step of `q`."""
         return self._at(q.step)
 
     def _at(self, step: int) -> Decision | None:

@@ -1,4 +1,4 @@
-"""A policy that evicts a worker which delays all others."""
+"""A policy that evicts a worker that delays all other workers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ms_kungfu.elastic.policy import Decision, Metrics, Policy
 class StragglerPolicy(Policy):
     """Evict a worker that computes much longer than the median worker.
 
-    It looks at what a worker computes, not at how long its steps take. In synchronous training all
-    steps take as long as the slowest worker's. With two workers the other one is the median. It evicts
-    one worker at a time. It evicts none if that would lose more than it wins: the others' step, without
-    the straggler, times the workers left, against now.
+    The policy compares the workers' computation times, not the times of their steps. In synchronous
+    training, all steps take as long as the slowest worker's step. With two workers, the faster worker
+    is the median. The policy evicts one worker at a time, and only if that raises the throughput. So
+    the remaining workers' faster steps must outweigh the loss of one worker.
 
     Args:
-        slowdown: the factor between a straggler's computation and the median, above 1.
-        patience: for how many steps in a row.
-        min_size: the fewest workers that an eviction leaves.
-        warmup: steps after a change that are ignored.
+        slowdown: a straggler's computation time divided by the median, above 1.
+        patience: the number of consecutive slow steps after which the worker is evicted.
+        min_size: the minimum number of workers that remain.
+        warmup: the number of steps after a change that are ignored.
 
     Raises:
         ValueError: for a value outside of its range.
@@ -28,16 +28,16 @@ class StragglerPolicy(Policy):
 
     def __init__(self, slowdown: float = 2.0, patience: int = 20, min_size: int = 1, warmup: int = 3) -> None:
         if not slowdown > 1:
-            raise ValueError(f"slowdown is a factor above 1, got {slowdown!r}")
+            raise ValueError(f"slowdown must be a factor above 1, got {slowdown!r}")
         if patience < 1 or min_size < 1 or warmup < 0:
             raise ValueError(
                 f"patience and min_size are 1 or more, warmup is 0 or more, got {patience=}, {min_size=}, {warmup=}"
             )
         self._slowdown, self._patience, self._min_size, self._warmup = slowdown, patience, min_size, warmup
-        self._slow_for: dict[int, int] = {}  # rank -> steps in a row
+        self._slow_for: dict[int, int] = {}  # rank -> consecutive slow steps
 
     def after_step(self, q: Metrics) -> Decision | None:
-        """Return an eviction if the metrics `q` have shown a straggler for long enough."""
+        """Return a decision to evict a worker if the metrics `q` have shown a straggler for long enough."""
         times = q.compute_times
         if q.steps_at_size <= self._warmup or len(times) < 2 or len(times) != q.cluster_size:
             self._slow_for = {}
@@ -60,9 +60,9 @@ class StragglerPolicy(Policy):
         )
 
     def state(self) -> Any:
-        """Return what a joining worker needs to decide alike, as JSON."""
+        """Return the state that a joining worker needs to make the same decisions, as JSON."""
         return sorted(self._slow_for.items())
 
     def restore(self, state: Any) -> None:
-        """Take another worker's `state`."""
+        """Continue from another worker's `state`."""
         self._slow_for = dict(state)

@@ -10,9 +10,9 @@ from ms_kungfu.elastic.policy import Decision, Metrics, Policy
 
 
 def candidates(min_size: int, max_size: int, sizes: Sequence[int] | None) -> tuple[int, ...]:
-    """Return `sizes` between the two, or `min_size`, doubled until `max_size`, which is one of them."""
+    """Return the `sizes` between `min_size` and `max_size`; by default doubled from `min_size` up to `max_size`."""
     if not 1 <= min_size <= max_size:
-        raise ValueError(f"sizes go from 1 or more up to max_size, got min_size={min_size} and max_size={max_size}")
+        raise ValueError(f"min_size must be from 1 to max_size, got min_size={min_size} and max_size={max_size}")
     if sizes is None:
         sizes = [min_size]
         while sizes[-1] * 2 < max_size:
@@ -25,20 +25,21 @@ def candidates(min_size: int, max_size: int, sizes: Sequence[int] | None) -> tup
 
 
 class ThroughputPolicy(Policy):
-    """Climb from size to size while throughput (samples a second) grows by enough.
+    """Grow the cluster from size to size while the throughput (samples per second) grows sufficiently.
 
-    It stays at the last size that did.
+    The policy keeps the last size with sufficient growth.
 
     Args:
-        max_size: workers at most.
-        min_size: workers at least.
-        sizes: those to try, ascending; by default doubled from `min_size` to `max_size`.
-        efficiency: how much of the ideal gain a larger size has to bring. From 2 to 4 workers ideally
-            doubles the throughput, so 0.5 asks for 1.5 times as much.
-        window: steps that are measured at a size, of which the median counts.
-        warmup: steps after a change that are not measured, as they compile.
-        drop: search again if throughput at the found size has fallen by this part (another job on the
-            machine) or risen by it. The search begins at the smallest size. None: never.
+        max_size: the maximum number of workers.
+        min_size: the minimum number of workers.
+        sizes: the sizes to try, ascending; by default doubled from `min_size` to `max_size`.
+        efficiency: the fraction of the ideal gain that a larger size must reach. From 2 to 4
+            workers the throughput ideally doubles, so 0.5 requires 1.5 times the throughput.
+        window: the number of steps that are measured at a size; the policy uses their median.
+        warmup: the number of steps after a change that aren't measured, because they compile.
+        drop: the change of the throughput at the found size, as a fraction, that starts a new search.
+            A cause may be another job on the machine. The search begins at the smallest size.
+            None: never.
 
     Raises:
         ValueError: for a value outside of its range.
@@ -55,20 +56,20 @@ class ThroughputPolicy(Policy):
         drop: float | None = 0.3,
     ) -> None:
         if not 0 < efficiency <= 1:
-            raise ValueError(f"efficiency is a part of the ideal gain, above 0 and at most 1, got {efficiency!r}")
+            raise ValueError(f"efficiency must be above 0 and at most 1 (a part of the ideal gain), got {efficiency!r}")
         if window < 1 or warmup < 0:
             raise ValueError(f"window is 1 step or more, warmup 0 or more, got {window=}, {warmup=}")
         if drop is not None and not 0 < drop < 1:
-            raise ValueError(f"drop is a part between 0 and 1, or None, got {drop!r}")
+            raise ValueError(f"drop must be between 0 and 1, or None, got {drop!r}")
         self._sizes = candidates(min_size, max_size, sizes)
         self._efficiency, self._window, self._warmup, self._drop = efficiency, window, warmup, drop
-        self._samples: list[float] = []  # samples a second at the present size
-        self._size = 0  # their size
+        self._samples: list[float] = []  # samples per second in the steps at the current size
+        self._size = 0  # the size to which `_samples` belongs
         self._found: dict[int, float] = {}  # size -> throughput
-        self._settled: float | None = None  # throughput at the size that was found
+        self._settled: float | None = None  # throughput at the final size; None during a search
 
     def after_step(self, q: Metrics) -> Decision | None:
-        """Return a request for the next size to try, or the best one, by the metrics `q`."""
+        """Return a decision for the next size to try, or for the best size, given the metrics `q`."""
         if q.cluster_size != self._size:
             self._size, self._samples = q.cluster_size, []
         if q.steps_at_size <= self._warmup or not q.step_time or not q.batch_size:
@@ -91,8 +92,8 @@ class ThroughputPolicy(Policy):
             self._settled = self._found[smaller]
             gained = now / self._found[smaller]
             return Decision(
-                f"{size} workers train {now:.4g} samples/s, {gained:.2f} times as many as {smaller} do, and not the "
-                f"{self._asked(smaller, size):.2f} times that are asked for",
+                f"{size} workers train {now:.4g} samples/s, {gained:.2f} times as many as {smaller} workers, but "
+                f"{self._asked(smaller, size):.2f} times are required",
                 size=smaller,
             )
         larger = min((s for s in self._sizes if s > size), default=None)
@@ -110,10 +111,10 @@ class ThroughputPolicy(Policy):
         return self._found[large] >= self._asked(small, large) * self._found[small]
 
     def state(self) -> Any:
-        """Return what a joining worker needs to decide alike, as JSON."""
+        """Return the state that a joining worker needs to make the same decisions, as JSON."""
         return [self._samples, self._size, sorted(self._found.items()), self._settled]
 
     def restore(self, state: Any) -> None:
-        """Take another worker's `state`."""
+        """Continue from another worker's `state`."""
         self._samples, self._size, found, self._settled = state
         self._found = dict(found)

@@ -422,7 +422,7 @@ def test_synchronous_feature_is_refused_for_asynchronous_workers(tmp_path, monke
         "an exact ledger of the data": {"dataset": ledger},
     }
     for what, options in given.items():
-        with pytest.raises(ValueError, match=f"^{what} takes all workers at every step, and PairAveragingOptimizer"):
+        with pytest.raises(ValueError, match=f"^{what} requires all workers at every step, but PairAveragingOptimizer"):
             ElasticTraining(net, pair, **options)
         assert not ElasticTraining(net, pair, asynchronous=False, **options).asynchronous
     training = ElasticTraining(net, pair, checkpoint_dir=tmp_path / "checkpoints", checkpoint_every=2)
@@ -432,5 +432,5 @@ def test_synchronous_feature_is_refused_for_asynchronous_workers(tmp_path, monke
     synchronous = SynchronousSGDOptimizer(nn.Momentum(net.trainable_params(), 0.1, 0.9))
     assert not ElasticTraining(net, synchronous).asynchronous
     assert not ElasticTraining(net, pair, synchronous).asynchronous
-    with pytest.raises(ValueError, match="works with PairAveragingOptimizer alone, .* has SynchronousSGDOptimizer"):
+    with pytest.raises(ValueError, match="requires PairAveragingOptimizer, .* has SynchronousSGDOptimizer"):
         ElasticTraining(net, synchronous, asynchronous=True)

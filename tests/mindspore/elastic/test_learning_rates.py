@@ -108,7 +108,7 @@ def test_calls_of_training_with_one_optimizer_count_from_one_start():
 def test_rates_that_follow_something_else_are_no_rates_to_go_on_with():
     saved = LearningRates.of([nn.Momentum(nn.Dense(2, 1).trainable_params(), 0.1, 0.9)], 2).state()
     of_samples = LearningRates.of([nn.Momentum(nn.Dense(2, 1).trainable_params(), 0.1, 0.9)], 32, "samples")
-    with pytest.raises(KungFuError, match="number of workers by an lr_rule, and here of samples"):
+    with pytest.raises(KungFuError, match="follows the number of workers, but here it follows the number of samples"):
         of_samples.restore(saved)
     del saved["follows"]  # as it was before
     of_samples.restore(saved)
@@ -116,11 +116,11 @@ def test_rates_that_follow_something_else_are_no_rates_to_go_on_with():
 
 def test_learning_rate_that_cannot_be_scaled_is_refused():
     net = nn.Dense(2, 1)
-    with pytest.raises(ValueError, match="needs an optimizer"):
+    with pytest.raises(ValueError, match="requires an optimizer"):
         LearningRates.of([net], 1)
     late = nn.Momentum(net.trainable_params(), Schedule(), 0.9)
     late(tuple(ms.Tensor(np.ones(p.shape), p.dtype) for p in late.parameters))
-    with pytest.raises(ValueError, match="Momentum has been compiled with its Schedule already"):
+    with pytest.raises(ValueError, match="lr_rule can't scale the Schedule of Momentum after"):
         LearningRates.of([late], 1)
     with pytest.raises(ValueError, match=r"nn\.LARS"):
         LearningRates.of([nn.LARS(nn.Momentum(net.trainable_params(), 0.1, 0.9))], 1)

@@ -148,7 +148,7 @@ def test_schedulers_that_cannot_be_distinguished_are_named_unless_given(caplog):
     twins = [lr_scheduler.StepLR(optimizer, 2), lr_scheduler.StepLR(optimizer, 3)]
     assert inventory.collect_schedulers([optimizer], [optimizer]) == []
     assert "check=schedulers schedulers=2 type=StepLR" in caplog.text
-    assert "give them to ElasticTraining" in caplog.text
+    assert "pass them to ElasticTraining" in caplog.text
     assert list(map(id, inventory.collect_schedulers([optimizer, *twins], [optimizer]))) == list(map(id, twins))
 
 

@@ -70,11 +70,11 @@ def test_the_rate_of_a_list_is_that_of_the_step():
 def test_a_schedule_and_groups_cannot_be_replaced_by_a_number():
     net = make_net()
     schedule = nn.Momentum(net.trainable_params(), nn.ExponentialDecayLR(0.1, 0.9, 4), 0.0)
-    with pytest.raises(ValueError, match="a schedule with rates of their own"):
+    with pytest.raises(ValueError, match="a schedule with their own rates"):
         set_learning_rate(schedule, 0.5)
     assert learning_rate_of([schedule], 0) is None
     groups = [{"params": [net.weight], "lr": 0.1}, {"params": [net.bias], "lr": 0.2}]
-    with pytest.raises(ValueError, match="groups of parameters with rates of their own"):
+    with pytest.raises(ValueError, match="groups of parameters with their own rates"):
         set_learning_rate(nn.Momentum(groups, 0.1, 0.0), 0.5)
 
 
@@ -93,7 +93,7 @@ def train(policy, data=None, optimizer=None, steps=3, **options):
     ("changes", "message"),
     [
         ({"strategy": "RING"}, "'RING'; workers of one host reduce in shared memory"),
-        ({"local_batch_size": 8}, "needs an ElasticDataset"),
+        ({"local_batch_size": 8}, "requires an ElasticDataset"),
         ({"optimizer": "ssgd"}, "no optimizer here can switch; train with AdaptiveSGDOptimizer"),
         ({"evict": (1,)}, "evict the ranks \\[1\\] of 1 workers"),
     ],
