@@ -42,8 +42,8 @@ class Granted:
     """A slot in `cluster`, with descriptors that the caller owns.
 
     `fd` is of the segment of that cluster version. If the version is over several hosts, `fd` is this host's segment.
-    Then `link` are the version's control block and the sockets to this host's transport and to the one for models of
-    the other hosts.
+    Then `between_hosts` are the version's control block and the sockets to this host's transport and to the one for
+    models of the other hosts.
     """
 
     cluster: Cluster
@@ -51,7 +51,7 @@ class Granted:
     fd: int
     peer: PeerID
     incarnation: int
-    link: tuple[int, ...] = ()
+    between_hosts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

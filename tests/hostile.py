@@ -6,7 +6,8 @@ import json
 import random
 
 NAMES = (
-    "nonce", "proof", "error", "agent", "report", "link", "head", "ask", "welcome", "refused", "started", "exited",
+    "nonce", "proof", "error", "agent", "report",
+    "transport_connection", "head", "ask", "welcome", "refused", "started", "exited",
     "looked", "made", "syncs", "unreachable", "status", "leave", "interrupted", "number", "message", "version",
     "attempt", "key", "pid", "beats", "progress", "gave_up", "peer", "incarnation", "member_of", "step", "software",
     "cores", "expected", "store", "standby", "cluster", "rank", "Workers", "Runners", "Version", "Slots", "kvs",

@@ -1,9 +1,9 @@
-"""The interface of a cluster store, of any kind, and its errors."""
+"""The interface of a cluster store, of any kind, its errors, and what a store accepts."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Callable, Protocol
 
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.errors import ConfigServerError
@@ -92,3 +92,27 @@ def next_cluster(document: object, writer: str, held: Cluster | None, last_versi
     if "Slots" not in document and held is not None:
         wanted = replace(wanted, slots=held.slots, placement=held.placement)
     return wanted
+
+
+class ConfigStore:
+    """What a config server keeps: one cluster or none, and the last version. The caller serialises.
+
+    `check` may reject a cluster by a ValueError.
+    """
+
+    def __init__(self, cluster: Cluster | None = None, check: Callable[[Cluster], None] | None = None) -> None:
+        self.cluster = cluster
+        self.version = -1 if cluster is None else cluster.version  # the last in use; stays when the cluster is deleted
+        self._check = check
+
+    def put(self, document: object, writer: str = "") -> Cluster:
+        """Store the document and return it as stored. ValueError (bad input) and StaleVersionError change nothing."""
+        wanted = next_cluster(document, writer, self.cluster, self.version)
+        if self._check is not None:
+            self._check(wanted)
+        self.cluster, self.version = wanted, wanted.version
+        return wanted
+
+    def clear(self) -> None:
+        """Delete the cluster, not its version."""
+        self.cluster = None

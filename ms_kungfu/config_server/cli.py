@@ -18,9 +18,9 @@ from ms_kungfu._processes import raise_descriptor_limit
 from ms_kungfu._run_loop import run
 from ms_kungfu._tls import from_environment
 from ms_kungfu.cluster import Cluster
+from ms_kungfu.cluster_store.store import ConfigStore
 from ms_kungfu.config_server.secret_file import SecretFile, SecretFileError, read_secret, write_secret
 from ms_kungfu.config_server.server import ConfigServer
-from ms_kungfu.config_server.store import ConfigStore
 
 PROGRAM = "kungfu-config-server"
 _MAX_BYTES = 1024 * 1024  # of a file with a cluster

@@ -48,7 +48,7 @@ from ms_kungfu._processes import connection_limit
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.cluster_store import StaleVersionError
 from ms_kungfu.cluster_store.http import WRITER_HEADER
-from ms_kungfu.config_server.store import ConfigStore
+from ms_kungfu.cluster_store.store import ConfigStore
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

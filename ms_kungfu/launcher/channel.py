@@ -254,8 +254,8 @@ class Channel(Stream):
                 said += await super()._piece(MAX_STRANGERS_BYTES)
             why = f"it speaks no TLS, and this host does; {_SET_IT}"
             with contextlib.suppress(ProtocolError):
-                told = m.PROOF(bytes(said[4:]))
-                why = printable(told.error) if isinstance(told, m.Error) else why
+                answer = m.PROOF(bytes(said[4:]))
+                why = printable(answer.error) if isinstance(answer, m.Error) else why
             raise ProtocolError(why)
 
     def detach(self, silent_s: float | None) -> int:

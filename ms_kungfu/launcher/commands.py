@@ -191,6 +191,6 @@ def _write(store: ClusterStore, next_cluster: Callable[[Cluster], Cluster | str]
         joining = [str(worker) for worker in written.workers if worker not in cluster.workers]
         leavers = [str(worker) for worker in cluster.workers if worker not in written.workers]
         follows = "as soon as the new workers are ready" if joining else "at its next step"
-        who = f" without {', '.join(leavers)}" if leavers and not joining else ""
-        return f"cluster version {written.version}: {change}{who}; the job follows {follows}"
+        leaving = f" without {', '.join(leavers)}" if leavers and not joining else ""
+        return f"cluster version {written.version}: {change}{leaving}; the job follows {follows}"
     raise ValueError(f"{store.url} changed {_MAX_TRIES} times while it was asked; try again")

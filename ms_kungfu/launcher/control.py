@@ -184,7 +184,7 @@ class ControlServer(Server[AnyChannel]):
         super().__init__(secret, BETWEEN_HOSTS)
         self._machine, self._serve_one, self._then = machine, serve, then
         self._tls: TlsContext | None = None
-        self._told: set[str] = set()  # sources of rejected connections
+        self._logged: set[str] = set()  # sources of rejected connections
 
     async def start(self, host: str, port: int) -> None:
         """Listen. OSError if the address can't be bound, ValueError if TLS isn't possible."""
@@ -220,9 +220,9 @@ class ControlServer(Server[AnyChannel]):
 
     def _rejected(self, source: str, error: Exception) -> None:
         """Log why, once a source."""
-        if source in self._told or len(self._told) >= _MAX_TOLD:
+        if source in self._logged or len(self._logged) >= _MAX_TOLD:
             return
-        self._told.add(source)
+        self._logged.add(source)
         why = f"internal error: {error!r}"
         if isinstance(error, ProtocolError):
             why = str(error)

@@ -61,7 +61,7 @@ _NOT_FROM_THE_CONTROLLER = {"config_server", "watch", "timeout_s", "init_version
 _FROM_THE_CONTROLLER = [name for name in OF_THE_JOB if name not in _NOT_FROM_THE_CONTROLLER]
 # Flags that aren't numbers: how to encode and decode them.
 _SPELT: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "ports": (lambda ports: f"{ports.start}-{ports.stop}", lambda told: range(*map(int, told.split("-")))),
+    "ports": (lambda ports: f"{ports.start}-{ports.stop}", lambda text: range(*map(int, text.split("-")))),
     "recover": (lambda recover: recover.value, Recover),
     "strategy": (str, known_strategy),
     "cpu_isa": (str, known_isa),

@@ -25,9 +25,7 @@ from ms_kungfu._tls import from_environment
 from ms_kungfu.cluster_store import open_leadership, open_store
 from ms_kungfu.config_server.secret_file import own_directories, read_secret, write_secret
 from ms_kungfu.launcher import affinity, cpu_isa, devices, memory, signals
-from ms_kungfu.launcher.agent.broker_server import BrokerServer
-from ms_kungfu.launcher.agent.plain_segment import the_runtime
-from ms_kungfu.launcher.agent.relay import Relay
+from ms_kungfu.launcher.agent.relay import BrokerServer, Relay
 from ms_kungfu.launcher.core_claims import CoreClaims
 from ms_kungfu.launcher.event_file import EventFile
 from ms_kungfu.launcher.pacing import begin_near
@@ -38,8 +36,8 @@ from ms_kungfu.launcher.wire.messages import CpuIsa
 
 if TYPE_CHECKING:
     from ms_kungfu._core import TlsContext
+    from ms_kungfu.cluster_store.store import ConfigStore
     from ms_kungfu.config_server.server import ConfigServer
-    from ms_kungfu.config_server.store import ConfigStore
 
 T = TypeVar("T")
 
@@ -143,13 +141,15 @@ class Machine:
 
     # ---- the broker, the cluster store ----
 
-    runtime = staticmethod(the_runtime)
-
-    def make_link(self, local_fd: int, board_fd: int, **options: Any) -> Any:
-        """Return the transport that exchanges with the other hosts (`links.MakeLink`)."""
+    def runtime(self) -> Any:
+        """Return the module with shared memory, loaded late: a job without segments starts without it."""
         from ms_kungfu import _core
 
-        return _core.InterHostTransport(local_fd, board_fd, **options)
+        return _core
+
+    def make_transport(self, local_fd: int, board_fd: int, **options: Any) -> Any:
+        """Return the transport that exchanges with the other hosts (`transports.Transport`)."""
+        return self.runtime().InterHostTransport(local_fd, board_fd, **options)
 
     make_relay = staticmethod(Relay)
     serve_broker = staticmethod(BrokerServer)

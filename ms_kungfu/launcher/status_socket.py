@@ -106,14 +106,14 @@ def _bind(listening: socket.socket) -> tuple[Path, int]:
 
 def never_raises(describe: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
     """Keep a bug in the description from ending the job."""
-    told = set()
+    logged = set()
 
     def described() -> dict[str, Any]:
         try:
             return describe()
         except Exception as error:
-            if repr(error) not in told:
-                told.add(repr(error))
+            if repr(error) not in logged:
+                logged.add(repr(error))
                 _log.error('internal error: where=status error="%r"', error, exc_info=error)
             return {"error": f"internal error: {error!r}"}
 

@@ -93,10 +93,10 @@ def request_segment(
 
 def enter(member: Member, granted: Granted, has_state: bool) -> None:
     """Join the segment of a new cluster version, together with the other members of that version."""
-    fds, cluster = (granted.fd, *granted.link), granted.cluster
+    fds, cluster = (granted.fd, *granted.between_hosts), granted.cluster
     try:
         timeouts = member.get(env.COLLECTIVE_TIMEOUT), member.get(env.JOIN_TIMEOUT)
-        if granted.link:
+        if granted.between_hosts:
             where = cluster.host_of_rank
             member.core.join_hosts(*fds, granted.rank, where, str(granted.peer), has_state, *timeouts)
         else:

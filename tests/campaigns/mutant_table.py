@@ -308,7 +308,7 @@ _PYTHON = [
     ),
     # ---- hosts, leases, the lease
     Mutant(
-        "detached-connections-stay-open", f"{_LAUNCHER}/agent/links.py",
+        "detached-connections-stay-open", f"{_LAUNCHER}/agent/transports.py",
         "                close_all(fd for with_one in connections for fd in with_one)\n", "",
         ("tests/multiprocess/test_hosts_control.py",),
     ),
@@ -565,7 +565,7 @@ _REVIEWED = [
     ),
     Mutant(
         "noted-choice-isn't-checked-again", f"{_LAUNCHER}/controller/broker.py",
-        "        if not self._versions.may_be_committed(version):\n", "        if False:\n",
+        "        if not self.versions.may_be_committed(version):\n", "        if False:\n",
         ("tests/multiprocess/test_broker.py",),
     ),
     Mutant(

@@ -15,8 +15,8 @@ import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import StaleVersionError, StoreUnreachableError, open_store
+from ms_kungfu.cluster_store.store import ConfigStore
 from ms_kungfu.config_server.server import ConfigServer
-from ms_kungfu.config_server.store import ConfigStore
 from tests.engines.relay import Relay
 from tests.ports import free_ports
 

@@ -15,7 +15,7 @@ pytest.importorskip("mindspore", reason="MindSpore is not installed")
 
 from ms_kungfu.elastic import state_transfer
 from ms_kungfu.launcher import control
-from ms_kungfu.launcher.agent import agent, links, succession
+from ms_kungfu.launcher.agent import agent, segments, succession
 from ms_kungfu.launcher.agent import workers as host_workers
 from ms_kungfu.launcher.controller import broker, context, reachability, remote, workers
 from ms_kungfu.launcher.state import lost_hosts
@@ -111,9 +111,9 @@ def tell_each_host_of_deaths_in_an_order_of_its_own(monkeypatch: pytest.MonkeyPa
     """A host enters the deaths of its own workers first."""
 
     def tell_exited(self, event):
-        for segment in self._before_exit.__self__._relay.segments().values():
+        for segment in self._before_exit.__self__.open.values():
             for rank in segment.ranks():
-                holder = segment._board.attached.get(rank) if hasattr(segment, "_board") else None
+                holder = segment._board.attached.get(rank) if segment._transport is not None else None
                 if holder is not None and holder.key == event.key:
                     segment.mark_lost(rank, "it has ended", True, True)
         real(self, event)
@@ -192,10 +192,10 @@ def test_intact_protocol_keeps_every_promise(breakage) -> None:
 
 
 def test_a_first_version_that_can_never_be_made_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def make(self, cluster, attempt, recovers):
+    async def make(*_):
         raise OSError("no memory")
 
-    monkeypatch.setattr(links.LinkMaker, "make", make)
+    monkeypatch.setattr(segments.HostSegment, "make", make)
     told: list[str] = []
     with pytest.raises(Violation, match="hasn't begun: the shared memory of 6 workers can't be made: .*no memory"):
         run(Schedule(0, THREE, ()), told)

@@ -220,7 +220,7 @@ def test_size_that_the_server_lost_unread_is_written_again(wait: bool) -> None:
         loss = Happening(hundredth / 100, "server loses all", 0, 1.0)
         world = World(70750, setup, (loss,))
         world.run()
-        assert world.broker.current().size == 4, story(Schedule(70750, setup, (loss,)))
+        assert world.broker.versions.current.size == 4, story(Schedule(70750, setup, (loss,)))
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_a_size_that_is_asked_for_while_the_server_forgets_comes_true(kind, befo
         schedule = Schedule(seed, setup, (before, outage))
         world = World(schedule.seed, schedule.setup, schedule.happenings)
         world.run()
-        assert world.broker.current().size == 4, story(schedule)
+        assert world.broker.versions.current.size == 4, story(schedule)
 
 
 # ---- a worker that loops for ever, or for long ----
@@ -374,7 +374,7 @@ def choose_first_and_make_the_segment_then(monkeypatch: pytest.MonkeyPatch) -> N
     """Members hear of a version before it has shared memory."""
 
     def announce(self):
-        version, committed = self._versions.preparable(), self._versions.committed
+        version, committed = self.versions.preparable(), self.versions.committed
         if version is not None and committed is not None and version > max(committed, self._prepared):
             self._prepared = version
             self._segments.open[committed].announce(version)

@@ -258,7 +258,7 @@ BREAKAGES = {
     write_without_the_lease: (THREE, (Happening(0.9, "pause head", 0, 3 * HOST_TIMEOUT_S),), 40, 0.2),
     forget_what_workers_have_asked: (THREE, (Happening(0.5, "resize", 4), KILL), 40, 0.2),
     go_on_without_who_comes_late: (THREE, (KILL,), 40, 0.2),
-    forget_the_deaths_that_were_told: (THREE, DEATHS, 600, 0.01, 190),  # one in a hundred finds it
+    forget_the_deaths_that_were_told: (THREE, DEATHS, 600, 0.01, 440),  # one in two hundred finds it
     end_workers_before_the_end_is_on_record: (THREE, (KILL,), 40, 0.2),
     go_over_to_the_failed: (THREE, (Happening(0.5, "resize", 1), Happening(0.5, "kill at", 0, 0.0, "asks")), 40, 0.2),
     join_again_with_workers: (replace(THREE, samples=100), FORGOTTEN, 10, 0.2),

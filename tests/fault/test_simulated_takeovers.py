@@ -206,7 +206,7 @@ def test_host_that_left_and_returned_stays_if_the_controller_fails() -> None:
     """Under the name under which it was granted to leave."""
     leaves, comes = Happening(0.6, "terminate", 5), Happening(2.5, "resize", 8)
     for schedule in variations(replace(JOB, samples=400), (leaves, comes, Happening(5.0, "kill head")), 3, 0.1):
-        current = run(schedule).job.context.manager.broker.current()
+        current = run(schedule).job.context.manager.broker.versions.current
         assert current.size == 6, story(schedule)  # without the controller's two
 
 

@@ -25,10 +25,9 @@ from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.errors import CollectiveTimeoutError, KungFuError, PeerLostError, ResizeError
 from ms_kungfu.launcher import channel as channels
 from ms_kungfu.launcher.agent import relay
-from ms_kungfu.launcher.agent.broker_server import BrokerServer
 from ms_kungfu.launcher.channel import WorkerChannel
 from ms_kungfu.launcher.controller.broker import Broker
-from ms_kungfu.launcher.state.segment import NotMadeYet
+from ms_kungfu.launcher.controller.segments import NotMadeYet
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.wire.codec import encode
 
@@ -57,9 +56,6 @@ class MemorySegment:
     def check_made(self):
         pass
 
-    def hand_over(self, asker, message, rank):
-        asker.send(message)  # its host adds what belongs to it
-
     def gave_up(self, rank):
         return ""
 
@@ -86,14 +82,8 @@ class HostsPart:
     def __init__(self, segment):
         self._segment = segment
 
-    def hand_over(self, asker, message, rank):
+    def hand_over(self, asker, message):
         asker.send(message, (self._segment.fd,))
-
-    def hold_deadlines(self, held):
-        pass
-
-    def close(self):
-        pass
 
 
 class Asker:
@@ -156,7 +146,8 @@ class Host(Loop):
         self.unknown = []
         self.committed = []
         self.asking = {}
-        self._relay = self.call(relay.Relay, self.pass_on, is_alive=is_alive)
+        self.parts = {}
+        self._relay = self.call(relay.Relay, self.pass_on, self.parts, is_alive=is_alive)
         self._broker = self.call(
             Broker,
             **options,
@@ -167,7 +158,7 @@ class Host(Loop):
             on_unknown_version=self.on_unknown_version,
             on_committed=lambda *committed: self.committed.append(committed),
         )
-        self._server = self.call(BrokerServer, self._relay, SECRET)
+        self._server = self.call(relay.BrokerServer, self._relay, SECRET)
         self.relay, self.broker, self.server = (
             InLoop(self, each) for each in (self._relay, self._broker, self._server)
         )
@@ -181,7 +172,7 @@ class Host(Loop):
 
     def made(self, cluster, segment):
         self.segments.append(segment)
-        self._relay.add(cluster.version, HostsPart(segment))
+        self.parts[cluster.version] = HostsPart(segment)
         return segment
 
     def make_slowly(self, slow):
@@ -189,7 +180,7 @@ class Host(Loop):
 
         def make(cluster, recovers):
             slow.append(SlowSegment(cluster, recovers))
-            self._relay.add(cluster.version, HostsPart(slow[-1]))
+            self.parts[cluster.version] = HostsPart(slow[-1])
             return slow[-1]
 
         self.broker._segments.make = make
@@ -491,7 +482,7 @@ def test_a_version_is_not_chosen_before_its_segment_exists(host):
         with pytest.raises(ResizeError, match="version 1 is refused: the shared memory .* can't be made: no memory"):
             one.ask(peer, 0, 0, 1)
         one.broker._segments.make = one.make_segment
-    assert one.broker.current() == cluster(0, A, B)
+    assert one.broker.versions.current == cluster(0, A, B)
     one.broker.admit(cluster(2, A, B))
     assert one.ask(A, 0, 0, 2) == (2, 0, "2 2")
 
@@ -526,7 +517,7 @@ def test_a_moment_without_descriptors_does_not_make_the_broker_deaf(host, monkey
 
 def test_unauthenticated_clients_of_this_user_make_way_for_workers(host, monkeypatch):
     """Those who say nothing are sent away, and not whoever comes last; a kept connection stays."""
-    monkeypatch.setattr(BrokerServer, "most_unproved", 20)
+    monkeypatch.setattr(relay.BrokerServer, "most_unproved", 20)
     one = host(cluster(0, A, B))
     client = one.client()
     granted = client.request_segment(A, 0, None, None, 20)
@@ -689,7 +680,7 @@ def test_leaver_is_answered_when_all_have_finished(host):
 
 
 def test_honest_clients_are_not_evicted_once_they_have_proved_themselves(host, monkeypatch):
-    monkeypatch.setattr(BrokerServer, "most_unproved", 2)
+    monkeypatch.setattr(relay.BrokerServer, "most_unproved", 2)
     one = host(cluster(0, A))
     asking = [one.later(lambda: one.client().expect(0, 1, 2, 20.0)) for _ in range(60)]
     for each in asking:
@@ -1048,9 +1039,9 @@ def test_no_limit_of_a_worker_runs_while_deadlines_are_held(monkeypatch):
     """The launcher waits for the job's store, and the answer comes after the worker's limit."""
     monkeypatch.setattr(relay, "_REMIND_S", 0.05)
     limit_s, asked, got, loop = 2.0, [], {}, Loop()
-    passes_on = loop.call(relay.Relay, asked.append)
+    passes_on = loop.call(relay.Relay, asked.append, {})
     loop.call(passes_on.hold_deadlines, True)
-    server = loop.call(BrokerServer, passes_on, SECRET)
+    server = loop.call(relay.BrokerServer, passes_on, SECRET)
 
     def ask(what, request):
         try:

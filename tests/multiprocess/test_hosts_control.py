@@ -1,4 +1,4 @@
-"""Connections between launchers: which callers get in, and the links of a version. All ends are in this process."""
+"""Connections between launchers: which callers get in, and a version's transports. All ends are in this process."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ms_kungfu._proofs import new_nonce, proof_of
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher import channel as channels
 from ms_kungfu.launcher import control, network, server
-from ms_kungfu.launcher.agent import links
-from ms_kungfu.launcher.agent.links import LinkedSegment, LinkMaker
-from ms_kungfu.launcher.agent.plain_segment import PlainSegment
+from ms_kungfu.launcher.agent import transports
+from ms_kungfu.launcher.agent.segments import HostSegment
+from ms_kungfu.launcher.agent.transports import Transports
 from ms_kungfu.launcher.channel import Channel
 from ms_kungfu.launcher.control import ControlServer, RefusedError, call
 from ms_kungfu.launcher.machine import Machine
@@ -46,7 +46,7 @@ SAID = Reads(Said)
 REGISTRATION = Said("hello")
 
 
-class Link:
+class Transport:
     """Keeps its connections."""
 
     def __init__(
@@ -77,18 +77,21 @@ class Launcher:
     def __init__(self, name, names, port, secret=SECRET, job="job"):
         self.made = []
         self.machine = Machine()
-        self.machine.make_link = self.make_link
+        self.machine.make_transport = self.make_transport
         hosts = Hosts(tuple(Host(each, 8) for each in names), name)
-        self.links = LinkMaker(self.machine, hosts, port, secret, 2, job)
+        self.transports = Transports(self.machine, hosts, port, secret, job)
         self.server = ControlServer(self.machine, secret, self.serve)
         self.name, self.port = name, port
 
-    def make_link(self, *fds, **options):
-        self.made.append(Link(*fds, **options))
+    def make_transport(self, *fds, **options):
+        self.made.append(Transport(*fds, **options))
         return self.made[-1]
 
+    def make(self, cluster, attempt=1):
+        return HostSegment.make(cluster, attempt, True, 2, self.transports)
+
     async def serve(self, channel):
-        return await self.links.take(channel, await channel.receive(m.FIRST_WORDS))
+        return await self.transports.take(channel, await channel.receive(m.FIRST_WORDS))
 
     async def __aenter__(self):
         await self.server.start(self.name, self.port)
@@ -121,22 +124,22 @@ def run(coroutine):
     assert descriptors() <= before
 
 
-# ---- links ----
+# ---- transports ----
 
 
 def test_each_pair_of_hosts_is_connected_with_the_same_number_at_both_ends():
     async def test():
         async with launchers(A, B, C) as three:
             version = cluster(3, A, B, A, C, B)
-            made = await asyncio.gather(*(each.links.make(version, 1, True) for each in three))
+            made = await asyncio.gather(*(each.make(version) for each in three))
             ends = [each.made[0] for each in three]
-            assert [(link.host, link.host_of_rank, link.names) for link in ends] == [
+            assert [(each.host, each.host_of_rank, each.names) for each in ends] == [
                 (place, [0, 1, 0, 2, 1], [A, B, C]) for place in range(3)
             ]
             for one in range(3):
                 assert ends[one].for_models == [int(one != other) for other in range(3)]
                 for other in range(3):
-                    assert len(ends[one].connections[other]) == (0 if one == other else links.CONNECTIONS_A_PAIR)
+                    assert len(ends[one].connections[other]) == (0 if one == other else transports.CONNECTIONS_A_PAIR)
                     for number, connection in enumerate(ends[one].connections[other]):
                         connection.setblocking(True)
                         connection.sendall(b"%d%d%d" % (one, other, number))
@@ -147,7 +150,7 @@ def test_each_pair_of_hosts_is_connected_with_the_same_number_at_both_ends():
             assert [segment.ranks() for segment in made] == [[0, 2], [1, 4], [3]]
             for segment in made:
                 segment.close()
-            assert all(link.closed for link in ends)
+            assert all(transport.closed for transport in ends)
 
     run(test())
 
@@ -155,10 +158,10 @@ def test_each_pair_of_hosts_is_connected_with_the_same_number_at_both_ends():
 def test_host_called_before_it_knows_the_version_lets_the_caller_wait():
     async def test():
         async with launchers(A, B) as (first, second):
-            late = asyncio.ensure_future(second.links.make(cluster(0, A, B), 7, True))
-            while len(first.links._waiting) < links.CONNECTIONS_A_PAIR:
+            late = asyncio.ensure_future(second.make(cluster(0, A, B), 7))
+            while len(first.transports._waiting) < transports.CONNECTIONS_A_PAIR:
                 await asyncio.sleep(0.01)
-            segment = await first.links.make(cluster(0, A, B), 7, True)
+            segment = await first.make(cluster(0, A, B), 7)
             segment.close()
             (await late).close()
 
@@ -166,19 +169,19 @@ def test_host_called_before_it_knows_the_version_lets_the_caller_wait():
 
 
 def test_another_attempts_connections_are_not_taken_for_this_ones(monkeypatch):
-    monkeypatch.setattr(links, "MAKE_S", 0.5)
-    monkeypatch.setattr(links, "_WAIT_S", 0.1)
+    monkeypatch.setattr(transports, "MAKE_S", 0.5)
+    monkeypatch.setattr(transports, "_WAIT_S", 0.1)
 
     async def test():
         async with launchers(A, B) as two:
             for segment in await asyncio.gather(
-                *(each.links.make(cluster(0, A, B), attempt, True) for attempt, each in enumerate(two)),
+                *(each.make(cluster(0, A, B), attempt) for attempt, each in enumerate(two)),
                 return_exceptions=True,
             ):
                 assert isinstance(segment, OSError)
                 assert "no connection with" in str(segment)
             assert [each.made for each in two] == [[], []]
-            assert [each.links._expected for each in two] == [{}, {}]
+            assert [each.transports._expected for each in two] == [{}, {}]
 
     run(test())
 
@@ -187,7 +190,7 @@ def test_a_version_that_is_given_up_while_its_hosts_meet_leaves_nothing():
     async def test():
         async with launchers(A, B, C) as three:
             # The third one never comes.
-            making = [asyncio.ensure_future(each.links.make(cluster(0, A, B, C), 1, True)) for each in three[:2]]
+            making = [asyncio.ensure_future(each.make(cluster(0, A, B, C))) for each in three[:2]]
             await asyncio.sleep(0.3)
             for task in making:
                 task.cancel()
@@ -197,7 +200,7 @@ def test_a_version_that_is_given_up_while_its_hosts_meet_leaves_nothing():
     run(test())
 
 
-def test_a_link_that_cannot_be_made_leaves_nothing():
+def test_a_transport_that_cannot_be_made_leaves_nothing():
     async def test():
         async with launchers(A, B) as two:
 
@@ -207,10 +210,8 @@ def test_a_link_that_cannot_be_made_leaves_nothing():
                 raise OSError("no thread")
 
             for each in two:
-                each.machine.make_link = refuse
-            found = await asyncio.gather(
-                *(each.links.make(cluster(0, A, B), 1, True) for each in two), return_exceptions=True
-            )
+                each.machine.make_transport = refuse
+            found = await asyncio.gather(*(each.make(cluster(0, A, B)) for each in two), return_exceptions=True)
             assert [str(error) for error in found] == ["no thread", "no thread"]
 
     run(test())
@@ -229,7 +230,7 @@ def test_connections_are_closed_if_a_later_one_cannot_be_detached(monkeypatch):
 
     async def test():
         async with launchers(A, B) as two:
-            making = [asyncio.ensure_future(each.links.make(cluster(0, A, B), 1, True)) for each in two]
+            making = [asyncio.ensure_future(each.make(cluster(0, A, B))) for each in two]
             found = await asyncio.gather(*making, return_exceptions=True)
             assert [str(error) for error in found] == ["no such connection", "no such connection"]
             assert len(detached) == 1
@@ -239,11 +240,10 @@ def test_connections_are_closed_if_a_later_one_cannot_be_detached(monkeypatch):
     run(test())
 
 
-def test_workers_of_one_host_have_a_plain_segment():
+def test_workers_of_one_host_have_no_transport():
     async def test():
         async with launchers(A, B) as (_, second):
-            segment = await second.links.make(cluster(0, B, B), 1, True)
-            assert isinstance(segment, PlainSegment)
+            segment = await second.make(cluster(0, B, B))
             assert segment.ranks() == [0, 1]
             segment.close()
             assert second.made == []
@@ -251,32 +251,50 @@ def test_workers_of_one_host_have_a_plain_segment():
     run(test())
 
 
-def test_linked_segment_passes_its_descriptors_on_and_closes_its_copies():
-    made = []
+def segment_over_hosts(cluster, transport):
+    """The one of host A, with this transport."""
 
-    def make_link(*fds, **options):
-        made.append(Link(*fds, **options))
-        return made[-1]
+    async def make(*_):
+        return transport
 
-    members = cluster(4, A, B, A)
-    segment = LinkedSegment(
-        members, A, 2, True, [[], []], make_link, lambda peer: 7 if peer == members.workers[2] else -1
-    )
-    assert [made[0].find(rank) for rank in (0, 2)] == [-1, 7]
-    told = []
+    there = SimpleNamespace(machine=Machine(), hosts=SimpleNamespace(self_name=A), make=make)
+    return asyncio.run(HostSegment.make(cluster, 1, True, 2, there))
+
+
+def test_segment_over_hosts_passes_descriptors_and_closes_its_copies():
+    asked, told = [], []
+
+    def connect(local_rank):
+        asked.append(local_rank)
+        return os.memfd_create("socket"), os.memfd_create("socket")
 
     def send(message, fds):
         told.append(message)
         assert [os.fstat(fd).st_size > 0 for fd in fds] == [True, True, False, False]
 
+    segment = segment_over_hosts(cluster(4, A, B, A), SimpleNamespace(connect=connect, close=lambda: None))
     before = descriptors()
-    segment.hand_over(SimpleNamespace(send=send), {"rank": 2}, 2)
-    assert made[0].asked == [1]
+    segment.hand_over(SimpleNamespace(send=send), SimpleNamespace(rank=2))
+    assert asked == [1]
     assert descriptors() == before
-    assert told == [{"rank": 2}]
+    assert [slot.rank for slot in told] == [2]
     with pytest.raises(KeyError):  # it isn't here
-        segment.hand_over(SimpleNamespace(send=send), {"rank": 1}, 1)
+        segment.hand_over(SimpleNamespace(send=send), SimpleNamespace(rank=1))
     segment.close()
+
+
+def test_transport_finds_the_stores_of_ranks_by_their_peers():
+    async def test():
+        async with launchers(A, B) as two:
+            members = cluster(4, A, B, A)
+            for each in two:
+                each.transports.find_store = lambda peer: 7 if peer == members.workers[2] else -1
+            parts = await asyncio.gather(*(each.make(members) for each in two))
+            assert [[each.made[0].find(rank) for rank in (0, 2)] for each in two] == [[-1, 7], [-1, 7]]
+            for part in parts:
+                part.close()
+
+    run(test())
 
 
 def test_failure_is_in_control_block_by_job_rank_and_in_its_hosts_segment(monkeypatch):
@@ -305,7 +323,7 @@ def test_failure_is_in_control_block_by_job_rank_and_in_its_hosts_segment(monkey
 
     order = []
     monkeypatch.setattr(_core, "SegmentControl", Control)
-    segment = LinkedSegment(cluster(4, A, B, A), A, 2, True, [[], []], Link)
+    segment = segment_over_hosts(cluster(4, A, B, A), SimpleNamespace(close=lambda: None))
     segment.mark_lost(1, "died", True, True)
     assert told == [[], [(1, "died", True, True)]]
     segment.mark_lost(2, "died", True, False)

@@ -119,20 +119,20 @@ def test_host_with_wrong_certificate_is_rejected_and_both_ends_report_why(author
     assert "it doesn't accept this host's certificate" in caplog.text
 
 
-def test_the_connections_of_a_link_take_their_tls_along(host, monkeypatch):
+def test_the_connections_of_a_transport_take_their_tls_along(host, monkeypatch):
     made = []
 
     async def test():
         async with launchers(A, B) as two:
             for each in two:
-                keep = each.make_link
+                keep = each.make_transport
 
-                def make_link(*fds, keep=keep, **options):
+                def make_transport(*fds, keep=keep, **options):
                     made.append(options["tls"])
                     return keep(*fds, **options)
 
-                each.machine.make_link = make_link
-            parts = await asyncio.gather(*(each.links.make(cluster(3, A, B), 1, True) for each in two))
+                each.machine.make_transport = make_transport
+            parts = await asyncio.gather(*(each.make(cluster(3, A, B)) for each in two))
             assert [sorted(tls) for tls in made] == [
                 sorted(c.fileno() for to_host in each.made[0].connections for c in to_host) for each in two
             ]

@@ -17,8 +17,8 @@ import pytest
 import ms_kungfu.config_server.server as server_module
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import open_store
+from ms_kungfu.cluster_store.store import ConfigStore
 from ms_kungfu.config_server.server import ConfigServer
-from ms_kungfu.config_server.store import ConfigStore
 
 pytestmark = pytest.mark.timeout(180)
 PROGRAMS = Path(__file__).parent / "programs"

@@ -29,8 +29,8 @@ from ms_kungfu._decoding import ProtocolError
 from ms_kungfu._proofs import new_nonce, proof_of
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import open_store
+from ms_kungfu.cluster_store.store import ConfigStore
 from ms_kungfu.config_server.server import ConfigServer
-from ms_kungfu.config_server.store import ConfigStore
 from ms_kungfu.launcher.channel import Channel
 from ms_kungfu.launcher.control import ControlServer, call
 from ms_kungfu.launcher.machine import Machine
@@ -328,7 +328,7 @@ PROVEN = "127.0.0.14"  # knows the secret
 async def say_proven(host, port, lots):
     """What no launcher says, over a connection that has proved itself."""
     first = lots.choice((
-        m.Link("j", 0, 1, host, 0), m.Ask(PROVEN, 1, "1", ""), m.WaitingController("h", "h:1"),
+        m.TransportConnection("j", 0, 1, host, 0), m.Ask(PROVEN, 1, "1", ""), m.WaitingController("h", "h:1"),
         m.Agent(m.Registration(host, "1", "", {}, [0])),
         m.Agent(m.Registration(host, "1", "", {}, [0]), report=m.ResyncReport([], {}, [])),
     ))  # fmt: skip

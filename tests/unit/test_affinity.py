@@ -1,10 +1,13 @@
+import asyncio
 import os
 from types import SimpleNamespace
 
 import pytest
 
+from ms_kungfu import env
 from ms_kungfu.launcher.affinity import Shares, allowed_cores, divide, spread
-from ms_kungfu.launcher.agent.starter import Launch, Starter
+from ms_kungfu.launcher.agent.workers import HostWorkers
+from ms_kungfu.launcher.wire.messages import Launch
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 8, 13])
@@ -30,10 +33,23 @@ def test_cores_are_divided_evenly_and_completely(cores, workers):
 def test_worker_whose_cores_are_offline_starts_unpinned(cores, allowed, given, caplog, tmp_path):
     started = []
     machine = SimpleNamespace(allowed_cores=lambda: allowed, environ={})
-    guard = SimpleNamespace(start=lambda key, environment, cores, out, err: started.append(cores))
+    begin, end = os.pipe()
+    guard = SimpleNamespace(
+        start=lambda key, environment, cores, out, err: started.append(cores), fileno=lambda: begin, close=lambda: None
+    )
     output = SimpleNamespace(attach=lambda *_, held: tuple(os.open(os.devnull, os.O_WRONLY) for _ in range(2)))
-    starter = Starter("here", machine, guard, output, {}, lambda: 0)
-    starter.start(Launch(0, "log", 5, False, {}, cores, 1, False))
+    environment = {env.SELF.name: "here:1", env.INCARNATION.name: "0", env.STANDBY.name: None}
+
+    claims = SimpleNamespace(extend=lambda cores: None)
+
+    async def start():
+        workers = HostWorkers("here", machine, guard, output, {}, None, claims, lambda: 0, None, None, None)
+        workers.start(Launch(0, "log", 5, False, environment, cores, 1, False))
+        workers.close()
+
+    asyncio.run(start())
+    os.close(begin)
+    os.close(end)
     assert started == [given]
     told = "worker unpinned: rank=5 host=here cores=2,3 allowed=0,1" in caplog.text
     assert told == bool(cores and not given)

@@ -2,7 +2,7 @@ import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import StaleVersionError
-from ms_kungfu.config_server.store import ConfigStore
+from ms_kungfu.cluster_store.store import ConfigStore
 
 
 def document(size, **more):

@@ -170,6 +170,7 @@ class Owner:
         self.workers = SimpleNamespace(done=lambda: True, result=lambda: self)
         self.resumes = False
         self.events = self.hanging = self.reachability = self
+        self.gathering = SimpleNamespace(news=SimpleNamespace(set=lambda: None))
         self.machine = SimpleNamespace(start_thread=lambda name, function: function())
         self.broker = SimpleNamespace(serve=lambda asker, asked: None)
         self.name, self.heard = "127.0.0.1", []
@@ -181,8 +182,9 @@ class Owner:
 SAID = [
     m.Started(1, 17), m.Exited(1, 0, "", {3: {1: "why"}}),
     m.Looked(1.5, (0, 1), {3: {1: 5}}, {}, [1], [], {3: {1: (5, 0.5, 2.0)}}, {3: [(1, -1, True)]}),
-    m.Asks(1, REQUEST), m.HungUp(1), m.Made(3, 1, ""), m.Unlinked(3, "w"), m.Syncs(3, 4), m.Unreachable(3, "h", "w"),
-    m.Guardless(), m.Beat(), m.Interrupted(15), m.Leave(), m.Ends("why"), m.StatusQuestion(5),
+    m.Asks(1, REQUEST), m.HungUp(1), m.Made(3, 1, ""), m.TransportFailed(3, "w"), m.Syncs(3, 4),
+    m.Unreachable(3, "h", "w"), m.Guardless(),
+    m.Beat(), m.Interrupted(15), m.Leave(), m.Ends("why"), m.StatusQuestion(5),
 ]  # fmt: skip
 
 

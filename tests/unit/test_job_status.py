@@ -99,7 +99,9 @@ def test_resize_request_older_than_the_version_is_dropped():
 def test_hosts_are_those_that_the_job_has_by_now():
     begun_with = Hosts((Host("a", 2), Host("b", 2)), "a")
     options = SimpleNamespace(hosts=begun_with, host=begun_with.own, command=["train"], watch=True)
-    nobody = SimpleNamespace(broker=SimpleNamespace(current=lambda: None), processes=[], options=options)
+    nobody = SimpleNamespace(
+        broker=SimpleNamespace(versions=SimpleNamespace(current=None)), processes=[], options=options
+    )
     nobody.begun = SimpleNamespace(writer=JOB, url=None)
     hosts = begun_with.joined_by(Host("c", 1)).without("b")
     coordinator = SimpleNamespace(hosts=hosts, newest=cluster(1, 2))
@@ -200,7 +202,7 @@ def test_process_state_is_shown_with_what_it_waits_for(standing, more, ready, st
             return [each for each in self if standing is wanted]
 
     broker = SimpleNamespace(
-        current=lambda: cluster(0, 2), is_ready=lambda peer, incarnation: ready,
+        versions=SimpleNamespace(current=cluster(0, 2)), is_ready=lambda peer, incarnation: ready,
         requests=SimpleNamespace(ready_standbys={1}),
         facts=SimpleNamespace(progress=lambda peer, incarnation: (12, 0.25, 3.0)),
     )  # fmt: skip

@@ -14,8 +14,7 @@ A, B, C = (PeerID("127.0.0.1", 10000 + i) for i in range(3))
 def table(*peers, out=(), told=()):
     """All of version 0, but for those that are `out`."""
     broker: Any = SimpleNamespace(
-        is_out=lambda peer, incarnation: peer in out,
-        current=lambda: Cluster(tuple(peers), (), 0),
+        versions=SimpleNamespace(is_out=lambda peer, incarnation: peer in out, current=Cluster(tuple(peers), (), 0)),
         leaves=SimpleNamespace(told_to_end=set(told)),
     )
     nothing: Any = None

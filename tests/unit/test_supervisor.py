@@ -32,10 +32,10 @@ def test_worker_pinned_to_offline_cores_runs_on_allowed_ones():
     """The cpuset is rewritten between the launcher's look and the start."""
     told = []
     guard = supervisor._SupervisorProcess(None, ["true"])
-    guard._tell = lambda kind, event: told.append(kind)
+    guard._tell = lambda event: told.append(type(event).__name__)
     null = os.open(os.devnull, os.O_WRONLY)
     guard._start(7, {}, [4095], [null, null])
     os.close(null)
-    assert told == ["started"]
+    assert told == ["Started"]
     ((_, process),) = guard._leaders.values()
     assert process.wait(60) == 0

@@ -16,7 +16,7 @@ import pytest
 from msgspec import inspect
 
 from ms_kungfu._decoding import ProtocolError
-from ms_kungfu.launcher.agent import agent, host, segments
+from ms_kungfu.launcher.agent import agent
 from ms_kungfu.launcher.controller import broker, remote_agent
 from ms_kungfu.launcher.wire import documents as d
 from ms_kungfu.launcher.wire import messages as m
@@ -168,4 +168,4 @@ def test_every_message_is_expected_somewhere_and_has_a_handler():
         get_args(m.FromHost)
     )
     assert set(broker._SERVED) == set(get_args(m.ToJobBroker))
-    assert set(get_args(m.FromController)) == {*agent.HEARD, *host.OBEYED, *segments.OF_A_VERSION}
+    assert set(get_args(m.FromController)) == {*agent.HEARD, *agent.OBEYED, *agent.OF_A_VERSION}

@@ -18,19 +18,21 @@ from msgspec.structs import replace as replace_fields
 from ms_kungfu import env
 from ms_kungfu._decoding import ProtocolError
 from ms_kungfu._words import printable
+from ms_kungfu.devices.rank_table import RankTableError
 from ms_kungfu.launcher import signals
 from ms_kungfu.launcher.agent.departure import Departure
 from ms_kungfu.launcher.agent.host import HostOfJob
-from ms_kungfu.launcher.agent.job_status import JobStatusAnswer
+from ms_kungfu.launcher.agent.job_status import JobStatusAnswer, serve_status
 from ms_kungfu.launcher.agent.leading import OwnController
-from ms_kungfu.launcher.agent.links import LinkMaker
 from ms_kungfu.launcher.agent.output import Output
-from ms_kungfu.launcher.agent.starter import find_devices, serve_status
+from ms_kungfu.launcher.agent.segments import HostSegment, HostSegments
 from ms_kungfu.launcher.agent.succession import Succession
 from ms_kungfu.launcher.agent.supervisor import Supervisor
+from ms_kungfu.launcher.agent.transports import Transports
 from ms_kungfu.launcher.channel import AnyChannel, Channel
 from ms_kungfu.launcher.control import ControlServer
 from ms_kungfu.launcher.cpu_isa import NATIVE
+from ms_kungfu.launcher.devices import GPU, DeviceListError, Devices
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
 from ms_kungfu.launcher.registration import first_workers, flags_of, registration_of
@@ -142,14 +144,16 @@ class Agent:
         self.succession.begun = self._loop.time()
         try:
             join_timeout_s = env.JOIN_TIMEOUT.get(machine.environ)
-            devices = find_devices(options, machine)
+            devices = _find_devices(options, machine)
         except ValueError as error:
             raise StartError(str(error)) from None
         self._claims = machine.claim_cores(options.affinity)
         cores, taken = self._claims.begin(options.cores_per_worker, first_workers(options))
         secret = bytes.fromhex(options.secret or "")
-        own = options.hosts, options.control_port, secret, len(cores)
-        self._links = LinkMaker(machine, *own, silent_s=options.host_timeout_s, strategy=options.strategy)
+        self._transports = Transports(
+            machine, options.hosts, options.control_port, secret,
+            silent_s=options.host_timeout_s, strategy=options.strategy,
+        )  # fmt: skip
         await self._listen(secret)
         cpu_isa = await machine.cpu_isa(NATIVE if options.joins else options.cpu_isa)
         self._registration = registration_of(options, devices, cores, taken, cpu_isa)
@@ -191,8 +195,8 @@ class Agent:
     async def _take(self, channel: AnyChannel) -> bool:
         """Accept a connection from another host."""
         said = await within(_FIRST_WORDS_S, channel.receive(m.FIRST_WORDS))
-        if isinstance(said, m.Link):
-            return isinstance(channel, Channel) and await self._links.take(channel, said)
+        if isinstance(said, m.TransportConnection):
+            return isinstance(channel, Channel) and await self._transports.take(channel, said)
         if self.own.controller is not None:
             return await self.own.controller.serve(channel, said)
         if isinstance(said, m.WaitingController):
@@ -308,7 +312,7 @@ class Agent:
 
     def _new_host(self, channel: AnyChannel, registered: m.Registered) -> HostOfJob:
         return HostOfJob(
-            self._registration.host, self._machine, self._supervisor, self._output, self._links, channel, self._send,
+            self._registration, self._machine, self._supervisor, self._output, self._transports, channel, self._send,
             registered, self._options.secret or registered.secret or "", self._claims,
         )  # fmt: skip
 
@@ -317,14 +321,13 @@ class Agent:
             self._channel.send(message)
 
     def _obey(self, said: m.FromController) -> None:
-        hears = HEARD.get(type(said))
-        if hears is not None:
-            hears(self, said)
-        elif self._host is not None:
-            self._host.obey(said)
-
-    def _hear_lease(self, said: m.NewLease) -> None:
-        self.succession.since = said.since
+        host = self._host
+        if type(said) in HEARD:
+            HEARD[type(said)](self, said)
+        elif host is not None and type(said) in OBEYED:
+            OBEYED[type(said)](host, said)
+        elif host is not None and (segment := host.segments.open.get(said.version)) is not None:  # type: ignore[union-attr]
+            OF_A_VERSION[type(said)](host.segments, segment, said)
 
     def _hear_the_end(self, said: m.End) -> None:
         if self.own.for_ever is not None:
@@ -350,10 +353,42 @@ class Agent:
         self._loop.call_later(leases.period_s, self._watch_controller, channel, leases)
 
 
-# The controller's messages to this host's launcher itself; the rest is `host.OBEYED` and `segments.OF_A_VERSION`.
+def _find_devices(options: Options, machine: Machine) -> Devices:
+    """Return this host's devices. StartError if the user's settings for them are inconsistent."""
+    try:
+        found = machine.find_devices(
+            options.host.name, single=options.size == 1 and not options.watch, allow_nvlink=options.allow_nvlink
+        )
+    except (DeviceListError, RankTableError) as error:
+        raise StartError(str(error)) from None
+    if options.allow_nvlink and found.kind is not GPU:
+        _log.warning('flag ignored: flag=-allow-nvlink reason="the job has no GPUs"')
+    return found
+
+
+# The controller's messages: to this host's launcher itself, about its part of the job, and about one of its segments.
 HEARD: dict[type, Callable[[Agent, Any], None]] = {
     m.Beat: lambda agent, said: None,
-    m.NewLease: Agent._hear_lease,
+    m.NewLease: lambda agent, said: agent.succession.hear(said),
     m.JobStatus: lambda agent, said: agent._status.hear(said),
     m.End: Agent._hear_the_end,
+}
+OBEYED: dict[type, Callable[[HostOfJob, Any], None]] = {
+    m.Answer: lambda host, said: host.relay.answer(said.number, said.message),
+    m.Hold: lambda host, said: host.hold_deadlines(said.held),
+    m.Launch: lambda host, said: host.workers.start(said),
+    m.Signal: lambda host, said: host.workers.signal(said),
+    m.Checkpoint: HostOfJob.checkpoint,
+    m.Pin: lambda host, said: host.workers.pin(said),
+    m.Stack: lambda host, said: host.workers.ask_for_stack(said),
+    m.Assign: lambda host, said: host.workers.assign(said),
+    m.Make: lambda host, said: host.segments.make(said),
+    m.Close: lambda host, said: host.segments.drop(said.version),
+}
+OF_A_VERSION: dict[type, Callable[[HostSegments, HostSegment, Any], None]] = {
+    m.Lost: HostSegments.lose,
+    m.LoseHost: lambda segments, segment, said: segment.lose_host(said.host),
+    m.VersionPrepared: lambda segments, segment, said: segment.announce(said.newer),
+    m.Sync: HostSegments.sync,
+    m.Ending: lambda segments, segment, said: segment.set_ending(said.rank, said.ending),
 }

@@ -97,5 +97,5 @@ class Departure:
     @property
     def exit_code(self) -> int:
         """Return the exit code if no controller is left to decide on it."""
-        told = self.interrupted or (signal.SIGTERM if self.is_leaving else 0)
-        return 128 + told if told else 1
+        number = self.interrupted or (signal.SIGTERM if self.is_leaving else 0)
+        return 128 + number if number else 1

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 from dataclasses import dataclass
 from typing import Any, Callable
 
+from ms_kungfu.config_server.secret_file import SecretFileError
 from ms_kungfu.launcher.agent.leading import OwnController
 from ms_kungfu.launcher.agent.succession import Succession
+from ms_kungfu.launcher.agent.supervisor import Supervisor
+from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
 from ms_kungfu.launcher.state.outline import outline
 from ms_kungfu.launcher.state.states import JobState
+from ms_kungfu.launcher.status_socket import Answer
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 
+_log = logging.getLogger(__name__)
 _ANSWER_S = 2.0
 
 
@@ -60,3 +66,17 @@ class JobStatusAnswer:
         question = self._questions.get(said.number)
         if question is not None and not question.done():
             question.set_result(said.job)
+
+
+def serve_status(machine: Machine, supervisor: Supervisor, answer: Answer) -> Callable[[], None]:
+    """Answer status requests from now on, until the returned function is called or the launcher ends.
+
+    A failure here doesn't stop the job.
+    """
+    try:
+        server = machine.serve_status(answer)
+    except (OSError, SecretFileError) as error:
+        _log.warning('status unavailable: error="%s". kungfu-run status does not list this job', error)
+        return lambda: None
+    supervisor.remove_at_end(server.path, server.inode)
+    return server.close

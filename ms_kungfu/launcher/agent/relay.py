@@ -1,6 +1,7 @@
 """Pass requests of a host's workers to the controller's broker, and its answers back.
 
-The relay adds what only this host has: the descriptors of a slot, the process that has it, and model stores.
+The relay adds what only this host has: the descriptors of a slot, the process that has it, and model stores. Workers
+connect to a socket, and keep the connection. Each has one request at a time.
 """
 
 from __future__ import annotations
@@ -9,18 +10,29 @@ import asyncio
 import contextlib
 import errno
 import itertools
+import logging
 import os
-from typing import Callable, Protocol
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, Protocol, Union
 
+from ms_kungfu._decoding import ProtocolError
+from ms_kungfu.broker_protocol import MAX_MESSAGE_BYTES, close_all
 from ms_kungfu.cluster import PeerID
 from ms_kungfu.launcher.agent.last_checkpoints import LastCheckpoints
-from ms_kungfu.launcher.agent.plain_segment import HostSegment
 from ms_kungfu.launcher.agent.stores import Stores
+from ms_kungfu.launcher.channel import WorkerChannel
+from ms_kungfu.launcher.handshake import OF_A_WORKER
+from ms_kungfu.launcher.server import Server
 from ms_kungfu.launcher.state.segment import Asker
 from ms_kungfu.launcher.wire import messages as m
 
+_log = logging.getLogger(__name__)
+_MAX_CONNECTIONS = 1024
 _REMIND_S = 1.0
 _Process = tuple[PeerID, int]
+_Asked = Union[m.ToJobBroker, m.PutStore, m.GetStore, m.AwaitEnd]
 
 
 def is_alive(pid: int) -> bool:
@@ -31,37 +43,62 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-class Request(Asker, Protocol):
-    """A worker's request (`broker_server.Request`)."""
+class Request:
+    """A worker's request that waits for its answer. `pid`: the requesting process."""
 
-    pid: int
+    def __init__(self, channel: WorkerChannel) -> None:
+        self._channel = channel
+        self.pid = channel.pid
+        self.answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def send(self, message: m.FromBroker, fds: Sequence[int] = ()) -> None:
+        """Send the answer. `fds` stay the caller's."""
+        if not self.answered.done():
+            self._channel.send(message, fds)
+            self.answered.set_result(True)
+
+    def end(self) -> None:
+        """End the connection without an answer."""
+        if not self.answered.done():
+            self.answered.set_result(False)
 
     def note_waiting(self) -> None:
         """Restart the worker's time limit."""
+        self._channel.remind(m.Waiting())
 
     def note_end(self, number: int) -> None:
         """Notify the worker that the job is about to end by this signal."""
+        self._channel.send(m.JobEnds(number))
+
+
+class HandsOver(Protocol):
+    """This host's part of a version (`segments.HostSegment`)."""
+
+    def hand_over(self, asker: Asker, message: m.Slot) -> None:
+        """Send `message` with the descriptors by which the rank joins. KeyError if the rank isn't here."""
 
 
 class Relay:
     """Requests and answers, in the agent's event loop.
 
-    `send` brings a message to the controller. Owns the host's segments.
+    `send` brings a message to the controller; `segments` are the host's, by their versions.
     """
 
-    def __init__(self, send: Callable[[m.FromHost], None], is_alive: Callable[[int], bool] = is_alive) -> None:
-        self._send = send
+    def __init__(
+        self, send: Callable[[m.FromHost], None], segments: Mapping[int, HandsOver],
+        is_alive: Callable[[int], bool] = is_alive,
+    ) -> None:  # fmt: skip
+        self._send, self._segments = send, segments
         self._is_alive = is_alive
         self._loop = asyncio.get_running_loop()
         self.stores = Stores()
         self.last_checkpoints = LastCheckpoints(lambda: self._send(m.Checkpointed()))
         self._numbers = itertools.count(1)
-        self._segments: dict[int, HostSegment] = {}
         self._asked: dict[int, tuple[Request, m.ToJobBroker]] = {}  # requests without an answer
         self.cores = 0  # how many each worker has, if a worker of this host knows that the number is fixed
         self._leaving: list[str] = []  # workers that may leave because a worker of this host requested it
         self._holders: dict[_Process, int] = {}
-        self._held = False  # the workers' deadlines
+        self._held = False  # the deadlines of requests
         self._reminder: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -97,10 +134,8 @@ class Relay:
         return list(self._holders)
 
     def hold_deadlines(self, held: bool) -> None:
-        """Hold the deadlines of this host's workers while `held`: they wait for the job's store."""
+        """Hold the deadlines of requests while `held`: they wait for the job's store."""
         self._held = held
-        for segment in self._segments.values():
-            segment.hold_deadlines(held)
         self._remind()
 
     def _remind(self) -> None:
@@ -112,24 +147,9 @@ class Relay:
                 request.note_waiting()
             self._reminder = self._loop.call_later(_REMIND_S, self._remind)
 
-    def add(self, version: int, segment: HostSegment) -> None:
-        segment.hold_deadlines(self._held)
-        self._segments[version] = segment
-
-    def segment(self, version: int) -> HostSegment | None:
-        return self._segments.get(version)
-
-    def segments(self) -> dict[int, HostSegment]:
-        return dict(self._segments)
-
-    def drop(self, version: int) -> None:
-        segment = self._segments.pop(version, None)
-        if segment is not None:
-            segment.close()
-
     def forget_failed(self) -> None:
         """Forget what was kept for a process that has exited."""
-        self._holders = {who: pid for who, pid in self._holders.items() if self._is_alive(pid)}
+        self._holders = {process: pid for process, pid in self._holders.items() if self._is_alive(pid)}
         there = {str(peer) for peer, _ in self._holders}
         # the next process of its name hasn't requested it
         self._leaving = [peer for peer in self._leaving if peer in there]
@@ -142,9 +162,6 @@ class Relay:
         for request, _ in self._asked.values():
             request.end()
         self._asked.clear()
-        for segment in self._segments.values():
-            segment.close()
-        self._segments.clear()
         self.stores.drop(lambda *_: True)
 
     # ---- requests of workers ----
@@ -195,9 +212,93 @@ class Relay:
         self._holders[peer, slot.incarnation] = request.pid
         try:
             with contextlib.suppress(KeyError):  # the controller assigned a rank that isn't here
-                segment.hand_over(request, slot, slot.rank)
+                segment.hand_over(request, slot)
         except OSError as error:  # no descriptors
             request.send(m.Error(f"the shared memory of cluster version {version} can't be handed over: {error}"))
 
     def is_out(self, peer: PeerID, incarnation: int) -> bool:
         return (peer, incarnation) not in self._holders
+
+
+class BrokerServer(Server[WorkerChannel]):
+    """Listens on an abstract Unix socket, `address`, from construction to `end`."""
+
+    most_proved = _MAX_CONNECTIONS
+    most_unproved = 512  # more than a host's workers, all of which may connect in one moment
+    silent_s = 1.0  # a worker proves itself within milliseconds; one that is rejected as unauthenticated connects again
+
+    def __init__(self, relay: Relay, secret: bytes) -> None:
+        super().__init__(secret, OF_A_WORKER)
+        self._relay = relay
+        self.address = f"kungfu-{secrets.token_hex(8)}"
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listening.bind("\0" + self.address)
+        listening.listen(_MAX_CONNECTIONS)
+        self.listen(listening)
+
+    def connections(self) -> int:
+        """Return how many processes have connected; each keeps its connection."""
+        return len(self._proved) - len(self._relay.last_checkpoints)
+
+    def _open(self, connection: socket.socket) -> WorkerChannel:
+        return WorkerChannel(connection)
+
+    def _troubled(self, error: OSError) -> None:
+        _log.warning('accept failed: from=workers error="%s"', error)
+
+    async def _serve(self, channel: WorkerChannel) -> bool:
+        reading: asyncio.Task[tuple[_Asked, list[int]]] | None = None
+        try:
+            while True:
+                try:
+                    asked, fds = await (reading or self._read(channel))
+                except ProtocolError as error:
+                    channel.send(m.Error(str(error)))
+                    await channel.hear_out()
+                    return False
+                reading = None  # `fds` are closed by whatever answers
+                request = Request(channel)
+                self._answer(request, asked, fds)
+                reading = self._read(channel)  # also to notice the exit of a worker that waits
+                either: set[asyncio.Future[Any]] = {request.answered, reading}
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                if not request.answered.done():
+                    self._relay.withdraw(request)
+                    return False
+                if not request.answered.result():
+                    return False
+        except ConnectionError:
+            return False
+        finally:
+            if reading is not None:
+                await _stop(reading)
+
+    def _read(self, channel: WorkerChannel) -> asyncio.Task[tuple[_Asked, list[int]]]:
+        return asyncio.ensure_future(self._next_request(channel))
+
+    async def _next_request(self, channel: WorkerChannel) -> tuple[_Asked, list[int]]:
+        """Return the next request. Reports, which have no answer, are passed on meanwhile."""
+        while True:
+            asked, fds = await channel.receive_with_fds(m.TO_BROKER, MAX_MESSAGE_BYTES)
+            if not isinstance(asked, m.Report):
+                return asked, fds
+            close_all(fds)
+            self._relay.report(asked)
+
+    def _answer(self, request: Request, asked: _Asked, fds: list[int]) -> None:
+        if isinstance(asked, (m.PutStore, m.GetStore)):
+            self._relay.stores.serve(request, asked, fds, self._relay.is_out)
+            return
+        close_all(fds)
+        if isinstance(asked, m.AwaitEnd):
+            self._relay.last_checkpoints.add(request)
+        else:
+            self._relay.serve(request, asked)
+
+
+async def _stop(reading: asyncio.Task[tuple[_Asked, list[int]]]) -> None:
+    """Stop reading a connection that has ended: later requests aren't answered."""
+    reading.cancel()
+    with contextlib.suppress(asyncio.CancelledError, Exception):
+        _, fds = await reading
+        close_all(fds)

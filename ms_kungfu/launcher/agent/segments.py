@@ -3,31 +3,157 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, Callable
 
-from ms_kungfu.launcher.agent.links import LinkMaker
-from ms_kungfu.launcher.agent.plain_segment import HostSegment
-from ms_kungfu.launcher.agent.relay import Relay
-from ms_kungfu.launcher.machine import Machine
+from ms_kungfu.broker_protocol import close_all
+from ms_kungfu.cluster import Cluster
+from ms_kungfu.launcher.agent.transports import Transport, Transports
+from ms_kungfu.launcher.state.segment import Asker, Progress
 from ms_kungfu.launcher.wire import messages as m
 
-_LINKS_LOOK_S = 0.2
+_TRANSPORTS_LOOK_S = 0.2
+
+
+class HostSegment:
+    """One host's part of the shared memory of a version: the segment of its ranks.
+
+    If the version has other hosts, it also has the control block of all ranks, and the inter-host transport, which is
+    the last member of the segment.
+    """
+
+    def __init__(self, cluster: Cluster, host: str, cores: int, recovers: bool, runtime: Any) -> None:
+        here = [rank for rank, worker in enumerate(cluster.workers) if worker.host == host]
+        self._local = {rank: place for place, rank in enumerate(here)}
+        self._hosts = cluster.hosts
+        self._transport: Transport | None = None
+        self._fds: list[int] = []
+        sizes = [len(here)] if len(cluster.hosts) == 1 else [len(here) + 1, cluster.size]
+        try:
+            for size in sizes:
+                is_board = bool(self._fds)
+                self._fds.append(runtime.create_segment(size, cluster.version, cores, recovers, is_board))
+            self._memories = [runtime.SegmentControl(fd) for fd in self._fds]
+        except BaseException:
+            close_all(self._fds)
+            raise
+        # Where its ranks wait, and what says besides data. On one host that is the same.
+        self._segment, self._board = self._memories[0], self._memories[-1]
+
+    @classmethod
+    async def make(
+        cls, cluster: Cluster, attempt: int, recovers: bool, cores: int, transports: Transports
+    ) -> HostSegment:
+        """Make this host's part of `cluster`, which has workers here.
+
+        Raises the error that prevents it; nothing is left then.
+        """
+        segment = cls(cluster, transports.hosts.self_name, cores, recovers, transports.machine.runtime())
+        try:
+            if len(cluster.hosts) > 1:
+                segment._transport = await transports.make(cluster, attempt, *segment._fds)
+        except BaseException:
+            segment.close()
+            raise
+        return segment
+
+    def hand_over(self, asker: Asker, message: m.Slot) -> None:
+        """Send `message` with the descriptors by which the rank joins. KeyError if the rank isn't here."""
+        sockets: Sequence[int] = ()
+        local_rank = self._local[message.rank]
+        if self._transport is not None:
+            sockets = self._transport.connect(local_rank)
+        try:
+            asker.send(message, (*self._fds, *sockets))
+        finally:
+            close_all(sockets)
+
+    def announce(self, version: int) -> None:
+        self._board.announce(version)
+
+    def hold_deadlines(self, held: bool) -> None:
+        """Hold the deadlines of the host's ranks while `held`."""
+        for memory in self._memories:  # where its ranks wait, and where they look
+            memory.hold_deadlines(held)
+
+    def mark_lost(self, rank: int, reason: str, recover: bool, reaped: bool) -> None:
+        # The control block has the failures of all hosts in one order. A rank that learns of one by the segment finds
+        # it there.
+        self._board.mark_lost(rank, reason, recover, reaped)
+        if self._transport is not None and rank in self._local:
+            self._segment.mark_lost(self._local[rank], reason, recover, reaped)
+
+    def lose_host(self, host: str) -> None:
+        """Let the members continue without this host; all of its ranks have been marked lost."""
+        if self._transport is not None:
+            self._transport.lose_host(self._hosts.index(host))
+
+    def unreachable(self) -> list[tuple[str, str]]:
+        """Return hosts to which a connection has ended, and how."""
+        found = [] if self._transport is None else self._transport.unreachable()
+        return [(self._hosts[place], why) for place, why in found]
+
+    def heartbeat(self, rank: int) -> int:
+        return self._segment.heartbeat(self._local[rank])
+
+    def gave_up(self, rank: int) -> str:
+        return self._segment.gave_up(self._local[rank])
+
+    def progress(self, rank: int) -> Progress | None:
+        return self._segment.progress(self._local[rank])
+
+    def awaited(self) -> list[tuple[int, int, bool]]:
+        """Return the waits of this host's ranks; -1 is its transport."""
+        rank_of = [*self._local, -1]  # the transport has the last rank
+        return [(rank_of[a], rank_of[b], is_overdue) for a, b, is_overdue in self._segment.awaited()]
+
+    def set_ending(self, rank: int, ending: bool) -> None:
+        """Note a rank's end; one of another host is behind the transport."""
+        self._segment.set_ending(self._local.get(rank, len(self._local)), ending)
+
+    def ranks(self) -> list[int]:
+        """Return the ranks of this host."""
+        return list(self._local)
+
+    def sync_points(self) -> int:
+        """Return how many sync points this host's workers have requested, or have been notified of.
+
+        Without other hosts return 0: there is no host to notify.
+        """
+        return 0 if self._transport is None else self._board.sync_points
+
+    def request_sync_point(self, number: int) -> None:
+        self._board.request_sync_point(number)
+
+    def failure(self) -> str:
+        """Return why no exchange with the other hosts is possible any more; "" while it is."""
+        return "" if self._transport is None else self._transport.failure()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None  # its connections end with it
+        close_all(self._fds)
+        self._fds.clear()
 
 
 class HostSegments:
     """This host's segments, in the agent's event loop.
 
     `send` brings a message to the present controller; `look_s`: how often it gets heartbeats; `running` returns the
-    workers' process IDs by their keys, and `cores` those that the host has for the job.
+    workers' process IDs by their keys, and `cores` those that the host has for the job; `core_count`: how many it had
+    at the beginning.
     """
 
     def __init__(
-        self, machine: Machine, links: LinkMaker, relay: Relay, send: Callable[[m.FromHost], None], look_s: float,
-        running: Callable[[], dict[int, int]], cores: Callable[[], tuple[list[int], tuple[int, ...]]],
+        self, transports: Transports, send: Callable[[m.FromHost], None], look_s: float,
+        running: Callable[[], dict[int, int]], cores: Callable[[], tuple[list[int], tuple[int, ...]]], core_count: int,
     ) -> None:  # fmt: skip
-        self._machine, self._links, self._relay, self._send, self._look_s = machine, links, relay, send, look_s
-        self._running, self._cores = running, cores
+        self._transports, self._machine, self._core_count = transports, transports.machine, core_count
+        self._send, self._look_s, self._running, self._cores = send, look_s, running, cores
         self._loop = asyncio.get_running_loop()
+        self.open: dict[int, HostSegment] = {}
+        self._held = False  # the workers' deadlines
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
         self._making: dict[int, tuple[int, asyncio.Task[None]]] = {}  # version -> attempt
         self._beats: dict[int, dict[int, int]] = {}  # version -> rank -> its count at the last look
@@ -35,19 +161,22 @@ class HostSegments:
         self._words: dict[int, dict[int, str]] = {}
         # What the controller was notified of, by version: failed transports, sync points (in either direction), and
         # hosts that the version's transport can't reach.
-        self._unlinked: set[int] = set()
+        self._failed: set[int] = set()
         self._sync_points: dict[int, int] = {}
         self._apart: set[tuple[int, str]] = set()
         self._losses: dict[int, list[m.Loss]] = {}  # for the next controller
 
     def begin(self) -> None:
         self._look()
-        self._look_at_links()
+        self._look_at_transports()
 
     def close(self) -> None:
         for timer in self._timers.values():
             timer.cancel()
         self.cancel_making()
+        for segment in self.open.values():
+            segment.close()
+        self.open.clear()
 
     def cancel_making(self) -> None:
         for _, making in self._making.values():
@@ -57,14 +186,20 @@ class HostSegments:
     def forget_what_was_told(self) -> None:
         """Forget what was reported: another controller gets it again."""
         self._words.clear()
-        self._unlinked.clear()
+        self._failed.clear()
         self._sync_points.clear()
         self._apart.clear()
 
     def losses(self) -> dict[int, list[m.Loss]]:
-        return {version: self._losses.get(version, []) for version in self._relay.segments()}
+        return {version: self._losses.get(version, []) for version in self.open}
 
     # ---- orders of the controller ----
+
+    def hold_deadlines(self, held: bool) -> None:
+        """Hold the deadlines of this host's workers while `held`: they wait for the job's store."""
+        self._held = held
+        for segment in self.open.values():
+            segment.hold_deadlines(held)
 
     def make(self, said: m.Make) -> None:
         version = said.cluster.version
@@ -74,8 +209,9 @@ class HostSegments:
     async def _make(self, said: m.Make) -> None:
         cluster, attempt, error = said.cluster.cluster(), said.attempt, ""
         try:
-            segment = await self._links.make(cluster, attempt, said.recovers)
-            self._relay.add(cluster.version, segment)
+            segment = await HostSegment.make(cluster, attempt, said.recovers, self._core_count, self._transports)
+            segment.hold_deadlines(self._held)
+            self.open[cluster.version] = segment
         except Exception as trouble:  # any error of the runtime, the kernel or another host
             error = str(trouble) or repr(trouble)
         if self._making.get(cluster.version, (None,))[0] == attempt:
@@ -85,44 +221,39 @@ class HostSegments:
     def drop(self, version: int) -> None:
         if version in self._making:
             self._making.pop(version)[1].cancel()
-        self._relay.drop(version)
+        if version in self.open:
+            self.open.pop(version).close()
         self._losses.pop(version, None)
         self._words.pop(version, None)
-        self._unlinked.discard(version)
+        self._failed.discard(version)
         self._sync_points.pop(version, None)
         self._apart = {(v, host) for v, host in self._apart if v != version}
 
-    def obey(self, said: Any) -> None:
-        """Obey a message of `OF_A_VERSION`, which has no effect if the version is closed by now."""
-        segment = self._relay.segment(said.version)
-        if segment is not None:
-            OF_A_VERSION[type(said)](self, segment, said)
-
-    def _lose(self, segment: HostSegment, said: m.Lost) -> None:
+    def lose(self, segment: HostSegment, said: m.Lost) -> None:
         segment.mark_lost(said.rank, said.reason, said.recover, said.reaped)
-        told = self._losses.setdefault(said.version, [])
-        if said.rank not in [rank for rank, *_ in told]:
-            told.append((said.rank, said.reason, said.recover, said.reaped))
+        losses = self._losses.setdefault(said.version, [])
+        if said.rank not in [rank for rank, *_ in losses]:
+            losses.append((said.rank, said.reason, said.recover, said.reaped))
 
-    def _sync(self, segment: HostSegment, said: m.Sync) -> None:
+    def sync(self, segment: HostSegment, said: m.Sync) -> None:
         if said.number > self._sync_points.get(said.version, 0):
             self._sync_points[said.version] = said.number
             segment.request_sync_point(said.number)
 
     # ---- reports to the controller ----
 
-    def _look_at_links(self) -> None:
-        self.tell_of_links()
-        self._later(_LINKS_LOOK_S, self._look_at_links)
+    def _look_at_transports(self) -> None:
+        self.report_transports()
+        self._later(_TRANSPORTS_LOOK_S, self._look_at_transports)
 
-    def tell_of_links(self) -> None:
-        for version, segment in self._relay.segments().items():
+    def report_transports(self) -> None:
+        for version, segment in self.open.items():
             if segment.sync_points() > self._sync_points.get(version, 0):
                 self._sync_points[version] = segment.sync_points()
                 self._send(m.Syncs(version, self._sync_points[version]))
-            if version not in self._unlinked and (why := segment.failure()):
-                self._unlinked.add(version)
-                self._send(m.Unlinked(version, why))
+            if version not in self._failed and (why := segment.failure()):
+                self._failed.add(version)
+                self._send(m.TransportFailed(version, why))
             for host, why in segment.unreachable():
                 if (version, host) not in self._apart:
                     self._apart.add((version, host))
@@ -131,7 +262,7 @@ class HostSegments:
     def new_words(self) -> dict[int, dict[int, str]]:
         """Return why ranks of this host can't continue, without what was reported."""
         news: dict[int, dict[int, str]] = {}
-        for version, segment in self._relay.segments().items():
+        for version, segment in self.open.items():
             known = self._words.setdefault(version, {})
             for rank in segment.ranks():
                 if rank not in known and (why := segment.gave_up(rank)):
@@ -140,13 +271,13 @@ class HostSegments:
 
     def _look(self) -> None:
         """Report heartbeats: the controller finds the workers that hang, by this clock and these counts."""
-        segments, running, machine = self._relay.segments(), self._running(), self._machine
+        segments, running, machine = self.open, self._running(), self._machine
         beats = {
             version: {rank: segment.heartbeat(rank) for rank in segment.ranks()}
             for version, segment in segments.items()
         }
         progress = {
-            version: {rank: told for rank in segment.ranks() if (told := segment.progress(rank)) is not None}
+            version: {rank: progress for rank in segment.ranks() if (progress := segment.progress(rank)) is not None}
             for version, segment in segments.items()
         }
         awaited = {version: segment.awaited() for version, segment in segments.items()}
@@ -177,12 +308,3 @@ class HostSegments:
 
     def _later(self, seconds: float, function: Callable[[], None]) -> None:
         self._timers[function] = self._loop.call_later(seconds, function)
-
-
-OF_A_VERSION: dict[type, Callable[[HostSegments, HostSegment, Any], None]] = {
-    m.Lost: HostSegments._lose,
-    m.LoseHost: lambda host, segment, said: segment.lose_host(said.host),
-    m.VersionPrepared: lambda host, segment, said: segment.announce(said.newer),
-    m.Sync: HostSegments._sync,
-    m.Ending: lambda host, segment, said: segment.set_ending(said.rank, said.ending),
-}

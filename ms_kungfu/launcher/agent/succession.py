@@ -59,7 +59,7 @@ class Succession:
     silence: str = ""  # why the first one doesn't answer
     begun: float = 0.0  # when the first call began
     _lease: LeadershipLease | None = None  # that this host has tried to take
-    _told: set[str] = field(default_factory=set)  # messages that are logged once only
+    _logged: set[str] = field(default_factory=set)  # messages that are logged once only
 
     def __post_init__(self) -> None:
         self.head_name = self.options.hosts.head.name
@@ -78,9 +78,12 @@ class Succession:
     def joins_one_that_moves(self) -> bool:
         return self.options.joins and moves(self.options)
 
+    def hear(self, said: m.NewLease) -> None:
+        self.since = said.since
+
     def warn_once(self, line: str) -> None:
-        if line not in self._told:
-            self._told.add(line)
+        if line not in self._logged:
+            self._logged.add(line)
             _log.warning(line)
 
     def _keys(self) -> LeadershipKeys:

@@ -28,13 +28,15 @@ import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 from ms_kungfu._processes import children, descendants
 from ms_kungfu._run_time import run_time
 from ms_kungfu.broker_protocol import close_all, receive_fds
-from ms_kungfu.launcher.state.events import Exited, Started
 from ms_kungfu.launcher.state.hangs import waits_for_a_core
+from ms_kungfu.launcher.state.policy import CANT_RUN
+from ms_kungfu.launcher.wire import messages as m
+from ms_kungfu.launcher.wire.codec import Reads, encode
 
 _log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
@@ -43,6 +45,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _MAX_MESSAGE = 64 * 1024
 _PATIENCE_S = 10.0
 _POLL_S = 0.002
+_EVENTS: Reads[m.Started | m.Exited] = Reads(Union[m.Started, m.Exited])
 _TRACKERS_S = 2.0
 _GROUP_S = 0.5
 
@@ -102,16 +105,13 @@ class Supervisor:
         with contextlib.suppress(OSError):
             self._channel.send(_encode({"remove": str(path), "inode": inode}))
 
-    def next_event(self) -> Started | Exited | None:
+    def next_event(self) -> m.Started | m.Exited | None:
         """Block for the next event. None: the supervisor has ended."""
         try:
             message = self._channel.recv(_MAX_MESSAGE)
         except OSError:
             return None
-        if not message:
-            return None
-        fields = json.loads(message)
-        return Started(**fields["started"]) if "started" in fields else Exited(**fields["exited"])
+        return _EVENTS(message) if message else None
 
     def close(self) -> None:
         """Kill all that is left of the workers and wait until the supervisor has ended."""
@@ -296,10 +296,10 @@ class _SupervisorProcess:
         except (OSError, subprocess.SubprocessError) as error:
             missing = isinstance(error, FileNotFoundError)
             what = (error.strerror if isinstance(error, OSError) else None) or str(error)
-            self._tell("exited", Exited(key, 127 if missing else 126, f"can't run {self._command[0]!r}: {what}"))
+            self._tell(m.Exited(key, 127 if missing else CANT_RUN, f"can't run {self._command[0]!r}: {what}"))
             return
         self._leaders[process.pid] = key, process
-        self._tell("started", Started(key, process.pid))
+        self._tell(m.Started(key, process.pid))
 
     def _reap(self) -> None:
         while True:
@@ -318,11 +318,11 @@ class _SupervisorProcess:
             if leader is not None:
                 key, process = leader
                 process.returncode = os.waitstatus_to_exitcode(status)  # or Popen would wait for it once more
-                self._tell("exited", Exited(key, process.returncode))
+                self._tell(m.Exited(key, process.returncode))
 
-    def _tell(self, kind: str, event: Started | Exited) -> None:
+    def _tell(self, event: m.Started | m.Exited) -> None:
         with contextlib.suppress(OSError):  # the launcher has ended; the loop notices that
-            self._channel.send(_encode({kind: event.__dict__}))
+            self._channel.send(encode(event))
 
 
 def _encode(message: Mapping[str, Any]) -> bytes:

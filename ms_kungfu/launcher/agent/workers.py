@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 from typing import Callable
 
 from ms_kungfu import _cpu_isa, env
-from ms_kungfu.launcher.agent.starter import Starter
+from ms_kungfu.broker_protocol import close_all
+from ms_kungfu.launcher.agent.output import Output
 from ms_kungfu.launcher.agent.supervisor import Supervisor
 from ms_kungfu.launcher.core_claims import CoreClaims
 from ms_kungfu.launcher.machine import Machine
-from ms_kungfu.launcher.state.events import CANT_RUN, Exited
+from ms_kungfu.launcher.state.policy import CANT_RUN
 from ms_kungfu.launcher.state.prestarted import lack_of_memory
 from ms_kungfu.launcher.wire import messages as m
 
 _log = logging.getLogger(__name__)
 _MOST_ENDED = 1024  # the most workers whose exits a host can report
+_SPARE_DESCRIPTORS = 8  # for requests to the config server, the memory of versions, logs
 
 
 class HostWorkers:
     """This host's workers, in the agent's event loop.
 
-    `send` brings a message to the present controller. `before_exit` is called before an exit is reported, and
-    `after_exit` after it; `words` are reported with it.
+    `send` brings a message to the present controller. `environment`: changes that all workers get because of the host.
+    `connected` returns how many processes have connected to the broker. `before_exit` is called before an exit is
+    reported, and `after_exit` after it; `words` are reported with it.
     """
 
     def __init__(
-        self, machine: Machine, supervisor: Supervisor, starter: Starter, send: Callable[[m.FromHost], None],
-        claims: CoreClaims, before_exit: Callable[[], None], after_exit: Callable[[], None],
-        words: Callable[[], m.Words],
+        self, name: str, machine: Machine, supervisor: Supervisor, output: Output, environment: dict[str, str],
+        send: Callable[[m.FromHost], None], claims: CoreClaims, connected: Callable[[], int],
+        before_exit: Callable[[], None], after_exit: Callable[[], None], words: Callable[[], m.Words],
     ) -> None:  # fmt: skip
-        self._machine, self._supervisor, self._starter, self._send = machine, supervisor, starter, send
-        self._claims = claims
+        self._name, self._machine, self._supervisor, self._output = name, machine, supervisor, output
+        self._environment, self._send, self._claims, self._connected = environment, send, claims, connected
         self._before_exit, self._after_exit, self._words = before_exit, after_exit, words
         self._loop = asyncio.get_running_loop()
         self._pids: dict[int, int] = {}  # key -> process that runs
@@ -50,9 +55,6 @@ class HostWorkers:
     def running(self) -> dict[int, int]:
         return self._pids
 
-    def alive(self) -> int:
-        return sum(worker.code is None for worker in self._workers.values())
-
     def cores(self) -> tuple[list[int], tuple[int, ...]]:
         """Release the cores that no worker has any more, and return what the job has now (`CoreClaims.look`)."""
         if self._cores:
@@ -66,7 +68,7 @@ class HostWorkers:
     # ---- orders of the controller ----
 
     def start(self, launch: m.Launch) -> None:
-        machine, told = self._machine, launch.environment
+        machine, environment = self._machine, launch.environment
         for key in [key for key, worker in self._workers.items() if worker.code is not None][:-_MOST_ENDED]:
             del self._workers[key]  # no controller needs it any more
         if launch.needs:
@@ -74,29 +76,71 @@ class HostWorkers:
             if why := lack_of_memory(launch.needs, machine.free_bytes(), taken):
                 self._send(m.NoMemory(launch.key, why))
                 return
-        standby = told[env.STANDBY.name]
+        standby = environment[env.STANDBY.name]
         self._workers[launch.key] = m.Worker(
             launch.key,
-            told[env.SELF.name],
-            int(told[env.INCARNATION.name] or 0),
+            environment[env.SELF.name],
+            int(environment[env.INCARNATION.name] or 0),
             launch.rank,
             launch.log_name,
             launch.device,
             standby=None if standby is None else int(standby),
         )
-        self.cpu_isa = told.get(_cpu_isa.VARIABLE) or ""
+        self.cpu_isa = environment.get(_cpu_isa.VARIABLE) or ""
         self._cores[launch.key] = launch.cores
         self._claims.extend(launch.cores)
         try:
-            self._starter.start(launch)
+            self._start(launch)
         except OSError as error:
-            self._loop.call_soon(self.has_exited, Exited(launch.key, CANT_RUN, str(error.strerror)))
+            self._loop.call_soon(self.has_exited, m.Exited(launch.key, CANT_RUN, str(error.strerror)))
 
-    def assign(self, said: m.Assign) -> str:
-        """Give a standby its slot; return the name of its output."""
+    def _start(self, launch: m.Launch) -> None:
+        environment = {**launch.environment, **self._environment}
+        if "PYTHONUNBUFFERED" not in self._machine.environ:
+            # Output goes to a pipe: without this it comes in blocks, late, and a killed worker loses it.
+            environment["PYTHONUNBUFFERED"] = "1"
+        if self._machine.environ.get("MS_ENABLE_GRACEFUL_EXIT") == "1":
+            # MindSpore would take the size for that of its own communication, which isn't there, and reduce by it.
+            environment[env.RANK_SIZE.name] = None
+        if launch.threads is not None and "OMP_NUM_THREADS" not in self._machine.environ:
+            environment["OMP_NUM_THREADS"] = str(launch.threads)
+        try:
+            if launch.joins_later:
+                self._check_descriptors()
+            stdout, stderr = self._output.attach(launch.log_name, launch.rank, held=launch.held)
+        except OSError as error:
+            raise OSError(error.errno, f"was not started: no pipe for its output: {error.strerror}") from None
+        try:
+            self._supervisor.start(launch.key, environment, self._allowed(launch), stdout, stderr)
+        finally:
+            close_all((stdout, stderr))
+
+    def _allowed(self, launch: m.Launch) -> tuple[int, ...]:
+        """Return the cores of a worker; none if its host has lost them all by a cpuset that was rewritten meanwhile."""
+        allowed = self._machine.allowed_cores() if launch.cores else []
+        if launch.cores and not set(launch.cores).intersection(allowed):
+            _log.warning(
+                "worker unpinned: rank=%d host=%s cores=%s allowed=%s",
+                launch.rank, self._name, ",".join(map(str, launch.cores)), ",".join(map(str, allowed)),
+            )  # fmt: skip
+            return ()
+        return launch.cores
+
+    def _check_descriptors(self) -> None:
+        """Raise OSError if another joining worker would take the last descriptors.
+
+        Then the launcher could neither accept the workers that are starting, nor the request that corrects a mistaken
+        size.
+        """
+        alive = sum(worker.code is None for worker in self._workers.values())
+        if self._machine.spare_descriptors() < 4 + max(0, alive - self._connected()) + _SPARE_DESCRIPTORS:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def assign(self, said: m.Assign) -> None:
+        """Give a standby its slot, and show its output."""
         worker = self._workers[said.key]
         worker.peer, worker.incarnation, worker.rank = said.peer, said.incarnation, said.rank
-        return worker.log_name
+        self._output.release(worker.log_name)
 
     def signal(self, said: m.Signal) -> None:
         self._supervisor.signal(said.number, said.key)
@@ -121,7 +165,7 @@ class HostWorkers:
             self._loop.remove_reader(self._supervisor.fileno())
             self._is_guardless = True
             self._send(m.Guardless())
-        elif isinstance(event, Exited):
+        elif isinstance(event, m.Exited):
             self._pids.pop(event.key, None)
             self.has_exited(event)
             self._after_exit()
@@ -130,7 +174,7 @@ class HostWorkers:
             self._workers[event.key].pid = event.pid
             self._tell_started(self._workers[event.key])
 
-    def has_exited(self, event: Exited) -> None:
+    def has_exited(self, event: m.Exited) -> None:
         worker = self._workers[event.key]
         worker.code, worker.error = event.code, event.error
         self._cores.pop(event.key, None)

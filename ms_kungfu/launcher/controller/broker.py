@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any, Callable, Union
 
 from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.controller.leave_requests import LeaveRequests
 from ms_kungfu.launcher.controller.process_facts import ProcessFacts
-from ms_kungfu.launcher.controller.segments import Segments
-from ms_kungfu.launcher.controller.slot_requests import SlotRequests
+from ms_kungfu.launcher.controller.segments import MakeSegment, NotMadeYet, Segments, SpreadSegment
 from ms_kungfu.launcher.state.prestarted import Expected
-from ms_kungfu.launcher.state.segment import Asker, MakeSegment, NotMadeYet, Segment
-from ms_kungfu.launcher.state.versions import ClusterVersions, Grant, Refuse, Request, Wait
+from ms_kungfu.launcher.state.segment import Asker
+from ms_kungfu.launcher.state.software import JobsSoftware
+from ms_kungfu.launcher.state.versions import ClusterVersions, Grant, Refuse, Request, StandbyRequest, Wait
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 
+_log = logging.getLogger(__name__)
 _FIX_CORES_S = 8.0  # to move all threads of all workers; a worker waits longer
+Answer = Union[Grant, m.Detached, m.Stay, Refuse, Wait]
 
 
 async def _no_cores(each: int) -> int:
@@ -71,11 +74,11 @@ class Broker:
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._versions = ClusterVersions() if self.begun is None else self.begun
-        self._segments = Segments(self._versions, self.recovers, self.make_segment)
-        self.leaves = LeaveRequests(self._versions, self.min_size, self.on_leave)
-        self.facts = ProcessFacts(self._versions, self._segments, lambda process: process in self._holders)
-        self.requests = SlotRequests(self, self._versions, self.leaves)
+        self.versions = ClusterVersions() if self.begun is None else self.begun
+        self._segments = Segments(self.versions, self.recovers, self.make_segment)
+        self.leaves = LeaveRequests(self.versions, self.min_size, self.on_leave)
+        self.facts = ProcessFacts(self.versions, self._segments, lambda process: process in self._holders)
+        self.requests = SlotRequests(self, self.versions, self.leaves)
         self._fixing: set[asyncio.Task[None]] = set()  # tasks that fix numbers of cores
         self._prepared = -1
         self._noting: tuple[int, int | None] | None = None  # a version that is to be committed, and after which step
@@ -85,7 +88,7 @@ class Broker:
 
     def admit(self, cluster: Cluster) -> None:
         """Add a version: members may commit it, and are notified once its joining workers are ready."""
-        self._versions.admit(cluster)
+        self.versions.admit(cluster)
         self.leaves.follow(cluster)
         self._segments.drop_unknown()
         self._prepare()
@@ -98,18 +101,18 @@ class Broker:
 
     def refuse(self, version: int, reason: str) -> None:
         """Reject a version that this job can't run: members that request it get the reason instead of a wait."""
-        self._versions.refused[version] = reason
+        self.versions.refused[version] = reason
         self.requests.look_soon()
 
     def commit_version(self, version: int) -> None:
         """Commit the first version, or raise the runtime's or the kernel's error, or `NotMadeYet`, and do nothing."""
-        self._segments.of(self._versions.clusters[version])
-        self._versions.commit_version(version)
+        self._segments.of(self.versions.clusters[version])
+        self.versions.commit_version(version)
         self._after_commit()
 
     def snapshot(self, committing: int | None = None, lost: str | None = None) -> ClusterVersions:
         """Return what the next controller needs, as if `committing` were the committed version and the host `lost`."""
-        versions = copy.deepcopy(self._versions)
+        versions = copy.deepcopy(self.versions)
         if committing is not None and versions.committed != committing and committing in versions.clusters:
             versions.commit_version(committing)
         if lost is not None:
@@ -123,10 +126,10 @@ class Broker:
         """
         assert self._noting is not None
         version, step = self._noting
-        if not self._versions.may_be_committed(version):
+        if not self.versions.may_be_committed(version):
             return False
         self._noting = None
-        self._versions.commit_version(version)
+        self.versions.commit_version(version)
         self._after_members_choice(step)
         return True
 
@@ -137,7 +140,7 @@ class Broker:
 
     def resume(
         self,
-        segments: Mapping[int, Segment],
+        segments: Mapping[int, SpreadSegment],
         losses: Mapping[int, Sequence[m.Loss]],
         slot_holders: Iterable[tuple[PeerID, int]],
         joining: Mapping[PeerID, int],
@@ -151,7 +154,7 @@ class Broker:
         """
         self._holders.update(slot_holders)
         self._has_granted = True  # under the controller before, as far as this one knows
-        versions = self._versions
+        versions = self.versions
         self._segments.resume(segments, losses)
         versions.joining = dict(joining)
         if desired is not None:
@@ -164,21 +167,9 @@ class Broker:
 
     def exclude_everybody(self) -> None:
         """All members have finished: no worker joins any more, and none has to leave."""
-        self._versions.exclude_everybody()
+        self.versions.exclude_everybody()
         self.leaves.leaving.clear()
         self.requests.look_soon()
-
-    def current(self) -> Cluster | None:
-        return self._versions.current
-
-    def is_out(self, peer: PeerID, incarnation: int) -> bool:
-        return self._versions.is_out(peer, incarnation)
-
-    def belongs(self, peer: PeerID, incarnation: int, version: int) -> bool:
-        return self._versions.belongs(peer, incarnation, version)
-
-    def ended_in(self, cluster: Cluster) -> list[PeerID]:
-        return self._versions.ended_in(cluster)
 
     def has_granted(self) -> bool:
         """Return whether any process has ever got its slot."""
@@ -187,7 +178,7 @@ class Broker:
     def is_ready(self, peer: PeerID, incarnation: int) -> bool:
         """Return whether a joining worker waits for its first version, or has got it."""
         process = (peer, incarnation)
-        return process in self._versions.ready or process in self._holders
+        return process in self.versions.ready or process in self._holders
 
     def mark_lost(
         self, peer: PeerID, reason: str, incarnation: int, recover: bool = False, reaped: bool = True
@@ -197,7 +188,7 @@ class Broker:
         With `recover` they continue without it. It must have been `reaped`, or must have ignored SIGKILL: no rank reads
         what it publishes after that, and it can't come back.
         """
-        self._versions.record_end(peer, incarnation)
+        self.versions.record_end(peer, incarnation)
         self.leaves.told_to_end.discard(peer)
         self._segments.mark_lost(peer, incarnation, reason, recover, reaped)
         self._prepare()  # a version may have waited for it only
@@ -205,19 +196,15 @@ class Broker:
 
     def lose_host(self, host: str, processes: Collection[tuple[PeerID, int]], reason: str) -> None:
         """Record a host's loss with its running `processes`: each version's members are notified of these first."""
-        self._versions.lose_host(host)
+        self.versions.lose_host(host)
         for peer, incarnation in processes:
-            self._versions.record_end(peer, incarnation)
+            self.versions.record_end(peer, incarnation)
             self.leaves.told_to_end.discard(peer)
         for peer, incarnation in processes:
             self._segments.mark_lost(peer, incarnation, reason, recover=True, reaped=True)
         self._segments.lose_host(host)
         self._prepare()
         self.requests.look_soon()
-
-    def host_is_back(self, host: str) -> None:
-        """Let a host that was lost, or left, take part again as a new one."""
-        self._versions.host_is_back(host)
 
     def mark_reaped(self, peer: PeerID, incarnation: int) -> None:
         """Note that a process that was marked lost without being reaped has exited: its port is free."""
@@ -260,16 +247,16 @@ class Broker:
         self._loop.call_soon(self.on_expected, Expected(asked.version, asked.joining, asked.size))
         asker.send(m.Noted())
 
-    def answer_of(self, request: Request) -> Grant | m.Detached | m.Stay | Refuse | Wait:
+    def answer_of(self, request: Request) -> Answer:
         """Return the answer to a request for a slot. It may commit the version that the request names."""
-        before = self._versions.committed
+        before = self.versions.committed
         answer = self._decide(request)
-        if self._versions.committed != before:
+        if self.versions.committed != before:
             self._after_members_choice(request.step)
         return answer
 
-    def _decide(self, request: Request) -> Grant | m.Detached | m.Stay | Refuse | Wait:
-        desired = self._versions.would_commit(request)
+    def _decide(self, request: Request) -> Answer:
+        desired = self.versions.would_commit(request)
         if desired is not None:
             try:
                 self._segments.of(desired)
@@ -281,42 +268,42 @@ class Broker:
         if self.on_commit is not None:
             if self._noting is not None and request.member_of is not None:
                 return Wait()
-            if self._versions.would_commit(request) is not None:
+            if self.versions.would_commit(request) is not None:
                 assert desired is not None
                 self._noting = (desired.version, request.step)
                 self._loop.call_soon(self.on_commit, desired.version)
                 return Wait()
-        return self._versions.answer(request)
+        return self.versions.answer(request)
 
     def grant(self, asker: Asker, request: Request, grant: Grant) -> None:
         self._holders.add((request.peer, request.incarnation))
         self._has_granted = True
-        message = m.Slot(m.ClusterPart.of(grant.cluster), grant.rank, str(request.peer), request.incarnation)
-        self._segments.open[grant.cluster.version].hand_over(asker, message, grant.rank)
+        # Its host adds the descriptors.
+        asker.send(m.Slot(m.ClusterPart.of(grant.cluster), grant.rank, str(request.peer), request.incarnation))
 
     # ---- versions ----
 
     def _prepare(self) -> None:
         """Notify the members of the committed version. Those of the one before have agreed on it, and look no more."""
-        version, committed = self._versions.preparable(), self._versions.committed
+        version, committed = self.versions.preparable(), self.versions.committed
         if self._closed or version is None or committed is None or version <= max(committed, self._prepared):
             return
         if self.may_prepare is not None and not self.may_prepare(version):
             return
         try:
-            self._segments.of(self._versions.clusters[version])
+            self._segments.of(self.versions.clusters[version])
         except NotMadeYet:
             return
         except Exception as error:  # any error of the runtime or the kernel
             # Notified members would agree on a version that they can't adopt.
-            self._loop.call_soon(self.on_trouble, _unmakeable(self._versions.clusters[version], error))
+            self._loop.call_soon(self.on_trouble, _unmakeable(self.versions.clusters[version], error))
             return
         self._prepared = version
         self._segments.open[committed].announce(version)
         self._loop.call_soon(self.on_prepared, version)
 
     def _after_members_choice(self, step: int | None) -> None:
-        committed = self._versions.current
+        committed = self.versions.current
         assert committed is not None
         self._after_commit()
         self._loop.call_soon(self.on_committed, committed, step)
@@ -324,8 +311,8 @@ class Broker:
     def _after_commit(self) -> None:
         self._segments.drop_unknown()
         self._segments.drop_unlisted_losses()
-        self._holders = {who for who in self._holders if not self._versions.is_out(*who)}
-        current = self._versions.current
+        self._holders = {process for process in self._holders if not self.versions.is_out(*process)}
+        current = self.versions.current
         self.leaves.told_to_end &= set() if current is None else set(current.workers)
         # A version that could follow the version before may not follow this one. A peer in it may have been a member
         # that this commit has excluded, and is another process from now on.
@@ -347,3 +334,143 @@ _SERVED: dict[type, Callable[[Broker, Asker, Any], None]] = {
 def _unmakeable(cluster: Cluster, error: Exception) -> str:
     size = counted(cluster.size, "worker")
     return f"the shared memory of cluster version {cluster.version} ({size}) can't be made: {error}"
+
+
+@dataclass(eq=False)
+class _Waiting:
+    asker: Asker
+    asked: Request | StandbyRequest
+    unknown: int | None = None  # the version that it requests, once that has been looked for
+
+
+class SlotRequests:
+    """The broker's waiting requests, in its event loop.
+
+    `leaves` knows whether the job ends, and which peers were evicted.
+    """
+
+    def __init__(self, broker: Broker, versions: ClusterVersions, leaves: LeaveRequests) -> None:
+        self._broker, self._versions, self._leaves = broker, versions, leaves
+        self._loop = asyncio.get_running_loop()
+        self._software = JobsSoftware()
+        self._waiting: list[_Waiting] = []
+        self._will_look = False
+        self._closed = False
+        self.ready_standbys: set[int] = set()
+        self._identities: dict[int, tuple[PeerID, int]] = {}  # of standbys that have a slot
+
+    def add(self, asker: Asker, asked: m.SlotRequest | m.StandbyRequest) -> None:
+        """Add a request. The worker's host has made sure that the process is no child of the one that has the slot."""
+        request = _request_from(asked)
+        if isinstance(request, StandbyRequest) or request.member_of is None:
+            asking = f"standby {request.number}" if isinstance(request, StandbyRequest) else f"worker {request.peer}"
+            objection = self._software.objection_to(asking, asked.software)
+            if objection:
+                asker.send(m.Error(objection))
+                return
+        if self._closed:
+            asker.end()
+            return
+        waiting = _Waiting(asker, request)
+        self._waiting.append(waiting)
+        self._look_at(waiting)
+
+    def withdraw(self, asker: Asker) -> None:
+        """Forget a request whose worker doesn't wait for an answer any more."""
+        for waiting in self._waiting:
+            if waiting.asker is asker:
+                self._remove(waiting)
+                return
+
+    def close(self) -> None:
+        """Answer no request any more."""
+        self._closed = True
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            each.asker.end()
+
+    def assign(self, standby: int, peer: PeerID, incarnation: int) -> None:
+        """Make the standby this peer from now on."""
+        self._identities[standby] = (peer, incarnation)
+        self.look_soon()
+
+    def look_soon(self) -> None:
+        """Examine each request after a change, once the present callback is over."""
+        if not self._will_look:
+            self._will_look = True
+            self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        self._will_look = False
+        for waiting in list(self._waiting):
+            if waiting in self._waiting:
+                try:
+                    self._look_at(waiting)
+                except Exception as error:  # this worker gets no answer; the job goes on
+                    _log.error("internal error: a worker isn't answered: %r", error, exc_info=error)
+                    self.withdraw(waiting.asker)
+                    waiting.asker.end()
+
+    def _look_at(self, waiting: _Waiting) -> None:
+        """Answer a request if there is an answer now."""
+        asked = waiting.asked
+        request = self._identified(asked)
+        answer = Wait() if request is None else self._broker.answer_of(request)
+        if isinstance(answer, Wait):
+            self._note_unknown(waiting, answer.unknown)
+            self._note_ready(asked, request)
+            return
+        self._remove(waiting)
+        if isinstance(answer, Grant):
+            assert request is not None
+            self._loop.call_soon(self._broker.on_ready, (request.peer, request.incarnation))
+            self._broker.grant(waiting.asker, request, answer)
+        elif isinstance(answer, m.Detached):
+            waiting.asker.send(m.Detached(isinstance(asked, Request) and asked.peer in self._leaves.evicted))
+        elif isinstance(answer, Refuse):
+            waiting.asker.send(m.Error(answer.reason))
+        else:
+            waiting.asker.send(answer)
+
+    def _identified(self, asked: Request | StandbyRequest) -> Request | None:
+        if isinstance(asked, Request):
+            return asked
+        identity = self._identities.get(asked.number)
+        return None if identity is None or self._leaves.job_ends else Request(*identity, member_of=None, version=None)
+
+    def _note_unknown(self, waiting: _Waiting, version: int | None) -> None:
+        if version is not None and version != waiting.unknown:
+            waiting.unknown = version
+            self._loop.call_soon(self._broker.on_unknown_version, version)
+
+    def _note_ready(self, asked: Request | StandbyRequest, request: Request | None) -> None:
+        """Note that a process waits for its first version."""
+        if request is None and isinstance(asked, StandbyRequest):
+            if asked.number not in self.ready_standbys:
+                self.ready_standbys.add(asked.number)
+                self._loop.call_soon(self._broker.on_ready, asked.number)
+        elif request is not None and request.member_of is None:
+            process = (request.peer, request.incarnation)
+            if process not in self._versions.ready:
+                self._versions.ready.add(process)
+                self._broker.prepare()
+                ready = asked.number if isinstance(asked, StandbyRequest) else process
+                self._loop.call_soon(self._broker.on_ready, ready)
+
+    def _remove(self, waiting: _Waiting) -> None:
+        """Forget a request; its process isn't ready any more."""
+        self._waiting.remove(waiting)
+        asked = waiting.asked
+        if isinstance(asked, StandbyRequest):
+            self.ready_standbys.discard(asked.number)
+            process = self._identities.get(asked.number)
+        else:
+            process = (asked.peer, asked.incarnation)
+        if process is not None:
+            self._versions.ready.discard(process)
+
+
+def _request_from(asked: m.SlotRequest | m.StandbyRequest) -> Request | StandbyRequest:
+    if isinstance(asked, m.StandbyRequest):
+        return StandbyRequest(asked.number)
+    return Request(PeerID.parse(asked.peer), asked.incarnation, asked.member_of, asked.version, asked.step)

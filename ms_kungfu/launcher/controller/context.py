@@ -58,7 +58,7 @@ class JobContext:
     @property
     def has_begun(self) -> bool:
         """Return whether all hosts have registered, and the first version is committed."""
-        return self.manager is not None and self.manager.broker.current() is not None
+        return self.manager is not None and self.manager.broker.versions.current is not None
 
     @property
     def resumes(self) -> bool:
@@ -70,7 +70,7 @@ class JobContext:
         if self.course.is_over:
             return
         if self.events.may_add():
-            current = self.workers.broker.current()
+            current = self.workers.broker.versions.current
             by_rank = self.statistics.by_rank(self.machine.time(), 0 if current is None else current.size)
             if by_rank is not None:
                 self.events.emit(by_rank)

@@ -108,9 +108,9 @@ class EndOfWorkers:
 
     def tell_again(self, peers: Collection[PeerID]) -> None:
         """Kill members that got a SIGTERM and were allowed to leave, and can't because of later failures."""
-        told = self.broker.leaves.told_to_end
+        told_to_end = self.broker.leaves.told_to_end
         for process in self.processes.of_standing(Standing.MEMBER):
-            if process.peer in peers and process.peer in told and not process.told_again:
+            if process.peer in peers and process.peer in told_to_end and not process.told_again:
                 process.told_again = True
                 _log.warning(
                     'worker dismissed: %s reason="it got SIGTERM, and no other worker is left to go on"', process.who

@@ -93,7 +93,7 @@ class EtcdLease:
 
         If that job has lost its controller, its other hosts continue it, and have the time of a lease for that.
         """
-        term, told, empty_since = self.term, False, math.inf
+        term, is_logged, empty_since = self.term, False, math.inf
         patience_s = 3 * self.lease.lease_s + _LAST_LEASE_S
         deadline = self._loop.time() + CONFIG_SERVER_START_S
         while True:
@@ -104,8 +104,8 @@ class EtcdLease:
                 if not found.holder and (now - empty_since >= self.lease.lease_s or not may_go_on(found, self._own)):
                     return
                 trouble = self._taken()
-                if not told:
-                    told, deadline = True, now + patience_s
+                if not is_logged:
+                    is_logged, deadline = True, now + patience_s
                     _log.info(
                         "waiting for the last job: url=%s holder=%s limit_s=%.0f",
                         self._url, found.holder or "none", patience_s,
@@ -258,7 +258,7 @@ class EtcdLease:
             self._await_store("entry", False)
 
     async def _write(self, snapshot: Callable[[], LeaderSnapshot]) -> bool:
-        lease, told = self.lease, False
+        lease, is_logged = self.lease, False
         while not self.has_stepped_down:
             document = snapshot().to_json()
             try:
@@ -268,8 +268,8 @@ class EtcdLease:
                 raise
             except ConfigServerError as error:  # away, or full
                 self._await_store("entry", True)
-                if not told:
-                    told = True
+                if not is_logged:
+                    is_logged = True
                     _log.warning(
                         'store unavailable: error="%s". Changes and recoveries wait until the store answers, and no '
                         "deadline of a worker runs",

@@ -38,25 +38,25 @@ class FollowWatch:
             self._steps_before = self._steps_of_members()
             self._look_later(version, frozenset())
 
-    def _look_later(self, version: int, told: frozenset[str]) -> None:
-        """`told`: the workers that a warning has named as not joined."""
-        self._timer = asyncio.get_running_loop().call_later(_UNFOLLOWED_S, self._look, version, told)
+    def _look_later(self, version: int, logged: frozenset[str]) -> None:
+        """`logged`: the workers that a warning has named as not joined."""
+        self._timer = asyncio.get_running_loop().call_later(_UNFOLLOWED_S, self._look, version, logged)
 
-    def _look(self, version: int, told: frozenset[str]) -> None:
+    def _look(self, version: int, logged: frozenset[str]) -> None:
         if self._follows or self.is_over():
             return
         if self.awaits_store():  # the version can't be adopted before the store answers, which is logged already
-            self._look_later(version, told)
+            self._look_later(version, logged)
             return
         absent = frozenset(process.who for process in self._members_yet_to_join())
-        if absent - told:
+        if absent - logged:
             _log.warning(
                 'change waits: version=%d not_joined="%s". These members of the present cluster have not '
                 "joined it yet. A worker joins at its first collective, or when it begins to train",
                 version, ", ".join(sorted(absent)),
             )  # fmt: skip
         if absent:  # no member can look for a change before all have joined
-            self._look_later(version, told | absent)
+            self._look_later(version, logged | absent)
             return
         steps = self._steps_of_members()
         if steps and self._steps_before and max(steps) == max(self._steps_before):
@@ -87,8 +87,8 @@ class FollowWatch:
     def _steps_of_members(self) -> list[int]:
         """Return the last steps of those members that count any."""
         members = [p for p in self.processes.of_standing(Standing.MEMBER) if p.peer is not None]
-        told = [self.broker.facts.progress(p.peer, p.incarnation) for p in members if p.peer is not None]
-        return [progress[0] for progress in told if progress is not None]
+        found = [self.broker.facts.progress(p.peer, p.incarnation) for p in members if p.peer is not None]
+        return [progress[0] for progress in found if progress is not None]
 
     def _members_yet_to_join(self) -> list[Process]:
         members = self.processes.of_standing(Standing.MEMBER)

@@ -59,12 +59,12 @@ class HostGathering:
         """Wait until all hosts have registered; StartError if one doesn't."""
         deadline = self._deadline = self._loop.time() + timeout_s
         asking = asyncio.ensure_future(self._ask_who_is_missing())
-        told: tuple[str, ...] = ()
+        logged: tuple[str, ...] = ()
         try:
             while missing := self.missing():
                 others = self.missing_others()
-                if others and others != told:
-                    told = others
+                if others and others != logged:
+                    logged = others
                     _log.info(
                         "waiting for hosts: hosts=%s KUNGFU_JOIN_TIMEOUT=%.0f",
                         ",".join(others), max(0.0, deadline - self._loop.time()),
@@ -141,22 +141,22 @@ class HostGathering:
     # also stop a caller, yet let this host's own connections pass. So a controller asks, and names itself.
 
     async def _ask_who_is_missing(self) -> None:
-        told: set[tuple[str, str]] = set()
+        logged: set[tuple[str, str]] = set()
         may_tell = self._loop.time() + _TELL_SILENCE_S
         await asyncio.sleep(_PATIENCE_S)
         while True:
             await asyncio.gather(*(self._ask(self.options.hosts.named(name)) for name in self.missing()))
             await asyncio.sleep(max(0.0, may_tell - self._loop.time()))
-            self._tell_of_silence(told)
+            self._tell_of_silence(logged)
             await asyncio.sleep(_ASK_S)
 
-    def _tell_of_silence(self, told: set[tuple[str, str]]) -> None:
+    def _tell_of_silence(self, logged: set[tuple[str, str]]) -> None:
         """Report silence once per host and reason, in one line for all hosts with that reason: they may be many."""
         port, by_reason = self.options.control_port, dict[str, list[str]]()
         for name in self.missing():
             why = self._silent.get(name)
-            if why is not None and name not in self._rejected and (name, why) not in told:
-                told.add((name, why))
+            if why is not None and name not in self._rejected and (name, why) not in logged:
+                logged.add((name, why))
                 by_reason.setdefault(why, []).append(f"{name}:{port}")
         for why, places in by_reason.items():
             _log.warning('no answer: hosts=%s reason="%s". Remedy: %s', ",".join(places), why, remedy_for(why, port))

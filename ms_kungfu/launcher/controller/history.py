@@ -30,7 +30,7 @@ class History:
         """Note an event that the launcher's next cluster responds to."""
         # For each worker of a lost host the event repeats that the host was lost, and why.
         removed = re.search(r" was on host (\S+), which was lost: ", reason)
-        if removed is None or not any(told.startswith(f"host {removed[1]} is lost: ") for told in self._reasons):
+        if removed is None or not any(known.startswith(f"host {removed[1]} is lost: ") for known in self._reasons):
             self._reasons.append(reason)
 
     def begun(self, cluster: Cluster) -> None:

@@ -152,7 +152,7 @@ class JobNodes:
         """Release the hosts that leave and have nothing left to do here."""
         job = self.job
         for name in self.hosts.leaving:
-            current = job.workers.broker.current()
+            current = job.workers.broker.versions.current
             is_needed = current is not None and name in current.hosts
             if job.course.is_over or job.workers.has_processes_on(name) or (is_needed and name in self._graces):
                 continue

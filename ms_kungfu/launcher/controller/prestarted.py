@@ -41,7 +41,7 @@ class PrestartedWorkers:
         self._kept = self.options.standbys
         self._expected = Expected()
         self._numbers = itertools.count(1)
-        self._told: set[str] = set()  # hosts without memory for this expectation; "": a message that there is one
+        self._logged: set[str] = set()  # hosts without memory for this expectation; "": a message that there is one
         self._timer: asyncio.TimerHandle | None = None
 
     def expect(self, expected: Expected) -> None:
@@ -52,7 +52,7 @@ class PrestartedWorkers:
         expected = expected if has_room else Expected(expected.version)
         if expected != self._expected:
             self._expected = expected
-            self._told.clear()
+            self._logged.clear()
         self.keep()
 
     def expect_none(self) -> None:
@@ -106,8 +106,8 @@ class PrestartedWorkers:
         self.processes.remove(process)
         process.to(WorkerState.EXITED)
         self.removed(process)
-        if host not in self._told:
-            self._told.add(host)
+        if host not in self._logged:
+            self._logged.add(host)
             _log.info("prestart: no memory for a standby host=%s %s retry_s=%g", host, why, _LOOK_AGAIN_S)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self.keep)
@@ -130,8 +130,8 @@ class PrestartedWorkers:
         used = None if shares.each is None else shares.each * hosts[: newest.size].count(host)
         idle = 0 if used is None else max(0, len(shares.cores) - used)
         first, more = to_start(kept, wanted, ready, starting, start_at_once(len(shares.cores), idle))
-        if more and "" not in self._told:
-            self._told.add("")
+        if more and "" not in self._logged:
+            self._logged.add("")
             where = ",".join(f"{name}:{number}" for name, number in Counter(hosts[newest.size :]).items())
             _log.info("prestart: %d -> %d workers version=%d hosts=%s", newest.size, size, newest.version, where)
         taken = {process.rank for process in standbys}

@@ -55,7 +55,7 @@ class ProcessFacts:
     def stuck(self, alive: Collection[tuple[PeerID, int]]) -> dict[tuple[PeerID, int], list[int]]:
         """Return the live processes that keep others waiting for too long (`stuck`), with the waiting ranks."""
         awaited = {version: segment.awaited() for version, segment in self._segments.open.items()}
-        if not any(is_overdue for told in awaited.values() for *_, is_overdue in told):
+        if not any(is_overdue for waits_of_version in awaited.values() for *_, is_overdue in waits_of_version):
             return {}  # as long as a job is healthy
         return self._found(alive, awaited, every_wait=False)
 
@@ -69,14 +69,14 @@ class ProcessFacts:
     ) -> dict[tuple[PeerID, int], list[int]]:
         rank_of: dict[tuple[PeerID, int], int] = {}
         waits: list[tuple[Any, Any, bool]] = []
-        for version, told in awaited.items():
+        for version, waits_of_version in awaited.items():
             cluster = self._versions.clusters[version]
             known: dict[int, tuple[PeerID, int]] = {}
             for process in alive:
                 rank = cluster.rank_of(process[0])
                 if rank is not None and self._versions.belongs(*process, version):
                     known[rank], rank_of[process] = process, rank
-            for *ends, is_overdue in told:
+            for *ends, is_overdue in waits_of_version:
                 sleeper, other = (known.get(end, end) if isinstance(end, int) else (version, end) for end in ends)
                 waits.append((sleeper, other, every_wait or bool(is_overdue)))
         found = stuck_among(set(alive), waits)

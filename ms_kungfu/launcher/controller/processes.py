@@ -99,14 +99,14 @@ class ProcessTable:
 
     def is_current(self, process: Process) -> bool:
         """Return whether it has a name, and later versions mean it by that name."""
-        return process.peer is not None and not self._broker.is_out(process.peer, process.incarnation)
+        return process.peer is not None and not self._broker.versions.is_out(process.peer, process.incarnation)
 
     def standing(self, process: Process) -> Standing:
         if process.peer is None:
             return Standing.STANDBY
         if not self.is_current(process):
             return Standing.LEAVING
-        current = self._broker.current()
+        current = self._broker.versions.current
         member = current is not None and process.peer in current.workers and process.incarnation <= current.version
         return Standing.MEMBER if member else Standing.JOINING
 
@@ -115,19 +115,19 @@ class ProcessTable:
 
     def living_members(self) -> list[PeerID]:
         """Return the members of the committed cluster whose processes run, in the order of their ranks."""
-        current = self._broker.current()
+        current = self._broker.versions.current
         members = {p.peer for p in self.of_standing(Standing.MEMBER)}
         return [peer for peer in current.workers if peer in members] if current is not None else []
 
     def headcount(self) -> Headcount:
         waited_for = [p for p in self if p.state not in _NOT_AWAITED]
         # First: a commit meanwhile makes members leaving, and forgets their SIGTERM.
-        told = self._broker.leaves.told_to_end if waited_for else ()
+        told_to_end = self._broker.leaves.told_to_end if waited_for else ()
         standings = [self.standing(p) for p in waited_for]
         return Headcount(
             members=standings.count(Standing.MEMBER),
             leaving=standings.count(Standing.LEAVING),
-            terminated=sum(p.peer in told and s is Standing.MEMBER for p, s in zip(waited_for, standings)),
+            terminated=sum(p.peer in told_to_end and s is Standing.MEMBER for p, s in zip(waited_for, standings)),
         )
 
     def taken_ports(self) -> set[int]:

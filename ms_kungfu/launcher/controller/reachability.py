@@ -46,7 +46,7 @@ class Reachability:
         self.options, self.agents, self.events, self._lose = options, agents, events, lose
         self._loop = asyncio.get_running_loop()
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._unlinked = False
+        self._transport_failed = False
 
     def watch(self) -> None:
         """Declare hosts failed from now on if they are silent for -host-timeout."""
@@ -121,14 +121,14 @@ class Reachability:
 
     # ---- connections between hosts ----
 
-    def unlinked(self, segment: SpreadSegment, why: str) -> None:
+    def transport_failed(self, segment: SpreadSegment, why: str) -> None:
         """Note that a host can't exchange anything with the others any more.
 
         If one of them has ended, that is the reason.
         """
-        if not self._unlinked:
-            self._unlinked = True
-            self._loop.call_later(_HOST_FIRST_S, self._tell_of_the_unlinked, segment, why)
+        if not self._transport_failed:
+            self._transport_failed = True
+            self._loop.call_later(_HOST_FIRST_S, self._tell_of_failure, segment, why)
 
     def are_apart(self) -> bool:
         """Return whether some hosts don't reach each other; which one is lost by that is known soon."""
@@ -136,10 +136,10 @@ class Reachability:
 
     def is_in_trouble(self) -> bool:
         """Return the same, or whether such trouble may have ended an exchange between hosts."""
-        return self._unlinked or self.are_apart()
+        return self._transport_failed or self.are_apart()
 
-    def _tell_of_the_unlinked(self, segment: SpreadSegment, reason: str) -> None:
-        self._unlinked = False
+    def _tell_of_failure(self, segment: SpreadSegment, reason: str) -> None:
+        self._transport_failed = False
         if self.are_apart() and self.options.recover is Recover.FAIL:
             return  # the loss of a host ends the job
         if any(segment in agent.segments.values() for agent in self.agents.values()):

@@ -32,7 +32,6 @@ from ms_kungfu.launcher.options import PROGRAM, Options
 from ms_kungfu.launcher.registration import objection, other_command, other_versions
 from ms_kungfu.launcher.state.hangs import HangWatch
 from ms_kungfu.launcher.state.hosts import Host
-from ms_kungfu.launcher.state.segment import Segment
 from ms_kungfu.launcher.state.stuck import stuck_sure_s, told_each_s
 from ms_kungfu.launcher.wire import messages as m
 
@@ -60,7 +59,7 @@ class RemoteHosts:
         self.was_left = False  # a host has left this controller because it stood still
         self.lease: LeadershipLease | None = None  # the lease by which this controller decides
         self.stuck_sure_s = stuck_sure_s(env.COLLECTIVE_TIMEOUT.get(machine.environ))
-        self.told: dict[str, m.ResyncReport] = {}  # from hosts that registered with a controller which resumes
+        self.reports: dict[str, m.ResyncReport] = {}  # from hosts that registered with a controller which resumes
         self.agents: dict[str, RemoteAgent] = {}
         self.gathering = HostGathering(options, machine, self.agents, resumes)
         self.reachability = Reachability(options, self.agents, events, self.lose)
@@ -133,12 +132,12 @@ class RemoteHosts:
         if self.workers.done():
             self.workers.result().segment_was_made()
 
-    def make_segment(self, cluster: Cluster, recovers: bool) -> Segment:
+    def make_segment(self, cluster: Cluster, recovers: bool) -> SpreadSegment:
         """`MakeSegment`."""
         self._attempts += 1
         return SpreadSegment(self, cluster, self._attempts, recovers)
 
-    def take_over(self, cluster: Cluster, recovers: bool) -> Segment:
+    def take_over(self, cluster: Cluster, recovers: bool) -> SpreadSegment:
         """Take over what the hosts have of this version, which another controller had them make."""
         return SpreadSegment(self, cluster, 0, recovers, is_made=True)
 
@@ -176,7 +175,7 @@ class RemoteHosts:
                 return await self._let_in(channel, registration, f"the job goes on without {registration.host}")
             if self.gathering.is_closed or registration.host not in self.gathering.missing():
                 return False  # the next look at the snapshot shows the result
-            self.told[registration.host] = said.report
+            self.reports[registration.host] = said.report
             return await self._let_in(channel, registration, "")
         joining = None if said.slots is None else joining_host(registration.host, said.slots)
         if joining is not None and self.lease is not None and registration.host in self.agents:
@@ -270,7 +269,7 @@ class RemoteHosts:
             self.was_left = self.was_left or self.events.has_stood_still
             _log.warning('host lost: host=%s reason="%s"', agent.name, why)
             del self.agents[agent.name]
-            self.told.pop(agent.name, None)
+            self.reports.pop(agent.name, None)
             self.gathering.news.set()
 
     def tell_lost(self, name: str) -> None:

@@ -27,7 +27,6 @@ from ms_kungfu.launcher.controller.segments import SpreadSegment
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
 from ms_kungfu.launcher.registration import devices_of
-from ms_kungfu.launcher.state.events import Exited, Started
 from ms_kungfu.launcher.state.hangs import HangWatch
 from ms_kungfu.launcher.state.hosts import Host, Hosts
 from ms_kungfu.launcher.state.log_files import log_paths
@@ -46,7 +45,7 @@ class Workers(Protocol):
     hanging: HangingWorkers
     prestarted: PrestartedWorkers
 
-    def on_event(self, host: str, event: Started | Exited) -> None: ...
+    def on_event(self, host: str, event: m.Started | m.Exited) -> None: ...
     def on_report(self, host: str, report: m.Report) -> None: ...
     def segment_was_made(self) -> None: ...
 
@@ -102,7 +101,7 @@ class Reachable(Protocol):
     def note_apart(self) -> None:
         """Note that a host has reported another one that it doesn't reach."""
 
-    def unlinked(self, segment: SpreadSegment, why: str) -> None:
+    def transport_failed(self, segment: SpreadSegment, why: str) -> None:
         """Note that a host can't exchange anything with the others any more."""
 
 
@@ -278,7 +277,7 @@ class RemoteAgent:
 
     def _hear_exited(self, workers: Workers, said: m.Exited) -> None:
         self._note_words(said.gave_up)
-        workers.on_event(self.name, Exited(said.key, said.code, said.error))
+        workers.on_event(self.name, said)
 
     def _hear_looked(self, workers: Workers, said: m.Looked) -> None:
         self._note_words(said.gave_up)
@@ -313,9 +312,9 @@ class RemoteAgent:
         self._owner.events.disconnected(self.name, said.host, said.why)
         self._owner.reachability.note_apart()
 
-    def _hear_unlinked(self, segment: SpreadSegment, said: m.Unlinked) -> None:
+    def _hear_transport_failed(self, segment: SpreadSegment, said: m.TransportFailed) -> None:
         self._owner.events.disconnected(self.name, "", said.why)
-        self._owner.reachability.unlinked(segment, said.why)
+        self._owner.reachability.transport_failed(segment, said.why)
 
     def _serve(self, workers: Workers, said: m.Asks) -> None:
         broker, number, message = workers.broker, said.number, said.message
@@ -365,7 +364,7 @@ _AT_ANY_TIME: dict[type, Callable[[RemoteAgent, Any], None]] = {
     m.Beat: lambda agent, said: None,
 }
 _OF_WORKERS: dict[type, Callable[[RemoteAgent, Workers, Any], None]] = {
-    m.Started: lambda agent, workers, said: workers.on_event(agent.name, Started(said.key, said.pid)),
+    m.Started: lambda agent, workers, said: workers.on_event(agent.name, said),
     m.Exited: RemoteAgent._hear_exited,
     m.NoMemory: lambda agent, workers, said: workers.prestarted.no_memory(agent.name, said.key, said.why),
     m.Looked: RemoteAgent._hear_looked,
@@ -376,7 +375,7 @@ _OF_WORKERS: dict[type, Callable[[RemoteAgent, Workers, Any], None]] = {
 }
 _OF_A_VERSION: dict[type, Callable[[RemoteAgent, SpreadSegment, Any], None]] = {
     m.Made: RemoteAgent._hear_made,
-    m.Unlinked: RemoteAgent._hear_unlinked,
+    m.TransportFailed: RemoteAgent._hear_transport_failed,
     m.Syncs: lambda agent, segment, said: segment.pass_on_sync_points(said.number),
     m.Unreachable: RemoteAgent._hear_unreachable,
 }

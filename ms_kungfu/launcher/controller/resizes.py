@@ -41,7 +41,7 @@ class Resizes:
         try:
             return job.coordinator.revision(
                 -1 if server is None else server.store.version,
-                job.workers.broker.ended_in(job.coordinator.newest),
+                job.workers.broker.versions.ended_in(job.coordinator.newest),
                 processes.living_members(),
                 processes.taken_ports(),
             )
@@ -87,7 +87,7 @@ class Resizes:
         members, ended = list(coordinator.newest.workers), []
         if job.has_begun:
             # A writer that lists only workers that have just failed didn't know that: `revised` keeps the state.
-            ended = job.workers.broker.ended_in(coordinator.newest)
+            ended = job.workers.broker.versions.ended_in(coordinator.newest)
             members = [*job.workers.processes.living_members(), *ended]
         going = coordinator.going(members)
         coordinator.hosts.check(cluster, members, ended, going)
@@ -129,7 +129,7 @@ class Resizes:
             broker.leaves.note_evicted(set(coordinator.newest.workers) - set(cluster.workers))
         job.course.resizes()
         broker.admit(cluster)
-        ended = broker.ended_in(cluster)
+        ended = broker.versions.ended_in(cluster)
         replacing = coordinator.accept(cluster, cluster.writer == writer, ended, living)
         self.failures.end_pause_if_filled()
         workers.ending.dismiss_unneeded(joining)

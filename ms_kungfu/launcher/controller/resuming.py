@@ -8,9 +8,8 @@ from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.controller.agents import AbsentAgent
 from ms_kungfu.launcher.controller.processes import Process
 from ms_kungfu.launcher.controller.workers import WorkerManager
-from ms_kungfu.launcher.state.events import CANT_RUN, Exited
 from ms_kungfu.launcher.state.leader_snapshot import all_losses
-from ms_kungfu.launcher.state.policy import Recover, Standing
+from ms_kungfu.launcher.state.policy import CANT_RUN, Recover, Standing
 from ms_kungfu.launcher.state.states import WorkerState
 from ms_kungfu.launcher.state.versions import ClusterVersions
 from ms_kungfu.launcher.wire import messages as m
@@ -35,16 +34,16 @@ def resume(
     remote.close_all_but(known, reports)
     agents = manager.agents
     agents.update({name: AbsentAgent(name) for name in manager.coordinator.hosts.names if name not in agents})
-    current = broker.current()
+    current = broker.versions.current
     assert current is not None
-    told = [current.workers[rank] for rank, *_ in losses[current.version]]
-    ended = _enter_reported(manager, versions, reports, told)
-    ended += _enter_unreported(manager, versions, reports, current, len(told))
+    lost = [current.workers[rank] for rank, *_ in losses[current.version]]
+    ended = _enter_reported(manager, versions, reports, lost)
+    ended += _enter_unreported(manager, versions, reports, current, len(lost))
     remote.attend(manager)
     for _, process, exited in sorted(ended, key=lambda each: each[0]):
         manager.on_exit(process, exited)
     for process in manager.processes.of_standing(Standing.MEMBER):
-        if process.peer is not None and process.peer in told and process.host in reports:
+        if process.peer is not None and process.peer in lost and process.host in reports:
             process.state = WorkerState.UNKILLABLE  # the controller before has continued without it
             broker.mark_lost(process.peer, "it was given up", process.incarnation, True, False)
     for process in manager.processes.of_standing(Standing.JOINING):
@@ -55,11 +54,11 @@ def resume(
     manager.hanging.keep_looking_for_the_stuck()
 
 
-_Ended = list[tuple[int, Process, Exited]]  # by the order in which the workers heard of it
+_Ended = list[tuple[int, Process, m.Exited]]  # by the order in which the workers heard of it
 
 
 def _enter_reported(
-    manager: WorkerManager, versions: ClusterVersions, reports: Mapping[str, m.ResyncReport], told: list[PeerID]
+    manager: WorkerManager, versions: ClusterVersions, reports: Mapping[str, m.ResyncReport], lost: list[PeerID]
 ) -> _Ended:
     """Enter the processes that agents report. Return those that have exited."""
     ended: _Ended = []
@@ -75,8 +74,8 @@ def _enter_reported(
             if process.pid is not None:
                 process.to(WorkerState.RUNNING)
             if worker.code is not None:
-                place = told.index(peer) if peer in told else len(told)
-                ended.append((place, process, Exited(worker.key, worker.code, worker.error)))
+                place = lost.index(peer) if peer in lost else len(lost)
+                ended.append((place, process, m.Exited(worker.key, worker.code, worker.error)))
     return ended
 
 
@@ -100,10 +99,12 @@ def _enter_unreported(
                 continue
             process = manager.starting.known(None, "", peer.host, peer, incarnation, rank)
             if not is_lost:  # the controller before hadn't started it
-                ended.append((last, process, Exited(process.key, CANT_RUN, "was not started")))
+                ended.append((last, process, m.Exited(process.key, CANT_RUN, "was not started")))
     return ended
 
 
 def _has(manager: WorkerManager, peer: PeerID, version: int) -> bool:
     """Return whether the process is known that `version` means by this peer."""
-    return any(p.peer == peer and manager.broker.belongs(peer, p.incarnation, version) for p in manager.processes)
+    return any(
+        p.peer == peer and manager.broker.versions.belongs(peer, p.incarnation, version) for p in manager.processes
+    )

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Callable, Protocol
 
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import LeadershipLease
 from ms_kungfu.launcher.machine import Machine
-from ms_kungfu.launcher.state.segment import MAKE_S, Asker, MakeSegment, NotMadeYet, Progress, Segment
+from ms_kungfu.launcher.state.segment import MAKE_S, Progress
 from ms_kungfu.launcher.state.stuck import waits_between_hosts
 from ms_kungfu.launcher.state.versions import ClusterVersions
 from ms_kungfu.launcher.wire import messages as m
+
+
+class NotMadeYet(Exception):
+    """The segment is being made, on its hosts; its maker then calls `Broker.prepare`."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,9 @@ class _Loss:
     reaped: bool
 
 
+MakeSegment = Callable[[Cluster, bool], "SpreadSegment"]  # whether members outlive others
+
+
 class Segments:
     """The segments of the known `versions`."""
 
@@ -34,11 +41,11 @@ class Segments:
         self._versions = versions
         self._recovers = recovers
         self.make = make
-        self.open: dict[int, Segment] = {}
-        self._in_making: dict[int, Segment] = {}
+        self.open: dict[int, SpreadSegment] = {}
+        self._in_making: dict[int, SpreadSegment] = {}
         self._losses: list[_Loss] = []
 
-    def of(self, cluster: Cluster) -> Segment:
+    def of(self, cluster: Cluster) -> SpreadSegment:
         """Return the segment of a version.
 
         It is made before the members are notified, so that they needn't wait for it, and before the commit, so that
@@ -67,21 +74,21 @@ class Segments:
                 self._tell(segment, cluster, loss)
         return segment
 
-    def resume(self, there: Mapping[int, Segment], losses: Mapping[int, Sequence[m.Loss]]) -> None:
+    def resume(self, there: Mapping[int, SpreadSegment], losses: Mapping[int, Sequence[m.Loss]]) -> None:
         """Take over what hosts have of the known versions.
 
         `losses`: those of which any host was notified, in order; now all hosts are.
         """
         self.open.update(there)
-        for version, told in losses.items():
-            for loss in told:
+        for version, each in losses.items():
+            for loss in each:
                 there[version].mark_lost(*loss)
         for host, last in self._versions.lost_hosts.items():
             for version, segment in there.items():
                 if version <= last and host in self._versions.clusters[version].hosts:
                     self._resume_without(host, version, segment)
 
-    def _resume_without(self, host: str, version: int, segment: Segment) -> None:
+    def _resume_without(self, host: str, version: int, segment: SpreadSegment) -> None:
         """Resume without a host: the controller before recorded its loss, and may not have notified all others."""
         for rank, worker in enumerate(self._versions.clusters[version].workers):
             if worker.host == host:
@@ -107,7 +114,7 @@ class Segments:
                 self._losses[place] = replace(loss, reaped=True)
                 self._tell_all(self._losses[place])
 
-    def slots_of(self, peer: PeerID, incarnation: int) -> Iterator[tuple[Segment, int]]:
+    def slots_of(self, peer: PeerID, incarnation: int) -> Iterator[tuple[SpreadSegment, int]]:
         """Return the segments in which the process has a rank, and that rank."""
         for version, segment in self.open.items():
             rank = self._versions.clusters[version].rank_of(peer)
@@ -139,7 +146,7 @@ class Segments:
         for version, segment in self.open.items():
             self._tell(segment, self._versions.clusters[version], loss)
 
-    def _tell(self, segment: Segment, cluster: Cluster, loss: _Loss) -> None:
+    def _tell(self, segment: SpreadSegment, cluster: Cluster, loss: _Loss) -> None:
         rank = cluster.rank_of(loss.peer)
         if rank is not None and self._versions.belongs(loss.peer, loss.incarnation, cluster.version):
             segment.mark_lost(rank, loss.reason, loss.recover, loss.reaped)
@@ -175,7 +182,7 @@ class SpreadSegment:
 
     Each change reaches all of its hosts, in one order, and before any later message to them.
 
-    It is made in the background. The transports of its hosts meet only through `links`; each host has to report that it
+    It is made in the background. Its hosts connect their transports among themselves, and each has to report that it
     has its part.
     """
 
@@ -263,16 +270,12 @@ class SpreadSegment:
     def has(self, agent: Member) -> bool:
         return agent in self._agents
 
-    # ---- the `Segment` interface ----
-
     def check_made(self) -> None:
+        """Raise `NotMadeYet`, or why the runtime or the kernel of one of its hosts can't make it."""
         if self._trouble is not None:
             raise self._trouble
         if not self._is_made:
             raise NotMadeYet
-
-    def hand_over(self, asker: Asker, message: m.Slot, rank: int) -> None:
-        asker.send(message)  # its host adds the parts of its own
 
     def announce(self, version: int) -> None:
         self._tell(m.VersionPrepared(self.cluster.version, version))
@@ -281,6 +284,7 @@ class SpreadSegment:
         self._tell(m.Lost(self.cluster.version, rank, reason, recover, reaped))
 
     def lose_host(self, host: str) -> None:
+        """Let the members continue without this host; all of its ranks have been marked lost."""
         for agent in self._agents:
             if agent.name != host:
                 agent.send(m.LoseHost(self.cluster.version, host))
@@ -305,15 +309,16 @@ class SpreadSegment:
         (`stuck`, 2).
         """
         since = self._owner.machine.monotonic() - self._owner.stuck_sure_s
-        fresh = {host: waits for host, (waits, told) in self._waits.items() if told > since}
-        told = {agent.name: fresh[agent.name] for agent in self._agents if not agent.lost and agent.name in fresh}
-        ranks: dict[str, list[int]] = {host: [] for host in told}
+        fresh = {host: waits for host, (waits, reported) in self._waits.items() if reported > since}
+        waits_of = {agent.name: fresh[agent.name] for agent in self._agents if not agent.lost and agent.name in fresh}
+        ranks: dict[str, list[int]] = {host: [] for host in waits_of}
         for rank, peer in enumerate(self.cluster.workers):
             if peer.host in ranks:
                 ranks[peer.host].append(rank)
-        return waits_between_hosts(told, ranks)
+        return waits_between_hosts(waits_of, ranks)
 
     def set_ending(self, rank: int, ending: bool) -> None:
+        """Note that `rank` is about to be ended, or isn't after all: meanwhile those that wait for it don't give up."""
         self._tell(m.Ending(self.cluster.version, rank, ending))
 
     def note_progress(self, rank: int, progress: Progress) -> None:
@@ -322,8 +327,8 @@ class SpreadSegment:
     def progress(self, rank: int) -> Progress | None:
         if rank not in self._progress:
             return None
-        (step, each_s, ago_s), told = self._progress[rank]
-        return step, each_s, ago_s + self._owner.machine.monotonic() - told
+        (step, each_s, ago_s), reported = self._progress[rank]
+        return step, each_s, ago_s + self._owner.machine.monotonic() - reported
 
     def close(self) -> None:
         if self._is_closed:

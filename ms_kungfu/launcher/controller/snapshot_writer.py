@@ -51,12 +51,12 @@ class SnapshotWriter:
     def note_soon(self) -> None:
         self.job.in_background(self.job.leadership.act(self.write))
 
-    def resume(self, told: Past | None, current: Cluster) -> None:
-        if told is None:
+    def resume(self, past: Past | None, current: Cluster) -> None:
+        if past is None:
             self.job.history.begun(current)
         else:
-            self.began_at = told.began_at
-            self.job.history.resumed(told.changes, current)
+            self.began_at = past.began_at
+            self.job.history.resumed(past.changes, current)
 
     def once_noted(self, lost: str, act: Callable[[], None]) -> None:
         """Call `act` when the snapshot has the loss of this host: only then the other hosts are notified."""

@@ -18,8 +18,7 @@ from ms_kungfu.launcher.controller.processes import Process, ProcessTable
 from ms_kungfu.launcher.controller.startup import JobStart
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.state.coordinator import Coordinator
-from ms_kungfu.launcher.state.events import CANT_RUN, Exited
-from ms_kungfu.launcher.state.policy import peers_to_start
+from ms_kungfu.launcher.state.policy import CANT_RUN, peers_to_start
 from ms_kungfu.launcher.wire import messages as m
 
 _log = logging.getLogger(__name__)
@@ -36,7 +35,7 @@ class StartOfWorkers:
     processes: ProcessTable
     agents: Mapping[str, AgentHandle]
     ending: EndOfWorkers
-    on_exit: Callable[[Process, Exited], None]
+    on_exit: Callable[[Process, m.Exited], None]
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -63,9 +62,9 @@ class StartOfWorkers:
         present = {p.peer for p in self.processes if p.peer is not None and self.processes.is_current(p)}
         shares = self.processes.shares_in(cluster)
         hosts = [worker.host for worker in cluster.workers]
-        current = self.broker.current()
+        current = self.broker.versions.current
         joins_later = current is not None and current.version < cluster.version
-        for peer in peers_to_start(cluster, present, self.broker.ended_in(cluster), coordinator.finishing):
+        for peer in peers_to_start(cluster, present, self.broker.versions.ended_in(cluster), coordinator.finishing):
             rank = cluster.workers.index(peer)
             if coordinator.vacant and peer in replacing:
                 slot = coordinator.vacant.pop(0)
@@ -126,7 +125,7 @@ class StartOfWorkers:
             agent.start(launch)
         except OSError as error:
             # As for one that couldn't be run: the policy decides on failures.
-            self._loop.call_soon(self.on_exit, process, Exited(process.key, CANT_RUN, str(error.strerror)))
+            self._loop.call_soon(self.on_exit, process, m.Exited(process.key, CANT_RUN, str(error.strerror)))
 
     def limit_join(self, process: Process, version: int) -> None:
         """Kill a process unless it is ready to join `version` in time."""

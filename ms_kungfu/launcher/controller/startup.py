@@ -23,8 +23,8 @@ from ms_kungfu.cluster_store import (
     StoreUnreachableError,
     open_store,
 )
+from ms_kungfu.cluster_store.store import ConfigStore
 from ms_kungfu.config_server.secret_file import SecretFile, SecretFileError
-from ms_kungfu.config_server.store import ConfigStore
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options
@@ -176,14 +176,14 @@ async def _first_from(options: Options, machine: Machine, store: ClusterStore, m
     """Return the first cluster, once the store holds it."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + CONFIG_SERVER_START_S
-    told = False
+    is_logged = False
     while True:
         try:
             first = await machine.in_thread(lambda: _first_of(options, store))
             if first is not None:
                 return first
-            if not told:
-                told = True
+            if not is_logged:
+                is_logged = True
                 _log.info("waiting for a cluster: url=%s flag=-init-version", store.url)
         except StoreUnreachableError as error:
             if loop.time() > deadline:

@@ -21,7 +21,7 @@ from ms_kungfu.launcher.state.states import JobState, WorkerState
 
 def describe(document: dict[str, Any], manager: WorkerManager, coordinator: Coordinator, history: History) -> None:
     """Add what a job that has begun knows of itself."""
-    current, newest = manager.broker.current(), coordinator.newest
+    current, newest = manager.broker.versions.current, coordinator.newest
     hosts = coordinator.hosts
     document.update(
         job=manager.begun.writer,
@@ -60,8 +60,8 @@ def _joining(manager: WorkerManager) -> list[Process]:
 
 def _process(process: Process, manager: WorkerManager, coordinator: Coordinator) -> dict[str, Any]:
     standing = manager.processes.standing(process)
-    told = None if process.peer is None else manager.broker.facts.progress(process.peer, process.incarnation)
-    step, each_s, ago_s = (None, None, None) if told is None else told
+    progress = None if process.peer is None else manager.broker.facts.progress(process.peer, process.incarnation)
+    step, each_s, ago_s = (None, None, None) if progress is None else progress
     return {
         "rank": process.rank if standing in (Standing.MEMBER, Standing.JOINING) else None,
         "host": process.host,

@@ -80,10 +80,10 @@ async def take_over(
     if snapshot.finishing:
         job.course.finishes()
     newest = coordinator.newest
-    resume(manager, snapshot.versions, remote.told, newest if newest.version > current.version else None)
-    job.begun.cpu_isa = max((report.cpu_isa for report in remote.told.values()), default="") or None
-    manager.cores.resume(max((report.cores for report in remote.told.values()), default=0))
-    coordinator.leaving |= {PeerID.parse(peer) for report in remote.told.values() for peer in report.leaving}
+    resume(manager, snapshot.versions, remote.reports, newest if newest.version > current.version else None)
+    job.begun.cpu_isa = max((report.cpu_isa for report in remote.reports.values()), default="") or None
+    manager.cores.resume(max((report.cores for report in remote.reports.values()), default=0))
+    coordinator.leaving |= {PeerID.parse(peer) for report in remote.reports.values() for peer in report.leaving}
     remote.catch_up()
     lost = [worker for worker in current.workers if worker.host in snapshot.lost]
     verdict = coordinator.takes_over(lost, manager.processes.headcount())

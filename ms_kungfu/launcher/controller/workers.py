@@ -29,15 +29,14 @@ from ms_kungfu.launcher.controller.hanging import HangingWorkers
 from ms_kungfu.launcher.controller.prestarted import PrestartedWorkers
 from ms_kungfu.launcher.controller.processes import Process, ProcessTable
 from ms_kungfu.launcher.controller.remote import RemoteHosts
+from ms_kungfu.launcher.controller.segments import NotMadeYet
 from ms_kungfu.launcher.controller.starting import StartOfWorkers
 from ms_kungfu.launcher.controller.startup import JobStart
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.state.coordinator import Coordinator
-from ms_kungfu.launcher.state.events import Exited, Started
 from ms_kungfu.launcher.state.hosts import MANY_PER_CORE
 from ms_kungfu.launcher.state.policy import Recover, Standing, how_it_ended
-from ms_kungfu.launcher.state.segment import NotMadeYet
 from ms_kungfu.launcher.state.start_error import StartError
 from ms_kungfu.launcher.state.states import WorkerState
 from ms_kungfu.launcher.state.versions import ClusterVersions
@@ -132,7 +131,7 @@ class WorkerManager:
         )  # fmt: skip
         self.cores = WorkerCores(
             self.processes, self.agents, self.options.affinity,
-            cluster=lambda: self.broker.current() or self.coordinator.newest,
+            cluster=lambda: self.broker.versions.current or self.coordinator.newest,
         )  # fmt: skip
         self._follow_watch = FollowWatch(
             self.broker, self.processes, self._is_over, awaits_store=lambda: self.events.awaits_store
@@ -185,7 +184,7 @@ class WorkerManager:
         Over several hosts retry, as later ones do: a connection between two may have failed.
         """
         until = self._loop.time() + self.begun.join_timeout_s
-        told: set[str] = set()
+        logged: set[str] = set()
         while True:
             try:
                 await self.commit_version(cluster)
@@ -194,8 +193,8 @@ class WorkerManager:
                 trouble = f"the shared memory of {counted(cluster.size, 'worker')} can't be made: {error}"
                 if len(cluster.hosts) == 1 or self._loop.time() >= until:
                     raise StartError(trouble) from error
-            if trouble not in told:
-                told.add(trouble)
+            if trouble not in logged:
+                logged.add(trouble)
                 _log.warning('shared memory failed: error="%s" action=retry', trouble)
             await asyncio.sleep(_RETRY_S)
 
@@ -234,12 +233,12 @@ class WorkerManager:
 
     # ---- events ----
 
-    def on_event(self, host: str, event: Started | Exited) -> None:
+    def on_event(self, host: str, event: m.Started | m.Exited) -> None:
         """Process a host's report on one of its processes."""
         process = self.processes.get(event.key)
         if process is None or process.host != host:
             _log.warning("unknown process: host=%s key=%d", host, event.key)
-        elif isinstance(event, Exited):
+        elif isinstance(event, m.Exited):
             self.on_exit(process, event)
         else:
             process.pid = event.pid
@@ -254,7 +253,7 @@ class WorkerManager:
             if process.host == host and (str(process.peer), process.incarnation) == (report.peer, report.incarnation):
                 self.events.worker_reports(process, report.events, report.steps)
 
-    def on_exit(self, process: Process, event: Exited) -> None:
+    def on_exit(self, process: Process, event: m.Exited) -> None:
         if process.state is WorkerState.EXITED:  # with its host, after that couldn't start it
             return
         standing = self.processes.standing(process)
@@ -317,7 +316,7 @@ class WorkerManager:
         """Add a host that has joined the job, or come back to it."""
         self.cores.joined(agent)
         self.agents[agent.name] = agent
-        self.broker.host_is_back(agent.name)
+        self.broker.versions.host_is_back(agent.name)
 
     def end_kept_leavers(self) -> None:
         """End those members that got a SIGTERM if all that are left wanted to leave, so that none may."""
@@ -348,10 +347,10 @@ class WorkerManager:
         self._loop.call_later(self.machine.standby_delay_s, self.prestarted.keep)
         self.events.version_followed()
 
-    def _on_ready(self, who: tuple[PeerID, int] | int) -> None:
-        """Note that a worker (peer ID and incarnation), or standby number `who`, would join at once, or joins."""
+    def _on_ready(self, ready: tuple[PeerID, int] | int) -> None:
+        """Note that a worker (peer ID and incarnation), or standby number `ready`, would join at once, or joins."""
         for process in self.processes:
-            is_it = who == (process.standby if process.peer is None else (process.peer, process.incarnation))
+            is_it = ready == (process.standby if process.peer is None else (process.peer, process.incarnation))
             if not is_it or process.is_registered:
                 continue
             process.is_registered = process.peer is not None

@@ -47,8 +47,8 @@ class Coordinator:
         `lost`: members of the committed cluster on hosts whose loss is recorded. No agent reports their exits any more.
         """
         if lost:
-            who = f"worker {lost[0]} was on host {lost[0].host}, which was lost"
-            self._state.first_failure = self._state.first_failure or Failure(who, 1, is_of_launcher=True)
+            lost_worker = f"worker {lost[0]} was on host {lost[0].host}, which was lost"
+            self._state.first_failure = self._state.first_failure or Failure(lost_worker, 1, is_of_launcher=True)
         state = replace(self._state, **vars(count), finished=self.finishing and not lost)
         return policy.after_end("", state)
 

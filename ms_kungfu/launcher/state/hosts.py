@@ -168,10 +168,6 @@ class Hosts:
         each = tuple(host if old.name == host.name else old for old in self.each) + (() if known else (host,))
         return replace(self._to(host.name, NodeState.ACTIVE) if host.name in self.lost else self, each=each)
 
-    def without_lost(self) -> Hosts:
-        """Return the same hosts without the lost ones."""
-        return replace(self, each=self.staying, states=())
-
     @property
     def max_workers(self) -> int:
         """Return the limit on all workers."""

@@ -31,7 +31,7 @@ class Leases:
         if self._last_look is not None and now - self._last_look > 3 * self.period_s:
             self._not_before = now + self._after_pause_s
         self._last_look = now
-        return [who for who, when in heard.items() if now >= max(when + self._limit_s, self._not_before)]
+        return [host for host, when in heard.items() if now >= max(when + self._limit_s, self._not_before)]
 
 
 def to_evict(

@@ -13,6 +13,7 @@ from ms_kungfu.launcher.wire.documents import Failure
 
 MOST_LATE = 2  # joining workers in a row in one slot
 EXIT_TIMEOUT = 124  # as for timeout(1)
+CANT_RUN = 126  # the code of a process that never ran, as in a shell
 
 
 class Standing(enum.Enum):

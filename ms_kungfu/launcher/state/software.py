@@ -24,24 +24,24 @@ class JobsSoftware:
     mindspore: str = ""
     first: str = ""
 
-    def objection_to(self, who: str, said: Software | None) -> str:
-        """Return why joining worker `who` can't take part, from the versions that it reports; "" if it can.
+    def objection_to(self, where: str, said: Software | None) -> str:
+        """Return why joining worker `where` can't take part, from the versions that it reports; "" if it can.
 
         The job adopts its MindSpore if it has none yet.
         """
         version, mindspore = ("of an unknown version", "") if said is None else (said.ms_kungfu, said.mindspore)
         if version != self.version:
             return (
-                f"ms_kungfu is {version} at {who}, {self.version} at its launcher; all of a job need the same: start "
+                f"ms_kungfu is {version} at {where}, {self.version} at its launcher; all of a job need the same: start "
                 "the job anew after an installation"
             )
         # A worker without MindSpore reports none; if MindSpore has no metadata its version is known only after the
         # import.
         if mindspore and self.mindspore and mindspore != self.mindspore:
             return (
-                f"MindSpore is {mindspore} at {who}, {self.mindspore} at {self.first}; all workers of a job need the "
+                f"MindSpore is {mindspore} at {where}, {self.mindspore} at {self.first}; all workers of a job need the "
                 "same: start the job anew after an installation"
             )
         if mindspore and not self.mindspore:
-            self.mindspore, self.first = mindspore, who
+            self.mindspore, self.first = mindspore, where
         return ""

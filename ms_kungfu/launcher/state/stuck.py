@@ -22,7 +22,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
-_ALL_LINKS = ""  # no host has this name
+_ALL_TRANSPORTS = ""  # no host has this name
 _SURE_S = 1.2
 _FRESH = 0.4  # part of the time in which a rank must stay stuck: the most between two reports of a host on its ranks
 
@@ -71,22 +71,22 @@ def stuck_among(alive: Collection[K], waits: Iterable[tuple[K, K, bool]]) -> dic
 
 
 def waits_between_hosts(
-    told: Mapping[str, Sequence[tuple[int, int, bool]]], ranks: Mapping[str, Collection[int]]
+    reports: Mapping[str, Sequence[tuple[int, int, bool]]], ranks: Mapping[str, Collection[int]]
 ) -> list[tuple[int | str, int | str, bool]]:
     """Return the waits in a version over several hosts.
 
-    `told`: what each host has reported of its own ranks, with -1 for its transport, which the result calls by its
-    host's name. `ranks`: those of each host. A transport that waits for the others waits for `_ALL_LINKS`, which waits
-    for each: one pair a host, not one for every two hosts.
+    `reports`: what each host has reported of its own ranks, with -1 for its transport, which the result calls by its
+    host's name. `ranks`: those of each host. A transport that waits for the others waits for `_ALL_TRANSPORTS`,
+    which waits for each: one pair a host, not one for every two hosts.
     """
-    waits: list[tuple[int | str, int | str, bool]] = [(_ALL_LINKS, host, False) for host in told]
-    for host, own in told.items():
+    waits: list[tuple[int | str, int | str, bool]] = [(_ALL_TRANSPORTS, host, False) for host in reports]
+    for host, own in reports.items():
         waits += [(host if a < 0 else a, host if b < 0 else b, is_overdue) for a, b, is_overdue in own]
         if any(sleeper < 0 for sleeper, *_ in own):
             continue
         # It has nothing to exchange before a rank of its host arrives, which then waits for it.
         is_idle = not any(awaited < 0 for _, awaited, _ in own)
-        waits += [(host, other, False) for other in (ranks[host] if is_idle else (_ALL_LINKS,))]
+        waits += [(host, other, False) for other in (ranks[host] if is_idle else (_ALL_TRANSPORTS,))]
     return waits
 
 

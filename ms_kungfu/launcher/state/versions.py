@@ -328,7 +328,7 @@ class ClusterVersions:
     def _is_here(self, peer: PeerID, version: int) -> bool:
         if self._has_ended(peer, version) or self._is_member(peer):
             return True
-        return any(who == peer and self.belongs(who, incarnation, version) for who, incarnation in self.ready)
+        return any(each == peer and self.belongs(each, incarnation, version) for each, incarnation in self.ready)
 
     def _was_member(self, peer: PeerID, version: int) -> bool:
         """Return whether the exited process that `version` means by `peer` was in the committed cluster.

@@ -369,7 +369,7 @@ class WaitingController(Message):
     hosts: Sentence
 
 
-class Link(Message):
+class TransportConnection(Message):
     """A connection for the inter-host transport of a version.
 
     It is connection `number` of `host`, for this `attempt` to make the transport.
@@ -431,7 +431,7 @@ class Calls(Message):
     in_a_job: bool = False
 
 
-class Linked(Message):
+class Connected(Message):
     """The connection belongs to the inter-host transport from now on."""
 
 
@@ -681,7 +681,7 @@ class Unreachable(Message):
     why: Sentence
 
 
-class Unlinked(Message):
+class TransportFailed(Message):
     """Why the inter-host transport of the version has failed."""
 
     version: Count
@@ -707,14 +707,14 @@ class Ends(Message):
 
 # ---- what is expected where ----
 
-FirstWords = Union[Agent, Ask, WaitingController, Link]
+FirstWords = Union[Agent, Ask, WaitingController, TransportConnection]
 FromController = Union[
     Launch, Signal, Checkpoint, Pin, Assign, Stack, Make, Close, Lost, VersionPrepared, Sync, Ending, LoseHost, Answer,
     JobStatus, NewLease, Hold, End, Beat,
 ]  # fmt: skip
 FromHost = Union[
     Started, Exited, Checkpointed, NoMemory, Guardless, Made, Asks, HungUp, Report, Looked, StatusQuestion, Syncs,
-    Unreachable, Unlinked, Interrupted, Leave, Ends, Beat,
+    Unreachable, TransportFailed, Interrupted, Leave, Ends, Beat,
 ]  # fmt: skip
 
 NONCE: Reads[Union[Nonce, Error]] = Reads(Union[Nonce, Error])
@@ -725,6 +725,6 @@ FIRST_WORDS: Reads[FirstWords] = Reads(FirstWords)
 REGISTERED: Reads[Union[Registered, RegistrationRejected]] = Reads(Union[Registered, RegistrationRejected])
 TERMS: Reads[Union[Terms, RegistrationRejected]] = Reads(Union[Terms, RegistrationRejected])
 CALLS: Reads[Calls] = Reads(Calls)
-LINKED: Reads[Linked] = Reads(Linked)
+CONNECTED: Reads[Connected] = Reads(Connected)
 FROM_CONTROLLER: Reads[FromController] = Reads(FromController)
 FROM_HOST: Reads[FromHost] = Reads(FromHost)

@@ -31,7 +31,7 @@ _SECTIONS: tuple[tuple[str, str, tuple[Reads[Any], ...]], ...] = (
     ("From a worker to its host's broker", "", (m.TO_BROKER,)),
     ("From the broker to a worker", "", (m.FROM_BROKER,)),
     ("First message between hosts", "The caller says what it wants.", (m.FIRST_WORDS,)),
-    ("Answer to the first message", "", (m.REGISTERED, m.TERMS, m.CALLS, m.LINKED)),
+    ("Answer to the first message", "", (m.REGISTERED, m.TERMS, m.CALLS, m.CONNECTED)),
     ("From the controller to a host", "", (m.FROM_CONTROLLER,)),
     ("From a host to the controller", "", (m.FROM_HOST,)),
     (

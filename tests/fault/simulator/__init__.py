@@ -6,7 +6,7 @@ Processes and threads are greenlets, asyncio's loop is `clock.Loop`, messages ta
 are `collectives.Core`. A worker may die wherever it waits, and it waits at each place that matters.
 
 `hosts_world` has a job over several hosts: a launcher on each, with a loop of its own (`host`), connections between
-them (`network`), and what goes over these between links (`links`).
+them (`network`), and what goes over these between transports (`transports`).
 
 One seed and one list of events give one course of things, every time.
 """

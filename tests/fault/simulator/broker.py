@@ -25,13 +25,13 @@ class Broker(broker.Broker):
 
     def _after_commit(self):
         """Who is let in anew is not known to be dead: its place would count as filled, and a step miss its samples."""
-        before, self._committed_before = self._committed_before, self._versions.current
+        before, self._committed_before = self._committed_before, self.versions.current
         if self._world.first_version is None:
-            self._world.first_version = self._versions.committed
+            self._world.first_version = self.versions.committed
         if before is not None and self.on_commit is not None:
             history = self._world.server.leadership.history
-            if all(snapshot["versions"]["chosen"] != self._versions.committed for snapshot in history):
-                raise Violation(f"version {self._versions.committed} is chosen, and isn't on record")
+            if all(snapshot["versions"]["chosen"] != self.versions.committed for snapshot in history):
+                raise Violation(f"version {self.versions.committed} is chosen, and isn't on record")
         is_heads = self._world.job.context.manager.broker is self  # of a controller before it that wakes nobody hears
         if before is not None and is_heads:
             processes = self._world.job.context.manager.processes
@@ -45,7 +45,7 @@ class Broker(broker.Broker):
 
     def answer_of(self, request):
         """A worker that commits a version by its request may fail before its answer."""
-        cluster = self._versions.clusters.get(request.version)
+        cluster = self.versions.clusters.get(request.version)
         if cluster is not None and request.peer in cluster.workers:
             self._world.requesters.setdefault(request.version, set()).update(self._holders_of(request))
         return super().answer_of(request)

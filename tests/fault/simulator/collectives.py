@@ -48,12 +48,6 @@ class Segment:
 
     # What the launcher does.
 
-    def check_made(self):
-        pass
-
-    def hand_over(self, asker, message, rank):
-        asker.send(message, (self.fd,))
-
     def mark_lost(self, rank, reason, recover, reaped):
         process = self.attached.get(rank)
         if process is not None and process.alive and process.fatal is None:

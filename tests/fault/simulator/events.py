@@ -6,7 +6,7 @@ import contextlib
 import signal
 
 from ms_kungfu import env, membership
-from ms_kungfu.config_server.store import ConfigStore
+from ms_kungfu.cluster_store.store import ConfigStore
 from ms_kungfu.errors import ConfigServerError, KungFuError, ResizeError
 from ms_kungfu.launcher import commands
 from tests.fault.simulator.broker import BrokerClient
@@ -21,7 +21,7 @@ class Events:
 
     def members(self):
         """The processes of the chosen cluster that live, by rank."""
-        current = self.broker.current() if self.broker is not None else None
+        current = self.broker.versions.current if self.broker is not None else None
         if current is None:
             return []
         running = [p for p in self.job.context.manager.processes if p.key in self.processes]
@@ -32,7 +32,7 @@ class Events:
         return (
             process.peer is not None
             and process.incarnation <= version
-            and not self.broker.is_out(process.peer, process.incarnation)
+            and not self.broker.versions.is_out(process.peer, process.incarnation)
         )
 
     def _happen(self, happening):
@@ -101,7 +101,7 @@ class Events:
             if members:
                 caller = members[who % len(members)]
                 caller.start("evict", lambda: self._evict(int(happening.more)))
-        elif kind == "no descriptors" and self.broker.current() is not None:  # else there is no job
+        elif kind == "no descriptors" and self.broker.versions.current is not None:  # else there is no job
             self.say("do", f"-- {kind}")
             self.no_descriptors_until = self.loop.now + happening.more
         elif kind == "delete cluster":

@@ -253,8 +253,8 @@ class Agent(agent.Agent):
         host = self._machine._host
         if host.is_over or self.own.controller is None or self.own.controller.is_over:
             return
-        for segment in self._host.relay.segments().values():
-            memory = host.descriptors[segment.fd]
+        for segment in self._host.segments.open.values():
+            memory = segment._segment
             for rank, holder in memory.attached.items():
                 if holder.key == key and rank in memory.deaths and rank not in memory.reaped:
                     raise Violation(f"{holder.name} is reaped, and version {memory.version} doesn't hear of it")

@@ -11,7 +11,7 @@ import signal
 from dataclasses import dataclass, replace
 
 from ms_kungfu.cluster_store import LeadershipState
-from ms_kungfu.config_server.store import ConfigStore
+from ms_kungfu.cluster_store.store import ConfigStore
 from ms_kungfu.launcher.state.hosts import Host as HostOfJob
 from ms_kungfu.launcher.state.hosts import Hosts
 from tests.fault.simulator.setting import COLLECTIVE_TIMEOUT_S, PORTS, Outcome, Setup, Violation
@@ -414,7 +414,7 @@ class HostsWorld(World):
     def _check_begun(self, outcome):
         lost = [host for host in self.hosts if host.is_lost or host in self.lost_at]
         self.trouble = [each for each in self.trouble if isinstance(each, Violation) or each[0].host not in lost]
-        if self.verdict is None or self.broker is None or self.broker.current() is None:
+        if self.verdict is None or self.broker is None or self.broker.versions.current is None:
             if not any(map(self._is_cut_off, self.hosts)) and not self._could_not_begin(outcome):
                 has = "has no end" if self.steps else "hasn't begun"
                 raise Violation(f"the job {has}: {outcome.words}")
@@ -434,16 +434,16 @@ class HostsWorld(World):
         """When nothing has happened for long: hosts have what the controller has, and each lost host has ended."""
         if self.verdict is not None or self.head.is_over or not self._has_begun():
             return
-        known = set(self.broker._versions.clusters)
+        known = set(self.broker.versions.clusters)
         boards = {v: [s._local._board] for v, s in self.broker._segments.open.items() if getattr(s, "_local", None)}
         for host in self.present[0 if self.setup.moves else 1 :]:
             if host.program._host is None:
                 continue  # it has come too late to be let in, and calls yet
-            held = host.program._host.relay.segments()
+            held = host.program._host.segments.open
             if not known.issuperset(held):
                 raise Violation(f"{host.name} has parts of versions {sorted(held)}, of which {sorted(known)} are known")
             for version, segment in held.items():
-                boards.setdefault(version, []).append(getattr(segment, "_board", None))
+                boards.setdefault(version, []).append(segment._board)
         for version, each in boards.items():
             deaths = [board.deaths for board in each if board is not None]
             if any(told != deaths[0] for told in deaths):

@@ -11,13 +11,13 @@ from ms_kungfu.launcher import machine
 from ms_kungfu.launcher.agent.relay import Relay
 from ms_kungfu.launcher.core_claims import CoreClaims
 from ms_kungfu.launcher.devices import Devices
-from ms_kungfu.launcher.state.events import Exited, Started
+from ms_kungfu.launcher.wire.messages import Exited, Started
 from tests.fault.simulator.broker import Broker
 from tests.fault.simulator.cluster_store import LeadershipKeys, Store
-from tests.fault.simulator.links import Link, Memory
 from tests.fault.simulator.network import Socket
 from tests.fault.simulator.processes import Process
 from tests.fault.simulator.setting import JOIN_TIMEOUT_S
+from tests.fault.simulator.transports import Memory, Transport
 
 
 class Runtime:
@@ -92,15 +92,15 @@ class Machine(machine.Machine):
             self._world.broker = self._host.made_broker
         return self._host.made_broker
 
-    def make_relay(self, send):
-        return Relay(send, is_alive=self._world.is_alive)
+    def make_relay(self, send, segments):
+        return Relay(send, segments, is_alive=self._world.is_alive)
 
     def serve_broker(self, broker, secret):
         self._host.server = BrokerServer(self._host, broker)
         return self._host.server
 
-    def make_link(self, local_fd, board_fd, **options):
-        return Link(
+    def make_transport(self, local_fd, board_fd, **options):
+        return Transport(
             self._world, self._host, self._host.descriptors[local_fd], self._host.descriptors[board_fd], **options
         )
 

@@ -127,7 +127,7 @@ class Promises:
         if not finished_well and "-min-np" not in self.verdict.reason:
             if self.survivors_at_verdict > 0:
                 raise Violation(f"the job failed though a worker with the state lives: {self.verdict.reason}")
-            self._check_committed(self.broker.current().version)
+            self._check_committed(self.broker.versions.current.version)
         if finished_well:
             self._check_checkpoints()
         if self.setup.asynchronous:
@@ -177,7 +177,7 @@ class Promises:
 
     def _check_size(self):
         """Whatever was asked for has come true, as there was time."""
-        committed, newest = self.broker.current(), self.broker._versions.newest
+        committed, newest = self.broker.versions.current, self.broker.versions.newest
         if newest.version != committed.version and self.wanted_at[newest.version] < self.quiet_from:
             raise Violation(f"version {newest.version} was never chosen, {committed.version} was the last")
         stored = self.server.store.cluster

@@ -9,7 +9,7 @@ import random
 
 from greenlet import GreenletExit, getcurrent
 
-from ms_kungfu.config_server.store import ConfigStore
+from ms_kungfu.cluster_store.store import ConfigStore
 from ms_kungfu.errors import PeerLostError
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.state.hosts import Hosts
@@ -18,7 +18,6 @@ from tests.fault.simulator.cluster_store import Server
 from tests.fault.simulator.collectives import Segment
 from tests.fault.simulator.events import Events
 from tests.fault.simulator.host import Host
-from tests.fault.simulator.links import HostsCore
 from tests.fault.simulator.network import Network
 from tests.fault.simulator.processes import Process
 from tests.fault.simulator.promises import Promises
@@ -35,6 +34,7 @@ from tests.fault.simulator.setting import (
 )
 from tests.fault.simulator.sharded_training import ShardedProgram
 from tests.fault.simulator.training import AsynchronousProgram, Program
+from tests.fault.simulator.transports import HostsCore
 
 
 class _Told(logging.Handler):

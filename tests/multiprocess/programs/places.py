@@ -22,7 +22,7 @@ def enter(member_of, version):
     if isinstance(answer, Detached):
         print(f"detached {me} incarnation {incarnation}", flush=True)
         sys.exit()
-    fds = [answer.fd, *answer.link]
+    fds = [answer.fd, *answer.between_hosts]
     kinds = "".join("s" if stat.S_ISSOCK(os.fstat(fd).st_mode) else "m" for fd in fds)
     for fd in fds:
         os.close(fd)

@@ -1,7 +1,7 @@
 """What the ranks of several hosts do together: the contract of `transport.h`, message by message, without bytes.
 
-A rank brings its part to its host's link. The links tell each other theirs; when all fit one generation each has the
-outcome, says so, and gives it when all others have said so too. After the loss of a host a new epoch begins.
+A rank brings its part to its host's transport. The transports tell each other theirs; when all fit one generation each
+has the outcome, says so, and gives it when all others have said so too. After the loss of a host a new epoch begins.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Memory(Segment):
 
 
 class Operation:
-    """At one link."""
+    """At one transport."""
 
     def __init__(self, world):
         self.brought = {}  # by the host's ranks
@@ -53,7 +53,7 @@ class Operation:
         self.news = Condition(world)
 
 
-class Link:
+class Transport:
     """`_core.InterHostTransport`."""
 
     def __init__(self, world, here, local, board, *, host, host_of_rank, names, connections, for_models, **others):
@@ -121,8 +121,8 @@ class Link:
     def close(self):
         waiting = {rank for each in self.operations.values() if each.given is None for rank in each.brought}
         left = [who for who in self.local.attached.values() if who.alive and waiting]
-        if left and not self.is_closed:  # a worker that waits at a closed link fails with an error of its program's
-            gone = f"{self.host.name} takes the link of version {self.board.version} from {left[0].name}"
+        if left and not self.is_closed:  # a worker that waits there fails with an error of its program's
+            gone = f"{self.host.name} takes the transport of version {self.board.version} from {left[0].name}"
             self.world.trouble.append(Violation(gone))
         self.is_closed = True
         for ends in self.ends.values():
@@ -139,7 +139,7 @@ class Link:
         self._advance(name, number, operation)
         return operation
 
-    # ---- between links ----
+    # ---- between transports ----
 
     def _operation(self, name, number):
         self.begun[name] = max(self.begun.get(name, 0), number)
@@ -297,13 +297,13 @@ class HostsCore(Core):
     """`_core` in a worker of one of several hosts."""
 
     def join(self, *arguments):
-        self.link = None
+        self.transport = None
         super().join(*arguments)
 
     def join_hosts(
-        self, fd, board, link, models, rank, where, address, has_state, collective_timeout_s, join_timeout_s
+        self, fd, board, transport, models, rank, where, address, has_state, collective_timeout_s, join_timeout_s
     ):
-        world, self.link, before = self.world, self.world.received_things[link], self.segment
+        world, self.transport, before = self.world, self.world.received_things[transport], self.segment
         world.place("joining")
         local, board = world.received_things[fd], world.received_things[board]
         if before is not None and board.version <= before.version:
@@ -324,7 +324,7 @@ class HostsCore(Core):
         world.place("joined")
 
     def state_root(self):
-        if self.link is None:
+        if self.transport is None:
             return super().state_root()
         return next((rank for rank in self.living() if self.states.get(rank)), self.segment.size)
 
@@ -332,15 +332,15 @@ class HostsCore(Core):
         self.givers = givers
 
     def broadcast(self, name, input, output, root, dtype=-1, kind=""):
-        if self.link is None:
+        if self.transport is None:
             super().broadcast(name, input, output, root, dtype, kind)
             return
         givers = self.givers if root in self.givers else [root]
-        # Also where a giver is known to have died: that is for the links to find, all alike.
+        # Also where a giver is known to have died: that is for the transports to find, all alike.
         brought, _ = self.run(name, (givers, input.copy()))
         if any(each is not None and each[0] != givers for each in brought.values()):
             raise Violation(f"{name}: {givers} give to {self.process.name}, and others to others")
-        where = self.link.host_of_rank
+        where = self.transport.host_of_rank
         giver_on = {where[giver]: giver for giver in reversed(givers)} | {where[root]: root}
         gone = [giver for giver in giver_on.values() if giver not in brought]
         if gone:
@@ -350,12 +350,12 @@ class HostsCore(Core):
         output[:] = brought[giver_on[where[self.own_rank]]][1]
 
     def run(self, name, brings, root=None, generation=0, timeout_s=None):
-        if self.link is None:
+        if self.transport is None:
             return super().run(name, brings, root, generation)
-        world, link = self.world, self.link
+        world, transport = self.world, self.transport
         number = self.numbers[name] = self.numbers.get(name, 0) + 1
         world.place(f"before its word in {name}", takes_time=True)
-        operation = link.bring(self.own_rank, name, number, brings, generation)
+        operation = transport.bring(self.own_rank, name, number, brings, generation)
         world.place(f"after its word in {name}")
         deadline = Deadline(world, self.segment, timeout_s or self.collective_timeout_s, f"{name}: not all have come")
         while operation.given is None:
