@@ -22,7 +22,7 @@ INTERNAL = re.compile(r"ms_kungfu(\.(launcher|config_server)(\..*)?|\.ray(\._fun
 
 def modules_to_run():
     for path in sorted((ROOT / "ms_kungfu").rglob("*.py")):
-        if path.name == "__main__.py" or '__name__ == "__main__"' in path.read_text():
+        if path.name == "__main__.py" or re.search(r'^if __name__ == "__main__"', path.read_text(), re.MULTILINE):
             parts = path.relative_to(ROOT).with_suffix("").parts
             yield ".".join(parts[:-1] if parts[-1] == "__main__" else parts)
 

@@ -23,7 +23,7 @@ def test_every_worker_gets_the_initial_job_in_its_environment(cluster, joins_lat
         size=cluster.size, device=None,
     )  # fmt: skip
     ranks = [worker.host for worker in cluster.workers]
-    begun = SimpleNamespace(first=BEGAN, writer="job", url=None)
+    begun = SimpleNamespace(first=BEGAN, writer="job", url=None, cpu_isa=None)
     agent = SimpleNamespace(
         shares=SimpleNamespace(each=None), devices=SimpleNamespace(environment=lambda device: {})
     )  # fmt: skip
