@@ -16,6 +16,7 @@ const Ranking = {
     "benchmarks/": 6,
     "changelog": 6,
     "contributing": 6,
+    "control-protocol": 6,
     "events": 6,
     "messages": 6,
     "mindspore": 6,

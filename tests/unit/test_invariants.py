@@ -79,8 +79,8 @@ def test_invariant_that_breaks_a_rule_is_seen(paragraphs, told):
 
 
 def items(page):
-    """The numbered paragraphs of a page, in the form of a comment's: a line for each test."""
-    for text in re.split(r"\n\n", page):
+    """Yield the numbered items of a page in the form of a comment: a line for each test."""
+    for text in re.split(r"\n\n(?! )", page):
         found = re.fullmatch(r"(\d+\. .+?)(?:\s*\(Tests:((?:\s*`[^`]+`,?)+)\.\))?", text.strip(), re.DOTALL)
         if found:
             names = re.findall(r"`([^`]+)`", found[2] or "")
@@ -88,7 +88,8 @@ def items(page):
 
 
 def test_invariants_of_recovery_name_tests_that_exist():
-    paragraphs = list(items((PAGES / "recovery-protocol.md").read_text(encoding="utf-8")))
+    pages = [PAGES / "recovery-protocol.md", PAGES / "control-protocol.md"]
+    paragraphs = [item for page in pages for item in items(page.read_text(encoding="utf-8"))]
     files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
     assert list(wrong(paragraphs, cpp_tests() | files)) == []
     assert len(paragraphs) == 30

@@ -247,7 +247,7 @@ def unit_of(name, text):
 
 def test_every_metric_is_on_its_page():
     page = sections("metrics.md")
-    of_a_step = rows(page["Of a step"])
+    of_a_step = rows(page["Step metrics"])
     names = {code for row in of_a_step for code in re.findall(r"`([^`]+)`", row[0])}
     assert {each.name for each in fields(StepRecord)} | {"slowest", "slowdown"} == names
     served = {code.partition("{")[0] for row in of_a_step for code in re.findall(r"`(kungfu_[^`]+)`", row[1])}
