@@ -1,8 +1,8 @@
-"""Every environment variable that ms_kungfu reads or sets: its type, unit, default and setter.
+"""All environment variables that ms_kungfu reads or sets, with type, unit, default and setter.
 
-The table is the single place for names and parsing: code says ``env.COLLECTIVE_TIMEOUT.get()``. A variable that is
-unset or empty has its default; text that can't be parsed raises a ValueError that names the variable, the text and what
-was expected. ``python -m ms_kungfu.env`` prints the table as docs/environment.md.
+Names and parsing are defined only here. Other code calls, for example, ``env.COLLECTIVE_TIMEOUT.get()``. If a variable
+is unset or empty, its default is used. If its value can't be parsed, ``get`` raises a ValueError that names the
+variable, the value and the expected form. ``python -m ms_kungfu.env`` prints the table as docs/environment.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Kind(Generic[T_co]):
 
 @dataclass(frozen=True)
 class Variable(Generic[T]):
-    """One variable. `set_by` is "launcher", "user" or both; or the one program that sets it."""
+    """An environment variable. `set_by` is "launcher", "user", both, or the name of another program that sets it."""
 
     name: str
     kind: Kind[T]
@@ -38,7 +38,7 @@ class Variable(Generic[T]):
     secret: bool = False
 
     def get(self, environ: Mapping[str, str] | None = None) -> T:
-        """Return the parsed value in `environ` (by default the process's), or the default; ValueError if it's wrong."""
+        """Return the parsed value in `environ` (default: os.environ), or the variable's default. Raise ValueError."""
         text = (os.environ if environ is None else environ).get(self.name, "")
         if not text:
             return self.default
@@ -52,12 +52,12 @@ class Variable(Generic[T]):
 def _optional(
     name: str, kind: Kind[T], meaning: str, set_by: str = "launcher", secret: bool = False
 ) -> Variable[T | None]:
-    """Make a variable without a default."""
+    """Return a variable without a default."""
     return Variable(name, kind, None, meaning, set_by, secret)
 
 
 def _natural(text: str) -> int:
-    # int() alone would accept "1_0", " 1" and "-1" as well.
+    # int() also accepts "1_0", " 1" and "-1".
     if not (text.isascii() and text.isdigit()):
         raise ValueError(text)
     return int(text)
@@ -101,7 +101,7 @@ def _one_of(*words: str) -> Callable[[str], str]:
 
 
 def port_range(text: str) -> range:
-    """Parse ``"first-last"``, both included."""
+    """Parse ``"first-last"`` into a range that includes both ports."""
     first, _, last = text.partition("-")
     ports = range(_natural(first), _natural(last) + 1)
     if not ports or ports[0] < 1 or ports[-1] > 65535:
@@ -125,328 +125,316 @@ SECONDS = Kind(_seconds, "a positive number of seconds up to 2e6", "s")
 PATH = Kind(str, "a path")
 
 SELF = _optional("KUNGFU_SELF", Kind(str, "the worker's 'host:port'"), "This worker's peer ID.")
-INCARNATION = Variable("KUNGFU_INCARNATION", NUMBER, 0, "The cluster version that this process was started for.")
+INCARNATION = Variable(
+    "KUNGFU_INCARNATION", NUMBER, 0, "The cluster version for which the launcher started this process."
+)
 BROKER = _optional(
     "KUNGFU_BROKER",
     Kind(str, "the name of a socket"),
     "Abstract Unix socket of the host's broker, without the leading NUL. Unset: a cluster of one.",
 )
 JOB = _optional(
-    "KUNGFU_JOB", Kind(str, "a word"), "What all workers of a job have in common, on whatever host, and no other job."
+    "KUNGFU_JOB",
+    Kind(str, "a word"),
+    "Identifies the job: the same for all its workers on all hosts, and different for each job.",
 )
 JOB_SECRET = _optional(
     "KUNGFU_JOB_SECRET",
     Kind(_hex, "hexadecimal digits"),
-    "Proves membership to the broker (HMAC) and authorizes writes to the config server (`Bearer`). Never log it. Set "
-    "by the user it is the job's, which several hosts share, or that of a config server elsewhere.",
+    "Proves membership to the broker (HMAC) and authorizes writes to the config server (`Bearer`). Never log it. The "
+    "user sets it for a job on several hosts, or for a separate config server.",
     set_by="user, launcher",
     secret=True,
 )
 TLS_CERT = _optional(
     "KUNGFU_TLS_CERT",
     PATH,
-    "This host's certificate, in PEM. With the next two it turns on TLS for all that hosts send each other: data, the "
-    "launchers' words, the config server (https). Unset: that is in the clear.",
+    "This host's certificate, in PEM. With the next two variables it turns on TLS for all traffic between hosts: "
+    "data, launcher messages, the config server (https). Unset: the traffic isn't encrypted.",
     set_by="user",
 )
-TLS_KEY = _optional("KUNGFU_TLS_KEY", PATH, "Its key, in PEM and without a password.", set_by="user")
+TLS_KEY = _optional(
+    "KUNGFU_TLS_KEY", PATH, "The key of this certificate, in PEM and without a password.", set_by="user"
+)
 TLS_CA = _optional(
-    "KUNGFU_TLS_CA", PATH, "The certificate, in PEM, of the CA that has to have signed every host's.", set_by="user"
+    "KUNGFU_TLS_CA", PATH, "The certificate, in PEM, of the CA that signs all hosts' certificates.", "user"
 )
 CONFIG_SERVER = _optional(
     "KUNGFU_CONFIG_SERVER",
     Kind(_url, "an http://, https://, etcd:// or etcds:// URL"),
-    "URL of the config server's `/config`, or of the job in an etcd. Unset: there is none, and the cluster "
-    "can't change. In another shell it names the job of `kungfu-run resize` and `evict`; `kungfu-run` itself doesn't "
-    "read it.",
+    "URL of the config server's `/config`, or of the job in etcd. Unset: there is no config server, and the cluster "
+    "can't change. In another shell it names the job for `kungfu-run resize` and `evict`. `kungfu-run` itself "
+    "doesn't read it.",
     set_by="launcher, or by hand",
 )
 WATCH = Variable("KUNGFU_WATCH", FLAG, False, "Whether the launcher follows the config server (`-w`).")
 HOSTS = _optional(
     "KUNGFU_HOSTS",
     Kind(_hosts, "'host:slots', comma-separated"),
-    "How many workers each host takes, where `-H` says so. Unset: no limit.",
+    "The slots of each host, if `-H` gives them. Unset: no limit.",
 )
 PORT_RANGE = _optional(
-    "KUNGFU_PORT_RANGE", Kind(port_range, "'first-last' (ports)"), "Ports for new workers, both included."
+    "KUNGFU_PORT_RANGE", Kind(port_range, "'first-last' (ports)"), "Ports for new workers, first and last included."
 )
 COLLECTIVE_TIMEOUT = Variable(
     "KUNGFU_COLLECTIVE_TIMEOUT",
     SECONDS,
     600.0,
-    "How long a collective waits for a rank that is alive but doesn't come. In the last 5 s, at most the last half, "
-    "the launcher looks for a rank that is stuck: it logs that rank's stack, and with `-w` ends it.",
+    "How long a collective waits for a live rank that doesn't join it. In the last 5 s (at most the last half) of "
+    "this time, the launcher looks for a stuck rank. It logs the rank's stack, and with `-w` kills the rank.",
     set_by="user",
 )
 JOIN_TIMEOUT = Variable(
     "KUNGFU_JOIN_TIMEOUT",
     SECONDS,
     300.0,
-    "How long a new cluster version may take to assemble, a new worker to become ready to join it, and the hosts of a "
-    "job to meet before it begins. In the last 5 s of the first, at most the last half, the launcher ends a rank that "
-    "is stuck, as with KUNGFU_COLLECTIVE_TIMEOUT.",
+    "Time limit for a new cluster version to assemble, for a new worker to become ready, and for the hosts of a job "
+    "to meet before it begins. In the last 5 s (at most the last half) of the first limit, the launcher ends a stuck "
+    "rank, as with KUNGFU_COLLECTIVE_TIMEOUT.",
     set_by="user",
 )
 DISTRIBUTE_HOSTS = _optional(
     "KUNGFU_DISTRIBUTE_HOSTS",
     Kind(_hosts, "'host:slots', comma-separated"),
-    "The hosts of `kungfu-distribute`, where it has several: those of a `kungfu-run` that is given neither `-H` nor "
-    "`-hostfile`, nor `-standalone`.",
+    "The hosts of `kungfu-distribute`. A `kungfu-run` without `-H`, `-hostfile` and `-standalone` uses these hosts.",
     set_by="kungfu-distribute",
 )
 DISTRIBUTE_SHELL = _optional(
     "KUNGFU_DISTRIBUTE_SHELL",
     NUMBER,
-    "The process of `kungfu-distribute` on this host, to which the `kungfu-run` of the head tells by SIGUSR1 that the "
-    "job has begun.",
+    "Process ID of `kungfu-distribute` on this host. The head node sends SIGUSR1 to it when the job has begun.",
     set_by="kungfu-distribute",
 )
-RAY_FOLDER = _optional(
-    "KUNGFU_RAY_FOLDER",
-    PATH,
-    "Where a worker of `ms_kungfu.ray.run` finds its function, and leaves what that has returned.",
-    set_by="ms_kungfu.ray",
-)
+RAY_FOLDER = _optional("KUNGFU_RAY_FOLDER", PATH, "Folder of a worker's function and result.", "ms_kungfu.ray")
 DEVICE_ENGINE = Variable(
     "KUNGFU_DEVICE_ENGINE",
     Kind(_one_of("auto", "vendor", "staging"), "auto, vendor or staging"),
     "auto",
-    "What reduces between GPUs or Ascend devices: the vendor's library (NCCL, HCCL) where all ranks can use it, that "
-    "or an error, or the runtime by way of host memory.",
+    "What reduces between GPUs or Ascend devices. `vendor`: the vendor's library (NCCL, HCCL), or an error. "
+    "`staging`: the runtime, through host memory. `auto`: the vendor's library if all ranks can use it, else the "
+    "runtime.",
     set_by="user",
 )
 DEVICE_CHUNK_BYTES = Variable(
     "KUNGFU_DEVICE_CHUNK_BYTES",
     Kind(_natural, "a number", "bytes"),
     4 << 20,
-    "Size of the pieces in which device memory goes through host memory. The same at all ranks.",
+    "Size of the pieces in which device memory is copied through host memory. It must be the same on all ranks.",
     set_by="user",
 )
 DEVICE_RUNTIME_LIBRARY = _optional(
     "KUNGFU_DEVICE_RUNTIME_LIBRARY",
     PATH,
-    "The CUDA runtime (libcudart) or AscendCL (libascendcl) to open. Unset: the one that is loaded, or that the loader "
-    "finds.",
+    "The CUDA runtime (libcudart) or AscendCL (libascendcl) to open. Unset: the library that is already loaded, else "
+    "the library that the loader finds.",
     set_by="user",
 )
 DEVICE_ENGINE_LIBRARY = _optional(
     "KUNGFU_DEVICE_ENGINE_LIBRARY",
     PATH,
-    "NCCL (libnccl) or HCCL (libhccl) to open. Unset: the one that is loaded, of the Python package nvidia-nccl-cu*, "
-    "of MindSpore, or that the loader finds.",
+    "NCCL (libnccl) or HCCL (libhccl) to open. Unset: the first of the loaded library, the library of the Python "
+    "package nvidia-nccl-cu*, MindSpore's library, and the library that the loader finds.",
     set_by="user",
 )
 PEER_TIMEOUT = Variable(
     "KUNGFU_PEER_TIMEOUT",
     Kind(_seconds_or_0, "a number of seconds up to 2e6, 0 for never", "s"),
     30.0,
-    "How long a worker may stand still, e.g. stopped by SIGSTOP, before the launcher kills it (`-peer-timeout`). "
-    "Computing, compiling and waiting for others is not standing still.",
+    "How long a worker may hang, for example stopped by SIGSTOP, before the launcher kills it (`-peer-timeout`). "
+    "Computing, compiling and waiting for other workers don't count as hanging.",
     set_by="user",
 )
 PARKED = Variable(
-    "KUNGFU_PARKED",
-    FLAG,
-    False,
-    "This process joins a job that is running: not in `init`, but when it is ready to train.",
+    "KUNGFU_PARKED", FLAG, False, "This process joins a running job. It joins when it is ready to train, not in `init`."
 )
 STANDBY = _optional(
-    "KUNGFU_STANDBY",
-    NUMBER,
-    "This process is a spare one: it gets its peer ID when it is needed (`-standby`, a schedule).",
+    "KUNGFU_STANDBY", NUMBER, "The number of this standby. It gets its peer ID when a worker is needed."
 )
 LEDGER_DIR = _optional(
     "KUNGFU_LEDGER_DIR",
     Kind(str, "a folder"),
-    "Where each ElasticDataset without a `ledger=` of its own records what was trained, for "
-    "`python -m ms_kungfu.dataset.audit`. Unset: nowhere.",
+    "Folder in which each ElasticDataset records the trained samples, for `python -m ms_kungfu.dataset.audit`. An "
+    "ElasticDataset with `ledger=` uses that folder instead. Unset: no record.",
     set_by="user",
 )
 CONTENTS_CHECK = Variable(
     "KUNGFU_CONTENTS_CHECK",
     Kind(_one_of("some", "all", "none"), "some, all or none"),
     "some",
-    "Which samples the workers compare by their content as training begins, for each ElasticDataset without a "
-    "`contents_check=` of its own.",
+    "Which samples the workers compare by content when training begins. `contents_check=` overrides it.",
     set_by="user",
 )
 REPLAY = _optional(
     "KUNGFU_REPLAY",
     PATH,
-    "What `python -m ms_kungfu.replay` asks of the program that it runs again: its training compares its steps with "
-    "those on record, instead of recording them, and asks for no other size.",
+    "Set by `python -m ms_kungfu.replay` for the program that it runs again. Training then compares its steps with "
+    "the recorded steps, doesn't record them, and requests no other size.",
     set_by="replay",
 )
 LOG_LEVEL = Variable(
     "KUNGFU_LOG_LEVEL",
     Kind(_level, "DEBUG, INFO, WARNING, ERROR or CRITICAL"),
     "INFO",
-    "From which level on a worker's log (stderr) has the lines of ms_kungfu: each resize, death and checkpoint is one "
-    "at INFO or above, a wait of 10 s and more a WARNING. Where the program configures Python's logging itself, its "
-    "levels hold.",
+    "Lowest level of ms_kungfu's lines in a worker's log (stderr). Each resize, failure and checkpoint has a line at "
+    "INFO or above. A wait of 10 s or more is a WARNING. If the program configures logging, its levels apply.",
     set_by="user",
 )
 TEST_COMM_DELAY_MS = Variable(
     "KUNGFU_TEST_COMM_DELAY_MS",
     Kind(_natural, "a number", "ms"),
     0,
-    "For tests only: each all-reduce of MindSpore's kernels takes this much longer. Read at init.",
+    "For tests only: delay of each all-reduce of MindSpore's kernels. Read at init.",
     set_by="user",
 )
 MSRUN_SIZE = _optional(
     "KUNGFU_MSRUN_SIZE",
     NUMBER,
-    "V, the ranks of the virtual world that `mindspore.communication` answers with (`--msrun`). Unset: it is "
-    "MindSpore's own.",
+    "V, the number of virtual ranks that `mindspore.communication` reports (`--msrun`). Unset: its own.",
 )
-MSRUN_RANK = Variable("KUNGFU_MSRUN_RANK", NUMBER, 0, "Which of those this worker is, as long as it lives.")
+MSRUN_RANK = Variable("KUNGFU_MSRUN_RANK", NUMBER, 0, "The virtual rank of this worker. It never changes.")
 METRICS_PORT = _optional(
     "KUNGFU_METRICS_PORT",
     NUMBER,
-    "A `Monitor` serves its metrics on this port of 127.0.0.1, further workers of a host on the following ones; 0: any "
-    "free one. Unset: nowhere.",
+    "Port of 127.0.0.1 on which a `Monitor` serves its metrics. Further workers of the host use the following ports. "
+    "0: any free port. Unset: no metrics are served.",
     set_by="user",
 )
-START_SIZE = _optional("KUNGFU_START_SIZE", NUMBER, "How many workers the job began with, for those that join, too.")
-START_HOSTS = Variable(
-    "KUNGFU_START_HOSTS", NUMBER, 1, "On how many hosts the job's first workers were, for those that join, too."
+START_SIZE = _optional(
+    "KUNGFU_START_SIZE", NUMBER, "The number of workers with which the job began. Joining workers get the same value."
 )
-# MindSpore's names, for programs that read them; DEVICE_ID is read by MindSpore itself.
-RANK_ID = Variable("RANK_ID", NUMBER, 0, "The worker's rank at its start.")
-RANK_SIZE = Variable("RANK_SIZE", NUMBER, 1, "The size at its start.")
-LOCAL_RANK = Variable("KUNGFU_LOCAL_RANK", NUMBER, 0, "The worker's rank among those of its host, at its start.")
-LOCAL_SIZE = Variable("KUNGFU_LOCAL_SIZE", NUMBER, 1, "How many workers its host has, at its start.")
+START_HOSTS = Variable(
+    "KUNGFU_START_HOSTS", NUMBER, 1, "The number of hosts on which the job began. Joining workers get the same value."
+)
+# MindSpore's names, for programs that read them. MindSpore itself reads DEVICE_ID.
+RANK_ID = Variable("RANK_ID", NUMBER, 0, "The worker's rank when it started.")
+RANK_SIZE = Variable("RANK_SIZE", NUMBER, 1, "The cluster size when the worker started.")
+LOCAL_RANK = Variable(
+    "KUNGFU_LOCAL_RANK", NUMBER, 0, "The worker's rank among the workers of its host when it started."
+)
+LOCAL_SIZE = Variable("KUNGFU_LOCAL_SIZE", NUMBER, 1, "The number of workers on its host when it started.")
 PARENT = _optional(
     "KUNGFU_PARENT",
     Kind(_parent, "'process ID:rank:size:local rank:local size:cluster version'"),
-    "In a child process of a worker: the worker's process and its numbers as the child started. A child answers rank "
-    "and size by them, and takes no part in collectives.",
+    "Set in a child process of a worker: the worker's process and its numbers when the child started. The child "
+    "reports these numbers as its rank and size, and takes no part in collectives.",
     set_by="worker",
 )
 # PyTorch's names for the same.
-PLAIN_RANK = Variable("RANK", NUMBER, 0, "As `RANK_ID`, for programs that read torchrun's names.")
-WORLD_SIZE = Variable("WORLD_SIZE", NUMBER, 1, "As `RANK_SIZE`.")
-PLAIN_LOCAL_RANK = Variable("LOCAL_RANK", NUMBER, 0, "As `KUNGFU_LOCAL_RANK`.")
-LOCAL_WORLD_SIZE = Variable("LOCAL_WORLD_SIZE", NUMBER, 1, "As `KUNGFU_LOCAL_SIZE`.")
+PLAIN_RANK = Variable("RANK", NUMBER, 0, "Same as `RANK_ID`, for programs that read torchrun's names.")
+WORLD_SIZE = Variable("WORLD_SIZE", NUMBER, 1, "Same as `RANK_SIZE`.")
+PLAIN_LOCAL_RANK = Variable("LOCAL_RANK", NUMBER, 0, "Same as `KUNGFU_LOCAL_RANK`.")
+LOCAL_WORLD_SIZE = Variable("LOCAL_WORLD_SIZE", NUMBER, 1, "Same as `KUNGFU_LOCAL_SIZE`.")
 CORES_PER_WORKER = _optional(
     "KUNGFU_CORES_PER_WORKER",
     NUMBER,
-    "How many cores each worker has, whatever the size of the cluster (`-cores-per-worker`, or 1 once the training "
-    "uses shards). Unset: they are divided again at each change.",
+    "The number of cores of each worker at every cluster size: `-cores-per-worker`, or 1 if training uses shards. "
+    "Unset: the launcher divides the cores again at each cluster change.",
 )
 DEVICE_ID = Variable(
     "DEVICE_ID",
     NUMBER,
     0,
-    "The worker's device, counted among those that it sees; MindSpore reads it. Without devices: the lowest number "
-    "that no other worker of the host has.",
+    "Index of the worker's device among the devices that are visible to it. MindSpore reads it. Without devices: the "
+    "lowest number that no other worker of the host has.",
 )
-# Devices that the user allows the job; set but empty means none. The launcher gives each worker its share.
+# Devices that the job may use. Empty means none. The launcher sets the variable in each worker to the worker's devices.
 CUDA_VISIBLE_DEVICES = _optional(
     "CUDA_VISIBLE_DEVICES",
     Kind(str, "numbers or UUIDs of GPUs, comma-separated"),
-    "The GPUs that the job may use (unset: all; empty: none), and in a worker its own, or all with `-allow-nvlink`.",
+    "The GPUs that the job may use (unset: all; empty: none). In a worker: the worker's GPU, or all GPUs of the job "
+    "with `-allow-nvlink`.",
     set_by="user, launcher",
 )
 ASCEND_RT_VISIBLE_DEVICES = _optional(
     "ASCEND_RT_VISIBLE_DEVICES",
     Kind(str, "numbers of devices, comma-separated"),
-    "The Ascend devices that the job may use (unset: all; empty: none), and in a worker its own, or all with a rank "
-    "table.",
+    "The Ascend devices that the job may use (unset: all; empty: none). In a worker: the worker's device, or all "
+    "devices of the job with a rank table.",
     set_by="user, launcher",
 )
 RANK_TABLE_FILE = _optional(
-    "RANK_TABLE_FILE", PATH, "Ascend rank table; the workers get the devices that it lists.", set_by="user"
+    "RANK_TABLE_FILE", PATH, "Ascend rank table. The workers get the devices that it lists.", set_by="user"
 )
-HCCL_CONFIG_PATH = _optional(
-    "MINDSPORE_HCCL_CONFIG_PATH", PATH, "The same, and the one that counts where both are set.", set_by="user"
-)
-# etcdctl's names, for `-config-server etcd://...`; each host and each worker that writes needs them.
-ETCD_USER = _optional(
-    "ETCDCTL_USER",
-    Kind(str, "NAME:PASSWORD, or NAME"),
-    "The user of etcd that the job is, where the config server is one.",
-    set_by="user",
-    secret=True,
-)
+HCCL_CONFIG_PATH = _optional("MINDSPORE_HCCL_CONFIG_PATH", PATH, "Takes precedence over `RANK_TABLE_FILE`.", "user")
+# etcdctl's names, for `-config-server etcd://...`. Each host, and each worker that writes, needs these variables.
+ETCD_USER = _optional("ETCDCTL_USER", Kind(str, "NAME:PASSWORD, or NAME"), "The job's user in etcd.", "user", True)
 ETCD_PASSWORD = _optional(
-    "ETCDCTL_PASSWORD", Kind(str, "a password"), "His password, where it isn't in `ETCDCTL_USER`.", "user", secret=True
+    "ETCDCTL_PASSWORD", Kind(str, "a password"), "The user's password, if it isn't in `ETCDCTL_USER`.", "user", True
 )
 ETCD_CACERT = _optional(
-    "ETCDCTL_CACERT", PATH, "The CA of etcd's certificates (`etcds://`). Unset: the system's.", set_by="user"
+    "ETCDCTL_CACERT", PATH, "The CA of etcd's certificates (`etcds://`). Unset: the system's CAs.", set_by="user"
 )
-ETCD_CERT = _optional("ETCDCTL_CERT", PATH, "The job's own certificate for etcd, where it asks for one.", set_by="user")
-ETCD_KEY = _optional("ETCDCTL_KEY", PATH, "The key of that certificate.", set_by="user")
+ETCD_CERT = _optional("ETCDCTL_CERT", PATH, "The job's certificate for etcd, if etcd requires one.", set_by="user")
+ETCD_KEY = _optional("ETCDCTL_KEY", PATH, "The key of the certificate in `ETCDCTL_CERT`.", set_by="user")
 # Slurm's variables for each task.
 _NODES = Kind(str, "a list of nodes like gpu[01-03],login")
 _COUNTS = Kind(str, "a number for each node, like 2(x3),1")
-SLURM_JOB_ID = _optional("SLURM_JOB_ID", NUMBER, "The allocation.", set_by="Slurm")
+SLURM_JOB_ID = _optional("SLURM_JOB_ID", NUMBER, "The number of the allocation.", set_by="Slurm")
 SLURM_STEP_ID = _optional(
     "SLURM_STEP_ID",
     NUMBER,
-    "The step of it. With both, and neither `-H`, `-hostfile`, `-standalone`, `-self` nor `-nic`, the nodes of the "
-    "step are the job's hosts.",
+    "The number of the step in the allocation. If both numbers are set, and none of `-H`, `-hostfile`, "
+    "`-standalone`, `-self` and `-nic` is given, the nodes of the step are the job's hosts.",
     set_by="Slurm",
 )
 SLURM_JOB_NODELIST = _optional("SLURM_JOB_NODELIST", _NODES, "The nodes of the allocation.", set_by="Slurm")
 SLURM_STEP_NODELIST = _optional(
-    "SLURM_STEP_NODELIST", _NODES, "The nodes of the step. Unset: those of the allocation.", set_by="Slurm"
+    "SLURM_STEP_NODELIST", _NODES, "The nodes of the step. Unset: the nodes of the allocation.", set_by="Slurm"
 )
 SLURM_TASKS_PER_NODE = _optional(
-    "SLURM_TASKS_PER_NODE",
-    _COUNTS,
-    "Tasks on each node: so many workers it may have, where they are several on some node.",
-    set_by="Slurm",
+    "SLURM_TASKS_PER_NODE", _COUNTS, "Tasks on each node. They limit its workers if any node has several.", "Slurm"
 )
 SLURM_STEP_TASKS_PER_NODE = _optional(
-    "SLURM_STEP_TASKS_PER_NODE", _COUNTS, "The same for the step, and the one that counts where it is set.", "Slurm"
+    "SLURM_STEP_TASKS_PER_NODE", _COUNTS, "The same for the step. It takes precedence.", "Slurm"
 )
 SLURM_JOB_CPUS_PER_NODE = _optional(
     "SLURM_JOB_CPUS_PER_NODE",
     _COUNTS,
-    "Cores of the allocation on each node: so many workers it may have, where srun starts one task on each.",
+    "Cores of the allocation on each node. They limit its workers if srun starts one task per node.",
     set_by="Slurm",
 )
-SLURM_NODEID = Variable("SLURM_NODEID", NUMBER, 0, "Which of the step's nodes this one is.", set_by="Slurm")
+SLURM_NODEID = Variable("SLURM_NODEID", NUMBER, 0, "The index of this node among the step's nodes.", set_by="Slurm")
 SLURM_LOCALID = Variable(
-    "SLURM_LOCALID", NUMBER, 0, "Which task of its node this is. The first is its `kungfu-run`.", set_by="Slurm"
+    "SLURM_LOCALID", NUMBER, 0, "The index of this task on its node. Task 0 runs the node's `kungfu-run`.", "Slurm"
 )
 
 VARIABLES: tuple[Variable[object], ...] = tuple(v for v in list(globals().values()) if isinstance(v, Variable))
 
 COMPILE_CACHE = "MS_COMPILER_CACHE_ENABLE"
 
-# Variables of other programs, read by name in the code that needs them: what sets them, and what ms_kungfu uses of
-# them. They are no `VARIABLES`: those of the user's are checked before a job starts, and a Ray driver passes them on to
-# all nodes.
+# Variables of other programs, with their setter and ms_kungfu's use. The code that needs one reads it by name. They
+# aren't in `VARIABLES`, because `VARIABLES` that the user sets are checked before a job starts, and a Ray driver passes
+# them on to all nodes.
 OTHERS: tuple[tuple[str, str, str], ...] = (
-    ("OMP_NUM_THREADS", "user, else launcher", "Threads of a worker. Set, `kungfu-run` leaves it alone, as it does"
-     " `PYTHONUNBUFFERED`; unset, it is the worker's share of the cores."),
-    ("PYTHONUNBUFFERED", "user, else launcher", "Unset: 1 in a worker, so that its lines come as they are printed."),
-    ("XDG_RUNTIME_DIR", "the system", "Its folder `ms_kungfu` holds a job's secret, its socket for"
-     " `kungfu-run status`, and the locks of its cores. Unset: `/run/user/UID`. If that can't be used:"
-     " `/tmp/ms_kungfu-UID`, then `/var/tmp/ms_kungfu-UID`, then `$TMPDIR/ms_kungfu-UID`."),
-    ("TMPDIR", "user", "The folder for temporary files; in its folder `ms_kungfu-UID` the same where it can't be in"
-     " `/tmp` and `/var/tmp`."),
+    ("OMP_NUM_THREADS", "user, else launcher", "Threads of a worker. If it is unset, `kungfu-run` sets it to the "
+     "worker's share of the cores."),
+    ("PYTHONUNBUFFERED", "user, else launcher", "If it is unset, `kungfu-run` sets it to 1 in each worker, so that "
+     "output appears as it is printed."),
+        ("XDG_RUNTIME_DIR", "the system", "Its folder `ms_kungfu` holds a job's secret, its socket for `kungfu-run "
+     "status`, and the locks of its cores. Unset: `/run/user/UID`. If that folder can't be used: "
+     "`/tmp/ms_kungfu-UID`, then `/var/tmp/ms_kungfu-UID`, then `$TMPDIR/ms_kungfu-UID`."),
+    ("TMPDIR", "user", "The folder for temporary files. Its folder `ms_kungfu-UID` holds the secret and the socket "
+     "if they can't be in `/tmp` or `/var/tmp`."),
     ("SLURM_CPU_BIND_TYPE", "Slurm", "Whether Slurm has bound tasks to cores (`mask_cpu`)."),
-    ("SLURM_CPU_BIND_LIST", "Slurm", "Which cores the node's tasks are bound to: `kungfu-run` takes those of all."),
-    ("RAY_ADDRESS", "user", "The Ray cluster of `kungfu-run -engine ray` and `ms_kungfu.ray.run`, if none is given,"
-     " or `auto`."),
-    ("ONEDNN_MAX_CPU_ISA", "user, else launcher", "The most of a processor's instructions that MindSpore's convolutions"
-     " take. Unset, `kungfu-run` sets it if [`-cpu-isa`](launcher.md#what-a-worker-gets) says so. The doctor shows it,"
-     " and a ledger of shards records what follows from it, since bits hang on it."),
-    ("DNNL_MAX_CPU_ISA", "user", "The same, if that is unset."),
-    ("XDG_CACHE_HOME", "user", "Its folder `ms_kungfu` holds what `-cpu-isa auto` has measured. Unset: `~/.cache`."),
-    ("GLOG_v", "user", "MindSpore's level of logging. Unset: 4 in `python -m ms_kungfu.fusion`."),
-    (COMPILE_CACHE, "user", "`kungfu-run` removes it from a worker's environment, with a log line if it is 1:"
-     " MindSpore's compile cache is off in workers ([why](limits.md))."),
-    ("MS_ENABLE_GRACEFUL_EXIT", "user", "MindSpore's `OnRequestExit` in the compiled step. With 1 `kungfu-run` doesn't"
-     " set `RANK_SIZE` ([why](mindspore.md))."),
-    ("CUDA_HOME", "user", "Where the doctor looks for `nvcc`."),
-    ("ASCEND_TOOLKIT_HOME", "CANN's set_env.sh", "Where the doctor looks for CANN."),
-    ("ASCEND_HOME_PATH", "CANN's set_env.sh", "The same, where that is unset."),
-    ("MINDSPORE_ROOT", "user", "When ms_kungfu is built: the folder of the MindSpore to build for. Unset: the one that"
-     " is installed. `-DMINDSPORE_ROOT=` goes before."),
+    ("SLURM_CPU_BIND_LIST", "Slurm", "The cores to which the tasks of the node are bound. `kungfu-run` uses the "
+     "cores of all of these tasks."),
+    ("RAY_ADDRESS", "user", "The Ray cluster of `kungfu-run -engine ray` and `ms_kungfu.ray.run`, if no address or "
+     "`auto` is given."),
+    ("ONEDNN_MAX_CPU_ISA", "user, else launcher", "The newest instruction set that MindSpore's convolutions may use."
+     " If it is unset, `kungfu-run` may set it ([`-cpu-isa`](cores.md#vector-instructions)). The doctor shows it. A "
+     "ledger of shards records the resulting instruction set, because the bits depend on it."),
+    ("DNNL_MAX_CPU_ISA", "user", "The same, if `ONEDNN_MAX_CPU_ISA` is unset."),
+    ("XDG_CACHE_HOME", "user", "Its folder `ms_kungfu` holds the measurements of `-cpu-isa auto`. Unset: `~/.cache`."),
+    ("GLOG_v", "user", "MindSpore's log level. `python -m ms_kungfu.fusion` sets it to 4 if it is unset."),
+    (COMPILE_CACHE, "user", "`kungfu-run` removes it from a worker's environment, and logs a line if it is 1: "
+     "MindSpore's compile cache is off in workers ([why](limits.md))."),
+    ("MS_ENABLE_GRACEFUL_EXIT", "user", "Turns on MindSpore's `OnRequestExit` in the compiled step. If it is 1, "
+     "`kungfu-run` doesn't set `RANK_SIZE` ([why](mindspore.md))."),
+    ("CUDA_HOME", "user", "The folder in which the doctor looks for `nvcc`."),
+    ("ASCEND_TOOLKIT_HOME", "CANN's set_env.sh", "The folder in which the doctor looks for CANN."),
+    ("ASCEND_HOME_PATH", "CANN's set_env.sh", "The same, if `ASCEND_TOOLKIT_HOME` is unset."),
+    ("MINDSPORE_ROOT", "user", "Used when ms_kungfu is built: the folder of the MindSpore version to build for. "
+     "Unset: the installed MindSpore. `-DMINDSPORE_ROOT=` overrides it."),
 )  # fmt: skip
 
 
@@ -457,8 +445,8 @@ def to_markdown() -> str:
         "",
         "Generated by `python -m ms_kungfu.env > docs/environment.md`; edit `ms_kungfu/env.py` instead.",
         "",
-        "`kungfu-run` passes its own environment on to the workers and adds what the launcher sets. A",
-        "variable that can't be parsed stops the program with a message that names it.",
+        "`kungfu-run` passes its own environment on to the workers, and adds the variables set by the",
+        "launcher. If a value can't be parsed, the program ends with a message that names the variable.",
         "",
         "| variable | value | unit | default | set by | meaning |",
         "|---|---|---|---|---|---|",
@@ -469,11 +457,11 @@ def to_markdown() -> str:
         lines.append(f"| `{v.name}` | {v.kind.expected} | {v.kind.unit} | {default} | {v.set_by} | {v.meaning} |")
     lines += [
         "",
-        "## Of other programs",
+        "## Variables of other programs",
         "",
-        "Read, too:",
+        "ms_kungfu also reads these variables:",
         "",
-        "| variable | set by | what is taken from it |",
+        "| variable | set by | use |",
         "|---|---|---|",
     ]
     lines += [f"| `{name}` | {set_by} | {meaning} |" for name, set_by, meaning in OTHERS]
@@ -485,7 +473,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     from ms_kungfu._processes import printing
 
-    what = "Lists the environment variables that ms_kungfu reads or sets, in Markdown."
+    what = "List the environment variables that ms_kungfu reads or sets, in Markdown."
     parser = argparse.ArgumentParser("python -m ms_kungfu.env", description=what)
     parser.parse_args(arguments)
     with printing(parser.prog):
