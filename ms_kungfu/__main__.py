@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"ms_kungfu {VERSION}: elastic data-parallel training for MindSpore\n")
         for command, purpose in COMMANDS.items():
             print(f"  {command.ljust(width)}  {purpose}")
-        print(f"\nEach command explains itself with -h. In a program: import ms_kungfu as kf. {_where_the_documentation_is()}")
+        print(f"\nEach command has -h. In a program: import ms_kungfu as kf. {_where_the_documentation_is()}")
     return 0
 
 
