@@ -83,7 +83,7 @@ CAMPAIGNS = {
     ),
     "simulated-heads": Campaign(
         "jobs whose head node changes, on a virtual clock", "jobs", 2000,
-        module("tests.fault.simulate", "{seed}", "{count}", "--seat"),
+        module("tests.fault.simulate", "{seed}", "{count}", "--leadership"),
     ),
     "kills": Campaign("kills and resizes of real jobs on one host", "processes to kill", 1000, faults("kills")),
     "kills-on-hosts": Campaign(

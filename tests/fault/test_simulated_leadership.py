@@ -1,8 +1,8 @@
 """Jobs over several hosts whose controller dies, stands still or is cut off, and another host takes its lease: on a
 virtual clock.
 
-Each seed is another job: ``python -m tests.fault.simulate SEED --term --story`` tells what happens in it. More of it:
-``python -m tests.campaigns simulated-heads``.
+Each seed is another job: ``python -m tests.fault.simulate SEED --leadership --story`` tells what happens in it. More
+of it: ``python -m tests.campaigns simulated-heads``.
 """
 
 from __future__ import annotations

@@ -37,6 +37,8 @@ def test_campaign_starts_something_that_exists_with_count_and_seed(name, monkeyp
     sources = "\n".join(path.read_text() for kind in ("*.py", "*.h", "*.cc") for path in TESTS.rglob(kind))
     for variable in environment:
         assert re.search(rf'(environ\.get|getenv)\("{variable}"', sources), f"nothing reads {variable}"
+    for flag in words if words[2:] and words[2].startswith("tests.") else ():
+        assert not flag.startswith("--") or re.search(rf'add_argument\(\s*"{flag}"', sources), flag
 
 
 @pytest.mark.parametrize(("status", "figure"), [(0, "3 killed"), (3, "FAILED (exit status 3): 3 killed")])
