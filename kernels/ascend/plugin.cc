@@ -1,4 +1,4 @@
-// The plugin for Ascend devices, whose kernels are registered in MindSpore's factory of custom kernels.
+// The plugin for Ascend devices. It registers its kernels in MindSpore's factory for custom kernels.
 #include "common/accelerator.h"
 #include "common/kernels.h"
 #include "include/kernel/ascend/custom/kernel_mod_impl/custom_kernel_factory.h"

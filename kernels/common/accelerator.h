@@ -1,4 +1,4 @@
-// What the kernels of a GPU and of an Ascend device have in common; see kernels.h. What they do is in the device layer.
+// Code that the kernels for GPUs and for Ascend devices share (see kernels.h). The device layer does the work.
 #ifndef KUNGFU_KERNELS_COMMON_ACCELERATOR_H_
 #define KUNGFU_KERNELS_COMMON_ACCELERATOR_H_
 
@@ -15,8 +15,9 @@
 
 namespace mindspore::kernel::kungfu {
 
-// The ticket is a tensor in the device's memory, which neither half reads or writes: to fetch it the host would have to
-// wait for the stream, and with it for the backward pass. Its address tells which start a wait belongs to.
+// Maps the ticket tensor of a started all-reduce to its ticket. Neither the start nor the wait reads or writes the
+// tensor, because it is in the device's memory. The host could read it only after waiting for the stream, which
+// includes the backward pass. Only the tensor's address is used: it tells which start a wait belongs to.
 class Tickets {
  public:
   static Tickets& Get() {
@@ -25,13 +26,13 @@ class Tickets {
   }
   void Put(const void* address, uint64_t ticket) {
     std::lock_guard<std::mutex> guard(mutex_);
-    tickets_[address] = ticket;  // replaces one that was never awaited
+    tickets_[address] = ticket;  // replaces a ticket that was never waited for
   }
   uint64_t Take(const void* address) {
     std::lock_guard<std::mutex> guard(mutex_);
     const auto found = tickets_.find(address);
     if (found == tickets_.end()) {
-      throw std::runtime_error("InternalError: a reduction is waited for that was never started");
+      throw std::runtime_error("InternalError: found no started all-reduce for this wait");
     }
     const auto ticket = found->second;
     tickets_.erase(found);
@@ -43,8 +44,8 @@ class Tickets {
   std::map<const void*, uint64_t> tickets_;
 };
 
-// Tensors in pinned memory, one behind another, and then room for what the kernel gives out itself. A launch ends when
-// its copies have, as the next one uses the memory again.
+// Tensors in pinned memory, one after another, followed by room for values that the kernel itself computes. A launch
+// waits until its copies have ended, because the next launch reuses the memory.
 class PinnedRecord {
  public:
   PinnedRecord() = default;
@@ -52,7 +53,7 @@ class PinnedRecord {
   PinnedRecord& operator=(const PinnedRecord&) = delete;
   ~PinnedRecord() { Free(); }
 
-  // The first `count` tensors; `room`: bytes behind them, for Write.
+  // Reserves memory for the first `count` tensors and for `room` bytes after them, which Write uses.
   void Lay(const KernelTensors& tensors, size_t count, uint64_t room, void* stream) {
     stream_ = stream;
     uint64_t bytes = room;
@@ -89,7 +90,7 @@ class PinnedRecord {
       Check(kf_device_copy(to[i]->device_ptr(), from[i]->device_ptr(), from[i]->size(), KF_DEVICE_TO_DEVICE, stream_));
     }
   }
-  // By way of the room.
+  // Copies `value` to the tensor through the room.
   template <typename Value>
   void Write(const KernelTensor& tensor, const Value& value) {
     std::memcpy(rest_, &value, sizeof value);
@@ -109,7 +110,7 @@ class PinnedRecord {
 
   void* memory_{nullptr};
   uint64_t bytes_{0};
-  char* rest_{nullptr};  // of the room
+  char* rest_{nullptr};  // the next free byte of the room
   std::vector<kf_blob> blobs_;
   kf_stream stream_{nullptr};
 };
@@ -146,8 +147,8 @@ struct Accelerator {
   }
 };
 
-// A kernel of this name as MindSpore's factory makes it, kept for as long as the process lives; null if it knows none.
-// For tests, which launch it as MindSpore would.
+// Returns the kernel that MindSpore's factory makes for `name`, or null if the factory has no such kernel. The kernel
+// lives as long as the process. For tests, which launch it in the same way as MindSpore.
 template <typename Factory>
 KernelMod* MakeForTests(Factory& factory, const char* name) {
   static auto* const kernels = new std::vector<std::shared_ptr<KernelMod>>;

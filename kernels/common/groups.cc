@@ -17,12 +17,12 @@ struct DtypeOf {
   const char* name;
 };
 
-// What the elements of a tensor travel as.
+// The representation in which a tensor's elements are sent.
 struct Carried {
   kf_dtype dtype;
-  std::string name;    // of the elements' own type
-  uint64_t units;      // elements of `dtype` for each of the tensor's
-  bool as_themselves;  // and not as integers of their size
+  std::string name;    // name of the elements' actual type
+  uint64_t units;      // elements of `dtype` for each element of the tensor
+  bool as_themselves;  // false: sent as integers of the same size
 };
 
 constexpr std::array<DtypeOf, 12> kDtypes = {{
@@ -40,7 +40,7 @@ constexpr std::array<DtypeOf, 12> kDtypes = {{
     {kNumberTypeFloat64, KF_FLOAT64, "float64"},
 }};
 
-// The kernel's attributes only see the first tensor of a tuple, so each one is looked at here.
+// Checks each tensor here, because the kernel's attributes only cover the first tensor of a tuple.
 Carried FindDtype(const std::string& kernel, TypeId type, bool copies) {
   for (const auto& known : kDtypes) {
     if (known.type == type) {
@@ -63,11 +63,11 @@ Carried FindDtype(const std::string& kernel, TypeId type, bool copies) {
         break;
     }
   }
-  throw std::runtime_error("TypeError: " + kernel + " can't take a tensor of " + TypeIdToString(type) +
-                           "; supported are float16, bfloat16, float32, float64 and (u)int8 to (u)int64");
+  throw std::runtime_error("TypeError: " + kernel + " doesn't accept a tensor of " + TypeIdToString(type) +
+                           "; the supported dtypes are float16, bfloat16, float32, float64 and (u)int8 to (u)int64");
 }
 
-// As NumPy writes it: "(2,3)", "(4,)", "()".
+// The shape in NumPy's format: "(2,3)", "(4,)", "()".
 std::string ShapeText(const std::vector<int64_t>& shape) {
   std::string text = "(";
   for (size_t i = 0; i < shape.size(); ++i) {
@@ -104,7 +104,8 @@ kf_op ReduceOpOf(const PrimitivePtr& primitive) {
   const auto op = GetValue<std::string>(primitive->GetAttr("op"));
   const auto found = std::find(kNames.begin(), kNames.end(), op);
   if (found == kNames.end()) {
-    throw std::runtime_error("InternalError: no operation is called \"" + op + "\"");
+    throw std::runtime_error("InternalError: no reduction is called \"" + op +
+                             "\"; op must be sum, mean, min, max or prod");
   }
   return static_cast<kf_op>(found - kNames.begin());
 }
@@ -160,15 +161,15 @@ void Groups::Sort(const std::string& kernel, const KernelTensors& inputs, const 
 const std::vector<Group>& Groups::Bind(const std::string& kernel, const KernelTensors& inputs,
                                        const KernelTensors& outputs, bool in_place, uint32_t ranks,
                                        const std::function<uint64_t(uint64_t)>& output_count) {
-  // The shapes of a gather were inferred for the size that the cluster had then: without this check a graph that was
-  // compiled before a resize would write past its buffers.
+  // The output shape of a gather was inferred for the cluster size at compile time. Without this check, a graph that
+  // was compiled before a resize would write past the end of its buffers.
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (outputs.size() != inputs.size() || output_counts_[i] != output_count(input_counts_[i])) {
-      throw std::runtime_error(
-          "StaleClusterError: " + kernel + " \"" + name_ + "\" was compiled for an output of " +
-          (outputs.size() == inputs.size() ? std::to_string(output_counts_[i]) : "other") + " elements, but " +
-          std::to_string(ranks) + " ranks make " + std::to_string(output_count(input_counts_[i])) +
-          " of it: the cluster's size has changed since; build the cell or the jit function again");
+      throw std::runtime_error("StaleClusterError: " + kernel + " \"" + name_ + "\" was compiled for an output of " +
+                               (outputs.size() == inputs.size() ? std::to_string(output_counts_[i]) : "other") +
+                               " elements, but " + std::to_string(ranks) + " ranks need " +
+                               std::to_string(output_count(input_counts_[i])) +
+                               ": the cluster size has changed since; build the cell or the jit function again");
     }
   }
   for (auto& group : groups_) {

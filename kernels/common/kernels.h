@@ -1,10 +1,11 @@
-// MindSpore's kernels, the same on every device. What differs says `Device`: in cpu/plugin.cc, and in accelerator.h.
+// MindSpore's kernels, the same on every device. The template argument `Device` supplies the differences. There is one
+// `Device` in cpu/plugin.cc, and another one in accelerator.h. It has these members:
 //
-//   Kernel                      MindSpore's base class
-//   kAllReduce, ...             the runtime's collectives for this device
-//   Call                        calls one of them
-//   PutTicket, TakeTicket, Wait for an all-reduce in two halves
-//   Record                      tensors as the host reads and writes them
+//   Kernel                       MindSpore's base class for kernels
+//   kAllReduce, ...              the runtime's collectives for this device
+//   Call                         calls one of these collectives
+//   PutTicket, TakeTicket, Wait  for an all-reduce that is split into start and wait
+//   Record                       tensors in a form that the host can read and write
 #ifndef KUNGFU_KERNELS_COMMON_KERNELS_H_
 #define KUNGFU_KERNELS_COMMON_KERNELS_H_
 
@@ -24,8 +25,8 @@ namespace mindspore::kernel::kungfu {
 
 // ---- the collectives ----
 
-// One tensor or a tuple of tensors in, as many out. Not thread-safe: MindSpore launches a kernel from one thread at a
-// time.
+// The input is one tensor or a tuple of tensors; the output has the same number of tensors. Not thread-safe: MindSpore
+// launches a kernel from one thread at a time.
 template <typename Device>
 class CollectiveOn : public Device::Kernel {
  public:
@@ -46,7 +47,8 @@ class CollectiveOn : public Device::Kernel {
     return true;
   }
   std::vector<KernelAttr> GetOpSupport() override {
-    // With a list of dtypes MindSpore would cast all tensors of a tuple to the dtype of the first, and back.
+    // If the kernel listed its dtypes, MindSpore would cast all tensors of a tuple to the dtype of the first one, and
+    // back.
     return {KernelAttr().AddSkipCheckAttr(true).AddAllOutInRef(InPlace())};
   }
 
@@ -56,20 +58,21 @@ class CollectiveOn : public Device::Kernel {
       Check(Run(group));
     }
   }
-  // Runs one group, if the groups have nothing to do with each other.
+  // Runs one group. Called if the groups are independent of each other.
   virtual kf_status Run(const Group& group) = 0;
-  // Whether it computes nothing, so that the elements may be of any type.
+  // Whether the operation only copies elements, so that they may have any type.
   virtual bool Copies() const { return false; }
-  // Tensors of different parts are never in one group.
+  // Returns the part of a tensor. Tensors of different parts are never in one group.
   virtual size_t PartOf(size_t) const { return 0; }
-  // How many elements the output has to hold for an input of `count` elements, at the present size of the cluster.
+  // Returns the number of elements that the output must hold for an input of `count` elements, at the current cluster
+  // size.
   virtual uint64_t OutputCount(uint64_t count) const { return count; }
-  // How many the operation is among. To ask is to join the cluster, at a process that hasn't yet.
+  // Returns the number of ranks of the operation. If this process hasn't joined the cluster yet, it joins now.
   virtual uint32_t Ranks() const { return ClusterSize(); }
   // Whether the outputs are the inputs, written in place.
   virtual bool InPlace() const { return false; }
 
-  // Calls a function of the runtime with the group, and what else it takes.
+  // Calls a function of the runtime with the group and with the function's other arguments.
   template <typename Function, typename... Rest>
   kf_status Bring(Function* function, const Group& group, Rest... rest) const {
     return Device::Call(function, stream_, groups_.name().c_str(), group.tensors.data(), group.tensors.size(),
@@ -78,14 +81,14 @@ class CollectiveOn : public Device::Kernel {
   const char* Layout(const Group& group) const { return groups_.Layout(group); }
   const std::string& name() const { return groups_.name(); }
 
-  void* stream_{nullptr};  // MindSpore's, for the length of a launch
-  uint32_t ranks_{1};      // as this launch began: what the outputs are held against, and the operation is for
+  void* stream_{nullptr};  // MindSpore's stream, valid during a launch
+  uint32_t ranks_{1};      // the number of ranks when this launch began; the outputs are checked against it
 
  private:
   Groups groups_;
 };
 
-// One that reduces, by the primitive's attribute `op`.
+// A collective that reduces. The primitive's attribute `op` chooses the reduction.
 template <typename Device>
 class Reducing : public CollectiveOn<Device> {
  public:
@@ -106,8 +109,8 @@ class AllReduce : public Reducing<Device> {
   }
 };
 
-// The gradients of a step, in groups that are reduced one after another. If a rank fails meanwhile, all groups have its
-// contribution or none has.
+// All-reduces the gradients of a step, one group after another. If a rank fails during this, either all groups include
+// its contribution or none does.
 template <typename Device>
 class AllReduceGradients : public Reducing<Device> {
  public:
@@ -115,8 +118,8 @@ class AllReduceGradients : public Reducing<Device> {
     names_ = GetValue<std::vector<std::string>>(this->primitive_->GetAttr("names"));
     group_of_ = GetValue<std::vector<int64_t>>(this->primitive_->GetAttr("group_of"));
     if (names_.size() > 1 && group_of_.size() != inputs.size()) {
-      throw std::runtime_error("InternalError: " + this->kernel_name_ + " was given " + std::to_string(inputs.size()) +
-                               " tensors and groups for " + std::to_string(group_of_.size()));
+      throw std::runtime_error("InternalError: " + this->kernel_name_ + " has " + std::to_string(inputs.size()) +
+                               " tensors, but group_of has " + std::to_string(group_of_.size()) + " entries");
     }
     return Reducing<Device>::Init(inputs, outputs);
   }
@@ -131,12 +134,14 @@ class AllReduceGradients : public Reducing<Device> {
     }
     Check(Device::Call(Device::kAllReduceGradients, this->stream_, all.data(), all.size(), this->op_));
   }
-  kf_status Run(const Group&) override { throw std::runtime_error("InternalError: groups are run together"); }
+  kf_status Run(const Group&) override {
+    throw std::runtime_error("InternalError: this kernel runs all groups in one call");
+  }
   size_t PartOf(size_t i) const override { return names_.size() > 1 ? static_cast<size_t>(group_of_[i]) : 0; }
 
  private:
-  std::vector<std::string> names_;  // of the groups
-  std::vector<int64_t> group_of_;   // of each tensor, if there is more than one group
+  std::vector<std::string> names_;  // the names of the groups
+  std::vector<int64_t> group_of_;   // the group of each tensor, if there is more than one group
 };
 
 template <typename Device>
@@ -175,16 +180,17 @@ class Broadcast : public CollectiveOn<Device> {
   uint32_t root_{0};
 };
 
-// Straight into parameters. On an ordinary tensor it would overwrite a value that may be used elsewhere.
+// Broadcasts into parameters in place. Not for ordinary tensors, whose old values may be used elsewhere.
 template <typename Device>
 class BroadcastInPlace : public Broadcast<Device> {
  protected:
   bool InPlace() const override { return true; }
 };
 
-// ---- an all-reduce in two halves, for what MindSpore does between them ----
+// ---- an all-reduce split into start and wait; MindSpore runs other kernels in between ----
 
-// A tuple of tensors of one dtype in; as many out, which have no value before the wait, and the ticket, one uint64.
+// The input is a tuple of tensors of one dtype. The outputs are as many tensors, which have no value before the wait,
+// and the ticket, one uint64.
 template <typename Device>
 class AllReduceStart : public Reducing<Device> {
  public:
@@ -197,7 +203,7 @@ class AllReduceStart : public Reducing<Device> {
  protected:
   kf_status Run(const Group& group) override {
     uint64_t ticket = 0;
-    // A rank that doesn't overlap brings another group under this name, perhaps one of the same tensors.
+    // A rank that doesn't overlap may call a different operation under this name, perhaps with the same tensors.
     const std::string layout = std::string(this->Layout(group)) + ", overlapping the backward pass";
     const kf_status status = this->Bring(Device::kStartAllReduce, group, this->op_, layout.c_str(), &ticket);
     if (status == KF_OK) {
@@ -207,15 +213,17 @@ class AllReduceStart : public Reducing<Device> {
   }
 
  private:
-  KernelTensor* ticket_{nullptr};  // for the length of a launch
+  KernelTensor* ticket_{nullptr};  // valid during a launch
 };
 
-// In: all results of the starts, all gradients that were started, the tickets. Out: the same, in place, the results
-// with their values; the others only because MindSpore knows outputs in place for all inputs or for none.
+// Inputs: all results of the starts, all gradients that were started, and the tickets. Outputs: the same tensors, in
+// place. Only the results receive values. The other tensors are outputs because MindSpore supports in-place outputs
+// only for all inputs or for none.
 //
-// Being inputs here keeps the results alive until they are written. The gradients are inputs for the order of launches:
-// MindSpore orders kernels by their distance from the graph's end, and a gradient that is near it is made, and its
-// reduction started, before the backward pass goes on. Without that the last groups started a layer late.
+// The results are inputs here so that MindSpore keeps them alive until they are written. The gradients are inputs
+// because of MindSpore's launch order, which follows the distance from the end of the graph. A gradient near the end is
+// computed and its reduction is started before the backward pass continues. Otherwise the last groups would start a
+// layer late.
 template <typename Device>
 class AllReduceWait : public Device::Kernel {
  public:
@@ -238,7 +246,7 @@ class AllReduceWait : public Device::Kernel {
     tensors.reserve(counts_.size());
     for (size_t i = 0; i < counts_.size(); ++i) {
       if (outputs[i]->device_ptr() != inputs[i]->device_ptr()) {
-        throw std::runtime_error("InternalError: " + this->kernel_name_ + " was not given its outputs in place");
+        throw std::runtime_error("InternalError: " + this->kernel_name_ + ": an output isn't in place of its input");
       }
       tensors.push_back({nullptr, outputs[i]->device_ptr(), counts_[i]});
     }
@@ -255,13 +263,13 @@ class AllReduceWait : public Device::Kernel {
   std::vector<KernelAttr> GetOpSupport() override { return {KernelAttr().AddSkipCheckAttr(true).AddAllOutInRef(true)}; }
 
  private:
-  std::vector<int64_t> num_tensors_;  // of each start
-  std::vector<uint64_t> counts_;      // of elements, of each tensor
+  std::vector<int64_t> num_tensors_;  // number of tensors of each start
+  std::vector<uint64_t> counts_;      // number of elements of each tensor
 };
 
 // ---- the membership ----
 
-// The wanted size in, (changed, detached) out.
+// Input: the desired size. Outputs: changed, detached.
 template <typename Device>
 class ResizeCluster : public Device::Kernel {
  public:
@@ -287,7 +295,7 @@ class ResizeCluster : public Device::Kernel {
   typename Device::Record record_;
 };
 
-// Nothing in; N numbers of the cluster out, as they are when the kernel runs.
+// No inputs. Outputs: N numbers that describe the cluster at the time when the kernel runs.
 template <typename Device, size_t N>
 class NumbersNow : public Device::Kernel {
  public:
@@ -312,7 +320,7 @@ class NumbersNow : public Device::Kernel {
   typename Device::Record record_;
 };
 
-// The version in which the last all-reduce was, and how many took part: see kf_participants.
+// Outputs the cluster version of the last all-reduce, and the number of ranks that contributed. See kf_participants.
 template <typename Device>
 class ClusterNow : public NumbersNow<Device, 2> {
   std::array<int64_t, 2> Ask() override {
@@ -323,7 +331,7 @@ class ClusterNow : public NumbersNow<Device, 2> {
   }
 };
 
-// This process's rank and the number of ranks.
+// Outputs this process's rank and the number of ranks.
 template <typename Device>
 class Place : public NumbersNow<Device, 2> {
   std::array<int64_t, 2> Ask() override {
@@ -334,7 +342,7 @@ class Place : public NumbersNow<Device, 2> {
   }
 };
 
-// The number of ranks, once all of them are here.
+// Waits until all ranks have called, then outputs the number of ranks.
 template <typename Device>
 class Barrier : public NumbersNow<Device, 1> {
   std::array<int64_t, 1> Ask() override {
@@ -347,7 +355,8 @@ class Barrier : public NumbersNow<Device, 1> {
 
 // ---- the model store ----
 
-// A tuple of tensors is one record, whose layout is a fingerprint of their dtypes and shapes.
+// The kernels of the model store. A tuple of tensors is one record. The record's layout is a hash of the tensors'
+// dtypes and shapes.
 template <typename Device>
 class StoreOn : public Device::Kernel {
  public:
@@ -366,7 +375,7 @@ class StoreOn : public Device::Kernel {
       }
       text += ")";
     }
-    // FNV-1a: the same in every process.
+    // FNV-1a, which is the same in every process.
     uint64_t hash = 14695981039346656037ull;
     for (const unsigned char c : text) {
       hash = (hash ^ c) * 1099511628211ull;
@@ -383,7 +392,7 @@ class StoreOn : public Device::Kernel {
   typename Device::Record record_;
 };
 
-// Parameters in, the version that they were saved as out.
+// Inputs: the parameters. Output: the version under which they were saved.
 template <typename Device>
 class SaveModel : public StoreOn<Device> {
  public:
@@ -399,7 +408,8 @@ class SaveModel : public StoreOn<Device> {
   }
 };
 
-// Parameters in; a neighbour's out, or these if no neighbour has any, and then the neighbour's rank and its version.
+// Inputs: this worker's parameters. Outputs: a neighbour's parameters, then the neighbour's rank and its version. If no
+// neighbour has saved a model, the parameters are this worker's own.
 template <typename Device>
 class RequestModel : public StoreOn<Device> {
  public:
@@ -422,7 +432,7 @@ class RequestModel : public StoreOn<Device> {
 
   bool Launch(const KernelTensors& inputs, const KernelTensors&, const KernelTensors& outputs, void* stream) override {
     struct {
-      int64_t rank = -1;  // no rank has any
+      int64_t rank = -1;  // no other rank has saved a model
       uint64_t version = 0;
     } source;
     auto& record = this->record_;
@@ -452,7 +462,7 @@ void Add(Factory& factory, const char* name) {
   factory.Register(name, [] { return std::make_shared<Kernel>(); });
 }
 
-// Makes all kernels known to MindSpore's factory for the device, when the plugin is loaded.
+// Registers all kernels for the device in MindSpore's factory. Runs when the plugin is loaded.
 template <typename Device, typename Factory>
 bool AddAll(Factory& factory) {
   Add<AllReduce<Device>>(factory, "KungFuAllReduce");

@@ -1,4 +1,4 @@
-// Threads that take denormals for zero.
+// Flushes denormals to zero on the threads of PyNative mode.
 #ifndef KUNGFU_KERNELS_CPU_DENORMALS_H_
 #define KUNGFU_KERNELS_CPU_DENORMALS_H_
 
@@ -15,18 +15,20 @@
 
 namespace mindspore::kernel::kungfu {
 
-// The threads of PyNative mode's queues compute, too: its operators (backend), those of gradients, and compiled
-// functions that it calls (frontend). From now on they take denormals for zero as the pool's do: which of them computes
-// is MindSpore's choice, by what was faster in the first launches.
+// Makes the threads of PyNative mode's queues flush denormals to zero, as the threads of MindSpore's pool do. The queue
+// threads compute too: operators (backend), gradients (bprop), and compiled functions that PyNative code calls
+// (frontend). MindSpore chooses between these threads and the pool by the time that the first launches took.
 //
-// No other thread pushes while this runs: what was queued has been computed, so the queues' own threads, which push to
+// No other thread may push to the queues during the call. All queued work has then been computed, so the queues' own
+// threads, which push to each other, are idle.
 // each other, are idle.
 inline void FlushDenormalsOfQueues() {
   class Flush : public runtime::AsyncTask {
    public:
     Flush() : AsyncTask(runtime::kUnknownTask), caller_(std::this_thread::get_id()) {}
     void Run() override {
-      if (std::this_thread::get_id() != caller_) {  // as it is if queues are turned off
+      if (std::this_thread::get_id() != caller_) {  // equal if the queues are turned off: the caller then runs the task
+                                                    // itself
         (void)::kungfu::FlushDenormals(true);
       }
     }

@@ -1,4 +1,4 @@
-// The plugin for CPUs, where kernels are launched without a stream and the tensors are in the host's memory.
+// The plugin for CPUs. Kernels are launched without a stream, and tensors are in the host's memory.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -19,7 +19,7 @@
 
 extern "C" __attribute__((visibility("default"))) const char* kungfu_ms_version() { return KUNGFU_MINDSPORE_VERSION; }
 
-// Not 0 if it can't be had. cpu/undivided.h
+// Returns 0, or 1 on failure. See cpu/undivided.h.
 extern "C" __attribute__((visibility("default"))) int kungfu_ms_compute_undivided() {
   try {
     return mindspore::kernel::kungfu::ComputeUndivided() ? 0 : 1;
@@ -28,7 +28,7 @@ extern "C" __attribute__((visibility("default"))) int kungfu_ms_compute_undivide
   }
 }
 
-// Not 0 if it failed. cpu/denormals.h
+// Returns 0, or 1 on failure. See cpu/denormals.h.
 extern "C" __attribute__((visibility("default"))) int kungfu_ms_flush_denormals_of_queues() {
   try {
     mindspore::kernel::kungfu::FlushDenormalsOfQueues();
@@ -58,7 +58,7 @@ class HostKernel : public NativeCpuKernelMod {
               void* stream) override = 0;
 };
 
-// The tensors' own memory.
+// A record that uses the tensors' own memory.
 class HostRecord {
  public:
   void Lay(const KernelTensors& tensors, size_t count, uint64_t, void*) {
@@ -108,8 +108,9 @@ struct Host {
   static kf_status Wait(const std::vector<kf_started>& started) { return kf_wait(started.data(), started.size()); }
 };
 
-// The gradients of a shard in, and behind them its loss; as many out, which have a value if the last output, one
-// bool, says that the step is over. On CPUs only: sums are kept in the host's memory from launch to launch.
+// Inputs: the gradients of a shard, followed by its loss. Outputs: as many tensors, followed by one bool. The tensors
+// have a value only if the bool says that the step has ended. On CPUs only, because the sums stay in the host's memory
+// between launches.
 class SumShards : public CollectiveOn<Host> {
  public:
   bool Launch(const KernelTensors& inputs, const KernelTensors& workspace, const KernelTensors& outputs,
@@ -130,16 +131,18 @@ class SumShards : public CollectiveOn<Host> {
     Check(kf_sum_shards(all.data(), all.size(), loss_, &over));
     *over_ = over != 0;
   }
-  kf_status Run(const Group&) override { throw std::runtime_error("InternalError: groups are summed together"); }
+  kf_status Run(const Group&) override {
+    throw std::runtime_error("InternalError: this kernel sums all groups in one call");
+  }
 
  private:
-  // MindSpore's, for the length of a launch:
+  // Set in each launch, and valid only during it:
   bool* over_{nullptr};
   const void* loss_{nullptr};
 };
 
-// What Dropout and its gradient have in common: a tensor of a float dtype in, the same where an element is kept, scaled
-// so that the expectation stays, else 0.
+// Code that Dropout and its gradient share. Input: a tensor of a float dtype. Output: 0 for each dropped element, and
+// the scaled input element for each kept one. The scale preserves the expected value.
 class Dropping : public HostKernel {
  public:
   bool Init(const KernelTensors&, const KernelTensors&) override {
@@ -163,12 +166,12 @@ class Dropping : public HostKernel {
         return ApplyTo<float, float>(from, kept, to);
       case kNumberTypeFloat64:
         return ApplyTo<double, double>(from, kept, to);
-      default:  // refused when shapes are inferred
-        throw std::runtime_error("InternalError: " + kernel_name_ + " of a dtype that isn't a float's");
+      default:  // rejected when shapes are inferred
+        throw std::runtime_error("InternalError: " + kernel_name_ + " got a tensor whose dtype isn't a float dtype");
     }
   }
 
-  uint64_t threshold_{0};  // of 2^32 numbers these many mean that an element is dropped
+  uint64_t threshold_{0};  // an element is dropped if its random number of 32 bits is less than this
   uint64_t count_{0};
 
  private:
@@ -184,9 +187,9 @@ class Dropping : public HostKernel {
   }
 };
 
-// x in; x with elements dropped and the mask (true: kept) out. What is drawn is a function of the shard and of how many
-// were drawn before for it; outside of a step of shards of the seed, the rank and how many the process has drawn
-// before.
+// Input: x. Outputs: x with some elements dropped, and the mask (true: kept). In a step of shards, the random numbers
+// depend on the shard and on the number of earlier draws for it. Outside such a step, they depend on the seed, the rank
+// and the number of earlier draws in this process.
 class Dropout : public Dropping {
  public:
   bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {
@@ -202,10 +205,11 @@ class Dropout : public Dropping {
   }
 
  private:
-  // Two rounds: the first makes 128 bits of what a draw is keyed by, the second the draw's numbers, four a block.
+  // Calls Philox twice. The first call turns the key of the draw into 128 bits. The second call turns these bits into
+  // the draw's random numbers, four per block.
   void Draw(bool* kept) const {
     static std::atomic<uint64_t> draws{0};
-    constexpr uint32_t kNoPlace = ~0u;  // no shard draws as often
+    constexpr uint32_t kNoPlace = ~0u;  // no shard draws this often
     uint64_t seed = 0;
     uint64_t step = 0;
     uint32_t shard = 0;
@@ -236,7 +240,7 @@ class Dropout : public Dropping {
   uint32_t rank_{0};
 };
 
-// The gradient of the first output and the mask in, the gradient of x out.
+// Inputs: the gradient of Dropout's first output, and the mask. Output: the gradient of x.
 class DropoutGrad : public Dropping {
  public:
   bool Launch(const KernelTensors& inputs, const KernelTensors&, const KernelTensors& outputs, void*) override {
@@ -274,9 +278,9 @@ kf_status Copy(const Group& group) {
   return KF_OK;
 }
 
-// What all V ranks of a virtual world bring, or their least or greatest element (ms_kungfu/msrun). The workers that
-// live stand for it: their mean, times V. A worker that hasn't begun to train calls no other worker and stands for all
-// of them.
+// Computes the sum over all V ranks of a virtual world, or their minimum or maximum (ms_kungfu/msrun). The living
+// workers stand for all V ranks: the sum is the workers' mean times V. A worker that hasn't begun to train calls no
+// other worker, and its own values stand for all ranks.
 class WorldAllReduce : public Reducing<Host> {
  public:
   bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {
@@ -285,7 +289,7 @@ class WorldAllReduce : public Reducing<Host> {
   }
 
  protected:
-  uint32_t Ranks() const override { return 1; }  // whatever it is, the shapes are the same
+  uint32_t Ranks() const override { return 1; }  // any number will do: the shapes don't depend on it
 
   kf_status Run(const Group& group) override {
     const bool together = TakesPart();
@@ -318,11 +322,12 @@ class WorldAllReduce : public Reducing<Host> {
       case KF_FLOAT64:
         return Sum<double>(group, together);
     }
-    throw std::runtime_error("InternalError: " + kernel_name_ + " of an unknown dtype");
+    throw std::runtime_error("InternalError: " + kernel_name_ + " got a tensor of an unknown dtype");
   }
 
  private:
-  // In doubles, so that a mean of integers keeps what it is scaled up by: exact as long as sums are below 2^53.
+  // Sums in doubles. A mean of integers then keeps its fraction until it is multiplied by V. Exact if all sums are
+  // below 2^53.
   template <typename Element>
   kf_status Sum(const Group& group, bool together) {
     using Wide = std::conditional_t<std::is_arithmetic_v<Element>, Element, float>;
@@ -354,11 +359,11 @@ class WorldAllReduce : public Reducing<Host> {
   std::vector<double> wide_;
 };
 
-// What the rank `root` of a virtual world has: the worker's that stands for it, which another one may in the next step.
-// A worker that hasn't begun to train stands for all of them.
+// Broadcasts the values of rank `root` of a virtual world, as held by the worker that plays this rank. Another worker
+// may play the rank in the next step. A worker that hasn't begun to train plays all ranks itself.
 class WorldBroadcast : public Broadcast<Host> {
  protected:
-  uint32_t Ranks() const override { return 1; }  // whatever it is, the shapes are the same
+  uint32_t Ranks() const override { return 1; }  // any number will do: the shapes don't depend on it
 
   kf_status Run(const Group& group) override {
     if (!TakesPart()) {
@@ -367,8 +372,10 @@ class WorldBroadcast : public Broadcast<Host> {
     auto* const ask = who_plays.load();
     const std::string who = this->name() + " (living)";
     for (;;) {
-      // Of a list that all workers have alike: of a failure one may know by itself, and another one not yet.
-      const uint32_t ranks = ClusterSize();  // of the list and of the gather: a second call may know another cluster
+      // Gather a list that is the same at all workers. Otherwise one worker might know of a failure that another worker
+      // doesn't know of yet.
+      const uint32_t ranks = ClusterSize();  // for both the list and the gather: a second call might see another
+                                             // cluster
       std::vector<uint8_t> living(ranks);
       const uint8_t here = 1;
       const kf_tensor tensor{&here, living.data(), 1};
@@ -377,8 +384,8 @@ class WorldBroadcast : public Broadcast<Host> {
       const int root = static_cast<int>(this->root_);
       const int player = ask == nullptr ? root : ask(root, living.data(), static_cast<int>(ranks));
       const kf_status status = this->Bring(Host::kBroadcast, group, static_cast<uint32_t>(player), this->Layout(group));
-      // The player has failed meanwhile, as all others know; then another one plays. If no worker can go on, the next
-      // list says so.
+      // The worker that plays the rank has failed. All other workers know this, so another worker plays the rank. If
+      // none can continue, the gather of the next list fails.
       if (status != KF_PEER_LOST) return status;
     }
   }
@@ -399,13 +406,14 @@ bool AddShards(Factory<NativeCpuKernelMod>& factory) {
 }  // namespace
 }  // namespace mindspore::kernel::kungfu
 
-// Whether this worker contributes to the operations of the others, asked at each operation of the virtual world.
+// Sets the function that tells whether this worker contributes to the operations of the other workers. Each operation
+// of the virtual world calls it.
 extern "C" __attribute__((visibility("default"))) void kungfu_ms_ask_whether_it_takes_part(int (*ask)()) {
   mindspore::kernel::kungfu::takes_part = ask;
 }
 
-// Which rank of the cluster stands for one of the virtual world, asked at each of its broadcasts: of those ranks that
-// are not 0 in the list.
+// Sets the function that tells which rank of the cluster plays a given rank of the virtual world. Each broadcast of the
+// virtual world calls it. The function chooses among the ranks that aren't 0 in the list.
 extern "C" __attribute__((visibility("default"))) void kungfu_ms_ask_who_plays(int (*ask)(int, const uint8_t*, int)) {
   mindspore::kernel::kungfu::who_plays = ask;
 }

@@ -1,4 +1,4 @@
-// Kernels that compute in one part.
+// Makes MindSpore's kernels compute in one part.
 #ifndef KUNGFU_KERNELS_CPU_UNDIVIDED_H_
 #define KUNGFU_KERNELS_CPU_UNDIVIDED_H_
 
@@ -9,16 +9,18 @@
 
 namespace mindspore::kernel::kungfu {
 
-// Some of MindSpore's kernels (`ParallelLaunchAutoSearch`: Log and others) try in their first launches into how many
-// parts their work is best divided, and keep what was fastest; others divide it by the number of threads. If a part
-// begins decides which elements vector units compute and which are computed one by one, and so the last bits. They
-// never take more parts than the process's pool says that it has threads: from now on it says 1, and what has been
-// found out before no longer counts. The threads themselves, and those that run the graph's actors, stay as they are.
+// Makes MindSpore's kernels compute their work in one part, from now on. Returns false if MindSpore has no thread pool.
 //
-// False: there is no such pool.
+// Some kernels (`ParallelLaunchAutoSearch`: Log and others) try several numbers of parts in their first launches, and
+// keep the fastest. Other kernels divide their work by the number of threads. The boundaries between parts decide which
+// elements are computed by vector units and which one by one. They therefore affect the last bits of the result.
+//
+// Kernels never use more parts than the pool reports threads. This function makes the pool report 1 thread, which also
+// overrides what kernels have found so far. The threads themselves, and the threads that run the graph's actors, don't
+// change.
 inline bool ComputeUndivided() {
   auto* const actors = ActorMgr::GetActorMgrRef();
-  if (actors->GetActorThreadPool() == nullptr) {  // it is made with the first graph: as MindSpore does it
+  if (actors->GetActorThreadPool() == nullptr) {  // MindSpore creates the pool with the first graph; do the same
     constexpr size_t kActorQueue = 81920;
     size_t actor_threads = 0;
     size_t threads = 0;
@@ -29,8 +31,8 @@ inline bool ComputeUndivided() {
   if (pool == nullptr) {
     return false;
   }
-  // What kernels go by is the sum of both numbers. That of the actors' threads is needed as it is, so this one makes
-  // the sum 1: unsigned, hence it may be "negative".
+  // Kernels use the sum of both thread numbers. The number of actor threads must not change. So set the other number
+  // such that the sum is 1. It is unsigned, so it may wrap to a "negative" number.
   pool->SetKernelThreadNum(size_t{1} - pool->GetActorThreadNum());
   return pool->GetKernelThreadNum() == 1;
 }

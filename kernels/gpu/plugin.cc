@@ -1,4 +1,4 @@
-// The plugin for GPUs, whose kernels are registered natively, as MindSpore's own are.
+// The plugin for GPUs. It registers its kernels natively, like MindSpore's own kernels.
 #include "common/accelerator.h"
 #include "common/kernels.h"
 #include "mindspore/ops/kernel/gpu/gpu_kernel.h"

@@ -1,4 +1,4 @@
-// A clock that is cheap enough to be read around every collective.
+// A clock that is cheap enough to be read at the start and end of every collective.
 #ifndef KUNGFU_BASE_CLOCK_H_
 #define KUNGFU_BASE_CLOCK_H_
 
@@ -11,7 +11,8 @@
 
 namespace kungfu {
 
-// Ticks of a counter that runs at a constant rate; std::chrono's clock would take longer than all the rest.
+// Returns the ticks of a counter that runs at a constant rate. Reading std::chrono's clock would take longer than the
+// rest of the measurement.
 inline uint64_t Ticks() {
 #if defined(__x86_64__)
   return __rdtsc();

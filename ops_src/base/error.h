@@ -11,14 +11,14 @@
 
 namespace kungfu {
 
-// The name of the Python exception that stands for a status.
+// Returns the name of the Python exception that corresponds to `status`.
 const char* StatusName(kf_status status);
 
 class KF_API Error : public std::runtime_error {
  public:
   Error(kf_status status, const std::string& message) : std::runtime_error(message), status_(status) {}
   kf_status status() const { return status_; }
-  // "PeerLostError: rank 2 failed", as it crosses the C ABI.
+  // The message as it crosses the C ABI, for example "PeerLostError: rank 2 failed".
   std::string Described() const { return std::string(StatusName(status_)) + ": " + what(); }
 
  private:
@@ -33,7 +33,7 @@ std::string Text(const Parts&... parts) {
   return out.str();
 }
 
-// What the last system call of this thread that failed says, as an InternalError about `what`.
+// Returns an InternalError with `what` and the description of `errno`, for a system call that has just failed.
 Error SystemError(const std::string& what);
 
 // Fills a field of fixed size with as much of `text` as fits, and a NUL.
@@ -42,13 +42,13 @@ void CopyText(char (&field)[kSize], const std::string& text) {
   const size_t n = text.copy(field, kSize - 1);
   field[n] = '\0';
 }
-// The text of such a field, which may come from a process that isn't ours.
+// Returns the text of such a field. The field may come from a process that isn't ours.
 template <size_t kSize>
 std::string TextOf(const char (&field)[kSize]) {
   return {field, strnlen(field, kSize)};
 }
 
-// Throws InternalError with the values in question if an invariant does not hold.
+// Throws InternalError with the given values if an invariant doesn't hold.
 #define KUNGFU_CHECK(condition, ...)                                                                                  \
   do {                                                                                                                \
     if (!(condition))                                                                                                 \

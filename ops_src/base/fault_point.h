@@ -1,4 +1,4 @@
-// Places at which tests let a process exit, stop or wait. They cost nothing unless the tests are built.
+// Places at which tests can make a process exit, stop or wait. They cost nothing unless the tests are built.
 #ifndef KUNGFU_BASE_FAULT_POINT_H_
 #define KUNGFU_BASE_FAULT_POINT_H_
 
@@ -6,7 +6,7 @@
 
 namespace kungfu {
 
-// Called with the name of each place that the process comes to; set by a test.
+// Called with the name of each fault point that the process reaches. Set by a test.
 __attribute__((visibility("default"))) inline void (*fault_hook)(const char* place) = nullptr;
 
 }  // namespace kungfu

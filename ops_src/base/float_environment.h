@@ -1,4 +1,4 @@
-// Rounding and denormals as IEEE 754 has them by default, whatever the thread has been set to.
+// Sets rounding and denormals to IEEE 754's defaults, whatever the thread's settings are.
 #ifndef KUNGFU_BASE_FLOAT_ENVIRONMENT_H_
 #define KUNGFU_BASE_FLOAT_ENVIRONMENT_H_
 
@@ -11,11 +11,11 @@
 
 namespace kungfu {
 
-// Whether this thread takes denormals for zero, and makes zeros of those that it computes, from now on. Returns whether
-// it did before.
+// Sets whether this thread treats denormal inputs as zero and replaces denormal results by zero. Returns the previous
+// setting.
 inline bool FlushDenormals(bool flushes) {
 #if defined(__x86_64__)
-  constexpr uint32_t kBits = 0x8040;  // both ways
+  constexpr uint32_t kBits = 0x8040;  // for inputs and results
   const uint32_t before = _mm_getcsr();
   _mm_setcsr(flushes ? before | kBits : before & ~kBits);
   return (before & kBits) == kBits;
@@ -30,7 +30,8 @@ inline bool FlushDenormals(bool flushes) {
 #endif
 }
 
-// For as long as it lives. A thread of a framework may flush denormals to zero, and another one not.
+// Sets the default environment while the object lives. Threads of a framework may differ in whether they flush
+// denormals to zero.
 class DefaultFloatEnvironment {
  public:
   DefaultFloatEnvironment() {

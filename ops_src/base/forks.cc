@@ -15,7 +15,7 @@ namespace {
 }  // namespace
 
 void OneProcess::Throw(const char* what) {
-  throw Error(KF_INVALID, Text("a forked child is no member of the cluster: it can't ", what));
+  throw Error(KF_INVALID, Text("a forked child is not a member of the cluster and can't ", what));
 }
 
 }  // namespace kungfu

@@ -1,4 +1,4 @@
-// Tells an object that it is a forked child's copy of its parent's.
+// Detects that an object is a forked child's copy of its parent's object.
 #ifndef KUNGFU_BASE_FORKS_H_
 #define KUNGFU_BASE_FORKS_H_
 
@@ -7,21 +7,23 @@
 
 namespace kungfu {
 
-// A forked child has its parent's memory: it could publish in its parent's name, and take a lock that a thread holds
-// which doesn't exist here. So whatever speaks for a process remembers in which it was made, and asks before it touches
-// a lock. fork() counts, in the child, which makes asking a load and a comparison; children of vfork(), posix_spawn()
-// and a bare clone() aren't counted, they run no code of ours.
+// Remembers the process in which an object was made. A forked child has a copy of its parent's memory. Without this
+// check, the child could publish data in its parent's name. It could also wait for a lock whose holder, a thread of the
+// parent, doesn't exist in the child. So each object that acts for a process checks this before it takes a lock.
+//
+// fork() increments a counter in the child, so a check is one load and one comparison. Children of vfork(),
+// posix_spawn() and a bare clone() aren't counted; they run none of our code.
 class OneProcess {
  public:
   OneProcess() : made_in_(forks_.load(std::memory_order_relaxed)) {}
-  // Whether this is the copy that a forked child has.
+  // Whether this object is a forked child's copy.
   bool IsCopy() const { return made_in_ != forks_.load(std::memory_order_relaxed); }
-  // Throws ValueError in such a child: "a forked child is no member of the cluster: it can't `what`".
+  // Throws ValueError in a forked child: "a forked child is not a member of the cluster and can't `what`".
   void Refuse(const char* what) const {
     if (IsCopy()) Throw(what);
   }
 
-  static void CountFork() { forks_.fetch_add(1, std::memory_order_relaxed); }  // of fork() alone
+  static void CountFork() { forks_.fetch_add(1, std::memory_order_relaxed); }  // called by fork() only
 
  private:
   [[noreturn]] static void Throw(const char* what);

@@ -1,4 +1,4 @@
-// How a thread that waits in the runtime learns that its program wants to end: Python's signals, to the bindings.
+// Lets the program interrupt a thread that waits in the runtime. The Python bindings use it for Python's signals.
 #ifndef KUNGFU_BASE_INTERRUPT_H_
 #define KUNGFU_BASE_INTERRUPT_H_
 
@@ -6,14 +6,15 @@
 
 namespace kungfu {
 
-// Thrown out of a wait. The communicator is finished for this process then; see Communicator::GiveUp for the others.
+// Thrown out of a wait. This process can't use the communicator afterwards. Communicator::GiveUp describes what happens
+// at the other ranks.
 class KF_API Interrupted : public Error {
  public:
   explicit Interrupted(const std::string& by) : Error(KF_ABORTED, "the wait was interrupted by " + by) {}
 };
 
-// For as long as it lives, this thread calls `check` now and then while it waits (every 20 ms, and when a
-// signal ends its sleep). `check` may throw Interrupted, and nothing else. Null: nothing is called.
+// While this object lives, its thread calls `check` whenever it waits: every 20 ms, and when a signal ends its sleep.
+// `check` may throw only Interrupted. If `check` is null, nothing is called.
 class InterruptCheck {
  public:
   explicit InterruptCheck(void (*check)());
@@ -22,7 +23,7 @@ class InterruptCheck {
   InterruptCheck& operator=(const InterruptCheck&) = delete;
 
   static void Run();
-  // Whether a caller above in this thread wants to know.
+  // Whether a caller further up in this thread has set a check.
   static bool IsSet();
 
  private:

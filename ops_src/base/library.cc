@@ -35,7 +35,8 @@ Library::Library(const std::string& what, const char* paths, const std::vector<s
 Library::Symbol Library::Find(const std::string& name) const {
   const Symbol symbol = FindOptional(name);
   if (symbol.address != nullptr) return symbol;
-  throw Error(KF_MISSING, Text(what_, " in ", path_, " has no function ", name, ": it is another version or library"));
+  throw Error(KF_MISSING, Text(what_, " in ", path_, " has no function ", name,
+                               "; the file is another version or another library"));
 }
 
 Library::Symbol Library::FindOptional(const std::string& name) const { return {dlsym(handle_, name.c_str())}; }

@@ -1,4 +1,4 @@
-// A shared library that may be missing, opened at run time: a vendor's, OpenSSL.
+// A shared library that is opened at run time and may be missing: OpenSSL, or a device vendor's library.
 #ifndef KUNGFU_BASE_LIBRARY_H_
 #define KUNGFU_BASE_LIBRARY_H_
 
@@ -7,15 +7,16 @@
 
 namespace kungfu {
 
-// Stays open for the life of the process: what it has started (threads, contexts) can't be unloaded safely.
+// The library stays open until the process ends, because the threads and contexts that it has started can't be unloaded
+// safely.
 class Library {
  public:
-  // `what` names it in messages ("the CUDA runtime"). `paths`, separated by colons, are tried in their order; without
-  // them, what this process has loaded already under one of `names`, then what the loader finds. Throws Error
-  // KF_MISSING.
+  // `what` is the library's name in messages ("the CUDA runtime"). `paths` is a list separated by colons, tried in this
+  // order. If it is empty, the constructor tries a library that the process has already loaded under one of `names`,
+  // then the loader's search for `names`. Throws Error KF_MISSING.
   Library(const std::string& what, const char* paths, const std::vector<std::string>& names);
 
-  // A function, of whatever type it is assigned to.
+  // The address of a function. Converts to any function pointer type.
   struct Symbol {
     void* address;
     template <typename Function>
@@ -23,9 +24,9 @@ class Library {
       return reinterpret_cast<Function*>(address);
     }
   };
-  // Throws Error KF_MISSING: the library is there but another than expected.
+  // Throws Error KF_MISSING if the library doesn't have the function, because it is another version or another library.
   Symbol Find(const std::string& name) const;
-  // Null if the library hasn't got it.
+  // Returns null if the library doesn't have the function.
   Symbol FindOptional(const std::string& name) const;
   const std::string& path() const { return path_; }
 

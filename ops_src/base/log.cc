@@ -17,14 +17,14 @@ namespace kungfu {
 namespace {
 
 constexpr auto kApart = std::chrono::seconds(1);
-constexpr size_t kMostLines = 100;  // if the reader is slower than one a second
+constexpr size_t kMostLines = 100;  // reached if the reader is slower than one line a second
 
 void ToStderr(const std::string& line) {
   const std::string text = "kungfu: " + line + "\n";
   [[maybe_unused]] const auto written = write(STDERR_FILENO, text.data(), text.size());
 }
 
-// Never destroyed: its thread, which is never joined, may outlive static destructors.
+// Never destroyed, because its thread is never joined and may outlive static destructors.
 class Log {
  public:
   static Log& Get() {
@@ -49,19 +49,19 @@ class Log {
     }
     said_any_ = true;
     said_ = now;
-    lines_.push_back(left_out_ == 0 ? line : Text(line, " (and ", left_out_, " such lines before it)"));
+    lines_.push_back(left_out_ == 0 ? line : Text(line, " (and ", left_out_, " lines left out before this one)"));
     left_out_ = 0;
     if (!started_) Start();
     said_more_.notify_one();
   }
 
  private:
-  // mutex_ is held.
+  // The caller holds mutex_.
   void Start() {
     try {
       StartThread("kungfu-log", [this] { Serve(); }).detach();
       started_ = true;
-    } catch (...) {  // no thread can be had: the lines stay where they are
+    } catch (...) {  // no thread could be started: the lines stay queued
     }
   }
 
@@ -89,7 +89,7 @@ class Log {
   const OneProcess process_;
   std::mutex mutex_;
   std::condition_variable said_more_, idle_;
-  // All guarded by mutex_:
+  // Guarded by mutex_:
   LogHandler handler_;
   std::deque<std::string> lines_;
   std::chrono::steady_clock::time_point said_;
@@ -106,7 +106,7 @@ void SetLog(LogHandler handler) { Log::Get().Set(std::move(handler)); }
 void LogSometimes(const std::string& line) noexcept {
   try {
     Log::Get().Say(line);
-  } catch (...) {  // no memory for it
+  } catch (...) {  // no memory for the line
   }
 }
 

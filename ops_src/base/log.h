@@ -1,4 +1,4 @@
-// What the runtime has to tell a person while it goes on: one line at a time, rarely.
+// Log lines of the runtime for a person: one line at a time, rarely.
 #ifndef KUNGFU_BASE_LOG_H_
 #define KUNGFU_BASE_LOG_H_
 
@@ -7,15 +7,16 @@
 
 namespace kungfu {
 
-// Takes a line without its end. Called on a thread of its own, never on one that runs a collective: it may wait for
-// anything (Python's lock, a slow disk), and no thread waits for it.
+// Accepts a line without its line end. It is called on a separate thread, never on a thread that runs a collective. No
+// thread waits for the handler, so it may block (on Python's lock, on a slow disk).
 using LogHandler = std::function<void(const std::string& line)>;
 
-// Null, the default: lines go to stderr. Returns when the handler before it runs no more (so not to be called from it).
+// Sets the log handler. Null, the default, means that lines go to stderr. Returns when the previous handler no longer
+// runs, so a handler must not call this function.
 void SetLog(LogHandler handler);
 
-// Hands the line over; at most one a second from this process, those in between are counted in the next. Never waits
-// for a reader, and throws nothing.
+// Queues the line for the handler. Each process logs at most one line a second; the next logged line states how many
+// were left out. Never waits for the handler, and never throws.
 void LogSometimes(const std::string& line) noexcept;
 
 }  // namespace kungfu

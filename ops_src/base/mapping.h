@@ -1,4 +1,4 @@
-// Shared memory of anonymous files.
+// Shared memory in anonymous files.
 #ifndef KUNGFU_BASE_MAPPING_H_
 #define KUNGFU_BASE_MAPPING_H_
 
@@ -14,14 +14,14 @@ namespace kungfu {
 
 inline size_t RoundUp(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-// `what` names the file in messages.
+// Returns the size of the file. `what` is the file's name in messages.
 inline size_t FileSize(int fd, const std::string& what) {
   struct stat info{};
   if (fstat(fd, &info) != 0) throw SystemError("fstat of " + what);
   return static_cast<size_t>(info.st_size);
 }
 
-// Unmapped with the object.
+// A memory mapping that is unmapped when the object is destroyed.
 class Mapping {
  public:
   Mapping(int fd, size_t offset, size_t bytes, bool writable, const std::string& what) : bytes_(bytes) {

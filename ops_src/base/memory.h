@@ -10,7 +10,7 @@
 
 namespace kungfu {
 
-inline constexpr size_t kAlign = 64;  // a cache line: what the reductions like best
+inline constexpr size_t kAlign = 64;  // a cache line; the reductions are fastest with this alignment
 
 inline size_t Aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
@@ -18,7 +18,7 @@ struct FreeDeleter {
   void operator()(void* memory) const { std::free(memory); }
 };
 
-// Memory that only grows.
+// A memory block that only grows. Growing it loses its contents.
 class Memory {
  public:
   char* Get(size_t bytes) {
@@ -26,7 +26,7 @@ class Memory {
     data_.reset();
     bytes_ = 0;
     data_.reset(static_cast<char*>(std::aligned_alloc(kAlign, Aligned(bytes))));
-    if (data_ == nullptr) throw Error(KF_INTERNAL, Text("no memory for ", bytes, " bytes"));
+    if (data_ == nullptr) throw Error(KF_INTERNAL, Text("can't allocate ", bytes, " bytes"));
     bytes_ = bytes;
     return data_.get();
   }

@@ -1,4 +1,5 @@
-// Deadlines that survive a pause of the whole job: SIGSTOP, a suspended Slurm step, a paused virtual machine.
+// Deadlines that aren't affected by a pause of the whole job: SIGSTOP, a suspended Slurm step, a paused virtual
+// machine.
 #ifndef KUNGFU_BASE_RUN_TIME_H_
 #define KUNGFU_BASE_RUN_TIME_H_
 
@@ -7,20 +8,21 @@
 
 namespace kungfu {
 
-// For how long a wait has lasted, without the pauses in which this process did not run.
+// Measures how long a wait has lasted, without the pauses in which this process didn't run.
 //
-// Every clock goes on while a process is stopped. A waiter that wakes up behind a pause would therefore find its
-// deadline passed, though the rank that it waits for was stopped as well and could not arrive.
+// Every clock continues while a process is stopped. After a pause, a waiting thread would therefore find that its
+// deadline has passed, although the awaited rank was stopped as well and couldn't arrive.
 //
-//  1. A waiter looks at least every kLongestSlice: it sleeps in slices, and looks between any two of them.
-//  2. So two looks that are further apart than kMostGap have time between them in which this thread did not run. Of
-//     that distance only kMostGap counts. (Test: RunTime.APauseCountsAsOneGap.)
-//  3. A pause costs the awaited rank at most kMostGap of its time, however long it is. Whatever that rank publishes
-//     when it goes on, it has the rest of the limit to do so.
-//  4. A wait still ends. Each look counts the time since the last one in full or kMostGap; a thread that runs at all
-//     looks again. A machine that is short of cores makes deadlines longer, never shorter.
+//  1. A waiting thread reads the clock at least every kLongestSlice, because it sleeps in slices and reads the clock
+//     between them.
+//  2. So if two reads are more than kMostGap apart, this thread didn't run for part of that time. Only kMostGap of it
+//     is counted. (Test: RunTime.APauseCountsAsOneGap.)
+//  3. A pause of any length costs the awaited rank at most kMostGap of its time. After the pause, the rank has the rest
+//     of the limit to publish its data.
+//  4. A wait still ends. Each read counts either the whole time since the last read or kMostGap, and a thread that runs
+//     at all reads again. A machine with too few cores makes deadlines longer, never shorter.
 //
-// State is local to a wait: no thread depends on another one's looks. Not thread-safe.
+// The state is local to one wait: no thread depends on what another thread reads. Not thread-safe.
 class RunTime {
  public:
   using Clock = std::chrono::steady_clock;
@@ -30,13 +32,13 @@ class RunTime {
 
   explicit RunTime(Clock::time_point now = Clock::now()) : looked_(now) {}
 
-  // How long the wait has lasted. A look; `now` never goes back.
+  // Reads the clock and returns how long the wait has lasted. `now` must never go back.
   Clock::duration Look(Clock::time_point now = Clock::now()) {
     ran_ += std::min<Clock::duration>(now - looked_, kMostGap);
     looked_ = now;
     return ran_;
   }
-  // As of the last look.
+  // Returns how long the wait had lasted at the last call of Look.
   Clock::duration ran() const { return ran_; }
 
  private:

@@ -1,4 +1,4 @@
-// Threads of the runtime's own beside those of the program.
+// Threads that the runtime starts in addition to the program's threads.
 #ifndef KUNGFU_BASE_THREADS_H_
 #define KUNGFU_BASE_THREADS_H_
 
@@ -10,8 +10,8 @@
 
 namespace kungfu {
 
-// Runs `body` on a thread of this name (15 characters at most), which takes no signals: they are for the program's
-// threads. Throws what std::thread throws.
+// Runs `body` on a new thread called `name` (at most 15 characters). The thread blocks all signals, so that the
+// program's threads receive them. Throws what std::thread throws.
 template <typename Body>
 std::thread StartThread(const char* name, Body body) {
   struct Blocked {

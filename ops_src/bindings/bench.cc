@@ -1,5 +1,5 @@
-// Timing loops of `python -m benchmarks`: a call from Python costs as much as a small collective, so the clock is
-// read here. One loop serves the runtime, an MPI library and memcpy, so that what is compared was measured alike.
+// Timing loops of `python -m benchmarks`. A call from Python takes as long as a small collective, so the loops and the
+// clock are in C++. The runtime, an MPI library and memcpy share one loop, so their times are measured in the same way.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -15,30 +15,32 @@ namespace py = pybind11;
 namespace kungfu {
 namespace {
 
-// The buffers of one call.
+// The tensors of one call.
 using Set = std::vector<kf_tensor>;
 
-// They are taken in turns, so that data can come from memory instead of from the cache. Keeps Python's buffers for the
-// length of a loop.
+// The sets of tensors that the calls use in turn, so that data can come from memory instead of the cache. Holds
+// Python's buffers during a loop.
 class Sets {
  public:
   using Buffers = std::vector<std::pair<std::vector<py::buffer>, std::vector<py::buffer>>>;
 
   Sets(const Buffers& sets, size_t unit) {
     for (const auto& [inputs, outputs] : sets) {
-      if (inputs.size() != outputs.size()) throw Error(KF_INVALID, "as many outputs as inputs are needed");
+      if (inputs.size() != outputs.size())
+        throw Error(KF_INVALID, Text(inputs.size(), " inputs but ", outputs.size(), " outputs"));
       Set set;
       for (size_t i = 0; i < inputs.size(); i++) {
         const py::buffer_info& in = held_.emplace_back(inputs[i].request());
         const void* input = in.ptr;
         const auto bytes = static_cast<size_t>(in.size * in.itemsize);
         const py::buffer_info& out = held_.emplace_back(outputs[i].request(/*writable=*/true));
-        if (static_cast<size_t>(out.size * out.itemsize) != bytes) throw Error(KF_INVALID, "sizes differ");
+        if (static_cast<size_t>(out.size * out.itemsize) != bytes)
+          throw Error(KF_INVALID, "input and output differ in size");
         set.push_back({input, out.ptr, bytes / unit});
       }
       sets_.push_back(std::move(set));
     }
-    if (sets_.empty()) throw Error(KF_INVALID, "no buffers");
+    if (sets_.empty()) throw Error(KF_INVALID, "no sets of buffers were given");
   }
 
   const Set& operator[](size_t i) const { return sets_[i % sets_.size()]; }
@@ -48,17 +50,19 @@ class Sets {
   std::vector<Set> sets_;
 };
 
-// Tensors [first, second) that travel together.
+// Ranges of tensors, [first, second). Each range is one operation.
 using Groups = std::vector<std::pair<size_t, size_t>>;
 
 void Check(const Groups& groups, size_t tensors) {
   for (const auto& [begin, end] : groups) {
-    if (begin >= end || end > tensors) throw Error(KF_INVALID, Text("no tensors ", begin, " to ", end));
+    if (begin >= end || end > tensors)
+      throw Error(KF_INVALID, Text("there are no tensors ", begin, " to ", end, " of ", tensors));
   }
 }
 
-// Seconds per call, for each of `samples` times `batch` calls. The ranks meet before each sample and start together;
-// and after the last, so that a rank that is done first doesn't go on to other work on a core that the others need.
+// Returns the seconds per call for each of `samples` samples of `batch` calls. All ranks wait for each other before
+// each sample, so that they start together. They also wait after the last sample: otherwise a rank that has finished
+// could start other work on a core that the other ranks need.
 template <typename Barrier, typename Call>
 std::vector<double> Time(size_t samples, size_t batch, const Barrier& barrier, const Call& call) {
   using Clock = std::chrono::steady_clock;
@@ -99,8 +103,8 @@ std::vector<double> TimeCollective(const std::string& kind, const std::string& n
       });
 }
 
-// Functions and handles of an MPI library that is loaded already, by address: no MPI is needed to build this. A handle
-// is a pointer in some libraries and an int in others; both arrive whole in a register.
+// Functions and handles of an MPI library, passed as addresses. The library is already loaded, so the build needs no
+// MPI. A handle is a pointer in some libraries and an int in others; both fit into a register.
 using Handle = uintptr_t;
 using MpiAllReduce = int (*)(const void*, void*, int, Handle, Handle, Handle);
 using MpiBroadcast = int (*)(void*, int, Handle, int, Handle);
@@ -111,11 +115,12 @@ void CheckMpi(int code) {
 }
 
 int MpiCount(uint64_t count) {
-  if (count > INT_MAX) throw Error(KF_INVALID, Text("MPI takes at most ", INT_MAX, " elements, got ", count));
+  if (count > INT_MAX) throw Error(KF_INVALID, Text("MPI accepts at most ", INT_MAX, " elements, got ", count));
   return static_cast<int>(count);
 }
 
-// Groups of several tensors are packed into a buffer and unpacked from another: MPI takes one contiguous buffer.
+// MPI accepts only one contiguous buffer. So a group of several tensors is packed into a buffer, and the result is
+// unpacked from another one.
 std::vector<double> TimeMpi(const std::string& kind, Handle function, Handle barrier, const Sets::Buffers& buffers,
                             const Groups& groups, size_t unit, Handle datatype, Handle op, int root, Handle comm,
                             size_t samples, size_t batch) {
@@ -152,7 +157,7 @@ std::vector<double> TimeMpi(const std::string& kind, Handle function, Handle bar
             run(begin->input, begin->output, static_cast<int>(counts[g]));
             continue;
           }
-          // A broadcast is in place: what it packs, it unpacks.
+          // A broadcast is in place, so its result is in the packed buffer.
           char* result = kind == "broadcast" ? to.data() : from.data();
           size_t at = 0;
           for (const kf_tensor* t = begin; t < end; at += t->count * unit, t++) {

@@ -1,4 +1,4 @@
-// ms_kungfu._core: the runtime for Python. Thin: arguments are converted, the GIL is released around whatever waits.
+// ms_kungfu._core: the runtime for Python. This layer converts arguments and releases the GIL during calls that wait.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -35,7 +35,7 @@ void RegisterStore(py::module_& m);      // store.cc
 
 namespace {
 
-// A contiguous Python buffer, held for as long as this object lives.
+// A contiguous Python buffer, held while this object lives.
 class Buffer {
  public:
   Buffer(const py::object& object, bool writable) {
@@ -59,7 +59,7 @@ class Buffer {
   Py_buffer view_{};
 };
 
-// `dtype` is a kf_dtype, or negative to take it from the buffer.
+// Returns `dtype`, a kf_dtype. If `dtype` is negative, returns the dtype of the buffer.
 kf_dtype DtypeOf(const Buffer& buffer, int dtype) {
   if (dtype >= 0) {
     if (!IsDtype(dtype)) throw Error(KF_TYPE, Text("no dtype has number ", dtype));
@@ -75,20 +75,21 @@ kf_dtype DtypeOf(const Buffer& buffer, int dtype) {
   for (const auto& [letter, known] : kFormats) {
     if (format[0] == letter && format[1] == '\0') return known;
   }
-  throw Error(KF_TYPE, Text("no collective takes elements of format '", buffer.format(),
-                            "'; (u)int8 to 64, float16, bfloat16, float32 and float64 work"));
+  throw Error(KF_TYPE, Text("collectives don't accept elements of format '", buffer.format(),
+                            "'; the supported dtypes are (u)int8 to (u)int64, float16, bfloat16, float32 and float64"));
 }
 
-// The communicator, after a join if that is still to be done, which is a wait in Python.
+// Returns the communicator. If this process hasn't joined the cluster yet, it joins first; Python's signals can end
+// that wait.
 std::shared_ptr<Communicator> Joined() {
   const InterruptCheck check(CheckOfThread());
   return Peer::Get().Current();
 }
 
-// Of an all-reduce in two halves, whose output is as large as its input.
+// Returns the tensor of an all-reduce that is split into start and wait. Its output has the size of its input.
 kf_tensor Tensor(const Buffer& input, const Buffer& output, kf_dtype dtype) {
   if (output.bytes() != input.bytes()) {
-    throw Error(KF_INVALID, Text("out has ", output.bytes(), " bytes, ", input.bytes(), " are needed"));
+    throw Error(KF_INVALID, Text("out has ", output.bytes(), " bytes, but needs ", input.bytes()));
   }
   return {input.data(), output.data(), input.bytes() / SizeOf(dtype)};
 }
@@ -102,20 +103,21 @@ void RunOn(Operation operation, const py::object& in, const py::object& out, int
   operation.layout = layout.c_str();
   const auto who = [&] { return Text(NameOf(operation.kind), " \"", operation.name, "\": "); };
   if (input.bytes() % SizeOf(operation.dtype) != 0) {
-    throw Error(KF_INVALID, Text(who(), input.bytes(), " bytes are no whole number of ", NameOf(operation.dtype)));
+    throw Error(KF_INVALID, Text(who(), input.bytes(), " bytes aren't a whole number of ", NameOf(operation.dtype)));
   }
-  // The size that is checked is that of the communicator which runs it, whatever another thread does meanwhile.
+  // The size is checked against the same communicator that runs the operation, even if another thread changes the
+  // current communicator meanwhile.
   const auto communicator = Joined();
   const size_t grow = operation.kind == Kind::kAllGather ? communicator->size() : 1;
   const size_t shrink = operation.kind == Kind::kReduceScatter ? communicator->size() : 1;
   if (output.bytes() * shrink != input.bytes() * grow) {
-    throw Error(KF_INVALID, Text(who(), "out has ", output.bytes(), " bytes, ", input.bytes() * grow / shrink,
-                                 " are needed with ", communicator->size(), " ranks"));
+    throw Error(KF_INVALID, Text(who(), "out has ", output.bytes(), " bytes, but needs ", input.bytes() * grow / shrink,
+                                 " with ", communicator->size(), " ranks"));
   }
   const auto* const from = static_cast<const char*>(input.data());
   const auto* const to = static_cast<const char*>(output.data());
   if (from < to + output.bytes() && to < from + input.bytes() && (from != to || input.bytes() != output.bytes())) {
-    throw Error(KF_INVALID, Text(who(), "out overlaps the input in part; it may be the input itself, or apart"));
+    throw Error(KF_INVALID, Text(who(), "out overlaps the input in part; pass the input itself or separate memory"));
   }
   const kf_tensor tensor{input.data(), output.data(), input.bytes() / SizeOf(operation.dtype)};
   operation.tensors = &tensor;
@@ -124,7 +126,7 @@ void RunOn(Operation operation, const py::object& in, const py::object& out, int
   Waiting([&] { communicator->Run(operation); });
 }
 
-// What the C ABI refused, as the exception that it was.
+// Throws the error that a failed call of the C ABI has recorded.
 void Check(kf_status status) {
   if (status == KF_OK) return;
   const std::string text = kf_last_error();
@@ -135,8 +137,8 @@ std::chrono::milliseconds Milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
-// Throws what a handler in Python has raised in the form that crosses the C ABI: "ResizeError: ...". A wish to end
-// (KeyboardInterrupt, SystemExit) goes on as it is if the caller is Python, too.
+// Converts an exception of a Python handler to the form that crosses the C ABI ("ResizeError: ...") and throws it.
+// KeyboardInterrupt and SystemExit are passed on as they are if the caller is Python too.
 [[noreturn]] void Rethrow(py::error_already_set& raised) {
   if (!raised.matches(PyExc_Exception) && InterruptCheck::IsSet()) {
     const std::string by = py::str(raised.type().attr("__name__"));
@@ -151,7 +153,8 @@ std::chrono::milliseconds Milliseconds(double seconds) {
   throw Error(KF_RESIZE, Text(type, ": ", text));
 }
 
-// The reference is given up with the GIL held, from whichever thread drops the last copy of the handler.
+// Holds a reference to `callable`. The last copy of the handler releases the reference on any thread, with the GIL
+// held.
 std::shared_ptr<py::object> Hold(const py::object& callable) {
   return {new py::object(callable), [](py::object* object) {
             if (Py_IsInitialized() == 0) return;
@@ -188,8 +191,8 @@ Peer::ResizeHandler HandlerFrom(const py::object& callable) {
 PYBIND11_MODULE(_core, m) {
   m.doc() = "Runtime of ms_kungfu: collectives between the processes of a cluster. Use ms_kungfu.comm instead.";
 
-  // The typed exception is built by ms_kungfu.errors, which knows the classes; the record serves
-  // ms_kungfu.last_error().
+  // ms_kungfu.errors builds the typed exception, because it has the exception classes. RecordFailure keeps the error
+  // for ms_kungfu.last_error().
   py::register_exception_translator([](std::exception_ptr thrown) {
     try {
       if (thrown) std::rethrow_exception(thrown);
@@ -208,19 +211,19 @@ PYBIND11_MODULE(_core, m) {
   m.def("cluster_version", [] { return Joined()->cluster_version(); });
   m.def(
       "announced_version", [] { return Peer::Get().Current()->announced(); },
-      "Newest cluster version that the launcher has announced.");
+      "Return the newest cluster version that the launcher has announced.");
   m.def(
       "deadlines_held", [] { return Peer::Get().Current()->deadlines_held(); },
-      "Whether the launcher waits for the job's store: no deadline of a member runs meanwhile.");
+      "Return whether the launcher waits for the job's store. No deadline of a member runs during this wait.");
   m.def(
       "sync_points", [] { return Peer::Get().Current()->sync_points(); },
-      "How many sync points the members have asked for in this cluster version.");
+      "Return the number of sync points that members have requested in this cluster version.");
   m.def(
       "request_sync_point", [](uint64_t number) { Peer::Get().Current()->RequestSyncPoint(number); }, py::arg("number"),
-      "Asks all members to come to the sync point with this number, from 1. Not collective.");
+      "Ask all members to reach the sync point with this number (1 or more). Not collective.");
   m.def(
       "set_busy", [](bool busy) { Peer::Get().Current()->SetBusy(busy); }, py::arg("busy"),
-      "Whether the others' deadlines are to wait for this rank, which does something long alone. Not collective.");
+      "Set whether this rank does long work alone, so that the other ranks' deadlines wait. Not collective.");
   m.def(
       "note_step",
       [](uint64_t step, double each_s) {
@@ -228,42 +231,44 @@ PYBIND11_MODULE(_core, m) {
         Peer::Get().Current()->NoteStep(step, std::chrono::duration_cast<std::chrono::nanoseconds>(each));
       },
       py::arg("step"), py::arg("each_s"),
-      "Reports that the training has ended this step, one of which takes so many seconds (0: not known yet). Not "
-      "collective.");
+      "Report that training has finished this step. `each_s`: seconds per step; 0 if not known yet. Not collective.");
   m.def(
       "living", [] { return Peer::Get().Current()->Living(); },
-      "Ranks that aren't known to have failed, as this process sees it.");
+      "Return the ranks that this process doesn't know to have failed.");
   m.def(
       "take_reductions",
       [] {
         const auto taken = Peer::Get().Current()->TakeReductions();
         return std::make_tuple(taken.gradient, taken.any, taken.commits, taken.first, taken.last);
       },
-      "What came of the reductions since the last call, in generations plus one: the latest of gradients and of all, "
-      "how many commits of gradients, the first and the last of them.");
+      "Return what has ended since the last call: (latest gradient reduction, latest other all-reduce, number of "
+      "commits, first commit, last commit). All except the number of commits are generations plus one; 0 means none. A "
+      "commit is a set of gradient reductions that ended together.");
   m.def(
       "members_of", [](uint32_t generation) { return Peer::Get().Current()->MembersOf(generation); },
-      "Ranks that took part in what ended in this generation.");
+      "Return the ranks that contributed to operations that ended in this generation.");
   m.def(
       "set_weight",
       [](uint32_t weight) {
         if (weight >> kWeightBits != 0) {
-          throw Error(KF_INVALID, Text("a rank's weight is below 2^", kWeightBits, ", got ", weight));
+          throw Error(KF_INVALID, Text("the weight ", weight, " is too large; it must be below 2^", kWeightBits));
         }
         Peer::Get().SetWeight(weight);
       },
-      py::arg("weight"), "Samples that this rank brings to the next gradient reductions.");
+      py::arg("weight"), "Set this rank's weight in the next gradient reductions: its number of samples.");
   m.def(
       "set_claim", [](const std::string& claim) { Peer::Get().SetClaim(claim); }, py::arg("claim"),
-      "What this rank says of the parameters that it begins to train; compared in its gradient reductions.");
+      "Set the description of the parameters that this rank begins to train. Gradient reductions compare it between "
+      "ranks.");
   m.def(
       "set_sources", [](const Members& sources) { Peer::Get().Current()->SetSources(sources); }, py::arg("sources"),
-      "Until the next call, at all ranks alike: broadcasts may be taken from any of these ranks, in ascending order, "
-      "where their root is one of them. They have to bring the same as it does.");
+      "Set the ranks (ascending, equal at all ranks) that have the same data, until the next call. A broadcast whose "
+      "root is one of these ranks may copy the data from any of them.");
   m.def(
       "state_root", [] { return Peer::Get().Current()->StateRoot(); },
-      "Lowest rank that carried the training state when it joined; the size where none did.");
-  m.def("last_error", [] { return LastFailureOfProcess(); }, "Text of this process's last failure, '' if none.");
+      "Return the lowest rank that had the training state when it joined, or the size if no rank had it.");
+  m.def(
+      "last_error", [] { return LastFailureOfProcess(); }, "Return the message of this process's last failure, or ''.");
   m.def("instruction_set", [] { return std::string(ReductionInstructionSet()); });
 
   m.def(
@@ -289,7 +294,7 @@ PYBIND11_MODULE(_core, m) {
       },
       py::arg("local_fd"), py::arg("control_fd"), py::arg("request_fd"), py::arg("model_fd"), py::arg("rank"),
       py::arg("host_of_rank"), py::arg("address"), py::arg("has_state"), py::arg("collective_timeout_s"),
-      py::arg("join_timeout_s"), "As join, in a cluster over several hosts. The descriptors stay the caller's.");
+      py::arg("join_timeout_s"), "Join a cluster over several hosts. The caller keeps the descriptors.");
   m.def("leave", [](const std::string& reason) { Peer::Get().Leave(reason); }, py::arg("reason"));
   m.def("reset", [] { Peer::Get().Reset(); });
   m.def("catch_sigterm", &CatchSigterm, py::arg("fd"),
@@ -308,7 +313,8 @@ PYBIND11_MODULE(_core, m) {
 
   m.def(
       "set_join_handler", [](const py::object& callable) { Peer::Get().SetJoinHandler(JoinHandlerFrom(callable)); },
-      py::arg("callable"), "Called before the first use of the cluster by a process that has not joined it yet.");
+      py::arg("callable"),
+      "Set the function that is called before the first use of the cluster if the process hasn't joined it yet.");
 
   m.def(
       "all_reduce",
@@ -328,7 +334,7 @@ PYBIND11_MODULE(_core, m) {
         return Peer::Get().Start({Kind::kAllReduce, name, &tensor, 1, type, static_cast<kf_op>(op), 0, layout.c_str()});
       },
       py::arg("name"), py::arg("input"), py::arg("output"), py::arg("op"), py::arg("dtype") = -1,
-      "The first half of an all-reduce: returns a ticket, 0 where the output is there already.");
+      "Start an all-reduce. Return its ticket, or 0 if the output already has the result.");
   m.def(
       "wait",
       [](uint64_t ticket, const py::object& out, int dtype) {
@@ -338,7 +344,8 @@ PYBIND11_MODULE(_core, m) {
         py::gil_scoped_release release;
         Peer::Get().Wait(&started, 1);
       },
-      py::arg("ticket"), py::arg("output"), py::arg("dtype") = -1, "The second half, with the output of the first.");
+      py::arg("ticket"), py::arg("output"), py::arg("dtype") = -1,
+      "Wait for a started all-reduce. Pass the output that was passed to the start.");
   m.def(
       "broadcast",
       [](const char* name, const py::object& in, const py::object& out, uint32_t root, int dtype,
@@ -353,7 +360,8 @@ PYBIND11_MODULE(_core, m) {
         RunOn({Kind::kAllGather, name}, in, out, dtype, kind);
       },
       py::arg("name"), py::arg("input"), py::arg("output"), py::arg("dtype") = -1, py::arg("kind") = "",
-      "`kind` is the elements' type where they travel as another one, for the check between the ranks.");
+      "Gather all ranks' arrays. `kind`: the elements' actual type if they are sent as another type; the check between "
+      "ranks compares it.");
   m.def(
       "reduce_scatter",
       [](const char* name, const py::object& in, const py::object& out, int op, int dtype) {
@@ -374,20 +382,20 @@ PYBIND11_MODULE(_core, m) {
         py::gil_scoped_release release;
         host::SlowThreads::Get().AwaitOne();
       },
-      "Returns when a thread of this process has waited in a collective for 0.1 s, at once where one does. Signals "
-      "don't end it.");
+      "Return when a thread of this process has waited in a collective for 0.1 s, or at once if one already has. "
+      "Signals don't end this call.");
   m.def(
       "look_for_deadlock",
       [](bool alone, bool main_waits, const std::string& place) {
-        static Stillness* const stillness = new Stillness;  // its caller's thread may outlive static destructors
+        static Stillness* const stillness = new Stillness;  // the calling thread may outlive static destructors
         py::gil_scoped_release release;
         const bool still = stillness->Look(host::SlowThreads::Get().All(), main_waits) && alone;
         Peer::Get().Current()->LookForDeadlock(still, place);
       },
       py::arg("alone"), py::arg("main_waits"), py::arg("place"),
-      "Ends the communicator where all ranks wait for each other; to be called some times a second, by one thread, "
-      "while there are slow waits. `alone`: no thread of Python's but the main one begins collectives; `main_waits`: "
-      "that one is in a call of MindSpore's, if in no collective.");
+      "Close the communicator if all ranks wait for each other. Call it several times a second, on one thread, while "
+      "there are slow waits. `alone`: only Python's main thread starts collectives. `main_waits`: the main thread is "
+      "in a call of MindSpore, unless it is in a collective.");
 
   m.def(
       "device_open",
@@ -417,12 +425,12 @@ PYBIND11_MODULE(_core, m) {
             }
           };
         }
-        py::gil_scoped_release release;  // the handler before may wait for it
+        py::gil_scoped_release release;  // the previous handler may need the GIL to end
         SetLog(std::move(handler));
       },
       py::arg("callable"),
-      "Takes the lines that the runtime logs meanwhile (long waits), on a thread of their own; None: to stderr. Taken "
-      "away at exit.");
+      "Set the handler of the runtime's log lines (long waits). It runs on a separate thread. None: lines go to "
+      "stderr. The handler is removed at exit.");
   py::module_::import("atexit").attr("register")(py::cpp_function([] {
     py::gil_scoped_release release;
     SetLog(nullptr);
@@ -442,25 +450,27 @@ PYBIND11_MODULE(_core, m) {
         }
         return std::make_tuple(all.operations, all.brought_bytes, all.busy_s, all.exposed_s, received);
       },
-      "(operations, bytes brought, seconds in collectives, of them exposed, bytes received by rank) since the start.");
+      "Return (operations, bytes of input, seconds in collectives, exposed seconds among them, bytes received from "
+      "each rank) since the process started.");
   m.def(
       "watch_gradients", [](const std::string& name) { monitoring::GradientNorms::Get().Watch(name); }, py::arg("name"),
-      "From now on sums up the squared norms of the all-reduces of this name; '': none.");
+      "Sum up the squared norms of later all-reduces with this name. '': of none.");
   m.def(
       "take_gradient_norms",
       [] {
         const monitoring::Norms norms = monitoring::GradientNorms::Get().Take();
         return std::make_tuple(norms.brought, norms.reduced, norms.elements, norms.cpu_s);
       },
-      "(squared norm of this rank's gradients, of their mean, elements, CPU seconds) since the last call.");
+      "Return (squared norm of this rank's gradients, squared norm of their mean, elements, CPU seconds) since the "
+      "last call.");
 
   // ---- the launcher's side ----
-  m.def("create_segment", &shm::Segment::Create, py::arg("size"), py::arg("cluster_version"), py::arg("cores"),
-        py::arg("recovers") = false, py::arg("control_block") = false,
-        "Shared memory for one cluster version; returns its descriptor, which the caller owns. `control_block`: of the "
-        "ranks "
-        "of several hosts, with what they and the launchers tell each other alone.");
-  py::class_<shm::SegmentControlBlock>(m, "SegmentControl", "The launcher's hold on a segment.")
+  m.def(
+      "create_segment", &shm::Segment::Create, py::arg("size"), py::arg("cluster_version"), py::arg("cores"),
+      py::arg("recovers") = false, py::arg("control_block") = false,
+      "Create the shared memory of one cluster version. Return its descriptor, which the caller owns. `control_block`: "
+      "for the ranks of several hosts; only the ranks and the launchers use it to notify each other.");
+  py::class_<shm::SegmentControlBlock>(m, "SegmentControl", "The launcher's access to a segment.")
       .def(py::init(
                [](int fd) { return std::make_unique<shm::SegmentControlBlock>(std::make_shared<shm::Segment>(fd)); }),
            py::arg("fd"))
@@ -468,10 +478,11 @@ PYBIND11_MODULE(_core, m) {
       .def_property_readonly("cluster_version", &shm::SegmentControlBlock::cluster_version)
       .def("mark_lost", &shm::SegmentControlBlock::MarkLost, py::arg("rank"), py::arg("reason"),
            py::arg("recover") = false, py::arg("reaped") = false,
-           "Tells the members that `rank` is out: they go on without it, or their waits end with PeerLostError. Its "
-           "process may still live; once it is `reaped`, which may be said later, what it has bound is free.")
+           "Notify the members that `rank` has failed. They continue without it, or their waits end with "
+           "PeerLostError. Its process may still live. `reaped`: the process has ended, so its resources are free; a "
+           "later call can add this.")
       .def("gave_up", &shm::SegmentControlBlock::GaveUpAlone, py::arg("rank"),
-           "Why `rank` can't go on and has to be ended, its process being alive; '' where it isn't so.")
+           "Return why the living process of `rank` can't continue and must be ended, or '' if it can continue.")
       .def(
           "awaited",
           [](const shm::SegmentControlBlock& control_block) {
@@ -481,13 +492,12 @@ PYBIND11_MODULE(_core, m) {
             }
             return waits;
           },
-          "(rank, rank that it sleeps for, whether it is about to give up), for each rank that waits at present. A "
-          "rank "
-          "that sleeps for itself waits for no rank in particular.")
+          "Return (rank, awaited rank, whether the wait will soon time out) for each rank that waits now. A rank "
+          "that waits for itself waits for no particular rank.")
       .def("set_ending", &shm::SegmentControlBlock::SetEnding, py::arg("rank"), py::arg("ending"),
-           "`rank` is about to be ended: until then the others don't give up. Taken back where it isn't ended.")
+           "Set whether the launcher is about to end `rank`. The other ranks' waits don't time out meanwhile.")
       .def("heartbeat", &shm::SegmentControlBlock::Heartbeat, py::arg("rank"),
-           "A number that grows while the rank's process runs; 0 before it has joined and after it left.")
+           "Return a number that grows while the rank's process runs, or 0 before it joins and after it leaves.")
       .def(
           "progress",
           [](const shm::SegmentControlBlock& control_block,
@@ -497,14 +507,14 @@ PYBIND11_MODULE(_core, m) {
             using Seconds = std::chrono::duration<double>;
             return std::make_tuple(found->step, Seconds(found->each).count(), Seconds(found->ago).count());
           },
-          py::arg("rank"), "(last step that it has told of, seconds of a step or 0, seconds since then), or None.")
+          py::arg("rank"), "Return (last reported step, seconds per step or 0, seconds since the report), or None.")
       .def("announce", &shm::SegmentControlBlock::Announce, py::arg("version"),
-           "Tells the members that a newer cluster version is wanted.")
+           "Notify the members that a newer cluster version is desired.")
       .def("hold_deadlines", &shm::SegmentControlBlock::HoldDeadlines, py::arg("held"),
-           "Has no deadline of a member run until that is taken back: the launcher waits for the job's store.")
+           "Set whether the members' deadlines are on hold because the launcher waits for the job's store.")
       .def_property_readonly("sync_points", &shm::SegmentControlBlock::sync_points)
       .def("request_sync_point", &shm::SegmentControlBlock::RequestSyncPoint, py::arg("number"),
-           "Passes on what members on another host have asked for. A number that isn't news changes nothing.");
+           "Forward a request of members on another host. An old number changes nothing.");
 
   RegisterBench(m);
   RegisterTransport(m);

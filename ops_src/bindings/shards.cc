@@ -1,4 +1,4 @@
-// Steps that are partitions of shards.
+// Python bindings for steps that are partitioned into shards.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -19,9 +19,10 @@ shards::Statistic StatisticOf(const py::array& array) {
   } else if (py::isinstance<py::array_t<double>>(array)) {
     dtype = KF_FLOAT64;
   } else {
-    throw Error(KF_TYPE, "moving statistics are of float32 or float64");
+    throw Error(KF_TYPE, Text("a moving statistic has dtype ", std::string(py::str(array.dtype())),
+                              "; only float32 and float64 are supported"));
   }
-  // Through the buffer's own address: asnumpy calls an array read-only that shares a tensor's memory.
+  // The array's own address is used, because asnumpy marks an array that shares a tensor's memory as read-only.
   return {dtype, const_cast<void*>(array.data()), static_cast<uint64_t>(array.size())};
 }
 
@@ -33,7 +34,7 @@ std::vector<shards::Written> Told(py::handle where) {
       all.push_back({reinterpret_cast<void*>(address), bytes});
     }
     return all;
-  } catch (const py::error_already_set& error) {  // belongs to this thread, while it has the GIL
+  } catch (const py::error_already_set& error) {  // `error` must be destroyed while this thread has the GIL
     throw Error(KF_INVALID, error.what());
   }
 }
@@ -54,7 +55,7 @@ void RegisterShards(py::module_& m) {
         Step::Get().Begin(Peer::Get().Current(), {shards, last, mean, std::move(weights), seed, step}, held);
       },
       py::arg("shards"), py::arg("last"), py::arg("mean"), py::arg("weights"), py::arg("seed"), py::arg("step"),
-      py::arg("statistics"), "The arrays are written to until the step is over.");
+      py::arg("statistics"), "Begin a step of shards. The step writes to the arrays of `statistics` until it ends.");
   m.def("missing_shards", [] { return Step::Get().Missing(); }, released);
   m.def("take_shard", [](uint32_t shard) { Step::Get().Take(shard); }, released);
   m.def("take_no_shard", [] { Step::Get().TakeNone(); }, released);
@@ -62,34 +63,40 @@ void RegisterShards(py::module_& m) {
   m.def(
       "update_follows",
       [](const py::function& where) {
-        // Not owned: the caller holds it until the step is over or undone. Releasing it would take the GIL during each
-        // step.
+        // Not owned: the caller holds it until the step has ended or is undone. To release it here would need the GIL
+        // in each step.
         const py::handle held = where;
         const py::gil_scoped_release release;
         Step::Get().UpdateFollows([held] { return Told(held); });
       },
       py::arg("where"),
-      "Behind what is taken runs an update whatever comes. `where` tells (address, bytes) of all that it writes to; it "
-      "is called on another thread, if at all, and has to live until the step is over or undone.");
-  m.def("sharded_step_over", [] { return Step::Get().Over(); }, released, "Once what was taken has been brought.");
-  m.def("undo_update", [] { Step::Get().UndoUpdate(); }, released, "Once it has run; nothing where the step is over.");
+      "Declare that an update follows the taken shards in any case. `where` returns (address, bytes) of all memory "
+      "that the update writes to. It may be called on another thread, and must live until the step has ended or is "
+      "undone.");
+  m.def(
+      "sharded_step_over", [] { return Step::Get().Over(); }, released,
+      "Return whether the step has ended. Call it after the taken shards have been added.");
+  m.def(
+      "undo_update", [] { Step::Get().UndoUpdate(); }, released,
+      "Undo an update that has run. Does nothing if the step has ended.");
   m.def("shard_hashes", [] { return Step::Get().Hashes(); }, released);
   m.def("end_sharded_step", [] { Step::Get().End(); });
   m.def(
-      "shard_pace", [] { return Step::Get().Pace(); }, released, "Seconds of this step, and shards computed in them.");
+      "shard_pace", [] { return Step::Get().Pace(); }, released,
+      "Return the seconds of this step and the number of shards computed in that time.");
   m.def(
       "sharded_members", [] { return Step::Get().MembersNow(*Peer::Get().Current()); }, released,
-      "The ranks to which the next step is dealt.");
+      "Return the ranks to which the next step is assigned.");
   m.def(
       "flush_denormals", [](bool flushes) { return FlushDenormals(flushes); }, py::arg("flushes"),
-      "Whether this thread does from now on; whether it did before.");
+      "Set whether this thread flushes denormals to zero. Return the previous setting.");
   m.def(
       "partition_shards",
       [](uint32_t shards, const Members& members, const std::vector<uint32_t>& weights, uint32_t rank) {
         return shards::Partition(shards, members, weights).Of(rank);
       },
       py::arg("shards"), py::arg("members"), py::arg("weights"), py::arg("rank"),
-      "The shards of `rank`, ascending, of a step that `members` begin; `weights` of each of them, or none.");
+      "Return the shards of `rank`, ascending, in a step of `members`. `weights`: one per member, or empty.");
 }
 
 }  // namespace kungfu

@@ -1,4 +1,4 @@
-// The model store for Python: ms_kungfu.comm.save and request, and how a worker's store becomes known to the others.
+// Python bindings for the model store: ms_kungfu.comm.save and request, and how other workers find a worker's store.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -18,7 +18,8 @@ kf_blob BlobOf(const py::buffer_info& info) {
   return {info.ptr, static_cast<uint64_t>(info.size) * static_cast<uint64_t>(info.itemsize)};
 }
 
-// Calls a Python function from whichever thread; what it raises becomes an Error, since a kernel may be the caller.
+// Wraps a Python function so that any thread can call it. Its exceptions become Errors, because a kernel may be the
+// caller.
 template <typename Result, typename Argument>
 std::function<Result(Argument)> FunctionFrom(const py::object& callable) {
   if (callable.is_none()) return nullptr;
@@ -55,15 +56,16 @@ void RegisterStore(py::module_& m) {
         Peer::Get().store().SetHandlers(std::move(told), FunctionFrom<int, uint32_t>(find));
       },
       py::arg("announce"), py::arg("find"),
-      "How others learn of this process's store (its descriptor in, the text of a refusal out), and how a rank's store "
-      "is found (a descriptor, which the runtime closes, or -1).");
+      "Set two functions. `announce` accepts the descriptor of this process's store, publishes it, and returns '' or "
+      "why it was rejected. `find` accepts a rank and returns the descriptor of its store, which the runtime closes, "
+      "or -1.");
   m.def(
       "reset_store",
       [] {
         py::gil_scoped_release release;
         Peer::Get().store().Reset();
       },
-      "Forgets what was saved, and the others' stores.");
+      "Forget all saved models and the stores of other ranks.");
   m.def(
       "save",
       [](const std::string& name, const std::string& layout, const py::buffer& buffer) {
@@ -80,7 +82,8 @@ void RegisterStore(py::module_& m) {
         Waiting([&] { description = Peer::Get().store().Describe(rank, name); });
         return std::make_tuple(description.layout, description.bytes, description.version);
       },
-      py::arg("rank"), py::arg("name"), "(layout, bytes, latest version); version 0: there is none.");
+      py::arg("rank"), py::arg("name"),
+      "Return (layout, bytes, latest version); version 0 means that nothing was saved.");
   m.def(
       "request",
       [](uint32_t rank, const std::string& name, const std::string& layout, const py::buffer& buffer) {

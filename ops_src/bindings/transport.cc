@@ -1,4 +1,4 @@
-// The transports of a host for its launcher.
+// Python bindings for the transports that the launcher runs on its host.
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -23,7 +23,7 @@ using store::StoreView;
 
 using TlsEnds = std::map<int, std::shared_ptr<tcp::TlsEnd>>;
 
-// By host, which it owns until they are taken.
+// Connected sockets to each host. Owns them until they are taken.
 class Connections {
  public:
   Connections(const std::vector<std::string>& names, const std::vector<std::vector<int>>& connections)
@@ -49,7 +49,7 @@ class Connections {
   std::vector<std::vector<int>> connections_;
 };
 
-// What one cluster version has: the transport, and the one for models.
+// The transports of one cluster version: one for collectives, and one for models.
 struct Transports {
   std::unique_ptr<Transport> transport;
   std::unique_ptr<ModelTransport> models;
@@ -79,7 +79,7 @@ struct Transports {
   }
 };
 
-// `find` takes the GIL by itself.
+// `find` acquires the GIL itself.
 ModelTransport::Find FinderOf(std::function<int(uint32_t)> find) {
   return [find = std::move(find)](uint32_t rank) {
     try {
@@ -101,10 +101,10 @@ std::unique_ptr<Transports> MakeTransports(
   const hosts::Places places(host_of_rank);
   const hosts::Strategy reduces_by = hosts::StrategyNamed(strategy);
   if (addresses.size() != host_of_rank.size() || names.size() != own.size() || names.size() != own_for_models.size()) {
-    throw Error(KF_INVALID, Text(addresses.size(), " addresses of ", host_of_rank.size(), " ranks, connections to ",
+    throw Error(KF_INVALID, Text(addresses.size(), " addresses for ", host_of_rank.size(), " ranks, connections to ",
                                  own.size(), " and ", own_for_models.size(), " hosts with ", names.size(), " names"));
   }
-  // Only here, before any reader: the addresses of the ranks of other hosts.
+  // The addresses of the ranks on other hosts are written only here, before any reader exists.
   shm::SegmentControlBlock control(control_segment);
   for (uint32_t r = 0; r < addresses.size(); r++) control.Attach(r, addresses[r], false);
   auto finder = FinderOf(std::move(find));
@@ -118,18 +118,18 @@ std::unique_ptr<Transports> MakeTransports(
 }  // namespace
 
 void RegisterTransport(py::module_& m) {
-  py::class_<tcp::TlsContext, std::shared_ptr<tcp::TlsContext>>(m, "TlsContext", "A host's certificate, and its CA.")
+  py::class_<tcp::TlsContext, std::shared_ptr<tcp::TlsContext>>(m, "TlsContext", "A host's certificate and its CA.")
       .def(py::init<const std::string&, const std::string&, const std::string&>(), py::arg("certificate"),
            py::arg("key"), py::arg("ca"),
-           "Files in PEM. ImportError where there is no OpenSSL, ValueError where a file isn't what it should be.");
+           "The arguments are PEM files. Raises ImportError if there is no OpenSSL, ValueError if a file is invalid.");
   py::class_<tcp::TlsEnd, std::shared_ptr<tcp::TlsEnd>>(
-      m, "TlsEnd", "One end of a TLS connection, whose bytes its owner carries until a transport takes it over.")
+      m, "TlsEnd", "One end of a TLS connection. Its owner transfers the bytes until a transport takes it over.")
       .def(py::init<std::shared_ptr<tcp::TlsContext>, bool, const std::string&>(), py::arg("context"),
            py::arg("called"), py::arg("name"),
-           "`called`: the other end has called. `name`: what its certificate has to be for; '': anything.")
+           "`called`: the other end opened the connection. `name`: the name in its certificate; '' accepts any.")
       .def(
           "put", [](tcp::TlsEnd& end, const std::string& bytes) { end.Put(bytes.data(), bytes.size()); },
-          py::arg("bytes"), "These have come from the network.")
+          py::arg("bytes"), "Add bytes that have arrived from the network.")
       .def(
           "read",
           [](tcp::TlsEnd& end, size_t limit) {
@@ -138,9 +138,10 @@ void RegisterTransport(py::module_& m) {
             return py::bytes(bytes);
           },
           py::arg("limit"),
-          "What they say, b'' where that isn't known yet; goes on with the handshake. ValueError with a sentence about "
-          "the other end.")
-      .def_property_readonly("is_established", &tcp::TlsEnd::IsEstablished, "Not before may anything be written.")
+          "Return the decrypted bytes, or b'' if there are none yet. Continues the handshake. Raises ValueError that "
+          "says what the other end did wrong.")
+      .def_property_readonly("is_established", &tcp::TlsEnd::IsEstablished,
+                             "Whether the handshake has ended; write nothing before.")
       .def(
           "write", [](tcp::TlsEnd& end, const std::string& bytes) { end.Write(bytes.data(), bytes.size()); },
           py::arg("bytes"))
@@ -150,37 +151,36 @@ void RegisterTransport(py::module_& m) {
             const std::vector<char> bytes = end.Take();
             return py::bytes(bytes.data(), bytes.size());
           },
-          "What has to go to the network, after each read and write, also those that raise.");
+          "Return the bytes to send to the network. Call it after each read and write, even after one that raises.");
   py::class_<Transports>(m, "InterHostTransport",
-                         "What a host contributes to the operations of one cluster version over several hosts.")
+                         "A host's contribution to the operations of one cluster version over several hosts.")
       .def(py::init(&MakeTransports), py::arg("local_fd"), py::arg("control_fd"), py::arg("host"),
            py::arg("host_of_rank"), py::arg("addresses"), py::arg("names"), py::arg("connections"),
            py::arg("for_models"), py::arg("find"), py::arg("tls"), py::arg("strategy"),
-           "`local_fd`: a segment with a place for each rank of this host and one more; `control_fd`: one with all "
-           "ranks. By rank: its host, its address; by host: its name, connected sockets to it for the collectives, and "
-           "for models (none for this one), which are taken over whatever happens. `find`: a descriptor of the model "
-           "store of a rank of this host, which is closed here, or -1. `tls`: of those of the sockets that have it. "
-           "`strategy`: KungFu's name of how hosts reduce, the same at all of them.")
-      .def(
-          "connect", &Transports::Connect, py::arg("local_rank"),
-          "Sockets to the transport and for models, for the process that is this rank of the local segment; the caller "
-          "passes them on and closes them.")
-      .def(
-          "lose_host", &Transports::LoseHost, py::arg("host"), py::call_guard<py::gil_scoped_release>(),
-          "The members go on without this host, all of whose ranks are marked lost in the control blocks of all hosts. "
-          "The transports of all other hosts are notified of the same hosts in the same order.")
+           "`local_fd`: a segment with one slot for each rank of this host and one more. `control_fd`: a segment with "
+           "all ranks. `host_of_rank`, `addresses`: one item per rank. `names`, `connections`, `for_models`: one item "
+           "per host; the last two hold connected sockets to the host (none for this host), which are closed here even "
+           "on failure. `find`: returns the descriptor of a local rank's model store, which is closed here, or -1. "
+           "`tls`: the TLS end of each socket that uses TLS. `strategy`: KungFu's name for how hosts reduce, equal at "
+           "all hosts.")
+      .def("connect", &Transports::Connect, py::arg("local_rank"),
+           "Return two sockets for the process with this rank in the local segment: to the transport for collectives, "
+           "and to the one for models. The caller passes them on and closes them.")
+      .def("lose_host", &Transports::LoseHost, py::arg("host"), py::call_guard<py::gil_scoped_release>(),
+           "Continue without this host. All its ranks must be marked lost in the control blocks of all hosts. The "
+           "transports of all other hosts must be notified of the same hosts in the same order.")
       .def("unreachable", &Transports::Unreachable,
-           "(host, why) of those to which a connection has ended, but for those that lose_host was called for.")
+           "Return (host, why) for each host to which a connection has ended, except hosts passed to lose_host.")
       .def(
           "failure", [](const Transports& transports) { return transports.transport->failure(); },
-          "Why it has failed, '' as long as it hasn't: a host that is lost, say.")
+          "Return why the transport has failed (for example, a lost host), or ''.")
       .def(
           "fail",
           [](const Transports& transports, const std::string& text) { transports.transport->Fail(KF_PEER_LOST, text); },
-          py::arg("text"),
-          "Whatever is under way or begins, here or on the other hosts, raises PeerLostError with this text.",
+          py::arg("text"), "Make all current and later operations, on all hosts, raise PeerLostError with this text.",
           py::call_guard<py::gil_scoped_release>())
-      .def("close", &Transports::Close, py::call_guard<py::gil_scoped_release>(), "Ends it; idempotent.");
+      .def("close", &Transports::Close, py::call_guard<py::gil_scoped_release>(),
+           "Close the transports. A second call does nothing.");
 }
 
 }  // namespace kungfu

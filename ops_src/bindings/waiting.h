@@ -15,15 +15,17 @@ namespace kungfu {
 
 namespace py = pybind11;
 
-// Called with the GIL released, by Python's main thread, which is the only one that runs handlers of signals.
+// Runs the handlers of pending signals. Called with the GIL released, on Python's main thread, because Python runs
+// signal handlers only there.
 inline void CheckSignals() {
   py::gil_scoped_acquire acquire;
   if (PyErr_CheckSignals() == 0) return;
-  // The exception stays set in this thread, for the translator.
+  // The exception stays set in this thread, and the exception translator passes it on.
   throw Interrupted(reinterpret_cast<PyTypeObject*>(PyErr_Occurred())->tp_name);
 }
 
-// Asked around every operation, so the kernel is asked once a thread; a fork makes its thread the main one.
+// Returns whether this is the main thread. Called in every operation, so the system call runs only once per thread.
+// After a fork, the forking thread is the child's main thread.
 inline bool IsMainThread() {
   struct Known {
     OneProcess in;
@@ -36,7 +38,8 @@ inline bool IsMainThread() {
 
 inline void (*CheckOfThread())() { return IsMainThread() ? &CheckSignals : nullptr; }
 
-// Runs what may wait, with the GIL released. A signal's handler runs meanwhile, and what it raises ends the wait.
+// Runs `body`, which may wait, with the GIL released. Signal handlers can run during the wait, and their exceptions end
+// it.
 template <typename Body>
 void Waiting(const Body& body) {
   py::gil_scoped_release release;

@@ -21,10 +21,10 @@ using kungfu::device::Device;
 using kungfu::device::Driver;
 using kungfu::device::Engine;
 
-// What is open. Never destroyed: threads may outlive static destructors.
+// The open device. Never destroyed, because threads may outlive static destructors.
 struct Opened {
   std::mutex mutex;
-  // The following guarded by it. Driver and engine are there for the life of the process, once they are.
+  // The members below are guarded by `mutex`. Once set, the driver and the engine stay until the process ends.
   std::unique_ptr<Driver> driver;
   std::unique_ptr<Engine> engine;
   kf_device_kind kind = KF_DEVICE_GPU;
@@ -46,12 +46,12 @@ kf_status WithDriver(const Body& body) noexcept {
 void Open(kf_device_kind kind, const kf_device_options& options) {
   const char* const names[] = {"GPU", "Ascend"};
   if (kind != KF_DEVICE_GPU && kind != KF_DEVICE_ASCEND) {
-    throw Error(KF_INVALID, Text("no kind of device has number ", int(kind)));
+    throw Error(KF_INVALID, Text("there is no device kind with number ", int(kind)));
   }
   std::lock_guard<std::mutex> guard(opened.mutex);
   if (opened.driver != nullptr && opened.kind != kind) {
-    throw Error(KF_INVALID,
-                Text("this process has opened its ", names[opened.kind], ", so it can't use ", names[kind]));
+    throw Error(KF_INVALID, Text("can't open ", names[kind], ": this process already uses ", names[opened.kind],
+                                 "; a process uses one kind"));
   }
   if (opened.device != nullptr) return;
   if (opened.driver == nullptr) {
@@ -72,7 +72,7 @@ void Open(kf_device_kind kind, const kf_device_options& options) {
   int count = 0;
   try {
     count = opened.driver->Count();
-  } catch (const Error& error) {  // the driver of the kernel is missing, or too old
+  } catch (const Error& error) {  // the kernel driver is missing or too old
     throw Error(KF_MISSING, Text("no ", names[kind], " device can be used: ", error.what()));
   }
   if (count < 1) throw Error(KF_MISSING, Text("this process sees no ", names[kind], " device"));

@@ -7,7 +7,7 @@ namespace {
 
 thread_local std::string of_thread;
 
-// Never destroyed: threads may outlive static destructors.
+// Never destroyed, because threads may outlive static destructors.
 std::mutex& mutex = *new std::mutex;
 std::string& of_process = *new std::string;  // guarded by mutex
 
@@ -21,7 +21,7 @@ kf_status RecordFailure(const std::exception& error) noexcept {
     std::lock_guard<std::mutex> guard(mutex);
     of_process = of_thread;
     return described.status();
-  } catch (...) {  // no memory for the text
+  } catch (...) {  // no memory for the message
     return KF_INTERNAL;
   }
 }

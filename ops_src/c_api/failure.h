@@ -1,5 +1,5 @@
-// The last failure, for callers that can't get an exception: callers of the C ABI, and Python above MindSpore, to
-// which a kernel can raise nothing but a RuntimeError.
+// The last failure, for callers that receive no typed exception. These are callers of the C ABI, and Python code above
+// MindSpore: a kernel can raise only a RuntimeError there.
 #ifndef KUNGFU_C_API_FAILURE_H_
 #define KUNGFU_C_API_FAILURE_H_
 
@@ -10,10 +10,10 @@
 
 namespace kungfu {
 
-// Keeps what `error` says as this thread's and this process's last failure and returns its status. Never throws.
+// Records `error` as the last failure of this thread and of this process. Returns its status. Never throws.
 kf_status RecordFailure(const std::exception& error) noexcept;
 
-// Runs what stands behind a function of the C ABI, which no exception leaves.
+// Runs the body of a function of the C ABI and turns its exceptions into a status.
 template <typename Body>
 kf_status Guarded(const Body& body) noexcept {
   try {
@@ -22,12 +22,12 @@ kf_status Guarded(const Body& body) noexcept {
   } catch (const std::exception& error) {
     return RecordFailure(error);
   } catch (...) {
-    return RecordFailure(Error(KF_INTERNAL, "something that is no exception was thrown"));
+    return RecordFailure(Error(KF_INTERNAL, "an object that isn't a std::exception was thrown"));
   }
 }
 
 const char* LastFailureOfThread() noexcept;
-std::string LastFailureOfProcess();  // empty: none yet
+std::string LastFailureOfProcess();  // empty if there was none
 
 }  // namespace kungfu
 

@@ -51,7 +51,7 @@ uint64_t Device::Start(std::shared_ptr<Communicator> communicator, const Operati
     if (!place_) place_ = here;
     if (place_->device != here.device) {
       throw Error(KF_INVALID, Text(NameOf(operation.kind), " \"", operation.name, "\": this thread has device ",
-                                   here.device, " current, this process uses device ", place_->device));
+                                   here.device, " current, but this process uses device ", place_->device));
     }
   }
   job->ready = Mark(tools_.driver, stream);
@@ -59,7 +59,7 @@ uint64_t Device::Start(std::shared_ptr<Communicator> communicator, const Operati
   return Enqueue(std::move(job));
 }
 
-// What the communicator of one rank does: the values are the inputs, whatever the operation.
+// Does the same as the communicator of one rank: every operation copies its inputs to its outputs.
 void Device::RunAlone(const Operation& operation, Stream stream) {
   for (size_t i = 0; i < operation.num_tensors; i++) {
     const kf_tensor& tensor = operation.tensors[i];
@@ -71,13 +71,14 @@ void Device::RunAlone(const Operation& operation, Stream stream) {
 
 uint64_t Device::Enqueue(JobPtr job) {
   std::lock_guard<std::mutex> guard(mutex_);
-  // One of a step that failed: no caller waits for it any more when the next one under its name starts.
+  // Drop ended operations with the same name, which belong to a step that failed. No caller waits for them any more
+  // when the next operation with that name starts.
   for (auto each = by_ticket_.begin(); each != by_ticket_.end();) {
     each = each->second->ended && each->second->key == job->key ? by_ticket_.erase(each) : std::next(each);
   }
   if (by_ticket_.size() >= Session::kMostReady || queue_.size() >= Session::kMostReady) {
-    throw Error(KF_INVALID,
-                Text("at most ", Session::kMostReady, " operations are under way at a time; wait for one first"));
+    throw Error(KF_INVALID, Text("too many device operations: at most ", Session::kMostReady,
+                                 " may be queued or running; wait for one first"));
   }
   if (sequence_of_.lock() != job->communicator) {
     sequence_.clear();
@@ -99,7 +100,7 @@ void Device::Wait(const uint64_t* tickets, size_t num_tickets) {
     for (size_t i = 0; i < num_tickets; i++) {
       if (tickets[i] == 0) continue;
       const auto found = by_ticket_.find(tickets[i]);
-      if (found == by_ticket_.end()) throw Error(KF_INVALID, Text("there is no operation with ticket ", tickets[i]));
+      if (found == by_ticket_.end()) throw Error(KF_INVALID, Text("no started operation has ticket ", tickets[i]));
       jobs.push_back(found->second);
       by_ticket_.erase(found);
     }
@@ -112,8 +113,8 @@ void Device::Wait(const uint64_t* tickets, size_t num_tickets) {
       if (job->error) throw *job->error;
       fewest = std::min(fewest, job->members);
     }
-    // The earlier ones had a rank in them that failed before the later ones. They are repeated without it, as at the
-    // other survivors, which know the same.
+    // If `members` differs, a rank failed between the operations: it contributed to the earlier ones and not to the
+    // later ones. Repeat the earlier ones without that rank. The other survivors have the same numbers and do the same.
     std::vector<JobPtr> again;
     for (const JobPtr& job : jobs) {
       if (job->members == fewest) continue;
@@ -151,7 +152,8 @@ void Device::Loop(Place place) {
   for (;;) {
     queued_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
     if (stopping_) break;
-    // Those of one communicator: an older one's fail at once, so that they don't come between.
+    // Run the operations of one communicator only. Operations of an older communicator fail at once, so they don't
+    // delay these.
     const auto communicator = queue_.front()->communicator;
     std::vector<JobPtr> mine;
     for (const JobPtr& job : queue_) {
@@ -183,7 +185,7 @@ void Device::Loop(Place place) {
   if (tools_.stream != nullptr) {
     try {
       tools_.driver.Delete(tools_.stream);
-    } catch (const Error&) {  // the device is gone, and the stream with it
+    } catch (const Error&) {  // the device has failed, and the stream is gone
     }
   }
 }
@@ -200,7 +202,8 @@ void Device::End(const JobPtr& job, const Error* error, uint32_t members) {
   ended_.notify_all();
 }
 
-// Some rank doesn't have what the others have. Look again when this rank has more, or in a moment, since another may.
+// Waits until this rank has more operations, but for at most 1 ms. No operation is ready at all ranks, and another rank
+// may have added one.
 void Device::AwaitMore() {
   std::unique_lock<std::mutex> lock(mutex_);
   const size_t before = queue_.size();

@@ -19,14 +19,14 @@
 
 namespace kungfu::device {
 
-// One thread launches everything, so that all ranks launch the same in the same order, whatever order and threads their
-// callers come in; how they agree on that, see Session.
+// Runs all device operations on one thread. All ranks therefore launch the same operations in the same order, whatever
+// the order and the threads of their callers. Session describes how the ranks agree on the order.
 //
 // Thread-safe.
 class Device {
  public:
-  // `engine` is null if the vendor's library is missing, and `why_no_engine` says so. Both are never freed: a
-  // bring-up that was given up may still be using them.
+  // If the vendor's library is missing, `engine` is null and `why_no_engine` tells the reason. `driver` and `engine`
+  // are never freed, because a bring-up that was given up may still use them.
   Device(Driver& driver, Engine* engine, std::string why_no_engine, const Options& options);
   ~Device();
   Device(const Device&) = delete;
@@ -34,9 +34,10 @@ class Device {
 
   Driver& driver() { return tools_.driver; }
 
-  // Queues it and gives the ticket to wait with; 0 if it is done as far as `stream` is concerned.
+  // Queues the operation and returns its ticket for Wait. Returns 0 if all its work is already enqueued on `stream`.
   uint64_t Start(std::shared_ptr<Communicator> communicator, const Operation& operation, Stream stream);
-  // Waits until all have ended, all with the same ranks, and throws the error of the first that failed.
+  // Waits until all operations have ended with the same contributing ranks. Throws the error of the first failed
+  // operation.
   void Wait(const uint64_t* tickets, size_t num_tickets);
 
   std::string EngineInUse() const;
@@ -53,13 +54,13 @@ class Device {
   std::condition_variable queued_;
   std::condition_variable ended_;
   std::deque<JobPtr> queue_;                         // guarded by mutex_
-  std::unordered_map<uint64_t, JobPtr> by_ticket_;   // guarded by mutex_; not waited for yet
-  std::unordered_map<uint64_t, uint32_t> sequence_;  // guarded by mutex_; of each name in `sequence_of_`
+  std::unordered_map<uint64_t, JobPtr> by_ticket_;   // guarded by mutex_; operations that aren't waited for yet
+  std::unordered_map<uint64_t, uint32_t> sequence_;  // guarded by mutex_; one for each name in `sequence_of_`
   std::weak_ptr<Communicator> sequence_of_;          // guarded by mutex_
   uint64_t last_ticket_ = 0;                         // guarded by mutex_
   bool stopping_ = false;                            // guarded by mutex_
   std::string engine_in_use_ = "none yet";           // guarded by mutex_
-  std::optional<Place> place_;                       // guarded by mutex_; of all callers
+  std::optional<Place> place_;                       // guarded by mutex_; the same for all callers
   std::thread thread_;                               // guarded by mutex_
 
   SessionTools tools_;

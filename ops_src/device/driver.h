@@ -1,5 +1,5 @@
-// What the device layer needs of a vendor: a driver (memory, copies, streams, events), an engine (its library of
-// collectives), and device communicators (that library's own).
+// The interfaces that the device layer requires from a vendor: a driver (memory, copies, streams, events), an engine
+// (the vendor's library of collectives), and device communicators (the communicators of that library).
 #ifndef KUNGFU_DEVICE_DRIVER_H_
 #define KUNGFU_DEVICE_DRIVER_H_
 
@@ -17,21 +17,21 @@ namespace kungfu::device {
 using Stream = void*;
 using Event = void*;
 
-// Where a thread works: the device, and the vendor's context if there is such a thing.
+// The device on which a thread works, and the vendor's context if the vendor has contexts.
 struct Place {
   int device = -1;
   void* context = nullptr;
 };
 
-// Thread-safe. Everything throws Error KF_DEVICE with the vendor's name of what went wrong.
+// Thread-safe. All functions throw Error KF_DEVICE with the vendor's name of the error.
 class Driver {
  public:
   virtual ~Driver() = default;
 
   virtual int Count() = 0;
-  virtual Place Here() = 0;  // of the calling thread
+  virtual Place Here() = 0;  // the place of the calling thread
   virtual void Enter(const Place& place) = 0;
-  // Equal for two ranks of one host if and only if they use the same device.
+  // Two ranks on one host have equal identities if and only if they use the same device.
   virtual std::string Identity(int device) = 0;
 
   virtual void* Allocate(size_t bytes) = 0;
@@ -42,7 +42,7 @@ class Driver {
   virtual Stream NewStream() = 0;
   virtual void Delete(Stream stream) = 0;
   virtual void Synchronize(Stream stream) = 0;
-  // Ends what `stream` has begun, if the vendor can do so from outside; else nothing.
+  // Ends the work that has been enqueued on `stream`. Does nothing if the vendor can't do so from outside the stream.
   virtual void Abort(Stream stream) noexcept = 0;
 
   virtual Event NewEvent() = 0;
@@ -54,32 +54,32 @@ class Driver {
   virtual void Copy(void* to, const void* from, size_t bytes, kf_copy_kind kind, Stream stream) = 0;
 };
 
-// A communicator of the vendor's library over the ranks of one cluster version. One thread at a time.
+// A communicator of the vendor's library over the ranks of one cluster version. Not thread-safe.
 class DeviceCommunicator {
  public:
-  // Gives everything up, at once: whatever is under way ends without a result.
+  // Ends all running work at once, without a result.
   virtual ~DeviceCommunicator() = default;
-  // Whether it has been brought up and what was launched is on its stream; nothing else may be asked of it before.
-  // Called again and again, never blocks for long. Throws Error.
+  // Returns whether the communicator is brought up and the launched work is on its stream. Until then, no other
+  // function may be called. Called repeatedly; never blocks for long. Throws Error.
   virtual bool Ready() = 0;
-  // Begins to enqueue one operation; one that Engine::Supports says no to is never brought here. Never blocks for long.
+  // Begins to enqueue one operation that Engine::Supports. Never blocks for long.
   virtual void Launch(const Operation& operation, Stream stream) = 0;
-  // Throws Error if the library has noticed a failure by itself.
+  // Throws Error if the library has detected a failure.
   virtual void CheckHealth() = 0;
 };
 
 class Engine {
  public:
   virtual ~Engine() = default;
-  virtual std::string Name() const = 0;  // with its version
+  virtual std::string Name() const = 0;  // includes the version
   virtual bool Supports(const Operation& operation) const = 0;
   virtual size_t IdBytes() const = 0;
   virtual std::string NewId() = 0;
-  // Begins to bring up a device communicator; the other ranks do the same with the same id. Never blocks for long.
+  // Begins to bring up a device communicator. All other ranks call it with the same id. Never blocks for long.
   virtual std::unique_ptr<DeviceCommunicator> Begin(const std::string& id, uint32_t rank, uint32_t size) = 0;
 };
 
-// The only functions that know of the vendors' libraries. Throw Error KF_MISSING.
+// Only the code behind these functions uses the vendors' libraries. They throw Error KF_MISSING.
 std::unique_ptr<Driver> OpenCuda(const char* paths);
 std::unique_ptr<Engine> OpenNccl(const char* paths);
 std::unique_ptr<Driver> OpenAcl(const char* paths);
@@ -87,7 +87,7 @@ std::unique_ptr<Engine> OpenHccl(const char* paths, Driver& driver);
 
 // ---- ownership ----
 
-// An event that has been recorded once. Events aren't recorded again: with ACL that takes a reset in between.
+// An event that has been recorded once. Events are never recorded again, because ACL would require a reset in between.
 class Mark {
  public:
   Mark() = default;
@@ -108,7 +108,7 @@ class Mark {
   }
 
   bool Done() const { return event_ == nullptr || driver_->Done(event_); }
-  // Makes what is enqueued on `stream` from now on wait for it.
+  // Makes all work that is later enqueued on `stream` wait for this event.
   void Precede(Stream stream) const {
     if (event_ != nullptr) driver_->Wait(stream, event_);
   }
@@ -118,15 +118,15 @@ class Mark {
     if (event_ == nullptr) return;
     try {
       driver_->DeleteEvent(event_);
-    } catch (...) {  // the device is gone, and the event with it
+    } catch (...) {  // the device has failed, and the event is gone
     }
     event_ = nullptr;
   }
-  Driver* driver_ = nullptr;  // outlives every mark
+  Driver* driver_ = nullptr;  // outlives all marks
   Event event_ = nullptr;
 };
 
-// Memory that only grows, of the device or pinned.
+// A memory block that only grows, in device memory or in pinned host memory.
 class Block {
  public:
   Block(Driver& driver, bool host) : driver_(driver), host_(host) {}
@@ -148,7 +148,7 @@ class Block {
     if (data_ == nullptr) return;
     try {
       host_ ? driver_.FreeHost(data_) : driver_.Free(data_);
-    } catch (...) {  // the device is gone, and its memory with it
+    } catch (...) {  // the device has failed, and its memory is gone
     }
     data_ = nullptr;
     bytes_ = 0;
@@ -159,7 +159,7 @@ class Block {
   size_t bytes_ = 0;
 };
 
-// Adds the bytes of an operation's tensor up to something that vendors like to copy.
+// Rounds the size of a tensor up to an alignment with which the vendors' copies are fast.
 inline constexpr size_t kDeviceAlign = 256;
 inline size_t AlignedForDevice(size_t bytes) { return (bytes + kDeviceAlign - 1) / kDeviceAlign * kDeviceAlign; }
 

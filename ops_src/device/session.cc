@@ -15,20 +15,20 @@ namespace {
 constexpr auto kRound = std::chrono::milliseconds(10);
 constexpr auto kDrain = std::chrono::seconds(10);
 
-// ---- what a rank says in each of the gathers
+// // ---- what a rank contributes to each of the gathers
 
 struct Ready {
   uint64_t key;        // hash of the name
-  uint64_t signature;  // hash of what has to be equal
-  uint32_t sequence;   // under this name
-  uint32_t weight;     // of its rank in a mean; 0: doesn't matter
-  uint32_t expired;    // its rank has waited for too long
+  uint64_t signature;  // hash of the properties that must be equal at all ranks
+  uint32_t sequence;   // number of the operation under this name
+  uint32_t weight;     // weight of the rank in a mean; 0: ranks have equal weights
+  uint32_t expired;    // 1 if the rank has waited for too long
 };
 struct Announcement {
   uint32_t count;
   Ready ready[Session::kMostReady];
 };
-// What an announcement has of the operation that `ready` is of; null: nothing.
+// Returns the entry of `announcement` for the same operation as `ready`, or null if there is none.
 const Ready* Find(const Announcement& announcement, const Ready& ready) {
   const Ready* const end = announcement.ready + announcement.count;
   const Ready* const found = std::find_if(announcement.ready, end, [&](const Ready& each) {
@@ -38,9 +38,9 @@ const Ready* Find(const Announcement& announcement, const Ready& ready) {
 }
 struct Capabilities {
   uint32_t choice;       // kf_engine
-  uint32_t has_library;  // the engine is there
-  char identity[100];    // of host and device
-  char why[148];         // there is no library
+  uint32_t has_library;  // 1 if the engine's library is available
+  char identity[100];    // identity of the host and the device
+  char why[148];         // why there is no library
 };
 struct Status {
   uint32_t state;
@@ -105,15 +105,15 @@ std::vector<JobPtr> Session::Order(const std::vector<JobPtr>& mine) {
     if (!everywhere) continue;
     const JobPtr& job = mine[Find(own, ready) - own.ready];
     if (equal) {
-      // No vendor's library weights the ranks.
+      // The vendors' libraries can't weight the ranks.
       job->by_staging = job->by_staging || !equal_weights;
       common.push_back(job);
     } else {
       ReportMismatch(job);
     }
   }
-  // If one rank has waited for too long for another, the ranks are not at the same place in the program: nothing
-  // that some of them lack goes on.
+  // If one rank has waited for another for too long, the ranks aren't at the same place in the program. All operations
+  // that some rank lacks fail.
   const bool expired = std::any_of(all.rows.begin(), all.rows.end(), [](const Announcement& each) {
     return std::any_of(each.ready, each.ready + each.count, [](const Ready& ready) { return ready.expired != 0; });
   });
@@ -124,7 +124,7 @@ std::vector<JobPtr> Session::Order(const std::vector<JobPtr>& mine) {
     }
     if (missing.empty()) continue;
     const Error late(KF_TIMEOUT, Text(NameOf(mine[i]->operation.kind), " \"", mine[i]->name, "\": ", missing,
-                                      " did not bring it within ", tools_.options.timeout.count() / 1000.0, " s"));
+                                      " did not call it within ", tools_.options.timeout.count() / 1000.0, " s"));
     tools_.end(mine[i], &late, 0);
   }
   return common;
@@ -134,7 +134,7 @@ void Session::ReportMismatch(const JobPtr& job) {
   Complaint own{};
   CopyText(own.text, Describe(job->operation));
   const auto all = GatherLiving(*communicator_, "kungfu/device/complaint", own);
-  std::string text = Text("the ranks brought different operations under \"", job->name, "\":");
+  std::string text = Text("the ranks brought different operations under the name \"", job->name, "\":");
   for (const uint32_t r : all.members) {
     text += Text(r == all.members.front() ? "" : ";", " rank ", r, ": ", all.rows[r].text);
   }
@@ -149,7 +149,8 @@ void Session::UseStaging(const std::string& why) {
   std::fprintf(stderr, "ms_kungfu: collectives between devices go through host memory: %s\n", why.c_str());
 }
 
-// Once a session: what the ranks can use. All of them learn the same and so decide the same.
+// Chooses between the engine and staging, once in a session. All ranks gather the same capabilities, so they make the
+// same choice.
 void Session::ChooseEngine() {
   Capabilities own{};
   own.choice = tools_.options.engine;
@@ -157,7 +158,7 @@ void Session::ChooseEngine() {
   CopyText(own.why, tools_.why_no_engine);
   try {
     CopyText(own.identity, Text(BootId(), " ", tools_.driver.Identity(tools_.driver.Here().device)));
-  } catch (const Error& error) {  // said in the gather, where the others wait for this rank
+  } catch (const Error& error) {  // reported in the gather, in which the other ranks wait for this rank
     own.has_library = 0;
     CopyText(own.why, error.what());
   }
@@ -180,8 +181,11 @@ void Session::ChooseEngine() {
     }
   }
   if (wants_staging) {
-    if (wants_vendor) throw Error(KF_INVALID, "one rank wants the vendor's library, another one staging");
-    UseStaging("as it was asked for");
+    if (wants_vendor)
+      throw Error(KF_INVALID,
+                  "the ranks' device engines differ: some require \"vendor\", others \"staging\"; set the same one at "
+                  "all ranks");
+    UseStaging("as requested");
   } else if (!why.empty()) {
     if (wants_vendor) throw Error(KF_DEVICE, "the vendor's library can't be used: " + why);
     UseStaging(why);
@@ -229,15 +233,16 @@ void Session::BringUp() {
   }
   vendors_.reset();
   if (outcome == Outcome::kPeerFailed) {
-    UseStaging("a rank failed while " + tools_.engine->Name() + " came up");
+    UseStaging("a rank failed while " + tools_.engine->Name() + " was starting");
   } else {
-    const std::string why = Text(tools_.engine->Name(), " did not come up: ", failure.what());
+    const std::string why = Text(tools_.engine->Name(), " did not start: ", failure.what());
     if (tools_.options.engine == KF_ENGINE_VENDOR) throw Error(KF_DEVICE, why);
     UseStaging(why);
   }
 }
 
-// Until all ranks are `done`, one has an error (`done` throws there) or one has failed. The same outcome at all ranks.
+// Repeats rounds until all ranks are `done`, one has an error (`done` throws at that rank), or one has failed. The
+// outcome is the same at all ranks.
 Session::Outcome Session::Rounds(const std::function<bool()>& done, Error* failure) {
   RunTime waited;
   Status own{};
@@ -264,7 +269,7 @@ Session::Outcome Session::Rounds(const std::function<bool()>& done, Error* failu
     const auto all = GatherLiving(*communicator_, "kungfu/device/rounds", own);
     const bool all_done =
         std::all_of(all.members.begin(), all.members.end(), [&](uint32_t r) { return all.rows[r].state == kDone; });
-    // A rank that failed after all survivors had finished takes nothing away from the result.
+    // If a rank failed after all survivors had finished, the result is still valid.
     if (all_done) return Outcome::kDone;
     if (all.members.size() < members_) {
       members_ = all.members.size();
@@ -283,7 +288,7 @@ void Session::RunBatch(const std::vector<JobPtr>& jobs) {
   for (const JobPtr& job : jobs) {
     try {
       SaveInputs(job);
-    } catch (const Error& error) {  // said in the rounds, where the others wait for this rank
+    } catch (const Error& error) {  // reported in the rounds, in which the other ranks wait for this rank
       job->failure = error;
     }
     const bool fits = tools_.engine != nullptr && tools_.engine->Supports(job->operation);
@@ -297,7 +302,8 @@ void Session::RunBatch(const std::vector<JobPtr>& jobs) {
   RunByStaging(by_staging);
 }
 
-// A reduction in place overwrites what it would have to begin with if a rank fails in it.
+// Copies the inputs of a reduction in place. The reduction overwrites its inputs, which are needed again if a rank
+// fails in it.
 void Session::SaveInputs(const JobPtr& job) {
   if (job->kept != nullptr || !Reduces(job->operation.kind)) return;
   const size_t unit = SizeOf(job->operation.dtype);
@@ -318,7 +324,7 @@ void Session::SaveInputs(const JobPtr& job) {
   job->ready = Mark(tools_.driver, tools_.stream);
 }
 
-// Whether they have ended; if not, a rank failed and they are to be repeated.
+// Returns true if the operations have ended. Returns false if a rank failed and the operations must be repeated.
 bool Session::RunByEngine(const std::vector<JobPtr>& jobs) {
   if (jobs.empty()) return true;
   size_t launched = 0;
@@ -360,7 +366,7 @@ bool Session::RunByEngine(const std::vector<JobPtr>& jobs) {
   return true;
 }
 
-// Ends what the device communicator has begun, so that nothing writes into the tensors any more.
+// Ends all work of the device communicator, so that nothing writes to the tensors any more.
 void Session::GiveUp(const std::vector<JobPtr>& jobs) {
   if (vendors_ == nullptr || tools_.stream == nullptr) return;
   vendors_.reset();
@@ -373,22 +379,22 @@ void Session::GiveUp(const std::vector<JobPtr>& jobs) {
       drained = last.Done();
       return drained || waited.Look() > kDrain;
     });
-  } catch (const Error&) {  // a device that fails doesn't write any more
+  } catch (const Error&) {  // a failed device doesn't write any more
     drained = true;
   }
   if (drained) return;
-  // Left as it is: deleting it would wait for it.
+  // Keep the stream, because deleting it would wait for its work.
   try {
     tools_.stream = tools_.driver.NewStream();
   } catch (const Error&) {
     tools_.stream = nullptr;
   }
-  const Error stuck(KF_DEVICE, Text("what was given up has not ended within ", kDrain.count(),
-                                    " s, and may still write: this process should end"));
+  const Error stuck(KF_DEVICE, Text("an operation that was ended still runs after ", kDrain.count(),
+                                    " s and may still write to its tensors; end this process"));
   for (const JobPtr& job : jobs) tools_.end(job, &stuck, 0);
 }
 
-// In the order given, until all of them have ended with the same ranks.
+// Runs the operations in the given order, and repeats them until all have ended with the same ranks.
 void Session::RunByStaging(const std::vector<JobPtr>& jobs) {
   if (jobs.empty()) return;
   std::string failure;

@@ -1,4 +1,4 @@
-// What the ranks of one cluster version do with their devices, together.
+// The joint work of the ranks of one cluster version on their devices.
 #ifndef KUNGFU_DEVICE_SESSION_H_
 #define KUNGFU_DEVICE_SESSION_H_
 
@@ -24,16 +24,16 @@ struct Job : KeptOperation {
   uint64_t key = 0;
   uint64_t signature = 0;
   uint32_t sequence = 0;
-  RunTime waited;               // since it has been launched here; looked at in each cycle
-  Mark ready;                   // on the caller's stream
-  std::unique_ptr<Block> kept;  // the inputs of a reduction in place, for doing it again
+  RunTime waited;               // time since the launch at this rank; read in each cycle
+  Mark ready;                   // the point on the caller's stream after which the inputs are ready
+  std::unique_ptr<Block> kept;  // the inputs of a reduction in place, in case it must be repeated
   bool by_staging = false;
-  std::optional<Error> failure;  // of this rank's device, before the others know
+  std::optional<Error> failure;  // a failure of this rank's device that the other ranks don't know of yet
 
   // Guarded by the device's mutex:
   bool ended = false;
   std::optional<Error> error;
-  uint32_t members = 0;  // that took part
+  uint32_t members = 0;  // number of ranks that contributed
 };
 using JobPtr = std::shared_ptr<Job>;
 
@@ -43,45 +43,46 @@ struct Options {
   std::chrono::milliseconds timeout{600000};
 };
 
-// What a session works with and leaves to the next one. Its device's, and used by the device's thread.
+// The resources that a session uses and leaves to the next session. The device owns them, and only its thread uses
+// them.
 struct SessionTools {
   Driver& driver;
-  Engine* const engine;  // null: its library is missing, and
+  Engine* const engine;  // null if its library is missing; why_no_engine tells the reason
   const std::string why_no_engine;
   const Options options;
-  // An operation has ended, with this many ranks in it, or failed.
+  // Called when an operation has ended: `members` ranks contributed, or it failed with `error`.
   const std::function<void(const JobPtr& job, const Error* error, uint32_t members)> end;
   const std::function<void(const std::string& text)> note_engine;
   Stream stream = nullptr;
   std::unique_ptr<Staging> staging;
 };
 
-// One thread, the device's. It works in cycles, of which the ranks are always in the same one:
+// Runs on the device's thread only. The session works in cycles, and all ranks are always in the same cycle:
 //
-//   order   Each rank gathers what every rank has ready, by name and number under that name. What all have is launched,
-//           in the order in which the lowest living rank lists it.
-//   launch  On a stream of our own, which waits for the callers' streams: an operation that has to be given up must not
-//           take the caller's other work with it.
-//   outcome The ranks gather how far each of them is, every few milliseconds, until all have finished, one has failed
-//           or one has died. So no rank keeps a result that another one lacks. After a failure the survivors
-//           give the device communicator up and do the same operations again by staging, where the runtime's own
-//           recovery works.
+//   order   The ranks gather which operations each rank has ready, identified by name and number under that name.
+//           Operations that are ready at all ranks are launched, in the order of the lowest living rank's list.
+//   launch  The operations run on our own stream, which waits for the callers' streams. If an operation must be ended,
+//           the caller's other work isn't affected.
+//   outcome Every few milliseconds, the ranks gather the progress of each rank, until all ranks have finished or one
+//   has
+//           failed. So no rank keeps a result that another rank lacks. After a failure, the survivors end the device
+//           communicator and repeat the operations by staging, with the runtime's own recovery.
 //
-// Everything is decided from gathers, and these give every rank the same answer: no rank decides anything alone.
+// All decisions follow from gathers, which give every rank the same values. No rank decides anything alone.
 //
-// A communicator of the vendor's library belongs to one of ours, i.e. one cluster version, and is brought up by the
-// first operation in it. One that has lost a rank is not brought up again: the next version brings a new one.
+// A communicator of the vendor's library belongs to one of our communicators, and so to one cluster version. The first
+// operation brings it up. If it has lost a rank, it isn't brought up again: the next version brings up a new one.
 class Session {
  public:
-  // As many operations as a rank can have under way.
+  // The maximum number of operations that a rank can have started.
   static constexpr uint32_t kMostReady = 256;
 
   Session(SessionTools& tools, std::shared_ptr<Communicator> communicator);
 
   const std::shared_ptr<Communicator>& communicator() const { return communicator_; }
-  // One cycle over this rank's jobs, at most kMostReady. False: no job is ready at all ranks.
+  // Runs one cycle over this rank's jobs (at most kMostReady). Returns false if no job is ready at all ranks.
   bool RunCycle(const std::vector<JobPtr>& mine);
-  // Ends what the device communicator has begun, so that nothing writes into the tensors any more.
+  // Ends all work of the device communicator, so that nothing writes to the tensors any more.
   void GiveUp(const std::vector<JobPtr>& jobs);
 
  private:
@@ -100,9 +101,9 @@ class Session {
 
   SessionTools& tools_;
   const std::shared_ptr<Communicator> communicator_;
-  size_t members_;  // ranks that were in the last gather
+  size_t members_;  // number of ranks in the last gather
   bool engine_chosen_ = false;
-  bool by_staging_ = false;  // all of it
+  bool by_staging_ = false;  // true: all operations go through staging
   std::unique_ptr<DeviceCommunicator> vendors_;
 };
 

@@ -20,8 +20,9 @@ void Poll(const std::function<bool()>& done) {
   }
 }
 
-// How an operation is cut. `parts` is what a chunk has beside one another for each rank: the outputs of a gather, the
-// inputs of a scatter.
+// How an operation is divided into chunks. A chunk has `ins` input parts and `outs` output parts, stored one after
+// another. There is one part for each rank in the outputs of a gather and in the inputs of a scatter, and otherwise one
+// part.
 class Staging::Plan {
  public:
   Plan(const Operation& operation, uint32_t size, size_t chunk_bytes) : unit(SizeOf(operation.dtype)) {
@@ -41,7 +42,7 @@ class Staging::Plan {
         offset += n;
       }
     }
-    // In place on the host if inputs and outputs are of one size.
+    // On the host, the operation is in place if inputs and outputs have the same size.
     const size_t largest = chunks.size() == 1 ? chunks[0].count : most;
     out_at = ins == outs ? 0 : AlignedForDevice(largest * ins * unit);
     buffer_bytes = out_at + largest * outs * unit;
@@ -65,12 +66,13 @@ Staging::~Staging() {
   for (const Stream stream : {out_, in_}) {
     try {
       driver_.Delete(stream);
-    } catch (const Error&) {  // the device is gone, and the stream with it
+    } catch (const Error&) {  // the device has failed, and the stream is gone
     }
   }
 }
 
-// Of the device: the communicator's errors are never caught here.
+// Runs `body`, which uses the device. Catches the device's errors. Must not run the communicator, whose errors must not
+// be caught.
 template <typename Body>
 void Staging::Try(const Body& body) {
   if (failure_->has_value()) return;
@@ -93,12 +95,12 @@ void Staging::Run(Communicator& communicator, const Operation& operation, const 
                   std::optional<Error>* failure) {
   const Plan plan(operation, communicator.size(), chunk_bytes_);
   failure_ = failure;
-  // The caller may free the tensors afterwards, and the buffers are used again.
+  // Afterwards the caller may free the tensors, and the buffers are reused. So wait for all copies.
   const auto drain = [&] {
     try {
       driver_.Synchronize(out_);
       driver_.Synchronize(in_);
-    } catch (const Error&) {  // what has failed is known already
+    } catch (const Error&) {  // the failure is already recorded
     }
   };
   try {
@@ -126,7 +128,7 @@ void Staging::Pipeline(Communicator& communicator, const Operation& operation, c
     const Chunk& chunk = plan.chunks[c];
     char* buffer = Buffer(c, plan.buffer_bytes);
     Try([&] {
-      if (c >= kBuffers) went[c - kBuffers].Precede(out_);  // the buffer is free
+      if (c >= kBuffers) went[c - kBuffers].Precede(out_);  // wait until the buffer is free
       for (size_t p = chunk.first; sends && p < chunk.last; p++) {
         const Piece& piece = plan.pieces[p];
         const kf_tensor& tensor = operation.tensors[piece.tensor];
@@ -162,7 +164,7 @@ void Staging::Pipeline(Communicator& communicator, const Operation& operation, c
     for (; fetched < std::min(c + kBuffers, plan.chunks.size()); fetched++) fetch(fetched);
     Try([&] {
       Poll([&] { return came[c].Done(); });
-    });  // and so the buffer's last way back to the device, which precedes it
+    });  // also ensures that the buffer's last copy to the device has ended, because it precedes this copy
     char* buffer = Buffer(c, plan.buffer_bytes);
     const kf_tensor host{buffer, buffer + plan.out_at, plan.chunks[c].count * plan.ins};
     Operation step = operation;

@@ -1,4 +1,4 @@
-// Collectives over device memory by way of pinned host memory and the runtime's collectives between processes.
+// Collectives over device memory through pinned host memory, with the runtime's collectives between processes.
 #ifndef KUNGFU_DEVICE_STAGING_H_
 #define KUNGFU_DEVICE_STAGING_H_
 
@@ -12,12 +12,12 @@
 
 namespace kungfu::device {
 
-// One thread at a time, always the same, which has the device current.
+// Not thread-safe. Always used by the same thread, in which the device is current.
 //
-// An operation is cut into chunks, each of them an operation of the communicator, and the chunks go through a ring of
-// pinned buffers: while one is reduced on the host, the next ones come from the device on one stream and the last ones
-// go back on another. A device copies both ways at once, and the host reduces meanwhile, so the slowest of the three
-// sets the pace.
+// An operation is divided into chunks. Each chunk is one operation of the communicator and uses one of a ring of pinned
+// buffers. While one chunk is reduced on the host, one stream copies the next chunks from the device, and another
+// stream copies the previous chunks back. The copies in both directions and the reduction on the host run at the same
+// time, so the slowest of the three determines the speed.
 class Staging {
  public:
   Staging(Driver& driver, size_t chunk_bytes);
@@ -25,21 +25,22 @@ class Staging {
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  // Returns, or throws, when nothing of it is under way any more. `ready`: what the tensors' memory waits for. Chunks
-  // may have ended with different ranks in them if one has failed meanwhile; the caller finds that out.
+  // Returns or throws only when none of the operation's work is running any more. The copies wait for `ready`. If a
+  // rank fails meanwhile, chunks may have ended with different contributing ranks; the caller detects this.
   //
-  // Throws what the communicator throws, which all ranks see. A failure of this device alone goes to `failure`, the
-  // first one, and the operation goes on with whatever is in the host's memory: the others must not wait for this rank.
+  // Throws the communicator's errors, which all ranks see. The first failure of this rank's device goes to `failure`
+  // instead. The operation then continues with whatever data is in the host memory, because the other ranks must not
+  // wait for this rank.
   void Run(Communicator& communicator, const Operation& operation, const Mark& ready, std::optional<Error>* failure);
 
  private:
   static constexpr size_t kBuffers = 4;
-  struct Piece {  // of a tensor in a chunk; in elements
+  struct Piece {  // a part of a tensor in a chunk; numbers of elements
     size_t tensor, offset, at, count;
   };
   struct Chunk {
     size_t first, last;  // pieces
-    size_t count;        // elements: of a tensor, of one rank's part of it in a reduce-scatter
+    size_t count;        // number of elements of a tensor; in a reduce-scatter, of one rank's part of it
   };
   class Plan;
 
@@ -50,14 +51,14 @@ class Staging {
 
   Driver& driver_;
   const size_t chunk_bytes_;
-  Stream out_;  // of the device
-  Stream in_;
+  Stream out_;  // from the device to the host
+  Stream in_;   // from the host to the device
   std::array<Block, kBuffers> buffers_;
-  std::vector<char> no_buffer_;              // in the place of one that could not be allocated
-  std::optional<Error>* failure_ = nullptr;  // during Run
+  std::vector<char> no_buffer_;              // used if a buffer could not be allocated
+  std::optional<Error>* failure_ = nullptr;  // set during Run
 };
 
-// Waits until `done` says so: polls at first, then sleeps in between.
+// Waits until `done` returns true. Polls at first, then sleeps between the calls.
 void Poll(const std::function<bool()>& done);
 
 }  // namespace kungfu::device

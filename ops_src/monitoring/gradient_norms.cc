@@ -38,7 +38,7 @@ float Widened(uint16_t bits, kf_dtype dtype) {
     const uint32_t magnitude = static_cast<uint32_t>(bits & 0x7fffu) << 13;
     float scaled;
     std::memcpy(&scaled, &magnitude, sizeof scaled);
-    scaled *= 0x1p112f;  // the exponent's bias; makes normal floats of subnormal halves
+    scaled *= 0x1p112f;  // multiplies by the exponent's bias, which also turns subnormal halves into normal floats
     std::memcpy(&wide, &scaled, sizeof wide);
     if ((bits & 0x7c00u) == 0x7c00u) wide = magnitude | 0x7f800000u;
   }
@@ -70,7 +70,7 @@ double SquaredNorm(const void* data, uint64_t count, kf_dtype dtype) {
   if (dtype == KF_FLOAT32) return Squares(static_cast<const float*>(data), count);
   if (dtype == KF_FLOAT64) return Squares(static_cast<const double*>(data), count);
   if (IsFloat(dtype)) return Squares16(static_cast<const uint16_t*>(data), count, dtype);
-  throw Error(KF_TYPE, "only floats have a norm here");
+  throw Error(KF_TYPE, "the norm of gradients requires a float dtype");
 }
 
 GradientNorms& GradientNorms::Get() {
@@ -117,7 +117,7 @@ bool GradientNorms::Matches(const Operation& operation) {
   return false;
 }
 
-// The gradients of one operation, measured before and after it.
+// Measures the gradients of one operation before and after it.
 class GradientNorms::Measured : public Observation {
  public:
   Measured(GradientNorms& all, const Operation& operation) : all_(all), operation_(operation) {

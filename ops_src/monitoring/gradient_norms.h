@@ -1,5 +1,5 @@
-// Squared norms of the gradients that this rank brings to a reduction and of what comes out: all that the gradient
-// noise scale needs. Taken where the gradients pass anyway, so that no graph has to be built for it.
+// Measures the squared norms of this rank's gradients before a reduction and of the reduced gradients. The gradient
+// noise scale needs only these norms. They are measured inside the reduction, so no graph has to be built for them.
 #ifndef KUNGFU_MONITORING_GRADIENT_NORMS_H_
 #define KUNGFU_MONITORING_GRADIENT_NORMS_H_
 
@@ -14,23 +14,24 @@ namespace kungfu::monitoring {
 
 struct Norms {
   double brought = 0;  // squared norm of this rank's gradients
-  double reduced = 0;  // squared norm of their mean over the ranks, whether that or the sum was asked for
+  double reduced = 0;  // squared norm of the mean of all ranks' gradients, even if the reduction was a sum
   uint64_t elements = 0;
-  double cpu_s = 0;  // of this thread, spent on the above
+  double cpu_s = 0;  // CPU time of this thread for these measurements
 };
 
-// Thread-safe. Installed as the collectives' observer while something is watched.
+// Thread-safe. Installed as the collectives' observer while a name is watched.
 class GradientNorms : public Observer {
  public:
   static GradientNorms& Get();
 
-  // From now on: all-reduces (sum or mean of floats) whose name has `name` between its slashes: "gradients",
-  // "gradients/0", "adaptive/gradients/0". Empty: none.
+  // Starts to watch all-reduces (sum or mean of floats) whose name, split at slashes, contains `name`: "gradients",
+  // "gradients/0", "adaptive/gradients/0". If `name` is empty, nothing is watched.
   void Watch(const std::string& name);
-  // What was seen since the last call, or since Watch.
+  // Returns the sums since the last call, or since Watch.
   Norms Take();
-  // A step of shards (shards/step.h) is several operations of which none has a rank's gradients, and measures itself:
-  // if something is watched, it adds what it has seen. `brought` is then the mean over the shards.
+  // For steps of shards (shards/step.h). Such a step consists of several operations, and none of them has a rank's
+  // gradients. So the step measures itself and passes its norms to Add if Watching() returns true. Their `brought` is
+  // the mean over the shards.
   bool Watching() const;
   void Add(const Norms& norms);
 
@@ -47,10 +48,10 @@ class GradientNorms : public Observer {
   Norms sums_;        // guarded by mutex_
 };
 
-// Sum of the squares of `count` elements. Float32 lanes over blocks, then float64: relative error below 1e-6. The same
-// bits for the same elements.
+// Returns the sum of the squares of `count` elements. It adds in float32 lanes within blocks, then in float64. The
+// relative error is below 1e-6. Equal elements give equal bits.
 double SquaredNorm(const void* data, uint64_t count, kf_dtype dtype);
-// That this thread has used.
+// Returns the CPU time that this thread has used.
 double ThreadCpuSeconds();
 
 }  // namespace kungfu::monitoring

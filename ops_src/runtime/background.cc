@@ -22,12 +22,12 @@ std::atomic<uint32_t> delay_ms{0};
 
 }  // namespace
 
-// Belongs to the starting thread until it is queued, to the background thread while it runs, to the waiter when it has
-// ended. Which of them it is at changes under the mutex.
+// An operation and its memory. The owner changes under the mutex: first the thread that starts it, then the queue, then
+// the background thread while it runs, and at the end the waiting thread.
 struct Background::Pending : KeptOperation {
   enum class State { kQueued, kRunning, kEnded };
 
-  // Takes what `asked` brings into memory of its own.
+  // Copies the inputs of `asked` into memory of this object.
   void Copy(const Operation& asked) {
     Keep(asked);
     const size_t unit = SizeOf(asked.dtype);
@@ -62,14 +62,14 @@ struct Background::Pending : KeptOperation {
       error = Error(KF_INTERNAL, thrown.what());
     }
     ran_on = communicator;
-    communicator.reset();  // a pending operation that is kept for its memory must not keep a segment
+    communicator.reset();  // this object may be kept for its memory, and must not keep the communicator's segment
   }
 
   char* ResultsOrGiveUp() {
     try {
       return results.Get(bytes);
     } catch (const Error& no_memory) {
-      communicator->GiveUp(no_memory);  // the others count on this rank's part
+      communicator->GiveUp(no_memory);  // the other ranks wait for this rank's contribution
       throw;
     }
   }
@@ -80,7 +80,9 @@ struct Background::Pending : KeptOperation {
       equal = started.tensors[i].count == tensors[i].count &&
               (started.tensors[i].output != nullptr || tensors[i].count == 0);
     }
-    if (!equal) throw Error(KF_INVALID, Text("all_reduce \"", name, "\": waited for with other tensors than started"));
+    if (!equal)
+      throw Error(KF_INVALID,
+                  Text("all_reduce \"", name, "\": the tensors of the wait differ from the tensors of the start"));
   }
 
   void CopyOut(const kf_started& started) const {
@@ -90,16 +92,16 @@ struct Background::Pending : KeptOperation {
     }
   }
 
-  std::shared_ptr<Communicator> communicator;  // until it has run
+  std::shared_ptr<Communicator> communicator;  // set until the operation has run
   std::weak_ptr<Communicator> ran_on;
-  Memory inputs, results;  // of the tensors; results may go to the waiter's outputs instead
-  size_t bytes = 0;        // of `inputs` and of `results`
+  Memory inputs, results;  // memory for the tensors; results may go to the waiting caller's outputs instead
+  size_t bytes = 0;        // size of `inputs` and of `results`
   std::optional<Error> error;
-  uint32_t generation = 0;  // that it ended in
+  uint32_t generation = 0;  // the generation in which the operation ended
 
   State state = State::kQueued;  // guarded by mutex_
-  bool waited_for = false;       // guarded by mutex_; while a caller is inside Wait with it
-  bool to_outputs = false;       // set before it runs
+  bool waited_for = false;       // guarded by mutex_; true while a caller waits for it in Wait
+  bool to_outputs = false;       // set before the operation runs
   uint64_t ticket = 0;
 };
 
@@ -108,7 +110,7 @@ Background::~Background() { Stop(); }
 uint64_t Background::Start(std::shared_ptr<Communicator> communicator, const Operation& operation) {
   KUNGFU_CHECK(operation.kind == Kind::kAllReduce, NameOf(operation.kind), " can't be started in the background");
   Validate(operation, communicator->size());
-  RequireMemory(operation, /*inputs=*/true, /*outputs=*/false);  // where these are is said at the wait
+  RequireMemory(operation, /*inputs=*/true, /*outputs=*/false);  // Wait gets the outputs
   if (communicator->size() == 1) {
     communicator->Run(operation);
     return 0;
@@ -129,8 +131,8 @@ uint64_t Background::Start(std::shared_ptr<Communicator> communicator, const Ope
   return pending->ticket;
 }
 
-// The last one of this name and dtype if no caller needs it any more; a new one otherwise, and the last one's ticket is
-// forgotten.
+// Returns the last operation with this name and dtype if no caller needs it any more, to reuse its memory. Otherwise
+// returns a new one. The ticket of the last operation becomes void in both cases.
 Background::PendingPtr Background::NewPending(const std::string& key) {
   std::lock_guard<std::mutex> guard(mutex_);
   const auto found = by_key_.find(key);
@@ -153,8 +155,8 @@ void Background::Wait(const kf_started* started, size_t num_started) {
       if (started[i].ticket == 0) continue;
       const auto found = by_ticket_.find(started[i].ticket);
       if (found == by_ticket_.end()) {
-        throw Error(KF_INVALID, Text("nothing is under way with ticket ", started[i].ticket,
-                                     ": it was waited for, or a newer operation of the same name was started"));
+        throw Error(KF_INVALID, Text("no operation has ticket ", started[i].ticket,
+                                     ": it was already waited for, or a newer operation of the same name was started"));
       }
       found->second->CheckOutputs(started[i]);
       all[i] = found->second;
@@ -170,7 +172,7 @@ void Background::Wait(const kf_started* started, size_t num_started) {
   std::optional<Error> error;
   for (size_t i = 0; i < num_started; i++) {
     if (all[i] == nullptr) continue;
-    // Every one, also after a failure: the thread may be writing into outputs until then.
+    // Wait for every operation, even after a failure, because the thread may write to the outputs until it has ended.
     WaitFor(*all[i]);
     if (!error) error = all[i]->error;
   }
@@ -187,7 +189,8 @@ void Background::Wait(const kf_started* started, size_t num_started) {
   if (error) throw Error(*error);
 }
 
-// All have ended well. Returns what went wrong in doing some again.
+// Repeats operations, so that all end in the same generation. All must have ended without an error. Returns the error
+// of a repetition.
 std::optional<Error> Background::Settle(const std::vector<PendingPtr>& all) {
   std::shared_ptr<Communicator> communicator;
   std::vector<Operation> operations;
@@ -196,7 +199,7 @@ std::optional<Error> Background::Settle(const std::vector<PendingPtr>& all) {
     if (pending == nullptr) continue;
     const auto ran_on = pending->ran_on.lock();
     if (ran_on == nullptr || (communicator != nullptr && communicator != ran_on)) {
-      return Error(KF_STALE, "the cluster has changed since operations were started that are waited for together");
+      return Error(KF_STALE, "the cluster has changed since the awaited operations were started");
     }
     communicator = ran_on;
     operations.push_back(pending->operation);
@@ -220,8 +223,8 @@ void Background::WaitFor(Pending& pending) {
   Traffic::Get().CountWait(began);
 }
 
-// `lock` is of mutex_. While a Stop is under way the thread before has to end first: two of them would run operations
-// out of order, and one that `stopping_` was taken back from would never end.
+// Starts the thread if there is none. `lock` locks mutex_. If a Stop is running, the old thread must end first: two
+// threads would run operations out of order, and a thread whose `stopping_` was reset would never end.
 void Background::EnsureThread(std::unique_lock<std::mutex>& lock) {
   stopped_.wait(lock, [this] { return !stopping_; });
   if (thread_ != nullptr) return;
@@ -229,7 +232,7 @@ void Background::EnsureThread(std::unique_lock<std::mutex>& lock) {
 }
 
 void Background::Loop() {
-  // All cores of the process: a thread of MindSpore, which may be bound to one of them, has started this one.
+  // Run on all cores of the process. A thread of MindSpore has started this thread, and may be bound to one core.
   cpu_set_t cores;
   if (sched_getaffinity(getpid(), sizeof cores, &cores) == 0) sched_setaffinity(0, sizeof cores, &cores);
 
@@ -252,7 +255,7 @@ void Background::Loop() {
 
 void Background::Stop() noexcept {
   if (process_.IsCopy()) {
-    // Whatever it shares with the thread may be locked, by a thread that does not exist here.
+    // The state that is shared with the thread may be locked, by a thread that doesn't exist in this process.
     (void)thread_.release();
     return;
   }

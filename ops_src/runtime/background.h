@@ -1,4 +1,4 @@
-// Operations that go on while their caller does something else: started by one call, waited for by another.
+// Runs operations while their caller does other work: one call starts an operation, and another call waits for it.
 #ifndef KUNGFU_RUNTIME_BACKGROUND_H_
 #define KUNGFU_RUNTIME_BACKGROUND_H_
 
@@ -20,28 +20,29 @@
 
 namespace kungfu {
 
-// One thread that runs operations in the order of their start. That order has to be the same at all ranks, as with
-// blocking calls; a rank may also bring a started operation where another brings a blocking one, if the order is the
+// One thread that runs operations in the order of their starts. This order must be the same at all ranks, as with
+// blocking calls. One rank may start an operation here while another rank makes a blocking call, if the order is the
 // same.
 //
-// Ownership. Start copies the inputs into memory of the pending operation, and the thread writes the results into more
-// of it: MindSpore frees a failed graph's tensors at any time, without notice to a kernel. The caller's outputs are
-// written only inside Wait, where the caller keeps them alive by waiting: by the thread itself if it begins the
-// operation then, else by a copy. The inputs stay intact until Wait has returned, for a step that has to be repeated
-// without a rank that failed in it.
+// Ownership. Start copies the inputs into memory of the pending operation, because MindSpore frees a failed graph's
+// tensors at any time, without notice to a kernel. The caller's outputs are written only inside Wait, where the waiting
+// caller keeps them alive. If the thread begins the operation during Wait, it writes the outputs directly. Otherwise it
+// writes the results into memory of the pending operation, and Wait copies them. The inputs stay intact until Wait has
+// returned, so that the operation can be repeated without a failed rank.
 //
-// That costs one copy of the inputs at Start, at most one of the results in Wait, and twice the operation's bytes for
-// as long as this object lives: the memory is kept for the next operation of the same name, since pages from the system
-// cost more than the copies. A cluster of one needs none of it: there Start does what a blocking call would.
+// Costs. Start copies the inputs once, and Wait copies the results at most once. Twice the operation's bytes stay
+// allocated while this object lives. The memory is kept for the next operation of the same name, because new pages from
+// the system cost more than the copies. In a cluster of one there are no such costs: Start does the same as a blocking
+// call.
 //
-// Operations that are awaited together are settled together: if a rank failed between two of them, those that it
-// contributed to are repeated without it, from the copies, by the waiting thread.
+// Operations of one wait end with the same ranks. If a rank failed between two of them, the waiting thread repeats the
+// earlier ones without that rank, from the copied inputs.
 //
-// An operation that no caller waits for (its step failed) still runs, because the other ranks count on it. It is freed
-// when the next one of its name and dtype starts.
+// If no caller waits for an operation because its step failed, the operation still runs, because the other ranks need
+// this rank's contribution. It is freed when the next operation with its name and dtype starts.
 //
-// Thread-safe. The thread exists from the first operation that needs it until Stop, and sleeps while there is none.
-// A forked child has no such thread: it can start nothing, and Stop does nothing there.
+// Thread-safe. The thread is started by the first operation that needs it, and ends in Stop. It sleeps while there is
+// no operation. A forked child has no such thread: it can't start operations, and Stop does nothing there.
 class Background {
  public:
   Background() = default;
@@ -49,16 +50,16 @@ class Background {
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
 
-  // All-reduces only. Returns the ticket to wait with; 0 in a cluster of one, where the outputs are written now. Else
-  // no output is looked at. Throws Error.
+  // Starts an all-reduce; no other operation is supported. Returns the ticket for Wait. Returns 0 in a cluster of one,
+  // where Start writes the outputs. In larger clusters it doesn't use the outputs. Throws Error.
   uint64_t Start(std::shared_ptr<Communicator> communicator, const Operation& operation);
-  // Waits until all these operations have ended and their results are in the outputs named here, then throws the error
-  // of the first that failed. Each ticket is good for one call, with the tensors that it was started with.
+  // Waits until all these operations have ended and their results are in the given outputs. Throws the error of the
+  // first failed operation. A ticket is valid for one call, with the tensors of its start.
   void Wait(const kf_started* started, size_t num_started);
-  // Ends the thread, after what is queued; a caller in a hurry closes the communicators first. A Start meanwhile
-  // waits until it has ended.
+  // Ends the thread after the queued operations. To avoid the wait, close the communicators first. A concurrent Start
+  // waits until the thread has ended.
   void Stop() noexcept;
-  // Whether it is a forked child's, which is of no use.
+  // Whether this object is a forked child's copy, which can't be used.
   bool IsCopy() const { return process_.IsCopy(); }
 
  private:
@@ -76,15 +77,15 @@ class Background {
   std::condition_variable ended_;
   std::condition_variable stopped_;
   std::deque<PendingPtr> queue_;                        // guarded by mutex_
-  std::unordered_map<std::string, PendingPtr> by_key_;  // guarded by mutex_; the last of each name and dtype
-  std::unordered_map<uint64_t, PendingPtr> by_ticket_;  // guarded by mutex_; not waited for yet
+  std::unordered_map<std::string, PendingPtr> by_key_;  // guarded by mutex_; the last operation of each name and dtype
+  std::unordered_map<uint64_t, PendingPtr> by_ticket_;  // guarded by mutex_; operations that aren't waited for yet
   uint64_t last_ticket_ = 0;                            // guarded by mutex_
   bool stopping_ = false;                               // guarded by mutex_
   std::unique_ptr<std::thread> thread_;                 // guarded by mutex_
   const OneProcess process_;
 };
 
-// Tests only: makes each all-reduce of the C ABI take this much longer. Zero, the default, costs one load.
+// For tests: makes each all-reduce of the C ABI take this much longer. Zero, the default, costs one load.
 void SetDelayForTests(uint32_t milliseconds);
 void DelayForTests();
 

@@ -1,4 +1,4 @@
-// Tells the launcher that this process runs, whatever its other threads are busy with.
+// Notifies the launcher that this process runs, whatever its other threads are doing.
 #ifndef KUNGFU_RUNTIME_HEARTBEAT_H_
 #define KUNGFU_RUNTIME_HEARTBEAT_H_
 
@@ -10,22 +10,22 @@
 
 namespace kungfu {
 
-// A thread that calls Communicator::Beat ten times a second. A process that is stopped, or that the kernel doesn't let
-// run, beats no more; one that compiles or evaluates for minutes does.
+// A thread that calls Communicator::Beat ten times a second. If the process is stopped, or the kernel doesn't schedule
+// it, the heartbeats stop. They continue while the process compiles or evaluates for minutes.
 //
-// Used from one thread at a time. A forked child has no such thread; its communicator of one needs none, and should it
-// become a member by itself it gets another.
+// Not thread-safe. A forked child has no such thread. Its communicator of one rank needs none. If the child becomes a
+// member later, it gets its own thread.
 class Heartbeat {
  public:
   ~Heartbeat();
-  // Beats for this communicator from now on.
+  // Sends heartbeats for this communicator from now on.
   void Follow(std::shared_ptr<Communicator> communicator);
 
  private:
   struct Shared;
-  // The thread's, too: it is never joined, because a process may end, or fork, at any time.
+  // Shared with the thread, which is never joined, because a process may end or fork at any time.
   std::shared_ptr<Shared> shared_;
-  std::optional<OneProcess> process_;  // the process of the thread
+  std::optional<OneProcess> process_;  // the process in which the thread runs
 };
 
 }  // namespace kungfu

@@ -16,13 +16,14 @@ Peer& Peer::Get() {
 
 namespace {
 
-// When the library is loaded, so that no fork meets it half made.
+// Make the peer when the library is loaded, so that no fork can happen while it is being made.
 [[maybe_unused]] const Peer& made = Peer::Get();
 
 }  // namespace
 
 Peer::Peer() : current_(std::make_shared<LoneCommunicator>()), background_(new Background) {
-  // A forked child may ask for its rank: it finds the lock free. No thread waits for anything else while it has it.
+  // A forked child may ask for its rank, so it must find the lock free. No thread waits for anything else while it
+  // holds the lock.
   pthread_atfork([] { Get().mutex_.lock(); }, [] { Get().mutex_.unlock(); }, [] { Get().mutex_.unlock(); });
 }
 
@@ -41,7 +42,8 @@ std::shared_ptr<Communicator> Peer::Current() {
 
 void Peer::SetJoinHandler(JoinHandler handler) {
   std::lock_guard<std::mutex> guard(mutex_);
-  join_handler_.swap(handler);  // the one before is given up behind the lock: it may wait for Python
+  join_handler_.swap(handler);  // the previous handler is destroyed after the lock is released, because that may wait
+                                // for Python
   joins_later_.store(join_handler_ != nullptr, std::memory_order_release);
 }
 
@@ -55,7 +57,7 @@ std::string Peer::WithClaim(const char* layout) {
   return claim_ + (layout == nullptr ? "" : layout);
 }
 
-// Never destroyed, like the peer. Made at its first use, which may be a forked child's.
+// Never destroyed, like the peer. Made at its first use, which may be in a forked child.
 store::PeerStore& Peer::store() {
   static auto* const store = new store::PeerStore([] {
     const auto communicator = Get().Current();
@@ -77,7 +79,7 @@ void Peer::JoinHosts(int local, int control_segment, int requests, int models, c
                                                           std::make_shared<shm::Segment>(control_segment), requests,
                                                           places, rank, address, has_state, options);
   const uint64_t version = next->cluster_version();
-  // Before any thread is in the new version, and until none is in the old one any more.
+  // Added before any thread uses the new version, and removed when no thread uses the old one any more.
   store().AddOtherHosts(version, std::make_shared<store::OtherHosts>(models, places, rank, options.collective_timeout));
   try {
     Enter(next);
@@ -94,16 +96,16 @@ void Peer::JoinHosts(int local, int control_segment, int requests, int models, c
 template <typename Next>
 void Peer::Enter(const std::shared_ptr<Next>& next) {
   {
-    // A rank with a slot must send heartbeats from now on, also while it waits for the others.
+    // A rank with a slot must send heartbeats from now on, even while it waits for the other ranks.
     std::lock_guard<std::mutex> guard(mutex_);
     heartbeat_.Follow(next);
   }
   try {
     next->Assemble();
   } catch (...) {
-    // If the members recover from failures they wait for this rank's, and for nothing else: had it "left", all of
-    // them would give up. Its heart stays in the version that it is lost in, and stands still there (see GiveUp), so
-    // that the launcher ends the process if it doesn't end by itself.
+    // If the members recover from failures, they wait until this rank is marked as failed, and for nothing else. If it
+    // "left" instead, all of them would give up. Its heartbeat stays in the version in which it failed, and stops there
+    // (see GiveUp). So the launcher ends the process if the process doesn't end on its own.
     if (next->recovers()) throw;
     {
       std::lock_guard<std::mutex> guard(mutex_);
@@ -113,7 +115,7 @@ void Peer::Enter(const std::shared_ptr<Next>& next) {
     throw;
   }
   const uint64_t version = next->cluster_version();
-  Install(next, Text("this communicator is over, the cluster is at version ", version));
+  Install(next, Text("this communicator is closed: the cluster is at version ", version));
 }
 
 void Peer::Leave(const std::string& reason) {
@@ -124,7 +126,7 @@ void Peer::Leave(const std::string& reason) {
 
 void Peer::Reset() {
   Install(std::make_shared<LoneCommunicator>(), "the runtime has been finalized");
-  TheBackground().Stop();  // at once: the communicator of what is queued is closed
+  TheBackground().Stop();  // ends at once, because the communicator of the queued operations is closed
 }
 
 Background& Peer::TheBackground() {
@@ -148,9 +150,9 @@ void Peer::Install(std::shared_ptr<Communicator> next, const std::string& why_st
 
 ResizeOutcome Peer::Resize(uint32_t size) {
   const auto communicator = Current();
-  if (size < 1) throw Error(KF_INVALID, "a cluster has at least 1 rank, resize to 0 was asked for");
-  // A caller that waits here alone reads the name.
-  const auto asked = GatherLiving(*communicator, "kungfu/resize (all ranks have to call it)", size);
+  if (size < 1) throw Error(KF_INVALID, "resize to 0: a cluster has at least 1 rank");
+  // If one rank calls alone, it waits here, and its user sees this name in the log.
+  const auto asked = GatherLiving(*communicator, "kungfu/resize (all ranks must call it)", size);
   for (const uint32_t r : asked.members) {
     if (asked.rows[r] == size) continue;
     std::string message = "the ranks ask for different sizes:";
@@ -166,15 +168,15 @@ ResizeOutcome Peer::Resize(uint32_t size) {
     handler = resize_handler_;
   }
   if (!handler) {
-    throw Error(KF_RESIZE,
-                Text("a cluster that kungfu-run has not started stays at 1 rank, ", size, " were asked for"));
+    throw Error(KF_RESIZE, Text("resize to ", size,
+                                ": this process has no launcher and stays at 1 rank; start it with kungfu-run"));
   }
   return handler(size);
 }
 
 void Peer::SetResizeHandler(ResizeHandler handler) {
   std::lock_guard<std::mutex> guard(mutex_);
-  resize_handler_.swap(handler);  // likewise
+  resize_handler_.swap(handler);  // see SetJoinHandler
 }
 
 }  // namespace kungfu

@@ -1,4 +1,5 @@
-// This process as a member of a cluster: one peer, and one communicator for each cluster version it lives through.
+// This process as a member of a cluster. A process has one peer, and one communicator for each cluster version in which
+// it is a member.
 #ifndef KUNGFU_RUNTIME_PEER_H_
 #define KUNGFU_RUNTIME_PEER_H_
 
@@ -21,57 +22,59 @@ struct ResizeOutcome {
   bool detached = false;
 };
 
-// Thread-safe. A call uses the communicator that is current when it begins; an operation that is under way when the
-// membership changes ends with StaleClusterError.
+// Thread-safe. Each call uses the communicator that is current when the call begins. If the membership changes during
+// an operation, the operation ends with StaleClusterError.
 class Peer {
  public:
-  // Changes the membership to this many ranks and tells what came of it. Throws Error.
+  // Changes the membership to this number of ranks and returns the outcome. Throws Error.
   using ResizeHandler = std::function<ResizeOutcome(uint32_t size)>;
   using JoinHandler = std::function<void()>;
 
-  // The one peer of this process. It is never destroyed: threads of MindSpore may outlive static destructors.
+  // Returns the one peer of this process. It is never destroyed, because MindSpore's threads may outlive static
+  // destructors.
   static Peer& Get();
 
-  // If there is a join handler, after it has returned.
+  // Returns the current communicator. If there is a join handler, calls it first.
   std::shared_ptr<Communicator> Current();
 
-  // A process that may join its cluster later gives a handler that does so (it calls Join, or Leave), and takes it away
-  // when that is done. Every caller of Current() calls it first, several at once perhaps, and from inside it as well.
+  // Sets the handler with which this process joins its cluster later, by calling Join or Leave. When that is done, the
+  // handler removes itself. Every call of Current() calls the handler first. Several threads may call it at once, and
+  // the handler itself may call Current().
   void SetJoinHandler(JoinHandler handler);
 
-  // See Background. An operation goes on with the communicator that was current at its start.
+  // See Background. An operation uses the communicator that was current at its start, even if it changes later.
   uint64_t Start(const Operation& operation) { return TheBackground().Start(Current(), operation); }
   void Wait(const kf_started* started, size_t num_started) { TheBackground().Wait(started, num_started); }
 
-  // How many samples this rank brings to the gradient reductions that begin from now on; see Operation.
+  // Sets the number of samples with which this rank contributes to later gradient reductions; see Operation.
   void SetWeight(uint32_t weight) { weight_.store(weight, std::memory_order_relaxed); }
   uint32_t weight() const { return weight_.load(std::memory_order_relaxed); }
 
-  // What this rank says of the parameters that it begins to train; "": nothing. It is a part of the layout of its
-  // gradient reductions, so that ranks with different claims find a mismatch in the first of them, all alike, and
-  // nothing more is sent. Forgotten with the cluster version: a joining worker has no claim.
+  // Sets a description of the parameters that this rank begins to train; "" means none. It is part of the layout of
+  // gradient reductions. If ranks have different claims, all of them get a mismatch error in the first reduction,
+  // before any data is sent. The claim is cleared when the cluster version changes, so a joining worker has no claim.
   void SetClaim(const std::string& claim);
-  // `layout` with the claim before it.
+  // Returns `layout` with the claim in front of it.
   std::string WithClaim(const char* layout);
 
-  // The models of this process and of the others in its cluster.
+  // The model stores of this process and of the other processes in its cluster.
   store::PeerStore& store();
 
-  // Becomes rank `rank` of the segment behind `fd` and waits for the other members; the communicator so far is
-  // finished. The descriptor stays the caller's.
+  // Becomes rank `rank` in the segment of descriptor `fd` and waits for the other members. The previous communicator is
+  // closed. The caller keeps the descriptor.
   void Join(int fd, uint32_t rank, const std::string& address, bool has_state, const CommunicatorOptions& options);
-  // The same in a cluster over several hosts: the segments of this host and of all ranks, and the sockets to the
-  // transport (see ClusterCommunicator) and to the model transport (see OtherHosts).
+  // The same for a cluster over several hosts. It needs the segment of this host, the segment of all ranks, and the
+  // sockets to the transport (see ClusterCommunicator) and to the model transport (see OtherHosts).
   void JoinHosts(int local, int control_segment, int requests, int models, const hosts::Places& places, uint32_t rank,
                  const std::string& address, bool has_state, const CommunicatorOptions& options);
 
-  // Takes its leave: from now on every collective raises StaleClusterError with `reason`.
+  // Leaves the cluster. Later collectives throw StaleClusterError with `reason`.
   void Leave(const std::string& reason);
-  // Back to a cluster of one, as before the first Join.
+  // Returns to a cluster of one, the state before the first Join.
   void Reset();
 
-  // All ranks call this with the same size; they compare it, and if it is not the present size the handler makes the
-  // change.
+  // Resizes the cluster. All ranks call this with the same size, and the sizes are compared. If the size differs from
+  // the current size, the resize handler makes the change.
   ResizeOutcome Resize(uint32_t size);
   void SetResizeHandler(ResizeHandler handler);
 
@@ -89,8 +92,8 @@ class Peer {
   std::atomic<bool> joins_later_{false};   // there is a join handler
   std::atomic<uint32_t> weight_{1};
   std::string claim_;  // guarded by mutex_
-  // Guarded by mutex_. Never destroyed: a forked child that becomes a member by itself gets another one, and leaves its
-  // parent's as it is.
+  // Guarded by mutex_. Never destroyed: a forked child that becomes a member gets its own one, and doesn't touch its
+  // parent's.
   Background* background_;
   Heartbeat heartbeat_;  // guarded by mutex_
 };

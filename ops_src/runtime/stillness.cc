@@ -15,7 +15,7 @@
 namespace kungfu {
 namespace {
 
-// Of a core, in what passes between two looks. Threads that wake up on a timer take less.
+// The maximum CPU use between two calls, as a fraction of one core. Threads that wake up on a timer use less.
 constexpr double kMostUsed = 0.1;
 
 std::chrono::nanoseconds UsedBy(clockid_t clock) {
@@ -24,16 +24,16 @@ std::chrono::nanoseconds UsedBy(clockid_t clock) {
   return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
 
-// 'S' of a thread that sleeps; 0: it can't be read.
+// Returns the thread's state, 'S' if it sleeps, or 0 if it can't be read.
 char StateOf(const std::string& task) {
   std::ifstream file(task + "/stat");
   std::string text;
   std::getline(file, text);
-  const size_t end = text.rfind(')');  // of its name, which may have brackets of its own
+  const size_t end = text.rfind(')');  // the end of the thread's name, which may contain brackets
   return end == std::string::npos || end + 2 >= text.size() ? '\0' : text[end + 2];
 }
 
-// How often it has gone to sleep by itself, or was made to give way; -1: it can't be read.
+// Returns the thread's number of voluntary and involuntary context switches, or -1 if they can't be read.
 int64_t SwitchesOf(const std::string& task) {
   std::ifstream file(task + "/status");
   int64_t sum = 0, found = 0;
@@ -47,7 +47,7 @@ int64_t SwitchesOf(const std::string& task) {
 
 }  // namespace
 
-// A thread that ends between the listing and the reading isn't there any more, and something has run: not still.
+// A thread that ends between the listing and the reading counts as not sleeping, because it has just run.
 bool Stillness::AllSleep(const std::vector<pid_t>& waiting) const {
   const std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir(tasks_.c_str()), closedir);
   if (folder == nullptr) return false;

@@ -1,4 +1,4 @@
-// Whether this process stands still: each of its threads sleeps.
+// Detects that this process stands still, which means that all its threads sleep.
 #ifndef KUNGFU_RUNTIME_STILLNESS_H_
 #define KUNGFU_RUNTIME_STILLNESS_H_
 
@@ -11,14 +11,14 @@
 
 namespace kungfu {
 
-// As the kernel has it in /proc. What can't be read doesn't stand still. For one thread at a time.
+// Reads the threads' states from /proc. If a state can't be read, the process doesn't stand still. Not thread-safe.
 class Stillness {
  public:
   explicit Stillness(std::string tasks = "/proc/self/task") : tasks_(std::move(tasks)) {}
 
-  // Whether no thread runs now, nor has taken more than a little of a core since the last call, which was a short time
-  // ago. The caller counts for nothing, nor do `waiting`, which look around now and then. The main thread, if it isn't
-  // one of those, has to be said to wait, and must not have been awake since the last call.
+  // Returns whether no thread runs now or has used more than a little of a core since the last call. To be called at
+  // short intervals. Ignores the calling thread and the threads in `waiting`, which wake up regularly. If the main
+  // thread isn't in `waiting`, `main_waits` must be true, and the main thread must not have run since the last call.
   bool Look(const std::vector<pid_t>& waiting, bool main_waits);
 
  private:
@@ -27,7 +27,7 @@ class Stillness {
   const std::string tasks_;
   std::chrono::steady_clock::time_point looked_{};
   std::chrono::nanoseconds used_{0};
-  int64_t main_awoke_ = -1;  // how often, at the last look; -1: that isn't known
+  int64_t main_awoke_ = -1;  // the main thread's context switches at the last call; -1 if unknown
 };
 
 }  // namespace kungfu

@@ -21,8 +21,8 @@ void PartialSums::Begin(kf_dtype dtype, size_t elements) {
 void PartialSums::Add(const Tree& tree, uint32_t shard, const kf_tensor* tensors, size_t num_tensors, double share,
                       bool borrow) {
   Node node = tree.NodeOf(shard);
-  KUNGFU_CHECK(nodes_.count(node) == 0, "shard ", shard, " has been brought before");
-  char* value = nullptr;  // null: in the tensors
+  KUNGFU_CHECK(nodes_.count(node) == 0, "shard ", shard, " has been added before");
+  char* value = nullptr;  // null: the value is in the tensors
   if (share != 1) Copy(value = NewBuffer(), tensors, num_tensors, share);
   while (!(node == tree.Root())) {
     const auto sibling = nodes_.find(tree.Sibling(node));

@@ -1,4 +1,5 @@
-// Which member computes which shard of a step. Pure: the same at all ranks that know the same.
+// Determines which member computes which shard of a step. A pure function: ranks with the same inputs get the same
+// result.
 #ifndef KUNGFU_SHARDS_PARTITION_H_
 #define KUNGFU_SHARDS_PARTITION_H_
 
@@ -14,19 +15,20 @@ namespace kungfu::shards {
 class Partition {
  public:
   Partition() = default;
-  // Contiguous blocks in the order of `members`. Each has at least one shard if there are as many; otherwise the first
-  // ones have one each. `weights` are the members' speeds (none: equal ones): with these blocks the slowest member is
-  // done as early as possible.
+  // Assigns contiguous blocks of shards in the order of `members`. If there are enough shards, each member gets at
+  // least one. Otherwise the first members get one each. `weights` are the members' speeds; if it is empty, they are
+  // equal. The blocks minimize the time at which the slowest member finishes.
   Partition(uint32_t shards, const Members& members, const std::vector<uint32_t>& weights);
 
-  // `rank` has failed: its shards are assigned to the others, as evenly as possible, in addition to theirs.
+  // Removes `rank`, which has failed, and assigns its shards to the other members, as evenly as possible, in addition
+  // to their own shards.
   void Lose(uint32_t rank);
 
-  // Empty for a rank that is no member.
+  // Returns the rank's shards. Empty if the rank isn't a member.
   const Shards& Of(uint32_t rank) const;
 
  private:
-  std::map<uint32_t, Shards> of_;  // each member
+  std::map<uint32_t, Shards> of_;  // the shards of each member
 };
 
 }  // namespace kungfu::shards

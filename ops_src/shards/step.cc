@@ -15,7 +15,7 @@
 namespace kungfu::shards {
 namespace {
 
-// How the members' planes add up to the root.
+// Returns how the members' nodes of the tree add up to the root.
 Planes PlanesOf(const Tree& tree, const Partition& partition, const Members& members, uint32_t ranks, double divisor,
                 uint64_t hash) {
   Planes planes;
@@ -33,7 +33,7 @@ Planes PlanesOf(const Tree& tree, const Partition& partition, const Members& mem
     hash = Fnv1a(&rank, sizeof rank, hash);
   }
   planes.hash = hash;
-  // From the root downwards, the left side first; a node is left when both of its sides are done.
+  // Walks down from the root, left child before right child. A node is added when both of its children are done.
   const auto add_up = [&](const auto& self, Node node) -> void {
     const auto found = numbers.find(node);
     if (found != numbers.end()) {
@@ -54,7 +54,7 @@ bool IsInPlace(const kf_group& group) {
                      [](const kf_tensor& tensor) { return tensor.count > 0 && tensor.input == tensor.output; });
 }
 
-// Of the gradients among these, as they are brought or, if the step is over, as the outputs have them.
+// Returns the squared norm of the gradients in these groups: of the inputs, or of the outputs if the step has ended.
 double SquaredNormOf(const kf_group* groups, size_t num_groups, const void* loss, bool outputs) {
   double sum = 0;
   for (size_t k = 0; k < num_groups; k++) {
@@ -75,7 +75,7 @@ uint64_t ElementsOf(const kf_group& group) {
 
 }  // namespace
 
-// One group, as it is in each generation.
+// The all-reduce of one group, for any generation.
 class Step::Renewal : public Communicator::Renewable {
  public:
   Renewal(Step& step, const kf_group& group, const PartialSums& sums, double divisor, uint64_t hash)
@@ -113,7 +113,7 @@ void Step::Begin(std::shared_ptr<Communicator> communicator, const Plan& plan,
                  const std::vector<Statistic>& statistics) {
   std::lock_guard<std::mutex> guard(mutex_);
   if (plan.shards == 0 || plan.shards > kMaxShards) {
-    throw Error(KF_INVALID, Text("a step has 1 to ", kMaxShards, " shards, not ", plan.shards));
+    throw Error(KF_INVALID, Text(plan.shards, " shards: a step has 1 to ", kMaxShards));
   }
   CheckUndone();
   if (communicator != communicator_) generation_ = 0;
@@ -167,11 +167,11 @@ void Step::TakeForHashes(uint32_t shard) { Arm(Taken::kForHashes, shard); }
 
 void Step::Arm(Taken taken, uint32_t shard) {
   std::lock_guard<std::mutex> guard(mutex_);
-  if (over_) throw Error(KF_INVALID, "no step has begun that a shard could be of");
+  if (over_) throw Error(KF_INVALID, "no step of shards has begun");
   const Shards missing = MissingHere();
   if (taken == Taken::kShard && std::find(missing.begin(), missing.end(), shard) == missing.end()) {
     throw Error(KF_INVALID,
-                Text("shard ", shard, " of ", plan_.shards, " isn't this rank's, or has been brought already"));
+                Text("shard ", shard, " of ", plan_.shards, " isn't assigned to this rank, or was already added"));
   }
   taken_ = taken;
   shard_ = shard;
@@ -218,21 +218,23 @@ void Step::UndoUpdate() {
 bool Step::Over() const {
   std::lock_guard<std::mutex> guard(mutex_);
   if (taken_ != Taken::kNothing)
-    throw Error(KF_INVALID, "a shard was taken whose gradients are missing; bring them before the next step");
+    throw Error(KF_INVALID, "the gradients of a taken shard are missing; add them before the next step");
   return over_;
 }
 
 void Step::CheckUndone() const {
-  if (kept_) throw Error(KF_INVALID, "an update that didn't count was not undone: resume from a checkpoint");
+  if (kept_)
+    throw Error(KF_INVALID, "an update that ran before its step had ended was not undone; resume from a checkpoint");
 }
 
 void Step::Refuse(const char* name, bool gradients) const {
   const Inside inside = inside_.load(std::memory_order_relaxed);
   if (inside == Inside::kNothing || (inside == Inside::kStep && !gradients)) return;
-  throw Error(KF_INVALID, Text("\"", name,
-                               "\" can't run in a step of shards, of which the workers compute different "
-                               "numbers: reduce gradients by giving ShardedStep's forward_backward and update alone to "
-                               "it, without a KungFuGradReducer or KungFuAllReduce in them, and the optimizer itself"));
+  throw Error(KF_INVALID,
+              Text("\"", name,
+                   "\" can't run in a step of shards, because the workers compute different "
+                   "numbers of shards. ShardedStep reduces the gradients itself: pass forward_backward and "
+                   "update without a KungFuGradReducer or KungFuAllReduce in them, and the optimizer itself"));
 }
 
 void Step::RestoreStatistics() {
@@ -240,13 +242,13 @@ void Step::RestoreStatistics() {
 }
 
 std::optional<Key> Step::NextKey() {
-  // Not by taken_: a shard whose computing has failed stays taken.
+  // Don't use taken_ here: if the computation of a shard fails, the shard stays taken.
   const Inside inside = inside_.load(std::memory_order_relaxed);
   if (inside == Inside::kNothing) return std::nullopt;
   if (inside != Inside::kShard) {
     throw Error(KF_INVALID,
-                "ShardedStep's update draws random numbers, as of a Dropout in it, which would be others "
-                "at each worker; what draws belongs in forward_backward");
+                "ShardedStep's update draws random numbers (for example in a Dropout), which would differ "
+                "between workers; move the random operation to forward_backward");
   }
   std::lock_guard<std::mutex> guard(mutex_);
   return Key{plan_.seed, plan_.step, shard_, draws_++};
@@ -273,8 +275,8 @@ bool Step::Bring(const kf_group* groups, size_t num_groups, const void* loss) {
   const Taken taken = std::exchange(taken_, Taken::kNothing);
   if (over_ || taken == Taken::kNothing) {
     throw Error(KF_INVALID,
-                "gradients are summed over shards once for each shard that ShardedStep computes; a second sum in one "
-                "step, or one outside of it, needs a ShardedStep of its own");
+                "gradients were summed over shards outside of a ShardedStep, or a second time in one of its "
+                "shards; use a separate ShardedStep for each sum");
   }
   inside_.store(Inside::kStep, std::memory_order_relaxed);
   const DefaultFloatEnvironment same_everywhere;
@@ -295,12 +297,12 @@ bool Step::Bring(const kf_group* groups, size_t num_groups, const void* loss) {
     sums_.resize(all.size());
     for (size_t k = 0; k < all.size(); k++) sums_[k].Begin(all[k].dtype, ElementsOf(all[k]));
   }
-  KUNGFU_CHECK(sums_.size() == all.size(), "a shard brings ", all.size(), " groups, the one before ", sums_.size());
+  KUNGFU_CHECK(sums_.size() == all.size(), "this shard has ", all.size(), " groups, the previous one ", sums_.size());
   for (size_t k = reduced_; k < all.size() && taken == Taken::kShard; k++) {
-    KUNGFU_CHECK(sums_[k].elements() == ElementsOf(all[k]), "shards bring different numbers of elements");
+    KUNGFU_CHECK(sums_[k].elements() == ElementsOf(all[k]), "shards have different numbers of elements");
     const bool is_norm = watched_ && k + 1 == all.size();
     const double share = shard_ + 1 == plan_.shards && !is_norm ? plan_.last : 1;
-    // In place an attempt that fails has written over what the next one reads.
+    // If the operation is in place, a failed attempt has overwritten the inputs that the next attempt needs.
     sums_[k].Add(tree_, shard_, all[k].tensors, all[k].num_tensors, share, /*borrow=*/!IsInPlace(all[k]));
   }
   if (taken == Taken::kShard) {
@@ -338,7 +340,7 @@ bool Step::Reduce(const std::vector<kf_group>& groups, size_t num_gradients) {
   return true;
 }
 
-// The partition of a generation follows from that of the one before and the failure between them.
+// Computes the partition of each generation from the previous partition and the rank that failed between them.
 void Step::MoveTo(uint32_t generation) {
   for (; generation_ < generation; generation_++) {
     const Members before = communicator_->MembersOf(generation_), after = communicator_->MembersOf(generation_ + 1);
@@ -351,7 +353,8 @@ void Step::MoveTo(uint32_t generation) {
   }
 }
 
-// Of groups that have ended while a later one has more to wait for: the memory that they are in is this launch's.
+// Keeps the roots of groups that have ended while a later group still waits, because their memory belongs to this
+// launch only.
 void Step::KeepRoots(const std::vector<kf_group>& groups) {
   for (size_t k = roots_.size(); k < reduced_; k++) {
     std::vector<char>& root = roots_.emplace_back();
@@ -373,8 +376,9 @@ void Step::GiveRoots(const std::vector<kf_group>& groups) const {
   }
 }
 
-// The statistics go with the gradients of their dtype, which saves a sum, or after all gradients if these aren't
-// divided or there are none of that dtype; the norm is the last.
+// Adds the step's own tensors to the groups. Statistics are added to the gradients of their dtype, which saves a sum.
+// If there are no such gradients or gradients aren't divided, the statistics are a group after all gradients. The norm
+// is the last group.
 std::vector<kf_group> Step::WithOwn(const kf_group* groups, size_t num_groups) {
   std::vector<kf_group> all(groups, groups + num_groups);
   statistic_tensors_.assign(kNumDtypes, {});

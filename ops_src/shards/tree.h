@@ -1,10 +1,10 @@
-// The fixed tree by which the gradients of a step's shards are added up. Pure.
+// The fixed tree in which the gradients of a step's shards are added up. Its functions are pure.
 //
-// A shard is a leaf of the tree. *Node* (level, index) is the sum over the shards from index <<
-// level to before (index + 1) << level, as far as they exist: left child plus right child, or the
-// left child alone if the right one has no shard. So the tree is a function of the number of
-// shards, and the bits of its root are a function of what the shards bring. They don't depend on
-// which member computes which shard, nor on the order of arrival.
+// A shard is a leaf of the tree. *Node* (level, index) is the sum of the existing shards from index
+// << level up to, but not including, (index + 1) << level. It is the left child plus the right
+// child, or the left child alone if the right child has no shards. So the number of shards
+// determines the tree, and the gradients of the shards determine the bits of its root. The bits
+// don't depend on which member computes which shard, nor on the order of arrival.
 #ifndef KUNGFU_SHARDS_TREE_H_
 #define KUNGFU_SHARDS_TREE_H_
 
@@ -22,7 +22,7 @@ struct Node {
   uint32_t level = 0;
   uint32_t index = 0;
 
-  // From left to right, if none has a shard in common with another.
+  // Orders nodes from left to right. The nodes must not have shards in common.
   bool operator<(const Node& other) const {
     return std::tuple(index << level, level) < std::tuple(other.index << other.level, other.level);
   }
@@ -32,7 +32,7 @@ struct Node {
 // Ascending, without repetitions.
 using Shards = std::vector<uint32_t>;
 
-// A node without a sibling that has shards is the same as its parent, and is always named as the highest one of these.
+// If a node's sibling has no shards, the node equals its parent. Such equal nodes are represented by the highest one.
 class Tree {
  public:
   explicit Tree(uint32_t shards) : shards_(shards) {
@@ -42,12 +42,12 @@ class Tree {
   uint32_t shards() const { return shards_; }
   Node Root() const { return {height_, 0}; }
   Node NodeOf(uint32_t shard) const { return Highest({0, shard}); }
-  // Of any but the root.
+  // Must not be called for the root.
   Node Sibling(Node node) const { return {node.level, node.index ^ 1}; }
   Node Parent(Node node) const { return Highest({node.level + 1, node.index / 2}); }
-  // Of any but a shard's.
+  // Must not be called for the node of a single shard.
   std::pair<Node, Node> Children(Node node) const;
-  // The fewest nodes that are the sums over exactly these shards.
+  // Returns the smallest set of nodes whose shards are exactly these.
   std::set<Node> Cover(const Shards& shards) const;
 
  private:

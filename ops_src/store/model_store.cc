@@ -17,9 +17,9 @@ namespace kungfu::store {
 struct alignas(64) Record {
   char name[kNameBytes];
   char layout[kLayoutBytes];
-  uint64_t bytes;      // as the caller counts them
-  uint64_t capacity;   // of each buffer
-  uint64_t offset[2];  // of the buffers in the file
+  uint64_t bytes;      // without padding
+  uint64_t capacity;   // size of each buffer
+  uint64_t offset[2];  // offsets of the buffers in the file
   alignas(64) std::atomic<uint64_t> latest;
   std::atomic<uint64_t> begun[2];
 };
@@ -28,7 +28,7 @@ struct Header {
   uint64_t magic;
   uint32_t layout_version;
   uint32_t record_bytes;
-  alignas(64) std::atomic<uint32_t> records;  // complete ones
+  alignas(64) std::atomic<uint32_t> records;  // number of complete records
   Record record[kRecords];
 };
 
@@ -68,12 +68,12 @@ void Collect(char* to, const std::atomic<uint64_t>* from, size_t bytes) {
 
 std::atomic<uint64_t>* Words(char* at) { return reinterpret_cast<std::atomic<uint64_t>*>(at); }
 
-// Of `bytes` at `offset` of a store.
+// Maps `bytes` bytes at `offset` of a store.
 std::unique_ptr<Mapping> Map(int fd, size_t offset, size_t bytes, bool writable) {
   return std::make_unique<Mapping>(fd, offset, bytes, writable, Text(bytes, " bytes of a model store"));
 }
 
-// A lock of the whole file, for fcntl.
+// Returns a lock of the whole file, for fcntl.
 struct flock Whole(short type) {
   struct flock whole{};
   whole.l_type = type;
@@ -104,16 +104,16 @@ ModelStore::ModelStore() {
     fd_ = memfd_create("kungfu-store", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd_ < 0) throw SystemError("memfd_create");
     end_ = RoundUp(sizeof(Header), kPage);
-    if (ftruncate(fd_, static_cast<off_t>(end_)) != 0) throw SystemError("no shared memory");
-    // It may grow, but no process can shrink it while it is read (a SIGBUS).
+    if (ftruncate(fd_, static_cast<off_t>(end_)) != 0) throw SystemError("allocating shared memory for a model store");
+    // The file may grow, but no process can shrink it. A read beyond a shrunken end would raise SIGBUS.
     fcntl(fd_, F_ADD_SEALS, F_SEAL_SHRINK);
     head_ = Map(fd_, 0, end_, /*writable=*/true);
     auto* header = new (head_->data()) Header{};
     header->layout_version = kLayoutVersion;
     header->record_bytes = sizeof(Record);
     header->magic = kMagic;
-    // A lock of the process, not of the descriptor, which others will hold too. It would also go if this process closed
-    // any descriptor of the file, so both of them are kept to the end.
+    // The lock belongs to the process, not to the descriptor, which other processes will hold too. The kernel drops the
+    // lock if this process closes any descriptor of the file, so both descriptors stay open to the end.
     struct flock whole = Whole(F_WRLCK);
     if (fcntl(fd_, F_SETLK, &whole) != 0) throw SystemError("fcntl(F_SETLK) on a model store");
     read_fd_ = open(Text("/proc/self/fd/", fd_).c_str(), O_RDONLY | O_CLOEXEC);
@@ -134,21 +134,25 @@ ModelStore::Own& ModelStore::OwnRecord(const std::string& name, const std::strin
   if (found != own_.end()) {
     const Record& record = *found->second.record;
     if (layout != record.layout || bytes != record.bytes) {
-      throw Error(KF_INVALID, Text("save \"", name, "\": ", Described(layout, bytes), ", but it was ",
-                                   Described(record.layout, record.bytes), " before; a name keeps its layout"));
+      throw Error(KF_INVALID,
+                  Text("save \"", name, "\": the layout is ", Described(layout, bytes), ", but was ",
+                       Described(record.layout, record.bytes), " before; use another name for another layout"));
     }
     return found->second;
   }
   if (name.empty() || name.size() >= kNameBytes) {
-    throw Error(KF_INVALID, Text("save \"", name, "\": a name has 1 to ", kNameBytes - 1, " bytes"));
+    throw Error(KF_INVALID,
+                Text("save \"", name, "\": the name has ", name.size(), " bytes; it must have 1 to ", kNameBytes - 1));
   }
   if (layout.size() >= kLayoutBytes) {
-    throw Error(KF_INVALID, Text("save \"", name, "\": a layout has at most ", kLayoutBytes - 1, " bytes"));
+    throw Error(KF_INVALID,
+                Text("save \"", name, "\": the layout has ", layout.size(), " bytes; at most ", kLayoutBytes - 1));
   }
   Header& header = HeaderOf(*head_);
   const uint32_t index = header.records.load(std::memory_order_relaxed);
   if (index == kRecords)
-    throw Error(KF_INVALID, Text("save \"", name, "\": a worker saves at most ", kRecords, " names"));
+    throw Error(KF_INVALID,
+                Text("save \"", name, "\": this worker has saved ", kRecords, " other names, which is the limit"));
   Record& record = header.record[index];
   CopyText(record.name, name);
   CopyText(record.layout, layout);
@@ -166,10 +170,10 @@ uint64_t ModelStore::Save(const std::string& name, const std::string& layout, co
       record.capacity = RoundUp(std::max<size_t>(PaddedBytes(blobs, num_blobs), 1), kPage);
       for (int i = 0; i < 2; i++) {
         record.offset[i] = end_;
-        // Taken now: memory that turns out to be missing later would be a SIGBUS.
+        // Allocate the memory now. If it turned out to be missing later, a write would raise SIGBUS.
         const int error = posix_fallocate(fd_, static_cast<off_t>(end_), static_cast<off_t>(record.capacity));
         if (error != 0) {
-          throw Error(KF_INTERNAL, Text("no shared memory of ", record.capacity, " bytes for \"", name,
+          throw Error(KF_INTERNAL, Text("can't allocate ", record.capacity, " bytes of shared memory for \"", name,
                                         "\": ", std::strerror(error)));
         }
         own.buffers[i] = Map(fd_, end_, record.capacity, /*writable=*/true);
@@ -181,7 +185,7 @@ uint64_t ModelStore::Save(const std::string& name, const std::string& layout, co
     }
     HeaderOf(*head_).records.fetch_add(1, std::memory_order_release);
   } else if (PaddedBytes(blobs, num_blobs) > record.capacity) {
-    throw Error(KF_INVALID, Text("save \"", name, "\": the tensors were divided otherwise before"));
+    throw Error(KF_INVALID, Text("save \"", name, "\": the sizes of the tensors have changed since the first save"));
   }
   const uint64_t version = record.latest.load(std::memory_order_relaxed) + 1;
   record.begun[version % 2].store(version, std::memory_order_release);
@@ -196,7 +200,8 @@ uint64_t ModelStore::Save(const std::string& name, const std::string& layout, co
 
 StoreView::StoreView(int fd, bool own) : own_(own) {
   const size_t bytes = FileSize(fd, "a model store");
-  if (bytes < sizeof(Header)) throw Error(KF_INTERNAL, Text("a model store of ", bytes, " bytes has no header"));
+  if (bytes < sizeof(Header))
+    throw Error(KF_INTERNAL, Text("a model store has only ", bytes, " bytes, less than its header"));
   head_ = Map(fd, 0, sizeof(Header), /*writable=*/false);
   const Header& header = HeaderOf(*head_);
   if (header.magic != kMagic || header.layout_version != kLayoutVersion || header.record_bytes != sizeof(Record)) {
@@ -245,8 +250,8 @@ const StoreView::Known* StoreView::Find(const std::string& name) const {
     for (int b = 0; b < 2; b++) {
       const bool inside = record.capacity <= size && record.offset[b] <= size - record.capacity;
       if (!inside || record.offset[b] % kPage != 0) {
-        throw Error(KF_INTERNAL, Text("record \"", name, "\" of a model store is outside of it: ", record.capacity,
-                                      " bytes at ", record.offset[b], " of ", size));
+        throw Error(KF_INTERNAL, Text("record \"", name, "\" exceeds its model store: ", record.capacity,
+                                      " bytes at offset ", record.offset[b], " of ", size, " bytes"));
       }
       known.buffers[b] = Map(fd_, record.offset[b], record.capacity, /*writable=*/false);
     }
@@ -261,20 +266,20 @@ Description StoreView::Describe(const std::string& name) const {
   return {TextOf(known->record->layout), known->record->bytes, known->record->latest.load(std::memory_order_acquire)};
 }
 
-// Null if nothing was saved under that name. Throws if it is something else.
+// Returns null if nothing was saved under that name. Throws if the saved layout differs.
 const StoreView::Known* StoreView::Fitting(const std::string& name, const std::string& layout, uint64_t bytes,
                                            uint64_t padded) const {
   const Known* known = Find(name);
   if (known == nullptr) return nullptr;
   const Record& record = *known->record;
   if (TextOf(record.layout) != layout || record.bytes != bytes || padded > record.capacity) {
-    throw Error(KF_INVALID, Text("request \"", name, "\": ", Described(layout, bytes), " was asked for, ",
+    throw Error(KF_INVALID, Text("request \"", name, "\": the request is for ", Described(layout, bytes), ", but ",
                                  Described(TextOf(record.layout), record.bytes), " is saved"));
   }
   return known;
 }
 
-// Copies until the copy is of one version, which is returned; 0: there is none.
+// Repeats the copy until it has one version only. Returns that version, or 0 if there is none.
 template <typename Copy>
 uint64_t StoreView::CopyWhole(const std::string& name, const Known& known, const Copy& copy) {
   const Record& record = *known.record;

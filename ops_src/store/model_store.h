@@ -1,30 +1,31 @@
-// The memory in which a worker keeps its latest models, for the other workers of its host to read
-// while it trains.
+// The memory in which a worker keeps its latest models. Other workers of its host read it while the
+// worker trains.
 //
-// Each worker has one such memory, anonymous like a segment. It alone writes there, and the memory
-// outlives the cluster versions. The other workers get a descriptor that can only read. A *record*
-// is what was saved under one name: its layout and two buffers, in which successive versions take
-// turns. Neither side waits:
+// Each worker has one such memory, an anonymous file like a segment. Only that worker writes there,
+// and the memory outlives the cluster versions. The other workers get a read-only descriptor. A
+// *record* holds one name: its layout, and two buffers that successive versions use in turn.
+// Neither side waits:
 //
 //   writer, version v into buffer v % 2          reader
 //     begun[v % 2] = v                             v = latest (none: 0)
 //     the words of the buffer                      the words of buffer v % 2
 //     latest = v                                   begun[v % 2] == v? done : again
 //
-// Only the owner writes words, each with a release store. Readers use an acquire load (plain moves
-// on x86).
+// Only the owner writes words, each with a release store. Readers use acquire loads (plain moves on
+// x86).
 //
 // 1. A read is whole. The reader has read `latest == v`, so all words of version v were written
-// before. The buffer is written again for version v + 2 only, and `begun` announces that first. So
-// a reader that has seen one word of v + 2 also sees begun == v + 2 and begins again with the newer
-// `latest`. For its copy it has the time of a whole save, and of all that the owner does between
-// two saves (a training step). So repetitions are rare.
+// before. The buffer is written again only for version v + 2, and `begun` announces that first. So
+// a reader that has read one word of v + 2 also reads begun == v + 2. It then starts again with the
+// newer `latest`. Repetitions are rare: for its copy, the reader has the time of a whole save and
+// of all work between two saves (a training step).
 // Test: ModelStore.ReadsAreWholeWhileTheOwnerSavesWithoutPause
 //
-// 2. A writer may fail anywhere. While version v is being written `latest` is v - 1, whose buffer
-// isn't touched any more. A record is counted in `records` after it is complete, and never moves or
-// shrinks. A file that grew without a counted record has a hole that no reader looks at. A lock on
-// the file, which the kernel drops when the owner ends, shows whether the owner lives.
+// 2. The writer may fail at any point. While it writes version v, `latest` is v - 1, and that
+// version's buffer isn't written. `records` counts a record only when it is complete, and a record
+// never moves or shrinks. If the file grew without a new counted record, it has a hole that no
+// reader uses. A lock on the file shows whether the owner lives, because the kernel drops it when
+// the owner ends.
 // Test: ModelStore.AWriterThatIsKilledLeavesWholeModels
 #ifndef KUNGFU_STORE_MODEL_STORE_H_
 #define KUNGFU_STORE_MODEL_STORE_H_
@@ -60,10 +61,10 @@ class ModelStore {
   ModelStore(const ModelStore&) = delete;
   ModelStore& operator=(const ModelStore&) = delete;
 
-  // Opened for reading only; stays this object's.
+  // A read-only descriptor. It belongs to this object.
   int fd() const { return read_fd_; }
 
-  // Keeps a copy of the tensors as the next version of `name` and returns that version, from 1. Never waits for a
+  // Keeps a copy of the tensors as the next version of `name` and returns that version, 1 or more. Never waits for a
   // reader. Throws ValueError if `name` had another layout or other sizes before.
   uint64_t Save(const std::string& name, const std::string& layout, const kf_blob* blobs, size_t num_blobs);
 
@@ -78,44 +79,44 @@ class ModelStore {
   std::mutex mutex_;
   int fd_ = -1;
   int read_fd_ = -1;
-  size_t end_ = 0;  // of the file; guarded by mutex_
+  size_t end_ = 0;  // size of the file; guarded by mutex_
   std::unique_ptr<Mapping> head_;
   std::map<std::string, Own> own_;  // guarded by mutex_
 };
 
 struct Description {
   std::string layout;
-  uint64_t bytes = 0;    // of all tensors, without the padding between them
-  uint64_t version = 0;  // latest; 0: there is no record of this name, or nothing in it yet
+  uint64_t bytes = 0;    // size of all tensors, without the padding between them
+  uint64_t version = 0;  // the latest version; 0 if there is no such record or version
 };
 
-// Some worker's models, wherever it is. Thread-safe.
+// Access to the models of one worker, on this host or on another. Thread-safe.
 class ModelView {
  public:
   virtual ~ModelView() = default;
-  // Whether a look at it costs no wait: it is on this host.
+  // Whether the models are on this host, so that reading them needs no wait.
   virtual bool IsHere() const = 0;
-  // Whether the process that saves there still runs, as far as is known without a wait.
+  // Whether the saving process still runs, as far as is known without a wait.
   virtual bool OwnerLives() const = 0;
   virtual Description Describe(const std::string& name) const = 0;
-  // Copies the latest version into the blobs and returns it; 0, with the blobs untouched, if there is none. Throws
-  // ValueError if the layout or the sizes are others, CollectiveTimeoutError if the owner saves faster than this
-  // can copy.
+  // Copies the latest version into the blobs and returns it. If there is none, returns 0 and leaves the blobs
+  // unchanged. Throws ValueError if the layout or the sizes differ, CollectiveTimeoutError if the owner saves faster
+  // than this call can copy.
   virtual uint64_t Request(const std::string& name, const std::string& layout, const kf_blob* blobs,
                            size_t num_blobs) const = 0;
 };
 
-// How many bytes tensors take in a record, where each begins on a cache line.
+// Returns the size of the tensors in a record, where each tensor begins on a cache line.
 size_t PaddedBytes(const kf_blob* blobs, size_t num_blobs);
 uint64_t TotalBytes(const kf_blob* blobs, size_t num_blobs);
 
-// Of another worker of this host, or one's own.
+// Access to the models of this worker or of another worker on this host.
 class StoreView final : public ModelView {
  public:
-  // The descriptor stays the caller's. Throws InternalError if it isn't a store of this version of the runtime.
-  // With `own` it is a store of this process, which has to outlive the view: no descriptor of it may be closed.
+  // The caller keeps the descriptor. Throws InternalError if it isn't a store of this version of the runtime. If `own`,
+  // it is a store of this process, and must outlive the view, because no descriptor of it may be closed.
   explicit StoreView(int fd, bool own = false);
-  // The same of a descriptor that it closes. Null for -1.
+  // Makes a view and closes the descriptor. Returns null for -1.
   static std::shared_ptr<StoreView> Take(int fd);
   ~StoreView() override;
   StoreView(const StoreView&) = delete;
@@ -126,8 +127,8 @@ class StoreView final : public ModelView {
   Description Describe(const std::string& name) const override;
   uint64_t Request(const std::string& name, const std::string& layout, const kf_blob* blobs,
                    size_t num_blobs) const override;
-  // The same for a caller that doesn't know how the `bytes` are divided into tensors: as they lie in the record,
-  // `padded` bytes in all, into what `memory` returns, which is called when it is known that they fit.
+  // Like Request, for a caller that doesn't know the sizes of the tensors. Copies all `padded` bytes of the record,
+  // including the padding. `memory` returns the destination; it is called only if the layout and the sizes match.
   uint64_t RequestPadded(const std::string& name, const std::string& layout, uint64_t bytes, uint64_t padded,
                          const std::function<char*()>& memory) const;
 
@@ -145,7 +146,7 @@ class StoreView final : public ModelView {
   int fd_ = -1;
   std::unique_ptr<Mapping> head_;
   mutable std::mutex mutex_;
-  mutable std::map<std::string, Known> known_;  // guarded by mutex_; its elements never move or go
+  mutable std::map<std::string, Known> known_;  // guarded by mutex_; its elements are never moved or removed
 };
 
 }  // namespace kungfu::store

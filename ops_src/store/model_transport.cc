@@ -19,12 +19,13 @@ namespace kungfu::store {
 namespace {
 
 constexpr uint64_t kEpoch = 1;
-// The deadlines are the askers'.
+// Never: the requesting workers have deadlines.
 constexpr auto kNever = std::chrono::milliseconds(std::chrono::hours(24 * 3650));
 constexpr auto kMoment = std::chrono::milliseconds(10);
-constexpr uint32_t kMostAnswering = 2;  // asks of one host at a time
-constexpr size_t kMostWaiting = 4096;   // asks of this host's workers for one host: their threads, far fewer
-enum : uint64_t { kAsk = 0, kAnswer = 1, kTensors = 2 };  // of the messages of an ask
+constexpr uint32_t kMostAnswering = 2;  // requests of one host that are answered at the same time
+constexpr size_t kMostWaiting = 4096;   // queued requests of this host's workers to one host; each needs a thread, so
+                                        // there are far fewer
+enum : uint64_t { kAsk = 0, kAnswer = 1, kTensors = 2 };  // the messages of one request
 
 tcp::Tag TagOf(uint64_t number) { return tcp::Tag::Of("kungfu/models", number); }
 
@@ -45,14 +46,14 @@ Answer Failure(kf_status status, const std::string& text) {
   return answer;
 }
 
-Answer IsOver() { return Failure(KF_STALE, "this cluster version is over"); }
+Answer IsOver() { return Failure(KF_STALE, "this cluster version has ended"); }
 
 void Wake(int eventfd) {
   const uint64_t one = 1;
   [[maybe_unused]] const auto written = write(eventfd, &one, sizeof one);
 }
 
-// The worker's ask isn't kept. One that doesn't take the word waits until its deadline.
+// Rejects a request, which isn't kept. If the worker can't receive the refusal, it waits until its deadline.
 void Refuse(int socket, const Ask& ask, bool again, const std::string& text) {
   Refusal refusal;
   refusal.number = ask.number;
@@ -61,7 +62,7 @@ void Refuse(int socket, const Ask& ask, bool again, const std::string& text) {
   (void)!send(socket, &refusal, sizeof refusal, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-// What this process lacks for a moment.
+// Whether the error is a temporary lack of resources in this process.
 bool IsScarce(int error) { return error == ENOMEM || error == ENOBUFS || error == EMFILE || error == ENFILE; }
 
 }  // namespace
@@ -73,7 +74,8 @@ ModelTransport::ModelTransport(hosts::Places places, uint32_t host, std::vector<
       mesh_(host, kEpoch, std::move(ends), {kNever}),
       hosts_(places_.hosts()) {
   if (mesh_.size() != places_.hosts()) {
-    throw Error(KF_INVALID, Text("connections to ", mesh_.size(), " hosts for ", places_.hosts()));
+    throw Error(KF_INVALID,
+                Text("connections to ", mesh_.size(), " hosts, but the cluster has ", places_.hosts(), " hosts"));
   }
   epoll_ = epoll_create1(EPOLL_CLOEXEC);
   wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -93,19 +95,20 @@ ModelTransport::ModelTransport(hosts::Places places, uint32_t host, std::vector<
 ModelTransport::~ModelTransport() {
   Close();
   close(epoll_);
-  close(wake_);  // no more events: all tickets have ended
+  close(wake_);  // no more events are written, because all tickets have ended
 }
 
 int ModelTransport::Connect() {
   int pair[2];
-  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) throw SystemError("a socket to the models");
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
+    throw SystemError("socketpair for model requests");
   fcntl(pair[0], F_SETFL, O_NONBLOCK);
   std::lock_guard<std::mutex> guard(mutex_);
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.fd = pair[0];
   if (closing_ || epoll_ctl(epoll_, EPOLL_CTL_ADD, pair[0], &event) != 0) {
-    const Error error = closing_ ? Error(KF_STALE, "this cluster version is over") : SystemError("epoll_ctl");
+    const Error error = closing_ ? Error(KF_STALE, "this cluster version has ended") : SystemError("epoll_ctl");
     close(pair[0]);
     close(pair[1]);
     throw error;
@@ -115,13 +118,14 @@ int ModelTransport::Connect() {
 }
 
 void ModelTransport::LoseHost(uint32_t host) {
-  if (host >= places_.hosts() || host == host_) throw Error(KF_INVALID, Text("no other host ", host));
+  if (host >= places_.hosts() || host == host_)
+    throw Error(KF_INVALID, Text("host ", host, " isn't another host of this cluster"));
   {
     std::lock_guard<std::mutex> guard(mutex_);
     if (closing_ || hosts_[host].lost) return;
     hosts_[host].lost = true;
   }
-  mesh_.LoseHost(host, "the job goes on without it");
+  mesh_.LoseHost(host, "the job continues without it");
 }
 
 std::vector<std::pair<uint32_t, std::string>> ModelTransport::Unreachable() const {
@@ -149,7 +153,8 @@ void ModelTransport::Close() {
     threads.swap(threads_);
   }
   for (std::thread& thread : threads) thread.join();
-  // Alone now. What is under way has been answered by its thread; what has only been heard is answered here.
+  // No other thread runs now. Threads have answered the requests that they had begun. Queued requests are answered
+  // here.
   for (Far& far : hosts_) {
     for (auto& waiting : far.waiting) {
       for (Asking& asking : waiting) {
@@ -186,8 +191,8 @@ void ModelTransport::Serve() {
   }
 }
 
-// All that a process has asked. A process whose parcel can't be mapped gets a refusal; one that sends something else is
-// disconnected.
+// Receives all requests of a process. If a parcel can't be mapped, its process gets a refusal. If a message is invalid,
+// its process is disconnected.
 void ModelTransport::HearWorker(int socket) {
   for (;;) {
     Ask ask;
@@ -202,8 +207,9 @@ void ModelTransport::HearWorker(int socket) {
     std::unique_ptr<Parcel> parcel;
     const bool is_ask = n == sizeof ask && IsAsk(ask);
     if (is_ask && fd < 0) {
-      // The kernel drops a descriptor that there is no room for.
-      Refuse(socket, ask, /*again=*/true, "its launcher got no descriptor with the request; raise its RLIMIT_NOFILE");
+      // The kernel drops a descriptor if this process has no room for it.
+      Refuse(socket, ask, /*again=*/true,
+             "the launcher received no descriptor with the request; raise the launcher's RLIMIT_NOFILE");
       continue;
     }
     try {
@@ -223,13 +229,13 @@ void ModelTransport::HearWorker(int socket) {
       return;
     }
     if (ask.rank >= places_.ranks() || places_.HostOf(ask.rank) == host_) {
-      parcel->Finish(Failure(KF_INVALID, Text("rank ", ask.rank, " is on no other host")));
+      parcel->Finish(Failure(KF_INVALID, Text("rank ", ask.rank, " isn't on another host")));
       continue;
     }
     const uint32_t host = places_.HostOf(ask.rank);
     auto& waiting = hosts_[host].waiting[ask.padded > kSmallBytes ? 1 : 0];
     if (waiting.size() >= kMostWaiting) {
-      parcel->Finish(Failure(KF_INTERNAL, "too many models are asked for at once"));
+      parcel->Finish(Failure(KF_INTERNAL, Text("too many requests for models are queued; at most ", kMostWaiting)));
       continue;
     }
     waiting.push_back({ask, std::move(parcel)});
@@ -237,7 +243,7 @@ void ModelTransport::HearWorker(int socket) {
   }
 }
 
-// What the other hosts ask.
+// Receives the requests of the other hosts.
 void ModelTransport::HearHosts() {
   for (uint32_t h = 0; h < places_.hosts(); h++) {
     if (h == host_) continue;
@@ -249,7 +255,7 @@ void ModelTransport::HearHosts() {
       try {
         mesh_.Wait(far.hearing);
         const bool here = IsAsk(far.ask) && far.ask.rank < places_.ranks() && places_.HostOf(far.ask.rank) == host_;
-        if (!here) throw Error(KF_PEER_LOST, Text("host ", mesh_.name(h), " asks for what can't be"));
+        if (!here) throw Error(KF_PEER_LOST, Text("host ", mesh_.name(h), " sent an invalid request for a model"));
       } catch (const Error& error) {
         if (error.status() == KF_PEER_LOST) far.unreachable = error.what();
         far.over = true;
@@ -262,7 +268,7 @@ void ModelTransport::HearHosts() {
   }
 }
 
-// mutex_ is held.
+// The caller holds mutex_.
 void ModelTransport::Listen(uint32_t host) {
   Far& far = hosts_[host];
   if (far.listens || far.over || far.answering >= kMostAnswering) return;
@@ -270,7 +276,7 @@ void ModelTransport::Listen(uint32_t host) {
   far.listens = true;
 }
 
-// Begins what can be asked of a host. mutex_ is held.
+// Sends the next requests to a host, if it can accept them. The caller holds mutex_.
 void ModelTransport::Pump(uint32_t host) {
   Far& far = hosts_[host];
   for (const int large : {0, 1}) {
@@ -287,7 +293,7 @@ void ModelTransport::Pump(uint32_t host) {
   }
 }
 
-// On a thread of its own, or one that is idle. mutex_ is held.
+// Runs the job on an idle thread or on a new one. The caller holds mutex_.
 void ModelTransport::Do(std::function<void()> job) {
   jobs_.push_back(std::move(job));
   if (idle_ >= jobs_.size()) {
@@ -297,7 +303,7 @@ void ModelTransport::Do(std::function<void()> job) {
   try {
     threads_.push_back(StartThread("kungfu-model", [this] { Work(); }));
   } catch (const std::exception&) {
-    changed_.notify_one();  // it waits for one of those that there are, or for its asker's deadline
+    changed_.notify_one();  // the job waits for an existing thread, or until its worker's deadline
   }
 }
 
@@ -307,7 +313,7 @@ void ModelTransport::Work() {
     idle_++;
     changed_.wait(lock, [&] { return closing_ || !jobs_.empty(); });
     idle_--;
-    if (jobs_.empty()) return;  // at the end all are done, and end at once, since the mesh does nothing more
+    if (jobs_.empty()) return;  // after Close, jobs end at once, because the mesh sends and receives nothing more
     const auto job = std::move(jobs_.front());
     jobs_.pop_front();
     lock.unlock();
@@ -316,7 +322,7 @@ void ModelTransport::Work() {
   }
 }
 
-// ---- on their threads
+// ---- on the threads for requests
 
 void ModelTransport::AskHost(uint32_t host, Asking& asking, uint64_t number) {
   const Ask& ask = asking.ask;
@@ -328,13 +334,13 @@ void ModelTransport::AskHost(uint32_t host, Asking& asking, uint64_t number) {
     mesh_.Wait(said);
     mesh_.Wait(heard);
     if (!IsText(answer.layout) || !IsText(answer.text)) {
-      throw Error(KF_INTERNAL, Text("host ", mesh_.name(host), " gave an answer that is none"));
+      throw Error(KF_INTERNAL, Text("host ", mesh_.name(host), " sent an invalid answer"));
     }
     if (answer.version > 0 && ask.padded > 0) {
       mesh_.Wait(mesh_.Receive(kEpoch, host, tag.Step(kTensors), asking.parcel->data(), ask.padded));
     }
   } catch (const Error& error) {
-    // A host that is lost has no models.
+    // The models of a lost host are lost.
     if (error.status() == KF_PEER_LOST) {
       answer = {};
     } else {
@@ -376,14 +382,14 @@ void ModelTransport::AnswerHost(uint32_t host, const Ask& ask, uint64_t number) 
       mesh_.Wait(mesh_.Send(kEpoch, host, tag.Step(kTensors), tensors, ask.padded));
     }
   } catch (const std::exception&) {
-    // The host that asked is lost, or this version is over. Listen finds that too.
+    // The requesting host is lost, or this cluster version has ended. Listen detects both.
   }
   std::lock_guard<std::mutex> guard(mutex_);
   hosts_[host].answering--;
-  if (!closing_) Wake(wake_);  // the next may be heard
+  if (!closing_) Wake(wake_);  // now the next request can be received
 }
 
-// Null if the rank has saved nothing yet, or its process has ended.
+// Returns null if the rank has saved nothing yet, or its process has ended.
 std::shared_ptr<StoreView> ModelTransport::ViewOf(uint32_t rank) {
   {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -391,7 +397,7 @@ std::shared_ptr<StoreView> ModelTransport::ViewOf(uint32_t rank) {
     if (found != views_.end() && found->second->OwnerLives()) return found->second;
     if (found != views_.end()) views_.erase(found);
   }
-  auto view = find_(rank);  // without the lock: it calls into Python
+  auto view = find_(rank);  // without the lock, because it calls Python
   if (view == nullptr || !view->OwnerLives()) return nullptr;
   std::lock_guard<std::mutex> guard(mutex_);
   views_[rank] = view;

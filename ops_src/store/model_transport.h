@@ -1,52 +1,58 @@
-// One host's contribution to reads of models between hosts, in its launcher's process.
+// One host's contribution to reads of models between hosts. It runs in the launcher's process.
 //
-// A worker sends a request to its host's model transport (parcel.h), which sends it to the
-// transport of the other host. That one reads the answer from the store of the worker that has
-// saved it (model_store.h), which notices nothing. Model transports have a mesh of their own, with
-// connections of its own. Per request:
+// A worker sends a request to its own host's model transport (parcel.h), which forwards it to the
+// model transport of the other host. That transport reads the model from the store of the worker
+// that saved it (model_store.h). The saving worker isn't involved. Model transports have a separate
+// mesh with separate connections. The messages of a request:
 //
-//   asking transport     ask      ->   asked transport      finds the rank's store, by a descriptor that can only read
-//                   answer   <-                   version, layout; or why not
-//                   tensors  <-                   if there is a version and it was asked for
+//   asking transport  ask      ->  asked transport   finds the store by a read-only descriptor
+//                     answer   <-                    version, layout; or why not
+//                     tensors  <-                    if there is a version, for a model
 //
 // 1. No read is torn. The asked transport first copies the record, by the same rules as a worker of
-// its host (StoreView), at the speed of memory and not of the network. While a model is on its way
-// its owner may save as often as it likes. The transport sends that copy, which no thread writes.
-// The asking transport reports the model when all of it has arrived. Versions never decrease: a
-// request that is sent after an answer is answered by a later look.
+// its host (StoreView). The copy runs at the speed of memory, not of the network. The transport
+// sends the copy, which no thread writes, so the owner may save while the model is being sent. The
+// asking transport reports the model when all of it has arrived. Versions never decrease: a request
+// that is sent after an answer reads the record later than that answer.
 // Test: ModelsOfOtherHosts.ReadsAreWholeAndNeverGoBack
 //
-// 2. Memory. The asking side has none: tensors go into the worker's parcel. It asks a host for one
-// model of more than kSmallBytes at a time, and for a small one beside it, which so doesn't wait
-// for a large one. The asked transport accepts no more than two requests of a host before it has
-// answered one. So it keeps the copy of one model for each other host.
+// 2. Memory. The asking transport allocates none: tensors go directly into the worker's parcel. It
+// requests at most one model of more than kSmallBytes from a host at a time, and one small model in
+// addition. So a small model doesn't wait for a large one. The asked transport accepts at most two
+// unanswered requests from each host. So for each other host it keeps the copy of at most one large
+// model.
 // Test: ModelsOfOtherHosts.NoMoreIsKeptForAHostThanTwoAnswers
 //
-// 3. No circle of waits. The transport's own thread never waits: it receives from workers and other
-// hosts. All work that takes time runs on threads that are made as they are needed: for each other
-// host two that ask and two that answer. A thread that asks waits for the other host's answer. A
-// thread that answers waits for the network alone, since the other host has asked and receives.
+// 3. No circular wait. The transport's own thread never waits: it receives from workers and other
+// hosts. All work that takes time runs on other threads, which are started when they are needed.
+// For each other host there are two threads that ask and two that answer. A thread that asks waits
+// for the other host's answer. A thread that answers waits only for the network, because the other
+// host has asked and is receiving.
 // Test: ModelsOfOtherHosts.PausedHostIsAwaitedOnlyByItsOwnReaders
 //
-// 4. Failures. If the owner fails: its store is read for as long as it is known to live, by a lock
-// that the kernel drops with it. Then, and if the whole host is lost (its connection has ended, or
-// LoseHost says so), there is no model any more, as on one host. If the asking worker fails, its
-// parcel is filled in vain. A host that doesn't answer and isn't lost is awaited up to the worker's
-// deadline: the job decides that it is lost (-host-timeout). The end of the version ends all waits.
+// 4. Failures.
+// - If the owner fails: its store is read only while the owner is known to live. A lock shows this,
+//   which the kernel drops when the owner ends. After that there is no model any more, as on a
+//   single host.
+// - If the whole host is lost (its connection has ended, or LoseHost was called), its models are
+//   lost too.
+// - If the asking worker fails, its parcel is filled, and no process reads it.
+// - If a host doesn't answer and isn't lost, the worker waits up to its deadline. The job decides
+//   when a host is lost (-host-timeout).
+// - The end of the cluster version ends all waits.
 // Test: ModelsOfOtherHosts.AnOwnerThatIsKilledHasNoModelsAnyMore
 // Test: ModelsOfOtherHosts.RemainingHostsReadOnIfOthersAreLost
 // Test: ModelsOfOtherHosts.TheEndOfTheVersionEndsAllRequests
 //
-// The mesh isn't that of the collectives, though both have the same lifetime:
-// - A socket's buffer holds milliseconds of a model. On connections of 40 MB/s an all-reduce of 4
-//   bytes takes 0.1 ms beside a model on a connection of its own, and 12 to 22 ms if they share
-//   connections; one of 1 MiB takes 24 ms, and 75 to 545. Between connections the kernel shares the
-//   network.
-// - A loss of a host cancels all messages of the collectives' mesh. Nothing here depends on which
-//   ranks have failed. So this mesh stays in its first epoch to the end, and no model is sent
-//   twice.
-// - The inter-host transport measures what its connections carry, and AUTO selects an algorithm by
-//   that. It would measure models too.
+// The collectives' mesh has the same lifetime, but models use a separate mesh for these reasons:
+// - A socket's buffer holds milliseconds of a model. Between separate connections, the kernel
+//   shares the network. Measured on connections of 40 MB/s during the transfer of a model: an
+//   all-reduce of 4 bytes takes 0.1 ms with separate connections, and 12 to 22 ms with shared ones.
+//   An all-reduce of 1 MiB takes 24 ms, and 75 to 545 ms.
+// - The loss of a host cancels all messages of the collectives' mesh. Models don't depend on which
+//   ranks have failed. So this mesh stays in its first epoch, and no model is sent twice.
+// - The inter-host transport measures the traffic of its connections, and the strategy AUTO selects
+//   an algorithm by this measurement. With a shared mesh, it would measure models too.
 #ifndef KUNGFU_STORE_MODEL_TRANSPORT_H_
 #define KUNGFU_STORE_MODEL_TRANSPORT_H_
 
@@ -69,28 +75,27 @@
 
 namespace kungfu::store {
 
-// Thread-safe. For one cluster version.
+// Thread-safe. Serves one cluster version.
 class ModelTransport {
  public:
-  // The store of a rank of this host; null: it has none (yet).
+  // Returns the store of a rank of this host, or null if it has none yet.
   using Find = std::function<std::shared_ptr<StoreView>(uint32_t rank)>;
 
   static constexpr uint64_t kSmallBytes = 32 << 10;
 
-  // `ends`: the connections to the other hosts, which are in the order of `places`. `find` is called on threads of the
-  // transport's.
+  // `ends`: the connections to the other hosts, in the order of `places`. `find` is called on the transport's threads.
   ModelTransport(hosts::Places places, uint32_t host, std::vector<tcp::HostEnds> ends, Find find);
   ~ModelTransport();
   ModelTransport(const ModelTransport&) = delete;
   ModelTransport& operator=(const ModelTransport&) = delete;
 
-  // A socket by which a process of this host asks. The caller closes it.
+  // Returns a socket on which a process of this host sends requests. The caller closes it.
   int Connect();
-  // That host is lost, and no worker there has a model any more.
+  // Marks that host as lost. Its workers have no models any more.
   void LoseHost(uint32_t host);
-  // Hosts to which a connection has ended, and how; but for those that LoseHost was called for.
+  // Returns each host to which a connection has ended, and the reason, except hosts passed to LoseHost.
   std::vector<std::pair<uint32_t, std::string>> Unreachable() const;
-  // Ends all. Idempotent.
+  // Ends all requests. A second call does nothing.
   void Close();
 
  private:
@@ -100,15 +105,15 @@ class ModelTransport {
   };
   // Another host.
   struct Far {
-    // Asks of this host's workers, the small ones and the others, and whether one of each is under way.
+    // Queued requests of this host's workers, and whether one is being sent: small models at 0, larger ones at 1.
     std::deque<Asking> waiting[2];
     bool busy[2] = {false, false};
-    uint64_t asked = 0;  // how many it has been asked
-    // Its own asks: the next one, and how many are being answered.
+    uint64_t asked = 0;  // number of requests sent to the host
+    // The host's own requests: the next one, and the number of requests that are being answered.
     Ask ask;
     tcp::Mesh::Ticket hearing;
     bool listens = false;
-    bool over = false;  // it asks nothing more
+    bool over = false;  // the host sends no more requests
     uint64_t heard = 0;
     uint32_t answering = 0;
     bool lost = false;
@@ -134,7 +139,7 @@ class ModelTransport {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  // All guarded by mutex_; but a ticket of `hearing` and the ask it is for are the dispatcher's.
+  // Guarded by mutex_, except a ticket of `hearing` and its `ask`, which belong to the dispatcher.
   std::vector<Far> hosts_;
   std::set<int> workers_;  // their sockets
   std::map<uint32_t, std::shared_ptr<StoreView>> views_;

@@ -21,10 +21,10 @@ namespace {
 constexpr auto kSlice = std::chrono::milliseconds(20);
 static_assert(kSlice <= RunTime::kLongestSlice);
 constexpr size_t kMostRefusals = 4096;
-constexpr size_t kMostKept = 2;  // a model, and a description
+constexpr size_t kMostKept = 2;  // one for a model, and one for a description
 
 [[noreturn]] void ThrowOver(const std::string& name) {
-  throw Error(KF_STALE, Text("request \"", name, "\": the cluster has changed, and its ranks with it"));
+  throw Error(KF_STALE, Text("request \"", name, "\": the cluster version has ended, and ranks may have changed"));
 }
 
 }  // namespace
@@ -44,7 +44,7 @@ class OtherHosts::View final : public ModelView {
   uint64_t Request(const std::string& name, const std::string& layout, const kf_blob* blobs,
                    size_t num_blobs) const override {
     Ask ask = AskOf(Ask::kModel);
-    if (layout.size() >= kLayoutBytes) return 0;  // no worker has saved one like that
+    if (layout.size() >= kLayoutBytes) return 0;  // no worker can have saved such a layout
     CopyText(ask.layout, layout);
     ask.bytes = TotalBytes(blobs, num_blobs);
     ask.padded = PaddedBytes(blobs, num_blobs);
@@ -72,7 +72,7 @@ class OtherHosts::View final : public ModelView {
 OtherHosts::OtherHosts(int transport, hosts::Places places, uint32_t rank, std::chrono::milliseconds timeout)
     : places_(std::move(places)), host_(rank < places_.ranks() ? places_.HostOf(rank) : 0), timeout_(timeout) {
   transport_ = fcntl(transport, F_DUPFD_CLOEXEC, 0);
-  if (transport_ < 0) throw SystemError("the socket to this host's model transport");
+  if (transport_ < 0) throw SystemError("duplicating the socket to this host's model transport");
 }
 
 OtherHosts::~OtherHosts() { close(transport_); }
@@ -81,9 +81,9 @@ std::shared_ptr<ModelView> OtherHosts::ViewOf(const std::shared_ptr<OtherHosts>&
   return std::make_shared<View>(self, rank);
 }
 
-// `take` is given the tensors if there are some.
+// Sends a request and returns its answer. If there are tensors, calls `take` with them.
 Answer OtherHosts::Fetch(Ask ask, const std::string& name, const Take& take) {
-  if (name.empty() || name.size() >= kNameBytes) return {};  // no worker has saved under one like that
+  if (name.empty() || name.size() >= kNameBytes) return {};  // no worker can have saved under such a name
   CopyText(ask.name, name);
   auto parcel = ParcelOf(ask.padded);
   {
@@ -91,7 +91,7 @@ Answer OtherHosts::Fetch(Ask ask, const std::string& name, const Take& take) {
     ask.number = ++asks_;
   }
   Send(ask, *parcel);
-  Await(*parcel, ask, name);  // if it throws the parcel is left to the transport
+  Await(*parcel, ask, name);  // if it throws, the parcel is left to the transport
   const Answer answer = parcel->answer();
   if (answer.status == KF_STALE) ThrowOver(name);
   if (answer.status != KF_OK) throw Error(static_cast<kf_status>(answer.status), TextOf(answer.text));
@@ -126,17 +126,17 @@ void OtherHosts::Send(const Ask& ask, const Parcel& parcel) const {
   while (SendWith(transport_, &ask, sizeof ask, parcel.fd()) < 0) {
     if (errno == EINTR) continue;
     if (errno == EPIPE || errno == ECONNRESET) ThrowOver(TextOf(ask.name));
-    throw SystemError("asking for a model of another host's");
+    throw SystemError("sending a request for a model of another host");
   }
 }
 
-// What the transport says by the socket is whosever it is: each thread that waits reads all of it.
+// Each waiting thread reads all refusals from the socket, including those for other threads.
 std::optional<Refusal> OtherHosts::RefusalOf(uint32_t number) {
   std::lock_guard<std::mutex> guard(mutex_);
   Refusal refusal;
   while (recv(transport_, &refusal, sizeof refusal, MSG_DONTWAIT) == static_cast<ssize_t>(sizeof refusal)) {
     if (refusal.magic != Refusal::kMagic) continue;
-    if (refusals_.size() >= kMostRefusals) refusals_.erase(refusals_.begin());  // of one that waits no more
+    if (refusals_.size() >= kMostRefusals) refusals_.erase(refusals_.begin());  // its request no longer waits
     refusals_[refusal.number] = refusal;
   }
   const auto found = refusals_.find(number);
@@ -156,7 +156,7 @@ void OtherHosts::Await(Parcel& parcel, const Ask& ask, const std::string& name) 
     if (closed_.load(std::memory_order_acquire)) ThrowOver(name);
     pollfd socket{transport_, POLLIN, 0};
     if (poll(&socket, 1, 0) > 0 && (socket.revents & (POLLHUP | POLLERR)) != 0) {
-      if (parcel.done().Reached(1)) return;  // the transport's last word, before it went
+      if (parcel.done().Reached(1)) return;  // the transport has answered before it ended
       ThrowOver(name);
     }
     const auto refusal = RefusalOf(ask.number);

@@ -1,4 +1,5 @@
-// The models of other hosts' workers, as one worker reaches them in one cluster version: by its host's model transport.
+// Access to the models of other hosts' workers, for one worker in one cluster version. Requests go through the host's
+// model transport.
 #ifndef KUNGFU_STORE_OTHER_HOSTS_H_
 #define KUNGFU_STORE_OTHER_HOSTS_H_
 
@@ -18,21 +19,23 @@
 
 namespace kungfu::store {
 
-// Thread-safe. Parcels are kept for the next request of as many bytes.
+// Thread-safe. A parcel is kept and reused for the next request with the same number of bytes.
 class OtherHosts {
  public:
-  // `transport`: ModelTransport::Connect's, which stays the caller's. `timeout` is that of a request.
+  // `transport` is a socket from ModelTransport::Connect, which the caller keeps. `timeout` is the time limit of a
+  // request.
   OtherHosts(int transport, hosts::Places places, uint32_t rank, std::chrono::milliseconds timeout);
   ~OtherHosts();
   OtherHosts(const OtherHosts&) = delete;
   OtherHosts& operator=(const OtherHosts&) = delete;
 
   bool Have(uint32_t rank) const { return rank < places_.ranks() && places_.HostOf(rank) != host_; }
-  // Of a rank that they have. It is asked again each time, except for OwnerLives, which is true: a worker that has
-  // ended has no models. Besides what ModelView throws: StaleClusterError when the cluster version is over,
-  // CollectiveTimeoutError, and what the thread's InterruptCheck throws.
+  // Returns a view of a rank for which Have() is true. Each call on the view sends a new request. Only OwnerLives sends
+  // none and returns true: a worker that has ended has no models. In addition to ModelView's errors, the view throws
+  // StaleClusterError when the cluster version has ended, CollectiveTimeoutError, and what the thread's InterruptCheck
+  // throws.
   static std::shared_ptr<ModelView> ViewOf(const std::shared_ptr<OtherHosts>& self, uint32_t rank);
-  // The cluster version is over: all waits end.
+  // Ends all waits, because the cluster version has ended.
   void Close() { closed_.store(true, std::memory_order_release); }
 
  private:
@@ -55,7 +58,7 @@ class OtherHosts {
   // Guarded by mutex_:
   std::vector<std::unique_ptr<Parcel>> kept_;
   uint32_t asks_ = 0;
-  std::map<uint32_t, Refusal> refusals_;  // that another thread has read for the thread that asked
+  std::map<uint32_t, Refusal> refusals_;  // read by another thread than the requesting one
 };
 
 }  // namespace kungfu::store

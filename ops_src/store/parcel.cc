@@ -13,7 +13,7 @@
 namespace kungfu::store {
 namespace {
 
-constexpr uint64_t kMostRoom = uint64_t{1} << 46;  // more than there can be, and far from an overflow
+constexpr uint64_t kMostRoom = uint64_t{1} << 46;  // more than any machine has, and far from an overflow
 
 }  // namespace
 
@@ -43,7 +43,7 @@ ssize_t ReceiveWith(int socket, void* data, size_t bytes, int& fd) {
   message.msg_iov = &part;
   message.msg_iovlen = 1;
   message.msg_control = room;
-  message.msg_controllen = CMSG_LEN(sizeof fd);  // the padding behind it would let in a second descriptor
+  message.msg_controllen = CMSG_LEN(sizeof fd);  // without the padding, which would have room for a second descriptor
   const ssize_t n = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
   if (n <= 0) return n;
   for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
@@ -66,7 +66,7 @@ std::unique_ptr<Parcel> Parcel::Make(uint64_t padded) {
     const int error = posix_fallocate(fd, 0, static_cast<off_t>(kHead + padded));
     if (error != 0) {
       throw Error(KF_INTERNAL,
-                  Text("no memory of ", padded, " bytes for a model of another host's: ", std::strerror(error)));
+                  Text("can't allocate ", padded, " bytes for a model of another host: ", std::strerror(error)));
     }
     if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) != 0) throw SystemError("F_ADD_SEALS");
     std::unique_ptr<Parcel> parcel(new Parcel(fd, padded));
@@ -81,14 +81,15 @@ std::unique_ptr<Parcel> Parcel::Make(uint64_t padded) {
 std::unique_ptr<Parcel> Parcel::Open(int fd, uint64_t padded) {
   const int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || padded > kMostRoom || FileSize(fd, "a parcel") < kHead + padded) {
-    throw Error(KF_INVALID, Text("what came with a request for a model is too small for ", padded, " bytes"));
+    throw Error(KF_INVALID,
+                Text("the memory sent with a request for a model can shrink, or is too small for ", padded, " bytes"));
   }
   return std::unique_ptr<Parcel>(new Parcel(fd, padded));
 }
 
 void Parcel::Finish(const Answer& answer) {
   head().answer = answer;
-  static_cast<void>(head().done.Advance(1));  // never fenced
+  static_cast<void>(head().done.Advance(1));  // this counter is never fenced
 }
 
 }  // namespace kungfu::store

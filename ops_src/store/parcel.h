@@ -1,37 +1,37 @@
-// How a worker asks for a model of another host, and the memory in which it gets the answer.
+// How a worker requests a model of another host, and the memory in which it receives the answer.
 //
 // A worker has no connection to other hosts. It sends an Ask to its host's model transport
-// (model_transport.h), with the descriptor of a *parcel*: anonymous memory of the worker's own, a
-// page of words and the room for the model.
+// (model_transport.h), with the descriptor of a *parcel*. A parcel is anonymous memory of the
+// worker, with a page of control words and room for the model.
 //
 //   worker                                       transport
 //     done = 0; an Ask, with the descriptor  ->    maps the parcel
-//                                                  the tensors, straight from the network into the room
+//                                                  the tensors, from the network into the room
 //                                                  the Answer
 //     done == 1? reads the Answer and the room <-  done = 1, wakes
 //
-// A transport that can't map the parcel (it has no descriptor or memory left for a moment, or the
-// descriptor is no parcel) sends a Refusal instead, by the socket of the Ask, and keeps nothing of
-// it. So the worker may ask again. It does so up to its deadline, if the Refusal says that the
-// reason is momentary.
+// If the transport can't map the parcel, it sends a Refusal on the socket of the Ask, and forgets
+// the Ask. Possible reasons are a temporary lack of descriptors or memory, or a descriptor that
+// isn't a parcel. If the Refusal says that the reason is temporary, the worker asks again, until
+// its deadline.
 // Test: ModelsOfOtherHosts.WorkerAsksAgainAfterAMomentaryLackOfItsLauncher
 //
-// 1. One writer. From the Ask on, the transport alone writes to the parcel, and it writes nothing
-// after `done = 1`. The worker touches nothing in between. `done` is advanced with a release and
-// read with an acquire. So a worker that sees it sees the answer and, if the answer has a version,
-// the whole model: the transport reports a version only when the last byte is there. A parcel whose
-// answer isn't awaited any more (a deadline, a signal, the end of the cluster version) is never
-// used again, because the transport may still write there.
+// 1. One writer. After the Ask, only the transport writes to the parcel, and it writes nothing
+// after `done = 1`. The worker doesn't use the parcel in between. `done` is advanced with a release
+// and read with an acquire. So a worker that reads `done == 1` sees the answer and, if the answer
+// has a version, the whole model: the transport reports a version only when the last byte has
+// arrived. If the worker stops waiting (a deadline, a signal, the end of the cluster version), it
+// never uses the parcel again, because the transport may still write to it.
 // Test: ModelsOfOtherHosts.ReadsAreWholeAndNeverGoBack
 //
-// 2. If the other side fails: a worker's parcel lives until the transport has released it too, and
-// no process reads it. A transport that ends answers all requests that it has received. A worker
-// finds out about others because its socket has no other end any more. A launcher doesn't end
-// without its workers.
+// 2. Failures of the other side. If the worker fails, its parcel lives until the transport has
+// released it, and no process reads it. If the transport ends, it answers all requests that it has
+// received. If it didn't receive a request, the worker finds that its socket has no other end any
+// more. A launcher doesn't end before its workers.
 // Test: ModelsOfOtherHosts.TheEndOfTheVersionEndsAllRequests
 //
-// 3. A parcel can't shrink (a seal, which the transport checks), and its memory is allocated before
-// it is sent. So a write of the transport can't fail.
+// 3. A write of the transport can't fail: a parcel can't shrink (the transport checks its seal),
+// and its memory is allocated before it is sent.
 // Test: ModelsOfOtherHosts.RequestWithAnUntakenParcelIsRefusedAndTheNextServed
 #ifndef KUNGFU_STORE_PARCEL_H_
 #define KUNGFU_STORE_PARCEL_H_
@@ -48,7 +48,7 @@
 
 namespace kungfu::store {
 
-// One message of a SOCK_SEQPACKET, and the first of what two transports say to each other.
+// A request: one message of a SOCK_SEQPACKET socket, and the first message between two transports.
 struct Ask {
   static constexpr uint32_t kMagic = 0x314d464b;  // "KFM1"; its last character is the version of the format
   enum Kind : uint32_t { kDescription = 0, kModel = 1 };
@@ -56,45 +56,46 @@ struct Ask {
   uint32_t magic = kMagic;
   uint32_t kind = kDescription;
   uint32_t rank = 0;    // the model's owner
-  uint32_t number = 0;  // of the worker's asks; to tell a refusal by
-  uint64_t bytes = 0;   // of a model: of its tensors,
-  uint64_t padded = 0;  // and in a record (PaddedBytes)
+  uint32_t number = 0;  // number of this request at the worker; a refusal repeats it
+  uint64_t bytes = 0;   // size of the model's tensors
+  uint64_t padded = 0;  // size of the tensors in a record (PaddedBytes)
   char name[kNameBytes] = {};
   char layout[kLayoutBytes] = {};
 };
 
-// The second. Version 0: there is none, or its worker has ended, or `status` says what is wrong.
+// The answer: the second message between two transports. If the version is 0, there is no model, or its worker has
+// ended, or `status` tells the failure.
 struct Answer {
   uint32_t status = KF_OK;
   uint32_t reserved = 0;
   uint64_t version = 0;
   uint64_t bytes = 0;
   char layout[kLayoutBytes] = {};
-  char text[512] = {};  // of a failure
+  char text[512] = {};  // the message of a failure
 };
 
-// Instead of the second, one message of the same socket.
+// A rejected request: a message on the socket of the request, instead of an answer.
 struct Refusal {
   static constexpr uint32_t kMagic = 0x524d464b;  // "KFMR"
 
   uint32_t magic = kMagic;
-  uint32_t number = 0;  // of the ask
-  uint32_t again = 0;   // 1: asking again may help
+  uint32_t number = 0;  // number of the rejected request
+  uint32_t again = 0;   // 1: the reason is temporary, so the worker may ask again
   char text[256] = {};
 };
 
-// Sends a message with a descriptor, or without one (-1). As sendmsg answers.
+// Sends a message, with a descriptor unless `fd` is -1. Returns the result of sendmsg.
 ssize_t SendWith(int socket, const void* data, size_t bytes, int fd);
-// Receives one, and the descriptor with it (-1 without). As recvmsg answers.
+// Receives a message. Sets `fd` to the descriptor that came with it, or to -1. Returns the result of recvmsg.
 ssize_t ReceiveWith(int socket, void* data, size_t bytes, int& fd);
 
-// One end's mapping of it.
+// The worker's or the transport's mapping of a parcel.
 class Parcel {
  public:
-  // The worker's, with room for `padded` bytes.
+  // Makes the worker's parcel, with room for `padded` bytes.
   static std::unique_ptr<Parcel> Make(uint64_t padded);
-  // The transport's; the descriptor stays the caller's. Throws ValueError if it is none, or has less room, and
-  // InternalError if it can't be mapped.
+  // Maps the parcel in the transport. The caller keeps the descriptor. Throws ValueError if it isn't a parcel or has
+  // less room, and InternalError if it can't be mapped.
   static std::unique_ptr<Parcel> Open(int fd, uint64_t padded);
   ~Parcel();
   Parcel(const Parcel&) = delete;
@@ -106,7 +107,7 @@ class Parcel {
   shm::Counter& done() const { return head().done; }
   const Answer& answer() const { return head().answer; }
 
-  // The transport's last word.
+  // Publishes the answer. The transport doesn't write to the parcel afterwards.
   void Finish(const Answer& answer);
 
  private:
@@ -122,7 +123,7 @@ class Parcel {
 
   const uint64_t room_;
   Mapping map_;
-  int fd_ = -1;  // the worker's
+  int fd_ = -1;  // the worker's descriptor
 };
 
 }  // namespace kungfu::store

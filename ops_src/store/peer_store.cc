@@ -21,7 +21,7 @@ int64_t NeighbourChoice::Choose(uint32_t rank, uint32_t size, const std::functio
   std::vector<uint32_t> others(size - 1);
   std::iota(others.begin(), others.end(), 0u);
   for (uint32_t& other : others) other += other >= rank;
-  // Drawing without replacement of ranks that can't be taken leaves the others equally likely.
+  // Ranks that can't be taken are removed from the list, so all other ranks stay equally likely.
   while (!others.empty()) {
     const size_t drawn = std::uniform_int_distribution<size_t>(0, others.size() - 1)(random_);
     if (take(others[drawn])) return others[drawn];
@@ -42,7 +42,8 @@ Exchange::~Exchange() {
 }
 
 void Exchange::AwaitIdle(std::unique_lock<std::mutex>& lock) {
-  // Not for long if the model is on this host; on another one its network, or its loss, may take a while.
+  // The wait is short if the model is on this host. If it is on another host, the network or the loss of that host may
+  // take a while.
   while (!changed_.wait_for(lock, std::chrono::milliseconds(20), [this] { return !busy_; })) InterruptCheck::Run();
 }
 
@@ -56,9 +57,10 @@ void Exchange::Begin(const Position& here, const Views& views, const std::string
   buffer_.resize(sizes.size());
   for (size_t i = 0; i < sizes.size(); i++) buffer_[i].resize(sizes[i]);
   from_.clear();
-  // Here and not on the thread, since it may call into Python. Whether ranks of other hosts have a model isn't known
-  // without waiting for them, so those whose turn comes before that of one which is known to have one are asked first,
-  // on the thread: a rank that has one is as likely, or comes in turn, as if all were on this host.
+  // Choose on this thread, because `views` may call Python. Whether a rank of another host has a model is known only
+  // after a request to it. So the list has such ranks up to the first rank that is known to have a model. The thread
+  // requests the model from them in this order. Each rank with a model then has the same chance or turn as if all ranks
+  // were on this host.
   choice_.Choose(here.rank, here.size, [&](uint32_t other) {
     const auto view = views(other);
     if (view == nullptr) return false;
@@ -79,7 +81,7 @@ Source Exchange::Take(const Position& here, const Views& views, const std::strin
   AwaitIdle(lock);
   const bool usable = begun_in_ == here.cluster_version && source_.version != 0 && layout_ == layout;
   if (!usable) {
-    // In particular before the first fetch, and for what was fetched in a cluster that is over.
+    // This happens before the first fetch, and if the model was fetched in an earlier cluster version.
     lock.unlock();
     Begin(here, views, layout, sizes);
     lock.lock();
@@ -114,7 +116,7 @@ void Exchange::Serve() {
         const uint64_t version = view->Request(name_, layout, blobs.data(), blobs.size());
         if (version != 0) source = {rank, version};
       } catch (const Error&) {
-        // A peer with another model, or one that saves without pause: as good as none.
+        // The peer has a model with another layout, or saves without pause. Treat it like a peer without a model.
       }
     }
     lock.lock();
@@ -132,7 +134,7 @@ void PeerStore::SetHandlers(Announce announce, Find find) {
 }
 
 void PeerStore::Reset() {
-  KeepOtherHosts(UINT64_MAX);  // first: this ends all waits for them
+  KeepOtherHosts(UINT64_MAX);  // first, because this ends all waits for other hosts
   std::map<std::string, std::shared_ptr<Ahead>> aheads;
   std::lock_guard<std::mutex> guard(mutex_);
   aheads.swap(aheads_);
@@ -150,7 +152,7 @@ std::shared_ptr<ModelStore> PeerStore::OwnStore() {
     announce = announce_;
   }
   try {
-    // Without the lock: it calls into Python, whose threads may be waiting for the lock.
+    // Without the lock, because this calls Python, whose threads may wait for the lock.
     if (announce) announce(own->fd());
   } catch (...) {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -183,14 +185,14 @@ std::shared_ptr<ModelView> PeerStore::ViewOf(uint64_t cluster_version, uint32_t 
       own = own_;
     }
     if (own == nullptr) return nullptr;
-    // The view keeps the store.
+    // The deleter keeps the store alive as long as the view.
     return std::shared_ptr<StoreView>(new StoreView(own->fd(), /*own=*/true), [own](StoreView* view) { delete view; });
   }
   Find find;
   {
     std::lock_guard<std::mutex> guard(mutex_);
     if (views_of_ != cluster_version) {
-      // Ranks are others' now.
+      // The ranks now belong to other workers.
       views_.clear();
       views_of_ = cluster_version;
     }
@@ -226,10 +228,10 @@ uint64_t PeerStore::Save(const std::string& name, const std::string& layout, con
   return version;
 }
 
-// Null if its process has ended, or has saved nothing yet.
+// Returns null if the rank's process has ended or has saved nothing yet.
 std::shared_ptr<ModelView> PeerStore::LivingViewOf(uint32_t rank) {
   const Position here = here_();
-  if (rank >= here.size) throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", here.size));
+  if (rank >= here.size) throw Error(KF_INVALID, Text("there is no rank ", rank, " in a cluster of ", here.size));
   auto view = ViewOf(here.cluster_version, rank, here.rank);
   return view != nullptr && view->OwnerLives() ? view : nullptr;
 }

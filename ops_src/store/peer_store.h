@@ -1,4 +1,4 @@
-// This process's model store, and those of its peers.
+// The model store of this process, and access to the model stores of the other workers.
 #ifndef KUNGFU_STORE_PEER_STORE_H_
 #define KUNGFU_STORE_PEER_STORE_H_
 
@@ -18,25 +18,25 @@
 
 namespace kungfu::store {
 
-// Where this process stands: the ranks are those of this cluster version.
+// The rank of this process and the size of the cluster, in this cluster version.
 struct Position {
   uint64_t cluster_version;
   uint32_t rank, size;
 };
 
 struct Source {
-  int64_t rank = -1;     // -1: no rank had a model
-  uint64_t version = 0;  // of that rank's model; 0 likewise
+  int64_t rank = -1;     // -1 if no rank had a model
+  uint64_t version = 0;  // version of that rank's model; 0 if no rank had a model
 };
 
-// Which of the other ranks is next. Not thread-safe.
+// Chooses among the other ranks. Not thread-safe.
 class NeighbourChoice {
  public:
   NeighbourChoice(kf_neighbour kind, uint64_t seed) : kind_(kind), random_(seed) {}
-  // One of the other ranks of `size`, for which `take` returns true; each of those that would is as likely as any other
-  // (KF_RANDOM), or comes in turn (KF_ROUND_ROBIN). `take` is called for each rank at most once. -1: for none.
+  // Returns one of the other ranks for which `take` returns true, or -1 if there is none. All such ranks are equally
+  // likely (KF_RANDOM), or come in turn (KF_ROUND_ROBIN). `take` is called at most once for each rank.
   int64_t Choose(uint32_t rank, uint32_t size, const std::function<bool(uint32_t)>& take);
-  // The last `count` ranks that `take` was called for count as not having been asked: their turn comes again.
+  // Undoes the turn of the last `count` ranks that `take` was called for, so that their turn comes again.
   void PutBack(uint64_t count) { turn_ -= kind_ == KF_ROUND_ROBIN ? count : 0; }
 
  private:
@@ -45,11 +45,11 @@ class NeighbourChoice {
   uint64_t turn_ = 0;
 };
 
-// Fetches a neighbour's latest model into memory of its own, on a thread of its own. One caller at a time.
+// Fetches a neighbour's latest model into its own memory, on its own thread. Only one caller at a time.
 class Exchange {
  public:
-  // The view of a rank's models in the present cluster, null if it has none (yet). Whether a rank of another host
-  // has one is found out when it is fetched.
+  // Returns the view of a rank's models in the current cluster, or null if it has none yet. For a rank of another host,
+  // only a request shows whether it has a model.
   using Views = std::function<std::shared_ptr<ModelView>(uint32_t rank)>;
 
   Exchange(std::string name, kf_neighbour kind, uint64_t seed);
@@ -57,10 +57,10 @@ class Exchange {
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
 
-  // Chooses a neighbour and begins to fetch its model in the background. What was fetched before is dropped.
+  // Chooses a neighbour and begins to fetch its model in the background. Drops an earlier fetched model.
   void Begin(const Position& here, const Views& views, const std::string& layout, const std::vector<uint64_t>& sizes);
-  // The model that was begun, once it is here, into the blobs; begins and waits if there is none that belongs to
-  // this cluster version. If no rank has a model the blobs stay untouched.
+  // Waits for the model that Begin fetches, and copies it into the blobs. If no fetch was begun in this cluster
+  // version, begins one. If no rank has a model, the blobs stay unchanged.
   Source Take(const Position& here, const Views& views, const std::string& layout, const kf_blob* blobs,
               size_t num_blobs);
 
@@ -72,47 +72,50 @@ class Exchange {
   NeighbourChoice choice_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  // Guarded by mutex_, but while `busy_` the buffer and the source are the thread's:
+  // Guarded by mutex_. While `busy_` is true, the buffer and the source belong to the thread instead.
   bool busy_ = false;
   bool stop_ = false;
-  // Those to ask, one after another until one has a model; the last is known to have one, or none is.
+  // The ranks to request the model from, one after another, until one has a model. All but the last are on other hosts,
+  // so it isn't known whether they have one.
   std::vector<std::pair<uint32_t, std::shared_ptr<ModelView>>> from_;
   std::string layout_;
   std::vector<std::vector<char>> buffer_;
   Source source_;
-  std::optional<uint64_t> begun_in_;  // cluster version of the fetch that was begun and not taken
+  std::optional<uint64_t> begun_in_;  // cluster version of a fetch that was begun and not taken
   std::thread thread_;                // started with the first fetch
 };
 
 // Thread-safe.
 class PeerStore {
  public:
-  // Makes this process's store known to the others; given the descriptor, which stays the store's.
+  // Publishes this process's store to the other workers. Its argument is the descriptor, which the store keeps.
   using Announce = std::function<void(int fd)>;
-  // A descriptor of rank `rank`'s store in the present cluster, which the caller owns; -1: it has none (yet).
+  // Returns a descriptor of the store of rank `rank` in the current cluster, or -1 if it has none yet. The caller owns
+  // it.
   using Find = std::function<int(uint32_t rank)>;
 
-  // `here` may have to join the cluster first, so it is asked only where others are.
+  // `here` may have to join the cluster first. So it is called only when other ranks are needed.
   explicit PeerStore(std::function<Position()> here) : here_(std::move(here)) {}
 
-  // How models of other hosts are reached in a cluster version that is about to begin,
+  // Sets the access to other hosts' models in a cluster version that is about to begin.
   void AddOtherHosts(uint64_t cluster_version, std::shared_ptr<OtherHosts> others);
-  // and that `cluster_version` has begun, or nothing came of a later one: others than its are of no use any more.
+  // Drops the access to other hosts' models of all versions except `cluster_version`: this version has begun, or a
+  // later one could not begin.
   void KeepOtherHosts(uint64_t cluster_version);
 
-  // Without them the store is for this process alone.
+  // Without handlers, only this process can use the store.
   void SetHandlers(Announce announce, Find find);
-  // Forgets what was saved and which ranks it knows.
+  // Forgets all saved models and all known ranks.
   void Reset();
 
   uint64_t Save(const std::string& name, const std::string& layout, const kf_blob* blobs, size_t num_blobs);
-  // As ModelView; a rank whose process has ended has nothing. `rank` may be one's own. Throws ValueError for a rank
-  // that isn't in the cluster, and of one on another host what OtherHosts throws.
+  // Like ModelView. A rank whose process has ended has no models. `rank` may be this process's own rank. Throws
+  // ValueError if the rank isn't in the cluster. For a rank on another host, also throws OtherHosts's errors.
   Description Describe(uint32_t rank, const std::string& name);
   uint64_t Request(uint32_t rank, const std::string& name, const std::string& layout, const kf_blob* blobs,
                    size_t num_blobs);
-  // The latest model of a neighbour that lives and has one under `name`; with `ahead`, as it was when this process last
-  // saved its own under that name.
+  // Copies the latest model under `name` of a living neighbour that has one. With `ahead`, it is the neighbour's latest
+  // model at this process's last save under that name.
   Source RequestNeighbour(const std::string& name, const std::string& layout, const kf_blob* blobs, size_t num_blobs,
                           kf_neighbour kind, uint64_t seed, bool ahead);
 
@@ -122,7 +125,7 @@ class PeerStore {
     std::string layout;
     std::vector<uint64_t> sizes;
     bool ahead = false;
-    std::mutex mutex;  // one caller at a time
+    std::mutex mutex;  // only one caller at a time
   };
   std::shared_ptr<ModelStore> OwnStore();
   std::shared_ptr<ModelView> ViewOf(uint64_t cluster_version, uint32_t rank, uint32_t own_rank);

@@ -140,7 +140,7 @@ TEST_P(DeviceTest, ARankThatNeverComesIsATimeoutThatNamesIt) {
   for (uint32_t r = 0; r < kRanks; r++) {
     const Error error = ErrorOf(thrown[r]);
     EXPECT_EQ(error.status(), KF_TIMEOUT) << error.what();
-    EXPECT_NE(std::string(error.what()).find(r == 1 ? "rank 0, rank 2 did not bring it" : "rank 1 did not bring it"),
+    EXPECT_NE(std::string(error.what()).find(r == 1 ? "rank 0, rank 2 did not call it" : "rank 1 did not call it"),
               std::string::npos)
         << error.what();
   }

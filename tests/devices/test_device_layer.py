@@ -60,7 +60,7 @@ def test_device_failure_at_one_rank_raises_at_all_and_next_operation_works(
 @pytest.mark.parametrize("engine", ["vendor", "staging"])
 def test_the_team_is_brought_up_anew_at_every_resize(run_on_standins: RunOnStandins, target: str, engine: str) -> None:
     plan = [2, 3, 3, 1, 2]
-    in_use = "staging: as it was asked for" if engine == "staging" else ENGINES[target]
+    in_use = "staging: as requested" if engine == "staging" else ENGINES[target]
     # At one rank, too, a vendor's library that was asked for is used.
     output = run_on_standins(
         "device_resizes.py", target, in_use, *plan, np=1, watch=True, KUNGFU_DEVICE_ENGINE=engine, STANDIN_DELAY_US=100

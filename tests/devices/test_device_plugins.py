@@ -51,7 +51,7 @@ def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     # Without NCCL there is staging, unless NCCL was asked for.
     fails("GPU", "ImportError: NCCL (libnccl) is missing: ", KUNGFU_DEVICE_RUNTIME_LIBRARY=runtime,
           KUNGFU_DEVICE_ENGINE_LIBRARY=missing, KUNGFU_DEVICE_ENGINE="vendor")  # fmt: skip
-    fails("GPU", "ImportError: ", "is NCCL 2.10.3; 2.14 or a later one is needed", STANDIN_NCCL_VERSION=21003,
+    fails("GPU", "ImportError: ", "is NCCL 2.10.3; 2.14 or later is required", STANDIN_NCCL_VERSION=21003,
           KUNGFU_DEVICE_RUNTIME_LIBRARY=runtime, KUNGFU_DEVICE_ENGINE_LIBRARY=wrong,
           KUNGFU_DEVICE_ENGINE="vendor")  # fmt: skip
     fails("GPU", "ImportError: no GPU device can be used: cudaGetDeviceCount: cudaErrorOfTheStandIn (100)",

@@ -517,7 +517,7 @@ def test_worker_that_resizes_alone_learns_that_all_have_to(kungfu_run, script):
     """Without recovery: with it the launcher ends the rank that doesn't come."""
     flags = ["-np", 2, "-w", "-recover", "fail"]
     job = kungfu_run(*flags, *script(ALONE), environment={"KUNGFU_COLLECTIVE_TIMEOUT": "2"})
-    job.wait_for(r"CollectiveTimeoutError: .*kungfu/resize \(all ranks have to call it\)")
+    job.wait_for(r"CollectiveTimeoutError: .*kungfu/resize \(all ranks must call it\)")
     job.signal(signal.SIGTERM)
     assert job.wait() != 0
 

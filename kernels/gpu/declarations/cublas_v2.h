@@ -1,5 +1,5 @@
-// cublas_v2.h: the names of it that MindSpore's GPU headers use and no kernel of ours does, for a build without cuBLAS.
-// It stands last in the search path: if the vendor's own header is found, that one is taken.
+// Replaces cublas_v2.h in a build without cuBLAS. It declares the names that MindSpore's GPU headers use; KungFu's
+// kernels use none of them. It is last in the search path, so the vendor's own header takes precedence.
 #ifndef KUNGFU_KERNELS_GPU_CUBLAS_V2_H_
 #define KUNGFU_KERNELS_GPU_CUBLAS_V2_H_
 

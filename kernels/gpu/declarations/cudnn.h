@@ -1,5 +1,5 @@
-// cudnn.h: the names of it that MindSpore's GPU headers use and no kernel of ours does, for a build without cuDNN. It
-// stands last in the search path: if the vendor's own header is found, that one is taken.
+// Replaces cudnn.h in a build without cuDNN. It declares the names that MindSpore's GPU headers use; KungFu's kernels
+// use none of them. It is last in the search path, so the vendor's own header takes precedence.
 #ifndef KUNGFU_KERNELS_GPU_CUDNN_H_
 #define KUNGFU_KERNELS_GPU_CUDNN_H_
 

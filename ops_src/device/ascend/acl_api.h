@@ -1,5 +1,5 @@
-// The part of CANN's AscendCL, HCCL and aclnn that is used, declared by ourselves: CANN is on no package registry.
-// Written after the public documentation of CANN 8. Nothing of it has been run on a device yet.
+// Our own declarations of the functions of CANN's AscendCL, HCCL and aclnn that are used, because no package registry
+// has CANN. They follow the public documentation of CANN 8. None of this has run on a device yet.
 #ifndef KUNGFU_DEVICE_ASCEND_ACL_API_H_
 #define KUNGFU_DEVICE_ASCEND_ACL_API_H_
 
@@ -48,7 +48,8 @@ struct Runtime {
 // aclDataType
 enum Dtype : int { kFloat32 = 0, kFloat16 = 1, kFloat64 = 11, kBfloat16 = 27 };
 
-// Division in place, which HCCL has not: a mean is a sum, divided. Tensors, scalars and executors are opaque.
+// Division in place. HCCL has no mean, so a mean is a sum that is divided afterwards. Tensors, scalars and executors
+// are opaque.
 struct Operators {
   const Library base{"aclnn's base (libnnopbase)", nullptr, {"libnnopbase.so"}};
   const Library library{"the operators of aclnn (libopapi)", nullptr, {"libopapi.so"}};

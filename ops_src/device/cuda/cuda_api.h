@@ -1,5 +1,5 @@
-// The part of the CUDA runtime and of NCCL that is used, declared by ourselves so that neither is needed to build.
-// tests/devices/declarations.cc compares it with the vendor's headers where they are.
+// Our own declarations of the functions of the CUDA runtime and NCCL that are used, so that neither is needed to build.
+// tests/devices/declarations.cc compares them with the vendor's headers where these are installed.
 #ifndef KUNGFU_DEVICE_CUDA_CUDA_API_H_
 #define KUNGFU_DEVICE_CUDA_CUDA_API_H_
 
@@ -62,14 +62,15 @@ enum Dtype : int {
   kBfloat16 = 9,
 };
 enum Op : int { kSum = 0, kProd = 1, kMax = 2, kMin = 3, kAvg = 4 };
-inline constexpr int kOldestVersion = 21400;  // the first with communicators that don't block
+inline constexpr int kOldestVersion = 21400;  // the first version with communicators that don't block
 inline constexpr size_t kIdBytes = 128;
 struct Id {
   char bytes[kIdBytes];
 };
 using Comm = void*;
 
-// As version 2.14 had it. Later ones have more fields at its end, and take from `size` and `version` what is there.
+// The configuration of version 2.14. Later versions have more fields at the end; they use `size` and `version` to see
+// which fields exist.
 struct Config {
   size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef;
@@ -82,7 +83,7 @@ struct Library {
 
   const kungfu::Library library;
   int (*GetVersion)(int* version) = library.Find("ncclGetVersion");
-  const int version = KnownVersion();  // before anything is missed that an older one hasn't got
+  const int version = KnownVersion();  // checked first: older versions don't have all functions below
   int (*GetUniqueId)(Id* id) = library.Find("ncclGetUniqueId");
   int (*CommInitRankConfig)(Comm* comm, int size, Id id, int rank,
                             Config* config) = library.Find("ncclCommInitRankConfig");
@@ -101,7 +102,7 @@ struct Library {
   const char* (*GetErrorString)(int result) = library.Find("ncclGetErrorString");
   const char* (*GetLastError)(Comm comm) = library.FindOptional("ncclGetLastError");
 
-  // Throws Error KF_MISSING if it is too old.
+  // Throws Error KF_MISSING if the library is too old.
   int KnownVersion() const;
 };
 

@@ -40,13 +40,13 @@ class CudaDriver : public Driver {
 
   Stream NewStream() override {
     Stream stream = nullptr;
-    // One that doesn't wait for the legacy default stream, nor the other way round.
+    // This stream doesn't wait for the legacy default stream, and the default stream doesn't wait for it.
     Check(cuda_.StreamCreateWithFlags(&stream, cuda::kStreamNonBlocking), "cudaStreamCreateWithFlags");
     return stream;
   }
   void Delete(Stream stream) override { Check(cuda_.StreamDestroy(stream), "cudaStreamDestroy"); }
   void Synchronize(Stream stream) override { Check(cuda_.StreamSynchronize(stream), "cudaStreamSynchronize"); }
-  void Abort(Stream) noexcept override {}  // ncclCommAbort ends NCCL's kernels, and nothing else of ours can hang
+  void Abort(Stream) noexcept override {}  // ncclCommAbort ends NCCL's kernels; none of our other work can hang
 
   Event NewEvent() override {
     Event event = nullptr;
@@ -73,7 +73,7 @@ class CudaDriver : public Driver {
  private:
   void Check(int error, const char* function, size_t bytes = 0) const {
     if (error == cuda::kSuccess) return;
-    cuda_.GetLastError();  // else the next one to ask, MindSpore, finds our error
+    cuda_.GetLastError();  // clears the error; otherwise MindSpore's next check would report it
     throw Error(KF_DEVICE, Text(function, bytes > 0 ? Text(" of ", bytes, " bytes") : "", ": ",
                                 cuda_.GetErrorName(error), " (", error, "): ", cuda_.GetErrorString(error)));
   }

@@ -8,7 +8,7 @@
 namespace kungfu::device {
 namespace {
 
-// NCCL's numbers, in the order of kf_dtype and of kf_op.
+// NCCL's numbers, in the order of kf_dtype and kf_op.
 constexpr int kMissing = -1;
 constexpr int kNcclDtypes[] = {
     nccl::kInt8,  nccl::kUint8,  kMissing,       kMissing,        nccl::kInt32,   nccl::kUint32,
@@ -32,7 +32,7 @@ class NcclCommunicator : public DeviceCommunicator {
       : nccl_(nccl), size_(size) {
     nccl::Id raw;
     std::memcpy(raw.bytes, id.data(), nccl::kIdBytes);
-    nccl::Config config;  // not blocking: the bring-up can be given up when a peer fails in it
+    nccl::Config config;  // not blocking, so that the bring-up can be ended if a peer fails during it
     const int result = nccl_.CommInitRankConfig(&comm_, static_cast<int>(size), raw, static_cast<int>(rank), &config);
     try {
       Check(result, "ncclCommInitRankConfig");
@@ -51,7 +51,7 @@ class NcclCommunicator : public DeviceCommunicator {
   }
 
   void Launch(const Operation& operation, Stream stream) override {
-    // One group: NCCL makes one launch of all tensors.
+    // One NCCL group, so that NCCL makes one launch for all tensors.
     Check(nccl_.GroupStart(), "ncclGroupStart");
     try {
       for (size_t i = 0; i < operation.num_tensors; i++) {
@@ -95,7 +95,7 @@ class NcclCommunicator : public DeviceCommunicator {
     comm_ = nullptr;
   }
 
-  const nccl::Library& nccl_;  // the engine's, which outlives its communicators
+  const nccl::Library& nccl_;  // owned by the engine, which outlives its communicators
   const size_t size_;
   nccl::Comm comm_ = nullptr;
 };
@@ -108,7 +108,7 @@ class NcclEngine : public Engine {
 
   bool Supports(const Operation& operation) const override {
     if (kNcclDtypes[operation.dtype] == kMissing) return false;
-    // How ncclAvg rounds integers has changed between versions; ours truncate towards zero.
+    // NCCL versions differ in how ncclAvg rounds integers. The runtime truncates towards zero.
     return !Reduces(operation.kind) || operation.op != KF_MEAN || IsFloat(operation.dtype);
   }
 
@@ -131,7 +131,7 @@ class NcclEngine : public Engine {
 int nccl::Library::KnownVersion() const {
   int known = 0;
   if (GetVersion(&known) == kSuccess && known >= kOldestVersion) return known;
-  throw Error(KF_MISSING, Text(library.path(), " is NCCL ", VersionText(known), "; 2.14 or a later one is needed"));
+  throw Error(KF_MISSING, Text(library.path(), " is NCCL ", VersionText(known), "; 2.14 or later is required"));
 }
 
 std::unique_ptr<Engine> OpenNccl(const char* paths) { return std::make_unique<NcclEngine>(paths); }

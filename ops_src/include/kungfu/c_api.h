@@ -1,8 +1,8 @@
-// The C ABI of the runtime: what MindSpore's kernels call. MindSpore is built with the old C++ ABI and the runtime with
-// the new one, so nothing but C types crosses this border, and no exception does.
+// The C ABI of the runtime, which MindSpore's kernels call. MindSpore is built with the old C++ ABI, and the runtime
+// with the new one. So only C types cross this boundary, and no exceptions.
 //
-// Every function that returns kf_status may be called from any thread. A call that fails leaves its message, which
-// begins with the name of the Python exception ("PeerLostError: ..."), in kf_last_error() of the calling thread.
+// Every function that returns kf_status may be called from any thread. If a call fails, kf_last_error() of the calling
+// thread returns the message. It begins with the name of the Python exception ("PeerLostError: ...").
 #ifndef KUNGFU_C_API_H_
 #define KUNGFU_C_API_H_
 
@@ -21,17 +21,17 @@ extern "C" {
 
 typedef enum kf_status {
   KF_OK = 0,
-  KF_INVALID = 1,    // ValueError: refused before anything was sent
-  KF_TYPE = 2,       // TypeError: likewise
-  KF_MISMATCH = 3,   // CollectiveMismatchError: the ranks did not bring the same operation; raised at each of them
+  KF_INVALID = 1,    // ValueError: rejected before anything was sent
+  KF_TYPE = 2,       // TypeError: rejected before anything was sent
+  KF_MISMATCH = 3,   // CollectiveMismatchError: the ranks called different operations; every rank gets this error
   KF_PEER_LOST = 4,  // PeerLostError
   KF_TIMEOUT = 5,    // CollectiveTimeoutError
-  KF_STALE = 6,      // StaleClusterError: the communicator belongs to a cluster version that is over
-  KF_ABORTED = 7,    // CollectiveAbortedError: another rank or thread gave the communicator up
+  KF_STALE = 6,      // StaleClusterError: the communicator's cluster version has been replaced
+  KF_ABORTED = 7,    // CollectiveAbortedError: another rank or thread closed the communicator
   KF_RESIZE = 8,     // ResizeError
   KF_INTERNAL = 9,   // InternalError: a broken invariant
-  KF_MISSING = 10,   // ImportError: a library that is needed is not there, or is another one
-  KF_DEVICE = 11,    // DeviceError: a device or its library refused or failed
+  KF_MISSING = 10,   // ImportError: a required library is missing, or the file is another library
+  KF_DEVICE = 11,    // DeviceError: a device or its library reported an error
 } kf_status;
 
 typedef enum kf_dtype {
@@ -50,29 +50,31 @@ typedef enum kf_dtype {
 } kf_dtype;
 
 typedef enum kf_op {
-  KF_SUM = 0,   // of integers in their own width: it wraps
-  KF_MEAN = 1,  // sum divided by the number of ranks that took part; of integers exact, and truncated towards zero
+  KF_SUM = 0,   // integers are summed in their own width and wrap around
+  KF_MEAN = 1,  // the sum divided by the number of contributing ranks; for integers exact, and truncated towards zero
   KF_MIN = 2,
   KF_MAX = 3,
   KF_PROD = 4,
 } kf_op;
 
-// One tensor of an operation. `count` is the number of elements of `input`; `output` holds count elements, times size
-// for an all-gather, divided by size for a reduce-scatter. input == output is in place; other overlaps are not allowed.
+// One tensor of an operation. `count` is the number of elements of `input`. `output` holds `count` elements: times the
+// number of ranks for an all-gather, divided by it for a reduce-scatter. If input == output, the operation is in place.
+// Other overlaps aren't allowed.
 typedef struct kf_tensor {
   const void* input;
   void* output;
   uint64_t count;
 } kf_tensor;
 
-// An operation over `num_tensors` tensors of one dtype, packed together without a flat copy. `name` matches it with the
-// same operation at the other ranks (in the order of the calls under that name); `layout` describes the shapes for the
-// check between ranks and for its message, e.g. "(2,3) (4,)", and may be NULL.
+// Runs an operation over `num_tensors` tensors of one dtype, packed together without a flat copy. `name` matches it
+// with the operation of the same name at the other ranks: the k-th call at one rank matches the k-th call at each other
+// rank. `layout` describes the shapes for the check between ranks and for its message, e.g. "(2,3) (4,)". It may be
+// NULL.
 KF_API kf_status kf_all_reduce(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype, kf_op op,
                                const char* layout);
-// The all-reduces of a step's gradients, one after another, as one: a rank that fails in them contributes to all or to
-// none, and no output counts before all have ended. In a mean of floats the ranks count by the samples that they
-// brought if these differ (weights set through Python).
+// Runs the all-reduces of a step's gradients one after another, as one operation. A rank that fails during the call
+// contributes to all of them or to none. No output is valid before all have ended. A mean of floats weights each rank
+// by its number of samples, if these numbers differ (the weights are set in Python).
 typedef struct kf_group {
   const char* name;
   const kf_tensor* tensors;
@@ -81,34 +83,39 @@ typedef struct kf_group {
   const char* layout;
 } kf_group;
 KF_API kf_status kf_all_reduce_gradients(const kf_group* groups, size_t num_groups, kf_op op);
-// A gradient reduction in two halves, for what the caller has to do meanwhile. Start copies the inputs, queues the
-// operation for one thread that runs such operations in the order of their start (the same at all ranks), and gives a
-// ticket. Wait blocks until all operations have ended, as those of kf_all_reduce_gradients do, and their results are in
-// the outputs, and returns the first failure; no output is touched before or after. With ticket 0 (a cluster of one)
-// the outputs have been written at the start. A ticket is good for one wait; one that is never waited for is void when
-// the next operation of its name and dtype starts.
+// An all-reduce of gradients that is split into start and wait, so that the caller can do other work in between.
+//
+// kf_start_all_reduce copies the inputs, queues the operation and returns a ticket. One thread runs the queued
+// operations in the order of their starts, which must be the same at all ranks.
+//
+// kf_wait blocks until all its operations have ended, as kf_all_reduce_gradients does. The outputs then hold the
+// results. It returns the first failure. The outputs are only written during kf_wait. In a cluster of one, the ticket
+// is 0 and the start has already written the outputs.
+//
+// A ticket is valid for one wait. If it is never waited for, it becomes void when the next operation with its name and
+// dtype starts.
 KF_API kf_status kf_start_all_reduce(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,
                                      kf_op op, const char* layout, uint64_t* ticket);
-// The tensors are those of the start, in its order; only counts and outputs are looked at.
+// `tensors` are the tensors of the start, in the same order. Only `count` and `output` are used.
 typedef struct kf_started {
   uint64_t ticket;
   const kf_tensor* tensors;
   size_t num_tensors;
 } kf_started;
 KF_API kf_status kf_wait(const kf_started* started, size_t num_started);
-// The gradients of one shard of a step, which ShardedStep has begun: see shards/step.h. *over says whether the step is,
-// and the sum over all shards, divided by their number, is in the outputs; else there are more shards to compute, and
-// the outputs have no value. Float dtypes. `loss` is the input of the one tensor that is no gradient, a scalar, or
-// NULL.
+// Adds the gradients of one shard, in a step that ShardedStep has begun (see shards/step.h). If *over is 1, the step
+// has ended, and the outputs hold the sum over all shards divided by their number. If it is 0, more shards must be
+// computed, and the outputs have no value. Float dtypes only. `loss` is the input of the one tensor that isn't a
+// gradient (a scalar), or NULL.
 KF_API kf_status kf_sum_shards(const kf_group* groups, size_t num_groups, const void* loss, int* over);
-// What random numbers that are drawn now, for the shard that is computed, are a function of. *place: how many draws,
-// of whatever layer, computing the shard has made before; each call is one. *any is 0 if no shard is computed.
+// Returns the values that determine the random numbers of the next draw for the current shard. *place is the number of
+// earlier draws for this shard, by any layer; each call counts as one draw. *any is 0 if no shard is being computed.
 KF_API kf_status kf_shard_key(uint64_t* seed, uint64_t* step, uint32_t* shard, uint32_t* place, int* any);
-// `input` is read at the root, `output` written at every other rank (and at the root if it is not `input`).
+// Reads `input` at the root, and writes `output` at every other rank (and at the root if `output` isn't `input`).
 KF_API kf_status kf_broadcast(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,
                               uint32_t root, const char* layout);
-// `ranks` is the number of ranks that the caller has sized the outputs for: if the cluster has another size by now
-// the call is refused (KF_STALE). 0: it can't change meanwhile.
+// `ranks` is the number of ranks for which the caller has sized the outputs. If the cluster has another size by now,
+// the call fails with KF_STALE. Pass 0 if the size can't change.
 KF_API kf_status kf_all_gather(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,
                                const char* layout, uint32_t ranks);
 // Each tensor's count must be divisible by the number of ranks.
@@ -116,23 +123,24 @@ KF_API kf_status kf_reduce_scatter(const char* name, const kf_tensor* tensors, s
                                    kf_op op, const char* layout, uint32_t ranks);
 KF_API kf_status kf_barrier(const char* name);
 
-// Collective. All ranks ask for the same size; *changed tells whether the membership is another one now, *detached
-// whether this process is no longer part of it.
+// Resizes the cluster. A collective: all ranks pass the same size. *changed is 1 if the membership has changed, and
+// *detached is 1 if this process is no longer a member.
 KF_API kf_status kf_resize(uint32_t size, int* changed, int* detached);
 
-// The present cluster, and this process's rank in it; what is NULL isn't asked for. A process that has yet to join does
-// so now, which may fail.
+// Returns the current cluster and this process's rank in it. Pass NULL for values that aren't needed. If the process
+// hasn't joined the cluster yet, it joins now, which may fail.
 KF_API kf_status kf_cluster(uint32_t* rank, uint32_t* size, uint64_t* version);
 
-// One of these alone, as older programs ask for it; 0 if kf_cluster fails.
+// Return one of these values, for older programs. 0 if kf_cluster fails.
 KF_API uint32_t kf_rank(void);
 KF_API uint32_t kf_size(void);
 KF_API uint64_t kf_cluster_version(void);
-// Of the last all-reduce of this process that has ended: how many ranks took part, and a number that changes whenever
-// others do than before: the cluster version, with the failures within it in its highest bits. The same at all of them.
+// Describes this process's last finished all-reduce. *count is the number of ranks that contributed. *stamp changes
+// whenever the set of contributing ranks changes: it is the cluster version, with the number of failures in that
+// version in the highest bits. Both are the same at all of these ranks.
 KF_API kf_status kf_participants(uint32_t* count, uint64_t* stamp);
 
-// Message of the last failed call on this thread; valid until the next failing call on it.
+// Returns the message of the last failed call on this thread. It is valid until the next failed call on this thread.
 KF_API const char* kf_last_error(void);
 
 #ifdef __cplusplus

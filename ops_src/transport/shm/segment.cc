@@ -42,17 +42,17 @@ Segment::Layout Segment::LayoutFor(uint32_t size, bool control_block) {
 int Segment::Create(uint32_t size, uint64_t cluster_version, uint32_t cores, bool recovers, bool control_block) {
   const uint32_t most = control_block ? kMaxMembers : kMaxRanks;
   if (size < 1 || size > most) {
-    throw Error(KF_INVALID, Text(control_block ? "several hosts take" : "a host takes", " 1 to ", most,
-                                 " ranks of a job, got ", size));
+    throw Error(KF_INVALID, Text(size, " ranks: ", control_block ? "a job on several hosts" : "a host", " has 1 to ",
+                                 most, " ranks"));
   }
   const int fd = memfd_create("kungfu", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) throw SystemError("memfd_create");
   try {
     const Layout layout = LayoutFor(size, control_block);
     if (ftruncate(fd, static_cast<off_t>(layout.total)) != 0) {
-      throw SystemError(Text("no shared memory of ", layout.total, " bytes"));
+      throw SystemError(Text("allocating ", layout.total, " bytes of shared memory"));
     }
-    // No process can shrink it under the others (a SIGBUS) once it is sealed.
+    // Once the file is sealed, no process can shrink it while other processes use it, which would raise SIGBUS there.
     fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
     const Mapping map(fd, 0, sizeof(Header), /*writable=*/true, "a new segment");
     auto* header = new (map.data()) Header{};
@@ -74,16 +74,17 @@ int Segment::Create(uint32_t size, uint64_t cluster_version, uint32_t cores, boo
 
 Segment::Segment(int fd) {
   const size_t bytes = FileSize(fd, "a segment");
-  if (bytes < sizeof(Header)) throw Error(KF_INTERNAL, Text("a segment of ", bytes, " bytes has no header"));
+  if (bytes < sizeof(Header))
+    throw Error(KF_INTERNAL, Text("a segment has only ", bytes, " bytes, less than its header"));
   base_ = map_.emplace(fd, 0, bytes, /*writable=*/true, "a segment").data();
   const Header& header = this->header();
   const bool ours = header.magic == kMagic && header.layout_version == kLayoutVersion && header.size >= 1 &&
                     header.size <= (header.is_control_block != 0 ? kMaxMembers : kMaxRanks) &&
                     header.total_bytes == bytes && LayoutFor(header.size, header.is_control_block != 0).total == bytes;
   if (!ours) {
-    throw Error(KF_INTERNAL, Text("not a segment of this version of the runtime (magic ", header.magic, ", layout ",
-                                  header.layout_version, ", size ", header.size, ", ", header.total_bytes, " of ",
-                                  bytes, " bytes)"));
+    throw Error(KF_INTERNAL, Text("the memory isn't a segment of this version of the runtime (magic ", header.magic,
+                                  ", layout ", header.layout_version, ", size ", header.size, ", ", header.total_bytes,
+                                  " of ", bytes, " bytes)"));
   }
   size_ = header.size;
   layout_ = LayoutFor(size_, is_control_block());

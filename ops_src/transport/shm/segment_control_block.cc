@@ -8,14 +8,14 @@
 namespace kungfu::shm {
 namespace {
 
-// The clock of all processes of a host.
+// Reads the clock that all processes of a host share.
 std::chrono::nanoseconds Now() { return std::chrono::steady_clock::now().time_since_epoch(); }
 
-// Calls visit(word) with each word that `rank` publishes by. Without `used_only` those that are not in use yet are
-// among them: a channel or staging buffer may be bound at any moment.
+// Calls visit(word) with each word by which `rank` publishes. If `used_only` is false, this includes words that aren't
+// in use yet: a channel or staging buffer may be bound at any moment.
 template <typename Visit>
 void EachWordOf(const Segment& segment, uint32_t rank, bool used_only, const Visit& visit) {
-  // First of all: what follows from another word's fence is not to make the others give up, too.
+  // This word comes first. An error that follows from the fence of another word must not make the other ranks give up.
   visit(segment.status(rank).gave_up);
   if (segment.is_control_block()) return;
   for (uint32_t c = 0; c < kChannels; c++) {
@@ -37,11 +37,12 @@ void EachWordOf(const Segment& segment, uint32_t rank, bool used_only, const Vis
 
 }  // namespace
 
-// First the words by which `rank` publishes are fenced: from then on they never change. Then the rank is entered in the
-// list of failures, and last all sleeping ranks are woken. A survivor that finds it in the list finds its final words.
+// First fences the words by which `rank` publishes, so that they never change again. Then enters the rank in the list
+// of failures. Last, wakes all sleeping ranks. So a survivor that finds the rank in the list sees its final words.
 void SegmentControlBlock::MarkLost(uint32_t rank, const std::string& reason, bool recover, bool reaped) {
-  if (rank >= size()) throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", size()));
-  if (recover && header().recovers == 0) throw Error(KF_INVALID, "this segment's members don't recover from a loss");
+  if (rank >= size()) throw Error(KF_INVALID, Text("there is no rank ", rank, " in a cluster of ", size()));
+  if (recover && header().recovers == 0)
+    throw Error(KF_INVALID, "can't recover from a failure: the segment was created with recovers=false");
   RankStatus& lost = segment_->status(rank);
   if (!lost.state.Reached(static_cast<uint32_t>(RankState::kLost))) {
     CopyText(lost.lost_reason, reason);
@@ -55,14 +56,14 @@ void SegmentControlBlock::MarkLost(uint32_t rank, const std::string& reason, boo
     } else {
       header().lost.fetch_add(1);
     }
-    // Before the check which words are in use: a rank that binds one later reads the failures later
-    // (ChannelHead::SetUser).
+    // The fence is before the check which words are in use. A rank that binds a word after this check reads the
+    // failures after it binds the word (ChannelHead::SetUser).
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    // A rank that waits for a survivor has to look again too: the survivor may repeat the operation.
+    // Ranks that wait for a survivor must check again too, because the survivor may repeat the operation.
     for (uint32_t r = 0; r < size(); r++) {
       EachWordOf(*segment_, r, /*used_only=*/true, [](Counter& word) { word.Stir(); });
     }
-    // It may have failed between a step and the wake-up, which is then made here.
+    // The rank may have failed between a change and its wake-up, so wake its waiting ranks here.
     EachWordOf(*segment_, rank, /*used_only=*/true, [](Counter& word) { word.WakeAll(); });
     header().staging_waiters.Stir();
   }
@@ -73,8 +74,8 @@ void SegmentControlBlock::MarkLost(uint32_t rank, const std::string& reason, boo
   }
 }
 
-// A state says kLost before it is known of which kind the loss is: then more ranks are lost than the list of failures
-// and the count of the others account for.
+// A state becomes kLost before the kind of the loss is known. In between, more ranks are in state kLost than the list
+// of failures and `lost` count.
 bool SegmentControlBlock::EndedForAll(uint32_t rank) const {
   uint32_t unlisted = 0;
   for (uint32_t r = 0; r < size(); r++) unlisted += State(r) == RankState::kLost && !HasFailed(r);
@@ -87,7 +88,7 @@ bool SegmentControlBlock::Attach(uint32_t rank, const std::string& address, bool
   if (mine.state.Count() != static_cast<uint32_t>(RankState::kAbsent)) return false;
   mine.has_state = has_state ? 1 : 0;
   CopyText(mine.address, address);
-  // Fenced meanwhile: its State says so.
+  // If this fails, the rank has been fenced, and its State is kLost.
   (void)mine.state.Advance(static_cast<uint32_t>(RankState::kAttached));
   return true;
 }
@@ -101,14 +102,14 @@ std::string SegmentControlBlock::PeerName(uint32_t rank) const {
   return address.empty() ? Text("rank ", number) : Text("rank ", number, " (", address, ")");
 }
 
-// One that is expelled can't say so any more, and needn't.
+// If the rank is already marked lost, nothing changes, and no rank needs this word.
 void SegmentControlBlock::Leave(uint32_t rank) {
   Counter& state = segment_->status(rank).state;
   const auto left = static_cast<uint32_t>(RankState::kLeft);
   if (!state.Reached(left)) (void)state.Advance(left);
 }
 
-// Acquired, so that what it brought before it left is seen.
+// Acquires, so that a reader of kLeft sees what the rank published before it left.
 RankState SegmentControlBlock::State(uint32_t rank) const {
   const uint32_t word = segment_->status(rank).state.value.load(std::memory_order_acquire);
   return static_cast<RankState>(word & Counter::kMask);
@@ -132,7 +133,7 @@ std::optional<SegmentControlBlock::Awaited> SegmentControlBlock::AwaitedBy(uint3
 }
 
 std::optional<SegmentControlBlock::Progress> SegmentControlBlock::ProgressOf(uint32_t rank) const {
-  if (rank >= size()) throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", size()));
+  if (rank >= size()) throw Error(KF_INVALID, Text("there is no rank ", rank, " in a cluster of ", size()));
   const RankStatus& its = segment_->status(rank);
   const std::chrono::nanoseconds told(its.stepped_ns.load(std::memory_order_acquire));
   if (told.count() == 0) return std::nullopt;
@@ -140,7 +141,7 @@ std::optional<SegmentControlBlock::Progress> SegmentControlBlock::ProgressOf(uin
                   std::chrono::nanoseconds(its.step_ns.load(std::memory_order_relaxed)), Now() - told};
 }
 
-// What the word announces is written before it; the header's tells the others that it is worth their while to look.
+// Writes the error before the word that announces it. The flag in the header tells the other ranks to check this word.
 void SegmentControlBlock::GiveUp(uint32_t rank, GaveUp how, kf_status status, const std::string& text) {
   RankStatus& mine = segment_->status(rank);
   mine.gave_up_status = status;
@@ -157,7 +158,8 @@ std::string SegmentControlBlock::GaveUpAlone(uint32_t rank) const {
   return TextOf(its.gave_up_text);
 }
 
-// What failed ranks have said counts no more. A rank that saw it while they lived says the same, and counts.
+// Ignores failed ranks. If another rank saw a failed rank's error while that rank lived, it has given up with the same
+// error.
 std::optional<Error> SegmentControlBlock::GaveUpForAll() const {
   if (header().gave_up.load(std::memory_order_acquire) == 0) return std::nullopt;
   for (uint32_t r = 0; r < size(); r++) {
@@ -168,7 +170,7 @@ std::optional<Error> SegmentControlBlock::GaveUpForAll() const {
   return std::nullopt;
 }
 
-// An atomic word that only grows: the same as soon as it is seen, whichever rank raises it.
+// The word only grows. So the result is the same, whichever rank raises it.
 void SegmentControlBlock::RequestSyncPoint(uint64_t number) {
   std::atomic<uint64_t>& called = header().sync_points;
   uint64_t seen = called.load(std::memory_order_relaxed);

@@ -1,4 +1,4 @@
-// The control block of the ranks of a host: words of their segment.
+// The control block of the ranks of one host, stored in words of their segment.
 #ifndef KUNGFU_TRANSPORT_SHM_SEGMENT_CONTROL_BLOCK_H_
 #define KUNGFU_TRANSPORT_SHM_SEGMENT_CONTROL_BLOCK_H_
 
@@ -15,12 +15,12 @@
 
 namespace kungfu::shm {
 
-// Thread-safe, and as good from any process that has the segment. What is asked in an operation is inline, and not
-// virtual for callers that know this class.
+// Thread-safe; any process that has the segment can use it. The functions that operations call are inline. They aren't
+// virtual calls if the caller uses this class.
 class SegmentControlBlock final : public ControlBlock {
  public:
-  // `numbers`: what its ranks are called in messages, if they are a part of a cluster's; the last one of the
-  // segment, which stands for the other hosts, has none.
+  // `numbers`: the cluster ranks of the segment's ranks, for messages, if the segment has only a part of the cluster.
+  // The segment's last rank stands for the other hosts and has no number.
   explicit SegmentControlBlock(std::shared_ptr<Segment> segment, std::vector<uint32_t> numbers = {})
       : segment_(std::move(segment)), numbers_(std::move(numbers)) {}
 
@@ -55,21 +55,22 @@ class SegmentControlBlock final : public ControlBlock {
   void RequestSyncPoint(uint64_t number) override;
   uint64_t sync_points() const override { return header().sync_points.load(std::memory_order_acquire); }
 
-  // Of a rank's training, as it has told: the last step that has ended, how long one takes, and how long ago that was.
-  // Three words, of which one may be newer than the others: good enough to be looked at, and no more. Read on the host
-  // that the rank is on. Nothing if it has told of none.
+  // The training progress that a rank has reported: the last finished step, the duration of a step, and the time since
+  // the report. The three words aren't read together, so one may be newer than the others. That is sufficient for
+  // display. Only valid on the rank's host. Empty if the rank has reported nothing.
   struct Progress {
     uint64_t step;
     std::chrono::nanoseconds each, ago;
   };
   std::optional<Progress> ProgressOf(uint32_t rank) const;
 
-  // ---- which rank keeps the others waiting. Hints: read by the launcher, which looks twice before it acts.
+  // // ---- the rank for which other ranks wait. Hints for the launcher, which checks twice before it acts.
 
-  // That `rank` sleeps in a wait for `peer` (itself: for no rank in particular); with `overdue` it is about to give up.
-  // Written by the rank, and taken back at the wait's end: what one of its threads has noted last (`before`, 0 at
-  // first) it passes to the next call and to ForgetAwaited. Of several threads that wait the one that has looked last,
-  // or one that is overdue; a wait may cease to be that (`Deadline::CountFrom`).
+  // Notes that `rank` sleeps in a wait for `peer`; if `peer` is `rank`, it waits for no particular rank. `overdue`: the
+  // wait will soon time out. The rank writes the note and removes it when the wait ends. Each thread passes its last
+  // note as `before` (0 at first) to the next call, and to ForgetAwaited. If several threads wait, the latest note
+  // remains, but an overdue note isn't replaced by another thread's. A wait may stop being overdue
+  // (`Deadline::CountFrom`).
   uint32_t NoteAwaited(uint32_t rank, uint32_t peer, bool overdue, uint32_t before) const {
     std::atomic<uint32_t>& word = segment_->status(rank).awaits;
     const uint32_t own = (peer + 1) | (overdue ? kOverdue : 0), found = word.load(std::memory_order_relaxed);
@@ -84,7 +85,8 @@ class SegmentControlBlock final : public ControlBlock {
     bool overdue;
   };
   std::optional<Awaited> AwaitedBy(uint32_t rank) const;
-  // The launcher is about to end `rank`, or has thought better of it: meanwhile the others don't give up.
+  // Sets whether the launcher is about to end `rank`. Until the launcher ends it or resets this, the other ranks don't
+  // give up.
   void SetEnding(uint32_t rank, bool ending) {
     segment_->status(rank).is_ending.store(ending ? 1 : 0, std::memory_order_release);
   }
@@ -99,11 +101,11 @@ class SegmentControlBlock final : public ControlBlock {
     const Header& words = header();
     return std::count(words.failure_order, words.failure_order + num_failed(), static_cast<uint16_t>(rank)) > 0;
   }
-  // Whether some rank has ended that can't be gone on without; which, RankState::kLost tells.
+  // Whether a rank has failed without which the members can't continue. Such ranks are in state kLost.
   bool AnyLost() const { return header().lost.load(std::memory_order_acquire) != 0; }
-  // Whether this one is such a rank. During MarkLost, when that isn't decided yet, it isn't.
+  // Whether `rank` is such a rank. Returns false during MarkLost, while this isn't decided yet.
   bool EndedForAll(uint32_t rank) const;
-  // What the lowest living rank that has given up for all says, if any has.
+  // Returns the error of the lowest living rank that has given up for all, if there is one.
   std::optional<Error> GaveUpForAll() const;
 
  private:

@@ -1,4 +1,4 @@
-// A message on its way, and the two directions of a connection.
+// A message that is being sent or received, and the two directions of a connection.
 #ifndef KUNGFU_TRANSPORT_TCP_CONNECTION_H_
 #define KUNGFU_TRANSPORT_TCP_CONNECTION_H_
 
@@ -19,20 +19,20 @@
 
 namespace kungfu::tcp {
 
-// A message that is posted here. All of it but `done` is guarded by the mesh's mutex until `done` is there; then it is
-// constant, and nothing of the mesh points to it or uses its memory.
+// A message that is posted at this host. Until `done` is set, all fields except `done` are guarded by the mesh's mutex.
+// Afterwards the fields are constant, and the mesh doesn't refer to the message or its memory.
 struct Transfer {
   Transfer(uint32_t its_host, const Tag& its_tag, const char* from_there, char* to_there, size_t bytes, int eventfd)
       : host(its_host), tag(its_tag), from(from_there), to(to_there), total(bytes), tells(eventfd) {}
 
   const uint32_t host;
   const Tag tag;
-  const char* const from;  // of a Send
-  char* const to;          // of a Receive
+  const char* const from;  // for a Send
+  char* const to;          // for a Receive
   const size_t total;
-  const int tells;   // an eventfd of the caller's that is told of its end; -1: none
+  const int tells;   // an eventfd of the caller that is written when the message ends; -1: none
   size_t begun = 0;  // bytes in frames that have begun
-  size_t moved = 0;  // bytes that the kernel has taken, or that have arrived
+  size_t moved = 0;  // bytes that the kernel has accepted, or that have arrived
   kf_status status = KF_OK;
   std::string error;
   shm::Counter done{};
@@ -42,23 +42,25 @@ struct Transfer {
     if (IsDone()) return;
     status = with;
     error = text;
-    static_cast<void>(done.Advance(1));  // never fenced
+    static_cast<void>(done.Advance(1));  // this counter is never fenced
     if (tells >= 0) {
       const uint64_t one = 1;
-      [[maybe_unused]] const auto written = write(tells, &one, sizeof one);  // full means that it wakes anyway
+      // if it is full, it wakes its reader anyway
+      [[maybe_unused]] const auto written = write(tells, &one, sizeof one);
     }
   }
 };
 using TransferPtr = std::shared_ptr<Transfer>;
 
-// What is being written: headers, the last of which may have a payload, which lies in the memory of `source`.
+// The data that is being written: frame headers. The last header may have a payload, which is in the memory of
+// `source`.
 struct Outgoing {
   static constexpr size_t kMostHeads = 16;
 
   bool Idle() const { return heads.empty() && rest.empty(); }
   size_t Bytes() const { return rest.empty() ? heads.size() * sizeof(FrameHeader) + payload_bytes : rest.size(); }
 
-  // What is still to be written, as two parts at most.
+  // Returns the data that is still to be written, in at most two parts.
   size_t Parts(iovec* parts) {
     char* const first = rest.empty() ? reinterpret_cast<char*>(heads.data()) : rest.data();
     const size_t first_bytes = rest.empty() ? heads.size() * sizeof(FrameHeader) : rest.size();
@@ -66,14 +68,14 @@ struct Outgoing {
     if (written < first_bytes) parts[n++] = {first + written, first_bytes - written};
     if (payload_bytes > 0) {
       const size_t gone = written > first_bytes ? written - first_bytes : 0;
-      parts[n++] = {const_cast<char*>(payload) + gone, payload_bytes - gone};  // never written
+      parts[n++] = {const_cast<char*>(payload) + gone, payload_bytes - gone};  // the payload is never written to
     }
     return n;
   }
 
-  // A copy of it all, so that the caller gets its memory back. What has begun goes on: a frame can't end before the end
-  // that its header says. Other bytes instead would be wrong data for a receiver that doesn't know yet that the message
-  // is void.
+  // Copies all data to `rest`, so that the caller gets its memory back. A frame that has begun must be completed,
+  // because its header states its length. It must have the original bytes: the receiver may not know yet that the
+  // message is void.
   void Detach() {
     if (!rest.empty() || heads.empty()) return;
     const size_t head_bytes = heads.size() * sizeof(FrameHeader);
@@ -97,17 +99,18 @@ struct Outgoing {
   TransferPtr source;
   const char* payload = nullptr;
   size_t payload_bytes = 0;
-  std::vector<char> rest;  // instead of the above
-  size_t written = 0;      // of Bytes()
+  std::vector<char> rest;  // a copy of all data, used instead of the fields above
+  size_t written = 0;      // number of written bytes, of Bytes()
 };
 
-// What is being read: first a header, then its payload. A payload goes straight to where it belongs, what the same call
-// brings beyond it goes to `ahead`: frames without much payload take one call each, or one for many.
+// The data that is being read: first a header, then its payload. A payload is read directly into its destination.
+// Further bytes of the same call go to `ahead`. So a frame with a small payload needs at most one call, and one call
+// may read many such frames.
 struct Incoming {
   static constexpr size_t kAhead = 4 << 10;
 
   bool WithinFrame() const { return in_payload || begin != end; }
-  // The payload's destination isn't there any more: the rest is dropped.
+  // Drops the rest of the payload, because its destination is no longer valid.
   void Detach() {
     target = nullptr;
     to = nullptr;
@@ -116,14 +119,14 @@ struct Incoming {
   }
 
   char ahead[kAhead];
-  size_t begin = 0, end = 0;  // of `ahead`: read, and not looked at yet
+  size_t begin = 0, end = 0;  // the part of `ahead` that is read and not parsed yet
   FrameHeader header;         // of the payload that is being read, or of the frame that is held back
-  bool held = false;          // it is of an epoch to come: nothing is read until that is here
+  bool held = false;          // the frame's epoch hasn't begun here; nothing is read until it begins
   bool in_payload = false;
-  size_t left = 0;       // of the payload
-  char* to = nullptr;    // where its next byte belongs; null: it is dropped
+  size_t left = 0;       // remaining bytes of the payload
+  char* to = nullptr;    // the destination of the payload's next byte; null: the payload is dropped
   TransferPtr target;    // the owner of that memory
-  bool keeping = false;  // it belongs into `kept`
+  bool keeping = false;  // the payload goes into `kept`
   std::vector<char> kept;
 };
 
@@ -148,11 +151,11 @@ struct Connection {
 
   int fd;
   const uint32_t host;
-  const std::shared_ptr<TlsEnd> tls;  // null: it is in the clear
-  bool blocked = false;               // the kernel takes no more until epoll says so
-  bool hung_up = false;               // the other side has ended it, and what it sent before is held back
-  uint32_t events = 0;                // that epoll waits for
-  uint64_t acknowledged = 0;          // bytes of the stream, when its rate was last asked for
+  const std::shared_ptr<TlsEnd> tls;  // null: the connection doesn't use TLS
+  bool blocked = false;               // the kernel's buffer is full until epoll reports otherwise
+  bool hung_up = false;               // the other side has closed it, and earlier frames are held back
+  uint32_t events = 0;                // the events that epoll waits for
+  uint64_t acknowledged = 0;          // acknowledged bytes when the rate was last measured
   Outgoing out;
   Incoming in;
 };

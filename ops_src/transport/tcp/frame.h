@@ -1,4 +1,5 @@
-// What goes over a connection between two hosts: frames, each a header of fixed size and perhaps a payload behind it.
+// The format of a connection between two hosts: frames. A frame is a header of fixed size, and a payload after it if
+// the header says so.
 #ifndef KUNGFU_TRANSPORT_TCP_FRAME_H_
 #define KUNGFU_TRANSPORT_TCP_FRAME_H_
 
@@ -10,9 +11,10 @@
 
 namespace kungfu::tcp {
 
-// Of one message. `name` is the hash of the operation's name; `number` its sequence number there (40 bits), then the
-// message's number in the operation (24 bits: in pieces of 256 KiB enough for 4 TiB). Two names of one hash would take
-// each other's messages: with a million names that happens in one job of 30 million.
+// Identifies a message. `name` is the hash of the operation's name. `number` is the operation's sequence number under
+// that name (40 bits), then the message's number in the operation (24 bits: enough for 4 TiB in pieces of 256 KiB). If
+// two names have the same hash, their messages are confused. With a million names, this happens in one of 30 million
+// jobs.
 struct Tag {
   static constexpr int kStepBits = 24;
 
@@ -30,16 +32,16 @@ struct TagHash {
 };
 
 enum class FrameKind : uint32_t {
-  kData = 1,   // `length` bytes of the message from `offset` on
-  kReady = 2,  // its Receive is posted, for `total` bytes: send it
-  kOffer = 3,  // it would be small enough to come unasked, but there is too much of that kind under way: ask for it
-  kTaken = 4,  // nothing but what `taken` says
+  kData = 1,   // `length` bytes of the message, from `offset` on
+  kReady = 2,  // the receiver has posted a Receive for `total` bytes: send the message
+  kOffer = 3,  // the message is small, but there is no credit to send it unasked: reply with kReady
+  kTaken = 4,  // carries nothing but `taken`
 };
 
-// All numbers are little-endian, as they lie in memory here.
+// All numbers are little-endian, as they are in this machine's memory.
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
 struct FrameHeader {
-  static constexpr uint32_t kMagic = 0x3254464b;  // "KFT2"; its last character is the version of the format
+  static constexpr uint32_t kMagic = 0x3254464b;  // "KFT2"; the last character is the version of the format
 
   uint32_t magic = kMagic;
   FrameKind kind = FrameKind::kTaken;
@@ -47,22 +49,23 @@ struct FrameHeader {
   Tag tag;
   uint64_t offset = 0;
   uint64_t total = 0;   // bytes of the whole message
-  uint64_t taken = 0;   // of the other side's messages that came unasked, in this epoch: see kUnaskedCredit
-  uint32_t length = 0;  // bytes behind this header
+  uint64_t taken = 0;   // bytes of unasked messages taken from the other side in this epoch: see kUnaskedCredit
+  uint32_t length = 0;  // bytes of the payload
   uint32_t reserved = 0;
 };
 static_assert(sizeof(FrameHeader) == 64);
 
-// Messages up to this size are sent without being asked for, and kept until their Receive is posted.
+// Messages of at most this size are sent unasked, and kept at the receiver until their Receive is posted.
 inline constexpr size_t kUnaskedBytes = 32 << 10;
-// The payload of a frame, at most: what one connection takes at once of a message that is spread over several. A small
-// message that becomes ready meanwhile waits for no more than this.
+// The maximum payload of a frame. If a message is divided among several connections, each connection accepts this much
+// at a time. A small message that becomes ready meanwhile waits for one such frame at most.
 inline constexpr size_t kFrameBytes = 256 << 10;
-// What may be under way unasked, or kept, from one host to another. A message counts with what it costs besides.
+// The maximum size of the unasked messages from one host to another that are being sent or kept. Each message is
+// charged its size and a fixed amount for its record.
 inline constexpr size_t kUnaskedCredit = 4 << 20;
 inline constexpr size_t UnaskedCharge(size_t bytes) { return bytes + 256; }
-// Messages of a host that are asked for or offered, and that no thread here has posted yet. Each costs some hundred
-// bytes.
+// The maximum number of a host's requested or offered messages that no thread has posted here yet. Each needs some
+// hundred bytes.
 inline constexpr size_t kMostEarly = 1 << 16;
 
 }  // namespace kungfu::tcp

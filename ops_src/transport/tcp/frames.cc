@@ -1,26 +1,27 @@
-// Frames: what goes into one, and what becomes of one that has come.
+// Frames: how a frame is composed, and how a received frame is handled.
 //
-// 1. Epochs. A host raises its epoch once for all its connections. What it writes to one after that
-// is of the new epoch, except the rest of a frame that had begun. So on one connection epochs never
-// decrease:
+// 1. Epochs. A host raises its epoch once for all its connections. Everything that it writes to a
+// connection afterwards belongs to the new epoch, except the rest of a frame that had begun. So on
+// one connection epochs never decrease:
 // - A frame of an older epoch than this host's is read and dropped, because its content is void.
-// - Behind a frame of a newer epoch there is nothing that this host could still want. The
-//   connection isn't read any further until the host is in that epoch too. Its other connections
-//   are, since there may be something on those.
+// - After a frame of a newer epoch, the connection has no more data for this host's current epoch.
+//   The connection isn't read any further until this host is in the newer epoch too. Its other
+//   connections are read, because they may still have data for the current epoch.
 // Test: Mesh.AfterCancelNoBufferIsTouchedAndNoOldMessageArrives
 //
-// If a sender ends while its connection is held back, that is seen when its last bytes fit into
-// this host's buffers. It is seen at the latest in the new epoch, to which any other host leads
-// that has seen that end. A host that stays behind is behind in all connections. Its own waits end
-// by Cancel, a loss or their deadlines.
+// If a sender closes a connection that is held back, this host detects the close when the last
+// bytes fit into its buffers. At the latest, it detects the close in the new epoch: any other host
+// that has detected it leads all hosts to a new epoch. A host that stays in an old epoch does so on
+// all its connections. Its own waits end by Cancel, by a loss, or by their deadlines.
 //
-// 2. Lengths. A frame names the length of the whole message, which is compared with the posted one
-// before a byte is written there. `begun` grows with every frame of the message and never beyond
-// its length. So no frame reaches past the end, and the message has arrived when as many bytes
-// have. (Two frames over the same bytes would leave others out. A sender that does so sends wrong
-// data, which it could do anyway.) A message that isn't posted must be small and within the credit,
-// which both sides compute alike: its bytes and a fixed sum for its record. A sender that exceeds
-// it is lost.
+// 2. Lengths. Each frame states the length of the whole message. This host compares it with the
+// length of the posted message before it writes any byte. `begun` grows with every frame of the
+// message, and never exceeds its length. So no frame is written past the end, and the message is
+// complete when all its bytes have arrived. (Two frames might cover the same bytes and leave out
+// others. Only a sender with wrong data does this, and it could send wrong data anyway.) A message
+// that isn't posted must be small and within the credit. Both sides compute the credit in the same
+// way: the bytes of the message and a fixed amount for its record. A sender that exceeds the credit
+// is lost.
 // Test: Mesh.UnreceivedSmallMessagesAreBoundedAndDelayNoOther
 // Test: MeshLoss.AHostThatEndsAtAnyByteIsNamedAndTheOthersGoOn
 #include <algorithm>
@@ -33,13 +34,13 @@
 namespace kungfu::tcp {
 namespace {
 
-// Calls for one connection before the others have their turn.
+// Maximum number of calls for one connection before the other connections are served.
 constexpr int kTurns = 4;
 
 [[noreturn]] void Refuse(const std::string& what) { throw Error(KF_PEER_LOST, what); }
 
 void CheckForm(const FrameHeader& header) {
-  if (header.magic != FrameHeader::kMagic) Refuse(Text("it sent a frame of magic number ", header.magic));
+  if (header.magic != FrameHeader::kMagic) Refuse(Text("it sent a frame with magic number ", header.magic));
   if (header.kind < FrameKind::kData || header.kind > FrameKind::kTaken || header.reserved != 0) {
     Refuse(Text("it sent a frame of unknown kind ", static_cast<uint32_t>(header.kind)));
   }
@@ -49,7 +50,7 @@ void CheckForm(const FrameHeader& header) {
                               header.length <= header.total - header.offset && (header.length > 0) == (header.total > 0)
                         : header.length == 0 && header.offset == 0;
   if (!fits) {
-    Refuse(Text("it sent a frame of ", header.length, " bytes at ", header.offset, " of ", header.total));
+    Refuse(Text("it sent an invalid frame: ", header.length, " bytes at ", header.offset, " of ", header.total));
   }
 }
 
@@ -61,7 +62,8 @@ void CheckTotal(uint64_t total, uint64_t expected) {
 
 // ---- out
 
-// A system call that may touch a caller's memory; see Quiet. What it is given was made after the I/O thread was let on.
+// Makes a system call that may use a caller's memory, without the mutex; see Quiet. Its arguments must have been
+// computed after the wait for `released_`.
 template <typename Call>
 SocketResult Mesh::Unlocked(Lock& lock, const Call& call) {
   busy_ = true;
@@ -73,7 +75,7 @@ SocketResult Mesh::Unlocked(Lock& lock, const Call& call) {
   return result;
 }
 
-// Whether there is more to write at once.
+// Returns whether there is more to write at once.
 bool Mesh::Write(Lock& lock, Connection& connection) {
   for (int turn = 0; turn < kTurns; turn++) {
     released_.wait(lock, [&] { return holds_ == 0; });
@@ -82,7 +84,7 @@ bool Mesh::Write(Lock& lock, Connection& connection) {
     iovec parts[2];
     const size_t n = connection.out.Parts(parts);
     const SocketResult result = Unlocked(lock, [&] { return connection.Write(parts, n); });
-    // Whether it has ended well is found where it is read: something may still be there.
+    // The read side detects a close, because there may still be data to read.
     const bool ended = result.moved == Moved::kError && (result.error == EPIPE || result.error == ECONNRESET);
     if (result.moved == Moved::kError && !ended) Refuse(Text("can't write to it: ", std::strerror(result.error)));
     HaveWritten(connection, result.bytes);
@@ -90,8 +92,8 @@ bool Mesh::Write(Lock& lock, Connection& connection) {
   return !connection.blocked;
 }
 
-// The same once, by a caller with the mutex: the I/O thread isn't writing to a connection that is idle. An error is
-// left to that thread.
+// Writes once, on a caller's thread that holds the mutex. The connection must be idle, so that the I/O thread isn't
+// writing to it. The I/O thread handles an error later.
 void Mesh::WriteHere(Connection& connection) {
   if (!Compose(connection)) return;
   iovec parts[2];
@@ -99,8 +101,8 @@ void Mesh::WriteHere(Connection& connection) {
   HaveWritten(connection, connection.Write(parts, n).bytes);
 }
 
-// Takes what is to go out next: whatever is there without a payload, and one frame with one. Small messages first: they
-// are bounded by the credit, so the others have their turn.
+// Chooses the data to write next: all waiting frames without a payload, and one frame with a payload. Small messages
+// come first. The credit limits their amount, so other messages also get their turn.
 bool Mesh::Compose(Connection& connection) {
   Host& host = hosts_[connection.host];
   Outgoing& out = connection.out;
@@ -159,7 +161,7 @@ void Mesh::Read(Lock& lock, Connection& connection) {
     if (!connection.IsOpen() || in.held) return;
     iovec parts[2];
     size_t n = 0, asked = 0, direct = 0;
-    if (in.in_payload) {  // then nothing is ahead
+    if (in.in_payload) {  // then `ahead` is empty
       direct = in.to != nullptr ? in.left : std::min(in.left, sink_.size());
       parts[n++] = {in.to != nullptr ? in.to : sink_.data(), direct};
       asked = direct;
@@ -194,7 +196,7 @@ void Mesh::Read(Lock& lock, Connection& connection) {
   }
 }
 
-// Looks at what is ahead.
+// Parses the bytes in `ahead`.
 void Mesh::Parse(Connection& connection) {
   Incoming& in = connection.in;
   while (!in.held && in.begin < in.end) {
@@ -221,7 +223,7 @@ void Mesh::Parse(Connection& connection) {
   in.begin = 0;
 }
 
-// A header has come.
+// Handles a header that has arrived.
 void Mesh::Begin(Connection& connection) {
   Host& host = hosts_[connection.host];
   Incoming& in = connection.in;
@@ -236,7 +238,8 @@ void Mesh::Begin(Connection& connection) {
   in.left = header.length;
   in.in_payload = header.length > 0;
   if (header.epoch < epoch_) return;
-  if (header.taken > host.sent) Refuse(Text("it has taken ", header.taken, " of ", host.sent, " bytes"));
+  if (header.taken > host.sent)
+    Refuse(Text("it reports ", header.taken, " bytes as taken, but only ", host.sent, " were sent"));
   host.sent_taken = std::max(host.sent_taken, header.taken);
   switch (header.kind) {
     case FrameKind::kData:
@@ -257,7 +260,7 @@ void Mesh::BeginData(Host& host, Incoming& in) {
   const FrameHeader& header = in.header;
   const auto [at, unposted] = host.inbound.try_emplace(header.tag);
   Inbound& inbound = at->second;
-  if (!inbound.asked) {  // then it is one frame, and charged
+  if (!inbound.asked) {  // then the message must be one frame, and it is charged
     if (header.length != header.total || header.total > kUnaskedBytes) {
       Refuse(Text("it sent a message of ", header.total, " bytes that was not requested"));
     }
@@ -286,7 +289,7 @@ void Mesh::BeginData(Host& host, Incoming& in) {
   if (header.length == 0) Finish(host, in);
 }
 
-// The payload is all there.
+// Handles a payload that has arrived completely.
 void Mesh::Finish(Host& host, Incoming& in) {
   in.in_payload = false;
   const TransferPtr target = std::move(in.target);
@@ -298,7 +301,7 @@ void Mesh::Finish(Host& host, Incoming& in) {
   } else if (in.keeping) {
     const auto at = host.inbound.find(in.header.tag);
     Inbound& inbound = at->second;
-    if (inbound.state == Inbound::State::kGone) {  // it was posted meanwhile, and withdrawn
+    if (inbound.state == Inbound::State::kGone) {  // the message was posted meanwhile, and withdrawn
       Take(host, inbound.total);
     } else if (inbound.posted == nullptr) {
       inbound.state = Inbound::State::kKept;
@@ -319,12 +322,12 @@ void Mesh::HaveReady(Host& host, const FrameHeader& header) {
   Outbound& outbound = at->second;
   if (early) {
     outbound.total = header.total;
-    if (++host.early > kMostEarly) Refuse(Text("it asked for ", host.early, " messages ahead"));
+    if (++host.early > kMostEarly) Refuse(Text("it asked for ", host.early, " messages in advance"));
     return;
   }
   if (outbound.waiting == nullptr) Refuse("it asked for a message twice");
   if (header.total != outbound.total) {
-    Refuse(Text("it asked for ", header.total, " bytes of a message of ", outbound.total));
+    Refuse(Text("it asked for ", header.total, " bytes of a message of ", outbound.total, " bytes"));
   }
   host.granted.push_back(std::move(outbound.waiting));
   host.outbound.erase(at);
@@ -332,13 +335,14 @@ void Mesh::HaveReady(Host& host, const FrameHeader& header) {
 }
 
 void Mesh::HaveOffer(Host& host, const FrameHeader& header) {
-  if (header.total > kUnaskedBytes) Refuse(Text("it offered ", header.total, " bytes"));
+  if (header.total > kUnaskedBytes)
+    Refuse(Text("it offered ", header.total, " bytes; at most ", kUnaskedBytes, " can be offered"));
   const auto [at, early] = host.inbound.try_emplace(header.tag);
   Inbound& inbound = at->second;
   if (early) {
     inbound.state = Inbound::State::kOffered;
     inbound.total = header.total;
-    if (++host.early > kMostEarly) Refuse(Text("it offered ", host.early, " messages ahead"));
+    if (++host.early > kMostEarly) Refuse(Text("it offered ", host.early, " messages in advance"));
     return;
   }
   if (inbound.state == Inbound::State::kGone) return;

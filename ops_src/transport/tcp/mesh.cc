@@ -1,28 +1,28 @@
 // The callers' side of the mesh: messages are posted, awaited, withdrawn and cancelled.
 //
-// 1. Memory. A caller's memory is touched in two places: by the I/O thread in a system call, for
-// which it gives up the mutex (`busy_` says so), and by the thread that holds the mutex. A thread
-// that gives memory back takes the mutex *and* waits until the I/O thread isn't busy, and holds it
-// off meanwhile (Quiet). Then no other thread touches the memory. It removes the message from all
-// tables, from what is being written (Outgoing::Detach, which copies what a begun frame still
-// needs) and from what is being read (Incoming::Detach: the rest is dropped). After that nothing
-// points to the memory. All these system calls are non-blocking, so it waits for one copy of 256
-// KiB at most. A message that ends well is removed from all tables before its ticket says so.
+// 1. Memory. Only two threads use a caller's memory: the I/O thread in a system call, for which it
+// releases the mutex and sets `busy_`, and the thread that holds the mutex. A thread that returns
+// memory to its caller takes the mutex, waits until the I/O thread isn't busy, and keeps it out of
+// further calls (Quiet). Then no other thread uses the memory. The thread removes the message from
+// all tables, from the data being written (Outgoing::Detach copies what a begun frame still needs),
+// and from the data being read (Incoming::Detach drops the rest). After that nothing refers to the
+// memory. All these system calls are non-blocking, so the wait takes at most one copy of 256 KiB. A
+// message that ends normally is removed from all tables before its ticket reports the end.
 // Test: Mesh.AWithdrawnMessagesMemoryIsFree
 // Test: Mesh.AfterCancelNoBufferIsTouchedAndNoOldMessageArrives
 //
-// 2. No circle of waits. Every connection is read at all times, whatever the callers do, except one
-// at whose head is a frame of a later epoch (see frames.cc). So no sender waits for the kernel's
-// buffers longer than the network does. Received data has a place: that of a posted message is its
-// memory, that of an unasked one its share of the credit. A sender without credit doesn't stop: it
-// offers the message instead, which then begins when it is posted, as a large one does. So a
-// message waits for its own Receive only.
+// 2. No circular wait. Every connection is read at all times, whatever the callers do. The only
+// exception is a connection whose next frame belongs to a later epoch (see frames.cc). So a sender
+// waits for the kernel's buffers only as long as the network needs. There is always memory for
+// received data: a posted message has its own memory, and an unasked message has its share of the
+// credit. If a sender has no credit, it offers the message instead. The message is then sent when
+// its Receive is posted, like a large message. So a message waits only for its own Receive.
 // Test: Mesh.MessagesOfManyThreadsMeetInAnyOrder
 // Test: Mesh.LateReceiverDelaysNoOther
 //
-// 3. A loss. Tickets are ended under the mutex, and a lost host is remembered. So each ticket
-// either was in a table when the host was lost, or found it lost. The connections are closed, and
-// nothing more is read from it.
+// 3. Loss of a host. Tickets are ended under the mutex, and the mesh records that the host is lost.
+// So each ticket either was in a table when the host was lost, or was created afterwards and found
+// the host lost. The connections are closed, and nothing more is read from the host.
 // Test: MeshLoss.AHostThatEndsAtAnyByteIsNamedAndTheOthersGoOn
 #include "transport/tcp/mesh.h"
 
@@ -41,14 +41,14 @@
 namespace kungfu::tcp {
 namespace {
 
-// A waiter looks this often whether it still should wait.
+// How often a waiting thread checks whether its wait can still succeed.
 constexpr auto kSlice = std::chrono::milliseconds(20);
 static_assert(kSlice <= RunTime::kLongestSlice);
 constexpr size_t kSinkBytes = 64 << 10;
 
 }  // namespace
 
-// While it lives the I/O thread reads and writes no caller's memory. The mutex is held.
+// While this object lives, the I/O thread doesn't read or write callers' memory. The caller holds the mutex.
 class Mesh::Quiet {
  public:
   Quiet(Mesh& mesh, Lock& lock) : mesh_(mesh) {
@@ -75,11 +75,12 @@ Mesh::Mesh(uint32_t self, uint64_t epoch, std::vector<HostEnds> hosts, MeshOptio
           std::make_unique<Connection>(fd, h, tls == hosts[h].tls.end() ? nullptr : tls->second));
     }
   }
-  if (self >= hosts_.size()) throw Error(KF_INVALID, Text("host ", self, " is none of ", hosts_.size()));
+  if (self >= hosts_.size()) throw Error(KF_INVALID, Text("there is no host ", self, " among ", hosts_.size()));
   for (uint32_t h = 0; h < size(); h++) {
     const size_t n = hosts_[h].connections.size();
     if (h == self ? n > 0 : n < 1 || n > kMostConnections) {
-      throw Error(KF_INVALID, Text("host ", self, " can't have ", n, " connections to host ", h, " (", name(h), ")"));
+      throw Error(KF_INVALID, Text("host ", self, " has ", n, " connections to host ", h, " (", name(h),
+                                   "); it must have ", h == self ? 0 : 1, " to ", h == self ? 0 : kMostConnections));
     }
   }
   epoll_ = epoll_create1(EPOLL_CLOEXEC);
@@ -107,7 +108,7 @@ Mesh::Mesh(uint32_t self, uint64_t epoch, std::vector<HostEnds> hosts, MeshOptio
 
 Mesh::~Mesh() {
   if (process_.IsCopy()) {
-    thread_.detach();  // it isn't in this process
+    thread_.detach();  // the thread isn't in this process
   } else {
     {
       Lock lock(mutex_);
@@ -124,14 +125,15 @@ Mesh::~Mesh() {
 
 Mesh::Ticket Mesh::Send(uint64_t epoch, uint32_t to, const Tag& tag, const void* data, size_t bytes) {
   process_.Refuse("send to other hosts");
-  Ticket ticket;  // before the lock: if something throws, it is destroyed when the mutex is free
+  Ticket ticket;  // declared before the lock: if something throws, it is destroyed after the mutex is released
   Lock lock(mutex_);
   TransferPtr transfer = NewTransfer(epoch, to, tag, static_cast<const char*>(data), nullptr, bytes, -1);
   ticket = Ticket(this, transfer);
   if (transfer->IsDone()) return ticket;
   Host& host = hosts_[to];
   if (const auto found = host.outbound.find(tag); found != host.outbound.end()) {
-    if (found->second.waiting != nullptr) throw Error(KF_INVALID, Text("a message is sent twice to ", host.name));
+    if (found->second.waiting != nullptr)
+      throw Error(KF_INVALID, Text("a message with this tag is already being sent to ", host.name));
     if (const uint64_t total = found->second.total; total != bytes) {
       const Quiet quiet(*this, lock);
       Lose(host, Text("it asked for ", total, " bytes of a message of ", bytes));
@@ -151,7 +153,7 @@ Mesh::Ticket Mesh::Send(uint64_t epoch, uint32_t to, const Tag& tag, const void*
   }
   host.sent += UnaskedCharge(bytes);
   host.small.push_back(std::move(transfer));
-  // Without a change of threads, if a connection is free: that is most of the time that a small message takes.
+  // Write on this thread if a connection is free. A change of threads would take most of the time of a small message.
   for (auto& connection : host.connections) {
     if (connection->IsOpen() && !connection->blocked && connection->out.Idle() && !host.small.empty()) {
       WriteHere(*connection);
@@ -164,7 +166,7 @@ Mesh::Ticket Mesh::Send(uint64_t epoch, uint32_t to, const Tag& tag, const void*
 
 Mesh::Ticket Mesh::Receive(uint64_t epoch, uint32_t from, const Tag& tag, void* data, size_t bytes, int tells) {
   process_.Refuse("receive from other hosts");
-  Ticket ticket;  // likewise
+  Ticket ticket;  // before the lock, as in Send
   Lock lock(mutex_);
   TransferPtr transfer = NewTransfer(epoch, from, tag, nullptr, static_cast<char*>(data), bytes, tells);
   ticket = Ticket(this, transfer);
@@ -179,7 +181,7 @@ Mesh::Ticket Mesh::Receive(uint64_t epoch, uint32_t from, const Tag& tag, void* 
     return ticket;
   }
   if (inbound.posted != nullptr || inbound.state == Inbound::State::kGone) {
-    throw Error(KF_INVALID, Text("a message is received twice from ", host.name));
+    throw Error(KF_INVALID, Text("a message with this tag is already being received from ", host.name));
   }
   if (const uint64_t total = inbound.total; total != bytes) {
     const Quiet quiet(*this, lock);
@@ -210,18 +212,19 @@ Mesh::Ticket Mesh::Receive(uint64_t epoch, uint32_t from, const Tag& tag, void* 
 
 void Mesh::Check(uint64_t epoch, uint32_t host) const {
   if (host >= size() || host == self_) {
-    throw Error(KF_INVALID, Text("host ", self_, " of ", size(), " has no messages with host ", host));
+    throw Error(KF_INVALID, Text("host ", self_, " of ", size(), " can't exchange messages with host ", host));
   }
-  if (epoch > epoch_) throw Error(KF_INVALID, Text("a message of epoch ", epoch, " in epoch ", epoch_));
+  if (epoch > epoch_)
+    throw Error(KF_INVALID, Text("the message has epoch ", epoch, ", but the mesh is in epoch ", epoch_));
 }
 
-// One that has ended already, if nothing can come of it.
+// Returns a new transfer. If its epoch is over or the host is lost, the transfer has already ended with that error.
 TransferPtr Mesh::NewTransfer(uint64_t epoch, uint32_t host, const Tag& tag, const char* from, char* to, size_t bytes,
                               int tells) {
   Check(epoch, host);
   auto transfer = std::make_shared<Transfer>(host, tag, from, to, bytes, tells);
   if (epoch < epoch_) {
-    transfer->End(KF_STALE, Text("epoch ", epoch, " is over, the hosts are in ", epoch_));
+    transfer->End(KF_STALE, Text("epoch ", epoch, " has ended; the hosts are in epoch ", epoch_));
   } else if (!hosts_[host].lost.empty()) {
     transfer->End(KF_PEER_LOST, hosts_[host].lost);
   }
@@ -229,7 +232,7 @@ TransferPtr Mesh::NewTransfer(uint64_t epoch, uint32_t host, const Tag& tag, con
 }
 
 void Mesh::Wait(const Ticket& ticket) const {
-  KUNGFU_CHECK(ticket.transfer_ != nullptr, "a ticket of nothing");
+  KUNGFU_CHECK(ticket.transfer_ != nullptr, "the ticket has no message");
   Transfer& transfer = *ticket.transfer_;
   RunTime waited;
   while (!transfer.IsDone()) {
@@ -238,8 +241,8 @@ void Mesh::Wait(const Ticket& ticket) const {
     InterruptCheck::Run();
     if (waited.Look() > options_.timeout) {
       throw Error(KF_TIMEOUT,
-                  Text("no end of a message of ", transfer.total, " bytes ", transfer.from != nullptr ? "to " : "from ",
-                       name(transfer.host), " within ", options_.timeout.count() / 1000.0, " s"));
+                  Text("a message of ", transfer.total, " bytes ", transfer.from != nullptr ? "to " : "from ",
+                       name(transfer.host), " has not ended within ", options_.timeout.count() / 1000.0, " s"));
     }
     transfer.done.Sleep(armed, kSlice);
   }
@@ -254,7 +257,7 @@ void Mesh::Withdraw(Transfer& transfer) noexcept {
   Host& host = hosts_[transfer.host];
   const auto is_it = [&](const TransferPtr& other) { return other.get() == &transfer; };
   if (const auto found = std::find_if(host.small.begin(), host.small.end(), is_it); found != host.small.end()) {
-    // Nothing of it has gone out, so the other side will never say that it has taken it.
+    // None of the message has been sent, so the other side will never report it as taken.
     host.sent -= UnaskedCharge(transfer.total);
     host.small.erase(found);
   }
@@ -267,7 +270,8 @@ void Mesh::Withdraw(Transfer& transfer) noexcept {
     host.outbound.erase(sent);
   }
   if (const auto found = host.inbound.find(transfer.tag); found != host.inbound.end() && is_it(found->second.posted)) {
-    // Its sender may have been told to send, or do so unasked: what comes isn't a surprise.
+    // The sender may have been asked to send the message, or may send it unasked. So the message is expected, and is
+    // dropped.
     found->second.state = Inbound::State::kGone;
     found->second.posted = nullptr;
   }
@@ -277,10 +281,11 @@ void Mesh::Withdraw(Transfer& transfer) noexcept {
 void Mesh::Cancel(uint64_t epoch) {
   process_.Refuse("cancel messages");
   Lock lock(mutex_);
-  if (epoch <= epoch_) throw Error(KF_INVALID, Text("epoch ", epoch, " can't come after ", epoch_));
+  if (epoch <= epoch_) throw Error(KF_INVALID, Text("epoch ", epoch, " can't follow epoch ", epoch_));
   const Quiet quiet(*this, lock);
-  if (epoch <= epoch_) throw Error(KF_INVALID, Text("epoch ", epoch, " can't come after ", epoch_));
-  for (Host& host : hosts_) EndAll(host, KF_STALE, Text("epoch ", epoch_, " is over, the hosts go on in ", epoch));
+  if (epoch <= epoch_) throw Error(KF_INVALID, Text("epoch ", epoch, " can't follow epoch ", epoch_));
+  for (Host& host : hosts_)
+    EndAll(host, KF_STALE, Text("epoch ", epoch_, " has ended; the hosts continue in epoch ", epoch));
   epoch_ = epoch;
   renewed_ = true;
   Wake();
@@ -328,7 +333,7 @@ void Mesh::EndAll(Host& host, kf_status status, const std::string& text) {
     all.push_back(out.source);
     all.push_back(connection->in.target);
     connection->in.Detach();
-    // What hasn't begun needn't begin. A rest of an earlier epoch goes on in any case.
+    // A frame that hasn't begun isn't needed any more. The rest of a begun frame must always be written.
     if (out.written == 0 && out.rest.empty()) {
       out.Clear();
     } else {
@@ -351,7 +356,7 @@ void Mesh::Lose(Host& host, const std::string& why) {
   if (!host.lost.empty()) return;
   host.lost = Text("host ", host.name, " is lost: ", why);
   host.ending.reset();
-  for (auto& connection : host.connections) connection->Close();  // which takes it from epoll, too
+  for (auto& connection : host.connections) connection->Close();  // this also removes it from epoll
   EndAll(host, KF_PEER_LOST, host.lost);
 }
 
@@ -360,7 +365,7 @@ void Mesh::Wake() {
   if (!sleeping_) return;
   sleeping_ = false;
   const uint64_t one = 1;
-  [[maybe_unused]] const auto written = write(wake_, &one, sizeof one);  // full means that it wakes anyway
+  [[maybe_unused]] const auto written = write(wake_, &one, sizeof one);  // if it is full, it wakes its reader anyway
 }
 
 void Mesh::Control(Host& host, FrameKind kind, const Tag& tag, uint64_t total) {
@@ -377,8 +382,8 @@ void Mesh::Ask(Host& host, Inbound& inbound) {
   Control(host, FrameKind::kReady, inbound.posted->tag, inbound.total);
 }
 
-// An unasked message of `bytes` takes no room any more. Every frame says so by the way; one of its own does only if
-// a quarter of the credit has come together.
+// Gives the credit of an unasked message of `bytes` bytes back to its sender. Every frame to the sender reports this
+// credit. A separate frame is sent only if a quarter of the credit is unreported.
 void Mesh::Take(Host& host, size_t bytes) {
   host.taken += UnaskedCharge(bytes);
   if (host.taken - host.told < kUnaskedCredit / 4) return;

@@ -1,8 +1,9 @@
 // The mesh's thread: one epoll for all connections.
 //
-// It holds the mutex but while it sleeps and in calls that move bytes. No news is lost: a thread that has some holds
-// the mutex, sets `news_`, and writes to the eventfd where the thread sleeps or is about to (`sleeping_`, set under the
-// mutex after the last look). Connections are listened to by level, so whatever is left in one is told again.
+// The thread holds the mutex except while it sleeps and in calls that move bytes. No work is missed. Another thread
+// that adds work holds the mutex and sets `news_`. If `sleeping_` is set, it also writes to the eventfd. The mesh's
+// thread sets `sleeping_` under the mutex after its last check, before it sleeps. Epoll is level-triggered, so it
+// reports unread data again.
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -14,14 +15,15 @@
 namespace kungfu::tcp {
 namespace {
 
-// A host that ends well closes its connections one after another, and what it sent last over one may be behind the end
-// of another. Those of a killed host are all closed by its kernel at once, and then this wait is short.
+// A host that ends normally closes its connections one after another. So one connection may be closed while another
+// still has the host's last data. If a host is killed, its kernel closes all connections at once, and this wait is
+// short.
 constexpr auto kLinger = std::chrono::milliseconds(100);
 constexpr int kMostEvents = 64;
 
 }  // namespace
 
-// What `body` throws loses the host.
+// Runs `body`. If it throws, the host is lost.
 template <typename Body>
 void Mesh::OrLose(Host& host, const Body& body) {
   try {
@@ -57,7 +59,7 @@ void Mesh::Serve() {
   }
 }
 
-// Whether there is more to write at once.
+// Returns whether there is more to write at once.
 bool Mesh::WriteAll(Lock& lock) {
   bool more = false;
   for (Host& host : hosts_) {
@@ -68,7 +70,8 @@ bool Mesh::WriteAll(Lock& lock) {
   return more;
 }
 
-// What has come and lies here, decrypted or not; epoll knows nothing of it. Whether there is more at once.
+// Reads data that has already left the socket, encrypted or not. Epoll can't report it. Returns whether there is more
+// to read at once.
 bool Mesh::ReadMore(Lock& lock) {
   bool more = false;
   for (Host& host : hosts_) {
@@ -83,13 +86,13 @@ bool Mesh::ReadMore(Lock& lock) {
   return more;
 }
 
-// One that an event before this one has closed has none any more.
+// If an earlier event has closed this connection, the event is ignored.
 void Mesh::HaveEvent(Lock& lock, Connection& connection, uint32_t events) {
   if (!connection.IsOpen()) return;
   const bool failed = (events & (EPOLLERR | EPOLLHUP)) != 0;
   if (connection.blocked && (failed || (events & EPOLLOUT) != 0)) {
     connection.blocked = false;
-    Listen(connection);  // WriteAll tries again, and finds what has failed
+    Listen(connection);  // WriteAll tries again, and detects a failure
   }
   if (!connection.in.held) {
     if (failed || (events & (EPOLLIN | EPOLLRDHUP)) != 0) Read(lock, connection);
@@ -102,7 +105,7 @@ void Mesh::HaveEvent(Lock& lock, Connection& connection, uint32_t events) {
   }
 }
 
-// Nothing more comes by this connection, and nothing goes.
+// Handles a connection that has ended: nothing more is received or sent on it.
 void Mesh::HaveEnd(Connection& connection, const std::string& why) {
   if (connection.in.WithinFrame() || connection.out.source != nullptr) {
     throw Error(KF_PEER_LOST, why + " within a frame");
@@ -114,7 +117,7 @@ void Mesh::HaveEnd(Connection& connection, const std::string& why) {
   if (!host.ending) host.ending = Clock::now();
 }
 
-// Has epoll wait for what this connection waits for.
+// Makes epoll wait for the events that this connection needs.
 void Mesh::Listen(Connection& connection) {
   epoll_event event{};
   if (!connection.in.held) event.events |= EPOLLIN;
@@ -133,7 +136,7 @@ void Mesh::ResumeHeld() {
       for (auto& connection : host.connections) {
         if (!connection->IsOpen() || !connection->in.held) continue;
         connection->in.held = false;
-        connection->hung_up = false;  // if it has, it is told again
+        connection->hung_up = false;  // if the other side has closed it, epoll reports this again
         Begin(*connection);
         Parse(*connection);
         Listen(*connection);
@@ -142,7 +145,7 @@ void Mesh::ResumeHeld() {
   }
 }
 
-// Returns how many ms remain until a host that has begun to end has had its time; -1: there is none.
+// Returns the ms until the first closing host is declared lost; -1 if no host is closing.
 int Mesh::LoseEnding() {
   int next_ms = -1;
   for (Host& host : hosts_) {

@@ -1,6 +1,6 @@
-// The part of OpenSSL that is used, declared by ourselves so that it isn't needed to build, and opened if TLS is
-// turned on: one wheel runs with OpenSSL 1.1.1, with 3, and, without TLS, if there is none.
-// tests/cpp/tls_test.cc compares it with OpenSSL's headers where they are.
+// Our own declarations of the functions of OpenSSL that are used, so that OpenSSL isn't needed to build. It is opened
+// only if TLS is turned on. One wheel runs with OpenSSL 1.1.1, with OpenSSL 3, and without TLS if there is no OpenSSL.
+// tests/cpp/tls_test.cc compares the declarations with OpenSSL's headers where these are installed.
 #ifndef KUNGFU_TRANSPORT_TCP_OPENSSL_API_H_
 #define KUNGFU_TRANSPORT_TCP_OPENSSL_API_H_
 
@@ -8,7 +8,7 @@
 
 namespace kungfu::tcp::openssl {
 
-// OpenSSL's types, of which nothing but pointers is seen here.
+// OpenSSL's types. Only pointers to them are used here.
 using Method = void;      // SSL_METHOD
 using Context = void;     // SSL_CTX
 using Session = void;     // SSL

@@ -16,13 +16,13 @@ namespace {
 
 using openssl::Api;
 
-constexpr size_t kRecordBytes = 16 << 10;  // what TLS puts into one, at most
-constexpr size_t kBatchBytes = 64 << 10;   // encrypted, then sent: what stays in a core's cache
-constexpr size_t kMostInBytes = 64 << 10;  // received, then decrypted
-// AES with 128 bits first: it is as safe here, and a third faster.
+constexpr size_t kRecordBytes = 16 << 10;  // maximum payload of a TLS record
+constexpr size_t kBatchBytes = 64 << 10;   // encrypted at a time, then sent; fits into a core's cache
+constexpr size_t kMostInBytes = 64 << 10;  // received at a time, then decrypted
+// AES with 128-bit keys comes first: it is as safe for this purpose, and a third faster.
 constexpr char kCipherSuites[] = "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256";
 
-// Opened once, at first use. Throws if there is none.
+// Opens OpenSSL at the first use. Throws if there is none.
 const Api& OpenSsl() {
   static const Api api;
   return api;
@@ -36,7 +36,7 @@ std::string LastError() {
   return text == nullptr ? "unknown error" : text;
 }
 
-// A key that asks for a password would stop the job at a prompt.
+// Otherwise a key with a password would stop the job at a prompt.
 int NoPassword(char*, int, int, void*) { return -1; }
 
 bool Contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
@@ -47,7 +47,7 @@ TlsContext::TlsContext(const std::string& certificate, const std::string& key, c
   const Api& api = OpenSsl();
   api.ClearErrors();
   context_ = api.ContextNew(api.TlsMethod());
-  if (context_ == nullptr) throw Error(KF_INTERNAL, Text("OpenSSL has no memory: ", LastError()));
+  if (context_ == nullptr) throw Error(KF_INTERNAL, Text("OpenSSL can't allocate memory: ", LastError()));
   const auto refuse = [&](const char* what, const std::string& file) {
     const std::string why = LastError();
     api.ContextFree(context_);
@@ -79,13 +79,13 @@ TlsEnd::TlsEnd(std::shared_ptr<TlsContext> context, bool called, const std::stri
   openssl::Bio* const bio = session_ == nullptr ? nullptr : api.BioNew(method);
   if (bio == nullptr) {
     if (session_ != nullptr) api.SessionFree(session_);
-    throw Error(KF_INTERNAL, Text("OpenSSL has no memory: ", LastError()));
+    throw Error(KF_INTERNAL, Text("OpenSSL can't allocate memory: ", LastError()));
   }
   api.SetBioData(bio, this);
   api.SetBioInit(bio, 1);
-  api.SetBios(session_, bio, bio);  // which owns it from now on
+  api.SetBios(session_, bio, bio);  // the session owns it from now on
   if (!name.empty()) {
-    // An address is found among the certificate's addresses alone, a name among its names.
+    // OpenSSL compares an address only with the certificate's addresses, and a name only with its names.
     openssl::Parameters* const parameters = api.ParametersOf(session_);
     char address[sizeof(in6_addr)];
     const bool is_address =
@@ -94,7 +94,7 @@ TlsEnd::TlsEnd(std::shared_ptr<TlsContext> context, bool called, const std::stri
                                 : api.ExpectName(parameters, name.c_str(), name.size());
     if (done != 1) {
       api.SessionFree(session_);
-      throw Error(KF_INVALID, Text("no certificate can be for ", name));
+      throw Error(KF_INVALID, Text(name, " can't be the name in a certificate"));
     }
   }
   called ? api.SetCalled(session_) : api.SetCaller(session_);
@@ -102,7 +102,7 @@ TlsEnd::TlsEnd(std::shared_ptr<TlsContext> context, bool called, const std::stri
 
 TlsEnd::~TlsEnd() { OpenSsl().SessionFree(session_); }
 
-// ---- OpenSSL's calls for bytes
+// // ---- OpenSSL's callbacks for bytes
 
 int TlsEnd::OnRead(void* bio, char* to, int bytes) {
   const Api& api = OpenSsl();
@@ -130,7 +130,7 @@ int TlsEnd::OnWrite(void* bio, const char* from, int bytes) {
 
 long TlsEnd::OnControl(void*, int what, long, void*) { return what == openssl::kBioFlush ? 1 : 0; }
 
-// ---- by memory
+// // ---- bytes in memory
 
 void TlsEnd::Put(const char* bytes, size_t count) {
   const std::lock_guard<std::mutex> guard(mutex_);
@@ -202,7 +202,7 @@ SocketResult TlsEnd::ReadSome(int fd, iovec* parts, size_t num_parts) {
       if (error == openssl::kWantRead) result = ReceiveSome(fd);
       if (result.moved == Moved::kSome) continue;
       if (got == 0) return result;
-      // What has come first is given first; an end or an error is told again.
+      // Return the received bytes first. The next call reports the end or the error again.
       has_more_ = result.moved != Moved::kNothing;
       return {Moved::kSome, got, 0};
     }
@@ -211,7 +211,7 @@ SocketResult TlsEnd::ReadSome(int fd, iovec* parts, size_t num_parts) {
   return {Moved::kSome, got, 0};
 }
 
-// ---- with the mutex
+// // ---- functions whose callers hold the mutex
 
 bool TlsEnd::Encrypt(const char* from, size_t bytes) {
   const Api& api = OpenSsl();
@@ -225,7 +225,8 @@ bool TlsEnd::Encrypt(const char* from, size_t bytes) {
   return bytes == 0 || api.Write(session_, from, static_cast<int>(bytes)) == static_cast<int>(bytes);
 }
 
-// A batch. A small part goes with the beginning of the next one into a record: each costs a microsecond besides.
+// Encrypts a batch. A small part shares a record with the beginning of the next part, because each record costs an
+// extra microsecond.
 bool TlsEnd::EncryptSome(iovec*& parts, size_t& num_parts, size_t& taken) {
   const auto take = [&](size_t count) {
     taken += count;
@@ -266,7 +267,7 @@ SocketResult TlsEnd::SendHeld(int fd) {
   return {Moved::kSome, 0, 0};
 }
 
-// All of what is here has been looked at, and more is needed.
+// Receives more. All received bytes have been decrypted.
 SocketResult TlsEnd::ReceiveSome(int fd) {
   in_.resize(std::max(in_.size(), kMostInBytes));
   in_begin_ = in_end_ = 0;
@@ -276,7 +277,7 @@ SocketResult TlsEnd::ReceiveSome(int fd) {
   return result;
 }
 
-// A sentence about the other end.
+// Returns a description of what the other end did wrong.
 std::string TlsEnd::WhatIsWrong() const {
   const Api& api = OpenSsl();
   const long verified = api.VerifyResult(session_);
@@ -285,9 +286,9 @@ std::string TlsEnd::WhatIsWrong() const {
     return Text("its certificate isn't accepted (", api.VerifyText(verified),
                 name_.empty() ? "" : "; it has to be for ", name_, ")");
   }
-  if (Contains(why, "did not return a certificate")) return "it shows no certificate";
+  if (Contains(why, "did not return a certificate")) return "it sent no certificate";
   if (Contains(why, "alert")) return Text("it doesn't accept this host's certificate (", why, ")");
-  return Text("it speaks no TLS that is understood (", why, ")");
+  return Text("its TLS messages are invalid (", why, ")");
 }
 
 }  // namespace kungfu::tcp

@@ -1,18 +1,21 @@
-// TLS over the connections between hosts, by OpenSSL: what stands between a connection and its socket if it is on.
+// TLS over the connections between hosts, by OpenSSL. It is between a connection and its socket if TLS is turned on.
 //
-// A connection begins as the launchers' own (control.py): there both ends show their certificates and prove that they
-// know the job's secret. It is the same TLS session, never a second one, that is then passed to a mesh: the end that
-// carries the data is the one that has proved itself. So OpenSSL never sees a socket. What is to go out lies in memory
-// until its owner sends it, and what has come is given to it; a launcher does that by Put and Take, a mesh by WriteSome
-// and ReadSome, which are to a connection with TLS what the functions in socket.h are to one in the clear.
+// A connection begins as a connection between launchers (control.py). There, both ends show their certificates and
+// prove that they know the job's secret. The same TLS session is then passed to a mesh, and no second session is made.
+// So data goes only to the end that has authenticated itself.
 //
-// Two things differ from a socket, and a mesh minds both (Connection::Holds, HasMore): what WriteSome has taken may
-// still lie here, encrypted, until the kernel has room; and bytes that have come may lie here, of which epoll knows
-// nothing.
+// OpenSSL never uses a socket itself. The owner of a TlsEnd sends the outgoing bytes from memory, and adds the received
+// bytes to it. A launcher uses Put and Take for this. A mesh uses WriteSome and ReadSome, which replace the functions
+// in socket.h.
 //
-// TLS 1.3 alone, so nothing is negotiated anew in between. Without tickets: nothing comes behind the handshake but
-// data, and keys that are updated one way, after as many records as are safe under one (RFC 8446, 5.5). The end of a
-// connection isn't signed (no close_notify): to a mesh any end is the loss of a host, unless all have come to theirs.
+// Two things differ from a socket, and a mesh handles both (Connection::Holds, HasMore):
+// - bytes that WriteSome has accepted may stay here, encrypted, until the kernel has room;
+// - received bytes may stay here, and epoll doesn't know of them.
+//
+// Only TLS 1.3 is used, so there is no renegotiation. There are no session tickets. After the handshake, only data and
+// key updates are sent. Each direction updates its own key, after a number of records that is safe for one key (RFC
+// 8446, 5.5). The end of a connection isn't signed (no close_notify). For a mesh, the end of a connection means that
+// the host is lost, unless all hosts have finished.
 #ifndef KUNGFU_TRANSPORT_TCP_TLS_H_
 #define KUNGFU_TRANSPORT_TCP_TLS_H_
 
@@ -28,10 +31,11 @@
 
 namespace kungfu::tcp {
 
-// What all of a host's ends have in common: its certificate, and the CA that has to have signed the others'. Immutable.
+// The settings that all TLS ends of a host share: its certificate, and the CA that must have signed the other hosts'
+// certificates. Immutable.
 class TlsContext {
  public:
-  // Files in PEM. Throws Error KF_MISSING if there is no OpenSSL, KF_INVALID if a file isn't what it should be.
+  // The arguments are PEM files. Throws Error KF_MISSING if there is no OpenSSL, KF_INVALID if a file is invalid.
   TlsContext(const std::string& certificate, const std::string& key, const std::string& ca);
   ~TlsContext();
   TlsContext(const TlsContext&) = delete;
@@ -42,11 +46,13 @@ class TlsContext {
   void* context_;
 };
 
-// One end of a connection. WriteSome and ReadSome may be called by two threads at once; all else by one.
+// One end of a connection. WriteSome and ReadSome may run in two threads at once. All other functions need a single
+// thread.
 class TlsEnd {
  public:
-  // `called`: the other end has called this one. `name`: the host name or address that the other's certificate has to
-  // be for; empty: whichever the CA has signed. `most_records`: what is written under one key.
+  // `called`: the other end has opened the connection. `name`: the host name or address that the other end's
+  // certificate must contain; if it is empty, any certificate of the CA is accepted. `most_records`: the maximum number
+  // of records under one key.
   TlsEnd(std::shared_ptr<TlsContext> context, bool called, const std::string& name,
          uint64_t most_records = kMostRecords);
   ~TlsEnd();
@@ -54,24 +60,24 @@ class TlsEnd {
   TlsEnd& operator=(const TlsEnd&) = delete;
 
   // ---- by memory
-  // These bytes have come.
+  // Adds bytes that have been received.
   void Put(const char* bytes, size_t count);
-  // What they say: bytes of the other end's, 0 if that isn't known yet. Goes on with the handshake as far as it
-  // goes. Throws Error KF_INVALID, with a sentence about the other end, if it is over.
+  // Continues the handshake, and returns the number of decrypted bytes, 0 if there are none yet. If the connection has
+  // failed, throws Error KF_INVALID that says what the other end did wrong.
   size_t Read(char* to, size_t bytes);
-  // Both ends have shown their certificates, as far as this one knows. Not before may anything be written.
+  // Whether both ends have shown their certificates, as far as this end knows. Nothing may be written before.
   bool IsEstablished() const;
   void Write(const char* from, size_t bytes);
-  // What has to go out. To be asked for after each Read and Write, also after one that has thrown: the other end
-  // learns from it why.
+  // Returns the bytes to send. Call it after each Read and Write, even after one that has thrown: the bytes tell the
+  // other end the reason.
   std::vector<char> Take();
 
   // ---- over a socket
   SocketResult WriteSome(int fd, iovec* parts, size_t num_parts);
   SocketResult ReadSome(int fd, iovec* parts, size_t num_parts);
-  // Bytes that WriteSome has taken and the kernel hasn't.
+  // Whether the kernel hasn't accepted all bytes that WriteSome has accepted.
   bool Holds() const { return holds_; }
-  // ReadSome may have more at once. To be asked by the thread that calls it.
+  // Whether ReadSome may have more at once. Only for the thread that calls ReadSome.
   bool HasMore() const { return has_more_; }
 
  private:
@@ -94,15 +100,15 @@ class TlsEnd {
   const uint64_t most_records_;
   void* session_ = nullptr;
   std::atomic<bool> holds_{false};
-  bool has_more_ = true;  // what came to the launcher, whose end it was, may lie here
+  bool has_more_ = true;  // the launcher that owned this end before may have received bytes
 
   mutable std::mutex mutex_;
-  // All guarded by mutex_, and the session:
+  // Guarded by mutex_, like the session:
   std::vector<char> in_, out_;           // encrypted
-  size_t in_begin_ = 0, out_begin_ = 0;  // of these
+  size_t in_begin_ = 0, out_begin_ = 0;  // the unprocessed parts of `in_` and `out_` begin here
   size_t in_end_ = 0;
-  uint64_t records_ = 0;      // written under the present key
-  std::vector<char> record_;  // one that is put together of several parts
+  uint64_t records_ = 0;      // records written under the current key
+  std::vector<char> record_;  // a record that is composed of several parts
 };
 
 }  // namespace kungfu::tcp

@@ -119,9 +119,15 @@ assert not detached.read(stream)[0]
 wanted.write(np.array([size + 1], np.uint32), stream)
 for name, attributes, inputs, outputs, text in (
     ("KungFuResize", "", [wanted], [changed, detached], "ResizeError: resizing needs a config server"),
-    ("KungFuAllReduce", "channel=x;op=average", [a], [outs[0]], 'InternalError: no operation is called "average"'),
+    ("KungFuAllReduce", "channel=x;op=average", [a], [outs[0]], 'InternalError: no reduction is called "average"'),
     ("KungFuBroadcast", "channel=x;root=#9", [a], [outs[0]], "ValueError: broadcast"),
-    ("KungFuAllReduceWait", "num_tensors=[#1", [outs[0], a, tickets[0]], [outs[0], a, tickets[0]], "never started"),
+    (
+        "KungFuAllReduceWait",
+        "num_tensors=[#1",
+        [outs[0], a, tickets[0]],
+        [outs[0], a, tickets[0]],
+        "no started all-reduce",
+    ),
     ("KungFuAllGather", "channel=gather", [a], [outs[0]], "StaleClusterError: KungFuAllGather"),
 ):
     try:

@@ -122,9 +122,9 @@ class Step:
 
     def take(self, what):
         if self._over:
-            raise KungFuError("no step has begun that a shard could be of")
+            raise KungFuError("no step of shards has begun")
         if isinstance(what, int) and what not in self.missing():
-            raise KungFuError(f"shard {what} isn't this rank's, or has been brought already")
+            raise KungFuError(f"shard {what} isn't assigned to this rank, or was already added")
         self._taken, self._taken_at = what, self._core.world.loop.now
         self.inside = "shard"
 

@@ -162,7 +162,7 @@ def test_gradients_are_reduced_in_no_other_way(one_step, where):
         loss, gradients = mean(x)
         return loss, reduced(gradients) if where == "forward_backward" else gradients
 
-    with pytest.raises((RuntimeError, ValueError), match="can't run in a step of shards, of which the workers compute"):
+    with pytest.raises((RuntimeError, ValueError), match="can't run in a step of shards, because the workers compute"):
         one_step(forward_backward, reduced if where == "update" else lambda gradients: None)
 
 

@@ -46,7 +46,9 @@ if rank == 0:
     raises(ValueError, "out must be C-contiguous", lambda: comm.all_reduce(wide[:5], out=wide[::2]))
     raises(TypeError, "no dtype has number 99", lambda: _core.all_reduce("x", x, x, 0, 99))
     raises(
-        ValueError, "3 bytes are no whole number of float32", lambda: _core.broadcast("x", b"abc", bytearray(3), 0, 10)
+        ValueError,
+        "3 bytes aren't a whole number of float32",
+        lambda: _core.broadcast("x", b"abc", bytearray(3), 0, 10),
     )
     raises(ValueError, "no reduction has number 9", lambda: _core.all_reduce("x", x, x, 9))
     raises(ValueError, "out has 12 bytes", lambda: _core.all_gather("x", x, x.copy()))

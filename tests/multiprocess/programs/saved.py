@@ -45,8 +45,8 @@ for name, value in odd.items():
 for error, said, call in [
     (ValueError, "no rank 99", lambda: comm.request(99, "values")),
     (ValueError, "at least 0", lambda: comm.request(-1, "values")),
-    (ValueError, "keeps its layout", lambda: comm.save("values", np.zeros(3))),
-    (ValueError, "1 to 127 bytes", lambda: comm.save("x" * 200, np.zeros(3))),
+    (ValueError, "another name for another layout", lambda: comm.save("values", np.zeros(3))),
+    (ValueError, "has 200 bytes; it must have 1 to 127", lambda: comm.save("x" * 200, np.zeros(3))),
     (TypeError, "can't be shared", lambda: comm.save("objects", np.array([object()]))),
 ]:
     try:
