@@ -1022,14 +1022,14 @@ def test_a_store_is_handed_on_until_its_process_has_ended(host):
     assert about_stores(one, m.GetStore(str(B))) == (m.Store(True), ["b"])
     fd = store_of("unknown")
     answer, _ = about_stores(one, m.PutStore(str(C), 0), fd)
-    assert "no member any more" in answer.error
+    assert "no longer a member" in answer.error
     one.relay.forget_failed()
     assert about_stores(one, m.GetStore(str(A))) == (m.Store(True), ["a"])
     living.clear()
     one.relay.forget_failed()
     assert about_stores(one, m.GetStore(str(A))) == (m.Store(False), [])
     answer, _ = about_stores(one, m.PutStore(str(A), 0), fd)
-    assert "no member any more" in answer.error
+    assert "no longer a member" in answer.error
     os.close(fd)
     with pytest.raises((OSError, broker_protocol.ProtocolError)):
         about_stores(one, m.GetStore(str(A)), secret=b"x" * 32)

@@ -95,7 +95,7 @@ def test_wait_for_a_host_that_calls_another_one_is_reported_at_both(launch):
         ({"calls": A, "for_s": 9.5}, f"{B} calls {A}:PORT and doesn't get through; is that port open here"),
         pytest.param(
             {"calls": C, "in_a_job": True},
-            f"{B} takes part in another job, of {C}; two on one host need another -port",
+            f"{B} takes part in another job, of {C}; give each job on the host its own -port",
             marks=pytest.mark.long,
         ),
     ],

@@ -421,11 +421,11 @@ def test_log_that_cannot_be_written_is_reported_once_and_ends_no_worker(kungfu_r
     assert (tmp_path / "of somebody else").read_text() == "kept"
     told = sorted(line for line in job.stderr if "given up" in line)
     assert told == [
-        "kungfu-run: the log file logs/127.0.0.1.10000.stdout.log is given up, the job goes on without it: it is a "
+        "kungfu-run: log file logs/127.0.0.1.10000.stdout.log can't be written; the job continues without it: it is a "
         "FIFO or a socket, not a regular file",
-        "kungfu-run: the log file logs/127.0.0.1.10001.stdout.log is given up, the job goes on without it: Is a "
+        "kungfu-run: log file logs/127.0.0.1.10001.stdout.log can't be written; the job continues without it: Is a "
         "directory",
-        "kungfu-run: the log file logs/127.0.0.1.10002.stdout.log is given up, the job goes on without it: it is a "
+        "kungfu-run: log file logs/127.0.0.1.10002.stdout.log can't be written; the job continues without it: it is a "
         "symbolic link, not a regular file",
     ]
 

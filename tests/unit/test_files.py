@@ -132,7 +132,7 @@ def test_log_that_fails_later_is_given_up_once(tmp_path, monkeypatch):
     os.close(out)
     output.close(20)
     (line,) = told
-    assert "w.1.stdout.log is given up, the job goes on without it: No space left" in line
+    assert "w.1.stdout.log can't be written; the job continues without it: No space left" in line
 
 
 def test_log_file_of_the_launcher_that_is_a_fifo_is_refused(fifo):

@@ -220,7 +220,7 @@ def test_process_state_is_shown_with_what_it_waits_for(standing, more, ready, st
     assert (told["processes"][0]["state"], told["processes"][0]["why"]) == (state, why)
     assert (told["processes"][0]["step"], told["processes"][0]["step_ended_s_ago"]) == (12, 3.0)
     waits = "cluster version 1 waits for 1 worker to start"
-    goes = "the workers go over to cluster version 1 at their next step"
+    goes = "the workers adopt cluster version 1 at their next step"
     assert told["why"] == (waits if standing is JOINING and not ready else goes)
 
 

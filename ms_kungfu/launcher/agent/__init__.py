@@ -1,1 +1,1 @@
-"""The agent of each host: workers, shared memory, connections between hosts. It decides nothing about the job."""
+"""The agent of each host: workers, shared memory, connections between hosts. It makes no decisions about the job."""

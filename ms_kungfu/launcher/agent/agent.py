@@ -1,8 +1,8 @@
-"""A host's launcher: it obeys the job's controller, which may be in the same process, and reports to it.
+"""A host's launcher: it obeys the job's controller, which may run in the same process, and reports to it.
 
-It owns what only its host can have: processes, descriptors, the terminal. Its parts are `host` (workers, memory, their
-requests), `succession` (which host has the job), `leading` (the controller, while it is here) and `departure`
-(signals).
+The launcher owns what exists only on its host: processes, file descriptors, the terminal. Its parts are `host`
+(workers, memory, workers' requests), `succession` (which host has the job), `leading` (the controller, while it runs
+here) and `departure` (signals).
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
 _OUTPUT_GRACE_S = 1.0
-_AFTER_PAUSE_S = 0.5  # to read what came during a pause
+_AFTER_PAUSE_S = 0.5  # time to read what arrived during a pause
 _FIRST_WORDS_S = 5.0
-_LEASES = 3  # leases within which another controller has the lease, and this host has called it
+_LEASES = 3  # within this number of leases, another controller acquires the lease, and this host has called it
 
 
 class Agent:
-    """Serves one job. The supervisor and the output are the caller's until `run`, which closes both."""
+    """Serve one job. The caller owns the supervisor and the output until it calls `run`, which closes both."""
 
     def __init__(
         self, options: Options, supervisor: Supervisor, output: Output, make_controller: MakeController,
@@ -60,8 +60,8 @@ class Agent:
     ) -> None:  # fmt: skip
         self._options, self._supervisor, self._output, self._make = options, supervisor, output, make_controller
         self._machine = Machine() if machine is None else machine
-        self._channel: AnyChannel | None = None  # with its controller
-        self._host: HostOfJob | None = None  # once a controller has registered this host
+        self._channel: AnyChannel | None = None  # connection to its controller
+        self._host: HostOfJob | None = None  # set once a controller has registered this host
         self.own = OwnController(self._end, self._fail)
         self._departure = Departure(
             options, self.own, self._send, self._end, is_alone=self._is_alone,
@@ -77,7 +77,7 @@ class Agent:
         )  # fmt: skip
 
     async def run(self) -> int:
-        """Return the job's exit code; no process of the job is left here. StartError if it never started."""
+        """Return the job's exit code once no process of the job is left here. StartError if the job never began."""
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[tuple[int, str]] = self._loop.create_future()
         self._loop.set_exception_handler(self._on_bug)
@@ -114,11 +114,11 @@ class Agent:
             self._ended.set_exception(error)
 
     def _is_alone(self) -> bool:
-        """Return whether this host is in no job. If no host has the lease, see `_obey_one` for signals."""
+        """Return whether this host is in no job. `_obey_one` handles signals while no host has the lease."""
         return self._channel is None and self.own.controller is None and self.succession.since is None
 
     def _on_timeout(self, limit_s: float) -> None:
-        """Let the job's controller, or the next one, end the job if there is one."""
+        """Let the current or the next controller end the job, or end this launcher if the host is in no job."""
         if self._is_alone():
             silence = self.succession.silence
             why = f"{self.succession.head_name}, which has it, was not reached" + (f": {silence}" if silence else "")
@@ -131,7 +131,7 @@ class Agent:
     def _on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         head = self.own.for_ever
         if head is not None and not head.is_over:
-            head.on_bug(loop, context)  # it ends the job
+            head.on_bug(loop, context)  # the controller ends the job
             return
         error = context.get("exception")
         _log.error('internal error: where=agent error="%s"', context["message"], exc_info=error)
@@ -160,7 +160,7 @@ class Agent:
         if options.hosts.is_head and not options.joins:
             self._lead(options, self.succession.first_term())
         try:
-            # -delay applies to the controller: it listens afterwards.
+            # -delay applies to the controller, which listens after the delay.
             await self._obey_all(await self.succession.first(join_timeout_s + options.delay_s))
         finally:
             self._channel = None
@@ -174,12 +174,12 @@ class Agent:
         then = lambda: self.own.controller.then() if self.own.controller else ""  # noqa: E731
         server = self._server = ControlServer(self._machine, secret, self._take, then)
         try:
-            if options.hosts.is_several:  # else no host calls
+            if options.hosts.is_several:  # a single host gets no calls
                 await server.start(options.host.address, options.control_port)
         except ValueError as error:
             raise StartError(str(error)) from None
         except OSError as error:
-            remedy = "-port gives another port, the same on all hosts"
+            remedy = "set another port with -port, the same on all hosts"
             if options.joins:
                 remedy = f"the job is at this port on all hosts; does another {PROGRAM} of it run here?"
             raise StartError(
@@ -188,7 +188,7 @@ class Agent:
             ) from None
 
     def _lead(self, options: Options, term: Term | None) -> None:
-        """Decide for the job from now on."""
+        """Start the controller of the job on this host."""
         registration = replace_fields(self._registration, flags=flags_of(options))
         self.own.begin(self._make(options, self._machine, registration, self._supervisor.remove_at_end, term))
 
@@ -202,25 +202,25 @@ class Agent:
         if isinstance(said, m.WaitingController):
             await self.succession.answer_a_controller(channel, said, is_in_a_job=self._channel is not None)
         elif isinstance(said, m.Ask) or not self._may_lead_for(said):
-            why = f"{self._options.host.name} hasn't got the job; give the same flags on all hosts"
+            why = f"{self._options.host.name} isn't the head node of the job; give the same flags on all hosts"
             channel.send(m.RegistrationRejected(why))
             await channel.flushed()
-        return False  # the caller looks again which host has the lease
+        return False  # the caller looks up again which host has the lease
 
     def _may_lead_for(self, said: m.Agent) -> bool:
         """Return whether this host is, or is becoming, the controller that the caller has read from the store.
 
-        It may not know that yet, or be between two controllers. The caller brings a report, or joins a job that moves
-        its controller.
+        This host may not know that yet, or may be between two controllers. The caller brings a report, or joins a job
+        whose controller can move to another host.
         """
         return said.report is not None or (said.slots is not None and moves(self._options))
 
     # ---- obeying a controller ----
 
     async def _obey_all(self, channel: AnyChannel | None) -> None:
-        """Obey one controller after the other, until the job has ended here."""
+        """Obey one controller after another, until the job has ended on this host."""
         options, succession = self._options, self.succession
-        joining = m.Agent(self._registration, slots=options.host.slots)  # the controller gives it the job's command
+        joining = m.Agent(self._registration, slots=options.host.slots)  # the controller sends the job's command
         words = m.Agent(self._registration)  # the controller on this host has the command
         if options.joins:
             words = joining
@@ -249,7 +249,7 @@ class Agent:
                 words = m.Agent(self._registration, report=self._host.report()) if succession.is_known else joining
 
     async def _obey_one(self, channel: AnyChannel, words: m.Agent, begun: contextlib.ExitStack) -> str:
-        """Obey a controller until the connection ends. Return why it has ended, "" if the job has."""
+        """Obey a controller until the connection ends. Return why it has ended, or "" if the job has ended."""
         succession = self.succession
         head = succession.head_name
         try:
@@ -267,16 +267,16 @@ class Agent:
                 succession.warn_once(f'hosts differ: host={head} reason="{printable(registered.warning)}"')
             while not self._ended.done():
                 self._obey(await channel.receive(m.FROM_CONTROLLER))
-            # The sockets close before the controller does: a worker with a request has exited by now, or is about to.
+            # The sockets close before the controller's. By then a worker with a request has exited, or will soon.
         except asyncio.TimeoutError:
             return f"{PROGRAM} on {head} doesn't answer"
         except ProtocolError as error:
-            return f"{head} says what isn't understood: {error}"
+            return f"{head} sent an invalid message: {error}"
         except OSError as error:
             return f"{PROGRAM} on {head}, the head node, has ended ({error.strerror or error})"
         except StartError:
             raise
-        except Exception as error:  # the connection to this controller has ended, as by any other error of it
+        except Exception as error:  # treated like any other end of the connection to this controller
             _log.error(
                 'internal error: where=message from=%s error="%r". The launcher closes the connection',
                 head, error, exc_info=error,
@@ -288,20 +288,20 @@ class Agent:
         channel.send(words)
         lease_s = self.succession.lease_s
         if words.report is not None:
-            # A controller that fails, or stands still, now isn't awaited: the next one waits for the report.
+            # Don't wait for a controller that fails or is paused now, since the next controller waits for the report.
             return await within(lease_s / 2, channel.receive(m.REGISTERED))
-        channel.set_silence(lease_s)  # one that waits for its hosts may be switched off, or cut off, meanwhile
+        channel.set_silence(lease_s)  # a controller that waits for its hosts may fail or be cut off in the meantime
         return await channel.receive(m.REGISTERED)
 
     def _begin(self, channel: AnyChannel, registered: m.Registered, begun: contextlib.ExitStack) -> None:
-        """Begin with a controller that has registered this host."""
+        """Begin to obey a controller that has registered this host."""
         is_first, self._channel = self._host is None, channel
         if self._host is None:
             host = self._host = self._new_host(channel, registered)
             begun.callback(host.close)
             host.segments.begin()
         else:
-            self._send(m.Beat())  # the controller waits for it (`HostGathering.gather_again`)
+            self._send(m.Beat())  # the controller waits for this message (`HostGathering.gather_again`)
             self._host.go_over_to(channel)
         if self._options.host_timeout_s is not None:
             limit_s = self._options.host_timeout_s
@@ -331,13 +331,13 @@ class Agent:
 
     def _hear_the_end(self, said: m.End) -> None:
         if self.own.for_ever is not None:
-            return  # its result says more
+            return  # the result of the controller's process says more
         if said.left:
             _log.info("host left: host=this")
         self._end(said.code, said.words or "")
 
     def _watch_controller(self, channel: AnyChannel, leases: Leases) -> None:
-        """Send the controller signs of life, and check its own: a host that has failed to it must soon stop."""
+        """Exchange heartbeats with the controller. A host that the controller considers failed must soon stop."""
         if channel is not self._channel:
             return
         self._send(m.Beat())
@@ -348,13 +348,13 @@ class Agent:
             return
         if is_silent:
             limit = f"for {self._options.host_timeout_s:g} s (-host-timeout)"
-            self._send(m.Ends(f"nothing came to it from {head} {limit}"))  # if the network is whole again
+            self._send(m.Ends(f"nothing came to it from {head} {limit}"))  # arrives if the network is back
             self._end(1, f"{PROGRAM}: nothing came from {head}, which has the job, {limit}; the workers here are ended")
         self._loop.call_later(leases.period_s, self._watch_controller, channel, leases)
 
 
 def _find_devices(options: Options, machine: Machine) -> Devices:
-    """Return this host's devices. StartError if the user's settings for them are inconsistent."""
+    """Return this host's devices. Raise StartError if the user's settings for devices are inconsistent."""
     try:
         found = machine.find_devices(
             options.host.name, single=options.size == 1 and not options.watch, allow_nvlink=options.allow_nvlink
@@ -366,7 +366,7 @@ def _find_devices(options: Options, machine: Machine) -> Devices:
     return found
 
 
-# The controller's messages: to this host's launcher itself, about its part of the job, and about one of its segments.
+# Handlers of the controller's messages: to this host's launcher, about its part of the job, and about its segments.
 HEARD: dict[type, Callable[[Agent, Any], None]] = {
     m.Beat: lambda agent, said: None,
     m.NewLease: lambda agent, said: agent.succession.hear(said),

@@ -14,16 +14,16 @@ from ms_kungfu.launcher.state.policy import signal_name
 from ms_kungfu.launcher.wire import messages as m
 
 _log = logging.getLogger(__name__)
-_HEAD_S = 5.0  # for the controller to end the job after a signal here
-_LET_GO_S = 15.0  # for the controller, and for workers that are killed at the end of -leave-grace
+_HEAD_S = 5.0  # time for the controller to end the job after a signal to this launcher
+_LET_GO_S = 15.0  # time for the controller, and for workers that are killed at the end of -leave-grace
 
 
 @dataclass(eq=False)
 class Departure:
-    """How signals end this host's part.
+    """Translate signals into the end of this host's part of the job.
 
-    `send` brings a message to the controller; `is_alone` tells whether this host is in no job; `wait_s`: how long the
-    next controller may take.
+    `send` sends a message to the controller. `is_alone` returns whether this host is in no job. `wait_s`: how long it
+    may take until the next controller is found.
     """
 
     options: Options
@@ -33,22 +33,23 @@ class Departure:
     is_alone: Callable[[], bool]
     wait_s: Callable[[], float]
     is_leaving: bool = False
-    interrupted: int = 0  # the signal that has to end the job
+    interrupted: int = 0  # the signal that must end the job
 
     def on_signal(self, number: int) -> None:
         """Leave the job, or end it.
 
-        After SIGTERM this host leaves, if the controller finds that the job can continue without it. At any other
-        signal the controller ends the job, on all hosts, within -grace-period. After a second such signal here the job
-        ends at once, and this host even if the controller doesn't react. If it has the lease, and may leave, others
-        continue the job.
+        After SIGTERM this host leaves, if the controller decides that the job can continue without it. After any other
+        signal, the controller ends the job on all hosts within -grace-period. After a second such signal to this
+        launcher, the job ends at once. This host then ends even if the controller doesn't react. If its controller has
+        the lease and may leave, the other hosts continue the job.
         """
         controller = self.own.controller
         again = bool(self.interrupted) or (number == signal.SIGTERM and self.is_leaving)
         if controller is not None and controller.is_over and not controller.has_stepped_down:
             if again:
                 controller.hurry()
-            self.interrupted = number  # another host's signal may have ended the job: this is the first one here
+            # another host's signal may have ended the job, but this launcher has got none before
+            self.interrupted = number
             return
         if self.interrupted:
             self._tell(m.Interrupted(number, again=True))
@@ -64,7 +65,7 @@ class Departure:
                 self.options.host.name, limit_s,
             )  # fmt: skip
             late = f"{PROGRAM}: interrupted by SIGTERM, and the controller has not let this host go"
-            # The job may end instead, if too few workers would be left.
+            # The job may end instead of continuing, if too few workers would remain.
             self._end_later(max(limit_s, self.options.grace_period_s) + _LET_GO_S, number, late)
             return
         self.interrupted = number
@@ -76,7 +77,7 @@ class Departure:
         asyncio.get_running_loop().call_later(seconds, self.end, 128 + number, words)
 
     def _tell(self, message: m.Leave | m.Interrupted) -> None:
-        """Send a message, although a controller on this host may not have registered it yet."""
+        """Send a message, even if a controller on this host hasn't registered this launcher yet."""
         controller, own = self.own.controller, self.options.host.name
         if controller is None or controller.has_stepped_down:
             self.send(message)
@@ -88,7 +89,7 @@ class Departure:
                 controller.hurry()
 
     def tell_again(self) -> None:
-        """Send the same to the next controller."""
+        """Send the same message to the next controller."""
         if self.is_leaving:
             self.send(m.Leave())
         if self.interrupted:
@@ -96,6 +97,6 @@ class Departure:
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code if no controller is left to decide on it."""
+        """Return the exit code for the case that no controller is left to decide on it."""
         number = self.interrupted or (signal.SIGTERM if self.is_leaving else 0)
         return 128 + number if number else 1

@@ -1,4 +1,4 @@
-"""A host's part of a job after its registration: workers, memory, and the socket for their requests."""
+"""A host's part of a job after its registration: workers, memory, and the socket for workers' requests."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _MAX_LOOK_S = 10.0
 class HostOfJob:
     """A host's part of a job, from its first registration to the end.
 
-    It obeys one controller after the other; `send` brings a message to the present one. `secret`: of the workers'
-    requests.
+    It obeys one controller after another. `send` sends a message to the current controller. `secret`: authenticates the
+    workers' requests.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class HostOfJob:
         relay = self.relay = machine.make_relay(channel.send, self.segments.open)
         transports.find_store = relay.stores.find
         self._server = machine.serve_broker(relay, bytes.fromhex(secret))
-        # Where its workers find their broker, and what they prove themselves by.
+        # The broker's address, and the secret by which the workers authenticate.
         environment = {env.BROKER.name: self._server.address, env.JOB_SECRET.name: secret}
         self.workers = HostWorkers(
             registration.host, machine, supervisor, output, environment, send, claims, self._server.connections,
@@ -48,7 +48,8 @@ class HostOfJob:
         )  # fmt: skip
 
     def close(self) -> None:
-        # Before what they depend on: without its inter-host transport a worker fails as if by its program.
+        # Close the workers before their dependencies: without its inter-host transport, a worker would seem to fail by
+        # itself.
         self.workers.close()
         self._server.end()
         self.relay.close()
@@ -62,13 +63,16 @@ class HostOfJob:
     def checkpoint(self, said: m.Checkpoint) -> None:
         checkpoints = self.relay.last_checkpoints
         if len(checkpoints):
-            self.workers.signal(m.Signal(signal.SIGCONT))  # a stopped process has to run to its checkpoint
+            self.workers.signal(m.Signal(signal.SIGCONT))  # a stopped process must run to write its checkpoint
         checkpoints.begin(said.number)
 
     # ---- from one controller to the next ----
 
     def wait_for_a_controller(self) -> None:
-        """Hold the workers' deadlines: only a controller knows what they wait for. They train on as far as they can."""
+        """Hold the workers' deadlines, since only a controller knows what they wait for.
+
+        Workers train on if they can.
+        """
         self.hold_deadlines(True)
         self.segments.cancel_making()
 
@@ -84,8 +88,11 @@ class HostOfJob:
         )
 
     def go_over_to(self, channel: AnyChannel) -> None:
-        """Change to another controller that has registered this host, and send it what the one before may lack."""
+        """Change to another controller that has registered this host.
+
+        Send it again what the previous controller may have lost.
+        """
         self.segments.forget_what_was_told()
-        self.hold_deadlines(False)  # a controller that waits for the store sends a message for that
+        self.hold_deadlines(False)  # a controller that waits for the store orders that in a message
         self.relay.ask_again(channel.send)
         self.workers.tell_what_is_new()

@@ -1,4 +1,4 @@
-"""The job's status, as this host's launcher answers: the controller's, or the little that the host knows."""
+"""The job's status, as this host's launcher reports it: the controller's status, or the little that the host knows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ANSWER_S = 2.0
 
 @dataclass(eq=False)
 class JobStatusAnswer:
-    """The answers. `send` brings a message to the controller; `is_connected` tells whether there is one."""
+    """The answers to status queries. `send` sends a message to the controller; `is_connected`: whether there is one."""
 
     options: Options
     started_at: float
@@ -71,7 +71,7 @@ class JobStatusAnswer:
 def serve_status(machine: Machine, supervisor: Supervisor, answer: Answer) -> Callable[[], None]:
     """Answer status requests from now on, until the returned function is called or the launcher ends.
 
-    A failure here doesn't stop the job.
+    A failure to answer doesn't stop the job.
     """
     try:
         server = machine.serve_status(answer)

@@ -1,4 +1,4 @@
-"""The workers of this host that write a checkpoint when the job is about to end by a signal."""
+"""The workers of this host that write a checkpoint when a signal is about to end the job."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Callable, Protocol
 
 
 class Waiter(Protocol):
-    """A worker's request that is open for as long as the worker would write a checkpoint, or writes it."""
+    """A worker's request that stays open while the worker waits for the signal to write a checkpoint, or writes it."""
 
     def note_end(self, number: int) -> None:
-        """Notify the worker that the job is about to end by this signal."""
+        """Notify the worker that this signal is about to end the job."""
 
 
 class LastCheckpoints:
@@ -29,13 +29,13 @@ class LastCheckpoints:
             waiter.note_end(self._number)
 
     def remove(self, waiter: Waiter) -> None:
-        """Remove a worker that has hung up; do nothing for any other request."""
+        """Remove a worker that has hung up. Ignore any other request."""
         if waiter in self._waiters:
             self._waiters.remove(waiter)
             self._look()
 
     def begin(self, number: int) -> None:
-        """Have all write a checkpoint; another controller may say it again."""
+        """Make all workers write a checkpoint. Another controller may call this again."""
         if not self._number:
             self._number = number
             for waiter in self._waiters:

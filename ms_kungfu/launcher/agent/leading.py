@@ -1,4 +1,4 @@
-"""The job's controller, while it is on this host."""
+"""The job's controller, while it runs on this host."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ms_kungfu.launcher.state.start_error import StartError
 
 _log = logging.getLogger(__name__)
 _END_S = 1.0
-_LED_S = 10.0  # for a controller whose job is over, to notify the others and release the lease
+_LED_S = 10.0  # time for a controller whose job is over to notify the others and release the lease
 
 
 @dataclass(eq=False)
 class OwnController:
-    """This host's controller. `end(code, words)` ends this host's launcher, `fail` ends it by an error."""
+    """This host's controller. `end(code, words)` ends this host's launcher; `fail` ends it because of an error."""
 
     end: Callable[[int, str], None]
     fail: Callable[[BaseException], None]
     controller: LocalController | None = None
-    has_ended: bool = False  # and didn't leave the job to another host
+    has_ended: bool = False  # whether the controller has ended without leaving the job to another host
     _leading: asyncio.Future[int] | None = None
 
     @property
     def for_ever(self) -> LocalController | None:
-        """Return the controller if it is here and stays here."""
+        """Return the controller if it runs on this host and can't move."""
         return None if self.controller is None or self.controller.moves else self.controller
 
     def begin(self, controller: LocalController) -> None:
@@ -39,7 +39,7 @@ class OwnController:
         self._leading.add_done_callback(self.has_led)
 
     async def leave(self) -> None:
-        """End it before this host ends: it may still have to end the job over its connections.
+        """End the controller before this host ends. The controller may still have to end the job over its connections.
 
         A controller whose job is over releases the lease last.
         """
@@ -56,7 +56,7 @@ class OwnController:
             await asyncio.wait([self._leading])
 
     async def wait(self) -> None:
-        """Wait until it says why it ends."""
+        """Give the controller some time to end, so that it can report why."""
         if self._leading is not None:
             await asyncio.wait([self._leading], timeout=_END_S)
 
@@ -76,5 +76,5 @@ class OwnController:
         elif not controller.moves:
             self.has_ended = True
             self.end(leading.result(), controller.last_words or "")
-        elif not controller.has_stepped_down:  # which has notified the agents, but perhaps not this one
+        elif not controller.has_stepped_down:  # the agents were notified of the end, but perhaps not this one
             asyncio.get_running_loop().call_later(_END_S, self.end, leading.result(), controller.last_words or "")

@@ -1,13 +1,13 @@
-"""The workers' output, written to the launcher's stdout and stderr line by line, and to a pair of log files for each.
+"""The workers' output, written to the launcher's stdout and stderr line by line, and to log files for each worker.
 
-On a terminal every line gets a coloured prefix with the worker's name. Elsewhere (a pipe, a file) lines pass unchanged,
-so that programs can read what workers print. Log files hold exactly what the worker wrote:
+On a terminal, every line gets a coloured prefix with the worker's name. Elsewhere (a pipe, a file), lines pass
+unchanged, so that programs can read what workers print. Log files hold exactly what the worker wrote:
 ``LOGDIR/HOST.PORT.stdout.log`` and ``LOGDIR/HOST.PORT.stderr.log``, new for each job. A worker that comes back under
-the same peer ID within a job appends. If a log file can't be made or written (a full disk), the launcher logs that once
-and trains on without it.
+the same peer ID within a job appends to its log. If a log file can't be made or written (a full disk), the launcher
+logs that once and the job continues without the file.
 
-One thread reads and writes. When the terminal stops taking output, the thread waits, the pipes fill and the workers
-wait, as if they wrote to the terminal themselves. The launcher still supervises.
+One thread reads and writes. If the terminal stops accepting output, the thread waits. The pipes then fill and the
+workers wait, as if they wrote to the terminal directly. The launcher still supervises.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ from ms_kungfu.launcher.state.log_files import log_paths
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _MAX_LINE_BYTES = 64 * 1024
-_PARTIAL_LINE_S = 0.3  # how long the beginning of a line, such as a prompt, is held back
+_PARTIAL_LINE_S = 0.3  # how long the beginning of a line, such as a prompt, is held back before it is shown
 _MAX_HELD_BYTES = 1024 * 1024
 _PIPE_BYTES = 1024 * 1024  # so that a burst of output doesn't stop a worker
 
 
 class LineSplitter:
-    """Cut a stream into lines; a carriage return ends one as well, since progress bars write nothing else."""
+    """Cut a stream into lines.
+
+    A carriage return ends a line as well, since progress bars write only carriage returns.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
@@ -47,9 +50,9 @@ class LineSplitter:
         return bool(self._rest)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that `data` completes, each with its end. A line that is too long is cut."""
+        """Return the lines that `data` completes, each with its line end. A line that is too long is cut."""
         lines = (self._rest + data).splitlines(keepends=True)
-        # A final \r may be half of \r\n.
+        # A final \r may be the first half of \r\n.
         self._rest = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
         if len(self._rest) >= _MAX_LINE_BYTES:
             lines.append(self.flush())
@@ -62,9 +65,9 @@ class LineSplitter:
 
 
 class Screen:
-    """One of the launcher's own output streams, shared by many writers. Used from one thread.
+    """One output stream of the launcher, shared by many writers. Used from one thread.
 
-    A writer that left a line open continues it; if another one writes in between, the line is ended first.
+    A writer that left a line open continues that line. If another writer writes in between, the line is ended first.
     """
 
     def __init__(self, fd: int) -> None:
@@ -81,14 +84,14 @@ class Screen:
             ended = line.endswith((b"\n", b"\r"))
             if ended and self.is_terminal:
                 text = line.rstrip(b"\r\n")
-                out += text + b"\033[K" + line[len(text) :]  # no end of a longer progress bar stays
+                out += text + b"\033[K" + line[len(text) :]  # erases the end of a longer progress bar
             else:
                 out += line
             self._open = None if ended else writer
         self._write_all(bytes(out))
 
     def write_if_it_is_read(self, text: str) -> None:
-        """Write from another thread, while the one that uses this stream waits for another stream's reader."""
+        """Write from another thread, while the thread that uses this stream waits for the reader of another stream."""
         with contextlib.suppress(OSError, ValueError):
             if select.select([], [self._fd], [], 0)[1]:
                 os.write(self._fd, text.encode("utf-8", "backslashreplace") + b"\n")
@@ -103,7 +106,7 @@ class Screen:
                 self.broken = True  # `kungfu-run ... | head`: training continues, into the log files
 
 
-@dataclass(eq=False)  # each equals itself only, whatever its fields
+@dataclass(eq=False)  # each instance equals only itself, whatever its fields
 class _Stream:
     """The reading end of one pipe of one worker."""
 
@@ -113,15 +116,15 @@ class _Stream:
     prefix: bytes
     log: int | None
     log_path: Path | None = None
-    held: list[bytes] | None = None  # what isn't shown yet
+    held: list[bytes] | None = None  # output that isn't shown yet
     splitter: LineSplitter = field(default_factory=LineSplitter)
     last_read: float = 0.0
 
 
 class Output:
-    """Owner of the reading thread. One other thread calls `attach`, `say` and `close`.
+    """Owner of the reading thread. Only one other thread calls `attach`, `say` and `close`.
 
-    `quiet` keeps the workers' output off the launcher's own streams, not out of the log files.
+    `quiet` keeps the workers' output off the launcher's own streams, but not out of the log files.
     """
 
     def __init__(self, logdir: Path | None = None, quiet: bool = False, stdout: int = 1, stderr: int = 2) -> None:
@@ -132,9 +135,9 @@ class Output:
         self._screens = (Screen(stdout), Screen(stderr))
         self._logs_begun: set[Path] = set()
         self._logs_given_up: set[Path] = set()
-        self._streams: set[_Stream] = set()  # the thread's, as is the selector
+        self._streams: set[_Stream] = set()  # used by the thread only, like the selector
         self._selector = selectors.DefaultSelector()
-        self._todo: collections.deque[Callable[[], None]] = collections.deque()  # for the thread
+        self._todo: collections.deque[Callable[[], None]] = collections.deque()  # tasks for the thread
         self._closing = False
         self._last_words: str | None = None
         self._wake_in, self._wake_out = socket.socketpair()
@@ -150,11 +153,11 @@ class Output:
             try:
                 reading, writing = os.pipe2(os.O_CLOEXEC)
             except OSError:
-                for writing in ends:  # which ends the stream that was begun
+                for writing in ends:  # closing them ends the stream that was begun
                     os.close(writing)
                 raise
             os.set_blocking(reading, False)
-            with contextlib.suppress(OSError):  # more than /proc/sys/fs/pipe-user-pages-soft allows
+            with contextlib.suppress(OSError):  # the limit /proc/sys/fs/pipe-user-pages-soft may be exceeded
                 fcntl.fcntl(writing, 1031, _PIPE_BYTES)  # F_SETPIPE_SZ; the name is new in Python 3.10
             screen = self._screens[i]
             prefix = b""
@@ -168,17 +171,18 @@ class Output:
         return ends[0], ends[1]
 
     def release(self, name: str) -> None:
-        """Show what the worker `name` has printed so far, at most its last MiB, and its later output."""
+        """Show what the worker `name` has printed so far (at most the last MiB), and all its later output."""
         self._do(functools.partial(self._show_held, name))
 
     def say(self, text: str) -> None:
-        """Print a line of the launcher's own on stderr, in order with the workers' output."""
+        """Print a line of the launcher on stderr, in order with the workers' output."""
         self._do(functools.partial(self._print, text))
 
     def close(self, timeout_s: float | None, last_words: str | None = None) -> None:
         """Wait until the workers' pipes are closed and everything is written, at most `timeout_s`; None is no limit.
 
-        `last_words` follow all that the workers have printed; if the reader is too slow, they replace the rest.
+        `last_words` follow the workers' last output. If the reader is too slow, `last_words` replace the remaining
+        output.
         """
         self._do(functools.partial(self._close, last_words))
         self._thread.join(timeout_s)
@@ -199,10 +203,10 @@ class Output:
 
     def _give_up(self, path: Path, error: OSError) -> None:
         self._logs_given_up.add(path)
-        self.say(f"kungfu-run: the log file {path} is given up, the job goes on without it: {error.strerror}")
+        self.say(f"kungfu-run: log file {path} can't be written; the job continues without it: {error.strerror}")
 
     def _do(self, action: Callable[[], None]) -> None:
-        """Have the thread do it."""
+        """Run `action` in the thread."""
         self._todo.append(action)
         with contextlib.suppress(OSError):
             self._wake_out.send(b"x")

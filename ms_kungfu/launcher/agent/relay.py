@@ -1,7 +1,7 @@
-"""Pass requests of a host's workers to the controller's broker, and its answers back.
+"""Pass requests of a host's workers to the controller's broker, and the broker's answers back.
 
-The relay adds what only this host has: the descriptors of a slot, the process that has it, and model stores. Workers
-connect to a socket, and keep the connection. Each has one request at a time.
+The relay adds what only this host has: a slot's descriptors, the process that has the slot, and model stores. Workers
+connect to a socket, and keep the connection. Each worker has one request at a time.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Request:
         self.answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     def send(self, message: m.FromBroker, fds: Sequence[int] = ()) -> None:
-        """Send the answer. `fds` stay the caller's."""
+        """Send the answer. The caller still owns `fds`."""
         if not self.answered.done():
             self._channel.send(message, fds)
             self.answered.set_result(True)
@@ -67,7 +67,7 @@ class Request:
         self._channel.remind(m.Waiting())
 
     def note_end(self, number: int) -> None:
-        """Notify the worker that the job is about to end by this signal."""
+        """Notify the worker that this signal is about to end the job."""
         self._channel.send(m.JobEnds(number))
 
 
@@ -75,13 +75,16 @@ class HandsOver(Protocol):
     """This host's part of a version (`segments.HostSegment`)."""
 
     def hand_over(self, asker: Asker, message: m.Slot) -> None:
-        """Send `message` with the descriptors by which the rank joins. KeyError if the rank isn't here."""
+        """Send `message` with the descriptors by which the rank joins.
+
+        Raise KeyError if the rank isn't on this host.
+        """
 
 
 class Relay:
     """Requests and answers, in the agent's event loop.
 
-    `send` brings a message to the controller; `segments` are the host's, by their versions.
+    `send` sends a message to the controller. `segments` maps versions to this host's segments.
     """
 
     def __init__(
@@ -94,20 +97,20 @@ class Relay:
         self.stores = Stores()
         self.last_checkpoints = LastCheckpoints(lambda: self._send(m.Checkpointed()))
         self._numbers = itertools.count(1)
-        self._asked: dict[int, tuple[Request, m.ToJobBroker]] = {}  # requests without an answer
-        self.cores = 0  # how many each worker has, if a worker of this host knows that the number is fixed
-        self._leaving: list[str] = []  # workers that may leave because a worker of this host requested it
+        self._asked: dict[int, tuple[Request, m.ToJobBroker]] = {}  # requests that haven't been answered
+        self.cores = 0  # cores per worker, if a worker of this host has been notified that the number is fixed
+        self._leaving: list[str] = []  # workers that may leave because a worker of this host requested that
         self._holders: dict[_Process, int] = {}
-        self._held = False  # the deadlines of requests
+        self._held = False  # whether the deadlines of requests are held
         self._reminder: asyncio.TimerHandle | None = None
         self._closed = False
 
     # ---- orders of the controller ----
 
     def answer(self, number: int, message: m.FromJobBroker | None) -> None:
-        """Answer a request; None: without an answer."""
+        """Answer a request. If `message` is None, end it without an answer."""
         request, asked = self._asked.pop(number, (None, None))
-        if request is None:  # withdrawn
+        if request is None:  # the request was withdrawn
             return
         if isinstance(asked, m.LeaveRequest) and isinstance(message, m.Leaving):
             self._leaving.append(asked.peer)
@@ -121,7 +124,7 @@ class Relay:
             request.send(message)
 
     def ask_again(self, send: Callable[[m.FromHost], None]) -> None:
-        """Send the requests without an answer to another controller. `send` brings a message there."""
+        """Send the unanswered requests to another controller. `send` sends a message to it."""
         self._send = send
         for number, (_, asked) in self._asked.items():
             send(m.Asks(number, asked))
@@ -130,11 +133,11 @@ class Relay:
         return list(self._leaving)
 
     def slot_holders(self) -> list[_Process]:
-        """Return the live processes of this host that have got a slot."""
+        """Return the live processes of this host that have been granted a slot."""
         return list(self._holders)
 
     def hold_deadlines(self, held: bool) -> None:
-        """Hold the deadlines of requests while `held`: they wait for the job's store."""
+        """Hold the deadlines of requests while `held`, because they wait for the job's store."""
         self._held = held
         self._remind()
 
@@ -148,15 +151,15 @@ class Relay:
             self._reminder = self._loop.call_later(_REMIND_S, self._remind)
 
     def forget_failed(self) -> None:
-        """Forget what was kept for a process that has exited."""
+        """Forget the records of processes that have exited."""
         self._holders = {process: pid for process, pid in self._holders.items() if self._is_alive(pid)}
         there = {str(peer) for peer, _ in self._holders}
-        # the next process of its name hasn't requested it
+        # The next process with this peer ID hasn't requested the leave.
         self._leaving = [peer for peer in self._leaving if peer in there]
         self.stores.drop(self.is_out)
 
     def close(self) -> None:
-        """Answer no request any more."""
+        """Stop answering requests."""
         self._closed = True
         self._remind()
         for request, _ in self._asked.values():
@@ -167,7 +170,7 @@ class Relay:
     # ---- requests of workers ----
 
     def serve(self, request: Request, asked: m.ToJobBroker) -> None:
-        """`request` gets its answer, now or later."""
+        """Serve `request`: it is answered now or later."""
         if isinstance(asked, m.SlotRequest) and self._is_taken(PeerID.parse(asked.peer), asked.incarnation, request):
             return
         if self._closed:
@@ -185,7 +188,7 @@ class Relay:
             self._send(report)
 
     def withdraw(self, request: Request) -> None:
-        """Forget a request: its worker doesn't wait any more."""
+        """Forget a request, because its worker no longer waits."""
         self.last_checkpoints.remove(request)
         for number, (each, _) in list(self._asked.items()):
             if each is request:
@@ -193,28 +196,29 @@ class Relay:
                 self._send(m.HungUp(number))
 
     def _is_taken(self, peer: PeerID, incarnation: int, request: Request) -> bool:
-        """Reject the request of a forked child: it has its parent's name and secret, but not its slot."""
+        """Reject the request of a forked child, which has its parent's name and secret, but not its parent's slot."""
         holder = self._holders.get((peer, incarnation))
         if holder is None or holder == request.pid or not self._is_alive(holder):
             return False
-        own = f"process {request.pid} has no slot of its own and can't communicate; do that in process {holder}"
+        own = f"process {request.pid} has no slot of its own; communicate in process {holder} instead"
         request.send(m.Error(f"the slot of {peer} belongs to process {holder}; {own}"))
         return True
 
     def _hand_over(self, request: Request, slot: m.Slot) -> None:
         version, peer = slot.cluster.version, PeerID.parse(slot.peer)
-        if self._is_taken(peer, slot.incarnation, request):  # both have asked before one of them got it
+        # two processes asked before one of them was granted the slot
+        if self._is_taken(peer, slot.incarnation, request):
             return
         segment = self._segments.get(version)
-        if segment is None:  # a newer version has been committed since, and the worker will request its slot
-            request.send(m.Error(f"cluster version {version} is over"))
+        if segment is None:  # a newer version has been committed since then, and the worker will request its slot in it
+            request.send(m.Error(f"cluster version {version} has been superseded"))
             return
         self._holders[peer, slot.incarnation] = request.pid
         try:
-            with contextlib.suppress(KeyError):  # the controller assigned a rank that isn't here
+            with contextlib.suppress(KeyError):  # the controller assigned a rank that isn't on this host
                 segment.hand_over(request, slot)
-        except OSError as error:  # no descriptors
-            request.send(m.Error(f"the shared memory of cluster version {version} can't be handed over: {error}"))
+        except OSError as error:  # no file descriptor is free
+            request.send(m.Error(f"the shared memory of cluster version {version} can't be passed on: {error}"))
 
     def is_out(self, peer: PeerID, incarnation: int) -> bool:
         return (peer, incarnation) not in self._holders
@@ -224,8 +228,8 @@ class BrokerServer(Server[WorkerChannel]):
     """Listens on an abstract Unix socket, `address`, from construction to `end`."""
 
     most_proved = _MAX_CONNECTIONS
-    most_unproved = 512  # more than a host's workers, all of which may connect in one moment
-    silent_s = 1.0  # a worker proves itself within milliseconds; one that is rejected as unauthenticated connects again
+    most_unproved = 512  # more than a host's workers, which may all connect at once
+    silent_s = 1.0  # a worker authenticates within milliseconds; a rejected unauthenticated client connects again
 
     def __init__(self, relay: Relay, secret: bytes) -> None:
         super().__init__(secret, OF_A_WORKER)
@@ -237,7 +241,7 @@ class BrokerServer(Server[WorkerChannel]):
         self.listen(listening)
 
     def connections(self) -> int:
-        """Return how many processes have connected; each keeps its connection."""
+        """Return how many processes have connected. Each keeps its connection."""
         return len(self._proved) - len(self._relay.last_checkpoints)
 
     def _open(self, connection: socket.socket) -> WorkerChannel:
@@ -256,10 +260,10 @@ class BrokerServer(Server[WorkerChannel]):
                     channel.send(m.Error(str(error)))
                     await channel.hear_out()
                     return False
-                reading = None  # `fds` are closed by whatever answers
+                reading = None  # the code that answers closes `fds`
                 request = Request(channel)
                 self._answer(request, asked, fds)
-                reading = self._read(channel)  # also to notice the exit of a worker that waits
+                reading = self._read(channel)  # this also detects the exit of a worker that waits
                 either: set[asyncio.Future[Any]] = {request.answered, reading}
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 if not request.answered.done():
@@ -277,7 +281,7 @@ class BrokerServer(Server[WorkerChannel]):
         return asyncio.ensure_future(self._next_request(channel))
 
     async def _next_request(self, channel: WorkerChannel) -> tuple[_Asked, list[int]]:
-        """Return the next request. Reports, which have no answer, are passed on meanwhile."""
+        """Return the next request. Pass on reports, which have no answer, in the meantime."""
         while True:
             asked, fds = await channel.receive_with_fds(m.TO_BROKER, MAX_MESSAGE_BYTES)
             if not isinstance(asked, m.Report):
@@ -297,7 +301,7 @@ class BrokerServer(Server[WorkerChannel]):
 
 
 async def _stop(reading: asyncio.Task[tuple[_Asked, list[int]]]) -> None:
-    """Stop reading a connection that has ended: later requests aren't answered."""
+    """Stop reading a connection that has ended: later requests on it aren't answered."""
     reading.cancel()
     with contextlib.suppress(asyncio.CancelledError, Exception):
         _, fds = await reading

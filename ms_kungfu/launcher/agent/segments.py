@@ -16,10 +16,10 @@ _TRANSPORTS_LOOK_S = 0.2
 
 
 class HostSegment:
-    """One host's part of the shared memory of a version: the segment of its ranks.
+    """One host's part of a version's shared memory: the segment of its ranks.
 
-    If the version has other hosts, it also has the control block of all ranks, and the inter-host transport, which is
-    the last member of the segment.
+    If the version has other hosts, this part also contains the control block of all ranks and the inter-host transport,
+    which is the last member of the segment.
     """
 
     def __init__(self, cluster: Cluster, host: str, cores: int, recovers: bool, runtime: Any) -> None:
@@ -37,16 +37,17 @@ class HostSegment:
         except BaseException:
             close_all(self._fds)
             raise
-        # Where its ranks wait, and what says besides data. On one host that is the same.
+        # The memory that its ranks wait on, and the memory that holds everything except data. On one host these are the
+        # same.
         self._segment, self._board = self._memories[0], self._memories[-1]
 
     @classmethod
     async def make(
         cls, cluster: Cluster, attempt: int, recovers: bool, cores: int, transports: Transports
     ) -> HostSegment:
-        """Make this host's part of `cluster`, which has workers here.
+        """Make this host's part of `cluster`, which has workers on this host.
 
-        Raises the error that prevents it; nothing is left then.
+        Raise the error that prevents it. In that case nothing is left behind.
         """
         segment = cls(cluster, transports.hosts.self_name, cores, recovers, transports.machine.runtime())
         try:
@@ -58,7 +59,10 @@ class HostSegment:
         return segment
 
     def hand_over(self, asker: Asker, message: m.Slot) -> None:
-        """Send `message` with the descriptors by which the rank joins. KeyError if the rank isn't here."""
+        """Send `message` with the descriptors by which the rank joins.
+
+        Raise KeyError if the rank isn't on this host.
+        """
         sockets: Sequence[int] = ()
         local_rank = self._local[message.rank]
         if self._transport is not None:
@@ -73,23 +77,23 @@ class HostSegment:
 
     def hold_deadlines(self, held: bool) -> None:
         """Hold the deadlines of the host's ranks while `held`."""
-        for memory in self._memories:  # where its ranks wait, and where they look
+        for memory in self._memories:  # the memory where its ranks wait, and the memory that they watch
             memory.hold_deadlines(held)
 
     def mark_lost(self, rank: int, reason: str, recover: bool, reaped: bool) -> None:
-        # The control block has the failures of all hosts in one order. A rank that learns of one by the segment finds
-        # it there.
+        # The control block lists the failures of all hosts in one order. A rank that is notified of a failure by the
+        # segment finds the failure in the control block.
         self._board.mark_lost(rank, reason, recover, reaped)
         if self._transport is not None and rank in self._local:
             self._segment.mark_lost(self._local[rank], reason, recover, reaped)
 
     def lose_host(self, host: str) -> None:
-        """Let the members continue without this host; all of its ranks have been marked lost."""
+        """Let the members continue without this host, whose ranks have all been marked lost."""
         if self._transport is not None:
             self._transport.lose_host(self._hosts.index(host))
 
     def unreachable(self) -> list[tuple[str, str]]:
-        """Return hosts to which a connection has ended, and how."""
+        """Return hosts to which a connection has ended, with the reason for each."""
         found = [] if self._transport is None else self._transport.unreachable()
         return [(self._hosts[place], why) for place, why in found]
 
@@ -103,12 +107,12 @@ class HostSegment:
         return self._segment.progress(self._local[rank])
 
     def awaited(self) -> list[tuple[int, int, bool]]:
-        """Return the waits of this host's ranks; -1 is its transport."""
+        """Return the waits of this host's ranks. The number -1 stands for the transport."""
         rank_of = [*self._local, -1]  # the transport has the last rank
         return [(rank_of[a], rank_of[b], is_overdue) for a, b, is_overdue in self._segment.awaited()]
 
     def set_ending(self, rank: int, ending: bool) -> None:
-        """Note a rank's end; one of another host is behind the transport."""
+        """Record whether a rank is about to be ended. For a rank of another host, record it for the transport."""
         self._segment.set_ending(self._local.get(rank, len(self._local)), ending)
 
     def ranks(self) -> list[int]:
@@ -118,7 +122,7 @@ class HostSegment:
     def sync_points(self) -> int:
         """Return how many sync points this host's workers have requested, or have been notified of.
 
-        Without other hosts return 0: there is no host to notify.
+        Return 0 if the version has no other hosts, since there is no host to notify.
         """
         return 0 if self._transport is None else self._board.sync_points
 
@@ -126,13 +130,13 @@ class HostSegment:
         self._board.request_sync_point(number)
 
     def failure(self) -> str:
-        """Return why no exchange with the other hosts is possible any more; "" while it is."""
+        """Return why no exchange with the other hosts is possible any more, or "" while it is possible."""
         return "" if self._transport is None else self._transport.failure()
 
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
-            self._transport = None  # its connections end with it
+            self._transport = None  # its connections end with the segment
         close_all(self._fds)
         self._fds.clear()
 
@@ -140,9 +144,9 @@ class HostSegment:
 class HostSegments:
     """This host's segments, in the agent's event loop.
 
-    `send` brings a message to the present controller; `look_s`: how often it gets heartbeats; `running` returns the
-    workers' process IDs by their keys, and `cores` those that the host has for the job; `core_count`: how many it had
-    at the beginning.
+    `send` sends a message to the current controller. `look_s`: interval at which the controller gets heartbeats.
+    `running` returns the workers' process IDs by their keys, and `cores` the cores that the host has for the job.
+    `core_count`: the number of these cores at the beginning.
     """
 
     def __init__(
@@ -153,18 +157,18 @@ class HostSegments:
         self._send, self._look_s, self._running, self._cores = send, look_s, running, cores
         self._loop = asyncio.get_running_loop()
         self.open: dict[int, HostSegment] = {}
-        self._held = False  # the workers' deadlines
+        self._held = False  # whether the workers' deadlines are held
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
-        self._making: dict[int, tuple[int, asyncio.Task[None]]] = {}  # version -> attempt
+        self._making: dict[int, tuple[int, asyncio.Task[None]]] = {}  # version -> (attempt, task)
         self._beats: dict[int, dict[int, int]] = {}  # version -> rank -> its count at the last look
-        # version -> rank -> why it can't continue; everything that was ever seen
+        # version -> rank -> why it can't continue, for all reasons that were ever seen
         self._words: dict[int, dict[int, str]] = {}
         # What the controller was notified of, by version: failed transports, sync points (in either direction), and
         # hosts that the version's transport can't reach.
         self._failed: set[int] = set()
         self._sync_points: dict[int, int] = {}
         self._apart: set[tuple[int, str]] = set()
-        self._losses: dict[int, list[m.Loss]] = {}  # for the next controller
+        self._losses: dict[int, list[m.Loss]] = {}  # kept for the next controller
 
     def begin(self) -> None:
         self._look()
@@ -184,7 +188,7 @@ class HostSegments:
         self._making.clear()
 
     def forget_what_was_told(self) -> None:
-        """Forget what was reported: another controller gets it again."""
+        """Forget what was reported, so that another controller gets it again."""
         self._words.clear()
         self._failed.clear()
         self._sync_points.clear()
@@ -196,7 +200,7 @@ class HostSegments:
     # ---- orders of the controller ----
 
     def hold_deadlines(self, held: bool) -> None:
-        """Hold the deadlines of this host's workers while `held`: they wait for the job's store."""
+        """Hold the deadlines of this host's workers while `held`, because they wait for the job's store."""
         self._held = held
         for segment in self.open.values():
             segment.hold_deadlines(held)
@@ -212,7 +216,7 @@ class HostSegments:
             segment = await HostSegment.make(cluster, attempt, said.recovers, self._core_count, self._transports)
             segment.hold_deadlines(self._held)
             self.open[cluster.version] = segment
-        except Exception as trouble:  # any error of the runtime, the kernel or another host
+        except Exception as trouble:  # an error of the runtime, the kernel or another host
             error = str(trouble) or repr(trouble)
         if self._making.get(cluster.version, (None,))[0] == attempt:
             del self._making[cluster.version]
@@ -260,7 +264,7 @@ class HostSegments:
                     self._send(m.Unreachable(version, host, why))
 
     def new_words(self) -> dict[int, dict[int, str]]:
-        """Return why ranks of this host can't continue, without what was reported."""
+        """Return why ranks of this host can't continue, without the reasons that were reported already."""
         news: dict[int, dict[int, str]] = {}
         for version, segment in self.open.items():
             known = self._words.setdefault(version, {})
@@ -270,7 +274,7 @@ class HostSegments:
         return news
 
     def _look(self) -> None:
-        """Report heartbeats: the controller finds the workers that hang, by this clock and these counts."""
+        """Report heartbeats. From these counts, timed by this host's clock, the controller detects hanging workers."""
         segments, running, machine = self.open, self._running(), self._machine
         beats = {
             version: {rank: segment.heartbeat(rank) for rank in segment.ranks()}
@@ -293,9 +297,9 @@ class HostSegments:
         self._later(self._look_s, self._look)
 
     def _any_stands(self, beats: dict[int, dict[int, int]]) -> bool:
-        """Return whether a worker hasn't counted since the last look.
+        """Return whether the count of a worker hasn't changed since the last look.
 
-        If all have, no process is examined: each has many threads.
+        If all counts have changed, no process needs to be examined, which would be slow: each process has many threads.
         """
         return any(
             count and count == self._beats.get(version, {}).get(rank)

@@ -1,6 +1,6 @@
-"""The model stores of this host's workers: read-only descriptors.
+"""The model stores of this host's workers, as read-only descriptors.
 
-They are for workers of this host, and for the host's transport, by which other hosts read them.
+The descriptors are for workers of this host, and for the host's transport, by which other hosts read the stores.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ms_kungfu.cluster import PeerID
 from ms_kungfu.launcher.state.segment import Asker
 from ms_kungfu.launcher.wire import messages as m
 
-_Process = tuple[PeerID, int]  # a peer ID and the version that the process was started for
+_Process = tuple[PeerID, int]  # the peer ID and the version for which the process was started
 
 
 class Stores:
-    """Thread-safe. Owns the descriptors."""
+    """Own the descriptors. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -32,7 +32,7 @@ class Stores:
         fds: Sequence[int],
         is_out: Callable[[PeerID, int], bool],
     ) -> None:
-        """Answer a request. Owns `fds`, which came with it."""
+        """Answer a request. Takes ownership of `fds`, which came with the request."""
         peer = PeerID.parse(request.peer)
         if isinstance(request, m.GetStore):
             close_all(fds)
@@ -43,7 +43,7 @@ class Stores:
                 close_all(found)
         elif len(fds) != 1 or is_out(peer, request.incarnation):
             close_all(fds)
-            why = f"{peer} is no member any more" if len(fds) == 1 else f"a store is one descriptor, got {len(fds)}"
+            why = f"{peer} is no longer a member" if len(fds) == 1 else f"a store has one descriptor, got {len(fds)}"
             asker.send(m.Error(why))
         else:
             with self._lock:
@@ -53,7 +53,7 @@ class Stores:
             asker.send(m.Store(True))
 
     def find(self, peer: PeerID) -> int:
-        """Return a copy of the descriptor, which is the caller's; -1 if there is none."""
+        """Return a copy of the descriptor, which the caller owns, or -1 if there is none."""
         with self._lock:
             found = [process for process in self._fds if process[0] == peer]
             return os.dup(self._fds[max(found, key=lambda process: process[1])]) if found else -1

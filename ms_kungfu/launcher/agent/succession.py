@@ -1,4 +1,4 @@
-"""How this host finds the job's controller, finds the next one after a failure, or takes the lease itself."""
+"""How this host finds the job's controller, finds the next one after a failure, or acquires the lease."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
-_PATIENCE_S = 5.0  # before a log line says why the controller can't be reached: it may be about to start
-_LEASE_S = 10.0  # of leadership, unless -host-timeout says otherwise
+_PATIENCE_S = 5.0  # time before a log line says why the controller can't be reached, since it may be about to start
+_LEASE_S = 10.0  # length of the leadership lease, unless -host-timeout sets it
 _LOOK_S = 0.1
 
 
 @dataclass(eq=False)
 class Succession:
-    """Which host has the job.
+    """Find or become the host that has the job.
 
-    `lead(options, term)`: this host decides from now on. `own`: the controller in this process, which decides, or did
-    until a moment ago. `call_itself`: a connection with it. `end(code, words)`: ends this host's launcher.
+    `lead(options, term)`: starts the controller on this host. `own`: the controller in this process, which decides, or
+    decided until a moment ago. `call_itself`: connects to it. `end(code, words)`: ends this host's launcher.
     """
 
     options: Options
@@ -54,12 +54,12 @@ class Succession:
     call_itself: Callable[[], AnyChannel]
     end: Callable[[int, str], None]
     has_ended: Callable[[], bool]
-    since: int | None = None  # the lease of the present controller; None: leadership doesn't move
-    is_known: bool = True  # to the controller that is called next
-    silence: str = ""  # why the first one doesn't answer
-    begun: float = 0.0  # when the first call began
-    _lease: LeadershipLease | None = None  # that this host has tried to take
-    _logged: set[str] = field(default_factory=set)  # messages that are logged once only
+    since: int | None = None  # start of the current controller's lease; None: leadership can't move
+    is_known: bool = True  # whether the controller that is called next knows this host
+    silence: str = ""  # why the first controller doesn't answer
+    begun: float = 0.0  # time of the first call
+    _lease: LeadershipLease | None = None  # the lease that this host has tried to acquire
+    _logged: set[str] = field(default_factory=set)  # messages that are logged only once
 
     def __post_init__(self) -> None:
         self.head_name = self.options.hosts.head.name
@@ -67,7 +67,7 @@ class Succession:
 
     @property
     def obeys_itself(self) -> bool:
-        """Return whether the controller is in this process, so that it survives the loss of this host's address."""
+        """Return whether the controller is in this process, and so survives the loss of this host's address."""
         return self.head_name == self.options.host.name
 
     @property
@@ -90,7 +90,7 @@ class Succession:
         return self.machine.open_leadership(str(self.options.config_server), timeout_s=self.lease_s / 2)
 
     def first_term(self) -> Term | None:
-        """Return None if the controller stays on this host for ever."""
+        """Return the first term, or None if the controller stays on this host."""
         if not moves(self.options):
             return None
         keys = self._keys()
@@ -99,7 +99,7 @@ class Succession:
     # ---- the first controller ----
 
     async def first(self, wait_s: float) -> AnyChannel:
-        """Return a connection with it. StartError if there is none within `wait_s`."""
+        """Return a connection to the first controller. Raise StartError if there is none within `wait_s`."""
         options, machine = self.options, self.machine
         if not self.obeys_itself:
             head_name = options.hosts.head.name
@@ -130,7 +130,7 @@ class Succession:
             self.warn_once(f'no answer: hosts={head}:{port} reason="{why}". Remedy: {remedy_for(why, port)}')
 
     async def to_join(self, wait_s: float) -> AnyChannel:
-        """Return a connection with a running job's controller; the one that admitted this host may have failed."""
+        """Return a connection to a running job's controller. The controller that admitted this host may have failed."""
         url, loop = str(self.options.config_server), asyncio.get_running_loop()
         keys, deadline = self._keys(), loop.time() + wait_s
         while True:
@@ -163,7 +163,7 @@ class Succession:
         return channel
 
     async def answer_a_controller(self, channel: AnyChannel, asking: m.WaitingController, is_in_a_job: bool) -> None:
-        """Answer a controller on another host that asks what this one does."""
+        """Answer a controller on another host that asks what this host does."""
         own = self.options.hosts
         channel.send(m.Calls(str(own), own.head.name, self.calls_for_s(), in_a_job=is_in_a_job))
         await channel.flushed()
@@ -176,7 +176,7 @@ class Succession:
     # ---- the next controller ----
 
     async def next(self, trouble: str, host: HostOfJob) -> AnyChannel | None:
-        """Return a connection with the host that has the job from now on, which may be this one.
+        """Return a connection to the host that has the job from now on, which may be this host.
 
         Return None if the job has ended, or continues without this host.
         """
@@ -200,7 +200,7 @@ class Succession:
                     return None
                 if (channel := await self._follow(keys, found, snapshot, host)) is not None:
                     return channel
-            # a full store accepts no new lease: while that lasts
+            # A full store accepts no new lease. While it is full or unreachable:
             except (StoreFullError, StoreUnreachableError) as error:
                 deadline = loop.time() + patience_s
                 self.warn_once(
@@ -225,7 +225,7 @@ class Succession:
     async def _follow(
         self, keys: LeadershipKeys, found: LeadershipState, snapshot: LeaderSnapshot, host: HostOfJob
     ) -> AnyChannel | None:
-        """Call the holder of a lease that is new, or try to take a free one."""
+        """Call the holder of a new lease, or try to acquire a free one."""
         own, controller = self.options.host.name, self.own()
         is_new = found.since != self.since
         if found.holder and is_new and (found.holder != own or controller is not None):
@@ -235,19 +235,20 @@ class Succession:
         if is_free and controller is None:
             await self._take(keys, found, snapshot, host)
         elif is_free and controller is not None and controller.store_error is not None:
-            raise controller.store_error.with_traceback(None)  # which prevents that it takes its lease again
+            # this error prevents the controller from acquiring its lease again
+            raise controller.store_error.with_traceback(None)
         return None
 
     def _is_over_for(self, snapshot: LeaderSnapshot, host: HostOfJob) -> tuple[int, str] | None:
-        """Return exit code and last message of this host if the job doesn't need it any more."""
+        """Return the exit code and last message of this host if the job no longer needs it."""
         own, codes = self.options.host.name, host.workers.exit_codes()
         has_begun = snapshot.versions.committed is not None or snapshot.end is not None
         if snapshot.job != host.job or not has_begun:
             return 1, f"{PROGRAM}: {self.head_name}, which had the job, has failed, and the job with it"
         if self.departure.is_leaving and own not in snapshot.present and codes == {0}:
-            return 0, ""  # which the controller couldn't send any more
-        # If a controller fails before the snapshot says that this host has joined, the host has no workers yet, and
-        # joins the next one.
+            return 0, ""  # the controller could no longer send this
+        # If a controller fails before the snapshot lists this host, the host has no workers yet, and joins the next
+        # controller.
         is_new = self.options.joins and not codes and own not in [each.name for each in snapshot.hosts]
         if not is_new and own not in snapshot.present:
             return 1, f"{PROGRAM}: the job goes on without this host"
@@ -256,11 +257,11 @@ class Succession:
     async def _take(
         self, keys: LeadershipKeys, found: LeadershipState, snapshot: LeaderSnapshot, host: HostOfJob
     ) -> None:
-        """Try to take the lease; of several hosts one succeeds."""
+        """Try to acquire the lease. Of several hosts, one succeeds."""
         options, own = self.options, self.options.host.name
         names = snapshot.present
         if not moves(options) or self.departure.is_leaving or own not in names:
-            return  # it is about to leave, or was about to join
+            return  # this host is about to leave, or was about to join
         if not found.holder:  # the first host of the job doesn't wait for the others
             await asyncio.sleep(_LOOK_S * names.index(own) / len(names))
         self._lease = self._lease or LeadershipLease(keys, own, self.lease_s)

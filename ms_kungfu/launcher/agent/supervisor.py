@@ -1,17 +1,18 @@
 """The supervisor: a small process between launcher and workers, so that no process outlives the launcher.
 
-It is forked before the launcher has any thread, it is the parent of all workers, and it holds one end of a socket pair.
-When the other end closes, because the launcher is finished or was killed, it kills everything below it and exits.
+The supervisor is forked before the launcher has any thread. It is the parent of all workers, and holds one end of a
+socket pair. The other end closes when the launcher has finished or was killed. The supervisor then kills all its
+descendants and exits.
 
-Why a process of its own, and why it is the parent:
-- A killed launcher can't clean up. PR_SET_PDEATHSIG alone reaches only direct children, not the python below a
-  ``bash -c "python train.py"``, and it fires when the forking *thread* ends. The supervisor has one thread.
-- It is a child subreaper: whatever loses its parent becomes its child, even what has left its process group by setsid.
-  So killing children until there are none reaches every descendant.
-- It alone forks, reaps and signals workers, so that no signal ever goes to a recycled process ID. Between fork and exec
-  no other thread can hold a lock.
-If the supervisor itself is killed, the kernel kills the workers (PR_SET_PDEATHSIG) and the launcher, a subreaper as
-well, the rest. A grandchild stays only if launcher and supervisor are killed in the same instant.
+Why the supervisor is a separate process, and why it is the parent:
+- A killed launcher can't clean up. PR_SET_PDEATHSIG alone reaches only direct children, not the python process below
+  a ``bash -c "python train.py"``. It also fires when the forking *thread* ends, and the supervisor has only one thread.
+- The supervisor is a child subreaper: any process that loses its parent becomes its child, even if that process has
+  left its process group by setsid. So killing children until there are none reaches every descendant.
+- Only the supervisor forks, reaps and signals workers, so that no signal ever goes to a recycled process ID. Between
+  fork and exec, no other thread can hold a lock.
+If the supervisor itself is killed, the kernel kills the workers (PR_SET_PDEATHSIG). The launcher, also a subreaper,
+kills the rest. A grandchild survives only if launcher and supervisor are killed at the same instant.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Supervisor:
-    """The launcher's end, used from one thread."""
+    """The launcher's end of the connection to the supervisor, used from one thread."""
 
     def __init__(self, pid: int, channel: socket.socket) -> None:
         self._pid = pid
@@ -62,7 +63,7 @@ class Supervisor:
 
     @classmethod
     def fork(cls, command: Sequence[str]) -> Supervisor:
-        """Fork it, for workers that run `command`. Call it while the process has a single thread."""
+        """Fork the supervisor, for workers that run `command`. Call this while the process has a single thread."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         pid = os.fork()
@@ -73,7 +74,7 @@ class Supervisor:
                 _SupervisorProcess(theirs, list(command)).run()
                 status = 0
             finally:
-                os._exit(status)  # never back into the launcher's code, nor its atexit handlers
+                os._exit(status)  # never return into the launcher's code, or run its atexit handlers
         theirs.close()
         return cls(pid, ours)
 
@@ -84,29 +85,35 @@ class Supervisor:
     def start(
         self, key: int, environment: Mapping[str, str | None], cores: Iterable[int], stdout: int, stderr: int
     ) -> None:
-        """Start a worker with these changes to the launcher's environment; no `cores`: all. An event answers."""
+        """Start a worker with these changes to the launcher's environment.
+
+        Empty `cores`: all cores. An event reports it.
+        """
         message = {"start": key, "environment": dict(environment), "cores": sorted(cores)}
-        with contextlib.suppress(OSError):  # the supervisor has ended; next_event says so
+        with contextlib.suppress(OSError):  # the supervisor has ended, and next_event reports that
             socket.send_fds(self._channel, [_encode(message)], [stdout, stderr])
 
     def signal(self, number: int, key: int | None = None) -> None:
-        """Send a signal to the process group of one worker, or of all. Do nothing if it has ended already."""
+        """Send a signal to the process group of one worker, or to all groups.
+
+        Do nothing if the worker has ended already.
+        """
         with contextlib.suppress(OSError):
             self._channel.send(_encode({"signal": number, "key": key}))
 
     def wake(self) -> None:
-        """Continue a stopped supervisor: it couldn't end the workers, nor itself."""
+        """Continue a stopped supervisor, which otherwise couldn't end the workers or itself."""
         if not self._reaped:
             with contextlib.suppress(OSError):
                 os.kill(self._pid, signal.SIGCONT)
 
     def remove_at_end(self, path: Path, inode: int) -> None:
-        """Have the file removed after the launcher's end, if it is still the same one."""
+        """Remove the file after the launcher's end, if it still has this inode."""
         with contextlib.suppress(OSError):
             self._channel.send(_encode({"remove": str(path), "inode": inode}))
 
     def next_event(self) -> m.Started | m.Exited | None:
-        """Block for the next event. None: the supervisor has ended."""
+        """Block until the next event. Return None if the supervisor has ended."""
         try:
             message = self._channel.recv(_MAX_MESSAGE)
         except OSError:
@@ -114,30 +121,31 @@ class Supervisor:
         return _EVENTS(message) if message else None
 
     def close(self) -> None:
-        """Kill all that is left of the workers and wait until the supervisor has ended."""
+        """Kill all workers that are left, and wait until the supervisor has ended."""
         if self._reaped:
             return
         self.wake()
         self._reaped = True
         self._channel.close()
-        # It never waits longer; if it hangs itself its workers die with it.
+        # The supervisor never waits longer. If it hangs and is killed, its workers die with it.
         deadline = run_time() + 1.5 * _PATIENCE_S
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
                 if run_time() >= deadline:
                     os.kill(self._pid, signal.SIGKILL)
                 time.sleep(_POLL_S)
-        # Finds something only if the supervisor was killed, or has given up.
+        # This finds processes only if the supervisor was killed, or has stopped waiting for them.
         for pid in kill_descendants(_PATIENCE_S / 10):
             why = "gets no core to end on" if waits_for_a_core(pid) else "hangs in the kernel"
             _log.warning('process left behind: pid=%d reason="can\'t be killed now: it %s"', pid, why)
 
 
 def kill_descendants(patience_s: float = _PATIENCE_S) -> list[int]:
-    """Kill and reap every descendant of this process, which must be a subreaper; return when there is none.
+    """Kill and reap every descendant of this process, which must be a subreaper. Return when none is left.
 
-    Or return if none has exited for `patience_s`. The returned rest hangs in the kernel or in a frozen cgroup, or gets
-    no core, and exits when it runs again. Resource trackers of Python have a moment to end by themselves.
+    Return earlier if no descendant has exited for `patience_s`. The returned processes hang in the kernel, are in a
+    frozen cgroup, or get no core; they exit when they run again. Python's resource trackers get a moment to end
+    normally.
     """
     deadline, trackers_until = run_time() + patience_s, run_time() + _TRACKERS_S
     while True:
@@ -159,9 +167,10 @@ def kill_descendants(patience_s: float = _PATIENCE_S) -> list[int]:
 
 
 def is_resource_tracker(pid: int) -> bool:
-    """Return whether the process removes the shared memory and semaphores of a Python program after its end.
+    """Return whether the process removes a Python program's shared memory and semaphores after the program's end.
 
-    It ends as soon as the program and all that it has forked have. A SIGKILL would leave their files in /dev/shm.
+    A resource tracker ends once the program and all its forked children have ended. If it were killed, their files in
+    /dev/shm would remain.
     """
     with contextlib.suppress(OSError):
         return b"resource_tracker import main" in Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -169,12 +178,12 @@ def is_resource_tracker(pid: int) -> bool:
 
 
 def kill_group(leader: int, patience_s: float = _GROUP_S) -> None:
-    """Kill the rest of the process group of a leader that has exited and isn't reaped yet, but for resource trackers.
+    """Kill the rest of the process group of a leader that has exited and isn't reaped yet, except resource trackers.
 
-    1. Nothing in the group runs when this returns, so that no rank publishes anything after its exit is reported.
-    2. Only children of this process are killed one by one, and reaped by it alone: their IDs aren't recycled meanwhile.
-       A killed process's children become this one's, and are killed next.
-    3. If that takes too long the whole group is killed.
+    1. When this returns, nothing in the group runs, so no rank publishes anything after its exit is reported.
+    2. Children of this process are killed individually. Only this process reaps them, so their IDs aren't recycled
+       meanwhile. A killed process's children become children of this process, and are killed next.
+    3. If that takes too long, the whole group is killed.
     """
     deadline = run_time() + patience_s
     while trackers := (rest := _children_in(leader)) and list(filter(is_resource_tracker, _with_their_children(rest))):
@@ -193,7 +202,7 @@ def kill_group(leader: int, patience_s: float = _GROUP_S) -> None:
 
 
 def _children_in(group: int) -> list[int]:
-    """Return this process's children in the group, without its leader."""
+    """Return this process's children in the group, without the group's leader."""
     found = []
     for pid in children(os.getpid()):
         with contextlib.suppress(OSError):
@@ -206,21 +215,22 @@ def _with_their_children(pids: Iterable[int]) -> list[int]:
 
 
 class _SupervisorProcess:
-    """The supervisor's process: one loop over requests of the launcher and exits of children."""
+    """The supervisor's process: a loop that handles requests of the launcher and exits of children."""
 
     def __init__(self, channel: socket.socket, command: list[str]) -> None:
         self._channel = channel
         self._command = command
-        self._leaders: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}  # process ID -> key and process
+        # process ID -> key and process of each group leader
+        self._leaders: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
         self._remove: list[tuple[str, int]] = []
 
     def run(self) -> None:
-        os.setsid()  # the launcher handles a Ctrl-C at the terminal
+        os.setsid()  # the launcher handles Ctrl-C at the terminal
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         set_process_name("kungfu-guard")
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
-            if signal.getsignal(number) != signal.SIG_IGN:  # what nohup set stays set for the workers as well
-                signal.signal(number, _nothing)  # unlike SIG_IGN, a handler is not inherited by exec
+            if signal.getsignal(number) != signal.SIG_IGN:  # a signal that nohup ignores stays ignored in the workers
+                signal.signal(number, _nothing)  # exec resets a handler, but not SIG_IGN
         wake_in, wake_out = socket.socketpair()
         for end in (wake_in, wake_out):
             end.setblocking(False)
@@ -277,11 +287,12 @@ class _SupervisorProcess:
         def become_worker() -> None:
             os.setpgid(0, 0)
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != supervisor:  # killed before the line above
+            if os.getppid() != supervisor:  # the supervisor was killed before the previous line ran
                 os._exit(1)
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's "&" ignores it; the launcher passes it on
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's "&" ignores SIGINT; the launcher passes it on
             if cores:
-                with contextlib.suppress(OSError):  # a cpuset was rewritten in this moment: it runs on any core
+                # a cpuset may have been rewritten just now, in which case the worker runs on any core
+                with contextlib.suppress(OSError):
                     os.sched_setaffinity(0, cores)
 
         try:
@@ -304,7 +315,8 @@ class _SupervisorProcess:
     def _reap(self) -> None:
         while True:
             try:
-                # This look leaves the zombie: its process group can't be recycled before the rest of it is killed.
+                # This call leaves the zombie, so that its process group can't be recycled before the rest of the group
+                # is killed.
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
@@ -317,11 +329,11 @@ class _SupervisorProcess:
             _, status = os.waitpid(pid, 0)
             if leader is not None:
                 key, process = leader
-                process.returncode = os.waitstatus_to_exitcode(status)  # or Popen would wait for it once more
+                process.returncode = os.waitstatus_to_exitcode(status)  # otherwise Popen would wait for it again
                 self._tell(m.Exited(key, process.returncode))
 
     def _tell(self, event: m.Started | m.Exited) -> None:
-        with contextlib.suppress(OSError):  # the launcher has ended; the loop notices that
+        with contextlib.suppress(OSError):  # the launcher has ended, and the loop notices that
             self._channel.send(encode(event))
 
 
@@ -339,6 +351,6 @@ def _prctl(option: int, value: int) -> None:
 
 
 def set_process_name(name: str) -> None:
-    """Set the name that ps and top show, to tell launcher and supervisor from other Pythons."""
+    """Set the name that ps and top show, to distinguish launcher and supervisor from other Python processes."""
     with contextlib.suppress(OSError):
         _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ms_kungfu._core import TlsEnd
 
 CONNECTIONS_A_PAIR = 3
-_FOR_MODELS = 1  # of these connections
+_FOR_MODELS = 1  # number of these connections that carry models
 _WAIT_S = 20.0
 _MAX_WAITING = 1024
 _MAX_SHOWN = 200
@@ -38,7 +38,7 @@ class Transport(Protocol):
 
 
 FindStore = Callable[[PeerID], int]
-"""A descriptor of the model store of a worker of this host, which the caller owns; -1: it has none (yet)."""
+"""Return a new descriptor of a local worker's model store, which the caller owns, or -1 if there is no store."""
 
 
 def no_stores(peer: PeerID) -> int:
@@ -46,34 +46,34 @@ def no_stores(peer: PeerID) -> int:
 
 
 def _drop(getting: asyncio.Task[Channel]) -> None:
-    """Ignore the result: no task waits for it."""
+    """Ignore the result, since no task waits for it."""
     if not getting.cancelled() and getting.exception() is None:
         getting.result().close()
 
 
-# Job, version, number of the attempt to make it, calling host, number of the connection.
+# Job, version, number of the attempt to make the version, calling host, number of the connection.
 _Named = tuple[str, int, int, str, int]
 
 
 @dataclass(eq=False)
 class Transports:
-    """Makes this host's inter-host transports, in the event loop."""
+    """Make this host's inter-host transports, in the event loop."""
 
     machine: Machine
     hosts: Hosts
     port: int
     secret: bytes
-    job: str = ""  # its name, once that is known
-    silent_s: float | None = None  # how long a connection may get no answer from the other end's system
+    job: str = ""  # the job's name, once it is known
+    silent_s: float | None = None  # how long the other end's operating system may fail to answer
     strategy: str = "AUTO"
     find_store: FindStore = no_stores
     _expected: dict[_Named, asyncio.Future[Channel]] = field(default_factory=dict)
     _waiting: dict[_Named, asyncio.Future[None]] = field(default_factory=dict)
 
     async def make(self, cluster: Cluster, attempt: int, local_fd: int, board_fd: int) -> Transport:
-        """Make the transport of `cluster`, which has workers here and on other hosts.
+        """Make the transport of `cluster`, which has workers on this host and on other hosts.
 
-        Raises the error that prevents it; nothing is left then.
+        Raise the error that prevents it. In that case nothing is left behind.
         """
         hosts, own = cluster.hosts, cluster.hosts.index(self.hosts.self_name)
         named = [(place, (self.job, cluster.version, attempt, hosts[max(place, own)], number))
@@ -110,7 +110,7 @@ class Transports:
                 close_all(fd for with_one in connections for fd in with_one)
                 for task in getting:
                     if task.cancel():
-                        task.add_done_callback(_drop)  # it may still end by itself
+                        task.add_done_callback(_drop)  # the task may still end normally
                     else:
                         _drop(task)
 
@@ -144,9 +144,9 @@ class Transports:
             del self._expected[name]
 
     async def take(self, channel: Channel, said: m.TransportConnection) -> bool:
-        """Accept another host's connection for a transport. Return whether it belongs to one now."""
-        if self.job not in ("", said.job):  # a caller may know the job before this host does
-            raise ProtocolError(f"no connection of this job: {said.job[:_MAX_SHOWN]!r}")
+        """Accept another host's connection for a transport. Return whether a transport now owns it."""
+        if self.job not in ("", said.job):  # a caller may know the job's name before this host does
+            raise ProtocolError(f"connection belongs to another job: {said.job[:_MAX_SHOWN]!r}")
         name = (said.job, said.version, said.attempt, said.host, said.number)
         if name not in self._expected:
             if name in self._waiting or len(self._waiting) >= _MAX_WAITING:
@@ -163,7 +163,7 @@ class Transports:
             return False
         channel.send(m.Connected())
         await channel.flushed()
-        if expected.done():  # given up meanwhile
+        if expected.done():  # the wait for it has been abandoned
             return False
         expected.set_result(channel)
         return True

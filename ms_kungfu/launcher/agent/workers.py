@@ -1,4 +1,4 @@
-"""The worker processes of this host: started and signalled on the controller's orders, and reported to it."""
+"""The worker processes of this host: they are started and signalled on the controller's orders, and reported to it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ms_kungfu.launcher.state.prestarted import lack_of_memory
 from ms_kungfu.launcher.wire import messages as m
 
 _log = logging.getLogger(__name__)
-_MOST_ENDED = 1024  # the most workers whose exits a host can report
-_SPARE_DESCRIPTORS = 8  # for requests to the config server, the memory of versions, logs
+_MOST_ENDED = 1024  # most workers whose exits a host can report
+_SPARE_DESCRIPTORS = 8  # kept free for requests to the config server, the memory of versions, and logs
 
 
 class HostWorkers:
     """This host's workers, in the agent's event loop.
 
-    `send` brings a message to the present controller. `environment`: changes that all workers get because of the host.
-    `connected` returns how many processes have connected to the broker. `before_exit` is called before an exit is
-    reported, and `after_exit` after it; `words` are reported with it.
+    `send` sends a message to the current controller. `environment`: host-specific changes to the environment of all
+    workers. `connected` returns how many processes have connected to the broker. `before_exit` is called before an exit
+    is reported, and `after_exit` after that. `words`: reasons of ranks that can't continue, reported with the exit.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class HostWorkers:
         self._environment, self._send, self._claims, self._connected = environment, send, claims, connected
         self._before_exit, self._after_exit, self._words = before_exit, after_exit, words
         self._loop = asyncio.get_running_loop()
-        self._pids: dict[int, int] = {}  # key -> process that runs
+        self._pids: dict[int, int] = {}  # key -> ID of a running process
         self._workers: dict[int, m.Worker] = {}
-        self._cores: dict[int, tuple[int, ...]] = {}  # key -> those of a process that runs
-        self.cpu_isa = ""  # the cap of their vector instructions
+        self._cores: dict[int, tuple[int, ...]] = {}  # key -> cores of a running process
+        self.cpu_isa = ""  # the limit on the workers' vector instructions
         self._reported: dict[int, tuple[int | None, int | None]] = {}  # pid and exit code in the last report
-        self._is_guardless = False  # the supervisor has ended, and all workers with it
+        self._is_guardless = False  # whether the supervisor has ended, and all workers with it
         self._loop.add_reader(supervisor.fileno(), self._on_supervisor)
 
     def close(self) -> None:
@@ -56,13 +56,13 @@ class HostWorkers:
         return self._pids
 
     def cores(self) -> tuple[list[int], tuple[int, ...]]:
-        """Release the cores that no worker has any more, and return what the job has now (`CoreClaims.look`)."""
+        """Release the cores that no worker uses any more, and return the job's current cores (`CoreClaims.look`)."""
         if self._cores:
             self._claims.narrow({core for cores in self._cores.values() for core in cores})
         return self._claims.look()
 
     def exit_codes(self) -> set[int | None]:
-        """Return the exit codes; None for a running one."""
+        """Return the exit code of each worker, or None for a running one."""
         return {worker.code for worker in self._workers.values()}
 
     # ---- orders of the controller ----
@@ -70,7 +70,7 @@ class HostWorkers:
     def start(self, launch: m.Launch) -> None:
         machine, environment = self._machine, launch.environment
         for key in [key for key, worker in self._workers.items() if worker.code is not None][:-_MOST_ENDED]:
-            del self._workers[key]  # no controller needs it any more
+            del self._workers[key]  # no controller needs the entry any more
         if launch.needs:
             taken = max(map(machine.taken_bytes, self._pids.values()), default=0)
             if why := lack_of_memory(launch.needs, machine.free_bytes(), taken):
@@ -97,10 +97,10 @@ class HostWorkers:
     def _start(self, launch: m.Launch) -> None:
         environment = {**launch.environment, **self._environment}
         if "PYTHONUNBUFFERED" not in self._machine.environ:
-            # Output goes to a pipe: without this it comes in blocks, late, and a killed worker loses it.
+            # Output goes to a pipe. Without this setting it comes in blocks, late, and is lost when a worker is killed.
             environment["PYTHONUNBUFFERED"] = "1"
         if self._machine.environ.get("MS_ENABLE_GRACEFUL_EXIT") == "1":
-            # MindSpore would take the size for that of its own communication, which isn't there, and reduce by it.
+            # MindSpore would regard this size as that of its own communication, which isn't used, and average by it.
             environment[env.RANK_SIZE.name] = None
         if launch.threads is not None and "OMP_NUM_THREADS" not in self._machine.environ:
             environment["OMP_NUM_THREADS"] = str(launch.threads)
@@ -116,7 +116,7 @@ class HostWorkers:
             close_all((stdout, stderr))
 
     def _allowed(self, launch: m.Launch) -> tuple[int, ...]:
-        """Return the cores of a worker; none if its host has lost them all by a cpuset that was rewritten meanwhile."""
+        """Return the cores of a worker. Empty if its host has lost them all, because a cpuset was rewritten."""
         allowed = self._machine.allowed_cores() if launch.cores else []
         if launch.cores and not set(launch.cores).intersection(allowed):
             _log.warning(
@@ -127,17 +127,17 @@ class HostWorkers:
         return launch.cores
 
     def _check_descriptors(self) -> None:
-        """Raise OSError if another joining worker would take the last descriptors.
+        """Raise OSError if another joining worker would use up the last descriptors.
 
-        Then the launcher could neither accept the workers that are starting, nor the request that corrects a mistaken
-        size.
+        Without free descriptors the launcher could accept neither the workers that are starting, nor the request that
+        corrects a mistaken size.
         """
         alive = sum(worker.code is None for worker in self._workers.values())
         if self._machine.spare_descriptors() < 4 + max(0, alive - self._connected()) + _SPARE_DESCRIPTORS:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     def assign(self, said: m.Assign) -> None:
-        """Give a standby its slot, and show its output."""
+        """Assign a slot to a standby, and show its output."""
         worker = self._workers[said.key]
         worker.peer, worker.incarnation, worker.rank = said.peer, said.incarnation, said.rank
         self._output.release(worker.log_name)
@@ -178,7 +178,7 @@ class HostWorkers:
         worker = self._workers[event.key]
         worker.code, worker.error = event.code, event.error
         self._cores.pop(event.key, None)
-        self._before_exit()  # the cause of an ended exchange is reported before the failures that follow
+        self._before_exit()  # the cause of an ended exchange is reported before the failures that follow from it
         self._tell_exited(worker)
 
     def _tell_started(self, worker: m.Worker) -> None:
@@ -195,7 +195,7 @@ class HostWorkers:
         return list(self._workers.values())
 
     def tell_what_is_new(self) -> None:
-        """Report what is new since then to the controller that has that report."""
+        """Report what is new since `report` to the controller that has got that report."""
         for key, worker in self._workers.items():
             pid, code = self._reported.get(key, (None, None))
             if pid is None and worker.pid is not None:

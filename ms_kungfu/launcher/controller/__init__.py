@@ -1,1 +1,1 @@
-"""The job's controller: it owns no process and no descriptor, and sends messages to each host."""
+"""The job's controller: it sends messages to each host, and owns no worker process and no file descriptor."""

@@ -15,31 +15,31 @@ from ms_kungfu.launcher.wire.messages import Launch
 
 
 class AgentHandle(Protocol):
-    """A host of the job, as the controller uses it, from the event loop."""
+    """A host of the job, as the controller's event loop uses it."""
 
     name: str
     devices: Devices
-    shares: Shares  # of its cores
+    shares: Shares  # how the host's cores are shared among its workers
 
     def start(self, launch: Launch) -> None:
-        """Start a worker. An event reports the result. OSError: the host is lost."""
+        """Start a worker. An event reports the result. Raise OSError if the host is lost."""
 
     def signal(self, number: int, key: int | None = None) -> None:
-        """Send a signal to the process group of one worker, or of all on this host."""
+        """Send a signal to the process group of worker `key`, or of every worker on this host if `key` is None."""
 
     def pin(self, key: int, cores: Sequence[int]) -> None: ...
 
     def ask_for_stack(self, key: int) -> None:
-        """Have the worker write its Python stacks to its output."""
+        """Make the worker write its Python stacks to its output."""
 
     def assign(self, key: int, peer: PeerID, incarnation: int, rank: int) -> None:
-        """Give a standby this slot, and show its output from now on."""
+        """Assign this slot to the standby `key`, and show the standby's output from now on."""
 
     def log_paths(self, log_name: str) -> list[Path]: ...
 
 
 class AbsentAgent:
-    """A host that hasn't registered with the job's new controller, and therefore is lost."""
+    """A host that is lost because it hasn't registered with the job's new controller."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,7 +1,7 @@
-"""The broker: it grants a slot in a cluster version to the worker that has it, and to no other process.
+"""The broker: it grants each slot of a cluster version only to the worker process that the slot belongs to.
 
-:class:`ClusterVersions`, which is pure, decides on the answer to a request; the broker keeps the requests that wait.
-The worker's host passes requests on (`relay`), and adds the shared memory to answers.
+:class:`ClusterVersions`, which is pure, decides how to answer a request. The broker keeps the requests that wait for an
+answer. The worker's host relays requests to the broker (`relay`), and adds the shared memory to the answers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
-_FIX_CORES_S = 8.0  # to move all threads of all workers; a worker waits longer
+_FIX_CORES_S = 8.0  # limit for moving all threads of all workers; a worker waits longer than this for the answer
 Answer = Union[Grant, m.Detached, m.Stay, Refuse, Wait]
 
 
@@ -36,25 +36,28 @@ async def _no_cores(each: int) -> int:
 
 @dataclass(eq=False)
 class Broker:
-    """Which process has which slot, from construction to `close`, in the event loop.
+    """Record which process has which slot, in the event loop, from construction to `close`.
 
-    1. After each change of the state `requests` examines each waiting request again, once the present callback is over.
-    2. Each callback but `may_prepare` and `on_cores` is called once the present one is over: it finds the state whole.
+    1. After each change of the state, `requests` examines each waiting request again, once the present callback has
+       returned.
+    2. Each event callback except `may_prepare` and `on_cores` is called once the present callback has returned, so it
+       finds a consistent state.
 
     Events:
     - `on_unknown_version`: a member requests a version that hasn't been admitted.
-    - `on_commit`: a commit has to be in the snapshot before any worker is notified; `noted` has the answer.
-    - `on_committed`: members committed a version, after this step.
-    - `on_prepared`: the members are notified of this version, as all that is new in it is ready.
-    - `on_ready`: a worker (peer ID and incarnation) or a standby (its number) would join at once, or does.
-    - `on_leave`: this worker of the newest version may leave it; None if none may.
-    - `on_trouble`: why the shared memory of a version can't be made; `prepare` tries it again.
-    - `on_cores` fixes how many cores each worker has and returns that number, 0 if none is pinned.
+    - `on_commit`: a commit must be written to the snapshot before any worker is notified. The handler then calls
+      `noted`.
+    - `on_committed`: members committed a version, after the given step.
+    - `on_prepared`: the members are notified of this version, because all of its joining workers are ready.
+    - `on_ready`: a worker (peer ID and incarnation) or a standby (its number) has joined, or is ready to join.
+    - `on_leave`: this worker of the newest version may leave the version. If `on_leave` is None, no worker may leave.
+    - `on_trouble`: why the shared memory of a version can't be made. `prepare` retries.
+    - `on_cores`: fixes the number of cores of each worker, and returns that number, or 0 if no worker is pinned.
     - `on_expected`: what the members expect next.
 
-    `recovers`: members continue without failed ones. A leave never leaves fewer than `min_size`. `may_prepare`: whether
-    the members may be notified of a version; if they may later, `prepare` is called then. `begun`: what an earlier
-    controller had committed.
+    `recovers`: whether members continue without failed ones. `min_size`: a leave is rejected if fewer workers would
+    remain. `may_prepare`: whether the members may be notified of a version. If they may only be notified later,
+    `prepare` is called at that time. `begun`: what an earlier controller had committed.
     """
 
     make_segment: MakeSegment
@@ -79,15 +82,15 @@ class Broker:
         self.leaves = LeaveRequests(self.versions, self.min_size, self.on_leave)
         self.facts = ProcessFacts(self.versions, self._segments, lambda process: process in self._holders)
         self.requests = SlotRequests(self, self.versions, self.leaves)
-        self._fixing: set[asyncio.Task[None]] = set()  # tasks that fix numbers of cores
+        self._fixing: set[asyncio.Task[None]] = set()  # tasks that fix the number of cores of each worker
         self._prepared = -1
-        self._noting: tuple[int, int | None] | None = None  # a version that is to be committed, and after which step
-        self._holders: set[tuple[PeerID, int]] = set()  # the processes that have got a slot
-        self._has_granted = False  # some process, ever
+        self._noting: tuple[int, int | None] | None = None  # the version to commit, and the step after which it applies
+        self._holders: set[tuple[PeerID, int]] = set()  # the processes that have been granted a slot
+        self._has_granted = False  # whether any process has ever been granted a slot
         self._closed = False
 
     def admit(self, cluster: Cluster) -> None:
-        """Add a version: members may commit it, and are notified once its joining workers are ready."""
+        """Add a version. Members may commit it, and are notified of it once its joining workers are ready."""
         self.versions.admit(cluster)
         self.leaves.follow(cluster)
         self._segments.drop_unknown()
@@ -95,23 +98,26 @@ class Broker:
         self.requests.look_soon()
 
     def prepare(self) -> None:
-        """Retry the shared memory that could not be made, or wasn't made yet."""
+        """Try again to make the shared memory of the version that members are to be notified of."""
         self._prepare()
         self.requests.look_soon()
 
     def refuse(self, version: int, reason: str) -> None:
-        """Reject a version that this job can't run: members that request it get the reason instead of a wait."""
+        """Reject a version that this job can't run: members that request it get `reason` at once instead of waiting."""
         self.versions.refused[version] = reason
         self.requests.look_soon()
 
     def commit_version(self, version: int) -> None:
-        """Commit the first version, or raise the runtime's or the kernel's error, or `NotMadeYet`, and do nothing."""
+        """Commit the first version.
+
+        Raise the error of the runtime or the kernel, or `NotMadeYet`, if that fails. In that case nothing is committed.
+        """
         self._segments.of(self.versions.clusters[version])
         self.versions.commit_version(version)
         self._after_commit()
 
     def snapshot(self, committing: int | None = None, lost: str | None = None) -> ClusterVersions:
-        """Return what the next controller needs, as if `committing` were the committed version and the host `lost`."""
+        """Return the state that the next controller needs, as if `committing` were committed and the host `lost`."""
         versions = copy.deepcopy(self.versions)
         if committing is not None and versions.committed != committing and committing in versions.clusters:
             versions.commit_version(committing)
@@ -120,9 +126,10 @@ class Broker:
         return versions
 
     def noted(self) -> bool:
-        """Commit the version for which `on_commit` was called, as it is in the snapshot.
+        """Commit the version for which `on_commit` was called, now that the snapshot contains it.
 
-        Return False if a failure prevents that by now. Then no worker has been notified, and `not_noted` has to follow.
+        Return False if a failure has made the commit impossible. In that case no worker has been notified, and the
+        caller must call `not_noted`.
         """
         assert self._noting is not None
         version, step = self._noting
@@ -134,7 +141,7 @@ class Broker:
         return True
 
     def not_noted(self) -> None:
-        """That version isn't in the snapshot any more."""
+        """Record that the snapshot no longer contains the version for which `on_commit` was called."""
         self._noting = None
         self.requests.look_soon()
 
@@ -146,14 +153,15 @@ class Broker:
         joining: Mapping[PeerID, int],
         desired: Cluster | None,
     ) -> None:
-        """Continue the job of another controller with what the hosts have.
+        """Continue the job of an earlier controller with the state that the hosts report.
 
-        That is the memory of the known versions, and the processes that have slots. `losses`: the failures in each
-        version, in the order in which any host was notified; now all are. `joining`: the joining workers that live,
-        with their incarnations. `desired`: if that is newer than the committed one.
+        The hosts report the shared memory of the known versions, and the processes that have slots. `losses`: the
+        failures in each version, in the order in which any host was notified; now every host is notified of them.
+        `joining`: the live joining workers and their incarnations. `desired`: the desired version, if it is newer than
+        the committed one.
         """
         self._holders.update(slot_holders)
-        self._has_granted = True  # under the controller before, as far as this one knows
+        self._has_granted = True  # assume that the earlier controller has granted a slot
         versions = self.versions
         self._segments.resume(segments, losses)
         versions.joining = dict(joining)
@@ -161,41 +169,41 @@ class Broker:
             versions.admit(desired)
         current = versions.current
         assert current is not None
-        for rank, reason, recover, reaped in losses[current.version]:  # also for segments made later
+        for rank, reason, recover, reaped in losses[current.version]:  # new segments need the failures as well
             peer = current.workers[rank]
             self._segments.mark_lost(peer, versions.meant_by(peer, current.version), reason, recover, reaped)
 
     def exclude_everybody(self) -> None:
-        """All members have finished: no worker joins any more, and none has to leave."""
+        """Exclude all members, because all have finished: no worker joins any more, and none has to leave."""
         self.versions.exclude_everybody()
         self.leaves.leaving.clear()
         self.requests.look_soon()
 
     def has_granted(self) -> bool:
-        """Return whether any process has ever got its slot."""
+        """Return whether any process has ever been granted its slot."""
         return self._has_granted
 
     def is_ready(self, peer: PeerID, incarnation: int) -> bool:
-        """Return whether a joining worker waits for its first version, or has got it."""
+        """Return whether a joining worker waits for its first version, or has been granted its slot in that version."""
         process = (peer, incarnation)
         return process in self.versions.ready or process in self._holders
 
     def mark_lost(
         self, peer: PeerID, reason: str, incarnation: int, recover: bool = False, reaped: bool = True
     ) -> None:
-        """Record that a process has exited, and notify the members of every version that it belongs to, later ones too.
+        """Record that a process has exited, and notify the members of each version that contains it, now and later.
 
-        With `recover` they continue without it. It must have been `reaped`, or must have ignored SIGKILL: no rank reads
-        what it publishes after that, and it can't come back.
+        If `recover` is set, the members continue without the process. The process must have been `reaped`, or must have
+        ignored SIGKILL: no rank reads what it publishes afterwards, and it can't come back.
         """
         self.versions.record_end(peer, incarnation)
         self.leaves.told_to_end.discard(peer)
         self._segments.mark_lost(peer, incarnation, reason, recover, reaped)
-        self._prepare()  # a version may have waited for it only
+        self._prepare()  # a version may have waited only for this process
         self.requests.look_soon()
 
     def lose_host(self, host: str, processes: Collection[tuple[PeerID, int]], reason: str) -> None:
-        """Record a host's loss with its running `processes`: each version's members are notified of these first."""
+        """Record a host's loss. Members of each version are first notified of the host's running `processes`."""
         self.versions.lose_host(host)
         for peer, incarnation in processes:
             self.versions.record_end(peer, incarnation)
@@ -207,15 +215,15 @@ class Broker:
         self.requests.look_soon()
 
     def mark_reaped(self, peer: PeerID, incarnation: int) -> None:
-        """Note that a process that was marked lost without being reaped has exited: its port is free."""
+        """Record that a process that was marked lost before it was reaped has now exited, so its port is free."""
         self._segments.mark_reaped(peer, incarnation)
 
     def end(self) -> None:
-        """Grant no more leaves and no more slots to standbys: the job is about to end."""
+        """Grant no more leaves, and assign no more slots to standbys, because the job is about to end."""
         self.leaves.job_ends = True
 
     def close(self) -> None:
-        """Close the segments. No request is answered any more."""
+        """Close the segments. No request is answered after that."""
         self._closed = True
         self.requests.close()
         for task in self._fixing:
@@ -225,7 +233,7 @@ class Broker:
     # ---- requests ----
 
     def serve(self, asker: Asker, asked: m.ToJobBroker) -> None:
-        """Answer `asker`, now or later."""
+        """Answer the request of `asker`, now or later."""
         _SERVED[type(asked)](self, asker, asked)
 
     def _let_leave(self, asker: Asker, asked: m.LeaveRequest) -> None:
@@ -248,7 +256,7 @@ class Broker:
         asker.send(m.Noted())
 
     def answer_of(self, request: Request) -> Answer:
-        """Return the answer to a request for a slot. It may commit the version that the request names."""
+        """Return the answer to a request for a slot. This may commit the version that the request names."""
         before = self.versions.committed
         answer = self._decide(request)
         if self.versions.committed != before:
@@ -263,7 +271,7 @@ class Broker:
             except NotMadeYet:
                 return Wait()
             except Exception as error:
-                # Permanently, so that all members get the same answer.
+                # The rejection is permanent, so that all members get the same answer.
                 self.refuse(desired.version, _unmakeable(desired, error))
         if self.on_commit is not None:
             if self._noting is not None and request.member_of is not None:
@@ -278,13 +286,16 @@ class Broker:
     def grant(self, asker: Asker, request: Request, grant: Grant) -> None:
         self._holders.add((request.peer, request.incarnation))
         self._has_granted = True
-        # Its host adds the descriptors.
+        # The worker's host adds the descriptors to this answer.
         asker.send(m.Slot(m.ClusterPart.of(grant.cluster), grant.rank, str(request.peer), request.incarnation))
 
     # ---- versions ----
 
     def _prepare(self) -> None:
-        """Notify the members of the committed version. Those of the one before have agreed on it, and look no more."""
+        """Notify the members of the committed version that they may adopt the next one, if its workers are ready.
+
+        Members of the previous version have agreed on the committed version, and no longer watch for changes.
+        """
         version, committed = self.versions.preparable(), self.versions.committed
         if self._closed or version is None or committed is None or version <= max(committed, self._prepared):
             return
@@ -295,7 +306,7 @@ class Broker:
         except NotMadeYet:
             return
         except Exception as error:  # any error of the runtime or the kernel
-            # Notified members would agree on a version that they can't adopt.
+            # Members that were notified would agree on a version that they can't adopt.
             self._loop.call_soon(self.on_trouble, _unmakeable(self.versions.clusters[version], error))
             return
         self._prepared = version
@@ -314,10 +325,11 @@ class Broker:
         self._holders = {process for process in self._holders if not self.versions.is_out(*process)}
         current = self.versions.current
         self.leaves.told_to_end &= set() if current is None else set(current.workers)
-        # A version that could follow the version before may not follow this one. A peer in it may have been a member
-        # that this commit has excluded, and is another process from now on.
+        # The version that was prepared for the previous version may not be able to follow this one. A peer in the
+        # prepared version may be a member that this commit has excluded, and from now on that peer is a different
+        # process.
         self._prepared = -1
-        self._prepare()  # to the segment of the committed version
+        self._prepare()  # notify through the segment of the committed version
         self.requests.look_soon()
 
 
@@ -340,13 +352,13 @@ def _unmakeable(cluster: Cluster, error: Exception) -> str:
 class _Waiting:
     asker: Asker
     asked: Request | StandbyRequest
-    unknown: int | None = None  # the version that it requests, once that has been looked for
+    unknown: int | None = None  # the requested version that is unknown, once `on_unknown_version` was called for it
 
 
 class SlotRequests:
-    """The broker's waiting requests, in its event loop.
+    """The broker's waiting requests, in the broker's event loop.
 
-    `leaves` knows whether the job ends, and which peers were evicted.
+    `leaves` records whether the job is ending, and which peers were evicted.
     """
 
     def __init__(self, broker: Broker, versions: ClusterVersions, leaves: LeaveRequests) -> None:
@@ -357,10 +369,13 @@ class SlotRequests:
         self._will_look = False
         self._closed = False
         self.ready_standbys: set[int] = set()
-        self._identities: dict[int, tuple[PeerID, int]] = {}  # of standbys that have a slot
+        self._identities: dict[int, tuple[PeerID, int]] = {}  # the peer and incarnation of each standby that has a slot
 
     def add(self, asker: Asker, asked: m.SlotRequest | m.StandbyRequest) -> None:
-        """Add a request. The worker's host has made sure that the process is no child of the one that has the slot."""
+        """Add a request.
+
+        The worker's host has checked that the process isn't a child of the process that has the slot.
+        """
         request = _request_from(asked)
         if isinstance(request, StandbyRequest) or request.member_of is None:
             asking = f"standby {request.number}" if isinstance(request, StandbyRequest) else f"worker {request.peer}"
@@ -376,26 +391,26 @@ class SlotRequests:
         self._look_at(waiting)
 
     def withdraw(self, asker: Asker) -> None:
-        """Forget a request whose worker doesn't wait for an answer any more."""
+        """Forget a request if its worker no longer waits for an answer."""
         for waiting in self._waiting:
             if waiting.asker is asker:
                 self._remove(waiting)
                 return
 
     def close(self) -> None:
-        """Answer no request any more."""
+        """Stop answering requests."""
         self._closed = True
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             each.asker.end()
 
     def assign(self, standby: int, peer: PeerID, incarnation: int) -> None:
-        """Make the standby this peer from now on."""
+        """Assign the slot of `peer` to the standby."""
         self._identities[standby] = (peer, incarnation)
         self.look_soon()
 
     def look_soon(self) -> None:
-        """Examine each request after a change, once the present callback is over."""
+        """Examine each waiting request after a change, once the present callback has returned."""
         if not self._will_look:
             self._will_look = True
             self._loop.call_soon(self._look)
@@ -406,13 +421,13 @@ class SlotRequests:
             if waiting in self._waiting:
                 try:
                     self._look_at(waiting)
-                except Exception as error:  # this worker gets no answer; the job goes on
+                except Exception as error:  # this worker gets no answer, but the job continues
                     _log.error("internal error: a worker isn't answered: %r", error, exc_info=error)
                     self.withdraw(waiting.asker)
                     waiting.asker.end()
 
     def _look_at(self, waiting: _Waiting) -> None:
-        """Answer a request if there is an answer now."""
+        """Answer a request if an answer is available now."""
         asked = waiting.asked
         request = self._identified(asked)
         answer = Wait() if request is None else self._broker.answer_of(request)
@@ -444,7 +459,7 @@ class SlotRequests:
             self._loop.call_soon(self._broker.on_unknown_version, version)
 
     def _note_ready(self, asked: Request | StandbyRequest, request: Request | None) -> None:
-        """Note that a process waits for its first version."""
+        """Record that a process waits for its first version."""
         if request is None and isinstance(asked, StandbyRequest):
             if asked.number not in self.ready_standbys:
                 self.ready_standbys.add(asked.number)
@@ -458,7 +473,7 @@ class SlotRequests:
                 self._loop.call_soon(self._broker.on_ready, ready)
 
     def _remove(self, waiting: _Waiting) -> None:
-        """Forget a request; its process isn't ready any more."""
+        """Forget a request. Its process is no longer ready to join."""
         self._waiting.remove(waiting)
         asked = waiting.asked
         if isinstance(asked, StandbyRequest):

@@ -1,4 +1,4 @@
-"""What the parts of a controller share: the job's options, its state, and the objects on which the others act."""
+"""The state that the parts of a controller share: the job's options and state, and the objects that they act on."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _STATISTICS_S = 1.0
 class JobContext:
     """The shared state of a job.
 
-    `begun`, `coordinator`, `revisions` and `remote` are there once the job is prepared, `workers` once all hosts have
-    registered.
+    `begun`, `coordinator`, `revisions` and `remote` exist once the job is prepared. `workers` exists once all hosts
+    have registered.
     """
 
     options: Options
@@ -57,16 +57,16 @@ class JobContext:
 
     @property
     def has_begun(self) -> bool:
-        """Return whether all hosts have registered, and the first version is committed."""
+        """Return whether all hosts have registered and the first version is committed."""
         return self.manager is not None and self.manager.broker.versions.current is not None
 
     @property
     def resumes(self) -> bool:
-        """Return whether the job runs, but this controller doesn't know yet which hosts and workers are there."""
+        """Return whether the job is running, but its hosts and workers haven't yet registered with this controller."""
         return self.leadership.resumes is not None and not self.has_begun and not self.course.is_over
 
     def keep_emitting_statistics(self) -> None:
-        """Emit the job's statistics once a second, as far as the log may grow."""
+        """Emit the job's statistics once a second, within the size limit of the event log."""
         if self.course.is_over:
             return
         if self.events.may_add():
@@ -83,7 +83,7 @@ class JobContext:
             self.events.emit(line)
 
     async def end_events(self, verdict: Verdict | None) -> None:
-        """Emit the end of the job, and log its summary. `verdict` None: this controller doesn't end it."""
+        """Emit the end of the job, and log its summary. If `verdict` is None, this controller doesn't end the job."""
         if verdict is not None:
             self.emit_statistics()
             living = [] if self.manager is None else self.manager.processes.living_members()

@@ -1,8 +1,8 @@
-"""The controller of one job, from its first worker to its last process. It puts its parts together, and ends the job.
+"""The controller of one job, from its first worker to its last process: it connects the parts, and ends the job.
 
-Its input is agents' reports, signals, and clusters that a client has written. `coordinator` decides, and the parts act:
-`nodes` for hosts, `failures` for workers that exit, `resizes` for newer clusters, `snapshot_writer` for the leader
-snapshot. All of it runs on one asyncio loop in the launcher's main thread.
+Its input consists of agents' reports, signals, and clusters that a client has written. `coordinator` decides, and the
+other parts act: `nodes` on hosts, `failures` on workers that exit, `resizes` on newer clusters, `snapshot_writer` on
+the leader snapshot. All parts run on one asyncio loop in the launcher's main thread.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ _log = logging.getLogger(__name__)
 
 
 class Controller:
-    """Runs a job once, with its own host's launcher, which registers by `registration`, as one of the agents.
+    """Run a job once. The launcher of the controller's own host is one of the agents, and registers by `registration`.
 
-    With a `term` it decides while it has the lease, and writes each decision to the snapshot before it notifies any
-    worker or host. `remove_at_end`: a file to remove, however this process ends.
+    With a `term`, the controller decides only while it has the lease. It writes each decision to the snapshot before it
+    notifies any worker or host. `remove_at_end`: a file to remove when this process ends, for whatever reason.
     """
 
     make_broker: Callable[..., Broker] = staticmethod(Broker)
@@ -86,7 +86,7 @@ class Controller:
         self._resizes = Resizes(self.context, self._nodes, self._failures)
 
     async def run(self) -> int:
-        """Return the job's exit code once none of its processes is left. StartError if it never started."""
+        """Return the job's exit code once no process of the job is left. Raise StartError if the job never started."""
         left_s, limit_s = self._left_s(), self._options.timeout_s
         if left_s is not None and limit_s is not None:
             self.context.loop.call_later(left_s, self._on_timeout, limit_s)
@@ -121,7 +121,7 @@ class Controller:
         return document
 
     def _left_s(self) -> float | None:
-        """Return the seconds left of the job's -timeout."""
+        """Return the seconds that are left until the job's -timeout."""
         return self._options.left_s(self._machine.time() - self._started_at - self._options.delay_s)
 
     # ---- start ----
@@ -157,7 +157,7 @@ class Controller:
         job.keep_emitting_statistics()
 
     async def _take_over(self, snapshot: LeaderSnapshot) -> None:
-        """Continue at the last decision of the controller before."""
+        """Continue from the last decision of the previous controller."""
         job, current = self.context, snapshot.versions.current
         assert self._term is not None
         assert current is not None
@@ -200,14 +200,14 @@ class Controller:
         return manager
 
     async def _note_first(self) -> bool:
-        """Record that the first version is committed. Return False if another host decides by now."""
+        """Record that the first version is committed. Return False if another host now controls the job."""
         self.course.begins()
         return await self._snapshot.note()
 
     # ---- leadership ----
 
     async def _acquire(self, writer: str, store: ClusterStore, first: Callable[[], Cluster]) -> MayWrite:
-        """Acquire the lease before anything of this job is written: of two jobs of one name one is rejected."""
+        """Acquire the lease before anything of this job is written. Of two jobs with the same name, one is rejected."""
         leadership, hosts = self.context.leadership, self._options.hosts
         await leadership.acquire(lambda: LeaderSnapshot(writer, hosts.self_name, first(), hosts.each))
         self._closers.callback(leadership.keep(store))
@@ -222,7 +222,7 @@ class Controller:
             self.context.remote.tell_lease()
 
     def _on_store_awaited(self, yes: bool) -> None:
-        """Stop the workers' deadlines while the store is awaited, since they may wait for what waits for the store."""
+        """Stop the workers' deadlines while the store is unavailable, since workers may wait for a write to it."""
         if self.context.remote is not None:
             self.context.remote.hold_deadlines(yes)
 
@@ -236,12 +236,12 @@ class Controller:
 
     @property
     def moves(self) -> bool:
-        """Whether another host continues the job if this one fails."""
+        """Return whether another host continues the job if this one fails."""
         return self.context.leadership.moves
 
     @property
     def has_left(self) -> bool:
-        """Return whether its host leaves, and another host controls the job from then on."""
+        """Return whether this controller's host has left, and another host controls the job from then on."""
         return self._nodes.has_left
 
     # ---- events ----
@@ -251,14 +251,14 @@ class Controller:
         return self.course.is_over
 
     async def leave(self) -> None:
-        """Let the host leave; a job that has begun doesn't end with it."""
+        """Let this host leave. A job that has begun doesn't end because of that."""
         await self._nodes.leave()
 
     def host_leaves(self, name: str) -> None:
         self._nodes.host_leaves(name)
 
     async def serve(self, channel: AnyChannel, message: m.FirstWords) -> bool:
-        """Serve a host that takes this one for the controller; one that wants to join waits until the job runs."""
+        """Serve a host that considers this host the controller. A host that wants to join waits until the job runs."""
         job = self.context
         joins = isinstance(message, m.Ask) or (isinstance(message, m.Agent) and message.slots is not None)
         while job.remote is None and not self.is_over:
@@ -267,18 +267,18 @@ class Controller:
         while joins and job.resumes:
             await asyncio.sleep(RENEW_S)
         if job.remote is None or self.has_stepped_down:
-            return False  # the caller looks again which host controls the job
+            return False  # the caller looks up again which host controls the job
         return await job.remote.serve(channel, message)
 
     def then(self) -> str:
-        """Return what follows a rejected call, for its log line."""
+        """Return what happens after a call was rejected, for the log line."""
         return "" if self.context.remote is None else self.context.remote.gathering.then()
 
     def interrupted(self, number: int, where: str = "") -> None:
         self.course.interrupted(number, where)
 
     def hurry(self) -> None:
-        """Wait for no worker any more: a launcher got a second signal."""
+        """Stop waiting for workers, because a launcher got a second signal."""
         self._hurry.set()
 
     def _on_timeout(self, limit_s: float) -> None:
@@ -290,7 +290,7 @@ class Controller:
         self.course.settle(verdict)
 
     def on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """End the job because of an exception in a callback of the loop: no job may run unsupervised."""
+        """End the job because of an exception in a callback of the event loop: no job may run unsupervised."""
         error = context.get("exception")
         _log.error('internal error: where=controller error="%s"', context["message"], exc_info=error)
         what = context["message"] if error is None else policy.bug(error)
@@ -299,18 +299,18 @@ class Controller:
     # ---- end ----
 
     async def _end(self, verdict: Verdict | None) -> None:
-        """End the workers in any state, wait for their last output, close everything."""
+        """End the workers in any state, wait for their last output, and close everything."""
         job, leadership = self.context, self.context.leadership
         failed = verdict is None or verdict.action is Action.FAIL
         if verdict is None and leadership.resumes is not None:
-            await leadership.leave()  # this controller doesn't end a running job: another one may continue it
+            await leadership.leave()  # this controller doesn't end a running job, because another one may continue it
         if verdict is not None and verdict.action is Action.FAIL:
             self.last_words = f"kungfu-run: {verdict.reason}"
         is_noted = await self._note_the_end(verdict)
         if job.manager is not None and not self.has_stepped_down:
             await job.manager.ending.end_all(None if verdict is None else verdict.interrupted_by, self._hurry)
-        # A controller that has lost the lease doesn't end the job. If no other can any more, it reports that all
-        # workers have finished.
+        # A controller that has lost the lease doesn't end the job. If no other controller can take over, this
+        # controller reports that all workers have finished.
         has_finished = leadership.is_gone and not failed
         if self.has_stepped_down and not has_finished and job.remote is not None:
             job.remote.leave()
@@ -329,10 +329,11 @@ class Controller:
         await self._closers.aclose()
 
     async def _note_the_end(self, verdict: Verdict | None) -> bool:
-        """Record the end before any worker or host is notified.
+        """Record the end of the job before any worker or host is notified.
 
-        Otherwise a worker that exits because of it would have failed to the next controller. Return False if the store
-        is away. That isn't awaited: a write may be in flight, and the lease expires.
+        Otherwise the next controller would regard a worker that exits because of the end as failed. Return False if the
+        store is unavailable. The controller doesn't wait for the store: a write may be in flight, and the lease
+        expires.
         """
         if not self.context.leadership.has_held or verdict is None:
             return True

@@ -1,4 +1,4 @@
-"""The cores that the workers run on: shares of their hosts' cores, all equal once a program needs a fixed number."""
+"""The cores that workers run on: shares of their hosts' cores, all equal once a program needs a fixed number."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RETRY_S = 0.2
 
 @dataclass(eq=False)
 class WorkerCores:
-    """Part of a `WorkerManager`, in its event loop. `pins`: -affinity; `cluster`: whose members have the cores."""
+    """Part of a `WorkerManager`, in its event loop. `pins`: -affinity. `cluster`: its members have the cores."""
 
     processes: ProcessTable
     agents: Mapping[str, AgentHandle]
@@ -26,7 +26,7 @@ class WorkerCores:
     def move(self, cluster: Cluster) -> None:
         """Move the members of `cluster` to their shares of the cores.
 
-        If each worker has a fixed number of cores, move every other worker that hasn't got as many, too.
+        If the number of cores per worker is fixed, also move any other worker that has fewer cores than that.
         """
         if not self.pins:
             return
@@ -40,23 +40,25 @@ class WorkerCores:
                 process.has_its_cores = agent.shares.each is not None
 
     def resume(self, each: int) -> None:
-        """Keep the number of cores a worker that an earlier controller has fixed; 0 if it has fixed none."""
+        """Keep the number of cores per worker that an earlier controller has fixed, or 0 if it has fixed none."""
         for agent in self.agents.values():
             agent.shares.each = agent.shares.each or each or None
 
     def joined(self, agent: AgentHandle) -> None:
-        agent.shares.each = next(iter(self.agents.values())).shares.each  # all hosts have the same
+        # all hosts have the same number of cores per worker
+        agent.shares.each = next(iter(self.agents.values())).shares.each
 
     async def fix(self, each: int) -> int:
-        """Fix the number of cores a worker, because a worker needs as many as all others have, and `each` is enough.
+        """Fix the number of cores per worker, for a worker that needs the same number as all others, at least `each`.
 
-        Returns: The number that each has, now and at every size; 0 if workers aren't pinned. The worker trains once it
-        has it.
+        Returns: The number of cores that each worker has, now and at every cluster size, or 0 if workers aren't pinned.
+        The worker starts to train once it has that number.
         """
         while self.pins:
-            for agent in self.agents.values():  # all with the same `each`
+            for agent in self.agents.values():  # `each` is the same for all hosts
                 agent.shares.each = agent.shares.each or each
-            if all(process.pid is not None for process in self.processes):  # the requesting worker among them
+            # the requesting worker is among the processes
+            if all(process.pid is not None for process in self.processes):
                 if not all(process.has_its_cores for process in self.processes):
                     self.move(self.cluster())
                 break

@@ -1,4 +1,4 @@
-"""How the controller ends worker processes: it signals them, kills them, and continues without one that doesn't die."""
+"""How the controller ends workers: it signals and kills them, and continues without one that survives SIGKILL."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ms_kungfu.launcher.state.policy import Standing, signal_name
 from ms_kungfu.launcher.state.states import WorkerState
 
 _log = logging.getLogger(__name__)
-# All processes have to exit within 2 s of a failure. The rest of these is for SIGKILL and for reaping.
+# All processes must exit within 2 s of a failure. After GRACE_S, the rest of the 2 s is for SIGKILL and reaping.
 GRACE_S = 1.0
 _UNANSWERED_KILL_S = 10.0
 
@@ -27,8 +27,8 @@ _UNANSWERED_KILL_S = 10.0
 class EndOfWorkers:
     """Part of a `WorkerManager`, in its event loop.
 
-    `here`: the controller's own host. `on_unkillable`: called with a process that SIGKILL didn't end, and why.
-    `checkpoint`: has the workers with checkpoints write one, and returns once they have.
+    `here`: the controller's own host. `on_unkillable`: called with a process that SIGKILL didn't end, and the reason.
+    `checkpoint`: makes the workers with checkpoints write one, and returns once they have.
     """
 
     processes: ProcessTable
@@ -45,10 +45,11 @@ class EndOfWorkers:
         self._loop = asyncio.get_running_loop()
 
     async def end_all(self, interrupted_by: int | None, hurry: asyncio.Event) -> None:
-        """End all workers: return when none is left, or when the rest is to be killed.
+        """End all workers. Return when no worker is left, or when the remaining ones are to be killed.
 
-        After a signal to a launcher they have -grace-period. Those with checkpoints write one first, and then all get
-        the signal, a second before the period ends at the latest. `hurry`: once it is set this doesn't wait any more.
+        After a signal to a launcher, the workers have -grace-period. Workers with checkpoints write one first. Then all
+        workers get the signal, at the latest one second before the period ends. Once `hurry` is set, return without
+        waiting.
         """
         if not len(self.processes):
             return
@@ -60,21 +61,21 @@ class EndOfWorkers:
                 signal_name(number), len(self.processes), self.grace_period_s,
             )  # fmt: skip
             await self._wait(self.checkpoint(number), until - GRACE_S, hurry)
-        self.broker.end()  # a worker that asks to leave because of the signal may leave
+        self.broker.end()  # from now on no leave is granted, not even to a worker that asks because of the signal
         for agent in self.agents.values():
             agent.signal(number)
-            agent.signal(signal.SIGCONT)  # a stopped process has to run to exit
+            agent.signal(signal.SIGCONT)  # a stopped process must run in order to exit
         await self._wait(self.processes.emptied.wait(), until, hurry)
 
     async def _wait(self, event: Coroutine[None, None, object], until: float, hurry: asyncio.Event) -> None:
-        """Wait for the event, until this time at the latest."""
+        """Wait for the event until time `until` at the latest."""
         waits = [asyncio.ensure_future(each) for each in (event, self.processes.emptied.wait(), hurry.wait())]
         await asyncio.wait(waits, timeout=max(0.0, until - self._loop.time()), return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
 
     def all_on(self, host: str, reason: str) -> None:
-        """Kill the workers in the cluster, which is a failure like any other; dismiss the removed ones."""
+        """Kill the host's workers that are in the cluster, which counts as a failure; dismiss its removed workers."""
         for process in self.processes:
             if process.host != host or process.is_ending:
                 continue
@@ -85,17 +86,18 @@ class EndOfWorkers:
                 self.kill(process, f"{reason} and was killed")
 
     def kill(self, process: Process, reason: str) -> None:
-        """Its exit follows as an event like any other, or the job continues without it."""
+        """Kill a process. Its exit follows as an event, or the job continues without the process."""
         process.to(WorkerState.KILLED)
         process.killed_because = reason
         self._signal(signal.SIGKILL, process)
         self._loop.call_later(_UNANSWERED_KILL_S, self._give_up_on, process)
 
     def _give_up_on(self, process: Process) -> None:
-        """SIGKILL had no effect: the process hangs in the kernel, its cgroup is frozen, or it gets no core.
+        """Continue without a process that SIGKILL didn't end.
 
-        The signal stays pending: if the process runs again it exits before its next instruction. To the other workers
-        it has failed: it can't publish anything any more (docs/recovery.md), and no broker answers it.
+        The process hangs in the kernel, is frozen by its cgroup, or gets no core. The signal stays pending: if the
+        process runs again, it exits before its next instruction. The other workers regard the process as failed: it
+        can't publish anything any more (docs/recovery.md), and no broker answers it.
         """
         if process.state is WorkerState.EXITED or self.is_over():
             return
@@ -107,7 +109,7 @@ class EndOfWorkers:
         self.on_unkillable(process, process.killed_because)
 
     def tell_again(self, peers: Collection[PeerID]) -> None:
-        """Kill members that got a SIGTERM and were allowed to leave, and can't because of later failures."""
+        """Kill members that got SIGTERM and were allowed to leave, but can't leave because of later failures."""
         told_to_end = self.broker.leaves.told_to_end
         for process in self.processes.of_standing(Standing.MEMBER):
             if process.peer in peers and process.peer in told_to_end and not process.told_again:
@@ -124,14 +126,14 @@ class EndOfWorkers:
         self._loop.call_later(GRACE_S, self._signal, signal.SIGKILL, process)
 
     def dismiss_unneeded(self, joining: Collection[Process]) -> None:
-        """Dismiss those of the `joining` processes that a newer version doesn't need."""
+        """Dismiss each process in `joining` that a newer version doesn't need."""
         for process in joining:
             if self.processes.standing(process) is Standing.LEAVING and not process.is_ending:
                 _log.info('worker dismissed: %s reason="not needed any more"', process.who)
                 self.dismiss(process)
 
     def clear_slots(self) -> None:
-        """Dismiss removed workers that still run if another worker needs their port or device."""
+        """Dismiss removed workers that are still running, if another worker needs their port or device."""
         for process in self.processes.in_the_way():
             _log.warning('worker dismissed: %s reason="it has left the cluster, and its slot is needed"', process.who)
             self.dismiss(process)

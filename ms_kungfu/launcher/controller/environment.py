@@ -22,15 +22,16 @@ def environment_of(
     begun: JobStart,
     agent: AgentHandle,
 ) -> dict[str, str | None]:
-    """Return the changes to the environment of its host's launcher.
+    """Return the changes to make to the environment of the host's launcher for a worker process.
 
-    None removes a variable that an outer job may have set. The agent adds what only the host knows
+    The value None removes a variable that an outer job may have set. The agent adds what only the host knows
     (`told_of_the_host`).
 
     Args:
-        process: a worker, or a standby, which is to be in the next cluster version.
+        process: a worker, or a standby, which will be in the next cluster version.
         ranks: the host of each rank.
-        hosts: those that the job has by now; `agent`: its own one.
+        hosts: the job's current hosts.
+        agent: the host of the process.
     """
     standby, each = process.peer is None, agent.shares.each
     rank, size = str(process.rank), str(process.size)
@@ -57,20 +58,20 @@ def environment_of(
         env.PLAIN_LOCAL_RANK.name: local_rank,
         env.LOCAL_WORLD_SIZE.name: local_size,
         env.PARENT.name: None,
-        env.DISTRIBUTE_HOSTS.name: None,  # a kungfu-run in the program is another job
+        env.DISTRIBUTE_HOSTS.name: None,  # a kungfu-run that the program starts is a separate job
         env.DISTRIBUTE_SHELL.name: None,
         **({env.SLURM_STEP_ID.name: None} if options.in_slurm else {}),
         env.MSRUN_SIZE.name: str(options.msrun_size) if options.msrun_size else None,
         env.MSRUN_RANK.name: str(place_of(process, local, options)) if options.msrun_size else None,
         env.CORES_PER_WORKER.name: str(each) if each else None,
         **({_cpu_isa.VARIABLE: begun.cpu_isa} if begun.cpu_isa else {}),
-        env.COMPILE_CACHE: None,  # ms_kungfu/ops/_compile_cache.py says why
+        env.COMPILE_CACHE: None,  # ms_kungfu/ops/_compile_cache.py explains why
         **agent.devices.environment(process.device),
     }
 
 
 def place_of(process: Process, local_rank: int, options: Options) -> int:
-    """Return its number among all slots of the job: hosts in their order, and on each the lowest free port."""
+    """Return the process's number among all slots of the job: by host in order, then by lowest free port."""
     before = itertools.takewhile(lambda host: host.name != process.host, options.hosts.each)
     on_host = local_rank if process.peer is None else options.ports.index(process.peer.port)
     return sum(host.slots or 0 for host in before) + on_host

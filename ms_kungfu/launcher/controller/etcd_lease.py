@@ -1,16 +1,16 @@
 """A controller's leadership lease: it acquires the lease, renews it, and writes the snapshot that the lease guards.
 
-1. Only the controller writes the snapshot, one entry after the other (the lock), so each entry builds on the one
-   before. An entry that returns is in the store, and only then the controller notifies workers or hosts.
+1. Only the controller writes the snapshot, one entry at a time (under the lock), so each entry builds on the previous
+   one. The controller notifies workers or hosts of an entry only after the store has accepted the entry.
    (`test_simulated_leadership.py`.)
 2. If a write finds that another controller has the lease, this controller has stepped down. It sends no decision that
-   it hasn't sent yet, and this term never begins again, even if the other controller fails.
-3. Renewals wait in the same queue, since the lease takes one call at a time.
-4. Members may wait for an entry, and so for the store. Their deadlines stop while an entry takes long, while a renewal
-   has failed or takes half a lease, and until a failed entry is written (`on_store_awaited`). A slow renewal stops no
-   deadline: there is always one in flight, and members seldom depend on it.
-5. If the controller fails at any point here, the lease expires. The next controller carries out what is in the
-   snapshot, and no process has been notified of the rest.
+   it hasn't sent yet. Its term never resumes, even if the other controller fails.
+3. Renewals wait in the same queue as entries, since the lease handles one call at a time.
+4. Members may wait for an entry, and therefore for the store. Their deadlines stop while an entry takes long, while a
+   renewal has failed or takes half a lease, and until a failed entry is written (`on_store_awaited`). A slow renewal
+   alone stops no deadline: a renewal is always in flight, and members seldom depend on it.
+5. If the controller fails at any point described here, the lease expires. The next controller carries out the decisions
+   in the snapshot. No process has been notified of any other decision.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from ms_kungfu.launcher.state.start_error import StartError
 from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
-_LAST_LEASE_S = 5.0  # added to the length of the leases of a finished job
-RENEW_S = 0.2  # before the launcher asks an absent store again
+_LAST_LEASE_S = 5.0  # added to the lease of a finished job
+RENEW_S = 0.2  # wait before the launcher retries an unavailable store
 END_S = 2.0
-_LONG_S = 0.3  # for one entry, which takes some milliseconds
-_LOOK_S = MOST_GAP_S / 2  # at the real clock, by timers of the run-time clock: each fires at once after a pause
+_LONG_S = 0.3  # limit for one entry, which normally takes some milliseconds
+_LOOK_S = MOST_GAP_S / 2  # in real time; the timers use the run-time clock, and fire at once after a pause
 
 
 class EtcdLease:
     """`Leadership` by a lease in etcd.
 
-    `on_step_down(why)`: another host decides from now on. `on_new_lease`: the lease had expired, and there is another
-    one. `on_store_awaited(yes)`: a decision waits for the store from now on, or doesn't any more. `url`: of the job's
-    store; `own`: this host's name.
+    `on_step_down(why)`: another host decides from now on. `on_new_lease`: the lease had expired, and this controller
+    has a new one. `on_store_awaited(yes)`: a decision now waits for the store, or (`yes` False) no longer waits.
+    `url`: of the job's store. `own`: this host's name.
     """
 
     moves = True
@@ -60,20 +60,20 @@ class EtcdLease:
         self.term, self.lease, self.has_stepped_down, self.is_gone = term, term.lease, False, False
         self._machine, self._url, self._own = machine, url, own
         self._on_step_down, self._on_new_lease, self._on_store_awaited = on_step_down, on_new_lease, on_store_awaited
-        self.store_error: ConfigServerError | None = None  # of the last call of the lease, unless it is lost
-        # what is awaited of the store: the answer to a call, an entry that it hasn't accepted yet
+        self.store_error: ConfigServerError | None = None  # of the last lease call, unless the lease is lost
+        # what this controller awaits: the store's answer to a call, or an entry that the store hasn't accepted yet
         self._awaited: set[str] = set()
         self._loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()
-        self._under_way: asyncio.Future[None] | None = None  # the last call of the lease
+        self._under_way: asyncio.Future[None] | None = None  # the last call to the lease
         self._time = TimeToAsk(self.lease.lease_s)
         self._keeping: asyncio.Future[None] | None = None
-        # the newest version that the members may be notified of, and the newest in a queued entry
+        # the newest version that the members may be notified of, and the newest version in a queued entry
         self._on_record = self._to_ask = -1
 
     @property
     def resumes(self) -> LeaderSnapshot | None:
-        """Return the snapshot of the controller before, whose job this one continues."""
+        """Return the snapshot of the previous controller, whose job this controller continues."""
         return self.term.snapshot
 
     @property
@@ -83,15 +83,15 @@ class EtcdLease:
 
     @property
     def has_held(self) -> bool:
-        """Return whether it has had the lease, even if it has stepped down by now."""
+        """Return whether this controller has had the lease, even if it has stepped down since."""
         return self.lease.since != 0
 
     # ---- acquiring the lease ----
 
     async def await_turn(self) -> None:
-        """Wait until the last job of this name is over: nothing of this one is written before.
+        """Wait until the last job of this name is over. Nothing of this job is written before that.
 
-        If that job has lost its controller, its other hosts continue it, and have the time of a lease for that.
+        If the last job has lost its controller, its other hosts have the duration of one lease to continue it.
         """
         term, is_logged, empty_since = self.term, False, math.inf
         patience_s = 3 * self.lease.lease_s + _LAST_LEASE_S
@@ -142,9 +142,9 @@ class EtcdLease:
     # ---- keeping the lease ----
 
     def keep(self, store: Any) -> Callable[[], object]:
-        """Renew the lease from now on, and let only its holder write to `store`, the cluster's.
+        """Renew the lease from now on, and let only the lease's holder write to `store`, the cluster store.
 
-        Return what ends that.
+        Return a function that ends both.
         """
         self.term.guard(store)
         self._time = TimeToAsk(self.lease.lease_s)
@@ -161,20 +161,19 @@ class EtcdLease:
     async def _until_it_is_time(self) -> None:
         """Wait for a quarter of the lease.
 
-        The lease expires in the store while this host stands still, so the real clock counts: after a pause the lease
-        is renewed at once.
+        The lease expires even while this host is paused. So the wait is in real time, and ends at once after a pause.
         """
         end = self._machine.monotonic() + self.lease.lease_s / 4
         while (left_s := end - self._machine.monotonic()) > 0 and not self.has_stepped_down:
             await asyncio.sleep(min(left_s, _LOOK_S))
 
     async def _renew(self) -> bool:
-        """Renew the lease; return whether the store has answered."""
+        """Renew the lease. Return whether the store has answered."""
         asked = self._time
         try:
             await self.act(lambda: self._call(self.lease.renew))
             asked.answered(self._machine.monotonic())
-        except ConfigServerError:  # away; or full, and the lease has expired: no controller has it
+        except ConfigServerError:  # the store is unavailable; or it is full, and no controller has the lease
             asked.failed(self._machine.monotonic())
             return False
         return True
@@ -182,25 +181,25 @@ class EtcdLease:
     async def has_it_again(self) -> bool:
         """Return whether this controller has the lease after the store has rejected a write.
 
-        It may have expired, while all stood still, and been replaced, or another controller decides.
+        If the lease expired while all hosts were paused, this controller acquires a new one.
         """
         await self._renew()
         return not self.has_stepped_down
 
     async def time_to_ask(self) -> float:
-        """Return for how long the hosts could have found this controller (`TimeToAsk`)."""
+        """Return for how long the hosts have been able to find this controller (`TimeToAsk`)."""
         await self._renew()
         return self._time.seconds
 
     @property
     def has_stood_still(self) -> bool:
-        """Return whether this host stood still a moment ago."""
+        """Return whether this host was paused a moment ago."""
         return self._time.has_stood_still(self._machine.monotonic())
 
     # ---- entries ----
 
     async def act(self, act: Callable[[], Awaitable[object]]) -> None:
-        """Run one action after the other. If another controller has the lease, this one steps down."""
+        """Run the actions one at a time. If another controller has the lease, this controller steps down."""
         lease = self.lease
         try:
             async with self._lock:
@@ -216,10 +215,10 @@ class EtcdLease:
             self._lose_lease(f"{error}: another host decides for the job from now on")
 
     async def _call(self, function: Callable[[], None], long_s: float | None = None) -> None:
-        """Call a function of the lease in a thread, which runs on if its awaiting task is cancelled.
+        """Call a function of the lease in a thread, which continues even if the awaiting task is cancelled.
 
-        The next call waits for its end, or an older entry might follow a newer one. Deadlines stop after `long_s` (half
-        a lease).
+        The next call waits until this call ends; otherwise an older entry could follow a newer one. Deadlines stop
+        after `long_s` (default: half a lease).
         """
         long_s = self.lease.lease_s / 2 if long_s is None else long_s
         long = self._loop.call_later(long_s, self._await_store, "answer", True)
@@ -235,7 +234,7 @@ class EtcdLease:
             self.store_error = None if isinstance(error, LeadershipLostError) else error
             raise
         except asyncio.CancelledError:
-            goes_on = True  # and what it awaits, until the end of the next call
+            goes_on = True  # until the end of the next call, both this call and the wait for it continue
             raise
         finally:
             long.cancel()
@@ -249,9 +248,10 @@ class EtcdLease:
             self._on_store_awaited(not before)
 
     async def write(self, snapshot: Callable[[], LeaderSnapshot]) -> bool:
-        """Write it, however long the store is away. Within `act`; LeadershipLostError as there. Return False if this
-        host leaves the lease meanwhile: then it isn't there, as far as this controller can tell, and may not be acted
-        on."""
+        """Write an entry, and retry for as long as the store is unavailable. Call it within `act`.
+
+        Return False if this host gives up the lease meanwhile: the entry may not be written, so don't act on it.
+        """
         try:
             return await self._write(snapshot)
         finally:
@@ -266,7 +266,7 @@ class EtcdLease:
                 return True
             except LeadershipLostError:
                 raise
-            except ConfigServerError as error:  # away, or full
+            except ConfigServerError as error:  # the store is unavailable, or full
                 self._await_store("entry", True)
                 if not is_logged:
                     is_logged = True
@@ -276,7 +276,7 @@ class EtcdLease:
                         error,
                     )
                 await asyncio.sleep(RENEW_S)
-                try:  # no other controller does meanwhile, and a lease takes no space
+                try:  # no other controller leads meanwhile, and a lease needs no space in the store
                     await self._call(lease.renew)
                 except LeadershipLostError:
                     raise
@@ -287,15 +287,15 @@ class EtcdLease:
     def may_say(self, version: int) -> bool:
         """Return whether the members may be notified of this version.
 
-        A notified member waits for it at the next step, and its commit has to be in the snapshot. So no member is
-        notified of another version while the store is away.
+        A notified member waits for the version at its next step, and the commit must be in the snapshot. So no member
+        is notified of another version while the store is unavailable.
         """
         return self._on_record >= version
 
     async def until_it_may_be_said(self, version: int, is_over: Callable[[], bool]) -> bool:
-        """Wait until the members may be notified.
+        """Wait until the members may be notified of this version.
 
-        Return False if that is awaited already, or doesn't matter any more.
+        Return False if another call already waits for that, or if the notification no longer matters.
         """
         if version <= self._to_ask:
             return False
@@ -316,7 +316,7 @@ class EtcdLease:
             self._on_step_down(reason)
 
     async def step_down(self) -> None:
-        """Give up the lease, as this controller stood still: hosts that left it only return to another one."""
+        """Give up the lease because this host was paused: hosts that have left it return only to another controller."""
         async with self._lock:
             self._lose_lease(
                 "this host stood still, and others have left it: another one decides for the job from now on"
@@ -327,14 +327,14 @@ class EtcdLease:
     async def leave(self) -> None:
         """Give up the lease because this host leaves.
 
-        The next controller needn't wait for its expiry. No write begins here any more, since a write without a lease
-        would acquire it again.
+        The next controller needn't wait until the lease expires. This controller begins no more writes, since a write
+        without a lease would acquire the lease again.
         """
         self.has_stepped_down = True
         await self.release()
 
     async def release(self) -> None:
-        """Delete the lease: the job is over, and that is in the snapshot."""
+        """Delete the lease: the job is over, and the snapshot contains that."""
 
         async def leave() -> None:
             async with self._lock:

@@ -1,4 +1,4 @@
-"""Workers that exit, leave or hang: what the controller does about each, as the policy says."""
+"""What the controller does about workers that exit, leave or hang, according to the failure policy."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from ms_kungfu.launcher.state.policy import Action, Recover, Standing, Verdict, 
 from ms_kungfu.launcher.state.states import WorkerState
 
 _log = logging.getLogger(__name__)
-# Pause before another process is tried in the slot of one that couldn't be started: doubled each time.
+# Pause before the controller retries a slot whose process couldn't be started. The pause doubles each time.
 _START_PAUSE_S = 0.1
 _MAX_START_PAUSE_S = 5.0
-# An agent reports a broken connection within 0.2 s; the loss of the host behind it follows some seconds later.
+# An agent reports a broken connection within 0.2 s. If a lost host is the cause, its loss is reported some seconds
+# later.
 _HOSTS_NEWS_S = 0.5
 _HOSTS_TELL_S = 5.0
 
@@ -60,7 +61,7 @@ class WorkerFailures:
             self.job.statistics.add(process.rank, steps)
 
     def _emit_end(self, process: Process, standing: Standing, code: int, error: str, verdict: Verdict | None) -> None:
-        """Emit that a process has exited. `verdict`: what follows from its failure; None: it hasn't failed."""
+        """Emit that a process has exited. `verdict`: what follows from its failure, or None if it hasn't failed."""
         is_lost = process.host in self.job.coordinator.hosts.lost
         how: dict[str, Any] = {} if is_lost else exit_of(code)
         if verdict is None:
@@ -92,9 +93,9 @@ class WorkerFailures:
         coordinator.finishing = coordinator.finishing or finished
         if standing is Standing.STANDBY and dismissed:
             self._emit_end(process, standing, code, error, None)
-            return  # it wasn't needed
+            return  # the process wasn't needed
         if dismissed:
-            code = 0  # the controller's own doing, which is logged already
+            code = 0  # the controller itself ended the worker, and has logged that
         elif not self.is_over and code == 0 and process.peer is not None:
             _log.info("worker exited: %s code=%d", who, code)
         if finished:
@@ -125,9 +126,10 @@ class WorkerFailures:
         return self.job.course.settle(verdict)
 
     def _may_be_of_the_hosts(self, verdict: Verdict) -> bool:
-        """Return whether the worker may have failed because of something between the hosts.
+        """Return whether the worker may have failed because of a problem between the hosts.
 
-        That is reported soon, and ends the job; if it isn't, the worker's failure does.
+        Such a problem is reported soon, and then ends the job. If no problem is reported, the worker's failure ends the
+        job.
         """
         job, remote = self.job, self.job.remote
         if self.is_over or job.options.recover is not Recover.FAIL or remote is None:
@@ -148,10 +150,10 @@ class WorkerFailures:
             self._settle(verdict)
 
     def _continue_without(self, process: Process, standing: Standing, verdict: Verdict, counted_on: bool) -> None:
-        """Continue without a process. `counted_on`: the newest cluster has the process that has exited."""
+        """Continue without a process that has exited. `counted_on`: whether the newest cluster contains the process."""
         job, coordinator, now = self.job, self.job.coordinator, self.job.loop.time()
         pause_s = 0.0
-        if process.pid is None:  # it couldn't be started, and most likely the next one can't either, at once
+        if process.pid is None:  # the process couldn't be started, and an immediate retry would probably fail as well
             pause_s = min(_START_PAUSE_S * 2 ** coordinator.restarts_of(process.slot, now), _MAX_START_PAUSE_S)
         if standing is Standing.STANDBY:
             if verdict.action is Action.REPLACE:
@@ -174,7 +176,7 @@ class WorkerFailures:
         self.job.revisions.write()
 
     def end_pause_if_filled(self) -> None:
-        """End the pause if a newer cluster has filled the slots that it was for."""
+        """End the pause if a newer cluster has filled the slots that caused the pause."""
         if self._pause is not None and not self.job.coordinator.pausing:
             self._pause.cancel()
             self._pause = None
@@ -194,7 +196,7 @@ class WorkerFailures:
         job, workers, leaving = self.job, self.job.workers, self.job.coordinator.leaving
         for process in workers.processes.of_standing(Standing.MEMBER, Standing.JOINING):
             if process.peer == peer:
-                if peer in leaving:  # and got a SIGTERM as well
+                if peer in leaving:  # the worker got a SIGTERM as well
                     workers.end_kept_leavers()
                     return
                 left = [other for other in workers.processes.living_members() if other != peer and other not in leaving]

@@ -1,4 +1,4 @@
-"""Warn of programs that don't join the job, or don't adopt a prepared cluster version, with the likely reason."""
+"""Warnings about programs that don't join the job, or don't adopt a prepared cluster version, with likely reasons."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from ms_kungfu.launcher.state import policy
 from ms_kungfu.launcher.state.policy import Standing
 
 _log = logging.getLogger(__name__)
-_UNFOLLOWED_S = 30.0  # for members to look for a change; their first step may take that long
+_UNFOLLOWED_S = 30.0  # time for members to look for a change; their first step may take that long
 _MUST_JOIN_S = 60.0
-_TRAINS_S = 2.0  # MindSpore alone takes that long to import
+_TRAINS_S = 2.0  # importing MindSpore alone takes that long
 
 
 @dataclass(eq=False)
 class FollowWatch:
-    """Part of a `WorkerManager`, in its event loop. It warns once a job, before the first version is committed."""
+    """Part of a `WorkerManager`, in its event loop.
+
+    It warns at most once per job, before the first change is committed.
+    """
 
     broker: Broker
     processes: ProcessTable
     is_over: Callable[[], bool]
     awaits_store: Callable[[], bool]
-    _follows: bool = False  # the members have adopted a version
-    _steps_before: list[int] = field(default_factory=list)  # of the members, when the version was prepared
+    _follows: bool = False  # whether the members have ever adopted a version
+    _steps_before: list[int] = field(default_factory=list)  # steps of the members when the version was prepared
     _timer: asyncio.TimerHandle | None = None
 
     def committed(self) -> None:
@@ -39,13 +42,14 @@ class FollowWatch:
             self._look_later(version, frozenset())
 
     def _look_later(self, version: int, logged: frozenset[str]) -> None:
-        """`logged`: the workers that a warning has named as not joined."""
+        """Look again after a while. `logged`: workers that an earlier warning has named as not joined."""
         self._timer = asyncio.get_running_loop().call_later(_UNFOLLOWED_S, self._look, version, logged)
 
     def _look(self, version: int, logged: frozenset[str]) -> None:
         if self._follows or self.is_over():
             return
-        if self.awaits_store():  # the version can't be adopted before the store answers, which is logged already
+        # the version can't be adopted before the store answers, and the outage is logged already
+        if self.awaits_store():
             self._look_later(version, logged)
             return
         absent = frozenset(process.who for process in self._members_yet_to_join())
@@ -85,7 +89,7 @@ class FollowWatch:
             )  # fmt: skip
 
     def _steps_of_members(self) -> list[int]:
-        """Return the last steps of those members that count any."""
+        """Return the last step of each member that counts steps."""
         members = [p for p in self.processes.of_standing(Standing.MEMBER) if p.peer is not None]
         found = [self.broker.facts.progress(p.peer, p.incarnation) for p in members if p.peer is not None]
         return [progress[0] for progress in found if progress is not None]
@@ -97,19 +101,19 @@ class FollowWatch:
 
 @dataclass(eq=False)
 class CopiesWatch:
-    """Warns once of several workers of which none has joined: they are as many separate trainings, or prepare.
+    """Warn once if several workers run and none has joined: each trains separately, or all are still preparing.
 
-    Not of workers that exit too soon to have trained: `kungfu-run -np 4 hostname` is no mistake.
+    Workers that exit too soon to have trained cause no warning: `kungfu-run -np 4 hostname` is no mistake.
     """
 
     is_over: Callable[[], bool]
-    has_granted: Callable[[], bool] = lambda: True  # whether a worker has joined
+    has_granted: Callable[[], bool] = lambda: True  # whether any worker has joined
     size: Callable[[], int] = lambda: 0
     clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()
-    _since: float | None = None  # when the workers were started, until the warning
+    _since: float | None = None  # when the workers were started; None once the warning was given
 
     def begin(self, broker: Broker, size: Callable[[], int]) -> asyncio.TimerHandle:
-        """The workers have been started."""
+        """Start the time until the warning, because the workers have been started."""
         self.has_granted, self.size, self._since = broker.has_granted, size, self.clock()
         return asyncio.get_running_loop().call_later(_MUST_JOIN_S, self.warn)
 

@@ -1,4 +1,7 @@
-"""Which hosts of a job haven't registered yet, and why: the controller waits for them, and asks what they do."""
+"""Which hosts of a job haven't registered yet, and why.
+
+The controller waits for these hosts and queries their state.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,13 @@ from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
 _FIRST_WORDS_S = 10.0
-# The controller asks a host that hasn't called by then what it does, again and again.
+# If a host hasn't called within this time, the controller repeatedly asks the host what it does.
 _PATIENCE_S = 3.0
 _ASK_S = 10.0
-_TELL_SILENCE_S = 5.0  # hosts are started one after the other: before, silence is no news
+_TELL_SILENCE_S = 5.0  # hosts are started one after the other, so earlier silence is normal
 _CALLS_IN_VAIN_S = 4.0
-_ONCE_MORE_S = 0.3  # a live controller that has lost its lease finds the new one, and its host registers
+# time for a live controller that lost its lease to find the new controller, and for its host to register
+_ONCE_MORE_S = 0.3
 
 
 class Registered(Protocol):
@@ -33,30 +37,31 @@ class Registered(Protocol):
 
     @property
     def is_confirmed(self) -> bool:
-        """Return whether it has sent a message since."""
+        """Return whether the host has sent a message since it registered."""
         ...
 
 
 class HostGathering:
     """The hosts that have to register.
 
-    `registered`: the hosts that are there. `resumes`: hosts of a running job register with a new controller.
+    `registered`: the hosts that have registered. `resumes`: whether hosts of a running job register with a new
+    controller.
     """
 
     def __init__(self, options: Options, machine: Machine, registered: Mapping[str, Registered], resumes: bool) -> None:
         self.options, self.machine, self._registered = options, machine, registered
         self.name = options.hosts.self_name
-        self.is_closed = not resumes  # a new controller continues without the hosts that don't register
+        self.is_closed = not resumes  # a new controller continues without hosts that don't register
         self.news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._secret = bytes.fromhex(options.secret or "")
         self._deadline: float | None = None
         self._rejected: dict[str, str] = {}  # missing host -> why it can't take part
         self._silent: dict[str, str] = {}  # missing host -> why it doesn't answer
-        self._other_head_node = ""  # the message if another host takes itself for the head node
+        self._other_head_node = ""  # the error message if another host considers itself the head node
 
     async def gather(self, timeout_s: float) -> None:
-        """Wait until all hosts have registered; StartError if one doesn't."""
+        """Wait until all hosts have registered. Raise StartError if a host doesn't."""
         deadline = self._deadline = self._loop.time() + timeout_s
         asking = asyncio.ensure_future(self._ask_who_is_missing())
         logged: tuple[str, ...] = ()
@@ -86,13 +91,15 @@ class HostGathering:
     async def gather_again(
         self, timeout_s: float, before: Collection[str], time_to_ask: Callable[[], Awaitable[float]]
     ) -> None:
-        """Wait until the hosts of a running job have registered with this controller, or won't.
+        """Wait until each host of a running job has registered with this controller, or is no longer expected to.
 
-        The hosts of the controllers `before` have been silent for long enough already: they get a moment. All others
-        have until `time_to_ask` says that they could have asked for `timeout_s` which host is the controller.
+        Hosts of the earlier controllers (`before`) have been silent for long enough already, so they get only a moment.
+        Each other host has until `time_to_ask` says that it could have asked for `timeout_s` which host is the
+        controller.
 
-        A registered host counts once it is confirmed. If this controller stands still, a host may have left it before
-        it reads the registration, and registers again. (`test_registered_host_is_awaited_until_it_is_confirmed`.)
+        A registered host counts once it is confirmed. While this controller is paused, a host may register, leave, and
+        register again before this controller reads the first registration.
+        (`test_registered_host_is_awaited_until_it_is_confirmed`.)
         """
         begun = self._loop.time()
         while missing := self._missing_or_unconfirmed():
@@ -100,7 +107,7 @@ class HostGathering:
                 left_s = begun - self._loop.time() + _ONCE_MORE_S
             else:
                 left_s = timeout_s / 8 if await time_to_ask() < timeout_s else 0.0
-            if left_s < 0.001:  # a clock has its own least step
+            if left_s < 0.001:  # a clock has a smallest step
                 break
             self.news.clear()
             if missing != self._missing_or_unconfirmed():
@@ -119,26 +126,27 @@ class HostGathering:
         return (*self.missing(), *unconfirmed)
 
     def missing_others(self) -> tuple[str, ...]:
-        """Return the same without the controller's own, which registers at once."""
+        """Return the missing hosts without the controller's own host, which registers at once."""
         return tuple(name for name in self.missing() if name != self.name)
 
     def why_missing(self) -> str:
-        """Return what is known of them, as the end of a sentence that names them."""
+        """Return what is known about the missing hosts, as the end of a sentence that names them."""
         port = self.options.control_port
-        # A host's own words say more than that it is silent now, after its exit.
+        # The last message of a host explains more than its silence after its exit.
         silent = {name: f"no answer from {name}:{port}: {why}" for name, why in self._silent.items()}
         last = {**silent, **self._rejected}
         return "".join(f" The last of {name}: {last[name]}" for name in self.missing() if name in last)
 
     def then(self) -> str:
-        """Return what this host does after it has rejected another one."""
+        """Return what this host does after it has rejected another host."""
         if self._deadline is None:
             return ""
         left_s = max(0.0, self._deadline - self._loop.time())
         return f"; {', '.join(self.missing())} may still come, for {left_s:.0f} s more (KUNGFU_JOIN_TIMEOUT)"
 
-    # If -H has another order on each host, each takes itself for the head node, and no host calls. A firewall here may
-    # also stop a caller, yet let this host's own connections pass. So a controller asks, and names itself.
+    # If -H has a different order on each host, each host considers itself the head node, and no host calls another. A
+    # firewall on this host may also block incoming calls while outgoing ones pass. So the controller asks each host,
+    # and sends its own name.
 
     async def _ask_who_is_missing(self) -> None:
         logged: set[tuple[str, str]] = set()
@@ -151,7 +159,10 @@ class HostGathering:
             await asyncio.sleep(_ASK_S)
 
     def _tell_of_silence(self, logged: set[tuple[str, str]]) -> None:
-        """Report silence once per host and reason, in one line for all hosts with that reason: they may be many."""
+        """Report silence once per host and reason.
+
+        All hosts with the same reason share a line, since there may be many.
+        """
         port, by_reason = self.options.control_port, dict[str, list[str]]()
         for name in self.missing():
             why = self._silent.get(name)
@@ -177,7 +188,7 @@ class HostGathering:
                 self._meet_another_head_node(host.name, answer.hosts)
             elif answer.in_a_job:
                 why = (
-                    f"{host.name} takes part in another job, of {answer.calls}; two on one host need another -port each"
+                    f"{host.name} takes part in another job, of {answer.calls}; give each job on the host its own -port"
                 )
             elif answer.calls != self.name:
                 why = (

@@ -1,4 +1,4 @@
-"""Workers that stand still, that can't continue, or that other ranks wait for in vain: the controller ends them."""
+"""Workers that hang, that can't continue, or that keep other ranks waiting for too long: the controller ends them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from ms_kungfu.launcher.state.states import WorkerState
 from ms_kungfu.launcher.state.stuck import StuckWatch, stuck_reason, stuck_sure_s
 
 _log = logging.getLogger(__name__)
-_STACK_S = 1.0  # for a worker to write its stack
-_FAILING_S = 10.0  # for a failing worker to exit by itself
+_STACK_S = 1.0  # time for a worker to write its stack
+_FAILING_S = 10.0  # time for a failing worker to exit
 
 
 @dataclass(eq=False)
 class HangingWorkers:
-    """Part of a `WorkerManager`, in its event loop. `join_timeout_s`: how long others wait for a joining worker."""
+    """Part of a `WorkerManager`, in its event loop. `join_timeout_s`: how long workers wait for a joining worker."""
 
     options: Options
     machine: Machine
@@ -44,7 +44,7 @@ class HangingWorkers:
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._stopped: dict[str, set[int]] = {}  # host -> those that were stopped when it was looked at
+        self._stopped: dict[str, set[int]] = {}  # host -> its processes that were stopped by a signal at the last look
         sure_s = stuck_sure_s(env.COLLECTIVE_TIMEOUT.get(self.machine.environ))
         self._stuck_watch: StuckWatch[tuple[PeerID, int]] = StuckWatch(sure_s)
         self._stuck_look_s = sure_s / 2
@@ -53,9 +53,9 @@ class HangingWorkers:
     def look_at(
         self, host: str, watch: HangWatch, now: float, stopped: Collection[int], is_starved: Callable[[int], bool]
     ) -> None:
-        """Examine the heartbeats of a host's workers as they were there at `now`, by the host's own clock.
+        """Examine the heartbeats of a host's workers. `now`: the time of the heartbeats by the host's own clock.
 
-        While nothing comes from a host, none of its workers counts as standing still.
+        While no report comes from a host, none of its workers counts as hanging.
         """
         if self.is_over():
             return
@@ -70,16 +70,17 @@ class HangingWorkers:
             self._look_whether_it_fails(process)
 
     def is_stopped(self, process: Process) -> bool:
-        """Whether a signal had stopped it when its host reported last."""
+        """Return whether the process was stopped by a signal at its host's last report."""
         return process.key in self._stopped.get(process.host, ())
 
     def _heartbeat(self, process: Process) -> tuple[int, ...]:
         return () if process.peer is None else self.broker.facts.heartbeat(process.peer, process.incarnation)
 
     def _look_whether_it_fails(self, process: Process) -> None:
-        """End a worker that has failed alone in a collective or a join (Ctrl-C, no memory).
+        """End a worker that has failed in a collective or a join while others continue (Ctrl-C, no memory).
 
-        It takes part in nothing more, whatever its program does: the others wait for its exit (docs/recovery.md).
+        The worker takes part in no more collectives, whatever its program does. The others wait for its exit
+        (docs/recovery.md).
         """
         if process.state not in (WorkerState.RUNNING, WorkerState.STUCK) or process.peer is None:
             return
@@ -97,20 +98,20 @@ class HangingWorkers:
     # ---- stuck workers ----
 
     def keep_looking_for_the_stuck(self) -> None:
-        """Examine all hosts together, by the last report of each: a look for each host would be quadratic."""
+        """Examine the last reports of all hosts together: one examination per host would cost quadratic time."""
         if not self.is_over():
             self._look_for_the_stuck()
             self._look_for_stalls()
             self._loop.call_later(self._stuck_look_s, self.keep_looking_for_the_stuck)
 
     def _look_for_the_stuck(self) -> None:
-        """Log the Python stacks of live workers that never come to the collective in which the others wait.
+        """Log the Python stacks of live workers that don't come to the collective in which the others wait.
 
-        With -recover the worker is ended before the others give up. Otherwise they raise CollectiveTimeoutError, and
-        their exit ends the job.
+        With -recover, such a worker is ended before the others give up. Without it, the others raise
+        CollectiveTimeoutError, and their exit ends the job.
         """
         found = self._stuck()
-        if self.options.recover is Recover.FAIL:  # else `_end_stuck` sees to it
+        if self.options.recover is Recover.FAIL:  # otherwise `_end_stuck` handles this
             for process in self.processes:
                 if process.state is WorkerState.STUCK and (process.peer, process.incarnation) not in found:
                     self._note_unstuck(process)
@@ -121,7 +122,7 @@ class HangingWorkers:
                     self._note_stuck(process, peer, found[peer, incarnation])
 
     def _look_for_stalls(self) -> None:
-        """Emit which worker has kept others waiting for a while, and for how long."""
+        """Emit which worker has kept others waiting, and for how long."""
         facts, processes = self.broker.facts, {(p.peer, p.incarnation): p for p in self.processes if p.peer is not None}
         found = facts.waited_for(list(processes))
         told = {each: facts.progress(*each) for each in found}
@@ -157,7 +158,7 @@ class HangingWorkers:
         return self.broker.facts.stuck(alive)
 
     def _end_stuck(self, process: Process, peer: PeerID) -> None:
-        """End a stuck worker whose stack has been written. One that has arrived meanwhile continues."""
+        """End a stuck worker whose stack has been written, unless it has arrived at the collective meanwhile."""
         if process.is_ending or self.is_over():
             return
         waiting = self._stuck().get((peer, process.incarnation))
@@ -168,13 +169,13 @@ class HangingWorkers:
             self._note_unstuck(process)
 
     def _limit_of_waits_for(self, process: Process) -> tuple[str, float]:
-        """Return the variable that limits the others' wait for this worker, and its seconds."""
+        """Return the variable that limits how long others wait for this worker, and its value in seconds."""
         if process.peer is not None and not self.broker.is_ready(process.peer, process.incarnation):
             return env.JOIN_TIMEOUT.name, self.join_timeout_s
         return env.COLLECTIVE_TIMEOUT.name, env.COLLECTIVE_TIMEOUT.get(self.machine.environ)
 
     def _note_unstuck(self, process: Process) -> None:
-        """Note that the worker has come to the collective, or that the others' wait has ended."""
-        if process.state is WorkerState.STUCK:  # and not failing, or removed meanwhile
+        """Record that the worker has come to the collective, or that the others no longer wait."""
+        if process.state is WorkerState.STUCK:  # the worker may be failing or removed meanwhile
             process.to(WorkerState.RUNNING)
         _log.info("stuck worker: no rank waits for %s any more", process.who)

@@ -1,4 +1,4 @@
-"""The last changes of the cluster, each with its reason and its outcome."""
+"""The latest changes of the cluster, each with its reason and its outcome."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _KEPT = 20
 
 
 class History:
-    """The last changes and their reasons, in the event loop. `emit` gets each as an event."""
+    """The latest changes and their reasons, in the event loop. Each change is passed to `emit` as an event."""
 
     def __init__(
         self, clock: Callable[[], float] = time.time, emit: Callable[[e.Event], None] = lambda event: None
     ) -> None:
         self._clock, self._emit = clock, emit
-        self._reasons: list[str] = []  # of the next cluster that the launcher writes
+        self._reasons: list[str] = []  # reasons for the next cluster that the launcher writes
         self.changes: deque[Change] = deque(maxlen=_KEPT)
 
     def note(self, reason: str) -> None:
-        """Note an event that the launcher's next cluster responds to."""
-        # For each worker of a lost host the event repeats that the host was lost, and why.
+        """Record an event that causes the launcher's next cluster."""
+        # The event of each worker on a lost host repeats that the host was lost, and why.
         removed = re.search(r" was on host (\S+), which was lost: ", reason)
         if removed is None or not any(known.startswith(f"host {removed[1]} is lost: ") for known in self._reasons):
             self._reasons.append(reason)
@@ -38,15 +38,13 @@ class History:
         self.changes.append(Change(cluster.version, cluster.size, None, "the job's start", now, now, state="committed"))
 
     def resumed(self, changes: Sequence[Change], cluster: Cluster) -> None:
-        """Continue the history of the controller before, for a job that runs in `cluster`."""
+        """Continue the history of the previous controller, for a job that runs in `cluster`."""
         self.changes.extend(changes)
-        self.committed(cluster, None)  # which is reported once it is in the snapshot
+        self.committed(cluster, None)  # the change is reported once it is in the snapshot
         if not self.knows(cluster):
             now = self._clock()
             self.changes.append(
-                Change(
-                    cluster.version, cluster.size, None, "the controller before this one", now, now, state="committed"
-                )
+                Change(cluster.version, cluster.size, None, "by the previous controller", now, now, state="committed")
             )
 
     def knows(self, cluster: Cluster) -> bool:
@@ -97,7 +95,7 @@ class History:
         return round(max(0.0, self._clock() - change.wanted_at), 4)
 
     def _running_size(self, otherwise: int | None) -> int | None:
-        """Return the size of the cluster committed last; `otherwise` if it isn't among the last changes."""
+        """Return the size of the last committed cluster, or `otherwise` if that isn't among the latest changes."""
         sizes = [change.size for change in self.changes if change.chosen_at is not None]
         return sizes[-1] if sizes else otherwise
 
@@ -116,7 +114,7 @@ def _by(cluster: Cluster, job: str) -> Literal["program", "controller", "evict",
 
 def _who(cluster: Cluster, job: str, removed: Sequence[str]) -> str:
     if cluster.writer == writer_of_workers(job):
-        return "the program asked for it: a schedule, a policy or a resize of its own"
+        return "the program requested it: by a schedule, a policy or a resize call"
     if cluster.writer == job:
         return "the launcher"
     if cluster.writer == WRITER_WHO_EVICTS:

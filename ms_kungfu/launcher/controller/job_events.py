@@ -1,4 +1,4 @@
-"""The events of a job: where the controller's parts emit them, and what gets them."""
+"""The events of a job: the controller's parts emit them here, and the event log and the status get them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ms_kungfu.launcher.wire.codec import encode
 
 _log = logging.getLogger(__name__)
 _KEPT = 4096
-_MOST_CHARACTERS = 4096  # of `job_events.Text`
-# With 64 ranks statistics alone take 240 B/s. If other events are many, statistics lines cover more than a second.
+_MOST_CHARACTERS = 4096  # the limit of `job_events.Text`
+# With 64 ranks, statistics alone take 240 B/s. If there are many other events, a statistics line covers more than 1 s.
 BYTES_PER_HOUR = 1_000_000
 _BURST_BYTES = 32 * 1024
-_SPARE_BYTES = 16 * 1024  # of each hour, for lines that can't wait
+_SPARE_BYTES = 16 * 1024  # reserved in each hour, for lines that can't wait
 
 
 @dataclass(eq=False)
 class JobEvents:
-    """In the controller's event loop. `emit` never raises and never waits."""
+    """Receive the job's events in the controller's event loop. `emit` never raises and never waits."""
 
     options: Options
     machine: Machine
@@ -38,12 +38,15 @@ class JobEvents:
     def __post_init__(self) -> None:
         self.account = JobAccount()
         self.kept: collections.deque[e.Event] = collections.deque(maxlen=_KEPT)
-        """The newest events."""
+        """Return the newest events."""
         self.listeners: list[Callable[[e.Event], None]] = []
         self._began = self.machine.time()
 
     def begin(self, job: str, fresh: bool) -> None:
-        """Begin the log. `fresh`: of a job that begins here; else another controller has written to it."""
+        """Begin the log.
+
+        `fresh`: whether the job begins here. Otherwise another controller has written to the log before.
+        """
         if self.options.logdir is not None:
             self._file = self.machine.open_event_file(self.options.logdir / e.FILE_NAME, fresh)
         self.emit(e.LogBegan(version=e.VERSION, job=job, ms_kungfu=VERSION, host=self.options.hosts.self_name))
@@ -54,11 +57,11 @@ class JobEvents:
         self.emit(e.JobStarted(workers=first.size, hosts=list(first.hosts), command=command))
 
     def taken_over(self, before: str) -> None:
-        """Record that this controller continues the job of the one on the host `before`."""
+        """Record that this controller continues the job of the controller on the host `before`."""
         self.emit(e.LeaderChanged(host=self.options.hosts.self_name, before=before))
 
     def stepped_down(self, why: str) -> None:
-        """Record that this controller doesn't decide any more."""
+        """Record that this controller no longer decides for the job."""
         self.emit(e.LeaderLost(host=self.options.hosts.self_name, reason=why))
 
     def emit(self, event: e.Event) -> None:
@@ -74,11 +77,11 @@ class JobEvents:
             self._file.write(line)
 
     def store_outage(self, error: str) -> None:
-        """Record why the cluster store doesn't answer; "": it does again."""
+        """Record why the cluster store doesn't answer, or with "" that the store answers again."""
         self.emit(e.StoreLost(reason=error) if error else e.StoreRestored())
 
     def may_add(self) -> bool:
-        """Return whether a line that can wait fits into the limit of bytes per hour."""
+        """Return whether a line that can wait fits into the hourly limit of bytes."""
         elapsed_s = self.machine.time() - self._began
         return self._bytes < _BURST_BYTES + elapsed_s * (BYTES_PER_HOUR - _BURST_BYTES - _SPARE_BYTES) / 3600
 
@@ -94,5 +97,5 @@ class JobEvents:
 
 
 def exit_of(code: int) -> dict[str, int]:
-    """Return an exit code as an event has it: negative for a signal."""
+    """Return an exit code in the form of an event: negative for a signal."""
     return {"signal": -code} if code < 0 else {"exit_code": code}

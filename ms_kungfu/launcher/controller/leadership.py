@@ -1,4 +1,4 @@
-"""Which controller decides for a job: one host's for ever (`NoElection`), or the lease's holder (`EtcdLease`)."""
+"""Which controller decides for a job: always the same host's (`NoElection`), or the lease's holder (`EtcdLease`)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class Leadership(Protocol):
-    """What a controller asks before it sends anything that the next controller has to know.
+    """The leadership check before a controller sends anything that the next controller has to know.
 
-    Used from the job's event loop, unless a method's docstring says otherwise.
+    Call the methods from the job's event loop, unless a docstring says otherwise.
     """
 
     @property
@@ -24,27 +24,27 @@ class Leadership(Protocol):
 
     @property
     def lease(self) -> LeadershipLease | None:
-        """Return the lease in the store; None without one."""
+        """Return the lease in the store, or None if there is no lease."""
         ...
 
     @property
     def resumes(self) -> LeaderSnapshot | None:
-        """Return the snapshot of the controller before, whose job this one continues; None if the job begins here."""
+        """Return the snapshot of the previous controller, or None if the job begins with this controller."""
         ...
 
     @property
     def has_stepped_down(self) -> bool:
-        """Return whether another host decides from now on."""
+        """Return whether another host now decides for the job."""
         ...
 
     @property
     def is_gone(self) -> bool:
-        """Return whether no host decides any more: the job's keys have been deleted."""
+        """Return whether no host decides for the job any more, because the job's keys have been deleted."""
         ...
 
     @property
     def has_held(self) -> bool:
-        """Return whether it has had the lease, even if it has stepped down by now."""
+        """Return whether this controller has had the lease, even if it has stepped down since."""
         ...
 
     @property
@@ -54,22 +54,25 @@ class Leadership(Protocol):
 
     @property
     def store_error(self) -> ConfigServerError | None:
-        """Return why the store didn't accept the last call of the lease; None if it did, or the lease is lost."""
+        """Return why the store rejected the last call of the lease.
+
+        None if the store accepted it, or the lease is lost.
+        """
         ...
 
     @property
     def has_stood_still(self) -> bool:
-        """Return whether this host did not run for a while, a moment ago."""
+        """Return whether this host was paused a moment ago."""
         ...
 
     async def await_turn(self) -> None:
-        """Wait until the last job of this name is over. StartError if it continues."""
+        """Wait until the last job of this name is over. Raise StartError if that job continues."""
 
     async def acquire(self, snapshot: Callable[[], LeaderSnapshot]) -> None:
-        """Acquire the lease before the job begins. StartError if another job has the name."""
+        """Acquire the lease before the job begins. Raise StartError if another job has the name."""
 
     def keep(self, store: Any) -> Callable[[], object]:
-        """Keep the lease from now on. Return what ends that."""
+        """Keep the lease from now on. Return a function that ends that."""
         ...
 
     async def has_it_again(self) -> bool:
@@ -77,14 +80,14 @@ class Leadership(Protocol):
         ...
 
     async def time_to_ask(self) -> float:
-        """Return for how long the hosts could have found the controller."""
+        """Return for how long the hosts have been able to find this controller."""
         ...
 
     async def act(self, act: Callable[[], Awaitable[object]]) -> None:
-        """Run one action after the other, and none once another host decides."""
+        """Run the actions one at a time, and run none once another host decides for the job."""
 
     async def write(self, snapshot: Callable[[], LeaderSnapshot]) -> bool:
-        """Write an entry, within `act`. Return whether it is there now."""
+        """Write an entry, within `act`. Return whether the store contains it."""
         ...
 
     def may_say(self, version: int) -> bool:
@@ -92,24 +95,25 @@ class Leadership(Protocol):
         ...
 
     async def until_it_may_be_said(self, version: int, is_over: Callable[[], bool]) -> bool:
-        """Wait until the members may be notified.
+        """Wait until the members may be notified of this version.
 
-        Return False if that is awaited already for this version or a newer one, or doesn't matter any more.
+        Return False if another call already waits for this version or a newer one, or if the notification no longer
+        matters.
         """
         ...
 
     async def step_down(self) -> None:
-        """Step down because this host stood still, and others have left it."""
+        """Step down because this host was paused, and other hosts have left it."""
 
     async def leave(self) -> None:
-        """Step down because its host leaves the job."""
+        """Step down because this host leaves the job."""
 
     async def release(self) -> None:
         """Release the lease: the job is over."""
 
 
 class NoElection:
-    """The first host decides for ever, and the job ends with it: no snapshot is needed."""
+    """The first host decides for the whole job, and the job ends with that host: no snapshot is needed."""
 
     moves = False
     lease = None

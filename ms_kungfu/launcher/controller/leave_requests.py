@@ -1,4 +1,4 @@
-"""Which workers may leave the newest version by their own request, or by a SIGTERM."""
+"""Which workers may leave the newest version, by their own request or because of a SIGTERM."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from ms_kungfu.launcher.state.versions import ClusterVersions
 
 
 class LeaveRequests:
-    """The part of the broker for leaves; `on_leave` is documented there."""
+    """The broker's part for leaves. `Broker` documents `on_leave`."""
 
     def __init__(self, versions: ClusterVersions, min_size: int, on_leave: Callable[[PeerID], None] | None) -> None:
         self._versions, self._min_size, self._on_leave = versions, min_size, on_leave
         self._loop = asyncio.get_running_loop()
         self.job_ends = False
-        self.leaving: set[PeerID] = set()  # those of the newest version that may leave it, and haven't yet
-        self.evicted: set[PeerID] = set()  # excluded from the newest cluster by name
+        self.leaving: set[PeerID] = set()  # members of the newest version that may leave it and haven't left yet
+        self.evicted: set[PeerID] = set()  # peers that a resize request has excluded from the newest cluster by name
         self.told_to_end: set[PeerID] = set()  # members that may leave because they got a SIGTERM
 
     def objection(self, peer: PeerID, terminated: bool) -> str:
-        """Grant a leave and pass it on; return the reason if that can't be.
+        """Grant a leave and report it, or return the reason why it can't be granted.
 
-        Of several requests at once the first ones are granted.
+        If several requests arrive at once, the first ones are granted.
         """
         newest = self._versions.newest
         if self.job_ends or newest is None:
             return "the job is ending"
-        if peer not in newest.workers:  # it is leaving already
+        if peer not in newest.workers:  # the peer is leaving already
             if terminated and self._on_leave is not None:
                 self.told_to_end.add(peer)
-                self._loop.call_soon(self._on_leave, peer)  # it may have been taken back meanwhile
+                self._loop.call_soon(self._on_leave, peer)  # the leave may have been revoked meanwhile
             return ""
         left = self._versions.staying_without(peer, self.leaving)
         if left == 0:
@@ -52,10 +52,10 @@ class LeaveRequests:
         self.evicted -= set(newest.workers)
 
     def note_evicted(self, peers: Iterable[PeerID]) -> None:
-        """Note that a resize request names these, instead of a size."""
+        """Record that a resize request names these peers instead of a size."""
         self.evicted.update(peers)
 
     def stays(self, peer: PeerID) -> None:
-        """Revoke a granted leave: too few workers would be left by now."""
+        """Revoke a granted leave, because too few workers would remain."""
         for peers in (self.leaving, self.evicted, self.told_to_end):
             peers.discard(peer)

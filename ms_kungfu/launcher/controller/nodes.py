@@ -1,4 +1,4 @@
-"""Hosts that fail, leave or join while a job runs: what the controller does about each."""
+"""What the controller does about hosts that fail, leave or join while a job runs."""
 
 from __future__ import annotations
 
@@ -20,29 +20,32 @@ from ms_kungfu.launcher.state.policy import Action, Recover, Verdict
 
 _log = logging.getLogger(__name__)
 
-# A host that leaves: its agent got a SIGTERM and has reported it. From then on:
-#   1. No new worker is placed there (`Hosts.check`, `Hosts.slots_by_host`), and each revision is without its workers,
-#      whatever other writers write (`Coordinator.going`). They leave as any worker does, after a step that all members
-#      have agreed on. So each of their steps and samples is the others' too.
-#   2. When they have exited and a version without the host is committed, the controller removes the host like a failed
-#      one. Then it ends, with 0. Inter-host transports of the version before may still hold connections with it. All
-#      other hosts have each result that its workers got (transport.h). A member that stays has come that far, or no
-#      version would have been committed. Even if not, the others are notified of the loss before they miss the host,
-#      and continue as without a failed one.
-#   3. After -leave-grace the workers that are left there are killed. That is a failure like any other, and 2 follows
-#      without the committed version: the next one is awaited with the failed workers, as ever.
-# Other events meanwhile are cases of their own. If the connection ends the host has failed. If workers fail or more
-# hosts want to leave, each revision checks that enough members stay, and the job ends if not. A pending size is
-# revised, and a new one is rejected if it needs the host. If members complete the program no worker leaves any more:
-# the host ends with the job, or after its grace. It may come back by -join. Its former part doesn't prevent that:
-# `joining` distinguishes its processes, versions and connections.
+# How a host leaves. Its agent got a SIGTERM and has reported that. From then on:
+#   1. No new worker is placed on the host (`Hosts.check`, `Hosts.slots_by_host`). Each revision excludes the host's
+#      workers, whatever other writers write (`Coordinator.going`). These workers leave as any worker does, after a step
+#      that all members have agreed on. So all members have the same steps and samples.
+#   2. When the workers have exited and a version without the host is committed, the controller removes the host as it
+#      removes a failed host. Then the host's launcher exits with 0. Inter-host transports of the previous version may
+#      still hold connections to the host. That is safe, because all other hosts have each result that the host's
+#      workers got (transport.h): a version is committed only once each remaining member has come that far. Otherwise,
+#      the other members are notified of the loss before they miss the host, and continue as after a host failure.
+#   3. After -leave-grace, the controller kills the workers that are left on the host. That counts as a failure. Step 2
+#      follows without the committed version, which is awaited together with the failed workers, as after any failure.
+# Other events in the meantime are handled separately:
+#   - If the connection ends, the host has failed.
+#   - If workers fail or more hosts want to leave, each revision checks that enough members stay. If not, the job ends.
+#   - A pending resize is revised. A new resize is rejected if it needs the host.
+#   - If members complete the program, no worker leaves any more: the host ends with the job, or after -leave-grace.
+#   - The host may come back by -join. Its former membership doesn't prevent that: `joining` distinguishes processes,
+#     versions and connections of the two memberships.
 
 
 @dataclass(eq=False)
 class JobNodes:
     """Implements `remote_agent.NodeEvents`.
 
-    `status`: the job's; `left_s`: of its -timeout; `interrupted` ends it, `hurry` at once.
+    `status`: returns the job's status. `left_s`: returns the time that is left until -timeout. `interrupted` ends the
+    job; `hurry` ends it at once.
     """
 
     job: JobContext
@@ -54,9 +57,10 @@ class JobNodes:
     has_left = False  # the controller's own host has left, and another one controls the job
 
     def __post_init__(self) -> None:
-        self._graces: dict[str, asyncio.TimerHandle] = {}  # of hosts that leave: host -> timer of -leave-grace
-        self._leaving_early: list[str] = []  # hosts that left before this controller knew which hosts are there
-        self.exit_code: int | None = None  # of the first worker that exits while a host's loss is about to be reported
+        self._graces: dict[str, asyncio.TimerHandle] = {}  # host that leaves -> timer of -leave-grace
+        self._leaving_early: list[str] = []  # hosts that left before this controller knew the job's hosts
+        # exit code of the first worker that exits while a host's loss is about to be reported
+        self.exit_code: int | None = None
 
     @property
     def hosts(self) -> Hosts:
@@ -127,12 +131,12 @@ class JobNodes:
             self.let_go()
 
     def resumed(self) -> None:
-        """Process early leaves, as the hosts are known now."""
+        """Process the requests to leave that arrived before this controller knew the job's hosts."""
         for name in self._leaving_early:
             self.host_leaves(name)
 
     def has_enough_who_stay(self) -> bool:
-        """Return whether enough members stay while hosts leave. Otherwise the job has been ended."""
+        """Return whether enough members stay while hosts leave. If not, the job has been ended."""
         job, leaving = self.job, self.hosts.leaving
         if not leaving or job.coordinator.finishing:
             return True
@@ -149,7 +153,7 @@ class JobNodes:
             self.let_go()
 
     def let_go(self) -> None:
-        """Release the hosts that leave and have nothing left to do here."""
+        """Release each leaving host that has no more work for this job."""
         job = self.job
         for name in self.hosts.leaving:
             current = job.workers.broker.versions.current
@@ -170,7 +174,7 @@ class JobNodes:
         self.job.revisions.write()
 
     async def leave(self) -> None:
-        """Let the controller's own host leave; a job that has begun doesn't end with it."""
+        """Let the controller's own host leave. A job that has begun doesn't end because of that."""
         job, leadership = self.job, self.job.leadership
         if leadership.has_stepped_down or job.course.is_over or (leadership.resumes is None and not job.has_begun):
             return
@@ -189,7 +193,7 @@ class JobNodes:
         if job.course.is_over or job.coordinator.finishing:
             return "the job is about to end"
         if host.name in hosts.leaving:
-            return f"{host.name} is a host of the job, and is just leaving it; try again when it has"
+            return f"{host.name} is a host of the job that is leaving it now; try again when it has left"
         slots = hosts.slots_by_host or {}
         if host.name in slots:
             return f"{host.name} is a host of the job already"
@@ -197,7 +201,7 @@ class JobNodes:
         if total > hosts.max_workers:
             return (
                 f"with {host} the job's hosts would have {counted(total, 'slot')}, and it can have "
-                f"{counted(hosts.max_workers, 'worker')} in all; bring fewer"
+                f"{counted(hosts.max_workers, 'worker')} in all; join with fewer slots"
             )
         return ""
 
@@ -210,4 +214,4 @@ class JobNodes:
         _log.info("host joined: host=%s slots=%d rejoined=%s", host.name, host.slots or 0, "yes" if is_back else "no")
         job.events.emit(e.HostJoined(host=host.name, slots=host.slots or 0, rejoined=is_back))
         job.history.note(f"host {host.name} has {'come back to' if is_back else 'joined'} the job")
-        job.revisions.write()  # the store tells of its slots: a client that resizes the job fills them
+        job.revisions.write()  # the store gets the host's slots, so that a client that resizes the job can fill them

@@ -1,4 +1,4 @@
-"""The prestarted workers of a job: those of -standby, and those that the members expect to need, on all hosts."""
+"""The job's prestarted workers on all hosts: those of -standby, and those that the members expect to need."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ms_kungfu.launcher.state.prestarted import Expected, next_slots, start_at_o
 from ms_kungfu.launcher.state.states import WorkerState
 
 _log = logging.getLogger(__name__)
-_LOOK_AGAIN_S = 10.0  # whether there is memory now
+_LOOK_AGAIN_S = 10.0  # time until the controller checks again whether there is enough memory
 
 
 @dataclass(eq=False)
@@ -35,17 +35,19 @@ class PrestartedWorkers:
     coordinator: Coordinator
     starting: StartOfWorkers
     ending: EndOfWorkers
-    removed: Callable[[Process], None]  # a host may wait for its last process
+    # called with a removed process: a host may be waiting for its last process to exit
+    removed: Callable[[Process], None]
 
     def __post_init__(self) -> None:
         self._kept = self.options.standbys
         self._expected = Expected()
         self._numbers = itertools.count(1)
-        self._logged: set[str] = set()  # hosts without memory for this expectation; "": a message that there is one
+        # hosts whose lack of memory for this expectation was logged; "": the start of standbys was logged
+        self._logged: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def expect(self, expected: Expected) -> None:
-        """Note the size that the members want next. End the standbys that it doesn't need."""
+        """Record the size that the members expect next. End the standbys that this size doesn't need."""
         if expected.version != self.coordinator.newest.version:
             return
         has_room = self.coordinator.hosts.has_room(expected.size)
@@ -56,26 +58,26 @@ class PrestartedWorkers:
         self.keep()
 
     def expect_none(self) -> None:
-        """End all standbys but those of -standby: a member has completed the program."""
+        """End all standbys except those of -standby, because a member has completed the program."""
         for process in self.processes.standbys()[self._kept :]:
             self._end(process)
 
     def resume(self, last: int) -> None:
-        """Keep the standbys of an earlier controller, with numbers up to `last`.
+        """Keep the standbys of an earlier controller, whose numbers go up to `last`.
 
-        What the members expect isn't known until they report again.
+        What the members expect is unknown until they report it again.
         """
         self._numbers = itertools.count(last + 1)
         if (present := len(self.processes.standbys())) > self._kept:
             self._expected = Expected(newcomers=present)
 
     def keep_fewer(self) -> None:
-        """Keep fewer standbys: too many have failed."""
+        """Keep fewer standbys, because too many have failed."""
         self._kept = max(0, self._kept - 1)
         self._expected = replace(self._expected, newcomers=max(0, self._expected.newcomers - 1))
 
     def keep(self) -> None:
-        """Start the standbys that hosts lack, and end those that they don't need."""
+        """Start the standbys that a host lacks, and end those that it doesn't need."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -99,7 +101,7 @@ class PrestartedWorkers:
                 self._start(host, standbys, kept, wanted, hosts, expected.size)
 
     def no_memory(self, host: str, key: int, why: str) -> None:
-        """Note that the agent has refused to start one. It is tried again."""
+        """Record that the agent had no memory to start a standby. The controller retries later."""
         process = self.processes.get(key)
         if process is None or process.host != host:
             return
@@ -119,10 +121,10 @@ class PrestartedWorkers:
     def _start(
         self, host: str, standbys: Collection[Process], kept: int, wanted: int, hosts: list[str], size: int
     ) -> None:
-        """Start a standby.
+        """Start the standbys that a host lacks.
 
-        `standbys`: those that `host` has, of `kept` and `wanted`. `hosts`: of each worker, and of each next one;
-        `size`: the expected one.
+        `standbys`: those that `host` has, out of `kept` and `wanted`. `hosts`: the host of each worker, now and after
+        the expected change. `size`: the expected size.
         """
         known = self.broker.requests.ready_standbys
         ready = sum(process.standby in known for process in standbys)
@@ -137,5 +139,5 @@ class PrestartedWorkers:
         taken = {process.rank for process in standbys}
         ranks = (rank for rank in range(newest.size, len(hosts)) if hosts[rank] == host and rank not in taken)
         for i, rank in zip(range(first + more), ranks):
-            needs = 0 if i < first else 2 + starting + i  # one more stays free
+            needs = 0 if i < first else 2 + starting + i  # one more worker's memory stays free
             self.starting.standby(next(self._numbers), rank, hosts[: max(size, rank + 1)], newest, needs)

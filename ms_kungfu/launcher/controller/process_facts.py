@@ -1,4 +1,4 @@
-"""What the shared memory of the cluster versions shows of each process."""
+"""What the shared memory of the cluster versions shows about each process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Waits = Sequence[tuple[Union[int, str], Union[int, str], bool]]
 class ProcessFacts:
     """The broker's view of its processes.
 
-    `has_slot`: whether a process (peer ID and incarnation) has got a slot and isn't out.
+    `has_slot`: whether a process (peer ID and incarnation) has been granted a slot and hasn't been excluded.
     """
 
     def __init__(
@@ -26,29 +26,29 @@ class ProcessFacts:
     ) -> None:
         self._versions, self._segments, self._has_slot = versions, segments, has_slot
         self.ended_programs: set[tuple[PeerID, int]] = set()  # processes whose programs have ended
-        self._counting: set[tuple[PeerID, int]] = set()  # processes of which a heartbeat has been seen
+        self._counting: set[tuple[PeerID, int]] = set()  # processes whose heartbeat has been seen
 
     def note_program_end(self, asker: Asker, asked: m.ProgramEnded) -> None:
         self.ended_programs.add((PeerID.parse(asked.peer), asked.incarnation))
         asker.send(m.Noted())
 
     def heartbeat(self, peer: PeerID, incarnation: int) -> tuple[int, ...]:
-        """Return counts that move for as long as the process runs; none before it has a slot, or once it has left."""
+        """Return counts that change while the process runs. Empty before it has a slot, and after it has left."""
         beats = tuple(segment.heartbeat(rank) for segment, rank in self._segments.slots_of(peer, incarnation))
         process = (peer, incarnation)
         if any(beats):
             self._counting.add(process)
         elif process in self._counting or not self._has_slot(process):
-            return ()  # it has left, or has no slot yet
+            return ()  # the process has left, or has no slot yet
         return beats
 
     def progress(self, peer: PeerID, incarnation: int) -> Progress | None:
-        """Return the process's training progress, from the newest version in which it has reported any."""
+        """Return the process's training progress, from the newest version in which it has reported progress."""
         slots = list(self._segments.slots_of(peer, incarnation))
         return next(filter(None, (segment.progress(rank) for segment, rank in reversed(slots))), None)
 
     def gave_up(self, peer: PeerID, incarnation: int) -> str:
-        """Return why a live process can't continue, so that the others wait for its exit; "" if it can."""
+        """Return why a live process can't continue, while the others wait for its exit, or "" if it can continue."""
         slots = self._segments.slots_of(peer, incarnation)
         return next(filter(None, (segment.gave_up(rank) for segment, rank in slots)), "")
 
@@ -56,11 +56,11 @@ class ProcessFacts:
         """Return the live processes that keep others waiting for too long (`stuck`), with the waiting ranks."""
         awaited = {version: segment.awaited() for version, segment in self._segments.open.items()}
         if not any(is_overdue for waits_of_version in awaited.values() for *_, is_overdue in waits_of_version):
-            return {}  # as long as a job is healthy
+            return {}  # always the case while a job is healthy
         return self._found(alive, awaited, every_wait=False)
 
     def waited_for(self, alive: Collection[tuple[PeerID, int]]) -> dict[tuple[PeerID, int], list[int]]:
-        """Return the live processes that keep others waiting for the moment, with the waiting ranks."""
+        """Return the live processes that currently keep others waiting, with the waiting ranks."""
         awaited = {version: segment.awaited() for version, segment in self._segments.open.items()}
         return self._found(alive, awaited, every_wait=True) if any(awaited.values()) else {}
 
@@ -83,6 +83,6 @@ class ProcessFacts:
         return {process: sorted(rank_of[each] for each in by) for process, by in found.items()}
 
     def set_ending(self, peer: PeerID, incarnation: int, ending: bool) -> None:
-        """Note that the process is about to be ended, or isn't after all."""
+        """Record that the process is about to be ended, or with `ending` False that it isn't."""
         for segment, rank in self._segments.slots_of(peer, incarnation):
             segment.set_ending(rank, ending)

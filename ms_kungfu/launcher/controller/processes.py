@@ -1,4 +1,4 @@
-"""The worker processes of a job, and questions about all of them. Nothing here acts on them."""
+"""The worker processes of a job, and queries about them. This module takes no action on a process."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ class Process:
     key: int
     log_name: str
     host: str  # where it runs
-    peer: PeerID | None = None  # None: a standby without a slot
+    peer: PeerID | None = None  # None for a standby without a slot
     incarnation: int = 0
-    rank: int = 0  # in the last version that it was in, at first in the one it was started for
-    size: int = 1  # of that version
-    slot: int = -1  # what its replacement inherits
+    rank: int = 0  # rank in its last version, at first in the version that it was started for
+    size: int = 1  # size of the version of `rank`
+    slot: int = -1  # slot that its replacement inherits
     standby: int | None = None
     pid: int | None = None
     join_timer: asyncio.TimerHandle | None = None
     leave_timer: asyncio.TimerHandle | None = None
     state: WorkerState = WorkerState.STARTING
     killed_because: str = ""
-    is_registered: bool = False  # it has requested its slot
-    is_late: bool = False  # why it is ended: it wasn't ready to join in time
-    told_again: bool = False  # it got a SIGTERM and may leave, but can't: another one has been sent
-    has_its_cores: bool = False  # the fixed number a worker, if there is one
-    device: int = 0  # its index in Devices, for life
+    is_registered: bool = False  # whether it has requested its slot
+    is_late: bool = False  # whether the controller ended it because it wasn't ready to join in time
+    told_again: bool = False  # whether it got a second SIGTERM, since it may leave after the first but can't
+    has_its_cores: bool = False  # whether it has the fixed number of cores per worker, if there is one
+    device: int = 0  # its index in Devices; never changes
 
     def to(self, state: WorkerState) -> None:
         self.state = self.state.to(state, self.who)
@@ -49,12 +49,12 @@ class Process:
 
     @property
     def is_ending(self) -> bool:
-        """Return whether the controller has ended it, or it has exited."""
+        """Return whether the controller has ended the process, or the process has exited."""
         return self.state in _ENDING
 
     @property
     def named(self) -> dict[str, Any]:
-        """Return how an event of the job names it."""
+        """Return the fields that name the process in an event of the job."""
         if self.peer is None:
             return {"host": self.host}
         return {"host": self.host, "rank": self.rank, "peer": str(self.peer)}
@@ -68,7 +68,7 @@ class Process:
 
 
 class ProcessTable:
-    """The processes."""
+    """All worker processes of the job."""
 
     def __init__(self, broker: Broker, agents: Mapping[str, AgentHandle]) -> None:
         self._broker = broker
@@ -98,7 +98,7 @@ class ProcessTable:
         return len(self._by_key)
 
     def is_current(self, process: Process) -> bool:
-        """Return whether it has a name, and later versions mean it by that name."""
+        """Return whether the process has a peer ID, and later versions still use that peer ID for this process."""
         return process.peer is not None and not self._broker.versions.is_out(process.peer, process.incarnation)
 
     def standing(self, process: Process) -> Standing:
@@ -114,14 +114,14 @@ class ProcessTable:
         return [p for p in self if self.standing(p) in standings]
 
     def living_members(self) -> list[PeerID]:
-        """Return the members of the committed cluster whose processes run, in the order of their ranks."""
+        """Return the members of the committed cluster whose processes run, in rank order."""
         current = self._broker.versions.current
         members = {p.peer for p in self.of_standing(Standing.MEMBER)}
         return [peer for peer in current.workers if peer in members] if current is not None else []
 
     def headcount(self) -> Headcount:
         waited_for = [p for p in self if p.state not in _NOT_AWAITED]
-        # First: a commit meanwhile makes members leaving, and forgets their SIGTERM.
+        # Read this first: a commit in between makes members leave, and forgets their SIGTERM.
         told_to_end = self._broker.leaves.told_to_end if waited_for else ()
         standings = [self.standing(p) for p in waited_for]
         return Headcount(
@@ -131,19 +131,22 @@ class ProcessTable:
         )
 
     def taken_ports(self) -> set[int]:
-        """Return the ports in use: a process that is leaving keeps its port until it exits, or its grace is over."""
+        """Return the ports in use.
+
+        A process that is leaving keeps its port until it exits, or its grace period is over.
+        """
         return {p.peer.port for p in self if p.peer is not None and p.state is not WorkerState.OVERDUE}
 
     def standbys(self) -> list[Process]:
-        """Return the standbys that may still be needed, the one that is most ready first."""
+        """Return the standbys that may still be needed, most ready first."""
         ready = self._broker.requests.ready_standbys
         spare = [p for p in self if p.peer is None and not p.is_ending]
         return sorted(spare, key=lambda p: (p.standby not in ready, p.key))
 
     def standby_for(self, rank: int, host: str) -> Process | None:
-        """Return a standby on `host` for this rank: of the most ready ones, one that has prepared for the rank.
+        """Return a standby on `host` for this rank. Of the most ready ones, prefer one that was prepared for the rank.
 
-        Return none that isn't known to run: its agent may refuse to start it.
+        Return only a standby that is known to run, since its agent may refuse to start it.
         """
         ready = self._broker.requests.ready_standbys
         there = (p for p in self.standbys() if p.host == host and p.pid is not None)
@@ -158,7 +161,7 @@ class ProcessTable:
         return shares
 
     def shares(self, cluster: Cluster) -> Iterator[tuple[Process, list[int]]]:
-        """Return the running processes of `cluster`'s workers with their cores."""
+        """Return the running processes of `cluster`'s workers, each with its cores."""
         shares = self.shares_in(cluster)
         for process in self:
             if process.peer in shares and self.is_current(process):
@@ -171,7 +174,7 @@ class ProcessTable:
         for other in self:
             if other.host != host:
                 continue
-            # A standby is about to be in a cluster.
+            # A standby is about to join a cluster.
             stays = other.peer is None or (other.peer in cluster.workers and self.is_current(other))
             (staying if stays else leaving).append(other.device)
         devices = self._agents[host].devices
@@ -189,7 +192,7 @@ class ProcessTable:
         return chosen
 
     def in_the_way(self) -> list[Process]:
-        """Return the removed processes that still run although another worker has their name or device."""
+        """Return the removed processes that still run although another worker has their peer ID or device."""
         current = [p for p in self if self.is_current(p)]
         found = []
         for process in self:

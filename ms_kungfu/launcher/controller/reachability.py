@@ -1,4 +1,4 @@
-"""Hosts that fail: none of their messages arrives, or two of them don't reach each other."""
+"""Detection of failed hosts: no message arrives from a host, or two hosts can't reach each other."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ms_kungfu.launcher.state.lost_hosts import Leases, to_evict
 from ms_kungfu.launcher.state.policy import Recover
 from ms_kungfu.launcher.wire import messages as m
 
-_LOOK_S = 0.2  # for connections between hosts that have ended
-# A host that ends closes its connections, some a moment before it counts as silent.
+_LOOK_S = 0.2  # interval of checks for broken connections between hosts
+# When a host ends, it closes its connections. Some of them close a moment before the host counts as silent.
 _HOST_FIRST_S = 1.0
-# Several hosts report, one after the other, which hosts don't reach each other.
+# Several hosts report, one after another, which hosts can't reach each other.
 _LAST_NEWS_S = 2.0
 _MISSED_S = 1.0  # at most two heartbeats of a host
 
@@ -30,11 +30,11 @@ class NodeEvents(Protocol):
         ...
 
     def hosts_apart(self, reason: str) -> None:
-        """End what several hosts do together, as it can't continue and no single host is to leave."""
+        """End the job on all hosts, since it can't continue and no single host is at fault."""
 
 
 class Reachability:
-    """`lose(agent, why)`: the host has failed."""
+    """Find hosts that fail. `lose(agent, why)` declares a host failed."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Reachability:
         self._transport_failed = False
 
     def watch(self) -> None:
-        """Declare hosts failed from now on if they are silent for -host-timeout."""
+        """From now on, declare a host failed if it is silent for -host-timeout."""
         if self.options.host_timeout_s is not None:
             self._look_for_silence(Leases(self.options.host_timeout_s))
 
@@ -61,7 +61,7 @@ class Reachability:
         return [agent for agent in self.agents.values() if not agent.lost]
 
     def _look_for_silence(self, leases: Leases) -> None:
-        """Find silent hosts, and send each host a sign of life."""
+        """Find silent hosts, and send each host a heartbeat."""
         others = {agent.name: agent.heard for agent in self.living() if agent.name != self.options.hosts.self_name}
         for name in leases.run_out(self._loop.time(), others):
             self._lose(self.agents[name], f"nothing came from it for {self.options.host_timeout_s:g} s (-host-timeout)")
@@ -75,15 +75,16 @@ class Reachability:
         self._timers[what] = self._loop.call_later(seconds, function, *arguments)
 
     def note_apart(self) -> None:
-        """Note that a host has reported another one that it doesn't reach.
+        """Record that a host reports another host as unreachable.
 
-        More such reports may follow, and a host that has ended has to be missed before one of the two is evicted.
+        More such reports may follow. A host that has ended must be detected as silent before one of the two hosts is
+        evicted.
         """
         missed_s = 0.0 if self.options.host_timeout_s is None else self.options.host_timeout_s / 4 + _MISSED_S
         self._later("apart", max(_LAST_NEWS_S, missed_s), self._evict_who_is_apart)
 
     def _apart(self) -> dict[tuple[str, str], str]:
-        """Return the pairs of live hosts that don't reach each other, and why."""
+        """Return the pairs of live hosts that can't reach each other, and the reason for each pair."""
         found = {}
         for agent in self.living():
             found.update(
@@ -97,7 +98,7 @@ class Reachability:
         return {pair: why for pair, why in found.items() if living.issuperset(pair)}
 
     def _is_in(self, segment: SpreadSegment, host: str) -> bool:
-        """Return whether the present host of that name has a part in it, not a failed one that has come back since."""
+        """Return whether the current host of that name is in the segment, not a failed predecessor of that name."""
         agent = self.agents.get(host)
         return agent is not None and segment.has(agent)
 
@@ -106,7 +107,7 @@ class Reachability:
         involved = [agent for agent in self.living() if any(agent.name in pair for pair in apart)]
         limit_s = self.options.host_timeout_s
         if limit_s is not None and any(now - agent.heard > limit_s / 4 for agent in involved):
-            # It may be about to be lost for its silence, which shows better which host has failed.
+            # The host may be about to be lost for its silence, which shows more reliably which host has failed.
             self._later("apart", _LOOK_S, self._evict_who_is_apart)
             return
         workers = Counter(
@@ -122,20 +123,20 @@ class Reachability:
     # ---- connections between hosts ----
 
     def transport_failed(self, segment: SpreadSegment, why: str) -> None:
-        """Note that a host can't exchange anything with the others any more.
+        """Record that a host can no longer exchange anything with the others.
 
-        If one of them has ended, that is the reason.
+        If one of the hosts has ended, that is reported as the reason.
         """
         if not self._transport_failed:
             self._transport_failed = True
             self._loop.call_later(_HOST_FIRST_S, self._tell_of_failure, segment, why)
 
     def are_apart(self) -> bool:
-        """Return whether some hosts don't reach each other; which one is lost by that is known soon."""
+        """Return whether some hosts can't reach each other. Which host will be lost because of that is known soon."""
         return bool(self._apart())
 
     def is_in_trouble(self) -> bool:
-        """Return the same, or whether such trouble may have ended an exchange between hosts."""
+        """Return whether hosts can't reach each other, or such trouble may have ended an exchange between hosts."""
         return self._transport_failed or self.are_apart()
 
     def _tell_of_failure(self, segment: SpreadSegment, reason: str) -> None:

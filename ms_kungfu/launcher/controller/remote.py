@@ -1,9 +1,9 @@
-"""The controller's view of the hosts: each is an `AgentHandle`, and has its part of a version's shared memory.
+"""The controller's view of the hosts: each host is an `AgentHandle`, and holds its part of a version's shared memory.
 
-Each of them, the controller's own too, has an agent, which has called, has proved that it knows the job's secret, and
-obeys the controller. All messages to a host go over one connection, in order. So a host gets each fact before the
-answer to a worker that depends on it. If that connection ends the host has failed (`reachability` has the other
-reasons). `gathering` knows which hosts are missing.
+Each host, including the controller's own, has an agent. The agent has connected, has proved that it has the job's
+secret, and obeys the controller. All messages to a host go over one connection, in order. So a host gets each fact
+before the answer to a worker that depends on the fact. If the connection ends, the host has failed (`reachability`
+detects other failures). `gathering` records which hosts are missing.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _log = logging.getLogger(__name__)
 
 
 class RemoteHosts:
-    """All hosts of the job, including the controller's own, whose launcher passes on the callers.
+    """All hosts of the job, including the controller's own host, whose launcher passes incoming connections on.
 
-    Belongs to the event loop. `registration`: of the controller's own host. `resumes`: hosts report to a new
+    Used in the event loop. `registration`: of the controller's own host. `resumes`: whether hosts report to a new
     controller.
     """
 
@@ -56,10 +56,11 @@ class RemoteHosts:
     ) -> None:
         self.options, self.machine, self.events, self.resumes = options, machine, events, resumes
         self.name = options.hosts.self_name
-        self.was_left = False  # a host has left this controller because it stood still
-        self.lease: LeadershipLease | None = None  # the lease by which this controller decides
+        self.was_left = False  # whether a host has left this controller because the controller was paused
+        self.lease: LeadershipLease | None = None  # this controller's leadership lease
         self.stuck_sure_s = stuck_sure_s(env.COLLECTIVE_TIMEOUT.get(machine.environ))
-        self.reports: dict[str, m.ResyncReport] = {}  # from hosts that registered with a controller which resumes
+        # from hosts that registered with a controller that continues a job
+        self.reports: dict[str, m.ResyncReport] = {}
         self.agents: dict[str, RemoteAgent] = {}
         self.gathering = HostGathering(options, machine, self.agents, resumes)
         self.reachability = Reachability(options, self.agents, events, self.lose)
@@ -73,7 +74,7 @@ class RemoteHosts:
         self._last_words: m.End | None = None  # sent to each host once the job ends
 
     async def gather(self, timeout_s: float) -> None:
-        """Wait until all hosts have registered; StartError if one doesn't."""
+        """Wait until all hosts have registered. Raise StartError if a host doesn't."""
         self.reachability.watch()
         await self.gathering.gather(timeout_s)
         if self.options.cpu_isa != NATIVE:
@@ -82,12 +83,12 @@ class RemoteHosts:
     async def gather_again(
         self, timeout_s: float, before: Collection[str], time_to_ask: Callable[[], Awaitable[float]]
     ) -> None:
-        """Wait until the hosts of a running job have registered with this controller, or won't."""
+        """Wait until each host of a running job has registered with this controller, or is no longer expected to."""
         self.reachability.watch()
         await self.gathering.gather_again(timeout_s, before, time_to_ask)
 
     def attend(self, workers: Workers) -> None:
-        """Pass messages of the hosts to these workers from now on."""
+        """From now on, pass messages of the hosts to these workers."""
         self.workers.set_result(workers)
 
     def catch_up(self) -> None:
@@ -102,7 +103,7 @@ class RemoteHosts:
                     break
 
     async def checkpoint(self, number: int) -> None:
-        """Have the workers with checkpoints write one, on all hosts; return when none of them writes any more."""
+        """Make the workers with checkpoints write one, on all hosts. Return when all have been written."""
         agents = self.reachability.living()
         for agent in agents:
             agent.send(m.Checkpoint(number))
@@ -110,12 +111,12 @@ class RemoteHosts:
             await agent.checkpointed.wait()
 
     async def end(self, code: int, words: str | None) -> None:
-        """End the other launchers with this exit code, also one that registers meanwhile."""
+        """End the other launchers with this exit code, including a launcher that registers meanwhile."""
         self._last_words = m.End(code, words)
         for agent in self.agents.values():
             if not agent.lost:
                 agent.send(self._last_words)
-            agent.tell_end()  # to a host that was declared lost a moment ago, another message
+            agent.tell_end()  # a host that was declared lost a moment ago gets a different message
         others = [agent for agent in self.agents.values() if not agent.lost and agent.name != self.name]
         parting = [asyncio.ensure_future(agent.part()) for agent in others]
         if parting:
@@ -124,7 +125,7 @@ class RemoteHosts:
                 wait.cancel()
 
     def leave(self) -> None:
-        """Close all connections without a message: another controller has the job."""
+        """Close all connections without a message, because another controller has the job."""
         for agent in self.agents.values():
             agent.drop()
 
@@ -133,16 +134,16 @@ class RemoteHosts:
             self.workers.result().segment_was_made()
 
     def make_segment(self, cluster: Cluster, recovers: bool) -> SpreadSegment:
-        """`MakeSegment`."""
+        """Make the segment of a version. Implements `MakeSegment`."""
         self._attempts += 1
         return SpreadSegment(self, cluster, self._attempts, recovers)
 
     def take_over(self, cluster: Cluster, recovers: bool) -> SpreadSegment:
-        """Take over what the hosts have of this version, which another controller had them make."""
+        """Take over what the hosts hold of this version, which was made under an earlier controller."""
         return SpreadSegment(self, cluster, 0, recovers, is_made=True)
 
     def close_all_but(self, known: Collection[int], reports: Mapping[str, m.ResyncReport]) -> None:
-        """Close what the hosts have of other versions, which the controller before had them make."""
+        """Close what the hosts hold of other versions, which were made under the previous controller."""
         for host, report in reports.items():
             for version in set(report.losses).difference(known):
                 self.agents[host].send(m.Close(version))
@@ -150,7 +151,7 @@ class RemoteHosts:
     # ---- callers ----
 
     async def serve(self, channel: AnyChannel, said: m.FirstWords) -> bool:
-        """Serve a caller that has sent this message. Return whether the connection belongs to another owner now."""
+        """Serve a caller that has sent this message. Return whether another object now owns the connection."""
         if isinstance(said, m.Agent):
             return await self._take_in(channel, said)
         if isinstance(said, m.WaitingController):
@@ -179,7 +180,8 @@ class RemoteHosts:
             return await self._let_in(channel, registration, "")
         joining = None if said.slots is None else joining_host(registration.host, said.slots)
         if joining is not None and self.lease is not None and registration.host in self.agents:
-            # over a connection whose end hasn't been noticed yet: the host looks again which host has the job
+            # The end of the host's previous connection hasn't been noticed yet. The host looks up again which host has
+            # the job.
             return False
         if joining is not None:
             why = objection(registration, self._registration, {}, same_flags=False) or self.events.objection_to(joining)
@@ -193,7 +195,7 @@ class RemoteHosts:
         if joining is not None:
             isa, own = registration.cpu_isa, self._registration.cpu_isa
             warning = other_instructions(registration.host, isa, self._start.cpu_isa, own)
-        if not why and said.command is not None:  # a warning for the user of a host that may take part
+        if not why and said.command is not None:  # warn the user of a host that may take part
             command = list(map(os.fsdecode, said.command))
             warning = other_command(registration.host, command, self.name, self.options.command)
         return await self._let_in(channel, registration, why, joining, warning)
@@ -206,7 +208,10 @@ class RemoteHosts:
         joining: Host | None = None,
         warning: str = "",
     ) -> bool:
-        """Admit a host without an objection (`why`), until it is lost. `warning`: is logged here and there, once."""
+        """Admit a host if no objection (`why`) exists, until the host is lost.
+
+        `warning`: logged once, here and on the host.
+        """
         per_worker = self.options.cores_per_worker
         if why:
             self.gathering.reject(registration.host, why)
@@ -215,11 +220,11 @@ class RemoteHosts:
             return False
         watch = HangWatch(self.options.peer_timeout_s or math.inf)
         look_s = told_each_s(watch.period_s, env.COLLECTIVE_TIMEOUT.get(self.machine.environ))
-        secret = None if self.options.secret else self._start.secret  # the host has it already
+        secret = None if self.options.secret else self._start.secret  # if `secret` is set, the host has it already
         lease = None if self.lease is None else self.lease.since
         channel.send(m.Registered(self._start.writer, look_s, secret, lease, warning))
         channel.set_silence(self.options.host_timeout_s)
-        # No await since the look at the hosts: of two callers with one name the first is admitted.
+        # There is no await since the check of the hosts, so of two callers with one name, the first is admitted.
         agent = self.agents[registration.host] = RemoteAgent(self, channel, registration, per_worker)
         if self._holds_deadlines:
             agent.send(m.Hold(True))
@@ -252,20 +257,20 @@ class RemoteHosts:
     # ---- lost hosts ----
 
     def let_go(self, name: str) -> None:
-        """Release a host that has left, as all others have been notified."""
+        """Release a host that has left, after all others have been notified."""
         self.agents[name].give_up("it has left", has_left=True)
 
     def lose(self, agent: RemoteAgent, why: str) -> None:
         if agent.lost:
             return
-        # A host that is notified of its loss ends. If the controller moves, the notification follows the entry in the
-        # snapshot. So a controller that has stepped down by now, or fails before, has ended no host with which the next
-        # one would continue. Until then the host gets no message, and looks at the snapshot by itself after
-        # -host-timeout.
+        # A host that is notified of its loss ends. If another controller may take over, the host is notified only once
+        # the snapshot contains its loss. Otherwise a controller that has stepped down, or that fails before the write,
+        # could end a host with which the next controller would continue. Until then, the host gets no message. After
+        # -host-timeout, the host reads the snapshot.
         agent.give_up(why, tells=self.lease is None or not self.workers.done())
         if self.workers.done():
             self.events.host_lost(agent.name, why)
-        else:  # it may register again, but not with a controller that it has left because that stood still
+        else:  # the host may register again, unless it has left this controller because the controller was paused
             self.was_left = self.was_left or self.events.has_stood_still
             _log.warning('host lost: host=%s reason="%s"', agent.name, why)
             del self.agents[agent.name]
@@ -273,14 +278,14 @@ class RemoteHosts:
             self.gathering.news.set()
 
     def tell_lost(self, name: str) -> None:
-        """Notify a host of its loss: the snapshot has it."""
+        """Notify a host of its loss, now that the snapshot contains the loss."""
         if name in self.agents:
             self.agents[name].tell_end()
 
     def tell_lease(self) -> None:
         """Notify the hosts that this controller has acquired the lease again.
 
-        Otherwise, if it fails, a host without that message would take it for another controller.
+        Otherwise, if this controller fails, a host without that message would regard the holder as a new controller.
         """
         for agent in self.reachability.living():
             agent.send(m.NewLease(0 if self.lease is None else self.lease.since))

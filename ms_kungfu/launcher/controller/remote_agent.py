@@ -1,7 +1,7 @@
-"""The controller's view of one host: an `AgentHandle`, and the messages of its launcher.
+"""The controller's view of one host: an `AgentHandle` that sends and receives messages of the host's launcher.
 
 All messages to a host go over one connection, in order. So a host gets each fact before the answer to a worker that
-depends on it.
+depends on the fact.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from ms_kungfu.launcher.state.policy import Recover
 from ms_kungfu.launcher.wire import messages as m
 
 _log = logging.getLogger(__name__)
-_MAX_ASKING = 4096  # worker requests of a host that wait for an answer
-PARTING_S = 0.5  # a host that is notified of the end takes some hundredths of a second
+_MAX_ASKING = 4096  # most worker requests of a host that may wait for an answer
+PARTING_S = 0.5  # a host that is notified of the end needs some hundredths of a second to end
 
 
 class Workers(Protocol):
-    """The owner of the workers on these hosts. All calls come in the event loop."""
+    """The owner of the workers on these hosts. All calls come from the event loop."""
 
     broker: Broker
     hanging: HangingWorkers
@@ -60,53 +60,53 @@ class NodeEvents(Protocol):
 
     @property
     def has_stood_still(self) -> bool:
-        """Return whether the controller stood still a moment ago."""
+        """Return whether the controller was paused a moment ago."""
         ...
 
     def left_s(self) -> float | None:
-        """Return the seconds left of the job's -timeout."""
+        """Return the seconds that are left until the job's -timeout."""
         ...
 
     def host_lost(self, name: str, reason: str) -> None:
-        """Remove the host and its workers from the job. Called once a host."""
+        """Remove the host and its workers from the job. Called once per host."""
 
     def disconnected(self, host: str, other: str, reason: str) -> None:
-        """Note that a host reports that it doesn't reach another one; "": any."""
+        """Record that `host` reports that it can't reach `other`. If `other` is "", it can't reach any host."""
 
     def hosts_apart(self, reason: str) -> None:
-        """End what several hosts do together, as it can't continue and no single host is to leave."""
+        """End the job on all hosts, since it can't continue and no single host is at fault."""
 
     def interrupted(self, number: int, where: str) -> None:
-        """Note that a host's launcher got this signal."""
+        """Record that a host's launcher got this signal."""
 
     def hurry(self) -> None:
-        """Note that a host's launcher got a second signal: the job ends at once."""
+        """Record that a host's launcher got a second signal: the job ends at once."""
 
     def host_leaves(self, name: str) -> None:
-        """Note that a host's launcher got a SIGTERM. `RemoteHosts.let_go` follows later."""
+        """Record that a host's launcher got a SIGTERM. `RemoteHosts.let_go` follows later."""
 
     def objection_to(self, host: Host) -> str:
-        """Return why the host can't join the job; "" if it can."""
+        """Return why the host can't join the job, or "" if it can."""
         ...
 
     def host_joined(self, host: Host, agent: AgentHandle) -> None:
-        """Note that the host has joined: it can start workers."""
+        """Record that the host has joined and can start workers."""
 
     def status(self) -> dict[str, Any]:
-        """Return the job's status document; never raises."""
+        """Return the job's status document. Never raises."""
         ...
 
 
 class Reachable(Protocol):
     def note_apart(self) -> None:
-        """Note that a host has reported another one that it doesn't reach."""
+        """Record that a host reports another host as unreachable."""
 
     def transport_failed(self, segment: SpreadSegment, why: str) -> None:
-        """Note that a host can't exchange anything with the others any more."""
+        """Record that a host can no longer exchange anything with the others."""
 
 
 class Gathering(Protocol):
-    news: asyncio.Event  # a host has registered, or is confirmed
+    news: asyncio.Event  # set when a host has registered or is confirmed
 
 
 class Owner(Protocol):
@@ -114,7 +114,7 @@ class Owner(Protocol):
 
     options: Options
     machine: Machine
-    resumes: bool  # hosts report to a controller that continues a job
+    resumes: bool  # whether hosts report to a controller that continues a job
     workers: asyncio.Future[Workers]
 
     @property
@@ -131,7 +131,7 @@ class Owner(Protocol):
 
 
 class RemoteAgent:
-    """One of the hosts."""
+    """One host of the job."""
 
     def __init__(
         self, owner: Owner, channel: AnyChannel, registration: m.Registration, cores_per_worker: int | None
@@ -140,14 +140,15 @@ class RemoteAgent:
         self.devices = devices_of(registration)
         self.shares = Shares(registration.cores, cores_per_worker, registration.taken)
         self.cpu_isa = registration.cpu_isa
-        self.segments: dict[int, SpreadSegment] = {}  # segments that it has, or is making
-        self.lost = ""  # why it is lost
-        self.is_confirmed = False  # it has sent a message since it registered
-        self._farewell = ""  # why it ends by itself
-        self._last_words: m.End | None = None  # for a host that is declared lost, until it is notified
-        self.apart: dict[tuple[int, str], str] = {}  # (version, host that it can't reach any more) -> why
-        self.checkpointed = asyncio.Event()  # or lost, after `RemoteHosts.checkpoint`
-        self.early: list[m.FromHost] = []  # messages from before the workers were attached
+        self.segments: dict[int, SpreadSegment] = {}  # segments that the host holds, or is making
+        self.lost = ""  # why the host is lost
+        self.is_confirmed = False  # whether it has sent a message since it registered
+        self._farewell = ""  # why the host ends, as it has reported
+        self._last_words: m.End | None = None  # message for a host that was declared lost, until the host is notified
+        self.apart: dict[tuple[int, str], str] = {}  # (version, host that it can't reach any more) -> reason
+        # set once the checkpoints are written or the host is lost, after `RemoteHosts.checkpoint`
+        self.checkpointed = asyncio.Event()
+        self.early: list[m.FromHost] = []  # messages that came before the workers were attached
         self._owner = owner
         self._channel = channel
         self._logdir = Path(os.fsdecode(registration.logdir)) if registration.logdir else None
@@ -179,13 +180,14 @@ class RemoteAgent:
 
     @property
     def heard(self) -> float:
-        """Return when its last message came."""
+        """Return when the host's last message came."""
         return self._channel.heard
 
     def give_up(self, why: str, has_left: bool = False, tells: bool = True) -> None:
         """Declare the host lost or removed: its messages are ignored from now on.
 
-        If it can, it is notified of the reason: now (`tells`), or by `tell_end` once the snapshot has it.
+        If possible, the host is notified of the reason: now (`tells`), or by `tell_end` once the snapshot contains the
+        loss.
         """
         if self.lost:
             return
@@ -204,7 +206,7 @@ class RemoteAgent:
             self.tell_end()
 
     def tell_end(self) -> None:
-        """Notify it, once."""
+        """Notify the host of its end, once."""
         words, self._last_words = self._last_words, None
         if words is not None:
             self.send(words)
@@ -216,14 +218,14 @@ class RemoteAgent:
         self._channel.end()
 
     async def part(self) -> None:
-        """Note that the host has ended."""
+        """Record that the host has ended."""
         while not self.lost:
             await asyncio.sleep(0.01)
 
     # ---- messages ----
 
     async def listen(self) -> str:
-        """Process its messages until the connection ends. Return why it has ended."""
+        """Process the host's messages until the connection ends. Return why it has ended."""
         try:
             while True:
                 said = await self._channel.receive(m.FROM_HOST)
@@ -236,7 +238,7 @@ class RemoteAgent:
                     _AT_ANY_TIME[type(said)](self, said)
                 elif self._owner.workers.done():
                     self.hear(self._owner.workers.result(), said)
-                elif self._owner.resumes:  # else it has nothing to report yet
+                elif self._owner.resumes:  # otherwise the host has nothing to report yet
                     self.early.append(said)
         except OSError as error:
             if self._farewell:
@@ -249,9 +251,9 @@ class RemoteAgent:
             return self.trouble_with(error)
 
     def trouble_with(self, error: Exception) -> str:
-        """A message from this host leads to `error`: the host is lost by it, never the job."""
+        """Handle `error`, which a message of this host caused: the host is lost, and the job continues."""
         if isinstance(error, ProtocolError):
-            return f"{PROGRAM} on host {self.name} says what isn't understood: {error}"
+            return f"{PROGRAM} on host {self.name} sent an invalid message: {error}"
         _log.error(
             'internal error: where=message from=%s error="%r". The launcher closes the connection',
             self.name, error, exc_info=error,
@@ -259,7 +261,7 @@ class RemoteAgent:
         return f"internal error: message from {PROGRAM} on host {self.name}: {error!r}"
 
     def hear(self, workers: Workers, said: m.FromHost) -> None:
-        """Process a message. ProtocolError if the host can't send it now."""
+        """Process a message. Raise ProtocolError if the host can't send that message now."""
         if type(said) in _OF_A_VERSION:
             segment = self.segments.get(said.version)  # type: ignore[union-attr]
             if segment is not None:
@@ -319,30 +321,31 @@ class RemoteAgent:
     def _serve(self, workers: Workers, said: m.Asks) -> None:
         broker, number, message = workers.broker, said.number, said.message
         if number in self._asking:
-            raise ProtocolError(f"request {number} is there already")
-        named = message.peer if isinstance(message, m.SlotRequest) else ""  # a host speaks for its own workers only
+            raise ProtocolError(f"request {number} exists already")
+        # a host may send requests only for its own workers
+        named = message.peer if isinstance(message, m.SlotRequest) else ""
         if named and PeerID.parse(named).host != self.name:
             self.send(m.Answer(number, m.Error(f"{named} is not on host {self.name}")))
             return
         if len(self._asking) >= _MAX_ASKING:
-            self.send(m.Answer(number, m.Error("too many workers ask at once")))
+            self.send(m.Answer(number, m.Error("too many requests of workers on this host wait; retry later")))
             return
         asker = self._asking[number] = _RemoteAsker(self, number)
         try:
             broker.serve(asker, message)
-        except Exception as error:  # the worker gets no answer; the host and the job go on
+        except Exception as error:  # the worker gets no answer, but the host and the job continue
             _log.error("internal error: where=answer to=%s", self.name, exc_info=error)
             asker.end()
 
     def answer(self, number: int, message: m.FromJobBroker | None) -> None:
-        """Answer a request of a worker there; None without an answer."""
+        """Answer a request of a worker on the host. With `message` None the worker gets no answer."""
         if self._asking.pop(number, None) is not None:
             self.send(m.Answer(number, message))
 
 
 @dataclass(eq=False)
 class _RemoteAsker:
-    """A worker of a host, with a request."""
+    """A worker on a host that waits for an answer."""
 
     agent: RemoteAgent
     number: int

@@ -1,4 +1,4 @@
-"""A newer cluster is desired: by a client, the program, or the controller, which revises it after failures."""
+"""What the controller does about newer desired clusters, which come from clients, the program or its own revisions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Resizes:
     job: JobContext
     nodes: JobNodes
     failures: WorkerFailures
-    _early: Cluster | None = None  # what was desired before the job had begun
+    _early: Cluster | None = None  # the cluster that was desired before the job had begun
 
     # ---- what the controller writes ----
 
@@ -56,9 +56,10 @@ class Resizes:
     # ---- what the store has ----
 
     def on_written(self, cluster: Cluster | None) -> None:
-        """Process a write to the config server of this process.
+        """Process a write to this process's config server.
 
-        None: a client has deleted the cluster, without which the job can't be resized; the controller writes it again.
+        None means that a client has deleted the cluster. Without it, the job can't be resized, so the controller writes
+        it again.
         """
         job = self.job
         coordinator, server = job.coordinator, job.begun.server
@@ -68,7 +69,7 @@ class Resizes:
             desired = coordinator.newest
             again = replace(desired.following(desired.workers), version=server.store.version + 1)
             _log.warning('cluster restored: version=%d reason="a client deleted it"', again.version)
-            with contextlib.suppress(HostError):  # all its workers have failed: the revision without them follows
+            with contextlib.suppress(HostError):  # all its workers have failed, so a revision without them follows
                 server.put(again.to_json(), job.begun.writer)
 
     def check(self, cluster: Cluster) -> None:
@@ -86,7 +87,8 @@ class Resizes:
         options, coordinator = job.options, job.coordinator
         members, ended = list(coordinator.newest.workers), []
         if job.has_begun:
-            # A writer that lists only workers that have just failed didn't know that: `revised` keeps the state.
+            # A writer that lists only workers that have just failed didn't know of the failure: `revised` keeps the
+            # state.
             ended = job.workers.broker.versions.ended_in(coordinator.newest)
             members = [*job.workers.processes.living_members(), *ended]
         going = coordinator.going(members)
@@ -95,7 +97,7 @@ class Resizes:
             raise HostError(f"a cluster of {cluster.size} is below -min-np {options.min_size}")
 
     def on_cluster(self, cluster: Cluster) -> None:
-        """Start the new workers of a newer desired cluster. Its members adopt it when they have agreed."""
+        """Start the new workers of a newer desired cluster. The members adopt it after they have agreed on it."""
         job, coordinator = self.job, self.job.coordinator
         if cluster.version <= coordinator.last_version or job.course.is_over:
             return
@@ -115,7 +117,7 @@ class Resizes:
         coordinator.last_version = cluster.version
         try:
             self.check(cluster)
-        except HostError as error:  # a config server of its own does not know this host
+        except HostError as error:  # a config server elsewhere doesn't know this host
             _log.error('cluster rejected: version=%d reason="%s"', cluster.version, error)
             broker.refuse(cluster.version, str(error))
             job.history.desired(cluster, coordinator.newest, writer, refused=str(error))
@@ -138,7 +140,7 @@ class Resizes:
         workers.starting.missing(cluster, replacing)
 
     def watch(self) -> Callable[[], None]:
-        """Follow the store from now on. Return what ends that."""
+        """Follow the store from now on. Return a function that ends that."""
         job = self.job
         if not job.options.watch or job.begun.store is None:
             return lambda: None
@@ -153,6 +155,6 @@ class Resizes:
         return watcher.stop
 
     def begun(self) -> None:
-        """Note that the first version is committed."""
+        """Record that the first version is committed."""
         if self._early is not None:
             self.on_cluster(self._early)

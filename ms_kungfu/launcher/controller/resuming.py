@@ -1,4 +1,4 @@
-"""How a new controller takes over the workers of a running job, from the leader snapshot and the agents' reports."""
+"""How a new controller takes over a running job's workers, using the leader snapshot and the agents' reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ms_kungfu.launcher.wire import messages as m
 def resume(
     manager: WorkerManager, versions: ClusterVersions, reports: Mapping[str, m.ResyncReport], desired: Cluster | None
 ) -> None:
-    """Continue with the `versions` of the controller before, what the hosts report, and the desired cluster."""
+    """Continue with the previous controller's `versions`, the hosts' reports, and the desired cluster."""
     known, recovers = sorted(versions.clusters), manager.options.recover is not Recover.FAIL
     remote, broker = manager.remote, manager.broker
     living = [worker for report in reports.values() for worker in report.workers if worker.code is None]
@@ -44,7 +44,7 @@ def resume(
         manager.on_exit(process, exited)
     for process in manager.processes.of_standing(Standing.MEMBER):
         if process.peer is not None and process.peer in lost and process.host in reports:
-            process.state = WorkerState.UNKILLABLE  # the controller before has continued without it
+            process.state = WorkerState.UNKILLABLE  # the previous controller has continued without this process
             broker.mark_lost(process.peer, "it was given up", process.incarnation, True, False)
     for process in manager.processes.of_standing(Standing.JOINING):
         manager.starting.limit_join(process, process.incarnation)
@@ -54,7 +54,7 @@ def resume(
     manager.hanging.keep_looking_for_the_stuck()
 
 
-_Ended = list[tuple[int, Process, m.Exited]]  # by the order in which the workers heard of it
+_Ended = list[tuple[int, Process, m.Exited]]  # ordered by the time at which the workers were notified
 
 
 def _enter_reported(
@@ -69,7 +69,8 @@ def _enter_reported(
                 continue
             process = manager.starting.known(worker.key, worker.log_name, host, peer, worker.incarnation, worker.rank)
             process.pid, process.device, process.standby = worker.pid, worker.device, worker.standby
-            if worker.standby is not None and peer is not None and worker.code is None:  # it may wait for its slot
+            # the worker may still wait for its slot
+            if worker.standby is not None and peer is not None and worker.code is None:
                 manager.broker.requests.assign(worker.standby, peer, worker.incarnation)
             if process.pid is not None:
                 process.to(WorkerState.RUNNING)
@@ -94,17 +95,17 @@ def _enter_unreported(
             incarnation = versions.meant_by(peer, version)
             is_lost = peer.host not in reports
             if version <= versions.lost_hosts.get(peer.host, -1):
-                continue  # the loss of its host is in the snapshot
+                continue  # the snapshot contains the loss of its host
             if peer in ended_peers or not (is_lost or version == current.version) or _has(manager, peer, version):
                 continue
             process = manager.starting.known(None, "", peer.host, peer, incarnation, rank)
-            if not is_lost:  # the controller before hadn't started it
+            if not is_lost:  # the previous controller hadn't started the worker
                 ended.append((last, process, m.Exited(process.key, CANT_RUN, "was not started")))
     return ended
 
 
 def _has(manager: WorkerManager, peer: PeerID, version: int) -> bool:
-    """Return whether the process is known that `version` means by this peer."""
+    """Return whether a process is known that is this peer in `version`."""
     return any(
         p.peer == peer and manager.broker.versions.belongs(peer, p.incarnation, version) for p in manager.processes
     )

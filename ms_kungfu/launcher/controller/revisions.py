@@ -1,4 +1,4 @@
-"""The launcher's writes to the cluster store after workers have failed or left, and its view of others' writes."""
+"""The launcher's writes to the cluster store after workers have failed or left, and reads of other writers' changes."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class RevisionOwner(Protocol):
     """The source of revisions, and the receiver of the store's contents."""
 
     def next_revision(self) -> Cluster | None:
-        """Return the next cluster to write; None if there is none any more."""
+        """Return the next cluster to write, or None if no revision is needed."""
         ...
 
     def drop_joining(self, reason: str) -> None:
-        """Give up the joining workers: the cluster can't have them."""
+        """Drop the joining workers, because the cluster can't include them."""
 
     def on_cluster(self, cluster: Cluster) -> None:
-        """Process the store's `cluster`, which may be news."""
+        """Process the store's `cluster`, which may be unchanged."""
 
 
 class Revisions:
-    """Write one revision after the other, in the background: each builds on the result of the one before.
+    """Write revisions in the background, one at a time: each builds on the result of the previous one.
 
-    After a conflict there is something newer to build on.
+    After a conflict, the next revision builds on the newer cluster.
     """
 
     def __init__(self, job: RevisionOwner, coordinator: Coordinator, start: JobStart, machine: Machine) -> None:
@@ -50,7 +50,7 @@ class Revisions:
         self._task: asyncio.Future[None] | None = None
 
     def write(self) -> None:
-        """Write a revision if there is one."""
+        """Write a revision if one is needed."""
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(self._write_all())
             self._task.add_done_callback(raise_bugs)
@@ -81,14 +81,14 @@ class Revisions:
         except StaleVersionError:
             found = await self._machine.in_thread(store.get)
             if found is None or found.version <= self._coordinator.last_version:
-                raise  # it has restarted without its state, and the watcher is about to write it again
+                raise  # the server has restarted without its state, and the watcher is about to write the cluster again
             self._job.on_cluster(found)
         else:
             self._job.on_cluster(written)
 
 
 def raise_bugs(task: asyncio.Future[None]) -> None:
-    """Pass exceptions to the loop's exception handler."""
+    """Pass exceptions to the event loop's exception handler."""
     if not task.cancelled():
         task.result()
 
@@ -106,20 +106,21 @@ def in_loop(function: Callable[[T], None]) -> Callable[[T], None]:
 
 @dataclass
 class StoreWatcher:
-    """Call `on_cluster` with each newer cluster, from a thread of its own.
+    """Call `on_cluster` with each newer cluster, from a separate thread.
 
-    `newest` returns the newest cluster that the job can run, under the newest version that is known.
+    `newest` returns the newest cluster that the job can run, numbered with the newest version that is known.
 
     If a store restarts without its state (a config server keeps nothing on disk), the watcher writes the newest cluster
-    again. The next change counts on from there. With `puts_back` it does so after a client's delete, too; in etcd that
-    may be how a user ends the job.
+    again. The next change then continues from that version. With `puts_back`, the watcher also restores the cluster
+    after a client's delete. In etcd, a user may delete the cluster to end the job.
     """
 
     store: ClusterStore
     newest: Callable[[], Cluster]
     on_cluster: Callable[[Cluster], None]
     machine: Machine
-    on_outage: Callable[[str], None] = lambda error: None  # why the store doesn't answer; "": it does again
+    # called with why the store doesn't answer, or with "" once it answers again
+    on_outage: Callable[[str], None] = lambda error: None
     puts_back: bool = True
     _stopped = False
 
@@ -127,18 +128,18 @@ class StoreWatcher:
         self.machine.start_thread("kungfu-watch", self._run)
 
     def stop(self) -> None:
-        """Return at once; a pending request ends with the process."""
+        """Stop the watcher and return at once. A pending request ends with the process."""
         self._stopped = True
 
     def look_now(self) -> None:
-        """Read the store without waiting for the long poll: a worker knows of a version that hasn't arrived here."""
+        """Read the store without waiting for the long poll, because a worker has requested a version unknown here."""
         self.machine.start_thread("kungfu-look", self._look)
 
     def _look(self) -> None:
         try:
             found = self.store.get()
         except ConfigServerError:
-            return  # the loop below logs it
+            return  # the loop below logs the error
         if found is not None and found.version > self.newest().version:
             self.on_cluster(found)
 
@@ -171,31 +172,31 @@ class StoreWatcher:
                 self.machine.sleep(_RETRY_S)
                 continue
             if found is None and self.machine.monotonic() - begin < _RETRY_S:
-                self.machine.sleep(_RETRY_S)  # a server without long poll
+                self.machine.sleep(_RETRY_S)  # for a server without long poll
 
     def _put_back(self, known: Cluster) -> None:
         """Write the cluster into a store that has none.
 
-        One from which it was deleted accepts no version a second time. One that has lost its state does, and then the
-        workers needn't adopt another version.
+        A store from which the cluster was deleted rejects a version that it has had. A store that has lost its state
+        accepts that version, so the workers needn't adopt another one.
         """
         try:
             self.store.put(known)
         except StaleVersionError:
             if self.store.get() is not None:
-                raise  # the workers have written one meanwhile
+                raise  # the workers have written a cluster meanwhile
             self.store.put(known.following(known.workers))
 
     def _restore(self, known: Cluster) -> None:
-        """Note that the store has the newest cluster again, or a newer one."""
+        """Handle that the store again contains the newest cluster known here, or a newer one."""
         found = self.store.get()
         if found is None:
             self._put_back(known)
         elif found.version < known.version:
-            self.store.delete()  # it was restarted with an older cluster
+            self.store.delete()  # the store was restarted with an older cluster
             self.store.put(known)
         elif found.version == known.version and found != known:
-            # A client that didn't know the launcher's version was first, and has written another cluster under that
-            # number. The client wants that one, so it comes next.
+            # A client that didn't know the launcher's version has written a different cluster under the same number.
+            # The client wants its own cluster, so that cluster becomes the next version.
             written = self.store.put(replace(found, version=known.version + 1))
-            self.on_cluster(replace(written, writer=found.writer))  # it is the client's, not the launcher's
+            self.on_cluster(replace(written, writer=found.writer))  # the cluster is the client's, not the launcher's

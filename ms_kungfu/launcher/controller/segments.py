@@ -1,4 +1,4 @@
-"""The shared memory of each cluster version: made before any worker is notified, updated on failures, closed."""
+"""The shared memory of each cluster version: made before workers are notified, updated on failures, then closed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ms_kungfu.launcher.wire import messages as m
 
 
 class NotMadeYet(Exception):
-    """The segment is being made, on its hosts; its maker then calls `Broker.prepare`."""
+    """The hosts are still making the segment. When it is made, its maker calls `Broker.prepare`."""
 
 
 @dataclass(frozen=True)
 class _Loss:
-    """A process that has exited; with `recover` the members continue without it."""
+    """A process that has exited. `recover`: whether the members continue without it."""
 
     peer: PeerID
     incarnation: int
@@ -31,7 +31,7 @@ class _Loss:
     reaped: bool
 
 
-MakeSegment = Callable[[Cluster, bool], "SpreadSegment"]  # whether members outlive others
+MakeSegment = Callable[[Cluster, bool], "SpreadSegment"]  # the bool: whether members continue when others fail
 
 
 class Segments:
@@ -48,11 +48,12 @@ class Segments:
     def of(self, cluster: Cluster) -> SpreadSegment:
         """Return the segment of a version.
 
-        It is made before the members are notified, so that they needn't wait for it, and before the commit, so that
-        each member has one.
+        The segment is made before the members are notified, so that they needn't wait for it. It is also made before
+        the commit, so that each member has one.
 
         Raises:
-            NotMadeYet: it is being made; try again. Any other error of the runtime or the kernel prevents it.
+            NotMadeYet: the segment is being made; try again.
+            Exception: an error of the runtime or the kernel prevents the segment.
         """
         segment = self.open.get(cluster.version)
         if segment is None:
@@ -75,9 +76,9 @@ class Segments:
         return segment
 
     def resume(self, there: Mapping[int, SpreadSegment], losses: Mapping[int, Sequence[m.Loss]]) -> None:
-        """Take over what hosts have of the known versions.
+        """Take over what hosts hold of the known versions.
 
-        `losses`: those of which any host was notified, in order; now all hosts are.
+        `losses`: the failures that any host was notified of, in order. Now all hosts are notified of them.
         """
         self.open.update(there)
         for version, each in losses.items():
@@ -89,7 +90,7 @@ class Segments:
                     self._resume_without(host, version, segment)
 
     def _resume_without(self, host: str, version: int, segment: SpreadSegment) -> None:
-        """Resume without a host: the controller before recorded its loss, and may not have notified all others."""
+        """Resume without a lost host. The previous controller may not have notified all other hosts of the loss."""
         for rank, worker in enumerate(self._versions.clusters[version].workers):
             if worker.host == host:
                 segment.mark_lost(rank, f"was on host {host}, which was lost", True, True)
@@ -98,7 +99,7 @@ class Segments:
         segment.lose_host(host)
 
     def mark_lost(self, peer: PeerID, incarnation: int, reason: str, recover: bool, reaped: bool) -> None:
-        """Notify all members whose version means this process, also in segments that are made later."""
+        """Notify all members of versions that contain this process, including segments that are made later."""
         self._losses.append(_Loss(peer, incarnation, reason, recover and self._recovers, reaped))
         self._tell_all(self._losses[-1])
 
@@ -128,7 +129,7 @@ class Segments:
                 segments.pop(version).close()
 
     def drop_unlisted_losses(self) -> None:
-        """Forget the failed processes that no known version means: no member is to be notified of them."""
+        """Forget failed processes that no known version contains: no member has to be notified of them."""
         known, belongs = self._versions.clusters, self._versions.belongs
         self._losses = [
             loss
@@ -153,12 +154,12 @@ class Segments:
 
 
 class Member(Protocol):
-    """A host with a part of the segment (`remote.RemoteAgent`)."""
+    """A host that holds a part of the segment (`remote.RemoteAgent`)."""
 
     name: str
-    lost: str  # why it is lost
-    segments: dict[int, SpreadSegment]  # segments that it has, or is making
-    apart: dict[tuple[int, str], str]  # (version, host that it can't reach any more) -> why
+    lost: str  # why the host is lost
+    segments: dict[int, SpreadSegment]  # segments that the host holds, or is making
+    apart: dict[tuple[int, str], str]  # (version, host that it can't reach any more) -> reason
 
     def send(self, message: m.FromController) -> None: ...
 
@@ -174,35 +175,35 @@ class Owner(Protocol):
     def agents(self) -> Mapping[str, Member]: ...
 
     def was_made(self) -> None:
-        """Note that a segment was made, or can't be."""
+        """Record that a segment was made, or can't be made."""
 
 
 class SpreadSegment:
-    """The shared memory of a version.
+    """The shared memory of a version on all hosts of its ranks.
 
-    Each change reaches all of its hosts, in one order, and before any later message to them.
+    Each change reaches all of its hosts in the same order, and before any later message to them.
 
-    It is made in the background. Its hosts connect their transports among themselves, and each has to report that it
-    has its part.
+    The segment is made in the background. Its hosts connect their transports to each other, and each host must report
+    that it has its part.
     """
 
     def __init__(self, owner: Owner, cluster: Cluster, attempt: int, recovers: bool, is_made: bool = False) -> None:
-        """Begin to make it. `is_made`: another controller has made it, on all hosts that are there."""
+        """Begin to make the segment. `is_made`: whether an earlier controller has made it, on all registered hosts."""
         self.cluster, self.attempt = cluster, attempt
-        self.words: dict[int, str] = {}  # why ranks can't continue
+        self.words: dict[int, str] = {}  # why each rank can't continue
         self.beats: dict[int, int] = {}
-        # host -> waits of its ranks, and when it reported them
+        # host -> waits of its ranks, and the time of the report
         self._waits: dict[str, tuple[list[tuple[int, int, bool]], float]] = {}
-        self._progress: dict[int, tuple[Progress, float]] = {}  # rank -> its progress, and when it was reported
+        self._progress: dict[int, tuple[Progress, float]] = {}  # rank -> its progress, and the time of the report
         self._owner = owner
         self._recovers = recovers
-        # The present hosts: one that is lost and comes back is another one, without this segment.
+        # The hosts at construction. A host that is lost and comes back counts as a different host without this segment.
         self._agents = [owner.agents[host] for host in cluster.hosts if host in owner.agents]
         self._missing: dict[str, asyncio.Future[None]] = {}  # hosts that haven't reported their part yet
         self._is_made = is_made
         self._trouble: Exception | None = None
         self._is_closed = False
-        self._sync_points = 0  # sync points passed on
+        self._sync_points = 0  # number of sync points that were passed on
         self._task: asyncio.Task[None] | None = None
         if is_made:
             for agent in self._agents:
@@ -227,7 +228,7 @@ class SpreadSegment:
             for wait in done:
                 wait.result()
             if late:
-                raise OSError(f"it takes longer than {2 * MAKE_S:g} s")
+                raise OSError(f"its hosts took longer than {2 * MAKE_S:g} s")
         except asyncio.CancelledError:
             trouble = OSError("given up")
         except Exception as error:
@@ -239,9 +240,9 @@ class SpreadSegment:
         self._owner.was_made()
 
     def was_made(self, host: str, error: str, is_lost: bool = False) -> None:
-        """Note that a host has made its part, or why it can't.
+        """Record that a host has made its part, or why it can't.
 
-        If the host `is_lost`, and that has to be in the snapshot first, members that request this version wait. They
+        If the host `is_lost` and the snapshot must contain the loss first, members that request this version wait. They
         get another version without the host.
         """
         missing = self._missing.get(host)
@@ -252,7 +253,7 @@ class SpreadSegment:
                 missing.exception()
             elif error:
                 missing.set_exception(OSError(f"{where}{error}"))
-                missing.exception()  # retrieved, even if another host was first
+                missing.exception()  # mark it as retrieved, even if another host failed first
             else:
                 missing.set_result(None)
 
@@ -271,7 +272,7 @@ class SpreadSegment:
         return agent in self._agents
 
     def check_made(self) -> None:
-        """Raise `NotMadeYet`, or why the runtime or the kernel of one of its hosts can't make it."""
+        """Raise `NotMadeYet`, or the reason why the runtime or the kernel of a host can't make the segment."""
         if self._trouble is not None:
             raise self._trouble
         if not self._is_made:
@@ -284,7 +285,7 @@ class SpreadSegment:
         self._tell(m.Lost(self.cluster.version, rank, reason, recover, reaped))
 
     def lose_host(self, host: str) -> None:
-        """Let the members continue without this host; all of its ranks have been marked lost."""
+        """Let the members continue without this host, whose ranks have all been marked lost."""
         for agent in self._agents:
             if agent.name != host:
                 agent.send(m.LoseHost(self.cluster.version, host))
@@ -303,10 +304,10 @@ class SpreadSegment:
         self._waits[host] = (waits, self._owner.machine.monotonic())
 
     def awaited(self) -> list[tuple[int | str, int | str, bool]]:
-        """Return the waits, without hosts whose report is old or missing.
+        """Return the waits of all ranks, except on hosts whose report is old or missing.
 
-        Whether a rank there still waits isn't known, and a report that is read again must not confirm a stuck rank
-        (`stuck`, 2).
+        It is unknown whether a rank on such a host still waits. A report that is read twice must not confirm a stuck
+        rank (`stuck`, 2).
         """
         since = self._owner.machine.monotonic() - self._owner.stuck_sure_s
         fresh = {host: waits for host, (waits, reported) in self._waits.items() if reported > since}
@@ -318,7 +319,7 @@ class SpreadSegment:
         return waits_between_hosts(waits_of, ranks)
 
     def set_ending(self, rank: int, ending: bool) -> None:
-        """Note that `rank` is about to be ended, or isn't after all: meanwhile those that wait for it don't give up."""
+        """Record whether `rank` is about to be ended. While it is, the ranks that wait for it don't time out."""
         self._tell(m.Ending(self.cluster.version, rank, ending))
 
     def note_progress(self, rank: int, progress: Progress) -> None:

@@ -1,4 +1,4 @@
-"""What the controller writes to the leader snapshot, before any worker or host hears of it."""
+"""What the controller writes to the leader snapshot before it notifies any worker or host."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ms_kungfu.launcher.wire.documents import End, Past
 
 @dataclass(eq=False)
 class SnapshotWriter:
-    """Writes the leader snapshot. `began_at`: of the job, in seconds since 1970."""
+    """Writes the leader snapshot. `began_at`: the start of the job, in seconds since 1970."""
 
     job: JobContext
     began_at: float
-    _end: End | None = None  # part of each later entry
+    _end: End | None = None  # included in each later entry
 
     def __post_init__(self) -> None:
         self._being_removed: set[str] = set()  # hosts whose loss is being written
 
     async def write(self, committing: int | None = None, lost: str | None = None, end: End | None = None) -> bool:
-        """Return whether it is there now. Call it within `Leadership.act`."""
+        """Write an entry, within `Leadership.act`. Return whether the snapshot contains it."""
         job = self.job
         leadership = job.leadership
         self._end = end = end or self._end
 
         def snapshot() -> LeaderSnapshot:
             start, coordinator, own = job.begun, job.coordinator, job.options.hosts.self_name
-            if job.manager is None and leadership.resumes is not None:  # which workers there are isn't known yet
+            if job.manager is None and leadership.resumes is not None:  # the workers aren't known yet
                 return replace(leadership.resumes, end=end)
             versions = ClusterVersions() if job.manager is None else job.manager.broker.snapshot(committing, lost)
             forgotten = coordinator.hosts.lost.difference(versions.lost_hosts)
@@ -44,7 +44,7 @@ class SnapshotWriter:
         return await leadership.write(snapshot)
 
     async def note(self, lost: str | None = None, end: End | None = None) -> bool:
-        """Write a decision. Return False if another host decides by now."""
+        """Write a decision. Return False if another host now decides for the job."""
         await self.job.leadership.act(lambda: self.write(lost=lost, end=end))
         return not self.job.leadership.has_stepped_down
 
@@ -59,7 +59,7 @@ class SnapshotWriter:
             self.job.history.resumed(past.changes, current)
 
     def once_noted(self, lost: str, act: Callable[[], None]) -> None:
-        """Call `act` when the snapshot has the loss of this host: only then the other hosts are notified."""
+        """Call `act` once the snapshot contains the loss of this host. Only then are the other hosts notified."""
         if not self.job.leadership.moves:
             act()
         elif lost not in self._being_removed:
@@ -90,7 +90,7 @@ class SnapshotWriter:
             job.workers.broker.prepare()
 
     def on_commit(self, version: int) -> None:
-        """Write that `version` is committed, before it is."""
+        """Write that `version` is committed, before it is committed."""
         self.job.in_background(self.job.leadership.act(lambda: self._commit(version)))
 
     async def _commit(self, version: int) -> None:

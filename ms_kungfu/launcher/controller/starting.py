@@ -43,13 +43,13 @@ class StartOfWorkers:
         self._slots = itertools.count()
 
     def resume(self, keys: int) -> None:
-        """Name processes from `keys` on, which no earlier controller has used."""
+        """Number processes from `keys` on, since no earlier controller has used these keys."""
         self._keys = itertools.count(keys)
 
     def known(
         self, key: int | None, log_name: str, host: str, peer: PeerID | None, incarnation: int, rank: int
     ) -> Process:
-        """Return the entry of a process that an earlier controller has started, or was about to (`key` None)."""
+        """Return the entry of a process that an earlier controller has started, or was about to start (`key` None)."""
         key = next(self._keys) if key is None else key
         slot = -1 if peer is None else next(self._slots)
         process = Process(key, log_name, host, peer, incarnation, rank, slot=slot)
@@ -57,7 +57,7 @@ class StartOfWorkers:
         return process
 
     def missing(self, cluster: Cluster, replacing: Collection[PeerID] = ()) -> None:
-        """Start the new workers of `cluster`; those in `replacing` take the slots of failed workers."""
+        """Start the new workers of `cluster`. Those in `replacing` get the slots of failed workers."""
         coordinator = self.coordinator
         present = {p.peer for p in self.processes if p.peer is not None and self.processes.is_current(p)}
         shares = self.processes.shares_in(cluster)
@@ -89,15 +89,15 @@ class StartOfWorkers:
         self.ending.clear_slots()
 
     def standby(self, number: int, rank: int, hosts: Sequence[str], cluster: Cluster, needs: int) -> None:
-        """Start a standby that is to be `rank` of `hosts` (of each rank), once `cluster` has grown.
+        """Start a standby that will be `rank` once `cluster` has grown. `hosts`: the host of each rank.
 
-        `needs`: it starts only if its host has memory for so many workers.
+        `needs`: the standby starts only if its host has memory for this number of workers.
         """
         host = hosts[rank]
         process = Process(next(self._keys), f"standby.{number}", host, rank=rank, size=len(hosts), standby=number)
         process.device = self.processes.choose_device(cluster, host)
-        # As many threads as its share of the cores will be. Until then it may use all of them, unless it begins with
-        # exactly its number.
+        # Use the number of threads that its share of the cores will allow. Until it has that share, the standby may use
+        # all cores, unless the number of cores per worker is fixed.
         shares = self.agents[host].shares
         share = shares.of(hosts.count(host))[hosts[:rank].count(host)]
         self._launch(process, hosts, True, share if shares.each else shares.of(1)[0], len(share), needs)
@@ -105,7 +105,7 @@ class StartOfWorkers:
     def _launch(
         self, process: Process, hosts: Sequence[str], joins_later: bool, cores: list[int], threads: int, needs: int = 0
     ) -> None:
-        """Launch a process. Its agent reports the result. `hosts`: of each rank."""
+        """Launch a process. Its agent reports the result. `hosts`: the host of each rank."""
         agent, pins = self.agents[process.host], self.options.affinity
         process.has_its_cores = agent.shares.each is not None
         launch = m.Launch(
@@ -124,7 +124,7 @@ class StartOfWorkers:
         try:
             agent.start(launch)
         except OSError as error:
-            # As for one that couldn't be run: the policy decides on failures.
+            # Treat it like a process that couldn't be run: the policy decides on failures.
             self._loop.call_soon(self.on_exit, process, m.Exited(process.key, CANT_RUN, str(error.strerror)))
 
     def limit_join(self, process: Process, version: int) -> None:

@@ -1,4 +1,4 @@
-"""What a job has before its first worker starts: a secret, its first cluster, and a store for the desired one."""
+"""What a job has before its first worker starts: a secret, its first cluster, and a store for the desired cluster."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ _RETRY_S = 0.2
 class JobStart:
     """What a job begins with.
 
-    A client requests another cluster in a config server of this process (`server`), or in a `store` elsewhere; a job
-    that can't change has neither. `attempts`: how many times any controller has tried to make a version. `cpu_isa`: the
-    cap of all workers' vector instructions, once the hosts have registered.
+    A client requests another cluster in this process's config server (`server`), or in a `store` elsewhere. A job that
+    can't change has neither. `attempts`: how many times any controller has tried to make a version. `cpu_isa`: the
+    limit on the vector instructions of all workers, once the hosts have registered.
     """
 
     join_timeout_s: float
     secret: str
     first: Cluster
-    writer: str  # the name under which the launcher itself writes
+    writer: str  # the name under which the launcher writes
     url: str | None = None
     server: ConfigServer | None = None
     store: ClusterStore | None = None
@@ -73,12 +73,12 @@ async def prepare(
 ) -> JobStart:
     """Prepare a job. `closers` ends what begins here.
 
-    An embedded config server calls `check` before it accepts a cluster, and `on_change` then; `on_status`, which never
-    raises, returns the job's status. The launcher writes to another store after `before_first(writer, store, first
-    cluster)`, which may raise StartError. That returns a function which decides on a retry if the store rejects a write
-    because of the lease.
+    An embedded config server calls `check` before it accepts a cluster, and `on_change` after that. `on_status`, which
+    never raises, returns the job's status. With another store, the launcher first calls `before_first(writer, store,
+    first cluster)`, which may raise StartError. That call returns a function that decides on a retry if the store
+    rejects a write because of the lease.
 
-    `on_secret_left` gets the file that has the job's secret.
+    `on_secret_left` is called with the file that contains the job's secret.
     """
     if machine.environ.get(env.COMPILE_CACHE) == "1":
         _log.warning(
@@ -148,7 +148,7 @@ async def _embed(
 
 
 def _tls_of(scheme: str, machine: Machine) -> ssl.SSLContext | None:
-    """Return the TLS settings of the URL's scheme (`host_flags.check_url`)."""
+    """Return the TLS settings for the URL's scheme (`host_flags.check_url`)."""
     try:
         wanted = from_environment(machine.environ) if scheme == "https" else None
         return None if wanted is None else wanted.context(called=True)
@@ -157,13 +157,13 @@ def _tls_of(scheme: str, machine: Machine) -> ssl.SSLContext | None:
 
 
 def _secret_of(url: str, machine: Machine) -> str:
-    """Return the secret of a config server that exists without the job."""
+    """Return the secret of a config server that exists independently of the job."""
     secret = machine.secret_of(url)
     if secret is None:
         raise StartError(
-            f"no secret for {url} was left by a config server of this user on this machine; start one first "
-            "(kungfu-config-server), have the job embed it (-builtin-config-port), or set KUNGFU_JOB_SECRET to "
-            "that of one elsewhere"
+            f"no secret for {url}: no config server of this user on this machine has left one; start one first "
+            "(kungfu-config-server), embed one in the job (-builtin-config-port), or set KUNGFU_JOB_SECRET to the "
+            "secret of a config server elsewhere"
         )
     try:
         bytes.fromhex(secret)
@@ -200,14 +200,14 @@ async def _first_from(options: Options, machine: Machine, store: ClusterStore, m
 
 
 def _first_of(options: Options, store: ClusterStore) -> Cluster | None:
-    """Return the first cluster, once the store holds it; None if it has to be waited for."""
+    """Return the first cluster once the store holds it, or None if the job has to wait for it."""
     held = store.get()
     wanted = options.init_version
     if wanted == -1:
         if held is not None:
             options.hosts.check(held, ())
         return held
-    # A cluster that was deleted still counts; the server says so with 409.
+    # A deleted cluster still counts. For a deleted cluster, the server answers with status 409.
     version = held.version + 1 if held is not None else 0
     if wanted is not None:
         if held is not None and wanted < version:

@@ -1,6 +1,6 @@
-"""The job's status as a document (`kungfu-run status`). Pure but for the clock that it is given.
+"""The job's status as a document (`kungfu-run status`). All functions are pure except for the clock they are given.
 
-Each question gets a new document, in the event loop, and nothing in the job waits for the asker.
+Each query gets a new document, in the event loop. Nothing in the job waits for the client.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ms_kungfu.launcher.state.states import JobState, WorkerState
 
 
 def describe(document: dict[str, Any], manager: WorkerManager, coordinator: Coordinator, history: History) -> None:
-    """Add what a job that has begun knows of itself."""
+    """Add the state of a job that has begun."""
     current, newest = manager.broker.versions.current, coordinator.newest
     hosts = coordinator.hosts
     document.update(
@@ -51,7 +51,7 @@ def _missing(manager: WorkerManager, desired: Cluster) -> str:
     missing = len(_joining(manager)) - ready
     if missing:
         return f"cluster version {desired.version} waits for {counted(missing, 'worker')} to start"
-    return f"the workers go over to cluster version {desired.version} at their next step"
+    return f"the workers adopt cluster version {desired.version} at their next step"
 
 
 def _joining(manager: WorkerManager) -> list[Process]:
@@ -79,7 +79,7 @@ def _process(process: Process, manager: WorkerManager, coordinator: Coordinator)
 
 
 def _why(process: Process, standing: Standing, manager: WorkerManager, coordinator: Coordinator) -> str:
-    """Return what a process does or waits for; "" if its state says all."""
+    """Return what a process does or waits for, or "" if its state says everything."""
     if process.killed_because:
         return f"it {process.killed_because}"
     if process.state is WorkerState.DISMISSED:

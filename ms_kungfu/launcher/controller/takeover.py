@@ -1,4 +1,4 @@
-"""How a new controller takes over a running job: from the leader snapshot, the store and the hosts' resync reports."""
+"""How a new controller takes over a running job, using the leader snapshot, the store and the hosts' resync reports."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from ms_kungfu.launcher.state.hosts import HostError
 from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot, Term
 
 _log = logging.getLogger(__name__)
-# for the hosts of a running job to register with its new controller, unless -host-timeout says otherwise
+# time for the hosts of a running job to register with its new controller, unless -host-timeout sets it
 _GATHER_S = 10.0
-_ATTEMPTS = 1 << 16  # of one controller at versions over several hosts: those of the next have other numbers
+_ATTEMPTS = 1 << 16  # attempts by one controller at versions over several hosts; the next controller uses other numbers
 
 
 def start_of(job: JobContext, snapshot: LeaderSnapshot, term: Term) -> JobStart:
-    """What the job began with, as `startup.prepare` returns it. The lease is this controller's already."""
+    """Return what the job began with, in the form of `startup.prepare`. This controller has the lease already."""
     store = job.machine.open_store(job.options.config_server or "", term.secret, writer=snapshot.job)
     return JobStart(
         env.JOIN_TIMEOUT.get(job.machine.environ), term.secret, snapshot.first, snapshot.job,
@@ -46,7 +46,7 @@ async def take_over(
     remote: RemoteHosts,
     new_manager: Callable[[], WorkerManager],
 ) -> WorkerManager | None:
-    """Return the workers' manager, or None if hosts have left this controller because it stood still."""  # fmt: skip
+    """Return the workers' manager, or None if hosts have left this controller because it was paused."""  # fmt: skip
     options, leadership, coordinator, store = job.options, job.leadership, job.coordinator, job.begun.store
     current = snapshot.versions.current
     assert current is not None
@@ -67,7 +67,7 @@ async def take_over(
     is_behind = False
     if desired is not None and desired.version > current.version:
         coordinator.last_version = desired.version
-        # If it has slots on failed hosts a revision follows, as if they had failed now.
+        # If the desired cluster has slots on failed hosts, a revision follows, as if the hosts had failed now.
         is_behind = any(worker.host in coordinator.hosts.lost for worker in desired.workers)
         why_not = None if is_behind or _can_run(job, desired) else "the controller that was to run it is lost"
         if not job.history.knows(desired):
@@ -94,7 +94,7 @@ async def take_over(
         nodes.host_lost(name, "its launcher didn't come to the new controller of the job")
     if not missing and not is_behind and newest.version > current.version:
         manager.starting.missing(newest)
-        manager.broker.prepare()  # perhaps no worker has to start
+        manager.broker.prepare()  # possibly no worker has to start
     job.revisions.write()
     return manager
 
@@ -105,7 +105,7 @@ async def _desired(machine: Machine, store: ClusterStore) -> Cluster | None:
             return await machine.in_thread(store.get)
         except StoreUnreachableError:
             await asyncio.sleep(RENEW_S)
-        except ConfigServerError as error:  # a client has written what isn't a cluster
+        except ConfigServerError as error:  # a client has written an invalid cluster
             _log.warning('cluster rejected: error="%s". The job goes on as it is', error)
             return None
 

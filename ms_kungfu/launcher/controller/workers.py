@@ -1,8 +1,8 @@
-"""The workers of a job, each through its host's agent: the processes, and what becomes of them.
+"""The workers of a job, each controlled through its host's agent: how they start, run and exit.
 
-Agents report what only a host can know (`remote`): processes, heartbeats. The broker has the slots, and has the hosts
-make the shared memory of each version. `coordinator` decides what follows from a report, and which cluster is desired.
-Parts of a `WorkerManager` are in files of their own: `starting`, `ending`, `hanging`, `cores`, `following`,
+Agents report what only a host can know (`remote`): processes and heartbeats. The broker assigns the slots, and makes
+the hosts create each version's shared memory. `coordinator` decides what follows from a report, and which cluster is
+desired. Parts of a `WorkerManager` are in separate files: `starting`, `ending`, `hanging`, `cores`, `following`,
 `prestarted`.
 
 Everything here runs in the controller's event loop.
@@ -66,35 +66,35 @@ class WorkerEvents(Protocol):
         """Record what a worker reports."""
 
     def worker_ended(self, process: Process, standing: Standing, code: int, error: str) -> None:
-        """Note that a worker has exited, or counts as failed. `error`: why it never ran, or was killed."""
+        """Record that a worker has exited, or counts as failed. `error`: why it never ran, or was killed."""
 
     def worker_reaped(self, process: Process) -> None:
-        """Note that an unkillable worker has exited: its port is free."""
+        """Record that an unkillable worker has exited, so its port is free."""
 
     def worker_works_on(self, process: Process, version: int) -> None:
-        """Note that a worker left the cluster with `version`, and still runs after -leave-grace."""
+        """Record that a worker which isn't in `version` has left the cluster, but still runs after -leave-grace."""
 
     def version_prepared(self, version: int) -> None:
-        """Note that all that is new in a version is ready, and the members are notified."""
+        """Record that all new workers of a version are ready, and the members are notified."""
 
     def version_committed(self, cluster: Cluster, step: int | None) -> None:
-        """Note that the members adopt a version, after this step if they have reported any."""
+        """Record that the members adopt a version, and after which step if any member has reported one."""
 
     def worker_leaves(self, peer: PeerID) -> None:
-        """Note that `peer` was granted a leave."""
+        """Record that `peer` was granted a leave."""
 
     def version_unknown(self, version: int) -> None:
-        """Note that a member requests a version that hasn't been admitted."""
+        """Record that a member requests a version that hasn't been admitted."""
 
     def version_followed(self) -> None:
-        """Note that everything is done that a committed version needs here, and that it isn't the first."""
+        """Record that all work here for a committed version is done, and that the version isn't the first."""
 
 
 @dataclass(eq=False)
 class WorkerManager:
     """All workers, from `start` or `resuming.resume` to `close`.
 
-    `versions`: those of an earlier controller; `on_commit` and `may_prepare`: of the broker.
+    `versions`: the versions of an earlier controller. `on_commit` and `may_prepare`: events of the broker.
     """
 
     options: Options
@@ -110,9 +110,9 @@ class WorkerManager:
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._trouble = ""  # the last error of a version's shared memory
-        self._retry: asyncio.TimerHandle | None = None  # of the preparation that it delays
-        self._made = asyncio.Event()  # a segment over several hosts was made, or can't be
+        self._trouble = ""  # the last error about a version's shared memory
+        self._retry: asyncio.TimerHandle | None = None  # timer of the preparation that the error delays
+        self._made = asyncio.Event()  # set when a segment over several hosts was made, or can't be made
         self._here = self.options.host.name
         self.broker = self._new_broker()
         self.agents: dict[str, AgentHandle] = dict(self.remote.agents)
@@ -164,9 +164,10 @@ class WorkerManager:
         return self.events.is_over
 
     async def start(self, note: Callable[[], Awaitable[bool]]) -> None:
-        """Commit the first cluster and start its workers, once the snapshot has it.
+        """Commit the first cluster and start its workers, once the snapshot contains it.
 
-        `note` writes the snapshot; false if another controller has the job. StartError if there is no shared memory.
+        `note` writes the snapshot, and returns False if another controller has the job. Raise StartError if the shared
+        memory can't be made.
         """
         self.remote.attend(self)
         first = self.coordinator.newest
@@ -181,7 +182,7 @@ class WorkerManager:
     async def _commit_first(self, cluster: Cluster) -> None:
         """Commit the first version.
 
-        Over several hosts retry, as later ones do: a connection between two may have failed.
+        Over several hosts, retry, as for later versions: a connection between two hosts may have failed.
         """
         until = self._loop.time() + self.begun.join_timeout_s
         logged: set[str] = set()
@@ -199,7 +200,7 @@ class WorkerManager:
             await asyncio.sleep(_RETRY_S)
 
     async def commit_version(self, cluster: Cluster) -> None:
-        """Commit the launcher's own choice, once the shared memory is there. Raises its hosts' errors."""
+        """Commit the launcher's own choice, once the shared memory is made. Raise the errors of its hosts."""
         while True:
             self._made.clear()
             try:
@@ -209,7 +210,7 @@ class WorkerManager:
                 await self._made.wait()
 
     def segment_was_made(self) -> None:
-        """Note that the hosts of some version have made a segment, or can't."""
+        """Record that the hosts of a version have made a segment, or can't make it."""
         self._made.set()
         self.broker.prepare()
 
@@ -217,17 +218,17 @@ class WorkerManager:
         self.broker.close()
 
     def logs_of(self, process: Process) -> str:
-        """Name its log files; "" without -logdir."""
+        """Return the names of the worker's log files, or "" without -logdir."""
         paths = ", ".join(map(str, self.agents[process.host].log_paths(process.log_name)))
         return f"{paths} on {process.host}" if paths and process.host != self._here else paths
 
     def warn_of_crowd(self, cluster: Cluster) -> None:
-        """Warn of too many workers a core before `cluster` is desired."""
+        """Warn of too many workers per core before `cluster` is desired."""
         cores = sum(len(agent.shares.cores) for agent in self.agents.values())
         if cluster.size > max(MANY_PER_CORE * cores, self.coordinator.newest.size):
             _log.warning(
-                "many workers: workers=%d cores=%d. If that was a mistake, a resize to another size takes it "
-                "back at once",
+                "many workers: workers=%d cores=%d. If that was a mistake, a resize to another size corrects it "
+                "at once",
                 cluster.size, cores,
             )  # fmt: skip
 
@@ -248,13 +249,13 @@ class WorkerManager:
             self.events.emit(e.WorkerStarted(**process.named, pid=event.pid, standby=process.standby))
 
     def on_report(self, host: str, report: m.Report) -> None:
-        """Process a worker's report on itself; one of a process that has exited since doesn't matter any more."""
+        """Process a worker's report on itself. Ignore the report if the process has exited since."""
         for process in self.processes:
             if process.host == host and (str(process.peer), process.incarnation) == (report.peer, report.incarnation):
                 self.events.worker_reports(process, report.events, report.steps)
 
     def on_exit(self, process: Process, event: m.Exited) -> None:
-        if process.state is WorkerState.EXITED:  # with its host, after that couldn't start it
+        if process.state is WorkerState.EXITED:  # the process was lost with its host, which then couldn't start it
             return
         standing = self.processes.standing(process)
         self.processes.remove(process)
@@ -274,11 +275,11 @@ class WorkerManager:
         if process.peer is not None:
             reason = self.broker.facts.gave_up(process.peer, process.incarnation) if code == 0 and not error else ""
             if reason and self.options.recover is not Recover.FAIL:
-                # It hasn't finished, whatever it reports: the others wait in the collective in which it was
-                # interrupted.
+                # The worker hasn't finished, whatever exit code it reports: the others wait in the collective in which
+                # it was interrupted.
                 code, error = 1, f"could not go on ({reason}) and {how_it_ended(code)}"
-            # First, because the survivors wait for it. They wait for a worker that has finished, and don't continue
-            # without it.
+            # Do this first, because the survivors wait for it: they continue without a failed worker, but not without a
+            # worker that has finished.
             self.broker.mark_lost(
                 process.peer,
                 error or how_it_ended(code),
@@ -289,43 +290,44 @@ class WorkerManager:
         self.events.worker_ended(process, standing, code, error)
 
     def lose_host(self, name: str, why: str) -> None:
-        """Record that a host has failed, and with it all of its workers, at once."""
+        """Record that a host has failed together with all of its workers."""
         failed = [(process, self.processes.standing(process)) for process in self.processes if process.host == name]
         reason = f"was on host {name}, which was lost: {why}"
         for process, _ in failed:
             self.processes.remove(process)
         self.broker.lose_host(name, [(p.peer, p.incarnation) for p, _ in failed if p.peer is not None], reason)
         for process, standing in sorted(failed, key=lambda each: each[0].rank):
-            # The exit of an unkillable process was reported before; that of a standby says nothing of the program.
+            # The exit of an unkillable process was reported before. The exit of a standby reveals nothing about the
+            # program.
             if process.state is not WorkerState.UNKILLABLE and process.peer is not None:
                 self.events.worker_ended(process, standing, 1, process.killed_because or reason)
             process.to(WorkerState.EXITED)
 
     def forget_processes_on(self, host: str) -> None:
-        """Forget a failed host's processes: the job ends by the failure, and doesn't wait for them."""
+        """Forget a failed host's processes: the job ends because of the failure, and doesn't wait for them."""
         for process in self.processes:
             if process.host == host:
                 self.processes.remove(process)
                 process.to(WorkerState.EXITED)
 
     def has_processes_on(self, host: str) -> bool:
-        """Return whether processes may still exit there."""
+        """Return whether processes may still exist on the host."""
         return any(p.host == host and p.state is not WorkerState.UNKILLABLE for p in self.processes)
 
     def add_agent(self, agent: AgentHandle) -> None:
-        """Add a host that has joined the job, or come back to it."""
+        """Add a host that has joined the job, or has come back."""
         self.cores.joined(agent)
         self.agents[agent.name] = agent
         self.broker.versions.host_is_back(agent.name)
 
     def end_kept_leavers(self) -> None:
-        """End those members that got a SIGTERM if all that are left wanted to leave, so that none may."""
+        """End each member that got a SIGTERM if all remaining members asked to leave, so that none may."""
         living = self.processes.living_members()
         if self.coordinator.leaving.issuperset(living):
             self.ending.tell_again(living)
 
     def _on_committed(self, cluster: Cluster, step: int | None) -> None:
-        """Note that the members have agreed on a version and adopt it, after a step if they have reported any."""
+        """Record that the members have agreed on a version and adopt it, and after which step if one was reported."""
         self._follow_watch.committed()
         _log.info(
             "cluster committed: version=%d workers=%d step=%s",
@@ -341,14 +343,14 @@ class WorkerManager:
                 process.rank = cluster.workers.index(process.peer)
         staying = self.processes.of_standing(Standing.MEMBER, Standing.JOINING, Standing.STANDBY)
         self.coordinator.leaving &= {p.peer for p in staying if p.peer is not None}
-        # Retry each worker that couldn't be started, perhaps because no descriptor was free.
+        # Retry each worker that couldn't be started, for example because no file descriptor was free.
         self.starting.missing(self.coordinator.newest)
         self.cores.move(cluster)
         self._loop.call_later(self.machine.standby_delay_s, self.prestarted.keep)
         self.events.version_followed()
 
     def _on_ready(self, ready: tuple[PeerID, int] | int) -> None:
-        """Note that a worker (peer ID and incarnation), or standby number `ready`, would join at once, or joins."""
+        """Record that a worker (peer ID and incarnation), or standby number `ready`, is ready to join or has joined."""
         for process in self.processes:
             is_it = ready == (process.standby if process.peer is None else (process.peer, process.incarnation))
             if not is_it or process.is_registered:
@@ -358,10 +360,10 @@ class WorkerManager:
             if self.processes.standing(process) in (Standing.JOINING, Standing.STANDBY):
                 _log.info("worker ready: %s", process.who)
                 if process.peer is None:
-                    self.prestarted.keep()  # the next one has waited for it
+                    self.prestarted.keep()  # the next standby has waited for this one
 
     def _on_trouble(self, trouble: str) -> None:
-        """Note why the shared memory of a version can't be made. The cluster stays as it is until it can."""
+        """Record why a version's shared memory can't be made. The cluster stays unchanged until it can be made."""
         if self.events.is_over:
             return
         if trouble != self._trouble:
@@ -379,7 +381,7 @@ class WorkerManager:
         self.events.version_prepared(version)
 
     def limit_leave(self, process: Process, version: int) -> None:
-        """After -leave-grace neither wait for the exit of a process that isn't in `version`, nor reserve its slot."""
+        """Stop waiting for a process that isn't in `version`, and free its slot, once -leave-grace is over."""
         grace_s = self.options.leave_grace_s
         process.leave_timer = self._loop.call_later(grace_s, self._on_grace_over, process, version)
 
