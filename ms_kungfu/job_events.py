@@ -1,8 +1,10 @@
-"""Every event of a job's event log (docs/event-log.md). A line of `events.jsonl` is one of these as a JSON object.
+"""Define every event of a job's event log (docs/event-log.md).
 
-`python -m ms_kungfu.launcher.wire.events_page` prints docs/events.md from this file. A field at its default is left out
-of a line. `VERSION` changes if a reader of older logs would misread a line; a new event, and
-a new field with a default, need none. A reader skips events and fields that it doesn't know.
+A line of `events.jsonl` is one of these classes as a JSON object. `python -m ms_kungfu.launcher.wire.events_page`
+prints docs/events.md from this file. A field that has its default value is left out of the line.
+
+`VERSION` changes if a reader of older logs would misread a line. A new event, or a new field with a default, doesn't
+change it. A reader skips events and fields that it doesn't know.
 """
 
 import re
@@ -29,11 +31,11 @@ def _tag(name: str) -> str:
 
 
 class Event(Struct, tag=_tag, tag_field="event", omit_defaults=True, kw_only=True):
-    """What all events have.
+    """The fields of every event.
 
-    `time`: seconds since 1970, by the controller's clock. `host`, `rank`: what the event is about; the rank is of the
-    cluster version that was committed then. `step`: of the training, which counts steps from 1. `reason`: the cause, in
-    the words of the log line.
+    `time`: seconds since 1970, by the controller's clock. `host`, `rank`: the host and rank that the event is about;
+    the rank is that in the cluster version committed at that time. `step`: the training step, counted from 1. `reason`:
+    the cause, in the words of the log line.
     """
 
     time: Optional[float] = None
@@ -47,7 +49,10 @@ class Event(Struct, tag=_tag, tag_field="event", omit_defaults=True, kw_only=Tru
 
 
 class LogBegan(Event, kw_only=True):
-    """The first line of a controller, whose `host` this is. `version`: of the format."""
+    """The first line that a controller writes; `host` is the controller's host.
+
+    `version`: the version of the log format.
+    """
 
     version: Count
     job: Word
@@ -55,7 +60,7 @@ class LogBegan(Event, kw_only=True):
 
 
 class JobStarted(Event, kw_only=True):
-    """The first cluster version is committed, and its workers start. `command`: of each worker."""
+    """The first cluster version is committed, and its workers start. `command`: the command that each worker runs."""
 
     workers: Count
     hosts: Annotated[list[Word], Meta(max_length=4096)]
@@ -63,52 +68,52 @@ class JobStarted(Event, kw_only=True):
 
 
 class JobEnded(Event, kw_only=True):
-    """The controller ends the job with this exit code. `workers`: that were members then."""
+    """The controller ends the job with this exit code. `workers`: the number of members at that time."""
 
     exit_code: Code
     workers: Count = 0
 
 
 class LeaderChanged(Event, kw_only=True):
-    """`host` has taken the job over. `before`: the host that controlled it."""
+    """`host` has taken over control of the job. `before`: the host that controlled the job before."""
 
     before: Word
 
 
 class LeaderLost(Event, kw_only=True):
-    """The controller on `host` has stepped down; another host continues the log in a file of its own."""
+    """The controller on `host` has stepped down. Another host continues the log in a new file."""
 
 
 # ---- hosts and network ----
 
 
 class HostJoined(Event, kw_only=True):
-    """A host has joined the running job. `rejoined`: it was a host of the job before."""
+    """A host has joined the running job. `rejoined`: true if the host belonged to the job before."""
 
     slots: Count
     rejoined: bool = False
 
 
 class HostDraining(Event, kw_only=True):
-    """The host's launcher got a SIGTERM; its workers leave after their step."""
+    """The host's launcher got a SIGTERM. Its workers leave after their current step."""
 
 
 class HostLeft(Event, kw_only=True):
-    """The host has left, and none of its workers is left."""
+    """The host has left the job, and none of its workers is running."""
 
 
 class HostLost(Event, kw_only=True):
-    """The host has failed or isn't reachable. The job goes on without it, or ends."""
+    """The host has failed or isn't reachable. The job continues without it, or ends."""
 
 
 class HostsDisconnected(Event, kw_only=True):
-    """`host` has reported that it doesn't reach `other`, or cannot exchange anything with the other hosts."""
+    """`host` has reported that it can't reach `other`, or can't exchange data with any other host."""
 
     other: Word = ""
 
 
 class StoreLost(Event, kw_only=True):
-    """The cluster store (a config server or etcd) doesn't answer. Training goes on, changes wait."""
+    """The cluster store (a config server or etcd) doesn't answer. Training continues; cluster changes wait."""
 
 
 class StoreRestored(Event, kw_only=True):
@@ -119,7 +124,7 @@ class StoreRestored(Event, kw_only=True):
 
 
 class WorkerStarted(Event, kw_only=True):
-    """The process runs. `standby`: its number, if it isn't started for a slot yet."""
+    """A worker process has started. `standby`: its number, if it was started without a slot."""
 
     pid: Count
     peer: Word = ""
@@ -127,33 +132,33 @@ class WorkerStarted(Event, kw_only=True):
 
 
 class WorkerRegistered(Event, kw_only=True):
-    """The worker is ready: it waits for its slot in the next cluster version that contains it."""
+    """The worker is ready and waits for its slot in the next cluster version that contains it."""
 
     peer: Word = ""
     standby: Optional[Count] = None
 
 
 class WorkerJoined(Event, kw_only=True):
-    """A worker that was started for a running job has the training state, as it says itself."""
+    """A worker that was started for a running job reports that it has the training state."""
 
     workers: Count
 
 
 class WorkerDraining(Event, kw_only=True):
-    """The worker may leave the cluster after its step."""
+    """The worker may leave the cluster after its current step."""
 
     peer: Word
 
 
 class WorkerRemoved(Event, kw_only=True):
-    """The committed `version` doesn't contain the worker any more. `rank`: its last one."""
+    """The committed `version` no longer contains the worker. `rank`: the last rank of the worker."""
 
     peer: Word
     version: Count
 
 
 class WorkerExited(Event, kw_only=True):
-    """The process has exited as it was expected to: with 0, dismissed, or at the end of the job."""
+    """The process has exited as expected: with exit code 0, after its dismissal, or at the end of the job."""
 
     exit_code: Optional[Count] = None
     signal: Optional[Count] = None
@@ -161,10 +166,10 @@ class WorkerExited(Event, kw_only=True):
 
 
 class WorkerFailed(Event, kw_only=True):
-    """The process has failed: by itself, or because the controller killed it (`reason`) or lost its host.
+    """A worker process has failed, or the controller killed it (`reason`), or the controller lost its host.
 
-    `exit_code` or `signal` as the process ended; neither if its host was lost. `decision`: of the controller.
-    `standing`: the process's relation to the committed version.
+    `exit_code` or `signal`: how the process ended; both are missing if its host was lost. `decision`: the controller's
+    decision. `standing`: the relation of the process to the committed version.
     """
 
     exit_code: Optional[Count] = None
@@ -176,10 +181,10 @@ class WorkerFailed(Event, kw_only=True):
 
 
 class FailureSeen(Event, kw_only=True):
-    """The survivors have ended the `step` in which they noticed that `rank` has failed, as the lowest living rank says.
+    """The survivors have ended the `step` in which they noticed that `rank` failed.
 
-    `seconds`: by how much that step took longer than the median of the last ones. `survivors`: the living ranks, which
-    waited for it.
+    The lowest living rank reports this event. `seconds`: how much longer that step took than the median of the recent
+    steps. `survivors`: the number of living ranks, which waited for the step.
     """
 
     seconds: Seconds
@@ -187,15 +192,18 @@ class FailureSeen(Event, kw_only=True):
 
 
 class StepUndone(Event, kw_only=True):
-    """The step doesn't count and is repeated."""
+    """The step doesn't count, and the workers repeat it."""
 
 
 # ---- cluster versions ----
 
 
 class ResizeRequested(Event, kw_only=True):
-    """A cluster version is desired. `by`: the program (a schedule, a policy), the controller after a failure or a
-    leave, `kungfu-run evict`, or another client such as `kungfu-run resize`."""
+    """A cluster version is desired.
+
+    `by`: the requester. It is the program (a schedule or a policy), the controller after a failure or a leave,
+    `kungfu-run evict`, or another client such as `kungfu-run resize`.
+    """
 
     version: Count
     workers: Count
@@ -211,14 +219,14 @@ class ResizeRejected(Event, kw_only=True):
 
 
 class VersionPrepared(Event, kw_only=True):
-    """All that is new in the version is ready, and its members may adopt it. `seconds`: since it was requested."""
+    """All new workers of the version are ready, and its members may adopt it. `seconds`: the time since the request."""
 
     version: Count
     seconds: Seconds
 
 
 class VersionCommitted(Event, kw_only=True):
-    """The members adopt the version, after this step. `seconds`: since it was requested."""
+    """The members adopt the version after this step. `seconds`: the time since the request."""
 
     version: Count
     workers: Count
@@ -227,7 +235,10 @@ class VersionCommitted(Event, kw_only=True):
 
 
 class Resized(Event, kw_only=True):
-    """The members train in the new version, as its lowest rank says. `seconds`: how long they stood for it."""
+    """The lowest rank reports that the members train in the new version.
+
+    `seconds`: how long training paused for the change.
+    """
 
     version: Count
     workers: Count
@@ -239,13 +250,13 @@ class Resized(Event, kw_only=True):
 
 
 class Statistics(Event, kw_only=True):
-    """The job's training since the last such line.
+    """The job's training since the previous event of this kind.
 
-    `seconds`: of wall time that the line covers. `steps`, `samples`: committed by the workers together. `loss`: of the
-    lowest rank, if the program passes it. `p50`, `p99`: seconds of a step; the median over the ranks and the largest.
-    `committed`: seconds of the line's wall time that went into committed steps. `computing`, `reduction`, `waiting`,
-    `data`, `checkpoint`: shares of the ranks' time. `learning_rate` and `batch` (samples of a step) are there if they
-    differ from the line before.
+    `seconds`: the wall time that this event covers. `steps`, `samples`: the number that the workers committed together.
+    `loss`: the loss of the lowest rank, if the program passes it. `p50`, `p99`: seconds per step: the median over the
+    ranks, and the largest. `committed`: the seconds of wall time that went into committed steps. `computing`,
+    `reduction`, `waiting`, `data`, `checkpoint`: shares of the ranks' time. `learning_rate` and `batch` (samples per
+    step) are present if they differ from the previous event.
     """
 
     seconds: Seconds
@@ -265,8 +276,10 @@ class Statistics(Event, kw_only=True):
 
 
 class RankStatistics(Event, kw_only=True):
-    """The same by rank: entry i of each list is of rank i, null if it hasn't reported. Once in as many seconds as there
-    are ranks."""
+    """The fields of `statistics` for each rank, sent once in as many seconds as the job has ranks.
+
+    Entry i of each list belongs to rank i; it is null if rank i hasn't reported.
+    """
 
     seconds: Seconds
     p50: Values
@@ -278,39 +291,46 @@ class RankStatistics(Event, kw_only=True):
 
 
 class StallBegan(Event, kw_only=True):
-    """`waiting` ranks have slept in an operation for `rank` for so many `seconds`, and it has ended no step meanwhile.
-    `reason`: what the launcher knows of it."""
+    """`waiting` ranks have slept in an operation for `seconds` because they wait for `rank`.
+
+    `rank` has ended no step meanwhile. `reason`: what the launcher knows about `rank`.
+    """
 
     waiting: Ranks
     seconds: Seconds
 
 
 class StallEnded(Event, kw_only=True):
-    """They don't wait for `rank` any more: it came, or is out. `seconds`: since the launcher saw the first wait."""
+    """The other ranks no longer wait for `rank`: it continued, or it was excluded.
+
+    `seconds`: the time since the launcher saw the first wait.
+    """
 
     seconds: Seconds
 
 
 class StepDelayed(Event, kw_only=True):
-    """No rank failed in the step, and by so many `seconds` it took longer than the median of the last ones, as the
-    lowest rank says. At least two seconds."""
+    """The step took `seconds` longer than the median of the recent steps, although no rank failed.
+
+    The lowest rank reports this event for delays of at least two seconds.
+    """
 
     seconds: Seconds
 
 
 class RuntimeMessage(Event, kw_only=True):
-    """What the worker's runtime logs, such as which operation of which rank it has waited for how long."""
+    """A message that the worker's runtime logs, e.g. which operation has waited for which rank, and for how long."""
 
 
 class CheckpointWritten(Event, kw_only=True):
-    """A checkpoint is on the disk. `seconds`: in the background."""
+    """A checkpoint is on the disk. `seconds`: how long the write took in the background."""
 
     path: Text
     seconds: Seconds
 
 
 class CheckpointFailed(Event, kw_only=True):
-    """A checkpoint wasn't written. Training goes on, and earlier ones stay."""
+    """A checkpoint could not be written. Training continues, and earlier checkpoints are kept."""
 
 
 class Resumed(Event, kw_only=True):
@@ -320,19 +340,19 @@ class Resumed(Event, kw_only=True):
 
 
 class Evaluated(Event, kw_only=True):
-    """An evaluation is over, as the lowest rank says."""
+    """The lowest rank reports that an evaluation is complete."""
 
     seconds: Seconds
 
 
 class PolicyDecided(Event, kw_only=True):
-    """A policy has decided. `changes`: as `name=value`."""
+    """A policy has made a decision. `changes`: the changed values, as `name=value`."""
 
     changes: Text
 
 
 class Compiled(Event, kw_only=True):
-    """A joining worker has compiled what its first step needs, before the others had to wait for it."""
+    """A joining worker has compiled the code for its first step, before the other workers had to wait for it."""
 
     seconds: Seconds
 
@@ -341,7 +361,7 @@ WorkerEvent = Union[
     WorkerJoined, FailureSeen, StepUndone, StepDelayed, Resized, RuntimeMessage, CheckpointWritten, CheckpointFailed,
     Resumed, Evaluated, PolicyDecided, Compiled,
 ]  # fmt: skip
-"""Events that a worker sends."""
+"""The events that a worker sends."""
 
 KINDS: tuple[type[Event], ...] = (
     LogBegan, JobStarted, JobEnded, LeaderChanged, LeaderLost, HostJoined, HostDraining, HostLeft, HostLost,
@@ -355,11 +375,12 @@ AnyEvent: Any = Union[KINDS]
 
 
 class StepReport(Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """A worker's steps since its last report: about once a second.
+    """A worker's steps since its last report, sent about once a second.
 
-    `ended`: how many steps; `seconds`: since the last report. `committed`: of those, in committed steps. `samples`: of
-    this worker; `trained`: of all workers, if it knows. `collectives`, `data`, `checkpoint`: seconds in which the
-    program waited for these; `data` null: it doesn't use an ElasticDataset.
+    `ended`: the number of steps; `seconds`: the time since the last report. `committed`: the part of `seconds` spent in
+    committed steps. `samples`: the samples of this worker; `trained`: the samples of all workers, if this worker knows
+    the number. `collectives`, `data`, `checkpoint`: the seconds for which the program waited for each. `data` null: the
+    program doesn't use an ElasticDataset.
     """
 
     step: Count

@@ -1,6 +1,6 @@
-"""The cores that a worker runs on.
+"""Choose the cores that each worker runs on.
 
-MindSpore's threads wait by spinning: workers that share cores slow each other down.
+MindSpore's threads wait by spinning, so workers that share cores slow each other down.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _MAX_PASSES = 10
 
 
 def allowed_cores() -> list[int]:
-    """Return the cores that this process may use: hyperthreads of a core are neighbours, then cores of a package."""
+    """Return the cores that this process may use, sorted by package, then by physical core (hyperthreads adjacent)."""
     return sorted(
         os.sched_getaffinity(0), key=lambda cpu: (_topology(cpu, "physical_package_id"), _topology(cpu, "core_id"), cpu)
     )
 
 
 def core_count() -> int:
-    """Return how many cores a job may keep busy here: those that are allowed, as far as a quota goes."""
+    """Return how many cores a job may keep busy on this host: the allowed cores, limited by the CPU quota."""
     return within_quota(len(allowed_cores()), cpu_quota())
 
 
@@ -39,9 +39,9 @@ def _topology(cpu: int, what: str) -> int:
 
 
 def divide(cores: Sequence[int], workers: int) -> list[list[int]]:
-    """Return each worker's share of the cores: contiguous parts that differ by one core at most.
+    """Return each worker's share of the cores: contiguous parts whose sizes differ by at most one core.
 
-    If there are more workers than cores each gets one, evenly.
+    If there are more workers than cores, each worker gets one core, and cores are shared evenly.
 
     >>> divide([0, 1, 2, 3, 4], 2)
     [[0, 1, 2], [3, 4]]
@@ -58,7 +58,7 @@ def divide(cores: Sequence[int], workers: int) -> list[list[int]]:
 def spread(cores: Sequence[int], workers: int, each: int) -> list[list[int]]:
     """Return `each` cores for each worker, spread as far apart as possible.
 
-    If there are too few, workers share cores evenly. No worker has more than there are.
+    If there are too few cores, workers share them evenly. A worker never gets more cores than exist.
 
     >>> spread([0, 1, 2, 3, 4, 5], 2, 2)
     [[0, 1], [3, 4]]
@@ -78,13 +78,14 @@ class Shares:
     """The workers' shares of a host's cores."""
 
     cores: Sequence[int]
-    each: int | None  # the number for each worker, at every size of the cluster; None: all are divided
-    taken: Collection[int] = ()  # those on which other jobs run
+    each: int | None  # cores per worker, at every cluster size; None: divide all cores among the workers
+    taken: Collection[int] = ()  # the cores on which other jobs run
 
     def of(self, workers: int) -> list[list[int]]:
-        """Return the share of each of `workers`: of the free cores if these are enough.
+        """Return the share of each of `workers` workers. It consists of free cores if there are enough of them.
 
-        Otherwise it is of all cores if they are divided, else of the free ones and as many more as are needed.
+        If there are too few free cores, the workers divide all cores if `each` is None. Otherwise they use the free
+        cores and as many taken cores as are still needed.
 
         >>> Shares([0, 1, 2, 3], 1, taken=[0]).of(2)
         [[1], [2]]
@@ -100,9 +101,9 @@ class Shares:
 
 
 def pin(pid: int, cores: Iterable[int]) -> None:
-    """Move all threads of a process and of its descendants to `cores`. Threads that end meanwhile don't matter.
+    """Move all threads of a process and of its descendants to `cores`. Threads that end meanwhile are ignored.
 
-    It repeats until a pass finds nothing to move: a thread that hasn't been moved yet may start others.
+    The function repeats until a pass finds no thread to move, because a thread that isn't moved yet may start others.
     """
     wanted = set(cores)
     for _ in range(_MAX_PASSES):

@@ -1,15 +1,15 @@
-"""Connections of messages: between launchers, within a launcher, and between an agent and its workers.
+"""Exchange messages over connections: between launchers, within a launcher, and between an agent and its workers.
 
-A message is a 4-byte big-endian length and that many bytes of JSON (`wire.messages`). With TLS (``KUNGFU_TLS_CERT`` and
-related variables) all of it is encrypted. TLS is OpenSSL's, through the runtime (`_core.TlsEnd`), because a connection
-that becomes an inter-host transport's keeps its TLS.
+A message is a 4-byte big-endian length, followed by that many bytes of JSON (`wire.messages`). With TLS
+(``KUNGFU_TLS_CERT`` and related variables) the whole message is encrypted. OpenSSL implements TLS, through the runtime
+(`_core.TlsEnd`). A connection that is passed to an inter-host transport keeps its TLS state.
 
-The caller sends first, so that each end knows by the first byte whether the other one speaks TLS. A handshake of TLS
-begins with 22, a message in the clear with 0, the first byte of a short length. If the ends differ, the called one says
-so in the clear, and both have an error message.
+The caller sends first. So each end knows from the first byte whether the other end uses TLS. A TLS handshake begins
+with byte 22; an unencrypted message begins with byte 0, the first byte of a short length. If only one end uses TLS, the
+called end sends an unencrypted error message, and both ends report an error.
 
-In the clear nothing is read ahead: another owner may take a connection over at the exact byte at which its messages
-end. What TLS has read ahead goes with it.
+An unencrypted connection never reads ahead: another owner may take the connection over at the exact byte at which the
+messages end. Bytes that TLS has read ahead are passed on together with the connection.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 MAX_STRANGERS_BYTES = 4 * 1024
-_MAX_BYTES = 8 * 1024 * 1024  # an environment and a cluster of thousands fit
+_MAX_BYTES = 8 * 1024 * 1024  # large enough for an environment and a cluster of thousands of workers
 _MAX_QUEUED_BYTES = 4 * _MAX_BYTES
-# A host that is switched off is silent. Its system answers for as long as it lives, also if its processes don't run.
+# A host that is switched off is silent. A running host's kernel answers even if its processes are stopped.
 _SILENT_S = 10
-TCP_RTO_MAX_MS = 44  # Linux's option, for which `socket` has no name
-_HEAR_OUT_S = 1.0  # for a rejected peer to read the reason
+TCP_RTO_MAX_MS = 44  # a Linux option that the `socket` module doesn't define
+_HEAR_OUT_S = 1.0  # time for a rejected peer to read the reason
 _PIECE_BYTES = 1 << 16
-_TLS, _CLEAR = 22, 0  # values of the first byte
+_TLS, _CLEAR = 22, 0  # the first byte of a connection
 _SET_IT = "set KUNGFU_TLS_CERT, KUNGFU_TLS_KEY and KUNGFU_TLS_CA on all hosts, or on none"
 
 
 class Stream:
-    """One end of a connection of messages over a socket, which it owns. All methods belong to the event loop."""
+    """One end of a message connection over a socket. It owns the socket. Call all methods in the event loop."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self._socket = connection
         self._loop = asyncio.get_running_loop()
-        self.heard = self._loop.time()  # when something came last
-        self._going = memoryview(b"")  # the bytes for the socket, and the descriptors that go with the first of them
+        self.heard = self._loop.time()  # when data was last received
+        self._going = memoryview(b"")  # bytes being sent; `_going_fds` are sent with the first of them
         self._going_fds: Sequence[int] = ()
         self._queue: collections.deque[tuple[memoryview, Sequence[int]]] = collections.deque()
         self._queued = 0
@@ -68,8 +68,8 @@ class Stream:
     def send(self, message: msgspec.Struct) -> None:
         """Send a message without waiting.
 
-        Messages arrive in the order of these calls, or the connection ends, also if the other end doesn't read for too
-        long.
+        Messages arrive in the order of these calls, or the connection ends. It ends if the other end doesn't read for
+        too long.
         """
         self._enqueue(encode(message))
 
@@ -94,7 +94,7 @@ class Stream:
                 self.end()
         except (OSError, ValueError):  # the socket, TLS
             self.end()
-        except Exception as error:  # this is a callback of the loop's, where it would end the job
+        except Exception as error:  # this is a callback of the event loop, where an exception would end the job
             _log.error(
                 'internal error: where=sending error="%r". The launcher closes the connection', error, exc_info=error
             )
@@ -110,17 +110,20 @@ class Stream:
         return self._socket.send(self._going)
 
     def _is_idle(self) -> bool:
-        """Return whether nothing is left that can be sent."""
+        """Return whether there is nothing more to send, or nothing more can be sent."""
         return not self._going and not self._queue
 
     async def flushed(self) -> None:
-        """Wait until the kernel has all, or until nothing can be sent any more."""
+        """Wait until the kernel has accepted all data, or until nothing can be sent any more."""
         while not self._is_idle() and self._socket.fileno() >= 0:
             await asyncio.sleep(0.005)
 
     async def hear_out(self) -> None:
-        """Call it before the end of a connection that was rejected. If one end closes with bytes unread, the kernel
-        discards what it has sent last, which is the reason."""
+        """Let the other end read why its connection was rejected, before the connection is closed.
+
+        If a socket is closed while received bytes are unread, the kernel discards data that was sent last, here the
+        reason.
+        """
         if self._ended:
             return
         await self.flushed()
@@ -135,7 +138,9 @@ class Stream:
     async def receive(self, reads: Reads[T], limit: int = _MAX_BYTES) -> T:
         """Return the next message.
 
-        ConnectionError if there is none any more; ProtocolError unless `reads` accepts it.
+        Raises:
+            ConnectionError: the connection has ended.
+            ProtocolError: `reads` doesn't accept the message.
         """
         (length,) = struct.unpack(">I", await self._exactly(4))
         if length > limit:
@@ -149,7 +154,7 @@ class Stream:
         return bytes(data)
 
     async def _piece(self, most: int) -> bytes:
-        """Return at most so many bytes, at least one. ConnectionError if there are none any more."""
+        """Return between 1 and `most` bytes. Raises ConnectionError if the connection has ended."""
         piece = await self._received(most)
         if not piece:
             raise ConnectionError("the connection was closed")
@@ -160,7 +165,7 @@ class Stream:
         return await self._loop.sock_recv(self._socket, most)
 
     def end(self) -> None:
-        """End the connection: each receiver, here or there, notices."""
+        """End the connection, so that receivers on both ends notice."""
         self._ended = True
         for _, fds in self._queue:
             close_all(fds)
@@ -174,32 +179,32 @@ class Stream:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the socket; no task may be receiving."""
+        """Close the socket. No task may be receiving."""
         self.end()
         self._socket.close()
 
 
 class Channel(Stream):
-    """A connection between launchers, over TCP, with TLS if `tls` is given."""
+    """A TCP connection between launchers, with TLS if `tls` is given."""
 
     def __init__(self, connection: socket.socket, tls: TlsEnd | None = None, called: bool = False) -> None:
-        """Take over a socket. `called`: by the other end."""
+        """Take over a socket. `called`: true if the other end opened the connection."""
         super().__init__(connection)
         _notice_the_end(connection, _SILENT_S)
         self.tls = tls
         self._called = called
         self._has_heard = False
         if tls is not None and not called:
-            tls.read(1)  # which begins: nothing can have come
+            tls.read(1)  # starts the handshake; no data can have arrived yet
             self._flush()
 
     @property
     def address(self) -> str:
-        """Return this end's address, as the other one sees it."""
+        """Return this end's address, as the other end sees it."""
         return str(self._socket.getsockname()[0])
 
     def set_silence(self, seconds: float | None) -> None:
-        """Set how long the other end's system may give no answer; None: for the default time."""
+        """Set for how many seconds the other host's kernel may not answer; None: the default time."""
         if self._socket.fileno() >= 0:
             _notice_the_end(self._socket, seconds)
 
@@ -214,7 +219,7 @@ class Channel(Stream):
         return len(self._going) > 0
 
     def _is_idle(self) -> bool:
-        # Before TLS is established nothing more goes out, and it won't be if no task receives.
+        # Until TLS is established, no messages are sent; TLS can't be established unless a task receives.
         stuck = self.tls is not None and not self.tls.is_established
         return not self._going and (stuck or not self._queue)
 
@@ -235,36 +240,34 @@ class Channel(Stream):
             except ValueError as error:
                 raise ProtocolError(str(error)) from None
             finally:
-                self._flush()  # also the reason for not doing so
+                self._flush()  # on failure this sends the TLS alert
             if piece:
                 return piece
             tls.put(await self._in_the_clear(_PIECE_BYTES))
 
     async def _check_first(self, piece: bytes) -> None:
         if self.tls is None and piece[0] == _TLS:
-            self.send(m.Error(f"the launcher there speaks no TLS, and this host does; {_SET_IT}"))
-            raise ProtocolError(f"it speaks TLS, and this host doesn't; {_SET_IT}")
+            self.send(m.Error(f"the called launcher doesn't use TLS, but this host does; {_SET_IT}"))
+            raise ProtocolError(f"the caller uses TLS, but this host doesn't; {_SET_IT}")
         if self.tls is not None and self._called and piece[0] != _TLS:
             self.tls = None
-            self.send(m.Error(f"the launcher there speaks TLS, and this host doesn't; {_SET_IT}"))
-            raise ProtocolError(f"it speaks no TLS, and this host does; {_SET_IT}")
+            self.send(m.Error(f"the called launcher uses TLS, but this host doesn't; {_SET_IT}"))
+            raise ProtocolError(f"the caller doesn't use TLS, but this host does; {_SET_IT}")
         if self.tls is not None and not self._called and piece[0] == _CLEAR:
             said = bytearray(piece)
             while len(said) < 4 or len(said) < 4 + int.from_bytes(said[:4], "big") <= 4 + MAX_STRANGERS_BYTES:
                 said += await super()._piece(MAX_STRANGERS_BYTES)
-            why = f"it speaks no TLS, and this host does; {_SET_IT}"
+            why = f"the called launcher doesn't use TLS, but this host does; {_SET_IT}"
             with contextlib.suppress(ProtocolError):
                 answer = m.PROOF(bytes(said[4:]))
                 why = printable(answer.error) if isinstance(answer, m.Error) else why
             raise ProtocolError(why)
 
     def detach(self, silent_s: float | None) -> int:
-        """Return the descriptor, which is the caller's from now on, as is `tls`.
+        """Return the socket's descriptor. The caller now owns the descriptor and `tls`.
 
-        No task may be receiving, and nothing may be left to send.
-
-        A transport's thread reads all that comes: if data waits for `silent_s`, the other end is stopped or
-        unreachable.
+        No task may be receiving, and no data may be left to send. A transport's thread reads continuously, so data that
+        stays unsent for `silent_s` seconds means that the other end is stopped or unreachable.
         """
         self._loop.remove_writer(self._socket)
         _notice_the_end(self._socket, silent_s)
@@ -273,18 +276,18 @@ class Channel(Stream):
 
 
 class WorkerChannel(Stream):
-    """A connection between a host's agent and one of its workers, over a Unix socket: messages carry descriptors.
+    """A connection between a host's agent and one of its workers, over a Unix socket. Messages carry file descriptors.
 
-    ProtocolError if the other end isn't a process of this user. `pid`: that process.
+    Raises ProtocolError if the other end isn't a process of this user. `pid`: the process at the other end.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self.pid = check_same_user(connection)
         super().__init__(connection)
-        self._fds: list[int] = []  # came with what was received last
+        self._fds: list[int] = []  # received with the latest data
 
     def send(self, message: msgspec.Struct, fds: Sequence[int] = ()) -> None:
-        """`fds` stay the caller's."""
+        """Send a message with file descriptors. The caller still owns `fds`."""
         own: list[int] = []
         try:
             own.extend(map(os.dup, fds))
@@ -294,7 +297,7 @@ class WorkerChannel(Stream):
         self._enqueue(encode(message), own)
 
     def remind(self, message: msgspec.Struct) -> None:
-        """Send a message, unless the other end hasn't read what was sent before."""
+        """Send a message if the other end has read all earlier messages."""
         if self._is_idle():
             self.send(message)
 
@@ -308,7 +311,7 @@ class WorkerChannel(Stream):
         return sent
 
     async def receive_with_fds(self, reads: Reads[T], limit: int) -> tuple[T, list[int]]:
-        """Return the next message and the descriptors that came with it, which the caller owns."""
+        """Return the next message and the descriptors that came with it. The caller owns the descriptors."""
         try:
             message = await self.receive(reads, limit)
         except BaseException:
@@ -324,7 +327,7 @@ class WorkerChannel(Stream):
                 data, fds = receive_fds(self._socket, most)
                 self._fds += fds
                 if len(self._fds) > MAX_FDS:
-                    raise ProtocolError(f"more than {MAX_FDS} descriptors came with a message")
+                    raise ProtocolError(f"a message carries more than {MAX_FDS} descriptors")
                 return data
             await self._readable()
 
@@ -349,9 +352,9 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 class LocalChannel:
-    """One end of a connection within this process, which nothing cuts off, and which needs no proof.
+    """One end of a connection within this process. It can't be interrupted and requires no authentication.
 
-    What is sent is copied, as between hosts.
+    Messages are copied, as they are between hosts.
     """
 
     def __init__(self) -> None:
@@ -369,10 +372,10 @@ class LocalChannel:
         return one, other
 
     def set_silence(self, seconds: float | None) -> None:
-        """Do nothing: a process reaches itself."""
+        """Do nothing: a process can always reach itself."""
 
     def send(self, message: msgspec.Struct) -> None:
-        """Send a message without waiting. Messages arrive in the order of these calls, until the end."""
+        """Send a message without waiting. Messages arrive in the order of these calls until the connection ends."""
         if not self._ended:
             self._other._inbox.append(encode(message))
             self._other._wake()
@@ -382,12 +385,14 @@ class LocalChannel:
             self._waiting.set_result(None)
 
     async def flushed(self) -> None:
-        """Do nothing: all has arrived."""
+        """Do nothing: all data has already arrived."""
 
     async def receive(self, reads: Reads[T]) -> T:
         """Return the next message.
 
-        ConnectionError if there is none any more; ProtocolError unless `reads` accepts it.
+        Raises:
+            ConnectionError: the connection has ended.
+            ProtocolError: `reads` doesn't accept the message.
         """
         while not self._inbox:
             if self._ended:
@@ -398,7 +403,7 @@ class LocalChannel:
         return reads(self._inbox.popleft())
 
     def end(self) -> None:
-        """End the connection: each receiver, here or there, gets what was sent before, then the end."""
+        """End the connection. Receivers on both ends get the messages that were sent before, then the end."""
         for each in (self, self._other):
             each._ended = True
             each._wake()
@@ -407,24 +412,24 @@ class LocalChannel:
 
 
 def _notice_the_end(connection: socket.socket, seconds: float | None) -> None:
-    """End a connection if the other end's system gives no answer for so long.
+    """End a connection if the other host's kernel doesn't answer for `seconds`.
 
-    An outage that is shorter by a second ends nothing.
+    An outage shorter than `seconds` by at least one second doesn't end the connection.
 
-    The kernel examines the time since the last answer only before it probes again. So it has to probe often: once a
-    second, also if data got no answer. Then TCP doubles the time between probes, unless Linux is 6.15 or newer, which
-    has a limit for that.
+    The kernel checks the time since the last answer only before it sends another probe, so it must probe often: once a
+    second, even if data is unacknowledged. For unacknowledged data TCP doubles the time between probes, unless Linux is
+    6.15 or newer, which can limit that time.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0 if seconds is None else 1)
-    limit_s = 0.0 if seconds is None else seconds + 1  # the last answer may precede the outage by so much
+    limit_s = 0.0 if seconds is None else seconds + 1  # the last answer may precede the outage by up to a second
     for option, value in (
         (socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1),
         (socket.TCP_USER_TIMEOUT, min(int(1000 * limit_s), 2**31 - 1)),
     ):  # fmt: skip
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
     with contextlib.suppress(OSError):
-        connection.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, 1000)  # the least value
+        connection.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, 1000)  # the minimum
 
 
 AnyChannel = Union[Channel, LocalChannel]

@@ -1,4 +1,4 @@
-"""kungfu-run: the command line."""
+"""Implement the command line of kungfu-run."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from ms_kungfu.launcher.status_command import status
 
 _COMMANDS = {"resize": resize, "evict": evict, "status": status, "explain": explain}
 _SWITCH_INTERVAL_S = 5e-4
-_LEAST_DESCRIPTORS = 32  # of the launcher and one worker
+_LEAST_DESCRIPTORS = 32  # for the launcher and one worker
 _NEVER = logging.CRITICAL + 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
-    Returns: The first failing worker's exit status (128 + n for signal n), 124 after -timeout, 128 + n when interrupted
-    by signal n, 2 for a wrong command line, 1 if the job can't start, else 0.
+    Returns: The exit status of the first worker that failed (128 + n for signal n). 124 after -timeout, 128 + n if
+    interrupted by signal n, 2 for a wrong command line, 1 if the job can't start, otherwise 0.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in _COMMANDS:
@@ -46,9 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         wanted = parse_command_line(words)
         if isinstance(wanted, EngineRequest):
-            # A program of its own, which starts the node's kungfu-run.
+            # A separate program, which starts the kungfu-run of each node.
             os.execv(sys.executable, [sys.executable, "-m", f"ms_kungfu.{wanted.engine}", *words])
-        # Before the supervisor is forked, which has to know the program.
+        # This runs before the supervisor is forked, because the supervisor has to know the program.
         return _run(ask(wanted) if isinstance(wanted, JoinRequest) else wanted)
     except UsageError as error:
         return failed(PROGRAM, error, 2)
@@ -56,21 +56,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return failed(PROGRAM, error, 1)
     except SpareTaskError:
         return 0
-    except KeyboardInterrupt:  # before the job could install its own handler
+    except KeyboardInterrupt:  # raised before the job has installed its own handler
         return 128 + signal.SIGINT
 
 
 def _run(options: Options) -> int:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit != resource.RLIM_INFINITY and limit < _LEAST_DESCRIPTORS:
-        return failed(PROGRAM, f"{limit} open files (ulimit -n) are too few; the least is {_LEAST_DESCRIPTORS}", 1)
-    # A file that is opened next must not become standard output, if that is closed.
+        return failed(PROGRAM, f"{limit} open files (ulimit -n) are too few; the minimum is {_LEAST_DESCRIPTORS}", 1)
+    # If standard output is closed, the next file that is opened must not become standard output.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
-    if options.in_slurm:  # Slurm sends it to all processes of the step, and by default it would kill the workers
+    if options.in_slurm:  # Slurm sends the signal to all processes of the step, and by default it kills the workers
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    # Before any thread exists, and before the imports below: the supervisor stays small.
+    # Forked before any thread exists, and before the imports below, so that the supervisor stays small.
     supervisor = Supervisor.fork(options.command)
     try:
         from ms_kungfu.launcher.agent.agent import Agent
@@ -78,8 +78,8 @@ def _run(options: Options) -> int:
         from ms_kungfu.launcher.state.start_error import StartError
 
         set_process_name(PROGRAM)
-        raise_descriptor_limit()  # after the fork: the workers keep the user's
-        # All workers wait in a change until each is answered. Python's own interval, 5 ms, is long for that.
+        raise_descriptor_limit()  # after the fork, so that the workers keep the user's limit
+        # During a change, every worker waits until all are answered. Python's default interval of 5 ms is too long.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         output = Output(options.logdir, quiet=not options.show_workers)
         _set_up_log(options, output)
@@ -93,14 +93,14 @@ def _run(options: Options) -> int:
             return failed(PROGRAM, error, 1)
         finally:
             signals.ignore_from_now_on(options.in_slurm)
-    except OSError as error:  # a log folder or file that can't be made
+    except OSError as error:  # a log folder or file that can't be created
         return failed(PROGRAM, f"{error.strerror}: {error.filename}" if error.filename else error, 1)
     finally:
         supervisor.close()
 
 
 class _ToOutput(logging.Handler):
-    """The launcher's log on stderr, in order with what the workers print."""
+    """Write the launcher's log to stderr, in order with the output of the workers."""
 
     def __init__(self, output: Output) -> None:
         super().__init__()
@@ -111,10 +111,10 @@ class _ToOutput(logging.Handler):
 
 
 class _ToFile(logging.FileHandler):
-    """-logfile.
+    """Write the launcher's log to the file of -logfile.
 
-    If a write fails (a full disk, a pipe whose reader falls behind), the launcher logs that once, and the job continues
-    without the file.
+    If a write fails (a full disk, or a pipe whose reader is too slow), the launcher logs the failure once, and the job
+    continues without the file.
     """
 
     def __init__(self, path: Path, output: Output) -> None:
@@ -141,7 +141,7 @@ def _set_up_log(options: Options, output: Output) -> None:
     log.propagate = False
     screen = _ToOutput(output)
     screen.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    # Errors are printed in any case: a user of -q still needs to know why the job has ended.
+    # Errors are always printed: with -q, too, the user has to know why the job has ended.
     screen.setLevel(logging.ERROR if options.quiet or options.logfile else logging.INFO)
     log.addHandler(screen)
     if options.logfile is not None:

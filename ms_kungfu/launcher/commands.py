@@ -22,20 +22,20 @@ from ms_kungfu.launcher.secret import SecretError, secret_for
 from ms_kungfu.launcher.state.hosts import MANY_PER_CORE, parse_ports
 
 _MAX_TRIES = 10
-_LOOK_S = 2.0  # for a job that may be there
+_LOOK_S = 2.0  # how long to wait for the answer of a job
 
 
 def resize(arguments: Sequence[str]) -> int:
-    """Resize a job.
+    """Resize a running job.
 
-    Exit status: 0 when the config server has the new size, 1 if that fails, 2 for a wrong command line.
+    Exit status: 0 if the config server has the new size, 1 if the write fails, 2 for a wrong command line.
     """
 
     return _main("resize", "SIZE", "Changes the number of workers of a running job (-w).", 1, _resized, arguments)
 
 
 def write_size(store: ClusterStore, size: int) -> str:
-    """Write the size, as ``kungfu-run resize SIZE`` does, and return its message.
+    """Write the size to the cluster store, as ``kungfu-run resize SIZE`` does, and return the message for the user.
 
     Raises ConfigServerError or ValueError.
     """
@@ -46,13 +46,16 @@ def _resized(cluster: Cluster, size: int, given: range | None) -> Cluster | str:
     if cluster.size == size:
         return f"nothing to do: cluster version {cluster.version} has {counted(size, 'worker')} already"
     first = min(worker.port for worker in cluster.workers)
-    if first in WORKER_PORTS:  # a slot before it may be free: with --msrun that of rank 0
+    if first in WORKER_PORTS:  # an earlier slot may be free, e.g. the slot of rank 0 with --msrun
         first = WORKER_PORTS[0]
     return cluster.resized(size, given or range(first, min(first + 1000, 65535) + 1))
 
 
 def evict(arguments: Sequence[str]) -> int:
-    """Evict a rank. Exit status: 0 when the config server has a cluster without the rank, 1 or 2 as for `resize`."""
+    """Evict a rank from a running job.
+
+    Exit status: 0 if the config server has a cluster without the rank, otherwise 1 or 2 as for `resize`.
+    """
 
     def next_cluster(cluster: Cluster, rank: int, given: range | None) -> Cluster:
         if rank >= cluster.size:
@@ -62,7 +65,12 @@ def evict(arguments: Sequence[str]) -> int:
         return replace(cluster.without([cluster.workers[rank]]), writer=WRITER_WHO_EVICTS)
 
     return _main(
-        "evict", "RANK", "Takes a worker out of a running job (-w); the others go on.", 0, next_cluster, arguments
+        "evict",
+        "RANK",
+        "Removes a worker from a running job (-w); the other workers continue.",
+        0,
+        next_cluster,
+        arguments,
     )
 
 
@@ -76,26 +84,27 @@ def _main(
 ) -> int:
     """Run a command.
 
-    `next_cluster(present, the command's number, -port-range)` returns what to write, or why there is nothing to do.
+    `next_cluster(present, the command's number, -port-range)` returns the cluster to write, or a message why there is
+    nothing to do.
     """
     program = f"kungfu-run {command}"
     parser = FlagParser(program, f"{program} {what} [flags]", description)
     parser.flag(
         "config-server",
-        "URL of the job's config server (default $KUNGFU_CONFIG_SERVER, else that of your only job here)",
+        "URL of the job's config server (default: $KUNGFU_CONFIG_SERVER, else that of your only job here)",
         metavar="URL",
     )
-    parser.flag("secret-file", "file with the job's secret, where it was started on another machine", metavar="FILE")
+    parser.flag("secret-file", "file with the job's secret, if the job was started on another machine", metavar="FILE")
     if command == "resize":
         parser.flag(
             "port-range",
-            "ports for new workers (default: kungfu-run's, or from the first worker's on)",
+            "ports for new workers (default: kungfu-run's range, or the ports from the first worker's port on)",
             type=parse_ports,
             metavar="A-B",
         )
     try:
         flags, words = parser.parse(arguments)
-        if words:  # flags may follow the number as well
+        if words:  # flags may follow the number
             flags, rest = parser.parse(words[1:], flags)
             words = words[:1] + rest
         if len(words) != 1 or not words[0].isascii() or not words[0].isdigit() or int(words[0]) < least:
@@ -113,8 +122,8 @@ def _main(
             raise UsageError(f"-config-server: {error}") from None
         if secret is None and store.needs_secret:
             raise UsageError(
-                f"no secret for {url} was left by a config server of this user on this machine: is the job running? "
-                "For one of another user or machine give -secret-file or set KUNGFU_JOB_SECRET"
+                f"no secret for {url}: no config server of this user has left one here; is the job running? "
+                "For a job of another user or machine give -secret-file or set KUNGFU_JOB_SECRET"
             )
         number, ports = int(words[0]), getattr(flags, "port_range", None)
         hosts: set[str] = set()
@@ -128,7 +137,7 @@ def _main(
         if command == "resize" and number > MANY_PER_CORE * cores and len(hosts) == 1:
             print(
                 f"{program}: {number} workers are far more than the {counted(cores, 'core')} of this machine; if that "
-                "was a mistake, a resize to another size takes it back at once",
+                "was a mistake, resize to another size now",
                 file=sys.stderr,
             )
         return 0
@@ -141,12 +150,12 @@ def _main(
 
 
 def _only_job(program: str) -> str:
-    """Return the config server of the only job of this user that runs here."""
+    """Return the config server URL of the user's only job on this machine."""
     found, silent, unreachable = [], [], None
     for url in servers_of_this_user():
         try:
             cluster = open_store(url, timeout_s=_LOOK_S).get()
-        except ConfigServerError as error:  # it was killed, and has left its secret
+        except ConfigServerError as error:  # the server was killed, and its secret file remains
             why = error.__context__
             if isinstance(why, (TimeoutError, socket.timeout)):
                 silent.append(url)
@@ -158,18 +167,18 @@ def _only_job(program: str) -> str:
     if not found and silent:
         raise ConfigServerError(
             f"the job of {' and that of '.join(silent)} doesn't answer within {_LOOK_S:g} s: its launcher is stopped "
-            "or has too much to do"
+            "or overloaded"
         )
     if not found and unreachable is not None:
         raise unreachable
     if not found:
         raise UsageError(
-            f"no job of this user that could change runs here; start one with {PROGRAM} -w, or give the URL of its "
-            "config server by -config-server"
+            f"no job of this user that can change runs here; start one with {PROGRAM} -w, or give the URL of its "
+            "config server with -config-server"
         )
     if len(found) > 1:
         jobs = ", ".join(f"{url} ({counted(size, 'worker')})" for url, size in found)
-        raise UsageError(f"{len(found)} jobs of this user run here; choose one by -config-server: {jobs}")
+        raise UsageError(f"{len(found)} jobs of this user run here; choose one with -config-server: {jobs}")
     url = found[0][0]
     print(f"{program}: {url}", file=sys.stderr)
     return url
@@ -186,11 +195,11 @@ def _write(store: ClusterStore, next_cluster: Callable[[Cluster], Cluster | str]
         try:
             written = store.put(wanted)
         except StaleVersionError:
-            continue  # the job, or another client, was faster
+            continue  # the job or another client has changed the store first
         change = f"{cluster.size} -> {counted(written.size, 'worker')}"
         joining = [str(worker) for worker in written.workers if worker not in cluster.workers]
         leavers = [str(worker) for worker in cluster.workers if worker not in written.workers]
         follows = "as soon as the new workers are ready" if joining else "at its next step"
         leaving = f" without {', '.join(leavers)}" if leavers and not joining else ""
         return f"cluster version {written.version}: {change}{leaving}; the job follows {follows}"
-    raise ValueError(f"{store.url} changed {_MAX_TRIES} times while it was asked; try again")
+    raise ValueError(f"{store.url} changed in each of {_MAX_TRIES} attempts to write to it; try again")

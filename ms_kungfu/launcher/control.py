@@ -1,7 +1,8 @@
-"""Connections between the launchers of a job's hosts: how one calls another, and serves its calls.
+"""Connect the launchers of a job's hosts: call another launcher, and serve calls.
 
-First both ends prove that they know the job's secret (`handshake`). With TLS they do so inside it: both ends show a
-certificate that the CA has signed. That of the called end has to be for the name or address that was called.
+First both ends prove that they know the job's secret (`handshake`). With TLS the handshake runs inside the encrypted
+connection. Each end shows a certificate that the CA has signed. The certificate of the called end must match the name
+or address that was called.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_MAX_TOLD = 256  # sources of unauthenticated clients
+_MAX_TOLD = 256  # the most sources of unauthenticated clients that are logged
 _CALL_RETRY_S = 0.2
-# A dropped packet is never answered, and the caller has to report that; the kernel sends it three times within this.
+# The caller must report a packet that is never answered. The kernel sends the packet three times within this time.
 _CONNECT_S = 5.0
-_SOMEBODY = "another listener"  # says too little to be a launcher
+_SOMEBODY = "another listener"  # sends too little to be a launcher
 
 
 class RefusedError(Exception):
-    """The other end has said why it rejects this one, or isn't the expected one. A sentence for the user."""
+    """The other end has rejected this end, or isn't the expected launcher. The message is for the user."""
 
 
 class NoAnswerError(OSError):
-    """No launcher answers there. `why`: the last error that says more than that time was up."""
+    """No launcher answers at the address. `why`: the last error that is more specific than a timeout."""
 
     def __init__(self, host: str, port: int, why: str) -> None:
         super().__init__(f"no answer from {host}:{port}: {why}")
@@ -46,23 +47,23 @@ class NoAnswerError(OSError):
 
 
 def reason_of(error: Exception, before: str = "") -> str:
-    """Return why a call failed, in few words.
+    """Return briefly why a call failed.
 
-    `before`: the reason of the last call, which says more if the time limit cut this one short.
+    `before`: the reason for the previous failure. It is more specific if a time limit cut this call short.
     """
-    number = getattr(error, "errno", None) or 0  # codes of name servers are below 0
-    return os.strerror(number) if number > 0 else str(error) or before or "it takes too long"
+    number = getattr(error, "errno", None) or 0  # error codes of name resolution are negative
+    return os.strerror(number) if number > 0 else str(error) or before or "timed out"
 
 
 def remedy_for(why: str, port: int) -> str:
-    """Return what to examine if a called host doesn't answer because of `why`."""
+    """Return what the user should check if a called host doesn't answer because of `why`."""
     if why.startswith(_SOMEBODY):
-        return f"does another program have port {port} there? -port gives another one, the same on all hosts"
+        return f"does another program use port {port} there? -port sets another port, the same on all hosts"
     return f"is {PROGRAM} started there, and port {port} open?"
 
 
 async def addresses_of(machine: Machine, host: str, port: int) -> list[tuple[int, Any]]:
-    """Return family and address of each; OSError if there is none."""
+    """Return the family and address of each address of `host`. Raises OSError if there is none."""
 
     def look_up(flags: int = 0) -> list[tuple[int, Any]]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
@@ -87,10 +88,14 @@ async def call(
     timeout_s: float,
     on_trouble: Callable[[str], None] = _ignore,
 ) -> Channel:
-    """Connect from this host, `own`, to another one's launcher. Both ends have proved that they know the secret.
+    """Connect this host, `own`, to another host's launcher. Both ends have proved that they know the secret.
 
-    It retries for `timeout_s` if no launcher answers, or an overloaded one does; `on_trouble` gets each reason.
-    NoAnswerError after that; RefusedError if the other end has another secret.
+    If no launcher answers, or the launcher is overloaded, this retries for `timeout_s` seconds and passes each reason
+    to `on_trouble`.
+
+    Raises:
+        NoAnswerError: no launcher has answered within `timeout_s`.
+        RefusedError: the other end has another secret.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
@@ -109,19 +114,19 @@ async def call(
 
 
 async def call_once(machine: Machine, own: str, host: str, port: int, secret: bytes) -> Channel:
-    """Try the same once. OSError, or ProtocolError if the other end has another secret."""
+    """Try once to connect as `call` does. Raises OSError, or ProtocolError if the other end has another secret."""
     trouble: OSError = OSError(f"{host} has no address")
-    sources = dict(await addresses_of(machine, own, 0))  # one a family
+    sources = dict(await addresses_of(machine, own, 0))  # one per address family
     for family, address in await addresses_of(machine, host, port):
         connection = machine.make_socket(family)
         connection.setblocking(False)
         try:
-            if family in sources:  # from the network that the job uses, and the name that the others know
+            if family in sources:  # use the network of the job, and the name that the other hosts know
                 connection.bind(sources[family])
             await within(_CONNECT_S, asyncio.get_running_loop().sock_connect(connection, address))
         except asyncio.TimeoutError:
             connection.close()
-            trouble = OSError(f"nothing comes back within {_CONNECT_S:g} s")
+            trouble = OSError(f"no reply within {_CONNECT_S:g} s")
             continue
         except OSError as error:
             connection.close()
@@ -137,14 +142,14 @@ async def call_once(machine: Machine, own: str, host: str, port: int, secret: by
             return channel
         except asyncio.TimeoutError:
             channel.close()
-            raise OSError(f"{_SOMEBODY} says nothing for {HANDSHAKE_S:g} s") from None
+            raise OSError(f"{_SOMEBODY} sent nothing for {HANDSHAKE_S:g} s") from None
         except ConnectionError:
             channel.close()
-            raise OSError(f"{_SOMEBODY} hangs up") from None
+            raise OSError(f"{_SOMEBODY} closed the connection") from None
         except (OSError, ProtocolError):
             channel.close()
             raise
-        # the other end has sent anything else: it is rejected, as a message that isn't understood
+        # any other message from the other end: reject the connection, as for a malformed message
         except Exception as error:
             channel.close()
             _log.error(
@@ -167,10 +172,10 @@ def _tls_end(context: TlsContext | None, called: bool, name: str) -> TlsEnd | No
 
 
 class ControlServer(Server[AnyChannel]):
-    """Listens on this host's address from `start` to `close`.
+    """Listen on this host's address from `start` to `close`.
 
-    `serve` gets each connection that has proved itself, and those within this process. It returns whether the
-    connection belongs to another owner now.
+    `serve` gets each connection that is authenticated, and each connection within this process. It returns whether
+    another owner has taken the connection over.
     """
 
     def __init__(
@@ -180,14 +185,14 @@ class ControlServer(Server[AnyChannel]):
         serve: Callable[[AnyChannel], Awaitable[bool]],
         then: Callable[[], str] = str,
     ) -> None:
-        """`then`: what follows a rejected connection, for its log line."""
+        """Create the server. `then`: what follows a rejected connection, for the log line."""
         super().__init__(secret, BETWEEN_HOSTS)
         self._machine, self._serve_one, self._then = machine, serve, then
         self._tls: TlsContext | None = None
         self._logged: set[str] = set()  # sources of rejected connections
 
     async def start(self, host: str, port: int) -> None:
-        """Listen. OSError if the address can't be bound, ValueError if TLS isn't possible."""
+        """Start listening. Raises OSError if the address can't be bound, and ValueError if TLS isn't possible."""
         self._tls = self._machine.tls
         family, address = (await addresses_of(self._machine, host, port))[0]
         listening = self._machine.make_socket(family)
@@ -201,7 +206,7 @@ class ControlServer(Server[AnyChannel]):
         self.listen(listening)
 
     def call_itself(self) -> LocalChannel:
-        """Return a connection within this process, without an address of its system, which may lose that."""
+        """Return a connection within this process. It doesn't depend on a network address."""
         ours, theirs = LocalChannel.pair()
         self.serve_within(theirs, "this host")
         return ours
@@ -219,7 +224,7 @@ class ControlServer(Server[AnyChannel]):
         _log.warning('connection ended: from=%s error="%s"', source, error)
 
     def _rejected(self, source: str, error: Exception) -> None:
-        """Log why, once a source."""
+        """Log why a connection was rejected, once per source."""
         if source in self._logged or len(self._logged) >= _MAX_TOLD:
             return
         self._logged.add(source)
@@ -227,7 +232,10 @@ class ControlServer(Server[AnyChannel]):
         if isinstance(error, ProtocolError):
             why = str(error)
         elif isinstance(error, (OSError, asyncio.TimeoutError)):
-            why = "it didn't prove its identity"
+            why = "the client didn't prove that it knows the job's secret"
         _log.warning(
-            'connection rejected: from=%s reason="%s". Others from there are rejected, too%s', source, why, self._then()
+            'connection rejected: from=%s reason="%s". Further rejections from there are not logged%s',
+            source,
+            why,
+            self._then(),
         )

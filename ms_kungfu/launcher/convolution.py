@@ -1,7 +1,7 @@
-"""A program: prints how many milliseconds oneDNN takes for a small convolution.
+"""Print how many milliseconds oneDNN needs for a small convolution.
 
-`cpu_isa` starts it, with the path of MindSpore's libdnnl.so as its argument. It imports neither MindSpore nor
-ms_kungfu, which would take seconds. It prepares the convolution at each launch, as MindSpore's kernel has oneDNN do.
+`cpu_isa` starts this program. Its argument is the path of MindSpore's libdnnl.so. It imports neither MindSpore nor
+ms_kungfu, because either import takes seconds. It prepares the convolution at each launch, as MindSpore's kernel does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 LIMIT_S = 5
 _LONG_ENOUGH_S = 0.5
 _LAUNCHES = 4
-# Of oneDNN 3's dnnl_types.h.
+# Constants from dnnl_types.h of oneDNN 3.
 _CPU, _IN_ORDER, _FORWARD, _DIRECT, _F32, _ABCD = 1, 1, 64, 1, 3, 5
 _SOURCE, _WEIGHTS, _RESULT = 1, 33, 17
 _SHAPES = {_SOURCE: (16, 64, 14, 14), _WEIGHTS: (64, 64, 3, 3), _RESULT: (16, 64, 12, 12)}
@@ -33,7 +33,7 @@ def _sizes(*sizes: int) -> ctypes.Array[ctypes.c_int64]:
 
 
 def milliseconds(path: str) -> float:
-    """Return the time of the fastest launch. OSError or RuntimeError if that library can't be measured."""
+    """Return the time of the fastest launch. Raises OSError or RuntimeError if the library can't be measured."""
     library = ctypes.CDLL(path)
 
     def make(name: str, *arguments: object) -> ctypes.c_void_p:
@@ -43,13 +43,13 @@ def milliseconds(path: str) -> float:
 
     def check(status: int) -> None:
         if status:
-            raise RuntimeError(f"oneDNN's status {status}")
+            raise RuntimeError(f"oneDNN returned status {status}")
 
     library.dnnl_version.restype = ctypes.POINTER(_Version)
     library.dnnl_memory_desc_get_size.restype = ctypes.c_size_t
     major = library.dnnl_version().contents.major
     if major != 3:
-        raise RuntimeError(f"oneDNN {major}, not 3")
+        raise RuntimeError(f"oneDNN has major version {major}; only 3 is supported")
     engine = make("engine_create", _CPU, ctypes.c_size_t(0))
     stream = make("stream_create", engine, _IN_ORDER)
     shapes = {
@@ -75,5 +75,5 @@ def milliseconds(path: str) -> float:
 
 
 if __name__ == "__main__":
-    signal.alarm(LIMIT_S)  # also if its launcher is killed
+    signal.alarm(LIMIT_S)  # takes effect even if the launcher is killed
     print(milliseconds(sys.argv[1]))

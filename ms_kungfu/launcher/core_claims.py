@@ -1,16 +1,19 @@
-"""Which cores a launcher's job runs on, so that the jobs of one user on one machine take different ones.
+"""Claim cores for a launcher's job, so that the jobs of one user on one machine use different cores.
 
 Byte N of a file in the user's runtime folder stands for core N. A launcher holds a read lock on the bytes of its
-workers' cores, so a query finds the cores of all other launchers, and several may share a core.
+workers' cores. So a query finds the cores of all other launchers, and several launchers may share a core.
 
-1. A killed launcher leaves nothing: the kernel releases the locks of an open file when its last descriptor is closed.
-   Its supervisor was forked before, and workers inherit no descriptor. (`test_killed_launcher_releases_its_cores`.)
-2. Of two launchers that start at the same moment the second sees the claim of the first: each holds a lock of the whole
-   file from its look until it has claimed the cores of its first workers. The controller computes these by the same
-   function (`Shares.of`) from the same cores. (`test_launchers_at_one_moment_take_different_cores`.)
-3. A launcher that stands still with the lock delays another one by `_LOCK_S` at most. Then two jobs may share cores,
-   as two may that grow at the same moment: a change of the cluster uses what the last look has found. The launcher
-   logs a warning if its workers get the cores of another job.
+1. A killed launcher leaves no lock: the kernel releases the locks of an open file when its last descriptor is closed.
+   The launcher opens the file after it has forked its supervisor, and workers don't inherit the descriptor.
+   (`test_killed_launcher_releases_its_cores`.)
+
+2. If two launchers start at the same moment, the second one sees the claim of the first one: each holds a lock on the
+   whole file from its query until it has claimed the cores of its first workers. The controller computes these cores
+   with the same function (`Shares.of`) from the same input. (`test_launchers_at_one_moment_take_different_cores`.)
+
+3. A stopped launcher that holds the lock delays another launcher by at most `_LOCK_S`. After that, two jobs may share
+   cores. Two jobs that grow at the same moment may share cores, too, because a change of the cluster uses the result
+   of the latest query. The launcher logs a warning if its workers get the cores of another job.
 """
 
 from __future__ import annotations
@@ -39,21 +42,22 @@ _FLOCK = struct.Struct("hhqqi4x")
 
 
 class CoreClaims:
-    """The cores of one job on this host, in the agent's event loop, as long as this object lives.
+    """The cores of one job on this host, claimed for as long as this object exists. Used in the agent's event loop.
 
-    `allowed` returns those that this process may use, `quota` the limit of its control group. `directories`: folders
-    for the file, the first one that can be used; without any, other jobs aren't known.
+    `allowed` returns the cores that this process may use. `quota` returns the limit of its control group.
+    `directories`: candidate folders for the file; the first usable folder is used. Without a usable folder, other jobs'
+    cores are unknown.
     """
 
     def __init__(
         self, allowed: Callable[[], list[int]], quota: Callable[[], float | None], directories: Iterable[Path]
     ) -> None:
         self._allowed, self._quota = allowed, quota
-        # Containers with a quota see neither each other nor a difference between the cores: not all take the first.
+        # Containers with a quota don't see each other's locks. A random start spreads them over the cores.
         self._first = random.randrange(1 << 16)
         self._claimed: set[int] = set()
         self._has_warned = False
-        self._file: BinaryIO | None = None  # its end closes it
+        self._file: BinaryIO | None = None  # closed when this object is destroyed
         for directory in directories:
             with contextlib.suppress(OSError, SecretFileError), made(directory) as folder:
                 fd = open_regular(_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, dir_fd=folder)
@@ -61,7 +65,7 @@ class CoreClaims:
                 break
 
     def begin(self, each: int | None, workers: int) -> tuple[list[int], tuple[int, ...]]:
-        """Claim the cores of the first workers of this host. Return what `look` does."""
+        """Claim the cores of this host's first workers. Return the same values as `look`."""
         with self._alone():
             cores, taken = self.look()
             if workers:
@@ -69,14 +73,14 @@ class CoreClaims:
         return cores, taken
 
     def look(self) -> tuple[list[int], tuple[int, ...]]:
-        """Return the cores for the job, as many as the quota allows, and those of them that other jobs have."""
+        """Return the cores for the job, limited by the quota, and those of them that other jobs have claimed."""
         allowed = self._allowed()
         taken = self._taken(allowed)
         cores = within(allowed, taken, within_quota(len(allowed), self._quota()), self._first)
         return cores, tuple(core for core in cores if core in taken)
 
     def extend(self, cores: Collection[int]) -> None:
-        """Claim the cores of another worker, too, and log it once if another job has one of them."""
+        """Claim the cores of an additional worker. Log a warning once if another job has claimed one of them."""
         self._claim(self._claimed.union(cores))
         shared = self._taken(cores) if not self._has_warned else ()
         if shared:
@@ -84,7 +88,7 @@ class CoreClaims:
             _log.warning('cores shared: cores=%s reason="other jobs of this user run on them"', _listed(shared))
 
     def narrow(self, cores: Collection[int]) -> None:
-        """Release all other cores."""
+        """Release all cores except `cores`."""
         self._claim(set(cores))
 
     # ---- the file ----
@@ -92,7 +96,7 @@ class CoreClaims:
     def _taken(self, cores: Collection[int]) -> set[int]:
         if self._file is None:
             return set()
-        # F_OFD_GETLK names any one of several locks, so each core is a question.
+        # F_OFD_GETLK returns only one of several locks, so each core needs its own query.
         return {core for core in cores if self._lock(fcntl.F_OFD_GETLK, fcntl.F_WRLCK, core) != fcntl.F_UNLCK}
 
     def _claim(self, cores: set[int]) -> None:
@@ -103,13 +107,16 @@ class CoreClaims:
         self._claimed = cores
 
     def _lock(self, command: int, kind: int, core: int) -> int:
-        """Call fcntl(2) for one core. Return the kind of lock that it answers; F_UNLCK if there are no such locks."""
+        """Call fcntl(2) for one core.
+
+        Returns: The kind of lock in the answer, or F_UNLCK if the system doesn't support these locks.
+        """
         if self._file is None:
             return fcntl.F_UNLCK
         try:
             asked = _FLOCK.pack(kind, os.SEEK_SET, core, 1, 0)
             return int(_FLOCK.unpack(fcntl.fcntl(self._file, command, asked))[0])
-        except OSError:  # a file system or kernel without them
+        except OSError:  # a file system or kernel without these locks
             return fcntl.F_UNLCK
 
     @contextlib.contextmanager
@@ -132,9 +139,9 @@ class CoreClaims:
 
 
 def within(allowed: Sequence[int], taken: Collection[int], count: int, first: int) -> list[int]:
-    """Return `count` of the cores, free ones rather than taken ones, in their order.
+    """Return `count` of the `allowed` cores in their order, and prefer free cores to taken cores.
 
-    Fewer than all are neighbours that begin at core number `first`, counted around.
+    If not all cores are needed, the choice begins at index `first` (modulo the number of cores) and wraps around.
 
     >>> within([0, 1, 2, 3], {0}, 2, 7)
     [1, 3]

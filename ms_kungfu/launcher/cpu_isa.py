@@ -1,9 +1,9 @@
-"""The widest vector instructions that MindSpore's convolutions may use: the same for all workers of a job.
+"""Choose the widest vector instructions that MindSpore's convolutions may use, equal for all workers of a job.
 
-oneDNN prepares a convolution at each launch. With AVX-512 that can take 50 times as long as with AVX2
-(docs/troubleshooting.md). ``-cpu-isa auto`` measures both, once for each processor and MindSpore, and keeps the result
-in the user's cache. Each host reports its level as it registers, and the controller caps all workers at what all hosts
-have.
+oneDNN prepares a convolution at each launch. With AVX-512 the preparation can take 50 times as long as with AVX2
+(docs/troubleshooting.md). ``-cpu-isa auto`` measures both, once for each processor and MindSpore version, and keeps the
+result in the user's cache. Each host reports its level when it registers. The controller limits all workers to the
+lowest level of all hosts.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from ms_kungfu.launcher.wire.messages import CpuIsa
 _log = logging.getLogger(__name__)
 AUTO, NATIVE = "auto", "native"
 NARROW = "AVX2"
-_MUCH_SLOWER = 3  # times: the cost of narrower instructions elsewhere is far less
-_CPUINFO_BYTES = 8192  # the first processor: the kernel takes its time for the text of hundreds
+_MUCH_SLOWER = 3  # factor; narrower instructions cost far less than this elsewhere
+_CPUINFO_BYTES = 8192  # covers the first processor; reading the text of hundreds of processors is slow
 _OF_THE_PROCESSOR = ("vendor_id", "cpu family", "model", "stepping", "microcode", "flags")
-_LOCK_S = 2.0 * convolution.LIMIT_S  # for as long as another process measures
+_LOCK_S = 2.0 * convolution.LIMIT_S  # long enough for another process to finish its measurement
 _RETRY_S = 0.02
 _DAY_S = 86400.0
 _MOST_CHARS = 4096
 
 
 class NotMeasuredError(Exception):
-    """Why there are no times."""
+    """The convolution could not be measured."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds of a small convolution with all vector instructions of the processor, and with `NARROW` at most."""
+    """Milliseconds of a small convolution: with all vector instructions of the processor, and with at most `NARROW`."""
 
     wide: float
     narrow: float
@@ -64,9 +64,10 @@ class Times:
 
 
 def settle(hosts: Mapping[str, CpuIsa | None]) -> str | None:
-    """Return the cap for all workers, None without one, and log it once. `hosts`: what each reports, by its name.
+    """Return the limit of the vector instructions for all workers, or None if there is no limit. Log the limit once.
 
-    There is no line if the user has set the variable on all of them.
+    `hosts`: what each host reports, keyed by host name. Nothing is logged if the user has set the variable on all
+    hosts.
     """
     known = {name: isa for name, isa in hosts.items() if isa is not None}
     common = _cpu_isa.common(isa.level for isa in known.values())
@@ -82,13 +83,13 @@ def settle(hosts: Mapping[str, CpuIsa | None]) -> str | None:
 
 
 def other_instructions(name: str, isa: CpuIsa | None, cap: str | None, own: CpuIsa | None) -> str:
-    """Return the warning if a joining host lacks instructions that the job's workers use; "" if it has them."""
+    """Return a warning if a joining host lacks instructions that the job's workers use, otherwise ""."""
     used = cap or (own.native if own is not None else "")
     if isa is None or not used or _cpu_isa.common((used, isa.native)) == used:
         return ""
     return (
-        f"{name} computes with {isa.native} at most, the job's workers with {used}, which gives other bits; start the "
-        f"job with -cpu-isa {isa.native.lower()} to have all alike"
+        f"{name} supports at most {isa.native}, but the job's workers use {used}; results can differ in rounding; "
+        f"start the job with -cpu-isa {isa.native.lower()} to use the same on all hosts"
     )
 
 
@@ -98,14 +99,15 @@ def other_instructions(name: str, isa: CpuIsa | None, cap: str | None, own: CpuI
 def of_host(
     wanted: str, environ: Mapping[str, str], cpuinfo: str | None = None, measure: Callable[[str], Times] | None = None
 ) -> CpuIsa | None:
-    """Return what this host's workers should use at most, None if oneDNN has nothing to choose from here.
+    """Return the widest instructions that this host's workers should use, or None if oneDNN has no choice here.
 
-    It may take `convolution.LIMIT_S` and more the first time.
+    The first call may take `convolution.LIMIT_S` or longer.
 
     Args:
         wanted: `AUTO`, `NATIVE` or one of `_cpu_isa.names()`. The user's variable takes precedence.
         environ: the launcher's environment.
-        cpuinfo: the text of /proc/cpuinfo, which a test has; measure: of that text.
+        cpuinfo: the text of /proc/cpuinfo; a test passes its own.
+        measure: measures the times for that text.
     """
     cpuinfo = _read_cpuinfo() if cpuinfo is None else cpuinfo
     native = _cpu_isa.native(cpuinfo)
@@ -138,14 +140,14 @@ def _read_cpuinfo() -> str:
 
 
 def measured(cpuinfo: str | None = None) -> Times:
-    """Return the times on this processor with the installed MindSpore, from the user's cache if they are there.
+    """Return the times on this processor with the installed MindSpore, from the user's cache if possible.
 
-    Of several processes one measures at a time. NotMeasuredError if that isn't possible, which the cache keeps for a
-    day.
+    Only one process measures at a time. Raises NotMeasuredError if no measurement is possible; the cache keeps such a
+    failure for a day.
     """
     library = find_library()
     if library is None:
-        return Times(0.0, 0.0)  # no MindSpore, no convolutions
+        return Times(0.0, 0.0)  # without MindSpore there are no convolutions
     cpuinfo = _read_cpuinfo() if cpuinfo is None else cpuinfo
     try:
         file = _cache_file(library, cpuinfo)
@@ -157,7 +159,7 @@ def measured(cpuinfo: str | None = None) -> Times:
                 if found is None:
                     found = _try(library)
                     _keep(found, file)
-    except (OSError, RuntimeError):  # no home, or no space there
+    except (OSError, RuntimeError):  # no home folder, or no space in it
         found = _try(library)
     if isinstance(found, str):
         raise NotMeasuredError(found)
@@ -165,7 +167,7 @@ def measured(cpuinfo: str | None = None) -> Times:
 
 
 def find_library() -> Path | None:
-    """Return the oneDNN of the installed MindSpore, without its import; None without one."""
+    """Return the oneDNN library of the installed MindSpore without importing MindSpore; None if it isn't installed."""
     try:
         found = importlib.util.find_spec("mindspore")
     except (ImportError, ValueError):
@@ -176,7 +178,7 @@ def find_library() -> Path | None:
 
 
 def _try(library: Path) -> Times | str:
-    """Measure in processes of their own: oneDNN reads its cap once, and a crash there must not end this one."""
+    """Measure in separate processes: oneDNN reads its limit only once, and a crash must not end this process."""
     try:
         return Times(_run(library, None), _run(library, NARROW))
     except NotMeasuredError as error:
@@ -193,19 +195,19 @@ def _run(library: Path, cap: str | None) -> float:
     except subprocess.TimeoutExpired:
         raise NotMeasuredError(f"a convolution took more than {convolution.LIMIT_S} s") from None
     except OSError as error:
-        raise NotMeasuredError(f"a convolution wasn't measured: {error}") from None
+        raise NotMeasuredError(f"the convolution could not be measured: {error}") from None
     try:
         return float(done.stdout)
     except ValueError:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-        raise NotMeasuredError(f"a convolution wasn't measured: {last[0]}") from None
+        raise NotMeasuredError(f"the convolution could not be measured: {last[0]}") from None
 
 
 # ---- the cache ----
 
 
 def _cache_file(library: Path, cpuinfo: str) -> Path:
-    """Return the file for this processor and this MindSpore."""
+    """Return the cache file for this processor and this MindSpore version."""
     first = cpuinfo.partition("\n\n")[0].splitlines()
     processor = [line for line in first if line.startswith(_OF_THE_PROCESSOR)]
     info = os.stat(library)
@@ -226,14 +228,17 @@ def _kept(file: Path) -> Times | str | None:
 
 def _keep(found: Times | str, file: Path) -> None:
     temporary = file.with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError):  # a full disk: the next job measures again
+    with contextlib.suppress(OSError):  # e.g. a full disk; the next job measures again
         temporary.write_text(json.dumps({"error": found} if isinstance(found, str) else vars(found)))
         temporary.replace(file)
 
 
 @contextlib.contextmanager
 def _one_at_a_time(path: Path) -> Iterator[None]:
-    """Hold the lock, which the kernel releases if this process is killed. One that stands still doesn't hold up."""
+    """Hold the lock file. The kernel releases the lock if this process is killed.
+
+    A process that is stopped while it holds the lock doesn't block others for ever.
+    """
     deadline = time.monotonic() + _LOCK_S
     with os.fdopen(open_regular(path, os.O_RDWR | os.O_CREAT), "r+") as file:
         while time.monotonic() < deadline:

@@ -1,8 +1,8 @@
-"""Which device each worker of this host gets. Pure, except that it reads the rank table.
+"""Choose the device of each worker on this host. Pure, except that it reads the rank table.
 
-The user decides which devices the job sees: the list in CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES, the rank
-table of the job, or else all that the machine has. A worker keeps its device for life. A new one gets a free device; if
-there is none, it shares one.
+The user decides which devices the job may use: by the list in CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES, or by
+the job's rank table. By default a job may use all devices of the machine. A worker keeps its device for life. A new
+worker gets a free device; if no device is free, it shares one.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ class DeviceListError(ValueError):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of device. `variable` tells the vendor's libraries which devices there are, and renumbers those from 0."""
+    """A kind of device.
+
+    `variable` tells the vendor's libraries which devices exist, and renumbers these devices from 0.
+    """
 
     name: str
     variable: env.Variable[str | None]
-    item: str  # regular expression of an entry in the variable
-    refusal: str  # the error for another entry
-    node: str  # regular expression of a device's file in /dev
+    item: str  # regular expression for an entry in the variable
+    refusal: str  # the error for any other entry
+    node: str  # regular expression for a device's file in /dev
 
     def count(self, names: Iterable[str]) -> int:
-        """Return how many devices of this kind have a file among `names`, the files in /dev of a machine."""
+        """Return the number of devices of this kind. `names`: the names of the files in the machine's /dev."""
         return sum(1 for name in names if re.fullmatch(self.node, name))
 
 
@@ -50,16 +53,16 @@ class Devices:
     each: tuple[Device, ...] = ()
 
     def choose(self, staying: Sequence[int], leaving: Sequence[int]) -> int:
-        """Return the index (from 0) of the device for a new worker.
+        """Return the index (0 or more) of the device for a new worker.
 
-        It is one that the fewest staying workers have, then one that the fewest leaving workers have, then the first.
-        Without devices there are as many indices as workers.
+        It is the device that the fewest staying workers use. Ties are resolved by the fewest leaving workers, then by
+        the lowest index. Without devices there are as many indices as workers.
         """
         places = len(self.each) or len(staying) + len(leaving) + 1
         return min(range(places), key=lambda place: (staying.count(place), leaving.count(place), place))
 
     def environment(self, place: int) -> dict[str, str]:
-        """Return the environment of a worker with this index."""
+        """Return the environment variables of a worker with this device index."""
         if self.kind is None:
             return {env.DEVICE_ID.name: str(place)}
         device = self.each[place]
@@ -67,27 +70,29 @@ class Devices:
         return {env.DEVICE_ID.name: str(device.device_id), **narrowed}
 
     def name_of(self, place: int) -> str | None:
-        """Return its name; None without devices."""
+        """Return the name of the device; None without devices."""
         return None if self.kind is None else f"{self.kind.name} {self.each[place].name}"
 
 
 def find(environ: Mapping[str, str], nodes: Collection[str], *, host: str, single: bool, allow_nvlink: bool) -> Devices:
     """Return the devices that a job on this host may use.
 
-    `nodes`: the names of the files in /dev. `host`: this host's name in the cluster. `single`: there will never be more
-    than one worker. With `allow_nvlink` each worker sees all GPUs, and DEVICE_ID selects its own. NCCL before CUDA 10.1
-    finds no NVLink to a GPU that its process doesn't see. Raises DeviceListError and RankTableError.
+    `nodes`: the names of the files in /dev. `host`: this host's name in the cluster. `single`: true if there will never
+    be more than one worker. With `allow_nvlink` each worker sees all GPUs, and DEVICE_ID selects its own GPU. NCCL
+    before CUDA 10.1 finds no NVLink to a GPU that its process doesn't see.
+
+    Raises DeviceListError and RankTableError.
     """
     table = rank_table.path_from(environ)
     named = {kind: names for kind in _KINDS if (names := _names(kind, environ, kind.count(nodes)))}
     if table is not None:
         return _only_one(_from_table(rank_table.read(table), host, named.get(ASCEND), environ), environ, single)
-    if len(named) > 1:  # a device that the user has listed precedes one that is merely there
+    if len(named) > 1:  # devices that the user has listed take precedence over detected devices
         named = {kind: names for kind, names in named.items() if kind.variable.name in environ} or named
     if len(named) > 1:
         raise DeviceListError(
-            "there are GPUs and Ascend devices, and a job uses one kind: set CUDA_VISIBLE_DEVICES= or "
-            "ASCEND_RT_VISIBLE_DEVICES= (to nothing) to hide the other"
+            "there are GPUs and Ascend devices, but a job uses only one kind: hide the other kind with an empty "
+            "CUDA_VISIBLE_DEVICES= or ASCEND_RT_VISIBLE_DEVICES="
         )
     if not named:
         return Devices()
@@ -98,15 +103,15 @@ def find(environ: Mapping[str, str], nodes: Collection[str], *, host: str, singl
 
 
 def names_listed(kind: Kind, text: str) -> list[str]:
-    """Return the devices in the value of `kind`'s variable. Raises DeviceListError."""
+    """Return the devices listed in the value of `kind`'s variable. Raises DeviceListError."""
     names: list[str] = []
     for item in (part.strip() for part in text.split(",")) if text.strip() else ():
         if re.fullmatch(r"-\d+", item):
-            break  # as the vendors' libraries do: no device from there on, and "-1" is the usual way to say none
+            break  # the vendors' libraries ignore all entries from here on, too; "-1" usually means no devices
         if not re.fullmatch(kind.item, item):
             raise DeviceListError(f"{kind.variable.name}={text}: {item!r} {kind.refusal}")
         if item in names:
-            raise DeviceListError(f"{kind.variable.name}={text} names {kind.name} {item} twice")
+            raise DeviceListError(f"{kind.variable.name}={text} lists {kind.name} {item} twice")
         names.append(item)
     return names
 
@@ -119,7 +124,7 @@ def _names(kind: Kind, environ: Mapping[str, str], count: int) -> list[str]:
 def _from_table(
     table: rank_table.RankTable, host: str, visible: list[str] | None, environ: Mapping[str, str]
 ) -> Devices:
-    """Return a rank table's devices as MindSpore needs them: a process sees all, and DEVICE_ID is the table's."""
+    """Return a rank table's devices. MindSpore requires that a process sees all of them."""
     servers = [s for s in table.servers if host in (s.id, s.extra.get("host_ip"), s.extra.get("host_nic_ip"))]
     if len(table.servers) == 1:
         servers = list(table.servers)
@@ -132,7 +137,7 @@ def _from_table(
     for device in sorted(servers[0].devices, key=lambda device: device.rank):
         name = str(device.device_id)
         number = device.device_id
-        if ASCEND.variable.name in environ:  # renumbers what it lists
+        if ASCEND.variable.name in environ:  # this variable renumbers the devices that it lists
             if name not in (visible or []):
                 raise DeviceListError(
                     f"rank table {rank_table.path_from(environ)} gives device {name} to rank {device.rank}, but "
@@ -144,7 +149,7 @@ def _from_table(
 
 
 def _only_one(devices: Devices, environ: Mapping[str, str], single: bool) -> Devices:
-    """Honour a DEVICE_ID that the user has set, and ignore one from an outer job's launcher."""
+    """Use a DEVICE_ID that the user has set, and ignore a DEVICE_ID that an outer job's launcher has set."""
     text = environ.get(env.DEVICE_ID.name)
     if not text or environ.get(env.SELF.name) or devices.kind is None:
         return devices

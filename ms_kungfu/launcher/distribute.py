@@ -1,8 +1,9 @@
-"""kungfu-distribute: start a command on each host over ssh, from one shell, and end it everywhere when it ends.
+"""Start a command on each host over ssh, from one shell, and end it on all hosts when it ends (kungfu-distribute).
 
-If the command, or its script, runs kungfu-run over these hosts, that decides what one host's end means for the others:
-with -w they continue. So the first failure ends all only until a job has begun. The head node's kungfu-run reports that
-(KUNGFU_DISTRIBUTE_SHELL) to the shell there, which prints it among the command's output.
+If the command, or its script, runs kungfu-run over these hosts, kungfu-run decides what happens when one host ends:
+with -w the other hosts continue. So the first failure ends all hosts only until a job has begun. The head node's
+kungfu-run reports the beginning of the job to the shell on its host (KUNGFU_DISTRIBUTE_SHELL). The shell prints a
+marker among the command's output.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ from ms_kungfu.launcher.state.hosts import Host, parse_hosts, read_hostfile
 from ms_kungfu.launcher.state.policy import EXIT_TIMEOUT
 
 PROGRAM = "kungfu-distribute"
-# No questions, as there is no user to answer; ssh notices within 15 s that a host has failed.
+# ssh asks no questions, because no user can answer. It notices a failed host within 15 s.
 _SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
 _SSH += ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
 _SSH_FAILED = 255
-_OTHERS_MAY_TAKE_S = 3.0  # for the others to end by themselves after the first failure, with their messages
-_ENDING_MAY_TAKE_S = 45.0  # kungfu-run's -grace-period, and more; after a second signal this waits no more
+_OTHERS_MAY_TAKE_S = 3.0  # after the first failure, time for the other hosts to print their messages and end
+_ENDING_MAY_TAKE_S = 45.0  # longer than kungfu-run's -grace-period; a second signal ends this wait
 _LINE_BYTES = 1 << 16
 _BEGUN = b"\0kungfu-run has begun\0\n"
 _NO_FLAGS = {
-    "logdir": "the command's own flag does that: kungfu-run -logdir DIR, on each host",
-    "v": "what the command prints is always shown, with its host before each line",
-    "q": "it says nothing but why it ends",
-    "np": "the command's own flag: kungfu-distribute -H ... kungfu-run -np N python train.py",
+    "logdir": "use kungfu-run's own flag on each host: kungfu-run -logdir DIR",
+    "v": "the command's output is always shown, with the host's name before each line",
+    "q": "kungfu-distribute prints only why it ends",
+    "np": "use kungfu-run's own flag: kungfu-distribute -H ... kungfu-run -np N python train.py",
 }
-# Runs in each host's shell. A process doesn't notice that its ssh has ended, so one waits for the end of standard input
-# and signals the shell. That hasn't reaped the command yet, so no other process can have its number.
+# Runs in each host's shell. A process doesn't notice that its ssh has ended. So a helper process waits for the end of
+# standard input and signals the shell. The shell hasn't reaped the command yet, so the command's PID can't be reused.
 _SCRIPT = """\
 IFS= read -r secret
 [ -z "$secret" ] || export KUNGFU_JOB_SECRET="$secret"
@@ -75,9 +76,9 @@ exit $code
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command on all hosts.
 
-    Exit status: the command's on the first host on which it fails, or on the head node of a job that has begun; 124
-    after -timeout; 128 + n when interrupted by signal n; 2 for a wrong command line; 1 if a host can't be reached; else
-    0.
+    Exit status: 124 after -timeout, 128 + n if interrupted by signal n, 2 for a wrong command line, 1 if a host can't
+    be reached. Otherwise the command's status: on the first host on which it fails, or on the head node of a job that
+    has begun. 0 if the command succeeds.
     """
     try:
         flags, command = _parse(list(sys.argv[1:] if arguments is None else arguments))
@@ -91,42 +92,44 @@ def _parse(arguments: list[str]) -> tuple[Namespace, list[str]]:
     parser = FlagParser(
         PROGRAM,
         f"{PROGRAM} -H HOST:SLOTS[:PUBLIC ADDRESS],... [flags] command [arguments]",
-        "Starts a command, usually kungfu-run, on each host over ssh. A kungfu-run without -H gets these hosts.",
+        "Starts a command, usually kungfu-run, on each host over ssh. A kungfu-run without -H uses these hosts.",
         _NO_FLAGS,
     )
-    parser.flag("H", "the hosts, as kungfu-run has them; ssh goes to the public address", type=parse_hosts)
+    parser.flag("H", "the hosts, as in kungfu-run -H; ssh connects to the public address", type=parse_hosts)
     parser.flag("hostfile", "the hosts from a file instead", type=read_hostfile, metavar="FILE")
     parser.flag("u", "user to log in as (default: ssh's)", type=_user, metavar="USER")
-    parser.flag("dir", "folder to start in, on each host (default: that of here)", default=os.getcwd(), metavar="DIR")
+    parser.flag(
+        "dir", "folder to start in, on each host (default: the current folder)", default=os.getcwd(), metavar="DIR"
+    )
     parser.flag("timeout", "end the command everywhere after this time, with 124", type=duration, metavar="TIME")
     parser.flag(
-        "secret-file", "the job's secret (default $KUNGFU_JOB_SECRET, else one is made for this job)", metavar="FILE"
+        "secret-file", "file with the job's secret (default: $KUNGFU_JOB_SECRET, else a new one)", metavar="FILE"
     )
     flags, command = parser.parse(arguments)
     if not command:
         raise UsageError(f"no command; write it after the flags: {PROGRAM} -H a:2,b:2 kungfu-run ...")
     if flags.H and flags.hostfile:
-        raise UsageError("-H and -hostfile both name the hosts; leave one of them out")
+        raise UsageError("-H and -hostfile both name the hosts; give only one of them")
     flags.hosts = flags.H or flags.hostfile
     if not flags.hosts:
-        raise UsageError("no hosts; name them by -H or -hostfile")
+        raise UsageError("no hosts; name them with -H or -hostfile")
     if shutil.which("ssh") is None:
-        raise UsageError("there is no ssh in PATH; install OpenSSH's client")
+        raise UsageError("ssh isn't in PATH; install the OpenSSH client")
     return flags, command
 
 
 def _user(text: str) -> str:
     if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._@\\-]*\$?", text) is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a user")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a user name")
     return text
 
 
 def _secret_for(command: Sequence[str], file: str | None) -> str:
-    """Return what the hosts share; "" if the command has a secret of its own, or wants none."""
+    """Return the secret that the hosts share; "" if the command has its own secret or needs none."""
     words = {word.lstrip("-").partition("=")[0] for word in command if word.startswith("-")}
     if words & {"secret-file", "no-secret"}:
         if file is not None:
-            raise UsageError("-secret-file is given, and the command has a secret of its own; leave one of them out")
+            raise UsageError("-secret-file is given, but the command sets its own secret; give only one of them")
         return ""
     return given_secret(file) or secrets.token_hex(32)
 
@@ -134,13 +137,13 @@ def _secret_for(command: Sequence[str], file: str | None) -> str:
 def script_for(command: Sequence[str], folder: str, hosts: Sequence[Host] = ()) -> str:
     """Return the script for any host's shell.
 
-    The secret comes by standard input: every user of a machine can read a command line.
+    The secret is passed on standard input, because every user of a machine can read a command line.
     """
-    # Programs of the environment that this one is installed in: a login over ssh hasn't activated it.
+    # Find programs in this program's Python environment, which an ssh login doesn't activate.
     here = str(Path(sys.executable).parent)
     each = shlex.quote(",".join(f"{host.name}:{host.slots}" for host in hosts))
     exports = [f"export {env.DISTRIBUTE_HOSTS.name}={each}"] if len(hosts) > 1 else []
-    # Each host has files of its own at these paths.
+    # Each host has its own files at these paths.
     given = [(variable.name, variable.get()) for variable in (env.TLS_CERT, env.TLS_KEY, env.TLS_CA)]
     exports += [f"export {name}={shlex.quote(path)}" for name, path in given if path]
     script = _SCRIPT.format(
@@ -150,7 +153,10 @@ def script_for(command: Sequence[str], folder: str, hosts: Sequence[Host] = ()) 
 
 
 def _in_any_shell(script: str) -> str:
-    """Return it for printf, in characters that csh leaves alone in quotes, too: it takes no line's end, and no `!`."""
+    """Return the script escaped for printf.
+
+    The result contains only characters that csh leaves alone in quotes: csh accepts neither a line end nor `!` there.
+    """
     return re.sub(rb"[^A-Za-z0-9 ./_=-]", lambda found: b"\\0%03o" % found[0][0], os.fsencode(script)).decode()
 
 
@@ -159,15 +165,15 @@ class _Distribution:
         self._flags, self._secret = flags, secret
         self._script = script_for(command, flags.dir, flags.hosts)
         self._hosts: Sequence[Host] = flags.hosts
-        self._heads: set[Host] = set()  # head nodes of jobs that have begun
+        self._heads: set[Host] = set()  # the head nodes of jobs that have begun
         self._gone: dict[
             Host, tuple[int, str]
-        ] = {}  # hosts that failed without ending the others: with which code, how
+        ] = {}  # hosts that failed without ending the others: exit code and reason
         self._ssh: dict[Host, Process] = {}
         self._over, self._hurry = asyncio.Event(), asyncio.Event()
         self._why = ""
         self._code = 0
-        self._hurries = False  # the hosts don't end by themselves
+        self._hurries = False  # true: end the hosts immediately
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -187,7 +193,7 @@ class _Distribution:
                 await asyncio.wait([everywhere], timeout=_OTHERS_MAY_TAKE_S)
             for process in self._ssh.values():
                 if process.stdin is not None:
-                    process.stdin.close()  # which ends the command there
+                    process.stdin.close()  # this ends the command on that host
             hurry = asyncio.ensure_future(self._hurry.wait())
             ends: list[asyncio.Future[Any]] = [everywhere, hurry]
             await asyncio.wait(ends, timeout=_ENDING_MAY_TAKE_S, return_when=asyncio.FIRST_COMPLETED)
@@ -200,13 +206,13 @@ class _Distribution:
         if timer is not None:
             timer.cancel()
         for host, (code, how) in self._gone.items():
-            if code != self._code:  # else it ended as the job did
-                went_on = "were left to end by themselves" if self._why else "went on without it"
+            if code != self._code:  # otherwise it ended like the job
+                went_on = "were left to end on their own" if self._why else "continued without it"
                 failed(PROGRAM, f"{host.name} was lost: {how}; the others {went_on}", code)
         return failed(PROGRAM, self._why, self._code) if self._why else 0
 
     def _end(self, why: str, code: int, hurries: bool = False) -> None:
-        """End all hosts; the first reason is the one that is logged."""
+        """End all hosts. Only the first reason is logged."""
         if self._hurries and hurries:
             self._hurry.set()
         if not self._over.is_set():
@@ -215,14 +221,14 @@ class _Distribution:
 
     async def _on(self, host: Host) -> None:
         login = ["-l", self._flags.u] if self._flags.u else []
-        # In a session of its own: this program passes Ctrl-C on.
+        # In a new session, because this program forwards Ctrl-C.
         try:
             process = await asyncio.create_subprocess_exec(
                 *_SSH, *login, "--", host.login, self._script,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
                 start_new_session=True,
             )  # fmt: skip
-        except OSError as error:  # no descriptors, no processes, a command too long
+        except OSError as error:  # no free descriptors, no free processes, or a command that is too long
             self._end(f"ssh to {host.name} can't be started: {error.strerror or error}", 1)
             return
         assert process.stdin is not None
@@ -252,7 +258,7 @@ class _Distribution:
 async def _pass_on(
     stream: asyncio.StreamReader, prefix: bytes, to: BinaryIO, on_begun: Callable[[], None] | None = None
 ) -> None:
-    """Copy line by line, so that lines of different hosts don't mix."""
+    """Copy output line by line, so that lines of different hosts don't mix."""
     rest = b""
     while chunk := await stream.read(_LINE_BYTES):
         chunk = rest + chunk
@@ -267,7 +273,7 @@ async def _pass_on(
 
 
 def _write(to: BinaryIO, text: bytes) -> None:
-    with contextlib.suppress(OSError, ValueError):  # the reader has ended, and the hosts continue
+    with contextlib.suppress(OSError, ValueError):  # the reader has closed the pipe; the hosts continue
         to.write(text)
         to.flush()
 

@@ -1,4 +1,7 @@
-"""The flags of a job that an engine places: ``-engine ray``. It starts a kungfu-run on each node that it has found."""
+"""Parse the flags of a job that an engine places (``-engine ray``).
+
+The engine starts a kungfu-run on each node it finds.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,21 @@ from ms_kungfu._flags import FlagParser, UsageError, duration, integer
 ENGINES = ("ray",)
 _NOT_WITH_AN_ENGINE = {
     **dict.fromkeys(("H", "hostfile", "self", "nic", "nnodes", "standalone"), "the engine finds the hosts"),
-    **dict.fromkeys(("nproc-per-node", "nproc_per_node"), "a node has as many workers as fit on it"),
-    **dict.fromkeys(("join", "joinable"), "nodes join by themselves"),
-    "port": "the engine takes one that is free on all nodes",
-    "builtin-config-port": "the engine takes one that is free",
-    "secret-file": "the engine hands the job's secret to its nodes; $KUNGFU_JOB_SECRET is one of your own",
-    "no-secret": "the engine hands the job's secret to its nodes",
-    "standby": "the engine reserves nothing for processes that are no workers",
-    "init-version": "the engine begins with the nodes that it finds",
+    **dict.fromkeys(("nproc-per-node", "nproc_per_node"), "the engine starts as many workers on a node as fit there"),
+    **dict.fromkeys(("join", "joinable"), "nodes join automatically"),
+    "port": "the engine chooses a port that is free on all nodes",
+    "builtin-config-port": "the engine chooses a free port",
+    "secret-file": "the engine passes the job's secret to its nodes; set your own secret in $KUNGFU_JOB_SECRET",
+    "no-secret": "the engine passes the job's secret to its nodes",
+    "standby": "the engine reserves resources only for workers",
+    "init-version": "the engine creates the first cluster from the nodes that it finds",
 }
 _SETTLED = ("np", "min-np", "w")  # kungfu-run's own flags that the engine sets
 
 
 def _engine(name: str) -> str:
     if name not in ENGINES:
-        raise argparse.ArgumentTypeError(f"there is no engine {name!r}, but {', '.join(ENGINES)}")
+        raise argparse.ArgumentTypeError(f"unknown engine {name!r}; known engines: {', '.join(ENGINES)}")
     return name
 
 
@@ -39,15 +42,15 @@ def amount(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no amount; write it like 1, 4 or 0.5")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an amount; write it like 1, 4 or 0.5")
     return value
 
 
 ENGINE_FLAGS: dict[str, dict[str, Any]] = {
     "engine": {
         "help": (
-            "what places the job: ray has one kungfu-run on each node of a Ray cluster, which follows nodes as they "
-            "come and go; ms_kungfu[ray] has what it needs"
+            "the engine that places the job: ray runs one kungfu-run on each node of a Ray cluster, and resizes the "
+            "job as nodes come and go; it requires ms_kungfu[ray]"
         ),
         "type": _engine,
         "metavar": "NAME",
@@ -57,16 +60,16 @@ ENGINE_FLAGS: dict[str, dict[str, Any]] = {
         "machine (default: $RAY_ADDRESS, else auto, else local)",
         "metavar": "ADDRESS",
     },
-    "max-np": {"help": "with -engine: grow up to so many workers (default -np)", "type": integer(1), "metavar": "N"},
+    "max-np": {"help": "with -engine: grow to at most N workers (default -np)", "type": integer(1), "metavar": "N"},
     "wait": {
-        "help": "with -engine: how long to wait until -np workers fit, before the job begins with fewer, -min-np at "
-        "least (default 0s)",
+        "help": "with -engine: how long to wait until -np workers fit before the job begins with fewer, at least "
+        "-min-np (default 0s)",
         "type": duration,
         "metavar": "TIME",
     },
-    "cpus-per-worker": {"help": "with -engine: CPUs that a worker takes (default 1)", "type": amount, "metavar": "N"},
-    "gpus-per-worker": {"help": "with -engine: GPUs that a worker takes (default 0)", "type": amount, "metavar": "N"},
-    "npus-per-worker": {"help": "with -engine: NPUs that a worker takes (default 0)", "type": amount, "metavar": "N"},
+    "cpus-per-worker": {"help": "with -engine: CPUs per worker (default 1)", "type": amount, "metavar": "N"},
+    "gpus-per-worker": {"help": "with -engine: GPUs per worker (default 0)", "type": amount, "metavar": "N"},
+    "npus-per-worker": {"help": "with -engine: NPUs per worker (default 0)", "type": amount, "metavar": "N"},
 }
 _RESOURCES = {"cpus-per-worker": ("CPU", 1.0), "gpus-per-worker": ("GPU", 0.0), "npus-per-worker": ("NPU", 0.0)}
 
@@ -75,8 +78,8 @@ _RESOURCES = {"cpus-per-worker": ("CPU", 1.0), "gpus-per-worker": ("GPU", 0.0), 
 class EngineRequest:
     """A job for an engine.
 
-    `size`: workers at the start; `least`: that it needs; `most`: that it may have. `needs`: what each takes of a node.
-    `flags`: kungfu-run's flags on each node, besides the engine's own.
+    `size`: the number of workers at the start; `least`: the minimum; `most`: the maximum. `needs`: the resources that
+    each worker uses on a node. `flags`: kungfu-run's flags on each node, in addition to the engine's flags.
     """
 
     engine: str
@@ -91,15 +94,15 @@ class EngineRequest:
 
 
 def settle_no_engine(flags: Namespace, given: Collection[str]) -> None:
-    """Reject an engine's flags without an engine."""
+    """Reject an engine's flags if no engine is given."""
     for name in ENGINE_FLAGS:
         if name in given:
-            raise UsageError(f"-{name} needs -engine: it says how an engine places the job")
+            raise UsageError(f"-{name} requires -engine: it controls how an engine places the job")
         delattr(flags, name.replace("-", "_"))
 
 
 def engine_request(flags: Namespace, parser: FlagParser, command: Sequence[str]) -> EngineRequest:
-    """Return the request. UsageError says what is wrong."""
+    """Return the request. Raises UsageError for invalid flags."""
     if not command:
         raise UsageError(f"no program to run; write it after the flags: {parser.prog} -engine ray python train.py")
     refused = sorted(parser.given & _NOT_WITH_AN_ENGINE.keys())
@@ -122,7 +125,7 @@ def engine_request(flags: Namespace, parser: FlagParser, command: Sequence[str])
     if "min-np" in parser.given:
         passed.append(f"-min-np={least}")
     if "affinity" not in parser.given and "cores-per-worker" not in parser.given:
-        passed.append("-affinity=none")  # the engine doesn't say which cores are the job's
+        passed.append("-affinity=none")  # the engine doesn't report which cores belong to the job
     return EngineRequest(
         flags.engine, tuple(command), flags.address, size, least, most, flags.wait or 0.0, needs, tuple(passed)
     )  # fmt: skip

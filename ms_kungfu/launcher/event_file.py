@@ -1,10 +1,14 @@
-"""The file of a job's event log, which a thread of its own writes.
+"""Write the file of a job's event log, in a separate thread.
 
-1. The event loop only appends to a list in memory, under a lock that the thread holds for no system call. So a disk
-   that hangs, or a FIFO that no process reads, stops this thread and nothing else. (`test_hung_disk_blocks_no_caller`.)
-2. The list is bounded: at `_MAX_QUEUED_BYTES` the file is given up, since the disk hasn't taken a line for minutes.
-3. The first error gives the file up: a full disk costs the job one log line. The file ends with a whole line then, if
-   the disk lets it be cut. (`test_full_disk_stops_the_log_with_one_line`.)
+1. The event loop only appends to a list in memory. The list's lock is never held by the thread during a system call.
+   So a disk that hangs, or a FIFO that no process reads, blocks this thread and nothing else.
+   (`test_hung_disk_blocks_no_caller`.)
+
+2. The list is bounded: writing stops for good at `_MAX_QUEUED_BYTES`, because the disk has then accepted no line for
+   minutes.
+
+3. Writing stops for good after the first error: a full disk costs the job one log line. The file then ends with a
+   whole line if the disk allows truncation. (`test_full_disk_stops_the_log_with_one_line`.)
 """
 
 from __future__ import annotations
@@ -21,28 +25,28 @@ from ms_kungfu._files import open_regular
 
 _log = logging.getLogger(__name__)
 _MAX_QUEUED_BYTES = 1 << 20
-_CLOSE_S = 1.0  # for the last lines
+_CLOSE_S = 1.0  # time for the last lines
 _LOOK_S = 0.005
 
 
 class EventFile:
-    """Lines for one file. `fresh`: it replaces an earlier job's; else it is continued.
+    """Write lines to one file. `fresh`: true replaces an earlier job's file, false appends to the file.
 
-    `write` and `close` belong to one thread, the event loop's.
+    Call `write` and `close` in one thread, that of the event loop.
     """
 
     def __init__(self, path: Path, fresh: bool, start_thread: Callable[[str, Callable[[], None]], None]) -> None:
         self.path = path
         self._fresh = fresh
         self._news = threading.Condition()
-        self._lines: list[bytes] = []  # guarded by `_news`, as are the next three
+        self._lines: list[bytes] = []  # guarded by `_news`, like the next three attributes
         self._queued = 0
         self._closing = False
-        self._is_over = False  # the thread has ended, or its results don't matter any more
+        self._is_over = False  # the thread has ended, or its results no longer matter
         start_thread("kungfu-events", self._run)
 
     def write(self, line: bytes) -> None:
-        """Have the thread write a line; lost if the file was given up."""
+        """Queue a line for the thread. The line is lost if writing has stopped after an error."""
         with self._news:
             if self._is_over:
                 return
@@ -53,10 +57,10 @@ class EventFile:
                 self._forget()
             self._news.notify()
         if is_full:
-            self._give_up("the disk takes no data")
+            self._give_up("the disk accepts no data")
 
     async def close(self) -> None:
-        """Wait for the last lines, for a moment."""
+        """Wait for up to `_CLOSE_S` seconds until the last lines are written."""
         with self._news:
             self._closing = True
             self._news.notify()
@@ -101,12 +105,12 @@ class EventFile:
         fd = open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if self._fresh else 0))
         with contextlib.suppress(OSError):
             size = os.fstat(fd).st_size
-            if size and os.pread(fd, 1, size - 1) != b"\n":  # the controller before failed in a line
+            if size and os.pread(fd, 1, size - 1) != b"\n":  # the previous controller failed while it wrote a line
                 os.write(fd, b"\n")
         return fd
 
     def _next(self) -> bytes | None:
-        """Return the lines that have come; None if no more will."""
+        """Wait for queued lines and return them; None if no more lines will come."""
         with self._news:
             self._news.wait_for(lambda: self._lines or self._closing or self._is_over)
             lines, self._lines, self._queued = self._lines, [], 0

@@ -1,4 +1,4 @@
-"""``kungfu-run explain LOGDIR``: what happened to a job, in sentences, from its event log."""
+"""Explain in sentences what happened to a job, from its event log (``kungfu-run explain LOGDIR``)."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ _PROGRAM = "kungfu-run explain"
 def explain(arguments: Sequence[str]) -> int:
     """Print the story of a job.
 
-    Exit status: 0, 1 if there is no event log that can be read, 2 for a wrong command line.
+    Exit status: 0, 1 if there is no readable event log, 2 for a wrong command line.
     """
     parser = FlagParser(
         _PROGRAM,
         f"{_PROGRAM} LOGDIR... [flags]",
-        "Tells what happened to a job, from the event log in its -logdir: each failure, change and stall with its "
-        "cause, the decision, its cost in time, and which ranks waited. Several folders: of several controllers.",
+        "Explains what happened to a job, from the event log in its -logdir: each failure, change and stall with its "
+        "cause, the decision, its cost in time, and the ranks that waited. If several hosts controlled the job, give "
+        "the folder of each.",
     )
     parser.flag("json", "print JSON: a list of objects", type=switch, default=False)
     try:
         flags, folders = parser.parse(arguments)
-        if folders:  # flags may follow the folders as well
+        if folders:  # flags may follow the folders
             flags, rest = parser.parse([word for word in folders if word.startswith("-")], flags)
             folders = [word for word in folders if not word.startswith("-")] + rest
         if not folders:
@@ -63,17 +64,17 @@ def _read(folder: Path) -> list[e.Event]:
     path = folder / e.FILE_NAME if folder.is_dir() else folder
     events, unread = events_in(read_regular(path).splitlines())
     if not events:
-        raise ValueError(f"{path}: it has no event")
+        raise ValueError(f"{path} contains no event")
     if unread:
         print(f"{_PROGRAM}: {path}: {counted(unread, 'line')} could not be read", file=sys.stderr)
     return events
 
 
 def events_in(lines: Iterable[bytes]) -> tuple[list[e.Event], int]:
-    """Return the events of a log, and how many lines could not be read: cut ones, or of a newer ms_kungfu.
+    """Return the events of a log, and the number of lines that could not be read: truncated, or from a newer ms_kungfu.
 
     Raises:
-        ValueError: the log has another format.
+        ValueError: the log has another format version.
     """
     decoder: msgspec.json.Decoder[e.Event] = msgspec.json.Decoder(e.AnyEvent)
     events: list[e.Event] = []
@@ -86,7 +87,9 @@ def events_in(lines: Iterable[bytes]) -> tuple[list[e.Event], int]:
             continue
         if isinstance(event, e.LogBegan) and event.version != e.VERSION:
             raise ValueError(
-                f"the log has version {event.version}, this ms_kungfu reads {e.VERSION}; use one that wrote it"
+                f"the log has format version {event.version}, but this ms_kungfu reads version {e.VERSION}; use the "
+                f"ms_kungfu "
+                "that wrote the log"
             )
         events.append(event)
     return events, unread

@@ -1,9 +1,11 @@
-"""Both ends of a connection prove that they know the job's secret, before anything else.
+"""Prove on both ends of a connection that they know the job's secret, before any other message.
 
-Each end sends a nonce, and then HMAC-SHA256 of the secret over a word for its role and both nonces. Roles between hosts
-differ from those of an agent and its workers. So a proof is invalid at the other end, in another connection, and at a
-server of the other kind. Until the proof a message has at most `MAX_STRANGERS_BYTES`. Without a secret (-no-secret)
-both ends use an empty one, which is public. In the clear, what follows the proof is neither signed nor hidden.
+Each end sends a nonce, then the HMAC-SHA256 of a word for its role and both nonces, with the secret as the key.
+Connections between hosts use other roles than connections between an agent and its workers. So a proof is invalid on
+the other end, in another connection, and at another kind of server.
+
+Until the proof is verified, a message has at most `MAX_STRANGERS_BYTES`. Without a secret (-no-secret) both ends use an
+empty key, which is public. Without TLS, the messages after the proof are neither signed nor encrypted.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from ms_kungfu.launcher.wire import messages as m
 
 @dataclass(frozen=True)
 class Roles:
-    """The roles of the two ends. `rejection`: the message for a caller with another secret."""
+    """The roles of the two ends. `rejection`: the error message for a caller with another secret."""
 
     caller: str
     called: str
@@ -28,13 +30,13 @@ class Roles:
 
 
 BETWEEN_HOSTS = Roles(
-    "caller", "called", "the launcher there has another secret (KUNGFU_JOB_SECRET, -secret-file, -no-secret)"
+    "caller", "called", "the called launcher has another secret (KUNGFU_JOB_SECRET, -secret-file, -no-secret)"
 )
 OF_A_WORKER = Roles("worker", "broker", "the job's broker has another secret (KUNGFU_JOB_SECRET)")
 
 
 async def prove(channel: Stream, secret: bytes) -> None:
-    """Prove the secret as the end that calls another host. `broker_protocol.prove` is for the end of a worker."""
+    """Prove the secret as the end that calls another host. For a worker's end there is `broker_protocol.prove`."""
     roles, nonce = BETWEEN_HOSTS, new_nonce()
     channel.send(m.Nonce(nonce, m.PROTOCOL))
     challenge = await _nonce_on(channel)
@@ -47,24 +49,30 @@ async def prove(channel: Stream, secret: bytes) -> None:
 
 
 async def challenge(channel: Stream, secret: bytes, roles: Roles, proved: Callable[[], None]) -> None:
-    """The end that is called. `proved` is called before the caller can know that it has proved itself."""
+    """Verify the caller's proof, as the called end.
+
+    `proved` is called before the caller can know that its proof is valid.
+    """
     nonce, challenge = await _nonce_on(channel), new_nonce()
     channel.send(m.Nonce(challenge, m.PROTOCOL))
     proof = await channel.receive(m.PROOF, MAX_STRANGERS_BYTES)
     if isinstance(proof, m.Error) or not is_proof(proof.proof, secret, roles.caller, challenge, nonce):
         channel.send(m.Error(roles.rejection))
-        raise ProtocolError("it doesn't know the job's secret")
+        raise ProtocolError("the caller doesn't know the job's secret")
     proved()
     channel.send(m.Proof(proof_of(secret, roles.called, challenge, nonce)))
 
 
 async def _nonce_on(channel: Stream) -> str:
-    """Return the other end's nonce, or raise why it rejects this one."""
+    """Return the other end's nonce. Raises ProtocolError with the reason if the other end rejects this one."""
     first = await channel.receive(m.NONCE, MAX_STRANGERS_BYTES)
     if isinstance(first, m.Error):
         raise ProtocolError(printable(first.error))
     if first.protocol != m.PROTOCOL:
-        why = f"it speaks protocol {first.protocol}, this end {m.PROTOCOL}; install the same ms_kungfu on all hosts"
+        why = (
+            f"the other end uses protocol {first.protocol}, but this end uses {m.PROTOCOL}; install the same "
+            f"ms_kungfu on all hosts"
+        )
         channel.send(m.Error(why))
         raise ProtocolError(why)
     return first.nonce

@@ -1,4 +1,4 @@
-"""The flags that together say which hosts a job has, which one this is, and what they share."""
+"""Settle the flags that select a job's hosts, identify this host, and configure what the hosts share."""
 
 from __future__ import annotations
 
@@ -22,36 +22,37 @@ from ms_kungfu.launcher.affinity import core_count
 from ms_kungfu.launcher.secret import MAKE_ONE, SLURM_MAKES_ONE, SecretError, given_secret
 from ms_kungfu.launcher.state.hosts import Host, HostError, Hosts, identify, of_interface, parse_hosts, read_hostfile
 
-_SECRET_DIGITS = 32  # 128 bits: not to be guessed over a network
-# torchrun's flags without a meaning here, with the equivalent.
-_HOW_HOSTS_MEET = "hosts meet by -H, the same on each, and -port; a job that may change by -config-server URL as well"
+_SECRET_DIGITS = 32  # 128 bits: too many to guess over a network
+# torchrun flags that kungfu-run doesn't support, with the equivalent.
+_HOW_HOSTS_MEET = "hosts find each other by -port and the same -H on each, with -w also by -config-server URL"
 NO_TORCHRUN_FLAGS = {
     **{f"rdzv{dash}{what}": _HOW_HOSTS_MEET for what in ("backend", "endpoint", "id", "conf") for dash in "-_"},
-    **{f"master-{what}": _HOW_HOSTS_MEET for what in ("addr", "port")},  # with "_" they are also msrun's
-    **{f"node{dash}rank": "hosts are in the order of -H; -self or -nic says which one this is" for dash in "-_"},
+    **{f"master-{what}": _HOW_HOSTS_MEET for what in ("addr", "port")},  # with "_" they are also msrun flags
+    **{f"node{dash}rank": "hosts are ordered as in -H; -self or -nic says which of them is this host" for dash in "-_"},
 }
 _NO_RESTARTS = (
-    "torchrun's restarts all workers, and nothing does so here: the others go on; -max-restarts is how often -recover "
-    "replace or -standby start one again"
+    "torchrun restarts all workers after a failure; kungfu-run doesn't: the other workers continue. -max-restarts "
+    "limits how "
+    "often -recover replace or -standby start a worker again"
 )
-_KINDS_OF_EACH = ("auto", "cpu", "gpu")  # torchrun's, besides a number
+_KINDS_OF_EACH = ("auto", "cpu", "gpu")  # torchrun's values, in addition to a number
 
 
 def _placement(how: str) -> str:
     if how not in PLACEMENTS:
-        raise argparse.ArgumentTypeError(f"{how!r} is neither {' nor '.join(PLACEMENTS)}")
+        raise argparse.ArgumentTypeError(f"{how!r} is not a placement; give {' or '.join(PLACEMENTS)}")
     return how
 
 
 def _nodes(text: str) -> tuple[int, int]:
-    """Parse torchrun's ``--nnodes``: N, or MIN:MAX."""
+    """Parse torchrun's ``--nnodes``: N or MIN:MAX."""
     low, _, high = text.partition(":")
     try:
         least, most = integer(1)(low), integer(1)(high or low)
     except argparse.ArgumentTypeError:
         least, most = 1, 0
     if least > most:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of hosts; write it like 2, or 1:4 for 1 to 4")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of hosts; write it like 2, or 1:4 for 1 to 4")
     return least, most
 
 
@@ -61,58 +62,63 @@ def _each(text: str) -> int | str:
 
 
 def _no_restarts(text: str) -> int:
-    """Parse torchrun's own spelling, of which only 0 (its default) has a meaning here."""
+    """Parse torchrun's spelling of -max-restarts. Only 0, torchrun's default, is valid here."""
     if integer(0)(text):
         raise argparse.ArgumentTypeError(_NO_RESTARTS)
     return 0
 
 
-# Options has no field for each: `settle_hosts` makes a few of them.
+# Options has no field for each flag: `settle_hosts` combines the flags into a few fields.
 HOST_FLAGS: dict[str, dict[str, Any]] = {
     "hostfile": {
-        "help": "the hosts from a file instead of -H, one a line: ADDRESS slots=N [public_addr=ADDRESS]",
+        "help": "the hosts from a file instead of -H, one per line: ADDRESS slots=N [public_addr=ADDRESS]",
         "type": read_hostfile,
         "metavar": "FILE",
     },
     "self": {
-        "help": "which of several hosts this is (default: the one whose address it has); with -join, which one it is "
-        "to be, and how many workers it may have: ADDRESS:SLOTS (default: 1)",
+        "help": "which of several hosts this one is (default: the one whose address it has); with -join, this host's "
+        "address and its number of slots: ADDRESS:SLOTS (default: 1)",
         "metavar": "ADDRESS",
     },
-    "nic": {"help": "the same by a network interface: the host that has its address", "metavar": "NAME"},
+    "nic": {
+        "help": "like -self, but by a network interface: the host that has the interface's address",
+        "metavar": "NAME",
+    },
     "placement": {
-        "help": "with several hosts: even (default) gives the next worker to the host with the fewest, of those that "
-        "have a slot free; fill to the first of -H that has one, as KungFu does at the start",
+        "help": "with several hosts: even (default) assigns the next worker to the host with the fewest workers among "
+        "those with a free slot; fill assigns it to the first host of -H with a free slot, as KungFu does at the start",
         "type": _placement,
         "metavar": "HOW",
     },
     "secret-file": {
-        "help": "file with the secret that all hosts share, in hexadecimal digits (or $KUNGFU_JOB_SECRET has it)",
+        "help": "file with the secret that all hosts share, in hexadecimal digits (or set $KUNGFU_JOB_SECRET)",
         "metavar": "FILE",
     },
     "no-secret": {
-        "help": "let each host that reaches -port take part: in a trusted network",
+        "help": "accept every host that reaches -port, without a secret: only for a trusted network",
         "type": switch,
         "default": False,
     },
     "join": {
-        "help": "let this host join the job whose config server is at this URL, which runs with -w on several hosts; "
-        "all but -self ADDRESS:SLOTS, -nic, the secret, -logdir, -logfile, -q and -v comes from there",
+        "help": "let this host join the job whose config server is at this URL; the job runs with -w on several hosts. "
+        "All flags but -self ADDRESS:SLOTS, -nic, the secret, -logdir, -logfile, -q and -v come from that job",
         "metavar": "URL",
     },
     "joinable": {
-        "help": "with -w and -H: others may join (-join) though -H names one host; of several they may anyway",
+        "help": "with -w and -H: other hosts may join (-join) even if -H names one host; with several hosts they "
+        "always may",
         "type": switch,
         "default": False,
     },
     "nnodes": {
-        "help": "torchrun's: how many hosts -H names; MIN:MAX is -w with -min-np as many workers as MIN hosts have",
+        "help": "torchrun's: the number of hosts in -H; MIN:MAX sets -w, and -min-np to the number of workers of MIN "
+        "hosts",
         "type": _nodes,
         "metavar": "N",
     },
     "nproc-per-node": {
-        "help": "torchrun's: -np, for each host: a number, or as many as this one has cores (cpu), GPUs (gpu), or "
-        "devices, else cores (auto), which has to be the same on all",
+        "help": "torchrun's: the workers of each host: a number, or the number of this host's cores (cpu), of its GPUs "
+        "(gpu), or of its devices if it has any, else of its cores (auto); must be equal on all hosts",
         "type": _each,
         "metavar": "K",
     },
@@ -123,13 +129,14 @@ HOST_FLAGS: dict[str, dict[str, Any]] = {
 
 
 def settle_hosts(flags: Namespace, given: Collection[str]) -> None:
-    """Turn the flags on hosts, secret and config server into what they mean together.
+    """Settle the flags for hosts, secret and config server, and resolve how they affect each other.
 
-    `given`: the names of those on the command line. SpareTaskError in a Slurm task that isn't its node's kungfu-run.
+    `given`: the names of the flags on the command line. Raises SpareTaskError in a Slurm task that isn't its node's
+    kungfu-run.
     """
     listed = None if isinstance(flags.hosts, Hosts) else flags.hosts
     if listed and flags.hostfile:
-        raise UsageError("-H and -hostfile both name the hosts; leave one of them out")
+        raise UsageError("-H and -hostfile both name the hosts; give only one of them")
     if not listed and not flags.hostfile and not flags.standalone:
         listed = _of_distribute()
         if listed is None and flags.self is None and flags.nic is None and slurm.is_step(os.environ):
@@ -140,7 +147,7 @@ def settle_hosts(flags: Namespace, given: Collection[str]) -> None:
         raise UsageError(str(error)) from None
     if flags.joinable:
         if not flags.watch or flags.hosts.slots is None:
-            raise UsageError("-joinable needs -w, and -H with an address by which the others reach this host")
+            raise UsageError("-joinable requires -w, and -H with an address at which other hosts reach this host")
         flags.hosts = replace(flags.hosts, joinable=True)
     flags.secret = secret_of(flags, flags.hosts.is_several)
     if flags.hosts.is_several:
@@ -150,18 +157,18 @@ def settle_hosts(flags: Namespace, given: Collection[str]) -> None:
         flags.hosts = replace(flags.hosts, placement=flags.placement or EVEN)
         _settle_config_server(flags)
     elif flags.placement is not None:
-        raise UsageError("-placement says how workers are assigned to several hosts (-H), and this job has one")
+        raise UsageError("-placement assigns workers to several hosts (-H), but this job has one host; leave it out")
     if flags.hosts.is_several and flags.strategy == "SHM":
-        raise UsageError("-strategy SHM is shared memory, which several hosts don't have; leave it out")
+        raise UsageError("-strategy SHM: several hosts have no shared memory; leave it out")
     for name in HOST_FLAGS:
-        if name not in ("nproc-per-node", "max_restarts"):  # the same as others with another dash
+        if name not in ("nproc-per-node", "max_restarts"):  # these repeat other flags with another dash
             delattr(flags, name.replace("-", "_"))
 
 
 def _of_distribute() -> tuple[Host, ...] | None:
-    """Return kungfu-distribute's hosts, on each of which it starts this command.
+    """Return the hosts of kungfu-distribute, which starts this command on each of them.
 
-    Without them these would be separate jobs.
+    Without this list, each host would run a separate job.
     """
     try:
         slots = env.DISTRIBUTE_HOSTS.get()
@@ -171,7 +178,7 @@ def _of_distribute() -> tuple[Host, ...] | None:
 
 
 def _of_slurm(flags: Namespace, given: Collection[str]) -> tuple[Host, ...] | None:
-    """Return the nodes of the step; a single one is a host without a name, as usual."""
+    """Return the nodes of the Slurm step. A single node is a host without a name, as usual."""
     step = slurm.step_of(os.environ)
     slurm.take_cores(os.environ)
     flags.in_slurm = True
@@ -186,31 +193,35 @@ def _of_slurm(flags: Namespace, given: Collection[str]) -> tuple[Host, ...] | No
 
 
 def _settle_torchruns(flags: Namespace) -> None:
-    """Turn torchrun's flags into kungfu-run's."""
+    """Convert torchrun's flags to kungfu-run's flags."""
     hosts, each = flags.hosts, flags.nproc_per_node
     count = len(hosts.each)
     if flags.standalone and hosts.is_several:
-        raise UsageError(f"--standalone is a job on one host, and -H names {count}: {hosts}; leave one of them out")
+        raise UsageError(f"--standalone runs the job on one host, but -H names {count}: {hosts}; give only one of them")
     least, most = flags.nnodes or (count, count)
     if flags.standalone and most > 1:
-        raise UsageError("--standalone is a job on one host, and --nnodes is for several; leave one of them out")
+        raise UsageError("--standalone runs the job on one host, but --nnodes is for several; give only one of them")
     if not least <= count <= most:
         wanted = counted(least, "host") if least == most else f"{least} to {most} hosts"
         raise UsageError(
-            f"--nnodes wants {wanted}, and there {'are' if hosts.is_several else 'is'} {count}: {hosts}; name "
-            "them by -H or -hostfile"
+            f"--nnodes requires {wanted}, but there {'are' if hosts.is_several else 'is'} {count}: {hosts}; name "
+            "the hosts with -H or -hostfile"
         )
     if each is None:
         if least < most:
-            raise UsageError("--nnodes MIN:MAX needs --nproc-per-node, to know how many workers MIN hosts have")
+            raise UsageError(
+                "--nnodes MIN:MAX requires --nproc-per-node, which gives the number of workers of MIN hosts"
+            )
         return
     if isinstance(each, str):
         each = _counted_here(each, hosts.self_name)
     if flags.size is not None:
-        raise UsageError("-np is for all hosts and --nproc-per-node for each; leave one of them out")
+        raise UsageError(
+            "-np counts the workers of all hosts, --nproc-per-node those of each host; give only one of them"
+        )
     if flags.placement == FILL:
         raise UsageError(
-            "--nproc-per-node gives each host the same, and -placement fill doesn't; leave one of them out"
+            "--nproc-per-node requires equal hosts, but -placement fill fills them in turn; give only one of them"
         )
     few = [host for host in hosts.each if host.slots is not None and host.slots < each]
     if few:
@@ -218,12 +229,17 @@ def _settle_torchruns(flags: Namespace) -> None:
     flags.size = each * count
     if least < most:
         if flags.min_size is not None:
-            raise UsageError("-min-np and --nnodes MIN:MAX both say how many must be left; leave one of them out")
+            raise UsageError(
+                "-min-np and --nnodes MIN:MAX both set the minimum number of workers; give only one of them"
+            )
         flags.watch, flags.min_size = True, each * least
 
 
 def _counted_here(what: str, host: str) -> int:
-    """Count for --nproc-per-node. Another host may have another number; the head node then rejects it, by its -np."""
+    """Count cores or devices for --nproc-per-node.
+
+    If another host counts a different number, the head node rejects that host because its -np differs.
+    """
     try:
         found = devices.find(os.environ, os.listdir("/dev"), host=host, single=False, allow_nvlink=False)
     except (devices.DeviceListError, RankTableError) as error:
@@ -240,46 +256,45 @@ def _hosts_of(listed: tuple[Host, ...] | None, own: str | None, interface: str |
     if not listed:
         if own is None and interface is None:
             return Hosts()
-        # One host, with the name that it is given.
+        # One host, with the given name.
         name = own if own is not None else of_interface(str(interface))[0]
         listed = (replace(parse_hosts(f"[{name}]" if ":" in name else name)[0], slots=None),)
     return Hosts(listed, identify(listed, own, interface))
 
 
 def secret_of(flags: Namespace, is_several: bool) -> str | None:
-    """Return the user's secret, if hosts have to prove themselves to each other."""
+    """Return the user's secret, if hosts have to authenticate each other."""
     try:
         given = given_secret(flags.secret_file)
     except SecretError as error:
         raise UsageError(str(error)) from None
     if flags.no_secret:
         if given is not None:
-            raise UsageError("-no-secret, but -secret-file or KUNGFU_JOB_SECRET gives one; leave one of them out")
+            raise UsageError("-no-secret conflicts with -secret-file and KUNGFU_JOB_SECRET; give only one of them")
         if not is_several:
-            raise UsageError("-no-secret is about several hosts (-H), and this job has one")
+            raise UsageError("-no-secret applies to several hosts (-H), but this job has one host; leave it out")
         return None
     if not is_several:
         return given
     if given is None:
         how = SLURM_MAKES_ONE if flags.in_slurm else MAKE_ONE
-        raise UsageError(f"several hosts need a secret that they share: {how}")
+        raise UsageError(f"several hosts require a shared secret: {how}")
     if len(given) < _SECRET_DIGITS:
         raise UsageError(
-            f"the job's secret has {len(given)} digits, of the {_SECRET_DIGITS} at least that several hosts need: "
-            f"{MAKE_ONE}"
+            f"the job's secret has {len(given)} digits; several hosts require at least {_SECRET_DIGITS}: {MAKE_ONE}"
         )
     return given
 
 
 def _settle_config_server(flags: Namespace) -> None:
-    """Decide which of several hosts embeds the config server, and where all find it."""
+    """Decide which host embeds the config server, and at which URL all hosts find it."""
     hosts: Hosts = flags.hosts
     first = hosts.each[0].name
     if flags.config_server is None:
         if flags.builtin_port == 0 or (flags.builtin_port is None and flags.watch):
             raise UsageError(
                 "several hosts have to know the port of the config server before it runs; give -builtin-config-port "
-                f"9100 on each, and {first} runs it"
+                f"9100 on each host, and {first} runs the server"
             )
         if flags.builtin_port is None:
             return
@@ -289,7 +304,7 @@ def _settle_config_server(flags: Namespace) -> None:
     servers = open_store(flags.config_server).servers
     if any(map(network.is_loopback, servers)) and not network.is_loopback(hosts.each[0].address):
         raise UsageError(
-            f"-config-server {flags.config_server} means another one on each host; write an address that all of them "
+            f"-config-server {flags.config_server} is a different server on each host; write an address that all hosts "
             f"reach, e.g. {first}"
         )
     wanted = network.addresses_of_server(servers)
@@ -298,12 +313,14 @@ def _settle_config_server(flags: Namespace) -> None:
         flags.hosts = hosts = replace(hosts, head_name=there[0])
     elif flags.builtin_port is not None:
         raise UsageError(
-            f"-builtin-config-port runs the config server on the host that -config-server names, and {servers[0]} is "
+            f"-builtin-config-port runs the config server on the host that -config-server names, but {servers[0]} is "
             f"none of {hosts}"
         )
     if flags.builtin_port is not None:
         if flags.builtin_port == 0:
-            raise UsageError("-builtin-config-port 0 is any port, and several hosts have to know it; give a number")
+            raise UsageError(
+                "-builtin-config-port 0 chooses any port, but several hosts have to know it; give a number"
+            )
         if not hosts.is_head:
             flags.builtin_port = None
 
@@ -318,8 +335,8 @@ def check_url(url: str, builtin_port: int | None, is_several: bool) -> None:
         raise UsageError(f"-builtin-config-port serves http, not {parts.scheme}; leave it out, or write http://...")
     if builtin_port and parts.port != builtin_port:
         raise UsageError(
-            f"-config-server {url} names port {parts.port or 80}, but -builtin-config-port {builtin_port}; "
-            "give both the same"
+            f"-config-server {url} has port {parts.port or 80}, but -builtin-config-port is {builtin_port}; "
+            "give both the same port"
         )
     speaks_tls = from_environment() is not None
     if builtin_port is not None and parts.scheme == "https" and not speaks_tls:
@@ -328,13 +345,11 @@ def check_url(url: str, builtin_port: int | None, is_several: bool) -> None:
             "or write -config-server http://..."
         )
     if parts.scheme == "http" and speaks_tls and (is_several or not network.is_loopback(parts.hostname or "")):
-        raise UsageError(
-            f"-config-server {url} would be in the clear, and {env.TLS_CERT.name} wants TLS; write https://"
-        )
+        raise UsageError(f"-config-server {url} isn't encrypted, but {env.TLS_CERT.name} requires TLS; write https://")
 
 
 def check_tls(own: str) -> None:
-    """Raise UsageError if this host can't use TLS as the environment says."""
+    """Raise UsageError if this host can't use TLS with the settings in the environment."""
     try:
         wanted = from_environment()
         if wanted is not None:

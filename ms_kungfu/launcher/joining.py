@@ -1,25 +1,28 @@
-"""A host that joins a running job (``-join URL``): its questions before it registers, and the answers.
+"""Join a running job (``-join URL``): ask for its terms before the host registers, and answer such requests.
 
-The head node sends the job's program and flags, over a separate connection that changes nothing there. Then the host is
-like any other: its launcher (`agent`) calls the controller, and says that it joins, and with how many slots.
+The head node sends the job's program and flags, over a separate connection that changes nothing on the head node. Then
+the host behaves like any other host: its launcher (`agent`) calls the controller. It reports that the host joins, and
+with how many slots.
 
-The controller handles each conflict in one place and without a wait (`RemoteHosts._serve`), by the state at that
+The controller resolves each conflict in one place and without a wait (`RemoteHosts._serve`), by the state at that
 moment:
-- Of two callers with one name the second is rejected.
-- A job that ends meanwhile rejects both, or answers no more.
-- A host that failed unnoticed (its machine was switched off and is back before -host-timeout) is "a host of the job
-  already" until the timeout.
-- A failure at the same time is independent: each write to the store follows from what is known then, and they go there
-  in turn.
 
-A host that comes back shares only its name with the former host:
-- connections: the controller's view of a host is an object, and what a version has of it is that object
-  (`SpreadSegment`);
-- processes: a worker is an address and the version it was started for, and the old ones are excluded
+- If two callers have the same name, the second one is rejected.
+- A job that ends meanwhile rejects the callers, or no longer answers.
+- A host may fail unnoticed, e.g. if its machine restarts within -host-timeout. Until that timeout
+  it is rejected as "a host of the job already".
+- A failure at the same time is independent: each write to the store depends on the state known at that time, and writes
+  are sent in turn.
+
+A host that comes back shares only its name with the failed host:
+
+- connections: the controller represents a host as an object, and a version refers to that object (`SpreadSegment`);
+- processes: a worker is identified by its address and the version it was started for, and the old workers are excluded
   (`ClusterVersions`);
-- versions: those that were known when it came back mean the old one, and are never committed.
+- versions: versions that were known when the host came back refer to the failed host, and are never committed.
 
-If its former launcher still runs there, on a machine that stood still, this one can't bind its port.
+If the former launcher still runs on the host, e.g. because the machine was suspended, the new launcher can't bind its
+port.
 """
 
 from __future__ import annotations
@@ -51,12 +54,12 @@ from ms_kungfu.launcher.state.policy import Recover
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 
-_ANSWER_S = 10.0  # the job runs: no wait is needed
-# If the controller moves: some leases, until there is another one; each call, and between two looks at the lease.
+_ANSWER_S = 10.0  # the job is running, so an answer needs no wait
+# If the controller moves: the time until another leader exists; of each call; and between two reads of the lease.
 _LEADER_S = 30.0
 _CALL_S = 2.0
 _LOOK_S = 1.0
-# The job's flags that differ by host, or that a running job has settled.
+# The flags that differ by host, or that a running job has already settled.
 _NOT_FROM_THE_CONTROLLER = {"config_server", "watch", "timeout_s", "init_version"}
 _FROM_THE_CONTROLLER = [name for name in OF_THE_JOB if name not in _NOT_FROM_THE_CONTROLLER]
 # Flags that aren't numbers: how to encode and decode them.
@@ -72,9 +75,9 @@ _SPELT: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 
 def terms_of(options: Options, hosts: Hosts, left_s: float | None = None) -> m.Terms:
-    """Return what a host needs to know to take part in the job, and to continue it as its controller.
+    """Return what a host has to know to take part in the job, and to take over as its controller.
 
-    `hosts`: those that are there; `left_s`: of -timeout.
+    `hosts`: the hosts that currently take part; `left_s`: the seconds left of -timeout.
     """
     flags = {
         name: _SPELT[name][0](getattr(options, name)) if name in _SPELT else getattr(options, name)
@@ -88,20 +91,20 @@ def terms_of(options: Options, hosts: Hosts, left_s: float | None = None) -> m.T
 
 
 def joining_host(name: str, slots: object, least: int = 1) -> Host:
-    """Return the host. ProtocolError if there can be no such host, or it has fewer slots than `least`."""
+    """Return the joining host. Raises ProtocolError if the name is invalid or `slots` is less than `least`."""
     with contextlib.suppress(argparse.ArgumentTypeError):
         if type(slots) is int and slots >= least:
             host, *more = parse_hosts(f"{name}:{slots}")
             if host.name == name and not more:
                 return host
-    raise ProtocolError(f"no host joins as {name!r} with {slots!r} slots")
+    raise ProtocolError(f"a host can't join as {name!r} with {slots!r} slots")
 
 
 # ---- at the host that joins ----
 
 
 def ask(request: JoinRequest) -> Options:
-    """Return how this host takes part in the job. UsageError and RefusedError say why it can't."""
+    """Return the options with which this host takes part in the job. Raises UsageError or RefusedError if it can't."""
     return run(_ask(request))
 
 
@@ -113,19 +116,21 @@ async def _ask(request: JoinRequest) -> Options:
     except ValueError as error:
         raise UsageError(f"-join: {error}") from None
     except ConfigServerError as error:
-        raise RefusedError(f"{error}; is the job running, and that the address of its config server?") from None
+        raise RefusedError(f"{error}; is the job running, and is this the URL of its config server?") from None
     if cluster is None:
         raise RefusedError(f"{url} holds no cluster; is the job running?")
     if cluster.slots is None or not cluster.runners:
         raise RefusedError(
-            f"the job of {url} was started on one host, and listens to no other; start it with several (-H), or "
-            "with -joinable, to have more join"
+            f"the job of {url} was started on one host and accepts no others; start it with several hosts (-H) or "
+            "with -joinable, so that hosts can join"
         )
     head, own, terms = await _terms(request, store, cluster)
     try:
         options = options_from(terms, request, own)
     except (LookupError, TypeError, ValueError, OverflowError, ProtocolError) as error:
-        raise RefusedError(f"the head node of the job, {head}, says wrongly what the job is: {error!r}") from None
+        raise RefusedError(
+            f"the head node of the job, {head}, sent an invalid description of the job: {error!r}"
+        ) from None
     try:
         check_program(options.command)
     except UsageError as error:
@@ -134,15 +139,15 @@ async def _ask(request: JoinRequest) -> Options:
 
 
 class _SilentError(RefusedError):
-    """No launcher answers there."""
+    """No launcher answers at the address."""
 
 
 async def _terms(request: JoinRequest, store: ClusterStore, cluster: Cluster) -> tuple[PeerID, Host, m.Terms]:
-    """Ask the controller. Return its host, this host's name, and the job's terms.
+    """Ask the controller for the job's terms. Return the controller's host, this host's name, and the terms.
 
-    If the controller moves (`lease`) it may just have failed, and the next one takes the lease once it expires. So this
-    host reads the lease again until its holder answers. Without a holder the rule in `_head_of` applies. A job that
-    doesn't move its controller leaves no snapshot, so one that is there is an earlier job's.
+    If the controller can move (`lease`), it may just have failed, and the next one acquires the lease once it expires.
+    So this host reads the lease repeatedly until the holder answers. Without a holder, the rule in `_head_of` applies.
+    A job whose controller can't move leaves no snapshot, so an existing snapshot belongs to an earlier job.
     """
     loop = asyncio.get_running_loop()
     deadline, before = loop.time() + _LEADER_S, ""
@@ -156,7 +161,7 @@ async def _terms(request: JoinRequest, store: ClusterStore, cluster: Cluster) ->
                 return head, own, answer
             raise RefusedError(answer.reason)
         except RefusedError as error:
-            # The new leader may not know it yet, and answers that it doesn't have the job.
+            # The new leader may not know yet that it leads, and then answers that it doesn't control the job.
             is_certain = not isinstance(error, _SilentError) and not vacant and before in ("", holder)
             if not moves or is_certain:
                 raise
@@ -167,24 +172,24 @@ async def _terms(request: JoinRequest, store: ClusterStore, cluster: Cluster) ->
 
 
 def _leader_of(url: str, cluster: Cluster) -> tuple[str, str]:
-    """Return the holder of the lease, "" without one, and then, if another host may take it, a sentence about that.
+    """Return the holder of the lease, and a message if another host may acquire the lease.
 
-    RefusedError if the job has ended.
+    The holder is "" if there is none. Raises RefusedError if the job has ended.
     """
     try:
         found = open_leadership(url).look()
         snapshot = None if found.snapshot is None else LeaderSnapshot.from_json(found.snapshot)
-    except StoreUnreachableError as error:  # its leader may have died with the controller
-        return "", f"the host that has the job of {url} is unknown: {error}"
+    except StoreUnreachableError as error:  # etcd's leader may have failed together with the controller
+        return "", f"the host that controls the job of {url} is unknown: {error}"
     except (ConfigServerError, ProtocolError) as error:
-        raise RefusedError(f"the host that has the job of {url} is unknown: {error}") from None
+        raise RefusedError(f"the host that controls the job of {url} is unknown: {error}") from None
     if snapshot is not None and snapshot.end is not None and snapshot.has(cluster):
         raise RefusedError(f"the job of {url} has ended ({how_it_has_ended(snapshot.end)})")
     if found.holder or snapshot is None or not may_go_on(found, snapshot.head):
         return found.holder, ""
     return "", (
-        f"no host has the job of {url} at the moment: {snapshot.head}, which had it, has failed, and no other host has "
-        f"taken its place within {_LEADER_S:g} s"
+        f"no host controls the job of {url}: {snapshot.head}, which controlled it, has failed, and no other host has "
+        f"taken over within {_LEADER_S:g} s"
     )
 
 
@@ -207,17 +212,15 @@ async def _ask_controller(
         finally:
             channel.close()
     except (OSError, asyncio.TimeoutError) as error:
-        raise _SilentError(
-            f"the head node of the job, {head}, doesn't answer: {error or 'it takes too long'}"
-        ) from None
-    except ValueError as error:  # no library for TLS
+        raise _SilentError(f"the head node of the job, {head}, doesn't answer: {error or 'timed out'}") from None
+    except ValueError as error:  # no TLS library
         raise RefusedError(str(error)) from None
     except ProtocolError as error:
-        raise RefusedError(f"the head node of the job, {head}, says what isn't understood: {error}") from None
+        raise RefusedError(f"the head node of the job, {head}, sent an invalid answer: {error}") from None
 
 
 def _head_of(store: ClusterStore, cluster: Cluster) -> PeerID:
-    """Return the head node by its hosts' rule (`host_flags`): the one with the config server, or the first one."""
+    """Return the head node by the rule in `host_flags`: the config server's host, otherwise the first host."""
     wanted = network.addresses_of_server(store.servers)
     for runner in cluster.runners:
         address = Host(runner.host).address
@@ -227,7 +230,7 @@ def _head_of(store: ClusterStore, cluster: Cluster) -> PeerID:
 
 
 def _own_host(request: JoinRequest, head: PeerID) -> Host:
-    """Return the address that the controller sees, by default."""
+    """Return this host. By default its name is the address that the controller sees."""
     if request.own is not None:
         return request.own
     if request.interface is not None:
@@ -241,12 +244,12 @@ def _own_host(request: JoinRequest, head: PeerID) -> Host:
 
 
 def _address_towards(host: str, port: int) -> str:
-    trouble: object = "it has no address"
+    trouble: object = "the name has no address"
     with contextlib.suppress(socket.gaierror):
         for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
             try:
                 with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                    probe.connect(address)  # which sends nothing
+                    probe.connect(address)  # this sends no packet
                     return str(probe.getsockname()[0])
             except OSError as error:
                 trouble = error
@@ -254,7 +257,7 @@ def _address_towards(host: str, port: int) -> str:
 
 
 def options_from(terms: m.Terms, request: JoinRequest, own: Host) -> Options:
-    """Return the options. ValueError, TypeError, KeyError or ProtocolError if `terms` aren't valid."""
+    """Return the options. Raises ValueError, TypeError, KeyError or ProtocolError if `terms` are invalid."""
     listed = [joining_host(name, slots, least=0) for name, slots in terms.hosts if name != own.name]
     flags: dict[str, Any] = {name: terms.flags[name] for name in _FROM_THE_CONTROLLER}
     if any(isinstance(value, str) for name, value in flags.items() if name not in _SPELT):

@@ -1,6 +1,6 @@
-"""All that a job needs of its machine, so that a simulated machine can replace it.
+"""Provide everything that a job uses of its machine, so that tests can substitute a simulated machine.
 
-The event loop is asyncio's running one, and with it the clock and the timers of everything that the loop runs.
+The event loop is asyncio's running loop. It also provides the clock and the timers of everything that runs in it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Machine:
     """The real machine."""
 
     environ: Mapping[str, str] = os.environ
-    standby_delay_s = 2.0  # a worker that has just joined is busy, and a new process would disturb it
+    standby_delay_s = 2.0  # a worker that has just joined is busy, and starting another process slows it down
 
     # ---- threads ----
 
@@ -54,7 +54,7 @@ class Machine:
         threading.Thread(target=function, name=name, daemon=True).start()
 
     async def in_thread(self, function: Callable[[], T]) -> T:
-        """Call `function` in a thread, like asyncio.to_thread, but an interrupted job doesn't wait for the thread."""
+        """Call `function` in a thread, like asyncio.to_thread. An interrupted job doesn't wait for the thread."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         future.set_running_or_notify_cancel()
 
@@ -89,27 +89,30 @@ class Machine:
         return devices.find(self.environ, os.listdir("/dev"), host=host, single=single, allow_nvlink=allow_nvlink)
 
     def claim_cores(self, pins: bool) -> CoreClaims:
-        """Return the cores of a job here. `pins`: it pins workers, so it takes cores that no other job has."""
+        """Return the cores of a job on this host.
+
+        If `pins`, the job pins its workers and prefers cores that no other job uses.
+        """
         return CoreClaims(self.allowed_cores, cpu_quota, own_directories() if pins else ())
 
     async def cpu_isa(self, wanted: str) -> CpuIsa | None:
-        """Return which vector instructions the host's workers should use (`cpu_isa.of_host`)."""
+        """Return the vector instructions that the host's workers should use (`cpu_isa.of_host`)."""
         return await self.in_thread(lambda: cpu_isa.of_host(wanted, self.environ))
 
     def spare_descriptors(self) -> float:
-        """Return how many more this process may open."""
+        """Return how many more file descriptors this process may open."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         try:
             return float("inf") if limit == resource.RLIM_INFINITY else limit - len(os.listdir("/proc/self/fd"))
         except FileNotFoundError:  # no /proc
             return float("inf")
-        except OSError:  # there is none to look with
+        except OSError:  # no descriptor is free to read the folder
             return 0
 
     catch_signal = staticmethod(signals.outlive)
 
     def tell_of_the_beginning(self) -> None:
-        """Notify kungfu-distribute, if it started this launcher: it leaves the hosts to the job from now on."""
+        """Notify kungfu-distribute, if it started this launcher, that the job has begun and now controls its hosts."""
         with contextlib.suppress(ValueError, OSError):
             shell = env.DISTRIBUTE_SHELL.get(self.environ)
             if shell is not None and is_above(shell):
@@ -119,9 +122,9 @@ class Machine:
 
     @functools.cached_property
     def tls(self) -> TlsContext | None:
-        """Return the TLS settings of all connections with other hosts; None: they are in the clear.
+        """Return the TLS settings for all connections with other hosts; None: the connections aren't encrypted.
 
-        ValueError says why TLS isn't possible.
+        Raises ValueError with the reason if TLS isn't possible.
         """
         wanted = from_environment(self.environ)
         if wanted is None:
@@ -131,7 +134,7 @@ class Machine:
         try:
             return _core.TlsContext(wanted.certificate, wanted.key, wanted.ca)
         except ImportError as error:
-            raise ValueError(f"{env.TLS_CERT.name} turns on TLS, for which there is no library: {error}") from None
+            raise ValueError(f"{env.TLS_CERT.name} turns on TLS, but no TLS library was found: {error}") from None
 
     def make_socket(self, family: int) -> socket.socket:
         """Return a TCP socket."""
@@ -142,13 +145,13 @@ class Machine:
     # ---- the broker, the cluster store ----
 
     def runtime(self) -> Any:
-        """Return the module with shared memory, loaded late: a job without segments starts without it."""
+        """Return the module with shared memory. It is loaded late: a job without segments starts without it."""
         from ms_kungfu import _core
 
         return _core
 
     def make_transport(self, local_fd: int, board_fd: int, **options: Any) -> Any:
-        """Return the transport that exchanges with the other hosts (`transports.Transport`)."""
+        """Return the transport that exchanges data with the other hosts (`transports.Transport`)."""
         return self.runtime().InterHostTransport(local_fd, board_fd, **options)
 
     make_relay = staticmethod(Relay)
@@ -160,7 +163,7 @@ class Machine:
     leave_secret = staticmethod(write_secret)
 
     def make_config_server(self, store: ConfigStore, secret: str, **options: Any) -> ConfigServer:
-        # aiohttp takes 0.2 s to import, which jobs without a config server don't need.
+        # Importing aiohttp takes 0.2 s, and jobs without a config server don't need it.
         from ms_kungfu.config_server.server import ConfigServer
 
         return ConfigServer(store, secret, **options)

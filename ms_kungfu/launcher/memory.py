@@ -1,4 +1,4 @@
-"""How much memory this host has left, and what a process uses of it."""
+"""Measure how much memory this host has left, and how much a process uses."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 
 from ms_kungfu._processes import descendants
 
-# Limit, use, and the part of the use in pages that the kernel reclaims, by version of the interface.
+# The files for the limit and the usage, and the name of the reclaimable part of the usage, by cgroup version.
 _CGROUP_2 = "memory.max", "memory.current", "inactive_file"
 _CGROUP_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
 
 
 def free_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
-    """Return how much more processes may use: of the machine, and of the cgroups of this process.
+    """Return how many more bytes processes may use, limited by the machine and by the cgroups of this process.
 
-    Infinite if not known.
+    Returns infinity if the amount is unknown.
     """
     left = []
     with contextlib.suppress(OSError, ValueError):
         left.append(_kilobytes("MemAvailable", (proc / "meminfo").read_text()))
     for folder, names in _memory_cgroups(proc, cgroups):
-        with contextlib.suppress(OSError, ValueError):  # no limit is "max", or there is no such file
+        with contextlib.suppress(OSError, ValueError):  # without a limit the file contains "max" or doesn't exist
             limit, used = (int((folder / name).read_text()) for name in names[:2])
             cached = re.search(rf"^{names[2]} (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
             left.append(limit - used + int(cached[1] if cached else 0))
@@ -32,9 +32,9 @@ def free_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup"
 
 
 def _memory_cgroups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
-    """Return the cgroups and those above.
+    """Yield the memory cgroups of this process and their ancestors.
 
-    In a container the path may be the host's, and its own one the mount's root.
+    In a container the path may be a path on the host, and the container's own cgroup may be the root of the mount.
     """
     lines: list[str] = []
     with contextlib.suppress(OSError):
@@ -54,9 +54,9 @@ def _memory_cgroups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, tuple[str
 
 
 def taken_bytes(pid: int, proc: Path = Path("/proc")) -> int:
-    """Return what another process like this one would use, with those below it; 0 if it has ended.
+    """Return how many bytes another process like this one, with its descendants, would use; 0 if the process has ended.
 
-    It counts the pages of its own, without libraries and shared memory.
+    Only private pages count, without libraries and shared memory.
     """
     taken = 0
     for each in (pid, *descendants(pid)):

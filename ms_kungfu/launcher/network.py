@@ -1,4 +1,4 @@
-"""The addresses of a name, and those of this machine."""
+"""Find the addresses of a name, and those of this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_ADDRESSES = 1024
 
 
 def addresses_of(name: str) -> list[str]:
-    """Return all addresses of a name, or an address as it is; none for an unknown name."""
+    """Return all addresses of a name, or the address itself if `name` is an address. Empty for an unknown name."""
     found: dict[str, None] = {}
     with contextlib.suppress(OSError, UnicodeError):
         for *_, address in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM):
@@ -27,7 +27,7 @@ def addresses_of(name: str) -> list[str]:
 
 
 def addresses_of_server(servers: Sequence[str]) -> set[str]:
-    """Return name and addresses of the one host that keeps a store; of several none is nearer than the others."""
+    """Return the name and addresses of the only host that keeps a store. Empty for several hosts: none is preferred."""
     return {servers[0], *addresses_of(servers[0])} if len(servers) == 1 else set()
 
 
@@ -42,7 +42,7 @@ def is_of_this_machine(address: str) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether the address means another machine on each machine."""
+    """Return whether the address is a loopback address, which refers to a different machine on each machine."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     return address == "localhost"
@@ -53,7 +53,7 @@ def interfaces() -> list[str]:
 
 
 def addresses_of_interface(interface: str) -> list[str]:
-    """Return its addresses, IPv4 first, without those of IPv6 that have a meaning only on their link."""
+    """Return the addresses of an interface, IPv4 first, without link-local IPv6 addresses."""
     return _ipv4_of(interface) + _ipv6_of(interface)
 
 
@@ -65,7 +65,7 @@ def _ipv4_of(interface: str) -> list[str]:
     found = []
     for at in range(0, nbytes, _IFREQ_BYTES):
         name = buffer[at : at + 16].tobytes().partition(b"\0")[0]
-        # "eth0:1" is a second address of eth0.
+        # "eth0:1" stands for a second address of eth0.
         if os.fsdecode(name).partition(":")[0] == interface:
             found.append(socket.inet_ntoa(buffer[at + 20 : at + 24].tobytes()))
     return found
@@ -73,7 +73,7 @@ def _ipv4_of(interface: str) -> list[str]:
 
 def _ipv6_of(interface: str) -> list[str]:
     found = []
-    with contextlib.suppress(OSError):  # without IPv6
+    with contextlib.suppress(OSError):  # the system may lack IPv6
         for line in Path("/proc/net/if_inet6").read_text().splitlines():
             digits, *_, name = line.split()
             address = ipaddress.IPv6Address(bytes.fromhex(digits))

@@ -1,4 +1,4 @@
-"""Slurm's shorthand for many hosts (``gpu[01-03,7],login``) and for as many numbers (``2(x3),1``). Pure."""
+"""Parse Slurm's shorthand for lists of hosts (``gpu[01-03,7],login``) and of numbers (``2(x3),1``). Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
 
 def nodes_of(text: str) -> list[str]:
-    """Return the names of the nodes, in their order. ValueError says what can't be read."""
+    """Return the node names in order. Raises ValueError with the part that can't be parsed."""
     found: list[str] = []
     for part in _parts(text):
         found += itertools.islice(_expanded(part, text), _MOST + 1)
@@ -21,7 +21,7 @@ def nodes_of(text: str) -> list[str]:
             raise ValueError(f"{_shown(text)} has more than {_MOST} nodes")
     twice = next((name for name, places in itertools.groupby(sorted(found)) if len(list(places)) > 1), None)
     if twice is not None:
-        raise ValueError(f"{_shown(text)} names {twice} twice")
+        raise ValueError(f"{_shown(text)} lists {twice} twice")
     return found
 
 
@@ -31,46 +31,50 @@ def counts_of(text: str) -> list[int]:
     for part in text.split(","):
         match = _COUNT.fullmatch(part)
         if match is None:
-            raise ValueError(f"{_shown(text)} is no list of numbers like 2(x3),1: {_shown(part)} isn't one")
+            raise ValueError(f"{_shown(text)} is not a list of numbers like 2(x3),1: {_shown(part)} isn't a number")
         times = int(match[2] or 1)
         if not times or len(found) + times > _MOST:
-            raise ValueError(f"{_shown(text)} is no list of numbers like 2(x3),1: {_shown(part)} isn't one")
+            raise ValueError(f"{_shown(text)} is not a list of numbers like 2(x3),1: {_shown(part)} isn't a number")
         found += [int(match[1])] * times
     return found
 
 
 def _parts(text: str) -> list[str]:
-    """Split at the commas outside brackets."""
+    """Split at the commas that are outside brackets."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter == "[") - (letter == "]")
         if depth not in (0, 1):
-            raise ValueError(f"{_shown(text)} is no list of nodes like gpu[01-03],login: its brackets don't match")
+            raise ValueError(f"{_shown(text)} is not a list of nodes like gpu[01-03],login: its brackets don't match")
         if letter == "," and not depth:
             parts.append("")
         else:
             parts[-1] += letter
     if depth:
-        raise ValueError(f"{_shown(text)} is no list of nodes like gpu[01-03],login: its brackets don't match")
+        raise ValueError(f"{_shown(text)} is not a list of nodes like gpu[01-03],login: its brackets don't match")
     return parts
 
 
 def _expanded(part: str, text: str) -> Iterator[str]:
-    # Names and ranges in turn; a name may be empty beside a range.
+    # Names and ranges alternate. The name before or after a range may be empty.
     pieces = re.split(r"\[([^]]*)\]", part)
     if not part or not all(_NAME.fullmatch(name) for name in pieces[::2] if name):
-        raise ValueError(f"{_shown(text)} is no list of nodes like gpu[01-03],login: {_shown(part)} names none")
+        raise ValueError(
+            f"{_shown(text)} is not a list of nodes like gpu[01-03],login: {_shown(part)} contains no node"
+        )
     choices = [list(_numbers(piece, text)) if number % 2 else [piece] for number, piece in enumerate(pieces)]
     return ("".join(each) for each in itertools.product(*choices))
 
 
 def _numbers(ranges: str, text: str) -> Iterator[str]:
-    """Return the numbers, with as many digits as the first of each range has."""
+    """Yield the numbers, padded to as many digits as the first number of each range."""
     for piece in ranges.split(","):
         match = _RANGE.fullmatch(piece)
         low, high = (match[1], match[2] or match[1]) if match else ("1", "0")
         if int(high) < int(low):
-            raise ValueError(f"{_shown(text)} is no list of nodes like gpu[01-03],login: {_shown(piece)} is no range")
+            raise ValueError(
+                f"{_shown(text)} is not a list of nodes like gpu[01-03],login: {_shown(piece)} is not a range"
+            )
         if int(high) - int(low) >= _MOST:
             raise ValueError(f"{_shown(text)} has more than {_MOST} nodes")
         for number in range(int(low), int(high) + 1):

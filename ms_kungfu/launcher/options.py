@@ -1,4 +1,4 @@
-"""The flags of kungfu-run, checked and converted: every option is either honoured or rejected with a message."""
+"""Check and convert the flags of kungfu-run: every option is either applied or rejected with a message."""
 
 from __future__ import annotations
 
@@ -26,26 +26,32 @@ from ms_kungfu.launcher.state.policy import Recover
 
 PROGRAM = "kungfu-run"
 _MAX_RESTARTS = 10
-# Flags of KungFu's kungfu-run, or expected here, with the reason why they don't exist.
+# Unsupported flags of KungFu's kungfu-run, or flags that users may expect, with the alternative to each.
 _NO_FLAGS = {
     "P": "workers are named by -np, -H and -port-range: the first ports of the range on each host",
-    "u": "kungfu-run logs in nowhere and is typed on each host; kungfu-distribute -u USER starts it on all of them",
+    "u": "kungfu-run doesn't log in to hosts; start it on each host, or on all with kungfu-distribute -u USER",
     **NO_TORCHRUN_FLAGS,
     **NO_MSRUN_FLAGS,
     **NO_MPIRUN_FLAGS,
-    "debug-port": "there is no debug server: -logfile has what the launcher does, a Monitor in the program serves "
-    "metrics (KUNGFU_METRICS_PORT), and the config server tells the cluster",
+    "debug-port": "there is no debug server: -logfile writes the launcher's log, a Monitor in the program serves "
+    "metrics (KUNGFU_METRICS_PORT), and the config server returns the cluster",
     "k": "a job ends with its workers: start kungfu-run again for the next cluster",
-    "t0": "the time of the job's start isn't needed: lines of the log have the time",
+    "t0": "the job's start time isn't needed: each log line has a time",
     "elastic-mode": "there is one mode: with -w, workers that stay keep their processes and their state (KungFu's "
     '"delta"); leave it out',
-    "auto-recover": "the workers that are left go on without a restart: give -w, and -recover replace for a new "
-    "worker in the place of a dead one",
-    "schedule": 'a schedule of sizes is the program\'s: KungFuElasticCallback("100:2,200:4"), or '
+    "auto-recover": "give -w: the remaining workers then continue without a restart; add -recover replace to start a "
+    "new "
+    "worker for each failed one",
+    "schedule": 'the program sets the schedule of sizes: KungFuElasticCallback("100:2,200:4"), or '
     "ElasticTraining(schedule=...); from outside, kungfu-run resize changes the size",
 }
-_OWN_FLAGS = {"q": "quiet", "v": "show_workers", "logdir": "logdir", "logfile": "logfile"}  # of a host that joins
-# Between hosts. On one host they have no effect, and the user gets a message (`what_is_done_instead`).
+_OWN_FLAGS = {
+    "q": "quiet",
+    "v": "show_workers",
+    "logdir": "logdir",
+    "logfile": "logfile",
+}  # the flags that a joining host sets itself
+# Strategies between hosts. On one host they have no effect, and the user gets a message (`what_is_done_instead`).
 _STRATEGIES_OF_HOSTS = (
     "STAR",
     "MULTI_STAR",
@@ -59,19 +65,19 @@ _STRATEGIES_OF_HOSTS = (
 
 
 def known_strategy(name: str) -> str:
-    """Return a strategy as it is spelt. ArgumentTypeError if there is none of that name."""
+    """Return a strategy in its usual spelling. Raises ArgumentTypeError for an unknown strategy."""
     if name.upper() in ("AUTO", "SHM", *_STRATEGIES_OF_HOSTS):
         return name.upper()
-    raise argparse.ArgumentTypeError(f"there is no strategy {name!r}; leave -strategy out or give AUTO")
+    raise argparse.ArgumentTypeError(f"unknown strategy {name!r}; leave -strategy out or give AUTO")
 
 
 def what_is_done_instead(strategy: str, is_several: bool) -> str:
-    """Return the message for one of KungFu's strategies that isn't carried out; "" for one that is."""
+    """Return the message for a KungFu strategy that has no effect here; "" if it has an effect."""
     if is_several or strategy not in _STRATEGIES_OF_HOSTS:
         return ""
     return (
-        f"-strategy {strategy} changes nothing on one host: its workers reduce in shared memory, where there is no "
-        "topology to choose; it is as with AUTO"
+        f"-strategy {strategy} has no effect on one host: its workers reduce in shared memory, which has no "
+        "topology; the job runs as with AUTO"
     )
 
 
@@ -82,7 +88,7 @@ def _affinity(how: str) -> bool:
 
 
 def known_isa(name: str) -> str:
-    """Return -cpu-isa as it is spelt. ArgumentTypeError if there are no such instructions."""
+    """Return -cpu-isa in its usual spelling. Raises ArgumentTypeError for unknown instructions."""
     if name.lower() in (AUTO, NATIVE):
         return name.lower()
     level = _cpu_isa.level_named(name)
@@ -104,7 +110,7 @@ def _path(text: str) -> Path | None:
 
 
 def _flag(name: str, help: str, *, metavar: str, type: Callable[[str], Any] = str, default: Any = None) -> Any:
-    """A field that a flag sets."""
+    """Define a field that a flag sets."""
     return field(default=default, metadata={"name": name, "help": help, "type": type, "metavar": metavar})
 
 
@@ -114,14 +120,14 @@ def _switch(name: str, help: str, default: bool = False) -> Any:
 
 @dataclass(frozen=True)
 class Options:
-    """A job as requested. Times are in seconds, None is no limit."""
+    """The options of a job. Times are in seconds; None means no limit."""
 
     command: tuple[str, ...]
     size: int = _flag("np", "number of workers (default 1)", type=integer(1), default=1, metavar="N")
     watch: bool = _switch("w", "follow the config server: start and end workers as the cluster changes")
-    builtin_port: int | None = _flag(  # of the embedded config server, None: it is not embedded
+    builtin_port: int | None = _flag(  # the port of the embedded config server; None: no embedded server
         "builtin-config-port",
-        "run a config server on this port, for as long as the job; 0 takes a free port",
+        "run a config server on this port while the job runs; 0 chooses a free port",
         type=integer(0, 65535),
         metavar="PORT",
     )
@@ -130,26 +136,26 @@ class Options:
         "URL of the config server, e.g. http://127.0.0.1:9100/config, or of the job in an etcd, etcd://HOST:2379/JOB",
         metavar="URL",
     )
-    quiet: bool = _switch("q", "say nothing but errors; the workers' output stays")
+    quiet: bool = _switch("q", "print only errors and the workers' output")
     show_workers: bool = _switch(
-        "v", "show what the workers print (default; -v=false leaves it to -logdir)", default=True
+        "v", "show the workers' output (default; with -v=false it goes only to -logdir)", default=True
     )
     logdir: Path | None = _flag(
         "logdir",
-        "folder for one HOST.PORT.stdout.log and .stderr.log for each worker, and for events.jsonl, the event log",
+        "folder for each worker's HOST.PORT.stdout.log and HOST.PORT.stderr.log, and for the event log, events.jsonl",
         type=_path,
         metavar="DIR",
     )
     logfile: Path | None = _flag(
         "logfile",
-        "file for what the launcher itself has to say; in -logdir where that is given",
+        "file for the launcher's own log; a relative path is in -logdir, if that is given",
         type=_path,
         metavar="FILE",
     )
     hosts: Hosts = _flag(
         "H",
-        "the hosts of the job, host:slots[:public address],..., which each has workers as it has slots; growing past "
-        "them is an error (default 127.0.0.1, no limit)",
+        "the hosts of the job, host:slots[:public address],...; slots is the maximum number of workers of a host, and "
+        "exceeding it is an error (default 127.0.0.1, no limit)",
         type=parse_hosts,
         default=Hosts(),
         metavar="HOSTS",
@@ -163,14 +169,14 @@ class Options:
     )
     control_port: int = _flag(
         "port",
-        "port on which the launchers of several hosts find each other, and which names them (default 38080)",
+        "port on which the launchers of several hosts listen; it is part of their names (default 38080)",
         type=integer(1, 65535),
         default=38080,
         metavar="PORT",
     )
     strategy: str = _flag(
         "strategy",
-        "how hosts reduce: AUTO (default), RING, STAR, MULTI_STAR, ... (KungFu's names); one host has SHM alone",
+        "the reduction between hosts: AUTO (default), RING, STAR, MULTI_STAR, ... (KungFu's names); one host: only SHM",
         type=known_strategy,
         default="AUTO",
         metavar="NAME",
@@ -181,8 +187,8 @@ class Options:
     delay_s: float = _flag("delay", "wait before the start", type=duration, default=0.0, metavar="TIME")
     init_version: int | None = _flag(
         "init-version",
-        "first cluster version (default: the one after the config server's, else 0); "
-        "-1 takes the cluster that the config server holds, as soon as it holds one",
+        "first cluster version (default: the version after the config server's, else 0); "
+        "-1 waits for a cluster in the config server and uses it",
         type=integer(-1, 2**40),
         metavar="N",
     )
@@ -195,94 +201,97 @@ class Options:
     )
     cores_per_worker: int | None = _flag(
         "cores-per-worker",
-        "each worker has exactly K cores, at every size of the cluster, shared where there are too few (default: all "
-        "are divided, but for 1 each if training has shards)",
+        "each worker has exactly K cores at every cluster size; workers share cores if there are too few (default: "
+        "divide all cores; 1 core each if training has shards)",
         type=integer(1),
         metavar="K",
     )
     cpu_isa: str = _flag(
         "cpu-isa",
-        "the widest vector instructions that MindSpore's convolutions may use, for all workers alike: auto (default) "
-        "measures once whether they are much slower with AVX-512, native caps nothing, or avx2, avx512_core, ...",
+        "the widest vector instructions that MindSpore's convolutions may use, equal on all workers: auto (default) "
+        "measures once whether AVX-512 makes them much slower; native sets no limit; or avx2, avx512_core, ...",
         type=known_isa,
         default=AUTO,
         metavar="ISA",
     )
     allow_nvlink: bool = _switch(
-        "allow-nvlink", "let each worker see all GPUs of the job, for NCCL to find NVLink; DEVICE_ID is its own"
+        "allow-nvlink",
+        "let each worker see all GPUs of the job, so that NCCL finds NVLink; DEVICE_ID is the worker's own GPU",
     )
     leave_grace_s: float = _flag(
         "leave-grace",
-        "how long the place of a worker that has left the cluster, and the end of the job, wait for it (default 30s)",
+        "how long its slot, and the end of the job, wait for a worker that has left the cluster (default 30s)",
         type=duration,
         default=30.0,
         metavar="TIME",
     )
     grace_period_s: float = _flag(
         "grace-period",
-        "how long the workers may take to end, and to write a checkpoint, after a signal to the launcher (default 30s)",
+        "how long the workers may take to write a checkpoint and end after a signal to the launcher (default 30s)",
         type=duration,
         default=30.0,
         metavar="TIME",
     )
     recover: Recover = _flag(
         "recover",
-        "what the death of a worker leads to, with -w: shrink (default): the others go on; replace: they do, and a new "
-        "worker joins them; fail: the job ends (always so without -w)",
+        "with -w, what happens if a worker fails: shrink (default): the others continue; replace: the others "
+        "continue, and "
+        "a new worker joins them; fail: the job ends (as it always does without -w)",
         type=_recover,
         metavar="HOW",
     )
     min_size: int = _flag(
-        "min-np", "with -w: end the job when fewer workers are left (default 1)", type=integer(1), metavar="N"
+        "min-np", "with -w: end the job if fewer workers than N remain (default 1)", type=integer(1), metavar="N"
     )
     max_restarts: int = _flag(
         "max-restarts",
-        "with -recover replace or -standby: how often within 5 minutes a worker's place, or a standby, is filled anew "
+        "with -recover replace or -standby: how often within 5 minutes a worker's slot, or a standby, may be replaced "
         f"(default {_MAX_RESTARTS})",
         type=integer(0),
         metavar="N",
     )
     standbys: int = _flag(
         "standby",
-        "with -w: keep N more processes ready, for workers to come, on the hosts that would get these (default 0)",
+        "with -w: keep N standby processes ready, on the hosts that will get the next workers (default 0)",
         type=integer(0),
         default=0,
         metavar="N",
     )
     peer_timeout_s: float | None = _flag(
         "peer-timeout",
-        "kill a worker that hangs for this time, e.g. because it was stopped; 0 is never (default "
+        "kill a worker that hangs for this time, e.g. because it was stopped; 0: never (default "
         "$KUNGFU_PEER_TIMEOUT, else 30s)",
         type=duration,
         metavar="TIME",
     )
     host_timeout_s: float | None = _flag(
         "host-timeout",
-        "several hosts: how long one may say nothing, or not be reached by another, before the others go on without it "
-        "(with -w, but for -recover fail; else the job ends); 0 is for as long as its connections last (default 10s)",
+        "several hosts: how long a host may be silent, or unreachable for another host, before the others continue "
+        "without "
+        "it (without -w or with -recover fail the job ends); 0: as long as its connections last (default 10s)",
         type=duration,
         default=10.0,
         metavar="TIME",
     )
     msrun_size: int | None = _flag(
         "msrun-size",
-        "with --msrun: the number of ranks that the program sees, for ever; no more workers than that (default: "
+        "with --msrun: the constant number of ranks that the program sees, and the maximum number of workers (default: "
         "the slots of -H, else -np)",
         type=integer(1),
         metavar="V",
     )
-    # The user's, for several hosts, which prove it to each other. None: there is one host, or the network is trusted.
+    # The user's secret, with which several hosts authenticate. None: there is one host, or the network is trusted.
     secret: str | None = field(default=None, repr=False)
     joins: bool = False  # this host joins a running job (-join)
-    in_slurm: bool = False  # its hosts are the nodes of a step, and by SIGUSR1 Slurm announces that it takes them away
+    in_slurm: bool = False  # its hosts are the nodes of a Slurm step; SIGUSR1 announces that Slurm will take nodes away
 
     def left_s(self, elapsed_s: float) -> float | None:
-        """Return the seconds left of -timeout, so long after it began; something is always left."""
+        """Return the seconds left of -timeout after `elapsed_s` seconds. The result is always positive."""
         return None if self.timeout_s is None else max(0.1, self.timeout_s - elapsed_s)
 
     @property
     def host(self) -> Host:
-        """Return this machine's host."""
+        """Return the entry for this machine's host."""
         return self.hosts.own
 
 
@@ -290,8 +299,8 @@ class Options:
 class JoinRequest:
     """A request of this host to join a running job (`joining`).
 
-    `own`: its name; None: the address of `interface`, or the one by which it reaches the head node. `own_flags`: of
-    Options, those that each host decides on.
+    `own`: the host's name; None: the address of `interface`, or the address from which it reaches the head node.
+    `own_flags`: the fields of Options that each host sets itself.
     """
 
     url: str
@@ -302,7 +311,7 @@ class JoinRequest:
 
 
 def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest | EngineRequest:
-    """Return the request. UsageError says what is wrong."""
+    """Return the parsed request. Raises UsageError for an invalid command line."""
     parser = FlagParser(
         PROGRAM,
         f"{PROGRAM} [flags] program [arguments]\n       {PROGRAM} -join URL [-self ADDRESS:SLOTS] [-secret-file FILE]\n"
@@ -321,8 +330,8 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest | Engi
         parser.flag(name, **what)
     parser.flag(
         "msrun",
-        "the program is one for MindSpore's msrun: mindspore.communication answers it with -msrun-size ranks, "
-        "whatever the cluster is",
+        "the program is written for MindSpore's msrun: it sees -msrun-size ranks in mindspore.communication, "
+        "regardless of the cluster",
         type=switch,
         default=False,
     )
@@ -340,7 +349,7 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest | Engi
         raise UsageError(f"no program to run; write it after the flags: {PROGRAM} -np 2 python train.py")
     check_program(command)
     _check_environment()
-    embeds_somewhere = flags.builtin_port is not None  # if not on this host
+    embeds_somewhere = flags.builtin_port is not None  # perhaps on another host
     settle_words(flags)
     settle_hosts(flags, parser.given)
     flags.size = flags.size or 1
@@ -348,26 +357,27 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest | Engi
     embedded = flags.builtin_port is not None or (flags.watch and flags.config_server is None)
     if flags.init_version == -1 and (embedded or embeds_somewhere or not flags.watch):
         raise UsageError(
-            "-init-version -1 needs -w and a config server of its own (-config-server, without "
-            "-builtin-config-port), to get the cluster"
+            "-init-version -1 requires -w and a separate config server (-config-server, without "
+            "-builtin-config-port), from which it gets the cluster"
         )
     if flags.config_server is not None:
         check_url(flags.config_server, flags.builtin_port, flags.hosts.is_several)
     if not flags.watch:
         for name, value in (("-min-np", flags.min_size), ("-standby", flags.standbys)):
             if value:
-                raise UsageError(f"{name} needs -w: without it the cluster doesn't change")
+                raise UsageError(f"{name} requires -w: without -w the cluster doesn't change")
         if flags.recover not in (None, Recover.FAIL):
-            raise UsageError(f"-recover {flags.recover.value} needs -w: without it the death of a worker ends the job")
-    # 0 is torchrun's default, and happens in any case.
+            raise UsageError(f"-recover {flags.recover.value} requires -w: without -w the job ends if a worker fails")
+    # 0 is torchrun's default, and always the behaviour here.
     if flags.max_restarts and flags.recover is not Recover.REPLACE and not flags.standbys:
         raise UsageError(
-            "-max-restarts needs -recover replace or -standby: it limits how often these start a worker again; nothing "
-            "restarts all workers, as torchrun's does"
+            "-max-restarts requires -recover replace or -standby: it limits how often these start a worker again; "
+            "unlike "
+            "torchrun, kungfu-run never restarts all workers"
         )
     if flags.cores_per_worker is not None:
         if not flags.affinity:
-            raise UsageError("-cores-per-worker gives out cores and -affinity none doesn't; leave one of them out")
+            raise UsageError("-cores-per-worker assigns cores, but -affinity none doesn't; give only one of them")
         cores = core_count()
         if flags.cores_per_worker > cores:
             raise UsageError(
@@ -378,7 +388,7 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest | Engi
         raise UsageError(f"-np {flags.size} is less than -min-np {flags.min_size}")
     peer_timeout_s = env.PEER_TIMEOUT.get() if flags.peer_timeout_s is None else flags.peer_timeout_s
     flags.logfile = flags.logfile and Path(flags.logdir or ".", flags.logfile)
-    # Watch mode without a config server gets one on any port: kungfu-run resize finds it by its URL.
+    # Watch mode without a config server starts one on any free port; kungfu-run resize finds its URL.
     flags.builtin_port = (flags.builtin_port or 0) if embedded else None
     flags.timeout_s, flags.peer_timeout_s = flags.timeout_s or None, peer_timeout_s or None
     flags.host_timeout_s = flags.host_timeout_s or None
@@ -395,12 +405,12 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest | Engi
 
 def _join_request(flags: argparse.Namespace, given: set[str], command: Sequence[str]) -> JoinRequest:
     if command:
-        raise UsageError(f"-join runs the job's own program; leave {' '.join(command)} out")
+        raise UsageError(f"-join runs the program of the job; leave {' '.join(command)} out")
     others = sorted(given - {"join", "self", "nic", "secret-file", "no-secret", *_OWN_FLAGS})
     if others:
-        raise UsageError(f"-{others[0]} comes from the head node of the job that is joined; leave it out beside -join")
+        raise UsageError(f"-{others[0]} comes from the head node of the joined job; leave it out if you give -join")
     if flags.self is not None and flags.nic is not None:
-        raise UsageError("-self and -nic both say which address the other hosts are to use; leave one of them out")
+        raise UsageError("-self and -nic both set this host's address for the other hosts; give only one of them")
     own = None
     if flags.self is not None:
         try:
@@ -408,16 +418,16 @@ def _join_request(flags: argparse.Namespace, given: set[str], command: Sequence[
         except argparse.ArgumentTypeError as error:
             raise UsageError(f"-self: {error}") from None
         if more or own.public:
-            raise UsageError(f"-self {flags.self} is not one host with its slots, e.g. 10.0.0.3:4")
+            raise UsageError(f"-self {flags.self} is not one host with slots; write it like 10.0.0.3:4")
         if own.slots == 0:
-            raise UsageError(f"-self {flags.self} brings no slots; a host that joins has one at least")
+            raise UsageError(f"-self {flags.self} has no slots; a joining host requires at least one")
     flags.logfile = flags.logfile and Path(flags.logdir or ".", flags.logfile)
     own_flags = {field: getattr(flags, field) for field in _OWN_FLAGS.values()}
     return JoinRequest(flags.join, own, flags.nic, secret_of(flags, is_several=True), own_flags)
 
 
 def _check_environment() -> None:
-    """Report before the start what each worker would report otherwise."""
+    """Report errors in the environment once, before the start; otherwise each worker would report them."""
     for variable in env.VARIABLES:
         if "user" in variable.set_by:
             try:
@@ -431,19 +441,19 @@ def _check_environment() -> None:
 
 
 def check_program(command: Sequence[str]) -> None:
-    """Raise UsageError once for what each worker would report otherwise."""
+    """Raise UsageError if the program can't be started; otherwise each worker would report the error."""
     program = command[0]
     if shutil.which(program) is None or os.path.isdir(program):
         if program.endswith(".py") and os.path.isfile(program):
-            raise UsageError(f"{program} is a script of Python's; write {PROGRAM} ... python {' '.join(command)}")
-        raise UsageError(f"program {program!r} is not an executable file, nor is one of that name in PATH")
+            raise UsageError(f"{program} is a Python script; write {PROGRAM} ... python {' '.join(command)}")
+        raise UsageError(f"program {program!r} is not an executable file, and PATH has no program of that name")
     script = _script_of(command)
     if script is not None and not os.path.exists(script):
-        raise UsageError(f"there is no script {script!r} here for {program} to run")
+        raise UsageError(f"script {script!r}, which {program} should run, doesn't exist on this host")
 
 
 def _script_of(command: Sequence[str]) -> str | None:
-    """Return the file that a Python runs; None for a module, a text, or another program."""
+    """Return the script that a Python interpreter runs; None for a module, for inline code, or for another program."""
     if not re.fullmatch(r"(python|pypy)[0-9.]*", os.path.basename(command[0])):
         return None
     words = iter(command[1:])

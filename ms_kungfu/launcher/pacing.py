@@ -1,11 +1,11 @@
-"""The TCP congestion control between hosts.
+"""Choose the TCP congestion control between hosts.
 
-Systems use BBR for all connections because of the Internet. It sends by a timer, which costs more than it gains between
-neighbouring hosts. An all-reduce of 16 MiB over two of them takes 20 ms with BBR, and 11 ms with CUBIC. A connection
-that has begun with BBR stays timed under any later algorithm.
+Systems use BBR for all connections because of the Internet. BBR sends by a timer, which costs more than it gains
+between neighbouring hosts. An all-reduce of 16 MiB over two hosts takes 20 ms with BBR, and 11 ms with CUBIC. A
+connection that has begun with BBR keeps the timer even after a change to another algorithm.
 
-So each begins with CUBIC if the system would use BBR, and changes to BBR if the round trip is long. Any other choice of
-the system stays, as does everything if the kernel has no CUBIC.
+So each connection begins with CUBIC if the system's default is BBR, and changes to BBR if the round trip is long. Any
+other default is kept. If the kernel has no CUBIC, nothing is changed.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ FOR_FAR, FOR_NEAR = b"bbr", b"cubic"
 NEAR_US = 2000
 """Round trip."""
 
-_MIN_RTT = struct.Struct("148x I")  # in Linux's tcp_info, to which versions only append
+_MIN_RTT = struct.Struct("148x I")  # offset in Linux's tcp_info; new kernel versions only append fields
 _NAME_BYTES = 16
 
 
 def pace_of(connection: socket.socket) -> bytes:
-    """Return the name of a connection's algorithm."""
+    """Return the name of a connection's congestion control algorithm."""
     return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES).rstrip(b"\0")
 
 
 def of_the_system() -> bytes:
-    """Return the system's default algorithm."""
+    """Return the system's default congestion control algorithm."""
     with socket.socket() as fresh:
         return pace_of(fresh)
 
 
 def begin_near(connection: socket.socket) -> None:
-    """Begin with CUBIC. Call it before the socket is connected, or listens: accepted connections inherit it."""
+    """Begin with CUBIC. Call this before the socket connects or listens; accepted connections inherit the choice."""
     with contextlib.suppress(OSError):
         if pace_of(connection) == FOR_FAR:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, FOR_NEAR)
 
 
 def go_on_by_distance(connection: socket.socket) -> None:
-    """Choose the algorithm by the round trip, after data has reached the other end and an answer has come."""
+    """Choose the algorithm by the round-trip time. Call this after data was sent and an answer was received."""
     with contextlib.suppress(OSError):
         if pace_of(connection) != FOR_NEAR or of_the_system() != FOR_FAR:
             return

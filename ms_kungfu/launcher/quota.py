@@ -1,4 +1,4 @@
-"""How many cores the quotas of this process's control groups leave it (docker --cpus, a limit of Kubernetes)."""
+"""Determine how many cores the control group quotas allow (docker --cpus, a limit of Kubernetes)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def _read(path: str) -> str | None:
 
 
 def cpu_quota(read: Read = _read) -> float | None:
-    """Return the smallest quota, in cores, on the way from this process's control group to the root. None: no quota.
+    """Return the smallest quota, in cores, of this process's control group and its ancestors. None: no quota.
 
-    `read` returns the text of a file, None without it.
+    `read` returns the text of a file, or None if the file doesn't exist.
     """
     quotas: list[float | None] = []
     for line in (read("/proc/self/cgroup") or "").splitlines():
         _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
         if controllers and "cpu" not in controllers.split(","):
             continue
-        # Version 1 names controllers. A container often sees its own group as the root of the file system.
+        # cgroup v1 lists controllers by name. A container often sees its own group as the root of the file system.
         roots = (f"/{controllers}", "/cpu") if controllers else ("", "/unified")
         parts = [part for part in path.split("/") if part]
         groups = ["/".join(["", *parts[:depth]]) for depth in range(len(parts) + 1)]
@@ -35,7 +35,7 @@ def cpu_quota(read: Read = _read) -> float | None:
 
 
 def within_quota(cores: int, quota: float | None) -> int:
-    """Return how many of the cores may be busy at once: the quota rounded up, 1 at least."""
+    """Return how many of the cores may be busy at the same time: the quota rounded up, at least 1."""
     return cores if quota is None else min(cores, max(1, math.ceil(quota)))
 
 

@@ -1,4 +1,4 @@
-"""What a host's launcher reports when it registers with the controller, and why the controller rejects it. Pure."""
+"""Describe a host for its registration with the controller, and check such descriptions. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ms_kungfu.launcher.devices import ASCEND, GPU, Devices
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.wire.messages import CpuIsa, Registration
 
-# What may differ by host, or what only one host has.
+# Options that may differ between hosts, or that only one host has.
 _OF_EACH_HOST = {"command", "quiet", "show_workers", "logdir", "logfile", "builtin_port", "secret", "delay_s", "hosts"}
-_SHOWN = 160  # characters of a command that differs
+_SHOWN = 160  # the most characters shown of a command that differs
 OF_THE_JOB = [each.name for each in fields(Options) if each.metadata and each.name not in _OF_EACH_HOST]
 
 
@@ -26,14 +26,14 @@ def registration_of(
     flags = {} if options.joins else flags_of(options)
     kind: Any = None if devices.kind is None else devices.kind.name
     logdir = b"" if options.logdir is None else os.fsencode(options.logdir)
-    mindspore = mindspore_version() if options.hosts.is_several else ""  # 20 ms, which no other host needs
+    mindspore = mindspore_version() if options.hosts.is_several else ""  # takes 20 ms, so a single host skips it
     return Registration(
         options.host.name, VERSION, mindspore, flags, cores, kind, devices.each, logdir, taken, cpu_isa
     )  # fmt: skip
 
 
 def first_workers(options: Options) -> int:
-    """Return how many workers this host has at the job's start; 0 if only the controller of a running job knows."""
+    """Return this host's number of workers at the start of the job; 0 if only a running job's controller knows it."""
     if options.joins:
         return 0
     first = options.hosts.first_cluster(options.size, options.ports, options.control_port, 0)
@@ -46,7 +46,7 @@ def devices_of(registration: Registration) -> Devices:
 
 
 def flags_of(options: Options) -> dict[str, str]:
-    """Return the flags that matter for the whole job, by their names on the command line."""
+    """Return the flags that apply to the whole job, keyed by their names on the command line."""
     found = {
         f"-{each.metadata['name']}": str(getattr(options, each.name))
         for each in fields(Options)
@@ -56,12 +56,13 @@ def flags_of(options: Options) -> dict[str, str]:
 
 
 def other_versions(host: str, version: str, mindspore: str, own: Registration) -> str:
-    """Return the objection to a host with these versions; "" if it has the same."""
+    """Return the reason to reject a host with these versions; "" if they are equal to this host's."""
     if version != own.version:
-        return f"ms_kungfu is {version} on {host}, {own.version} on {own.host}; install the same on all hosts"
+        return f"ms_kungfu is {version} on {host}, but {own.version} on {own.host}; install the same on all hosts"
     if mindspore != own.mindspore:
         return (
-            f"MindSpore is {mindspore or 'not installed'} on {host}, {own.mindspore or 'not installed'} on {own.host}; "
+            f"MindSpore is {mindspore or 'not installed'} on {host}, but {own.mindspore or 'not installed'} on "
+            f"{own.host}; "
             "install the same on all hosts"
         )
     return ""
@@ -70,22 +71,22 @@ def other_versions(host: str, version: str, mindspore: str, own: Registration) -
 def other_command(
     host: str, command: Sequence[str], own_host: str, own: Sequence[str], exists: Callable[[str], bool] = os.path.exists
 ) -> str:
-    """Return the warning if a host runs another command than this one; "" if both run the same.
+    """Return a warning if a host runs another command than this host; "" if both run the same command.
 
-    It isn't an objection: each host may have its interpreter and its files elsewhere, and other differences may be
-    correct, too.
+    A different command is no reason to reject the host: each host may have its interpreter and files in different
+    folders, and other differences may be intended, too.
 
-    `exists`: whether this host has such a file. The other host's can't be looked at from here.
+    `exists`: whether a file exists on this host. Files of the other host can't be checked from here.
     """
     words, own_words = list(command)[1:], list(own)[1:]
     if len(words) == len(own_words) and all(_alike(*pair, exists) for pair in zip(words, own_words)):
         return ""
     theirs, ours = _excerpts(" ".join(command), " ".join(own))
-    return f'{host} runs "{theirs}", and {own_host} "{ours}": all hosts should train alike'
+    return f'{host} runs "{theirs}", but {own_host} runs "{ours}": all hosts should run the same training'
 
 
 def _alike(word: str, own: str, exists: Callable[[str], bool]) -> bool:
-    """Return whether the words are equal, or name the same file in another folder, also after an option's ``=``."""
+    """Return whether the words are equal or name the same file in different folders, also after an option's ``=``."""
     option, equals, value = own.partition("=")
     if equals and option.startswith("-") and word.startswith(option + equals):
         word, own = word[len(option + equals) :], value
@@ -93,7 +94,7 @@ def _alike(word: str, own: str, exists: Callable[[str], bool]) -> bool:
 
 
 def _excerpts(one: str, other: str) -> tuple[str, str]:
-    """Return a line of moderate length of each of two texts that differ, with the place at which they do."""
+    """Return a short excerpt of each of two different texts, which includes the first difference."""
     one, other = (printable(" ".join(text.split())) for text in (one, other))
     same = len(os.path.commonprefix([one, other]))
     begin = max(0, same - _SHOWN // 2) if max(len(one), len(other)) > _SHOWN else 0
@@ -107,16 +108,19 @@ def _excerpts(one: str, other: str) -> tuple[str, str]:
 def objection(
     registration: Registration, own: Registration, present: Mapping[str, object], same_flags: bool = True
 ) -> str:
-    """Return why a host can't take part in the job; "" if it can. `same_flags`: it got the job's flags itself."""
+    """Return why a host can't take part in the job; "" if it can.
+
+    `same_flags`: true if the host received the job's flags from the controller.
+    """
     why = other_versions(registration.host, registration.version, registration.mindspore, own)
     if why:
         return why
     for name, value in own.flags.items() if same_flags else ():
         if registration.flags.get(name) != value:
             return (
-                f"{name} is {registration.flags.get(name)} on {registration.host}, and {value} on {own.host}; give "
+                f"{name} is {registration.flags.get(name)} on {registration.host}, but {value} on {own.host}; give "
                 "the same flags on all hosts"
             )
     if registration.host in present:
-        return f"{registration.host} is there already"
+        return f"{registration.host} has already registered"
     return ""

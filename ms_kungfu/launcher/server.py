@@ -1,10 +1,12 @@
-"""The launcher's servers: how connections are accepted, and which are served.
+"""Accept connections for the launcher's servers, and limit which are served.
 
-1. An unauthenticated client costs a bounded amount: it has `HANDSHAKE_S` to prove that it knows the job's secret, sends
-   small messages until then, and at most `most_unproved` such connections are served. One more ends the oldest, which
-   a caller sees before it has its answer, so that it can call again.
-2. Without descriptors or memory a listener rests for a moment; clients wait in its backlog.
-3. No exception leaves a connection: the loop's handler of exceptions ends the job.
+1. An unauthenticated client has a bounded cost. It has `HANDSHAKE_S` to prove that it knows the job's secret, and
+   sends only small messages until then. At most `most_unproved` such connections are served. One more connection ends
+   the oldest one; its caller notices that before it has an answer, and can call again.
+
+2. If the process lacks descriptors or memory, a listener pauses briefly; clients wait in its backlog.
+
+3. Every exception is caught within its connection, because the event loop's exception handler would end the job.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ _RETRY_S = 0.2
 
 
 class Listener:
-    """Calls `accepted` with each connection and its source, in the event loop, from construction to `close`.
+    """Call `accepted` with each connection and its source, in the event loop, from construction to `close`.
 
-    `socket` listens, and belongs to this. `troubled` is called if none can be accepted.
+    `socket` is listening, and the Listener owns it. `troubled` is called if no connection can be accepted.
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class Listener:
         self.resume()
 
     def rest(self) -> None:
-        """Clients wait in the backlog until `resume`."""
+        """Stop accepting; clients wait in the backlog until `resume`."""
         self._loop.remove_reader(self._socket)
 
     def resume(self) -> None:
@@ -71,60 +73,60 @@ class Listener:
 
 
 class Server(Generic[C]):
-    """Serves connections once they have proved themselves. In the event loop."""
+    """Serve connections once they are authenticated. Runs in the event loop."""
 
     most_unproved = 128
     most_proved = math.inf
-    silent_s = HANDSHAKE_S  # if there are too many, a client that has been silent for so long is removed
+    silent_s = HANDSHAKE_S  # if there are too many connections, remove clients that are silent for this long
 
     def __init__(self, secret: bytes, roles: Roles) -> None:
         self._secret, self._roles = secret, roles
         self._loop = asyncio.get_running_loop()
         self._listener: Listener | None = None
-        self._unproved: dict[asyncio.Task[None], tuple[Stream, float]] = {}  # oldest first: since when
+        self._unproved: dict[asyncio.Task[None], tuple[Stream, float]] = {}  # oldest first, each with its start time
         self._proved: set[asyncio.Task[None]] = set()
-        self._troubles: set[str] = set()  # those that were logged
-        # On a process that may have few descriptors clients may not take them all.
+        self._troubles: set[str] = set()  # the errors that were logged
+        # If the process may open few descriptors, clients must not use all of them.
         self.most_unproved = connection_limit(self.most_unproved)
 
-    # ---- what a kind of server adds ----
+    # ---- methods that each kind of server defines ----
 
     def _open(self, connection: socket.socket) -> C:
-        """Open a connection. Raises why it can't; the caller closes the connection then."""
+        """Open a connection. Raises an exception if that fails; the caller then closes the connection."""
         raise NotImplementedError
 
     async def _serve(self, channel: C) -> bool:
-        """Serve a connection that has proved itself. Return whether it belongs to another owner now."""
+        """Serve an authenticated connection. Return whether another owner has taken the connection over."""
         raise NotImplementedError
 
     def _rejected(self, source: str, error: Exception) -> None:
-        """Note that a connection hasn't proved itself."""
+        """Record that a connection wasn't authenticated."""
 
     def _ended(self, source: str, error: Exception) -> None:
-        """Note that an authenticated connection has failed in a way that a peer can bring about."""
+        """Record that an authenticated connection has failed in a way that a peer can cause."""
 
     def _troubled(self, error: OSError) -> None:
-        """Note that no connection can be accepted for now. Called once for each reason."""
+        """Record that no connection can be accepted for now. Called once for each reason."""
 
-    # ---- the same for all servers ----
+    # ---- methods common to all servers ----
 
     def listen(self, listening: socket.socket) -> None:
         self._listener = Listener(listening, self._on_accepted, self._on_trouble)
 
     def end(self) -> None:
-        """End all connections, soon."""
+        """Request the end of all connections, without waiting."""
         if self._listener is not None:
             self._listener.close()
         for task in (*self._unproved, *self._proved):
             task.cancel()
 
     async def close(self) -> None:
-        """End all connections. They have ended when this returns."""
+        """End all connections, and wait until they have ended."""
         self.end()
         await asyncio.gather(*self._unproved, *self._proved, return_exceptions=True)
 
     def serve_within(self, channel: C, source: str) -> None:
-        """Serve a connection that needs no proof."""
+        """Serve a connection that needs no authentication."""
         task = asyncio.ensure_future(self._serve_proved(channel, source))
         self._proved.add(task)
         task.add_done_callback(self._forget)
@@ -141,9 +143,9 @@ class Server(Generic[C]):
         name = str(source[0]) if source else "this host"
         try:
             if len(self._proved) >= self.most_proved:
-                raise ProtocolError(f"there are {len(self._proved)} connections")
+                raise ProtocolError(f"there are already {len(self._proved)} connections")
             channel = self._open(connection)
-        except Exception as error:  # it has ended already, or there is no memory
+        except Exception as error:  # the connection has already ended, or memory is short
             connection.close()
             self._reject(name, error)
             return
@@ -152,12 +154,12 @@ class Server(Generic[C]):
         task.add_done_callback(self._forget)
 
     def _make_room(self) -> None:
-        """End the oldest connection that has proved nothing, and those that have proved nothing for long."""
+        """End the oldest unauthenticated connection, and those that have been unauthenticated for too long."""
         now = self._loop.time()
         for place, (task, (channel, since)) in enumerate(list(self._unproved.items())):
             if place == 0 or now - since > self.silent_s:
                 del self._unproved[task]
-                self._proved.add(task)  # until it is over
+                self._proved.add(task)  # until the connection ends
                 channel.end()
 
     def _forget(self, task: asyncio.Task[None]) -> None:
@@ -173,9 +175,10 @@ class Server(Generic[C]):
         self._rejected(source, error)
 
     async def _meet(self, channel: C, source: str) -> None:
-        """Serve a connection.
+        """Authenticate and serve a connection.
 
-        Before the proof each exception is a rejection; after it the connection ends, with what `_serve` has begun.
+        Before the proof each exception is logged as a rejection. After the proof an exception ends the connection and
+        everything that `_serve` has begun.
         """
         assert isinstance(channel, Stream)
         task = asyncio.current_task()

@@ -1,8 +1,8 @@
-"""The signals that a launcher handles, until its process has ended.
+"""Handle the launcher's signals until its process has ended.
 
-`loop.add_signal_handler` restores a signal's default action when the loop closes. For SIGTERM, and in a Slurm job
-SIGUSR1, that kills a process that is about to end with the job's exit code. A scheduler that takes nodes away may well
-send the signal twice.
+`loop.add_signal_handler` restores a signal's default action when the loop closes. The default action of SIGTERM, and of
+SIGUSR1 in a Slurm job, kills a process that is about to end with the job's exit code. A scheduler that takes nodes away
+often sends the signal twice.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
 
 
 Handler = Callable[[int], Any]
-Catch = Callable[[asyncio.AbstractEventLoop, int, Handler, int], None]  # number, the callback in the loop, its argument
+Catch = Callable[
+    [asyncio.AbstractEventLoop, int, Handler, int], None
+]  # arguments: signal number, callback in the loop, callback's argument
 
 
 def hear(loop: asyncio.AbstractEventLoop, interrupt: Handler, pass_on: Handler, in_slurm: bool, catch: Catch) -> None:
-    """Call `interrupt` at signals that end the job and `pass_on` at those for the workers, in the loop.
+    """Call `interrupt` for signals that end the job, and `pass_on` for signals to the workers, in the event loop.
 
-    Call it in the main thread. `catch` is `outlive` except in a simulated process.
+    Call this in the main thread. `catch` is `outlive`, except in a simulated process.
     """
     for number in _ENDING:
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:  # nohup
@@ -50,6 +52,6 @@ def outlive(loop: asyncio.AbstractEventLoop, number: int, callback: Handler, arg
 
 
 def ignore_from_now_on(in_slurm: bool) -> None:
-    """Ignore signals: the exit code is settled, and Python removes its handlers a little before the process ends."""
+    """Ignore signals: the exit code is final, and Python removes its handlers shortly before the process ends."""
     for number in [signal.SIGTERM, *([signal.SIGUSR1] if in_slurm else ())]:
         signal.signal(number, signal.SIG_IGN)

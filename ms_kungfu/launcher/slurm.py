@@ -1,8 +1,9 @@
-"""What a Slurm step says of a job: ``srun kungfu-run python train.py`` needs no list of hosts.
+"""Derive a job's hosts from a Slurm step: ``srun kungfu-run python train.py`` needs no list of hosts.
 
-The hosts are the step's nodes, and the node's number names this one. Each may have as many workers as srun starts tasks
-there; with one task a node, as many as the allocation has cores there. The first task of a node is its kungfu-run. The
-others have nothing to do and end at once; the first one uses the cores that they are bound to.
+The hosts are the nodes of the step, and the node number identifies this host. A node may have as many workers as srun
+starts tasks on it. If srun starts one task per node, a node may have as many workers as the allocation has cores on it.
+The first task of a node is its kungfu-run. The other tasks end at once; kungfu-run also uses the cores to which they
+are bound.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ from ms_kungfu._words import counted
 from ms_kungfu.launcher.node_lists import counts_of, nodes_of
 from ms_kungfu.launcher.state.hosts import Host, parse_hosts
 
-# Steps that srun hasn't started (a batch script, an interactive shell) have numbers from here on.
+# Steps that srun hasn't started (a batch script, an interactive shell) have step IDs from this number on.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 _PORTS = range(12000, 28000)  # below the ephemeral ports of most systems
 _PORTS_OF_A_JOB = 16
 T = TypeVar("T")
-_REMEDY = "name the hosts by -H, or give --standalone for a job on this one"
+_REMEDY = "name the hosts with -H, or give --standalone for a job on this host"
 
 
 class SpareTaskError(Exception):
-    """Another task of this node is its kungfu-run."""
+    """This task has nothing to do: kungfu-run for this node is another task."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step.
+    """A Slurm step.
 
-    `own`: the name of this node. `size`: the default number of workers. `port`: for the launchers, the same on all
-    nodes and another one for another job beside.
+    `own`: the name of this node. `size`: the default number of workers. `port`: the port of the launchers. It is the
+    same on all nodes, and differs from that of another job on the same nodes.
     """
 
     hosts: tuple[Host, ...]
@@ -49,7 +50,7 @@ class Step:
 def is_step(environ: Mapping[str, str]) -> bool:
     """Return whether srun has started this process as a task of a step.
 
-    UsageError if Slurm's variables are inconsistent.
+    Raises UsageError if Slurm's variables are inconsistent.
     """
     try:
         step = env.SLURM_STEP_ID.get(environ)
@@ -59,9 +60,9 @@ def is_step(environ: Mapping[str, str]) -> bool:
 
 
 def step_of(environ: Mapping[str, str]) -> Step:
-    """Return the step for the first task of a node.
+    """Return the step, if this is the first task of its node.
 
-    SpareTaskError in another task; UsageError if Slurm's variables are inconsistent.
+    Raises SpareTaskError in any other task, and UsageError if Slurm's variables are inconsistent.
     """
     try:
         return _step_of(environ)
@@ -75,7 +76,7 @@ def _step_of(environ: Mapping[str, str]) -> Step:
     nodes, tasks = _read(listed, nodes_of, environ), _read(tasks_of, counts_of, environ)
     if len(tasks) != len(nodes):
         raise ValueError(
-            f"{tasks_of.name}={tasks_of.get(environ)} is for {counted(len(tasks), 'node')}, and "
+            f"{tasks_of.name}={tasks_of.get(environ)} is for {counted(len(tasks), 'node')}, but "
             f"{listed.name}={listed.get(environ)} has {len(nodes)}"
         )
     number = env.SLURM_NODEID.get(environ)
@@ -102,7 +103,7 @@ def _read(variable: env.Variable[str | None], parse: Callable[[str], list[T]], e
 
 
 def _cores_of(nodes: list[str], environ: Mapping[str, str]) -> list[int]:
-    """Return the cores that the allocation has on each of the step's nodes."""
+    """Return the number of cores that the allocation has on each of the step's nodes."""
     if env.SLURM_JOB_CPUS_PER_NODE.get(environ) is None:
         return [1] * len(nodes)
     every = _read(env.SLURM_JOB_NODELIST, nodes_of, environ)
@@ -111,8 +112,10 @@ def _cores_of(nodes: list[str], environ: Mapping[str, str]) -> list[int]:
 
 
 def take_cores(environ: Mapping[str, str]) -> None:
-    """Take the cores of all tasks of the step on this node, if Slurm has bound them."""
-    with contextlib.suppress(ValueError, OSError):  # if it hasn't, or won't allow it, there is nothing to do
+    """Use the cores of all tasks of the step on this node, if Slurm has bound the tasks to cores."""
+    with contextlib.suppress(
+        ValueError, OSError
+    ):  # nothing to do if the tasks aren't bound, or if Slurm doesn't allow other cores
         if environ.get("SLURM_CPU_BIND_TYPE", "").startswith("mask_cpu"):
             union = 0
             for mask in environ.get("SLURM_CPU_BIND_LIST", "").split(","):

@@ -1,4 +1,4 @@
-"""``kungfu-run status``: the status of this user's jobs, as a table or as JSON."""
+"""Show the status of this user's jobs as a table or as JSON (``kungfu-run status``)."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ _Document = dict[str, Any]
 
 
 def status(arguments: Sequence[str]) -> int:
-    """Print the status.
+    """Print the status of jobs.
 
-    Exit status: 0 if every requested job is shown, 1 if a job doesn't answer or the one at the URL isn't found, 2 for a
+    Exit status: 0 if every requested job is shown, 1 if a job doesn't answer or the job at the URL isn't found, 2 for a
     wrong command line.
     """
     parser = FlagParser(
         _PROGRAM,
         f"{_PROGRAM} [URL] [flags]",
-        "Shows a job: its hosts, workers and their steps, and its last changes with their reasons. Without the URL of "
-        "its config server all jobs of this user on this machine.",
+        "Shows a job: its hosts, workers and their steps, and its last changes with their reasons. Without a config "
+        "server's URL, shows all jobs of this user on this machine.",
     )
-    parser.flag("config-server", "the URL, as other commands take it", metavar="URL")
-    parser.flag("json", "print JSON: one object where a URL is given, else a list", type=switch, default=False)
-    parser.flag("secret-file", "file with the job's secret, where it was started on another machine", metavar="FILE")
+    parser.flag("config-server", "the URL, as in other commands", metavar="URL")
+    parser.flag("json", "print JSON: one object if a URL is given, else a list", type=switch, default=False)
+    parser.flag("secret-file", "file with the job's secret, if the job was started on another machine", metavar="FILE")
     try:
         flags, words = parser.parse(arguments)
-        if words:  # flags may follow the URL as well
+        if words:  # flags may follow the URL
             flags, rest = parser.parse(words[1:], flags)
             words = words[:1] + rest
         if len(words) > 1:
@@ -58,7 +58,7 @@ def status(arguments: Sequence[str]) -> int:
         if url is not None:
             shown = [_job_at(url, flags.secret_file)]
         elif flags.secret_file is not None:
-            raise UsageError("-secret-file is for the job at a URL; give that, too")
+            raise UsageError("-secret-file requires the URL of the job; give the URL, too")
         else:
             shown = _without_repeats(map(_told, jobs_of_this_user(_ANSWER_S)))
     except UsageError as error:
@@ -82,7 +82,7 @@ def _show(jobs: Sequence[_Document], as_json: object) -> None:
 
 
 def _printable(told: Any) -> Any:
-    """Return a job's text without characters that control a terminal."""
+    """Return a job's strings without characters that control a terminal."""
     if isinstance(told, str):
         return printable(told)
     if isinstance(told, dict):
@@ -91,7 +91,7 @@ def _printable(told: Any) -> Any:
 
 
 def _job_at(url: str, secret_file: str | None) -> _Document:
-    """Return the job there. ConfigServerError if it isn't found."""
+    """Return the status of the job at `url`. Raises ConfigServerError if the job isn't found."""
     try:
         store = open_store(url)
         for job in jobs_of_this_user(_ANSWER_S):
@@ -102,8 +102,8 @@ def _job_at(url: str, secret_file: str | None) -> _Document:
         raise UsageError(str(error)) from None
     if secret is None and store.needs_secret:
         raise ConfigServerError(
-            f"no job of this user on this machine has the config server {url}; of one elsewhere its secret shows the "
-            f"status: -secret-file or {env.JOB_SECRET.name}"
+            f"no job of this user on this machine has the config server {url}; for a job elsewhere, give its secret "
+            f"with -secret-file or {env.JOB_SECRET.name}"
         )
     store = open_store(url, secret, timeout_s=_ANSWER_S)
     found = store.status()
@@ -115,7 +115,7 @@ def _job_at(url: str, secret_file: str | None) -> _Document:
     cluster = store.get()
     if cluster is None:
         raise ConfigServerError(f"{url} holds no cluster; is the job running?")
-    # One that was started on a single host writes no snapshot, and one that is there is of a job before.
+    # A job that was started on a single host writes no snapshot, so an existing snapshot belongs to an earlier job.
     leadership = (
         open_leadership(url, timeout_s=_ANSWER_S).look()
         if has_leadership(url) and cluster.slots is not None
@@ -133,15 +133,16 @@ def _trouble_with(document: _Document) -> str | None:
     try:
         STATUS.convert(document)
     except ProtocolError as error:
-        return str(document.get("error", f"what was answered is no job's status: {error}"))
+        return str(document.get("error", f"the answer isn't a job's status: {error}"))
     return None
 
 
 def _held(url: str, cluster: Cluster, leadership: LeadershipState) -> _Document:
-    """Return what a store knows without a launcher: the cluster, and the controller if it moves."""
+    """Return what a store contains without a launcher: the cluster, and the controller if it can move."""
     document: _Document = {
         "state": "unknown",
-        "why": "the config server has no job of its own, and knows only what is wanted; ask on a host of the job",
+        "why": "the config server runs without a job and has only the desired cluster; run this command on a host of "
+        "the job",
         "config_server": url,
         "hosts": [{"name": name, "lost": False} for name in cluster.hosts],
         "wanted": {"version": cluster.version, "size": cluster.size},
@@ -170,26 +171,26 @@ def _held(url: str, cluster: Cluster, leadership: LeadershipState) -> _Document:
 
 
 def _who_has_it(holder: str, snapshot: LeaderSnapshot) -> str:
-    """Return which host controls a job that hasn't ended."""
+    """Return a sentence about which host controls a job that hasn't ended."""
     head = holder or snapshot.head
     others = [name for name in snapshot.present if name != head]
     if snapshot.versions.committed is None:
         others = []
-    next_one = f"{' or '.join(others)} takes its place"
+    next_one = f"{' or '.join(others)} takes over"
     if holder:
-        after = f"; if it has failed, {next_one} when its lease is over (-host-timeout)" if others else ""
-        return f"{head} has the job, and tells more of it there ({_PROGRAM}){after}"
+        after = f"; if it has failed, {next_one} when its lease expires (-host-timeout)" if others else ""
+        return f"{head} controls the job; {_PROGRAM} on that host shows more{after}"
     gone = f"the controller on {head} has failed"
     if not others:
-        return f"{gone}, and the job with it: no other host has its state"
+        return f"{gone}, and the job has ended: no other host has its state"
     return (
-        f"{gone}, and no host has the job now; {next_one} within the time of a lease (-host-timeout), unless "
+        f"{gone}, and no host controls the job now; {next_one} within the time of a lease (-host-timeout), unless "
         f"{PROGRAM} has ended there, too"
     )
 
 
 def _without_repeats(jobs: Any) -> list[_Document]:
-    """Drop duplicates: a job over several hosts answers on each, and one machine may play two of them."""
+    """Drop duplicates: a job over several hosts answers on each, and one machine may have several hosts' addresses."""
     found: dict[Any, _Document] = {}
     for number, job in enumerate(jobs):
         found.setdefault(job.get("job") or number, job)
@@ -200,7 +201,7 @@ def _without_repeats(jobs: Any) -> list[_Document]:
 
 
 def as_text(job: Mapping[str, Any], now: float) -> str:
-    """Return one document as text, `now` seconds since 1970."""
+    """Return one status document as text. `now`: the time in seconds since 1970."""
     if "error" in job:
         return str(job["error"])
     lines = []
@@ -261,9 +262,10 @@ def _table(processes: Sequence[Mapping[str, Any]], version: int | None) -> list[
 
 
 def _state(process: Mapping[str, Any], version: int | None) -> str:
-    """Return the state.
+    """Return a worker's state as text.
 
-    A joining worker has a rank of its own version, which another worker may have in `version`, the present one.
+    A joining worker has a rank of the version that it joins. In `version`, the present one, another worker may have
+    that rank.
     """
     state, rank, joins_with = str(process["state"]), process.get("rank"), process.get("joined_with")
     state += f": {process['why']}" if process.get("why") else ""

@@ -1,10 +1,10 @@
-"""How `kungfu-run status` finds the jobs of its user on this machine.
+"""Let `kungfu-run status` find the jobs of its user on this machine.
 
-Each launcher listens on a Unix socket in the folder of this user's secrets (`config_server.secret_file`), which no
-other user can enter.
+Each launcher listens on a Unix socket in the folder of this user's secrets (`config_server.secret_file`). No other user
+can enter that folder.
 
-A client is answered with one JSON document, and its connection ends. The server reads nothing from it. It answers a few
-at a time, each for a few seconds at most, and a failure ends only that client's connection.
+The server sends each client one JSON document and closes the connection. It reads nothing from the client. It serves a
+few clients at a time, each for a few seconds at most. A failure ends only that client's connection.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MAX_ANSWER_BYTES = 16 * 1024 * 1024
 
 
 class StatusServer:
-    """Listens from construction to `close`, in the event loop. OSError or SecretFileError if it can't."""
+    """Listen from construction to `close`, in the event loop. Raises OSError or SecretFileError if that fails."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -54,7 +54,7 @@ class StatusServer:
         self._listener = Listener(listening, self._on_accepted)
 
     def close(self) -> None:
-        """End the connections of clients that are being answered."""
+        """End the connections of clients that are being served."""
         self._listener.close()
         for client in self._clients:
             client.cancel()
@@ -66,7 +66,7 @@ class StatusServer:
         task = asyncio.ensure_future(self._serve(client))
         self._clients.add(task)
         task.add_done_callback(self._over)
-        if len(self._clients) >= _MAX_CLIENTS:  # the next ones wait in the backlog
+        if len(self._clients) >= _MAX_CLIENTS:  # further clients wait in the backlog
             self._listener.rest()
 
     def _over(self, task: asyncio.Task[None]) -> None:
@@ -87,14 +87,14 @@ class StatusServer:
 
 
 def _bind(listening: socket.socket) -> tuple[Path, int]:
-    """Have it listen in this user's folder. Return where, and the inode there."""
-    trouble: Exception = OSError("there is no folder for it")
+    """Make the socket listen in this user's folder. Return its path and inode."""
+    trouble: Exception = OSError("no folder for the socket can be used")
     for directory in own_directories():
         try:
             with made(directory) as folder:
                 name = f"{os.getpid()}.{secrets.token_hex(4)}{_SUFFIX}"
-                # By its folder's descriptor: a path may have only 107 bytes. It gets its name when it listens, since a
-                # socket that doesn't is taken for a dead launcher's.
+                # Bind relative to the folder's descriptor, because a path may have only 107 bytes. Rename the socket once
+                # it listens, because clients regard a socket that doesn't listen as left by a killed launcher.
                 listening.bind(f"/proc/self/fd/{folder}/.{name}")
                 listening.listen(_BACKLOG)
                 os.rename(f".{name}", name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -105,7 +105,7 @@ def _bind(listening: socket.socket) -> tuple[Path, int]:
 
 
 def never_raises(describe: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
-    """Keep a bug in the description from ending the job."""
+    """Catch exceptions in `describe`, so that a bug in it can't end the job."""
     logged = set()
 
     def described() -> dict[str, Any]:
@@ -121,20 +121,20 @@ def never_raises(describe: Callable[[], dict[str, Any]]) -> Callable[[], dict[st
 
 
 def jobs_of_this_user(timeout_s: float) -> Iterator[dict[str, Any]]:
-    """Return what the launchers of this user on this machine report; {"error": a message} for one that doesn't."""
+    """Yield the status from each launcher of this user on this machine; {"error": a message} if one doesn't answer."""
     seen: set[str] = set()
     for directory in own_directories():
         with contextlib.suppress(OSError, SecretFileError), opened(directory) as folder:
             names = [n for n in os.listdir(folder) if n.endswith(_SUFFIX) and not n.startswith(".") and n not in seen]
             seen.update(names)
-            # In parallel: one that doesn't answer takes its time.
+            # Ask in parallel, because a launcher that doesn't answer takes until the timeout.
             with ThreadPoolExecutor(_MAX_CLIENTS) as threads:
                 answers = threads.map(lambda name: _ask(folder, name, timeout_s), sorted(names))
                 yield from (found for found in answers if found is not None)
 
 
 def _ask(folder: int, name: str, timeout_s: float) -> dict[str, Any] | None:
-    """Return the answer; None if there is no launcher any more."""
+    """Return the launcher's answer; None if the launcher no longer exists."""
     pid = name.partition(".")[0]
     deadline = time.monotonic() + timeout_s
     text = b""
@@ -147,20 +147,20 @@ def _ask(folder: int, name: str, timeout_s: float) -> dict[str, Any] | None:
             while len(text) <= _MAX_ANSWER_BYTES and (piece := server.recv(1 << 16)):
                 text += piece
                 server.settimeout(max(0.01, deadline - time.monotonic()))
-        except (ConnectionRefusedError, FileNotFoundError):  # it was killed, or has just ended
+        except (ConnectionRefusedError, FileNotFoundError):  # the launcher was killed, or has just ended
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=folder)
             return None
         except (socket.timeout, BlockingIOError):
             return {"error": f"the job of process {pid} doesn't answer within {timeout_s:g} s: its launcher is stopped"
-                    " or has too much to do"}  # fmt: skip
+                    " or overloaded"}  # fmt: skip
         except OSError:  # a reset
             text = b""
-        except ProtocolError:  # not this user's
+        except ProtocolError:  # not a process of this user
             return None
     try:
         document = decode(text, _MAX_ANSWER_BYTES, raw_bytes=True)
-    except MalformedError:  # it has closed the connection within the document
+    except MalformedError:  # the launcher has closed the connection in the middle of the document
         return {"error": f"the job of process {pid} is just ending"}
     return document if isinstance(document, dict) else None
 
@@ -170,7 +170,7 @@ def _connect(server: socket.socket, address: str, deadline: float) -> None:
         try:
             server.connect(address)
             return
-        except BlockingIOError:  # other clients fill its backlog, for which no timeout waits
+        except BlockingIOError:  # other clients fill the backlog, and the timeout doesn't apply to that
             if time.monotonic() > deadline:
                 raise
         time.sleep(_FULL_RETRY_S)

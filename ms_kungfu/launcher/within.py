@@ -1,4 +1,4 @@
-"""A time limit for an awaited task."""
+"""Limit the time of an awaited task."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ T = TypeVar("T")
 
 
 async def within(seconds: float | None, work: Awaitable[T]) -> T:
-    """Return or raise what `work` does; asyncio.TimeoutError after so long, once it has been cancelled and has ended.
+    """Return or raise what `work` does.
 
-    `asyncio.wait_for` before Python 3.12 fails if its caller is cancelled in the moment in which the work fails.
-    Nested, it swallows the cancellation, or leaves an exception that no task retrieves. Here a cancelled caller always
-    ends by that, and the work has ended before.
+    Raises asyncio.TimeoutError after `seconds`, once `work` is cancelled and has ended.
+
+    Before Python 3.12, `asyncio.wait_for` fails if its caller is cancelled at the moment at which the work fails.
+    Nested calls swallow the cancellation, or leave an exception that no task retrieves. Here a cancelled caller always
+    ends with CancelledError, after the work has ended.
     """
     task = asyncio.ensure_future(work)
     task.add_done_callback(_retrieve)
@@ -26,7 +28,7 @@ async def within(seconds: float | None, work: Awaitable[T]) -> T:
         elif not task.cancelled() and task.exception() is None:
             close = getattr(task.result(), "close", None)
             if close is not None:
-                close()  # a connection without an owner
+                close()  # the result is a connection that has no owner
         raise
     if not task.done():
         task.cancel()

@@ -66,7 +66,7 @@ def test_joined_host_takes_the_leadership_lease(patient_etcd, tmp_path, asked_un
         left = job.strike("agent")
         told = "running: the controller on 127.0.0.1 has failed; this host waits for the next controller"
         assert told in asked_until(told)
-        told = "if it has failed, 127.0.0.2 takes its place when its lease is over"
+        told = "if it has failed, 127.0.0.2 takes over when its lease expires"
         assert told in asked_until(told, patient_etcd.url("joined"))
         job.judge("agent", left)
         assert "leadership taken: host=" in job.launchers[1].output

@@ -90,14 +90,14 @@ def test_a_list_of_nodes_that_does_not_parse(slurm, tmp_path):
     code, told = run(slurm, "-N1", "-n1", "env", "SLURM_STEP_NODELIST=n[1-", *KUNGFU_RUN, "true")
     assert code == 2, told
     (line,) = [line for line in told.splitlines() if line.startswith("kungfu-run: ")]
-    assert "SLURM_STEP_NODELIST: 'n[1-' is no list of nodes" in line
-    assert "name the hosts by -H" in line
+    assert "SLURM_STEP_NODELIST: 'n[1-' is not a list of nodes" in line
+    assert "name the hosts with -H" in line
 
 
 def test_several_nodes_without_a_secret(slurm, tmp_path):
     code, told = run(slurm, "-N2", *KUNGFU_RUN, "true", secret="")
     assert code == 2, told
-    assert "srun passes one on to all nodes that is in its environment" in told
+    assert "srun passes its environment to all nodes" in told
 
 
 def submit(slurm, folder):

@@ -155,7 +155,7 @@ def test_client_without_the_secret_cannot_resize_the_job(jobs, network, tmp_path
     wrong.assert_exit(1)
     file = tmp_path / "job.secret"
     file.write_text(SECRET)
-    assert "both give the job's secret" in _refused(job.command(1, "resize", 3, "-secret-file", file))
+    assert "both set the job's secret" in _refused(job.command(1, "resize", 3, "-secret-file", file))
     words = ("resize", 3, "-secret-file", file)
     assert "chmod 600" in _refused(job.command(1, *words, environment={"KUNGFU_JOB_SECRET": ""}))
     file.chmod(0o600)
@@ -240,7 +240,7 @@ def test_firewall_before_the_head_node_is_reported_at_both_ends(jobs, network):
         launchers = [jobs.start(host, "ms_kungfu.launcher", *words, environment=environment) for host in hosts]
         for launcher, other in zip(launchers, reversed(hosts)):
             silence = f"no answer from {other.address}:38080"
-            why = "nothing comes back within 5 s"
+            why = "no reply within 5 s"
             remedy = "is kungfu-run started there, and port 38080 open?"
             launcher.assert_exit(1)
             told = f'no answer: hosts={other.address}:38080 reason="{why}". Remedy: {remedy}'
@@ -257,7 +257,7 @@ def test_foreign_server_at_a_hosts_port_is_reported_by_the_head_node(jobs, netwo
     jobs.start(hosts[1], "http.server", 38080)  # which waits for a line to end
     head = jobs.start(hosts[0], "ms_kungfu.launcher", "-np", 2, "-H", listed, "true")
     head.wait_for(
-        rf"no answer: hosts={hosts[1].address}:38080 reason=.another listener .* Remedy: does another program have port"
+        rf"no answer: hosts={hosts[1].address}:38080 reason=.another listener .* Remedy: does another program use port"
     )
     head.signal(signal.SIGINT)
     head.assert_exit(130)

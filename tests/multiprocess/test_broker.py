@@ -740,7 +740,7 @@ def _proven(one):
         ({"incarnation": -1, "peer": str(A)}, "`int` >= 0"),
         ({"incarnation": True, "peer": str(A)}, "Expected `int`"),
         ({"incarnation": 0, "peer": str(A), "version": "1"}, r"\$.version"),
-        ({"incarnation": 0, "peer": str(A), "member_of": 0}, "must name the version"),
+        ({"incarnation": 0, "peer": str(A), "member_of": 0}, "must send the version"),
         ({"incarnation": 0, "peer": str(A), "software": {"ms_kungfu": VERSION}}, "missing required field `mindspore`"),
         ({"incarnation": 0, "peer": str(A)}, "of an unknown version"),
         ({"type": "take_store", "peer": str(A)}, "Invalid value 'take_store'"),
@@ -767,11 +767,11 @@ def test_joining_worker_with_other_library_versions_is_refused_by_name(host, mon
     who = "standby 7" if standby else str(B)
     assert come(A, VERSION, "2.10.0")[:2] == (0, 0)
     with pytest.raises(
-        KungFuError, match=f"ms_kungfu is 9.9 at .*{who}, {VERSION} at its launcher; .* start the job anew"
+        KungFuError, match=f"ms_kungfu is 9.9 in .*{who}, but {VERSION} in its launcher; .* restart the job"
     ):
         come(B, "9.9", "2.10.0")
     with pytest.raises(
-        KungFuError, match=f"MindSpore is 2.9.0 at .*{who}, 2.10.0 at worker {A}; .* start the job anew"
+        KungFuError, match=f"MindSpore is 2.9.0 in .*{who}, but 2.10.0 in worker {A}; .* restart the job"
     ):
         come(B, VERSION, "2.9.0")
     assert come(C, VERSION, "")[:2] == (0, 2)  # one that needs none

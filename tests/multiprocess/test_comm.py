@@ -42,7 +42,7 @@ def test_joining_worker_with_another_mindspore_is_refused(run_program: Run, tmp_
         PROGRAMS / "other_versions.py", tmp_path / "told", np=2, watch=True, flags=["-recover", "shrink"], status=1
     )
     assert output.splitlines().count("finished") == 2  # the job ends with the newcomer's status
-    sentence = r"MindSpore is 2\.9\.0 at worker \S+, 2\.10\.0 at worker \S+; all workers of a job need the same"
+    sentence = r"MindSpore is 2\.9\.0 in worker \S+, but 2\.10\.0 in worker \S+; all workers of a job require the same"
     assert re.search(sentence, (tmp_path / "told").read_text())
     assert re.search(sentence, output)  # in its log, too
 

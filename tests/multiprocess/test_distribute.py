@@ -152,7 +152,7 @@ def test_head_node_alone_reports_the_end_of_a_job_that_has_begun(code, distribut
     program = distribute("-H", "a,b", "sh", "-c", GOES_ON, "x", code)
     program.assert_exit(code, timeout=30)
     assert program.stdout == ["[a] begun"]
-    went_on = "were left to end by themselves" if code else "went on without it"
+    went_on = "were left to end on their own" if code else "continued without it"
     told = f"kungfu-distribute: b was lost: the command exited with code 7 on b; the others {went_on}"
     assert program.stderr == [told, *(["kungfu-distribute: the command exited with code 3 on a"] if code else [])]
 
@@ -172,7 +172,7 @@ def test_a_job_over_the_hosts_of_kungfu_distribute_outlives_one_of_them(distribu
     program.wait_for(r"in version 1 rank 0 of 1 ", 1, timeout=60)
     os.kill(launchers[a], signal.SIGUSR1)
     program.assert_exit(0, timeout=30)
-    told = f"{b} was lost: the command exited with code 137 on {b}; the others went on without it"
+    told = f"{b} was lost: the command exited with code 137 on {b}; the others continued without it"
     assert program.stderr[-1] == f"kungfu-distribute: {told}"
     assert not any("\0" in line for line in program.lines)
     assert [line for line in program.stdout if re.search("finished pid", line)]
@@ -239,13 +239,13 @@ def test_long_output_arrives_whole(distribute):
     [
         ([], "no command"),
         (["-H", "a"], "no command"),
-        (["true"], "no hosts; name them by -H or -hostfile"),
+        (["true"], "no hosts; name them with -H or -hostfile"),
         (["-H", "a:x", "true"], "'a:x' is not host:slots"),
-        (["-H", "-oProxyCommand=x", "true"], "is neither a host's name nor its address"),
-        (["-H", "a", "-u", "-oX", "true"], "'-oX' is not the name of a user"),
+        (["-H", "-oProxyCommand=x", "true"], "is neither a host name nor an address"),
+        (["-H", "a", "-u", "-oX", "true"], "'-oX' is not a user name"),
         (["-H", "a", "-np", "2", "true"], "-np: the command's own flag"),
         (["-H", "a", "-secret-file", "/no/such", "true"], "-secret-file /no/such can't be read"),
-        (["-H", "a", "-secret-file", "/no/such", "x", "-no-secret"], "leave one of them out"),
+        (["-H", "a", "-secret-file", "/no/such", "x", "-no-secret"], "give only one of them"),
     ],
 )
 def test_a_wrong_command_line_is_one_sentence(arguments, told, distribute):

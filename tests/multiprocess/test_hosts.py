@@ -306,8 +306,8 @@ def test_log_files_are_each_hosts_own(hosts, script, tmp_path):
 def test_host_with_another_secret_is_rejected_and_the_right_one_awaited(hosts, script):
     job = hosts((*script(ENDS), "0"), "-np", 2, environments={B: {"KUNGFU_JOB_SECRET": "ff" * 16}})
     job[B].assert_exit(1)
-    assert "the launcher there has another secret" in job[B].stderr[-1]
-    job[A].wait_for(rf"connection rejected: from={B} reason=.it doesn't know the job's secret")
+    assert "the called launcher has another secret" in job[B].stderr[-1]
+    job[A].wait_for(rf"connection rejected: from={B} reason=.the caller doesn't know the job's secret")
     job.runs[B] = job.start_one(B)
     job.wait_for("^ready", {A: 1, B: 1})
     for run in job.runs.values():

@@ -383,7 +383,7 @@ def test_end_of_the_head_node_ends_a_joined_host(hosts, start_module):  # noqa: 
 
 
 REFUSED = {
-    "secret": ({"KUNGFU_JOB_SECRET": "ff" * 16}, f"{C}:1", "the launcher there has another secret"),
+    "secret": ({"KUNGFU_JOB_SECRET": "ff" * 16}, f"{C}:1", "the called launcher has another secret"),
     "present": ({}, f"{B}:1", f"kungfu-run: {B} is a host of the job already$"),
     "head": ({}, f"{A}:1", f"kungfu-run: {A} is a host of the job already$"),
     "many": ({}, f"{C}:1021", rf"with {C}:1021 the job's hosts would have 1025 slots, and it can have 1024 workers"),
@@ -392,7 +392,7 @@ REFUSED = {
         f"{C}:1",
         f"kungfu-run: ms_kungfu is 9.9 on {C}, {VERSION} on {A}; install the same",
     ),
-    "stranger": ({}, "10.1.2.3:1", f"{A} means each machine itself"),
+    "stranger": ({}, "10.1.2.3:1", f"{A} is a loopback address"),
 }
 
 
@@ -429,7 +429,7 @@ def test_job_on_one_host_accepts_no_joining_host(job, start_module):
     url = alone.wait_for(r"config server: url=(http://\S+/config)")[0][1]
     run = start_module("ms_kungfu.launcher", "-join", url, environment={"KUNGFU_JOB_SECRET": SECRET})
     run.assert_exit(1)
-    assert "was started on one host, and listens to no other" in run.stderr[-1]
+    assert "was started on one host and accepts no others" in run.stderr[-1]
     alone.finish(1)
 
 
@@ -443,7 +443,7 @@ def test_a_program_that_is_not_there_is_said_before_the_host_joins(hosts, start_
     (tmp_path / "train.py").rename(tmp_path / "elsewhere.py")
     run = join(job, start_module, C)
     run.assert_exit(1)
-    assert "the job's program can't be run here: there is no script 'train.py' here" in run.stderr[-1]
+    assert "the job's program can't be run here: script 'train.py'" in run.stderr[-1]
     finish(job, {A: 1, B: 1})
 
 

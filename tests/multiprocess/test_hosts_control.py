@@ -384,7 +384,7 @@ def test_caller_with_another_secret_is_rejected_with_the_reason(theirs, ours, ca
     async def test():
         async with serving(theirs) as (port, served):
             for _ in range(3):
-                with pytest.raises(RefusedError, match="the launcher there has another secret"):
+                with pytest.raises(RefusedError, match="the called launcher has another secret"):
                     await call(Machine(), B, A, port, ours, 10)
             assert served == []
 

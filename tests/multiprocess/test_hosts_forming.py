@@ -138,8 +138,8 @@ def test_head_node_reports_once_why_hosts_do_not_answer(launch):
     assert sorted(told) == [
         f'{B}:{port},{C}:{port} reason="Connection refused". Remedy: is kungfu-run started there, and port {port} '
         "open?",
-        f'{D}:{port} reason="another listener hangs up". Remedy: does another program have port {port} there? -port '
-        "gives another one, the same on all hosts",
+        f'{D}:{port} reason="another listener closed the connection". Remedy: does another program use port '
+        f"{port} there? -port sets another port, the same on all hosts",
     ]
     assert f"The last of {B}: no answer from {B}:{port}: Connection refused" in head.stderr[-1]
 
@@ -174,7 +174,7 @@ def test_host_with_another_program_is_reported_there_and_at_the_head_node(kungfu
     for host in (A, B):
         assert f'{B} runs "' in warned[host][0]
         assert f'worker.py --epochs=2", and {A} "' in warned[host][0]
-        assert warned[host][0].endswith('worker.py --epochs=1": all hosts should train alike"')
+        assert warned[host][0].endswith('worker.py --epochs=1": all hosts should run the same training"')
         started = next(line for line in runs[A].lines if "worker started: " in line)
         assert host != A or runs[A].lines.index(warned[host][0]) < runs[A].lines.index(started)
 

@@ -96,16 +96,16 @@ def test_launchers_speak_through_it_whatever_they_say(host):
 
 
 def test_the_secret_is_still_asked_for(host, caplog):
-    assert "the launcher there has another secret" in refusal(host, host, b"t" * 16)
-    assert "it doesn't know the job's secret" in caplog.text
+    assert "the called launcher has another secret" in refusal(host, host, b"t" * 16)
+    assert "the caller doesn't know the job's secret" in caplog.text
 
 
 def test_where_one_end_alone_has_it_both_say_so_at_once(host, caplog):
-    assert "the launcher there speaks no TLS, and this host does; set KUNGFU_TLS_CERT" in refusal(host, {})
-    assert "reason=\"it speaks TLS, and this host doesn't; set KUNGFU_TLS_CERT" in caplog.text
+    assert "the called launcher doesn't use TLS, but this host does; set KUNGFU_TLS_CERT" in refusal(host, {})
+    assert "reason=\"the caller uses TLS, but this host doesn't; set KUNGFU_TLS_CERT" in caplog.text
     caplog.clear()
-    assert "the launcher there speaks TLS, and this host doesn't; set KUNGFU_TLS_CERT" in refusal({}, host)
-    assert 'reason="it speaks no TLS, and this host does; set KUNGFU_TLS_CERT' in caplog.text
+    assert "the called launcher uses TLS, but this host doesn't; set KUNGFU_TLS_CERT" in refusal({}, host)
+    assert "reason=\"the caller doesn't use TLS, but this host does; set KUNGFU_TLS_CERT" in caplog.text
 
 
 def test_host_with_wrong_certificate_is_rejected_and_both_ends_report_why(authority, host, tmp_path, caplog):
@@ -190,8 +190,8 @@ def test_data_and_models_go_through_it(hosts, script, authority):  # noqa: F811
 def test_a_job_of_which_one_host_has_tls_ends_there_with_a_sentence(hosts, script, authority, has_it):  # noqa: F811
     job = hosts(script("pass"), environments=with_tls(authority, has_it))
     job[B].assert_exit(1)
-    assert "speaks no TLS" in job[B].output if has_it == B else "speaks TLS" in job[B].output
-    job[A].wait_for("connection rejected: from=127.0.0.2 reason=.it speaks")
+    assert "doesn't use TLS" in job[B].output if has_it == B else "uses TLS" in job[B].output
+    job[A].wait_for("connection rejected: from=127.0.0.2 reason=.the caller")
     job[A].signal(2)
     job[A].assert_exit(130)
 
@@ -245,7 +245,7 @@ def test_config_server_speaks_https_to_clients_of_the_authority(server, host, tm
 
 def test_a_url_that_does_not_fit_is_refused(kungfu_run, host, script):
     for flags, environment, why in (
-        (["-config-server", f"http://{A}:9/config"], host, "would be in the clear, and KUNGFU_TLS_CERT wants TLS"),
+        (["-config-server", f"http://{A}:9/config"], host, "isn't encrypted, but KUNGFU_TLS_CERT requires TLS"),
         (["-config-server", f"https://{A}:9/config"], {}, "serves https only with KUNGFU_TLS_CERT"),
     ):
         job = kungfu_run(

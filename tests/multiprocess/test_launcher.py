@@ -434,7 +434,7 @@ def test_workers_that_never_join_are_reported_as_copies(kungfu_run):
     job = kungfu_run("-np", 2, "sleep", 5)
     job.assert_exit(0)
     assert job.output.count("none of the 2 workers has joined the job within ") == 1, job.output
-    assert job.output.count(", and all have ended: if they have trained, each has trained a model") == 1
+    assert job.output.count(", and all have ended: if they have trained, each has trained a separate model") == 1
 
 
 @pytest.mark.parametrize(
@@ -466,7 +466,7 @@ def test_a_limit_under_which_nothing_runs_is_a_sentence(kungfu_run):
     few = (16, 16)
     job = kungfu_run("true", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, few))
     job.assert_exit(1)
-    assert job.output == "kungfu-run: 16 open files (ulimit -n) are too few; the least is 32"
+    assert job.output == "kungfu-run: 16 open files (ulimit -n) are too few; the minimum is 32"
 
 
 def test_full_disk_under_logfile_is_reported_once(kungfu_run, tmp_path):

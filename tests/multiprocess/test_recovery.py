@@ -111,7 +111,10 @@ def test_slot_stays_empty_after_two_late_joining_workers(job):
     one = job("-np", 1, "-recover", "replace", program=["slow=1000"], environment={"KUNGFU_JOIN_TIMEOUT": "1"})
     one.in_version(0, 1)
     one.command("resize", "2")
-    one.wait_for(r"was killed, like the one before it; the others go on without it: raise KUNGFU_JOIN_TIMEOUT above")
+    one.wait_for(
+        r"was killed, like the previous worker in its slot; the others go on without it: raise "
+        "KUNGFU_JOIN_TIMEOUT above"
+    )
     one.in_version(4, 1)
     one.finish(1)
 
@@ -157,7 +160,7 @@ def test_a_worker_that_keeps_dying_is_started_only_so_often(job, tmp_path):
     one = job("-np", 2, *flags, program=["fail=1"])
     pids = one.in_version(0, 2)
     os.kill(pids[1], signal.SIGKILL)
-    told = one.wait_for(r"its place was filled 2 times lately \(-max-restarts 2\), see (\S+), (\S+)$", timeout=60)[0]
+    told = one.wait_for(r"its slot was refilled 2 times recently \(-max-restarts 2\), see (\S+), (\S+)$", timeout=60)[0]
     assert Path(told[1]).exists()
     assert len(one.wait_for(r"exited with code 5", 2)) == 2
     one.wait_for(r"^in version \d+ rank 0 of 1")

@@ -215,7 +215,7 @@ def test_removed_worker_that_still_runs_keeps_its_slot_until_needed(watch):
     job = watch("-np", 2, "-leave-grace", "200ms", environment={"STUBBORN": "1"})
     job.wait_for_version(0, 2)
     job.resize("1")
-    job.wait_for(r"worker 1 .* is not in cluster version 1 any more and still works after 0.2 s \(-leave-grace\)")
+    job.wait_for(r"worker 1 .* is no longer in cluster version 1, but still running after 0.2 s \(-leave-grace\)")
     assert "asked to leave" not in job.program.output
     job.resize("2")  # its name is given to another one
     job.wait_for(r"worker dismissed: worker 1 .* reason=.it has left the cluster, and its slot is needed")
@@ -283,7 +283,7 @@ BAD = [
     (
         {"Workers": ["10.0.0.1:10000", "127.0.0.1:10000"]},
         400,
-        "worker 10.0.0.1:10000 is on none of the job's hosts: 127.0.0.1",
+        "worker 10.0.0.1:10000 is on none of the hosts of the job: 127.0.0.1",
     ),
 ]
 
@@ -324,14 +324,14 @@ def test_resize_without_a_url_finds_the_only_job_of_this_user(watch, start_modul
 
     code, output = resize(2)
     assert code == 2
-    assert output.startswith("kungfu-run resize: no job of this user that could change runs here; start one with")
+    assert output.startswith("kungfu-run resize: no job of this user that can change runs here; start one with")
     one = watch("-np", 1)
     one.wait_for_version(0, 1)
     one.program.signal(signal.SIGSTOP)
     code, output = resize(2)
     one.program.signal(signal.SIGCONT)
     assert code == 1
-    assert "doesn't answer within 2 s: its launcher is stopped or has too much to do" in output
+    assert "doesn't answer within 2 s: its launcher is stopped or overloaded" in output
     code, output = resize(2)
     assert code == 0, output
     assert "cluster version 1: 1 -> 2 workers" in output
@@ -340,7 +340,7 @@ def test_resize_without_a_url_finds_the_only_job_of_this_user(watch, start_modul
     other.wait_for_version(0, 1)
     code, output = resize(3)
     assert code == 2
-    assert output.startswith("kungfu-run resize: 2 jobs of this user run here; choose one by -config-server: ")
+    assert output.startswith("kungfu-run resize: 2 jobs of this user run here; choose one with -config-server: ")
     ports = sorted(
         (job.url.split(":")[2].split("/")[0], size) for job, size in ((one, "2 workers"), (other, "1 worker"))
     )

@@ -135,7 +135,7 @@ def test_workers_of_all_hosts_get_one_cap(hosts, cap, line, caplog) -> None:
 
 def test_joining_host_without_the_jobs_instructions_is_named() -> None:
     narrow = CpuIsa("AVX", "AVX")
-    assert "n computes with AVX at most, the job's workers with AVX2" in other_instructions("n", narrow, "AVX2", NATIVE)
+    assert "n supports at most AVX, but the job's workers use AVX2" in other_instructions("n", narrow, "AVX2", NATIVE)
     assert "with AVX512_CORE, which gives other bits" in other_instructions("n", narrow, None, NATIVE)
     assert other_instructions("n", NATIVE, "AVX2", NATIVE) == ""
     assert other_instructions("n", NATIVE, None, NATIVE) == ""
@@ -256,7 +256,7 @@ def test_process_that_stands_still_with_the_lock_holds_no_job_up(runs, tmp_path,
 
 def test_library_that_is_none_is_not_measured(tmp_path) -> None:
     (tmp_path / "libdnnl.so.3").write_text("no library")
-    with pytest.raises(NotMeasuredError, match=r"wasn't measured: OSError: .*libdnnl\.so\.3"):
+    with pytest.raises(NotMeasuredError, match=r"could not be measured: OSError: .*libdnnl\.so\.3"):
         cpu_isa._run(tmp_path / "libdnnl.so.3", None)
 
 

@@ -106,10 +106,10 @@ def test_one_host_that_others_may_join_is_as_one_of_several():
     assert found.hosts.is_several
     assert found.config_server == "http://127.0.0.1:9100/config"
     assert found.hosts.first_cluster(2, range(10000, 10010), 38080, 0).slots == {"127.0.0.1": 2}
-    with pytest.raises(UsageError, match="several hosts need a secret"):
+    with pytest.raises(UsageError, match="several hosts require a shared secret"):
         options(*words, "-H", "127.0.0.1:2", secret="")
     for few in (words, [*words[1:], "-H", "127.0.0.1:2"]):
-        with pytest.raises(UsageError, match="-joinable needs -w, and -H"):
+        with pytest.raises(UsageError, match="-joinable requires -w, and -H"):
             options(*few)
 
 
@@ -122,7 +122,7 @@ def test_one_host_that_others_may_join_is_as_one_of_several():
         ("10.0.0.2:99999999999", "is not host:slots"),
         ("10.0.0.2:2:a:b", "is not host:slots"),
         ("fd00::2:4", "stands in brackets"),
-        (":4", "'' is neither a host's name nor its address"),
+        (":4", "'' is neither a host name nor an address"),
         ("10.0.0:4", "'10.0.0' is neither"),
         ("10.0.0.256:4", "'10.0.0.256' is neither"),
         ("a b:4", "'a b' is neither"),
@@ -131,7 +131,7 @@ def test_one_host_that_others_may_join_is_as_one_of_several():
         ("10.0.0.2:4:-oX", "'-oX' is neither"),
         ("[fe80::1%eth0]:4", "is neither"),
         ("[10.0.0.x]:4", "is neither"),
-        ("10.0.0.2:1,10.0.0.2:2", "10.0.0.2 is named 2 times; give it all its slots at once"),
+        ("10.0.0.2:1,10.0.0.2:2", "10.0.0.2 is listed 2 times; list it once with all its slots"),
         ("gpu3:1,GPU3:2", "gpu3 is named 2 times"),
         (",", "',' is neither"),
     ],
@@ -157,7 +157,7 @@ def test_a_hostfile_is_read_as_kungfu_reads_it(tmp_path):
         ("10.0.0.1 slots=4\n10.0.0.2 slots=x\n", ":2: 'slots=x' is neither slots=NUMBER nor public_addr=ADDRESS"),
         ("10.0.0.1 max_slots=4\n", ":1: 'max_slots=4' is neither"),
         ("10.0.0.1 4\n", ":1: '4' is neither"),
-        ("10.0.0.1:4\n", ":1: '10.0.0.1:4' is neither a host's name nor its address"),
+        ("10.0.0.1:4\n", ":1: '10.0.0.1:4' is neither a host name nor an address"),
         ("# nobody\n", " names no host"),
         ("", " names no host"),
         ("10.0.0.1\n10.0.0.1\n", "10.0.0.1 is named 2 times"),
@@ -193,9 +193,7 @@ def test_a_name_is_this_machine_where_it_has_one_of_its_addresses(second_of_thre
 
 def test_several_hosts_on_one_machine_need_self_or_nic():
     two = "127.0.0.1:2,127.0.0.2:2"
-    assert refusal("-H", two) == (
-        "this machine is 127.0.0.1 and 127.0.0.2 at once; give the one that this is meant to be by -self"
-    )
+    assert refusal("-H", two) == ("this machine matches several hosts: 127.0.0.1 and 127.0.0.2; select one with -self")
     assert options("-H", two, "-self", "127.0.0.2").hosts.self_name == "127.0.0.2"
     assert options("-H", two, "-nic", "lo").hosts.self_name == "127.0.0.1"
 
@@ -206,13 +204,13 @@ def test_several_hosts_on_one_machine_need_self_or_nic():
         (["-H", "10.0.0.1:2,10.0.0.9:2"], "this machine has none of the addresses of the hosts 10.0.0.1,10.0.0.9"),
         (["-H", THREE, "-self", "10.0.0.9"], "-self 10.0.0.9 is none of the hosts 10.0.0.1,10.0.0.2,gpu3"),
         (["-H", THREE, "-self", "10.0.0.1"], "-self 10.0.0.1 is not an address of this machine"),
-        (["-H", THREE, "-self", "10.0.0"], "-self: '10.0.0' is neither a host's name nor its address"),
+        (["-H", THREE, "-self", "10.0.0"], "-self: '10.0.0' is neither a host name nor an address"),
         (["-H", THREE, "-nic", "eth1"], "-nic eth1 has 10.9.9.9, which is none of the hosts 10.0.0.1,10.0.0.2,gpu3"),
         (["-H", THREE, "-nic", "ib0"], "-nic ib0 has no address"),
-        (["-H", THREE, "-nic", "eth7"], "this machine has no such interface, but lo, eth0, eth1, ib0"),
-        (["-H", "10.0.0.2:1,gpu9:1"], "host gpu9 has no address here"),
-        (["-H", "127.0.0.1:2,10.0.0.2:2"], "127.0.0.1 means each machine itself"),
-        (["-H", "here:2,10.0.0.1:2"], "here means 127.0.1.1 here, where the other hosts can't reach it"),
+        (["-H", THREE, "-nic", "eth7"], "this machine has no such interface; its interfaces are lo, eth0, eth1, ib0"),
+        (["-H", "10.0.0.2:1,gpu9:1"], "host gpu9 has no address after"),
+        (["-H", "127.0.0.1:2,10.0.0.2:2"], "127.0.0.1 is a loopback address"),
+        (["-H", "here:2,10.0.0.1:2"], "here is 127.0.1.1 on this machine, which other hosts can't reach"),
         (["-H", "gpu1:2,10.0.0.1:2"], "gpu1 and 10.0.0.1 are one machine"),
     ],
 )
@@ -260,12 +258,12 @@ def test_without_w_several_hosts_need_no_config_server():
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["-w"], "give -builtin-config-port 9100 on each, and 10.0.0.1 runs it"),
+        (["-w"], "give -builtin-config-port 9100 on each host, and 10.0.0.1 runs the server"),
         (["-w", "-builtin-config-port", "0"], "several hosts have to know the port"),
         (["-w", "-config-server", "http://10.0.0.1:9100/config", "-builtin-config-port", "0"], "give a number"),
-        (["-w", "-config-server", "http://127.0.0.1:9100/config"], "means another one on each host"),
-        (["-w", "-config-server", "http://localhost:9100/config"], "means another one on each host"),
-        (["-w", "-config-server", "http://[::1]:9100/config"], "means another one on each host"),
+        (["-w", "-config-server", "http://127.0.0.1:9100/config"], "is a different server on each host"),
+        (["-w", "-config-server", "http://localhost:9100/config"], "is a different server on each host"),
+        (["-w", "-config-server", "http://[::1]:9100/config"], "is a different server on each host"),
         (
             ["-w", "-config-server", "http://10.7.7.7:9100/config", "-builtin-config-port", "9100"],
             "10.7.7.7 is none of 10.0.0.1:2,10.0.0.2:4,gpu3:2",
@@ -290,7 +288,7 @@ def test_several_hosts_without_a_secret_are_refused_with_the_remedy():
     assert "openssl rand -hex 32" in sentence
     assert "-secret-file" in sentence
     assert "-no-secret" in sentence
-    assert "has 8 digits, of the 32 at least" in refusal("-H", THREE, secret="5ec25ec2")
+    assert "has 8 digits; several hosts require at least 32" in refusal("-H", THREE, secret="5ec25ec2")
     assert options("-H", THREE).secret == SECRET
     assert options("-H", THREE, "-no-secret", secret="").secret is None
     assert options(secret="").secret is None
@@ -303,10 +301,10 @@ def test_the_secret_of_a_file(tmp_path):
     found = options("-H", THREE, "-secret-file", str(file), secret="")
     assert found.secret == SECRET
     assert SECRET not in repr(found)
-    assert "both give the job's secret" in refusal("-H", THREE, "-secret-file", str(file))
-    assert "-no-secret, but" in refusal("-H", THREE, "-secret-file", str(file), "-no-secret", secret="")
-    assert "-no-secret, but" in refusal("-H", THREE, "-no-secret")
-    assert "and this job has one" in refusal("-no-secret", secret="")
+    assert "both set the job's secret" in refusal("-H", THREE, "-secret-file", str(file))
+    assert "-no-secret conflicts" in refusal("-H", THREE, "-secret-file", str(file), "-no-secret", secret="")
+    assert "-no-secret conflicts" in refusal("-H", THREE, "-no-secret")
+    assert "but this job has one" in refusal("-no-secret", secret="")
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644, 0o777])
@@ -325,7 +323,7 @@ def test_a_file_that_holds_no_secret(text, tmp_path):
     file.write_text(text)
     file.chmod(0o600)
     sentence = refusal("-H", THREE, "-secret-file", str(file), secret="")
-    assert "must hold an even number of hexadecimal digits" in sentence
+    assert "must contain an even number of hexadecimal digits" in sentence
     file.write_text("0" * 5000)
     assert "more than 4096 bytes" in refusal("-H", THREE, "-secret-file", str(file), secret="")
 
@@ -369,8 +367,8 @@ def test_a_strategy_is_one_of_hosts_and_said_to_change_nothing_on_one(name):
     assert options("-H", THREE, "-strategy", name.lower()).strategy == name
     assert what_is_done_instead(name, is_several=True) == ""
     sentence = what_is_done_instead(name, is_several=False)
-    assert sentence.startswith(f"-strategy {name} changes nothing on one host: ")
-    assert "shared memory, where there is no topology to choose; it is as with AUTO" in sentence
+    assert sentence.startswith(f"-strategy {name} has no effect on one host: ")
+    assert "shared memory, which has no topology; the job runs as with AUTO" in sentence
 
 
 @pytest.mark.parametrize("name", ["AUTO", "SHM"])
@@ -380,14 +378,14 @@ def test_supported_strategy_is_not_reported(name):
 
 def test_shared_memory_is_no_strategy_between_hosts():
     assert options("-H", THREE).strategy == options("-H", THREE, "-strategy", "AUTO").strategy == "AUTO"
-    assert "which several hosts don't have" in refusal("-H", THREE, "-strategy", "SHM")
+    assert "several hosts have no shared memory" in refusal("-H", THREE, "-strategy", "SHM")
 
 
 def test_placement():
     assert options("-H", THREE).hosts.placement == "even"
     assert options("-H", THREE, "-placement", "fill").hosts.placement == "fill"
-    assert "'odd' is neither even nor fill" in refusal("-H", THREE, "-placement", "odd")
-    assert "and this job has one" in refusal("-placement", "fill", secret="")
+    assert "'odd' is not a placement; give even or fill" in refusal("-H", THREE, "-placement", "odd")
+    assert "but this job has one" in refusal("-placement", "fill", secret="")
 
 
 # ---- kungfu-distribute's ----
@@ -435,28 +433,31 @@ def test_torchruns_kinds_of_workers_are_counted_on_this_host(devices_of_this_hos
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--nnodes", "2", "-H", THREE], "--nnodes wants 2 hosts, and there are 3"),
-        (["--nnodes", "2:4"], "--nnodes wants 2 to 4 hosts, and there is 1: 127.0.0.1; name them by -H or -hostfile"),
-        (["--nnodes", "4:2"], "'4:2' is no number of hosts"),
-        (["--nnodes", "two"], "'two' is no number of hosts"),
-        (["--nnodes", "0"], "'0' is no number of hosts"),
-        (["--nnodes", "1:2"], "needs --nproc-per-node"),
+        (["--nnodes", "2", "-H", THREE], "--nnodes requires 2 hosts, but there are 3"),
+        (
+            ["--nnodes", "2:4"],
+            "--nnodes requires 2 to 4 hosts, but there is 1: 127.0.0.1; name the hosts with -H or -hostfile",
+        ),
+        (["--nnodes", "4:2"], "'4:2' is not a number of hosts"),
+        (["--nnodes", "two"], "'two' is not a number of hosts"),
+        (["--nnodes", "0"], "'0' is not a number of hosts"),
+        (["--nnodes", "1:2"], "requires --nproc-per-node"),
         (["--nproc-per-node", "tpu"], "'tpu' is not a whole number"),
         (["--nproc-per-node", "gpu"], "there are no GPUs on this host for the job"),
         (["--nproc-per-node", "cpu", "-H", THREE], "--nproc-per-node 3 is more than the slots of -H 10.0.0.1:2"),
         (["-init-version", "-1", "-w", "-builtin-config-port", "9100", "-H", THREE], "without -builtin-config-port"),
-        (["--nproc-per-node", "2", "-np", "2"], "leave one of them out"),
+        (["--nproc-per-node", "2", "-np", "2"], "give only one of them"),
         (["--nproc-per-node", "3", "-H", THREE], "more than the slots of -H 10.0.0.1:2; write 10.0.0.1:3"),
-        (["--nproc-per-node", "2", "-H", THREE, "-placement", "fill"], "-placement fill doesn't"),
-        (["--nproc-per-node", "2", "--nnodes", "1:2", "-min-np", "1"], "both say how many must be left"),
-        (["--standalone", "-H", THREE], "--standalone is a job on one host"),
-        (["--standalone", "--nnodes", "1:2"], "--standalone is a job on one host"),
-        (["--max-restarts", "3"], "nothing restarts all workers, as torchrun's does"),
-        (["--max_restarts", "3"], "-max-restarts is how often -recover replace or -standby start one again"),
-        (["--rdzv-backend", "c10d"], "hosts meet by -H"),
-        (["--rdzv_endpoint=a:1"], "hosts meet by -H"),
-        (["--node-rank", "1"], "-self or -nic says which one this is"),
-        (["--master-addr", "a"], "hosts meet by -H"),
+        (["--nproc-per-node", "2", "-H", THREE, "-placement", "fill"], "-placement fill fills them in turn"),
+        (["--nproc-per-node", "2", "--nnodes", "1:2", "-min-np", "1"], "both set the minimum number of workers"),
+        (["--standalone", "-H", THREE], "--standalone runs the job on one host"),
+        (["--standalone", "--nnodes", "1:2"], "--standalone runs the job on one host"),
+        (["--max-restarts", "3"], "unlike torchrun, kungfu-run never restarts all workers"),
+        (["--max_restarts", "3"], "-max-restarts limits how often -recover replace or -standby start a worker again"),
+        (["--rdzv-backend", "c10d"], "hosts find each other by -port"),
+        (["--rdzv_endpoint=a:1"], "hosts find each other by -port"),
+        (["--node-rank", "1"], "-self or -nic says which of them is this host"),
+        (["--master-addr", "a"], "hosts find each other by -port"),
     ],
 )
 def test_torchruns_words_that_mean_nothing_here_are_refused(arguments, told):
@@ -480,4 +481,4 @@ def test_name_that_becomes_known_later_is_looked_up_again(monkeypatch, caplog):
 
 
 def test_user_in_a_host_is_refused_with_what_to_write():
-    assert "'me@gpu1' names a user; write gpu1, and kungfu-distribute -u me" in refusal("-H", "me@gpu1:2")
+    assert "'me@gpu1' contains a user name; write gpu1, and give kungfu-distribute -u me" in refusal("-H", "me@gpu1:2")

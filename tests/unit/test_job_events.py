@@ -450,8 +450,8 @@ def test_explain_skips_what_it_cannot_read_and_says_so(tmp_path, capsys):
         ([], 2, "give the -logdir of a job"),
         (["-nothing", "x"], 2, "nothing"),
         (["{tmp}/none"], 1, "No such file"),
-        (["{tmp}/newer"], 1, "has version 99"),
-        (["{tmp}/empty"], 1, "it has no event"),
+        (["{tmp}/newer"], 1, "has format version 99"),
+        (["{tmp}/empty"], 1, "contains no event"),
     ],
 )
 def test_explain_says_why_it_cannot(words, code, error, tmp_path, capsys):

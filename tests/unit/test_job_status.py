@@ -248,7 +248,7 @@ def test_malformed_status_is_reported_and_hides_no_other_job(wrong, monkeypatch,
     monkeypatch.setattr(status_command, "jobs_of_this_user", lambda timeout_s: iter(jobs))
     assert main(["status"]) == 1
     out = capsys.readouterr().out
-    assert "what was answered is no job's status" in out
+    assert "the answer isn't a job's status" in out
     assert "the good one" in out
 
 
@@ -386,20 +386,19 @@ def told_at_the_url(monkeypatch, capsys, holder="", cluster=ELECTED, **snapshot)
 def test_failed_controller_is_named_with_the_hosts_that_may_succeed_it(monkeypatch, capsys):
     told = told_at_the_url(monkeypatch, capsys)
     assert (
-        "unknown, version 0 of 1 worker is desired: the controller on a has failed, and no host has the job now" in told
+        "unknown, version 0 of 1 worker is desired: the controller on a has failed, and no host controls the job "
+        "now" in told
     )
-    assert (
-        "; b takes its place within the time of a lease (-host-timeout), unless kungfu-run has ended there, too" in told
-    )
+    assert "; b takes over within the time of a lease (-host-timeout), unless kungfu-run has ended there, too" in told
     assert "hosts: a, b, c (removed)" in told
     alone = {"hosts": (Host("a", 2), Host("c", 2))}
-    assert "has failed, and the job with it: no other host" in told_at_the_url(monkeypatch, capsys, **alone)
+    assert "has failed, and the job has ended: no other host" in told_at_the_url(monkeypatch, capsys, **alone)
 
 
 def test_status_names_the_leader_and_the_end_of_the_job(monkeypatch, capsys):
     told = told_at_the_url(monkeypatch, capsys, holder="b")
-    assert "b has the job, and tells more of it there (kungfu-run status)" in told
-    assert "; if it has failed, a takes its place when its lease is over (-host-timeout)" in told
+    assert "b controls the job; kungfu-run status on that host shows more" in told
+    assert "; if it has failed, a takes over when its lease expires (-host-timeout)" in told
     told = told_at_the_url(monkeypatch, capsys, holder="a", end=(3, "kungfu-run: worker 0 failed"))
     assert "  ended: exit code 3, kungfu-run: worker 0 failed" in told
     assert "10000" not in told, "nobody works"
@@ -407,7 +406,7 @@ def test_status_names_the_leader_and_the_end_of_the_job(monkeypatch, capsys):
 
 def test_end_of_a_job_of_several_hosts_is_ignored_for_a_single_host_job(monkeypatch, capsys):
     told = told_at_the_url(monkeypatch, capsys, cluster=cluster(4, 1), end=(0, None))
-    assert "knows only what is wanted; ask on a host of the job" in told
+    assert "has only the desired cluster; run this command on a host of the job" in told
 
 
 @pytest.mark.parametrize(

@@ -49,14 +49,14 @@ def test_join_flags_make_a_join_request(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["-np", "2"], "-np comes from the head node of the job that is joined"),
+        (["-np", "2"], "-np comes from the head node of the joined job"),
         (["-w"], "-w comes from the head node"),
         (["-H", "10.0.0.1:2"], "-H comes from the head node"),
-        (["python", "train.py"], "-join runs the job's own program; leave python train.py out"),
-        (["-self", "10.0.0.3:4,10.0.0.4:4"], "is not one host with its slots"),
-        (["-self", "10.0.0.3:4:10.1.0.3"], "is not one host with its slots"),
+        (["python", "train.py"], "-join runs the program of the job; leave python train.py out"),
+        (["-self", "10.0.0.3:4,10.0.0.4:4"], "is not one host with slots"),
+        (["-self", "10.0.0.3:4:10.1.0.3"], "is not one host with slots"),
         (["-self", "10.0.0.3:none"], "-self: .* is not host:slots"),
-        (["-self", "10.0.0.3", "-nic", "eth0"], "-self and -nic both say"),
+        (["-self", "10.0.0.3", "-nic", "eth0"], "-self and -nic both set"),
     ],
 )
 def test_flag_that_contradicts_join_is_refused(monkeypatch, words, sentence):
@@ -67,7 +67,7 @@ def test_flag_that_contradicts_join_is_refused(monkeypatch, words, sentence):
 
 def test_a_host_that_joins_needs_the_secret(monkeypatch):
     monkeypatch.delenv("KUNGFU_JOB_SECRET", raising=False)
-    with pytest.raises(UsageError, match="need a secret that they share"):
+    with pytest.raises(UsageError, match="require a shared secret"):
         parse_command_line(["-join", URL])
     assert parse_command_line(["-join", URL, "-no-secret"]).secret is None
 
@@ -80,7 +80,7 @@ def test_a_host_that_joins_needs_the_secret(monkeypatch):
     [("a", 0), ("a", "2"), ("a", True), ("a", None), ("a,b", 1), ("A", 1), ("a:1", 1), ("", 1)],
 )
 def test_no_host_has_such_a_name_or_so_many_slots(name, slots):
-    with pytest.raises(ProtocolError, match="no host joins as"):
+    with pytest.raises(ProtocolError, match="a host can't join as"):
         joining_host(name, slots)
 
 
@@ -289,7 +289,7 @@ def test_host_that_joins_without_a_leader_waits_for_the_next_controller(monkeypa
 
 def test_joining_host_learns_after_some_leases_that_the_job_has_no_leader(monkeypatch):
     told, calls = asked(monkeypatch, [""], {"127.0.0.1": [m.RegistrationRejected("127.0.0.1 hasn't got the job")]})
-    assert told.startswith(f"no host has the job of {ETCD} at the moment: 127.0.0.1, which had it, has failed, and no")
+    assert told.startswith(f"no host controls the job of {ETCD}: 127.0.0.1, which controlled it, has failed, and no")
     assert len(calls) > 8
     told, calls = asked(monkeypatch, ["127.0.0.2"], {})
     assert (told, len(calls) > 8) == ("127.0.0.2:38080 doesn't answer", True)

@@ -78,7 +78,7 @@ def test_allow_nvlink_shows_all_gpus_and_tells_each_worker_its_own() -> None:
     [
         ({"CUDA_VISIBLE_DEVICES": "0,one"}, "CUDA_VISIBLE_DEVICES=0,one: 'one' is neither a number nor a UUID"),
         ({"CUDA_VISIBLE_DEVICES": "0,,1"}, "'' is neither a number nor a UUID"),
-        ({"CUDA_VISIBLE_DEVICES": "3,3"}, "CUDA_VISIBLE_DEVICES=3,3 names GPU 3 twice"),
+        ({"CUDA_VISIBLE_DEVICES": "3,3"}, "CUDA_VISIBLE_DEVICES=3,3 lists GPU 3 twice"),
         ({"ASCEND_RT_VISIBLE_DEVICES": "GPU-1"}, "ASCEND_RT_VISIBLE_DEVICES=GPU-1: 'GPU-1' is not a number"),
         ({"CUDA_VISIBLE_DEVICES": "0", "ASCEND_RT_VISIBLE_DEVICES": "0"}, "there are GPUs and Ascend devices"),
         ({"DEVICE_ID": "1", "CUDA_VISIBLE_DEVICES": "0,1"}, "DEVICE_ID=1 names one device, but the job may have"),

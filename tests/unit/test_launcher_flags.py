@@ -63,7 +63,7 @@ def test_help_needs_no_program(help_flag):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["-n", "2", "sh"], "-n: -np N is how many workers there are"),
+        (["-n", "2", "sh"], "-n: -np N sets the number of workers"),
         (["-workers", "2", "sh"], "unknown flag -workers"),
         (["-confg-server", "x", "sh"], "did you mean -config-server?"),
         (["--log-dir=x", "sh"], "unknown flag --log-dir; did you mean -logdir?"),
@@ -77,7 +77,7 @@ def test_help_needs_no_program(help_flag):
         (["-np", "2"], "no program to run"),
         (["no-such-program-here"], "program 'no-such-program-here' is not an executable file"),
         (["/tmp"], "program '/tmp' is not an executable file"),
-        (["-nic", "no-such0", "sh"], "-nic no-such0: this machine has no such interface, but lo"),
+        (["-nic", "no-such0", "sh"], "-nic no-such0: this machine has no such interface; its interfaces are lo"),
         (["-H", "10.255.255.254:2", "sh"], "this machine has none of the addresses of the hosts 10.255.255.254"),
         (["-H", "127.0.0.1:1,127.0.0.2:1", "sh"], "this machine is 127.0.0.1 and 127.0.0.2 at once"),
         (["-H", "127.0.0.1:none", "sh"], "is not host:slots"),
@@ -85,7 +85,7 @@ def test_help_needs_no_program(help_flag):
         (["-np", "3", "-port-range", "10000-10001", "sh"], "-port-range 10000-10001: too small for 3 workers"),
         (["-port-range", "2-1", "sh"], "'2-1' is not a range of ports"),
         (["-port", "70000", "sh"], "-port: 70000 is out of range; it must be from 1 to 65535"),
-        (["-strategy", "FASTEST", "sh"], "there is no strategy 'FASTEST'"),
+        (["-strategy", "FASTEST", "sh"], "unknown strategy 'FASTEST'"),
         (["-timeout", "soon", "sh"], "-timeout: 'soon' is not a duration; write it like 30s, 5m or 1h30m"),
         (["-config-server", "127.0.0.1:9100", "sh"], "is not a URL like http://127.0.0.1:9100/config"),
         (["-config-server", "http://a:b/config", "sh"], "is not a URL like"),
@@ -94,7 +94,7 @@ def test_help_needs_no_program(help_flag):
             "give both the same",
         ),
         (["-k", "sh"], "-k: a job ends with its workers"),
-        (["-init-version", "-1", "-w", "sh"], "-init-version -1 needs -w and a config server of its own"),
+        (["-init-version", "-1", "-w", "sh"], "-init-version -1 requires -w and a separate config server"),
         (["-affinity", "some", "sh"], "'some' is neither auto nor none"),
     ],
 )
@@ -115,7 +115,7 @@ def test_script_without_python_is_refused_with_the_remedy(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
     assert refusal("train.py", "--epochs", "3") == (
-        "train.py is a script of Python's; write kungfu-run ... python train.py --epochs 3"
+        "train.py is a Python script; write kungfu-run ... python train.py --epochs 3"
     )
     (tmp_path / "train.py").chmod(0o755)
     assert parse_command_line(["./train.py"]).command == ("./train.py",)
@@ -124,7 +124,7 @@ def test_script_without_python_is_refused_with_the_remedy(tmp_path, monkeypatch)
 @pytest.mark.parametrize("options", [[], ["-u"], ["-W", "ignore"], ["-Xdev"], ["--"]])
 def test_missing_script_is_refused_before_a_worker_starts(options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert refusal(sys.executable, *options, "train.py", "-np", "3").startswith("there is no script 'train.py' here")
+    assert refusal(sys.executable, *options, "train.py", "-np", "3").startswith("script 'train.py', which")
     (tmp_path / "train.py").write_text("")
     assert parse_command_line([sys.executable, *options, "train.py"]).size == 1
 
@@ -165,9 +165,9 @@ def test_deaths_are_survived_in_watch_mode_and_only_there():
     assert parse_command_line(["-w", "sh"]).recover is Recover.SHRINK
     assert parse_command_line(["-recover", "fail", "sh"]).recover is Recover.FAIL
     assert parse_command_line(["-w", "-recover", "replace", "sh"]).recover is Recover.REPLACE
-    assert refusal("-recover", "replace", "sh").startswith("-recover replace needs -w")
-    assert refusal("-min-np", "1", "sh").startswith("-min-np needs -w")
-    assert refusal("-standby", "1", "sh").startswith("-standby needs -w")
+    assert refusal("-recover", "replace", "sh").startswith("-recover replace requires -w")
+    assert refusal("-min-np", "1", "sh").startswith("-min-np requires -w")
+    assert refusal("-standby", "1", "sh").startswith("-standby requires -w")
     assert "'hope' is none of shrink, replace, fail" in refusal("-w", "-recover", "hope", "sh")
 
 
@@ -176,7 +176,7 @@ def test_limits_of_recovery_are_checked():
     options = parse_command_line(words.split())
     assert (options.min_size, options.max_restarts, options.standbys) == (3, 2, 1)
     assert refusal("-w", "-np", "2", "-min-np", "3", "sh") == "-np 2 is less than -min-np 3"
-    assert refusal("-w", "-max-restarts", "2", "sh").startswith("-max-restarts needs -recover replace or -standby")
+    assert refusal("-w", "-max-restarts", "2", "sh").startswith("-max-restarts requires -recover replace or -standby")
     assert "at least 1" in refusal("-w", "-min-np", "0", "sh")
 
 

@@ -39,7 +39,7 @@ def test_growing_past_the_slots_is_refused():
 
 
 def test_workers_on_other_hosts_are_refused():
-    with pytest.raises(HostError, match=r"worker 10\.0\.0\.1:7 is on none of the job's hosts: 127\.0\.0\.1$"):
+    with pytest.raises(HostError, match=r"worker 10\.0\.0\.1:7 is on none of the hosts of the job: 127\.0\.0\.1$"):
         Hosts().check(cluster_of(7, host="10.0.0.1"), ())
 
 
@@ -121,7 +121,7 @@ def test_cluster_that_one_host_cannot_run_is_refused_with_the_host_name():
     with pytest.raises(HostError, match="2 workers on b: that host has 1 slot"):
         hosts.check(Cluster(workers), ())
     hosts.check(Cluster(workers[:2]), ())
-    with pytest.raises(HostError, match="worker c:1 is on none of the job's hosts: a,b"):
+    with pytest.raises(HostError, match="worker c:1 is on none of the hosts of the job: a,b"):
         hosts.check(Cluster((PeerID("c", 1),)), ())
     many = of(",".join(f"{name}:250" for name in "abcde"))
     workers = tuple(PeerID("abcde"[i % 5], 1 + i) for i in range(1025))

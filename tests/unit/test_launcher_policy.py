@@ -117,7 +117,7 @@ def test_a_place_is_filled_anew_only_so_often():
     died = WorkerExited("worker 1", Standing.MEMBER, 3, logs="a.stdout.log, a.stderr.log", restarts=3)
     verdict = decide(died, surviving(Recover.REPLACE))
     assert verdict.action is Action.SHRINK
-    assert "filled 3 times lately (-max-restarts 3), see a.stdout.log, a.stderr.log" in verdict.reason
+    assert "refilled 3 times recently (-max-restarts 3), see a.stdout.log, a.stderr.log" in verdict.reason
 
 
 @pytest.mark.parametrize(("late", "action"), [(1, Action.REPLACE), (2, Action.SHRINK), (3, Action.SHRINK)])

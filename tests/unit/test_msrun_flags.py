@@ -42,23 +42,23 @@ def test_the_world_is_as_large_as_the_job_may_become(words, size, largest):
     ("words", "sentence"),
     [
         ("--worker_num 2", "--worker_num is an option of msrun; write --msrun"),
-        ("--master_addr 10.0.0.1", "--master_addr is an option of msrun; name the hosts by -H"),
+        ("--master_addr 10.0.0.1", "--master_addr is an option of msrun; name the hosts with the same -H"),
         ("-msrun-size 2", "give --msrun, too"),
-        ("--msrun -np 2 --worker_num 2", "-np and --worker_num are the same"),
-        ("--msrun --worker_num 4 --local_worker_num 2", "--local_worker_num 2 says that there are other hosts"),
-        ("--msrun --master_addr 10.0.0.1", "name the hosts by -H"),
-        ("--msrun --join=False", "the launcher waits for the job"),
-        ("--msrun -logdir a --log_dir b", "-logdir and --log_dir are the same"),
+        ("--msrun -np 2 --worker_num 2", "-np and --worker_num both set the"),
+        ("--msrun --worker_num 4 --local_worker_num 2", "--local_worker_num 2 implies that there are other hosts"),
+        ("--msrun --master_addr 10.0.0.1", "name the hosts with the same -H"),
+        ("--msrun --join=False", "the launcher always waits for the job"),
+        ("--msrun -logdir a --log_dir b", "-logdir and --log_dir both set the"),
         ("--msrun -np 4 -msrun-size 2", "-np 4 is more than the 2 ranks of -msrun-size"),
-        ("--msrun -w -standby 1", "with --msrun a program asks for its rank at its start"),
-        ("--msrun --bind_core=True", "-cores-per-worker K gives K to each"),
+        ("--msrun -w -standby 1", "with --msrun a program requires its rank at its start"),
+        ("--msrun --bind_core=True", "-cores-per-worker K gives each worker K cores"),
         ("--msrun --cluster_time_out=60", "KUNGFU_JOIN_TIMEOUT"),
-        ("--msrun --sim_level=1", "no simulation"),
-        ("--msrun --bind_numa=True", "knows nothing of NUMA nodes"),
-        ("-n 4", "-np N is how many workers there are"),
+        ("--msrun --sim_level=1", "can't simulate"),
+        ("--msrun --bind_numa=True", "regardless of NUMA nodes"),
+        ("-n 4", "-np N sets the number of workers"),
         ("-np 4 --allow-run-as-root", "any user may start a job"),
-        ("-np 4 --mca btl self", "sets up Open MPI"),
-        ("-np 4 --output-filename log_output", "-logdir DIR keeps"),
+        ("-np 4 --mca btl self", "configures Open MPI"),
+        ("-np 4 --output-filename log_output", "-logdir DIR stores"),
     ],
 )
 def test_unsupported_msrun_flag_is_refused_by_name(words, sentence):
@@ -87,7 +87,9 @@ def test_unusable_port_is_refused_before_a_worker_starts():
     options = parse_command_line(["--msrun", "-np", "3", "-msrun-size", "4", "-port-range", "20000-20002", *PROGRAM])
     cluster = options.hosts.first_cluster(3, options.ports, options.control_port, 0)
     without = cluster.without([cluster.workers[0]])
-    with pytest.raises(HostError, match="20003 is outside of -port-range 20000-20002, by which --msrun knows ranks"):
+    with pytest.raises(
+        HostError, match="20003 is outside of -port-range 20000-20002, from which --msrun derives ranks"
+    ):
         options.hosts.check(commands._resized(without, 3, None), without.workers)
     options.hosts.check(commands._resized(without, 3, options.ports), without.workers)
     assert parse_command_line(["-np", "3", "-port-range", "20000-20002", *PROGRAM]).hosts.ports is None

@@ -151,8 +151,8 @@ def test_other_flags_go_to_the_kungfu_run_of_each_node():
         (["-np", "2", "-min-np", "3"], "-np 2 is less than -min-np 3"),
         (["-np", "2", "-max-np", "1"], "-max-np 1 is less than -np 2"),
         (["-cpus-per-worker", "0"], "a worker needs more than 0"),
-        (["-gpus-per-worker", "nan"], "'nan' is no amount"),
-        (["-gpus-per-worker", "-1"], "'-1' is no amount"),
+        (["-gpus-per-worker", "nan"], "'nan' is not an amount"),
+        (["-gpus-per-worker", "-1"], "'-1' is not an amount"),
     ],
 )
 def test_flag_that_ray_cannot_honour_is_refused(words, told):
@@ -162,9 +162,9 @@ def test_flag_that_ray_cannot_honour_is_refused(words, told):
 
 def test_the_engines_flags_need_one():
     for words in (["-max-np", "4"], ["-address", "auto"], ["-wait", "1s"], ["-gpus-per-worker", "1"]):
-        with pytest.raises(UsageError, match=f"{words[0]} needs -engine"):
+        with pytest.raises(UsageError, match=f"{words[0]} requires -engine"):
             parse_command_line([*words, "sh"])
-    with pytest.raises(UsageError, match="there is no engine 'spark', but ray"):
+    with pytest.raises(UsageError, match="unknown engine 'spark'; known engines: ray"):
         parse_command_line(["-engine", "spark", "sh"])
     with pytest.raises(UsageError, match="no program to run"):
         parse_command_line(["-engine", "ray"])

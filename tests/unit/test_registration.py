@@ -47,16 +47,16 @@ def test_host_like_the_head_node_may_take_part():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"version": "1.1"}, "ms_kungfu is 1.1 on b, 1.0 on a; install the same on all hosts"),
+        ({"version": "1.1"}, "ms_kungfu is 1.1 on b, but 1.0 on a; install the same on all hosts"),
         (
             {"mindspore": ""},
-            "MindSpore is not installed on b, 2.10.0 on a; install the same on all hosts",
+            "MindSpore is not installed on b, but 2.10.0 on a; install the same on all hosts",
         ),
         (
             {"flags": {"-np": "3", "-H": "a:1,b:1"}},
-            "-np is 3 on b, and 2 on a; give the same flags on all hosts",
+            "-np is 3 on b, but 2 on a; give the same flags on all hosts",
         ),
-        ({"host": "a"}, "a is there already"),
+        ({"host": "a"}, "a has already registered"),
     ],
 )
 def test_unfit_host_is_rejected_with_the_reason(change, sentence):
@@ -107,7 +107,7 @@ def test_interpreters_and_the_folders_of_files_may_differ(command):
 def test_different_argument_is_reported_with_both_commands(at, word):
     command = [*HEADS[:at], word, *HEADS[at + 1 :]]
     assert other_command("b", command, "a", HEADS, exists=lambda path: path.startswith("/opt/")) == (
-        f'b runs "{" ".join(command)}", and a "{" ".join(HEADS)}": all hosts should train alike'
+        f'b runs "{" ".join(command)}", but a runs "{" ".join(HEADS)}": all hosts should run the same training'
     )
 
 
@@ -122,5 +122,5 @@ def test_difference_of_long_commands_is_reported_as_plain_text():
     assert len(told) < 500
     assert told.isprintable()
     assert "x = 1 --epochs 2\\x1b[2J more" in told
-    assert '--epochs 1": all hosts should train alike' in told
+    assert '--epochs 1": all hosts should run the same training' in told
     assert told.startswith('b runs "...')

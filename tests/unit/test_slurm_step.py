@@ -46,22 +46,22 @@ def test_a_list_of_nodes_is_each_in_its_order(text, nodes):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "'' names none"),
-        ("a,,b", "'' names none"),
+        ("", "'' contains no node"),
+        ("a,,b", "'' contains no node"),
         ("n[1-", "its brackets don't match"),
         ("n1-2]", "its brackets don't match"),
         ("n[[1]]", "its brackets don't match"),
-        ("n[]", "login: '' is no range"),
-        ("n[1-2,]", "is no range"),
-        ("n[3-1]", "login: '3-1' is no range"),
-        ("n[a-b]", "is no range"),
-        ("n[1-2-3]", "is no range"),
-        ("n[-1]", "is no range"),
+        ("n[]", "login: '' is not a range"),
+        ("n[1-2,]", "is not a range"),
+        ("n[3-1]", "login: '3-1' is not a range"),
+        ("n[a-b]", "is not a range"),
+        ("n[1-2-3]", "is not a range"),
+        ("n[-1]", "is not a range"),
         ("n[1-99999999]", "more than 65536 nodes"),
         ("n[0-999]m[0-999]", "more than 65536 nodes"),
         ("n 1", "names none"),
         ("n1;reboot", "names none"),
-        ("n[1-3],n2", "names n2 twice"),
+        ("n[1-3],n2", "lists n2 twice"),
     ],
 )
 def test_malformed_list_of_nodes_is_refused_in_a_sentence(text, told):
@@ -84,7 +84,7 @@ def test_numbers_are_one_for_each_node():
 
 @pytest.mark.parametrize("text", ["", "x", "2(3)", "2(x0)", "2(x3", "1,,2", "-1", "1(x99999999)"])
 def test_malformed_list_of_numbers_is_refused(text):
-    with pytest.raises(ValueError, match="is no list of numbers like"):
+    with pytest.raises(ValueError, match="is not a list of numbers like"):
         counts_of(text)
 
 
@@ -167,10 +167,10 @@ def test_another_task_of_the_node_has_nothing_to_do():
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"SLURM_JOB_NODELIST": "n[1-"}, "SLURM_JOB_NODELIST: 'n[1-' is no list of nodes like"),
+        ({"SLURM_JOB_NODELIST": "n[1-"}, "SLURM_JOB_NODELIST: 'n[1-' is not a list of nodes like"),
         ({"SLURM_JOB_NODELIST": ""}, "Slurm has not set SLURM_JOB_NODELIST"),
-        ({"SLURM_TASKS_PER_NODE": "2(x"}, "SLURM_TASKS_PER_NODE: '2(x' is no list of numbers like"),
-        ({"SLURM_TASKS_PER_NODE": "2"}, "SLURM_TASKS_PER_NODE=2 is for 1 node, and SLURM_JOB_NODELIST=n[1-3] has 3"),
+        ({"SLURM_TASKS_PER_NODE": "2(x"}, "SLURM_TASKS_PER_NODE: '2(x' is not a list of numbers like"),
+        ({"SLURM_TASKS_PER_NODE": "2"}, "SLURM_TASKS_PER_NODE=2 is for 1 node, but SLURM_JOB_NODELIST=n[1-3] has 3"),
         ({"SLURM_NODEID": "3"}, "SLURM_NODEID=3 is none of the 3 nodes"),
         ({"SLURM_NODEID": "one"}, "SLURM_NODEID must be a number, got 'one'"),
         ({"SLURM_STEP_ID": "x"}, "SLURM_STEP_ID must be a number, got 'x'"),
@@ -181,11 +181,11 @@ def test_contradictory_slurm_variable_is_refused_by_value_and_remedy(changes, to
     with pytest.raises(UsageError) as caught:
         options(**changes)
     assert told in str(caught.value)
-    assert str(caught.value).endswith("name the hosts by -H, or give --standalone for a job on this one")
+    assert str(caught.value).endswith("name the hosts with -H, or give --standalone for a job on this host")
 
 
 def test_several_nodes_need_a_secret_that_srun_passes_on():
-    with pytest.raises(UsageError, match="srun passes one on .* export KUNGFU_JOB_SECRET="):
+    with pytest.raises(UsageError, match="srun passes its environment .* export KUNGFU_JOB_SECRET="):
         options(secret="")
 
 

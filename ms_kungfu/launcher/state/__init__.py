@@ -1,1 +1,1 @@
-"""Rules and values that controller and agents share: pure code, or interfaces."""
+"""Define the rules and values that controller and agents share: pure code and interfaces."""

@@ -1,4 +1,4 @@
-"""What the events of a job add up to, in bounded memory: the summary at its end. Pure."""
+"""Sum up the events of a job, in bounded memory, for the summary at its end. Pure."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _SECONDS = ((3600, "h"), (60, "min"))
 
 @dataclass
 class JobAccount:
-    """The sums of one job's events, or of those since a controller took it over."""
+    """The totals of one job's events, or of the events since a controller took over the job."""
 
-    began: e.Event | None = None  # JobStarted, or LeaderChanged
+    began: e.Event | None = None  # the JobStarted or LeaderChanged event
     ended: e.JobEnded | None = None
     last: float = 0.0
     steps: int = 0
     samples: int = 0
     committed_s: float = 0.0
-    measured_s: float = 0.0  # covered by statistics
+    measured_s: float = 0.0  # the wall time that statistics cover
     loss: float | str | None = None
-    sizes: list[tuple[float, int]] = field(default_factory=list)  # (since, workers); the last ones
+    sizes: list[tuple[float, int]] = field(default_factory=list)  # (start time, workers) of the most recent sizes
     failures: int = 0
     stalls: int = 0
     stalled_s: float = 0.0
@@ -36,7 +36,7 @@ class JobAccount:
 
     def __post_init__(self) -> None:
         self.failed: collections.deque[e.WorkerFailed] = collections.deque(maxlen=_FAILURES_SHOWN)
-        self.costs: dict[int, tuple[float, int | None]] = {}  # of ranks that failed: seconds, step; the last of each
+        self.costs: dict[int, tuple[float, int | None]] = {}  # failed rank -> (seconds, step) of its latest failure
 
     def add(self, event: e.Event) -> None:
         self.last = event.time or self.last
@@ -78,7 +78,7 @@ class JobAccount:
 
     @property
     def seconds(self) -> float:
-        """Return the wall time so far."""
+        """Return the wall time so far, in seconds."""
         began = self.last if self.began is None or self.began.time is None else self.began.time
         return max(0.0, self.last - began)
 
@@ -88,7 +88,7 @@ class JobAccount:
         return min(1.0, self.committed_s / self.seconds) if self.committed_s and self.seconds else None
 
     def summary(self, logdir: str | None) -> list[str]:
-        """Return at most `MOST_LINES` lines, each of key=value pairs; none if the job never started."""
+        """Return at most `MOST_LINES` lines of key=value pairs; none if the job never started."""
         if self.began is None:
             return []
         code = "" if self.ended is None else f" exit_code={self.ended.exit_code}"
@@ -138,7 +138,7 @@ class JobAccount:
 
 
 def spell(seconds: float) -> str:
-    """Return a duration as a person reads it."""
+    """Return a duration in a form that is easy to read."""
     for unit, name in _SECONDS:
         if seconds >= unit:
             smaller = seconds % unit
@@ -152,6 +152,6 @@ def _number(value: float | str) -> str:
 
 
 def told(ranks: Sequence[int]) -> str:
-    """Return "rank 1", "ranks 1 and 2"."""
+    """Return a list of ranks as text, e.g. "rank 1" or "ranks 1 and 2"."""
     names = [str(rank) for rank in ranks]
     return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names[:-1])} and {names[-1]}"

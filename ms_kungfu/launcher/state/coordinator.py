@@ -1,7 +1,7 @@
-"""Decisions for a job as a whole, each with its reason. Pure: its hosts' reports are the input.
+"""Decide for a job as a whole, each time with a reason. Pure: the reports of the hosts are the input.
 
-Two modules decide with it: `policy` what an event leads to, `versions` which processes adopt which cluster version, and
-when.
+Two modules contribute: `policy` decides what follows from an event. `versions` decides which processes adopt which
+cluster version, and when.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _RESTART_WINDOW_S = 300.0
 
 
 class Coordinator:
-    """The desired cluster, the failures so far, and the slots that need a replacement.
+    """Keep the desired cluster, the failures so far, and the slots that need a replacement.
 
-    Times are seconds of the caller's clock.
+    Times are in seconds of the caller's clock.
     """
 
     def __init__(self, options: Options, first: Cluster) -> None:
         self._options = options
-        self.hosts = options.hosts  # and the states of those that failed or left
+        self.hosts = options.hosts  # includes the states of hosts that failed or left
         self.newest = first  # the newest version that the job can run
-        self.last_version = first.version  # the newest version in the store, also if the job can't run it
+        self.last_version = first.version  # the newest version in the store, even if the job can't run it
         self.finishing = False  # a member has finished its program
         self.leaving: set[PeerID] = set()  # members that may leave
-        self.vacant: list[int] = []  # slots that a new worker is to take
-        self.pausing: list[int] = []  # the same, once a pause is over; all of them have the same pause
-        self._filled: dict[int, list[float]] = {}  # slot -> times at which a replacement took it
-        self._late: dict[int, int] = {}  # slot -> joining workers in a row that weren't ready in time
+        self.vacant: list[int] = []  # slots that need a new worker
+        self.pausing: list[int] = []  # slots that need a new worker after a pause, which is common to all of them
+        self._filled: dict[int, list[float]] = {}  # slot -> times at which a replacement got it
+        self._late: dict[int, int] = {}  # slot -> number of consecutive joining workers that weren't ready in time
         self._state = Situation(recover=options.recover, min_size=options.min_size, max_restarts=options.max_restarts)
 
     def decide(self, event: WorkerExited | WorkerWorksOn, count: Headcount) -> Verdict:
@@ -42,9 +42,10 @@ class Coordinator:
         return policy.decide(event, replace(self._state, **vars(count), finished=self.finishing))
 
     def takes_over(self, lost: Sequence[PeerID], count: Headcount) -> Verdict | None:
-        """Return how the job ends if no member is left when a controller takes it over.
+        """Return how the job ends if no member is left when a controller takes over.
 
-        `lost`: members of the committed cluster on hosts whose loss is recorded. No agent reports their exits any more.
+        `lost`: members of the committed cluster on hosts that are recorded as lost. No agent reports their exits any
+        more.
         """
         if lost:
             lost_worker = f"worker {lost[0]} was on host {lost[0].host}, which was lost"
@@ -58,9 +59,9 @@ class Coordinator:
         self._state.first_to_finish = self._state.first_to_finish or who
 
     def member_failed(self, who: str, code: int, error: str, logs: str) -> bool:
-        """Record a failure; return whether its program is the first to fail by itself.
+        """Record a failure. Return true if this is the first failure that a program caused.
 
-        The job then ends with its code.
+        The job then ends with the exit code of that program.
         """
         failure = Failure(f"{who} {error or policy.how_it_ended(code)}", policy.exit_code_of(code), bool(error))
         self._state.first_failure = self._state.first_failure or failure
@@ -73,7 +74,7 @@ class Coordinator:
 
     @property
     def failures(self) -> tuple[Failure | None, Failure | None]:
-        """Return the first failure survived, and the first of a program by itself, for the next controller."""
+        """Return the first failure that the job survived, and the first failure that a program caused."""
         return self._state.first_failure, self._state.program_failure
 
     def resume_failures(self, first: Failure | None, programs: Failure | None) -> None:
@@ -82,13 +83,18 @@ class Coordinator:
     # ---- slots ----
 
     def restarts_of(self, slot: int, now: float) -> int:
-        """Return how often replacements took this slot lately."""
+        """Return how many replacements recently got this slot."""
         recent = [when for when in self._filled.get(slot, ()) if now - when < _RESTART_WINDOW_S]
         self._filled[slot] = recent
         return len(recent)
 
     def count_late(self, slot: int, is_late: bool) -> int:
-        """A process in this slot has exited: return how many in a row, with it, weren't ready to join in time."""
+        """Record that a process in this slot has exited.
+
+        Return the number of consecutive processes that weren't ready to join.
+
+        `is_late`: whether this process wasn't ready in time; if so, it is included in the number.
+        """
         self._late[slot] = self._late.get(slot, 0) + 1 if is_late else 0
         return self._late[slot]
 
@@ -102,23 +108,23 @@ class Coordinator:
     # ---- the desired cluster ----
 
     def members_to_leave(self, living: Collection[PeerID]) -> set[PeerID]:
-        """Return the members that may leave, or whose host leaves; none if no other member would be left.
+        """Return the members that may leave or whose host leaves; empty if no other member would be left.
 
-        A host that leaves is looked up each time: a writer that doesn't know of it may list its workers again, or new
-        ones there.
+        A leaving host is looked up each time. Another writer may not know that the host leaves, and may list its
+        workers again or add workers there.
         """
         leaving = self.leaving | self.going(living)
         return set() if leaving.issuperset(living) else leaving
 
     def going(self, living: Collection[PeerID]) -> set[PeerID]:
-        """Return the workers on hosts that leave or were removed."""
+        """Return the workers on hosts that are draining or were removed."""
         removed = self.hosts.leaving | self.hosts.lost
         return {peer for peer in {*self.newest.workers, *living} if peer.host in removed}
 
     def revision(
         self, last_version: int, ended: Collection[PeerID], living: Sequence[PeerID], taken_ports: Collection[int]
     ) -> Cluster | None:
-        """Return the cluster to write now; see `revised`.
+        """Return the cluster to write now, as described in `revised`.
 
         Raises:
             ValueError: no port is free for a new worker.
@@ -128,7 +134,7 @@ class Coordinator:
         last_version = max(last_version, self.last_version)
         newest, slots = self.hosts.described(self.newest), self.hosts.slots_by_host
         if slots is not None and len(slots) < len(self.hosts.each):
-            # Some of the slots were on removed hosts.
+            # Some of the vacant slots were on removed hosts.
             left = sum(worker not in removed for worker in newest.workers)
             del self.vacant[max(0, sum(slots.values()) - left) :]
         return policy.revised(
@@ -136,28 +142,29 @@ class Coordinator:
         )
 
     def has_other_hosts(self, cluster: Cluster) -> bool:
-        """Return whether `cluster` gives its users slots that don't exist, or not all that do.
+        """Return whether `cluster` lists slots that don't exist, or lacks slots that do.
 
-        The same workers then adopt one more version: hosts change seldom, and a change costs milliseconds.
+        In that case the same workers adopt one more version. Hosts change rarely, and such a change costs milliseconds.
         """
         return cluster.slots != self.hosts.described(cluster).slots
 
     def accept(
         self, cluster: Cluster, own: bool, ended: Collection[PeerID], living: Collection[PeerID]
     ) -> list[PeerID]:
-        """Adopt `cluster` as the desired one. Return its joining workers that take the slots of failed ones.
+        """Make `cluster` the desired cluster. Return its joining workers that take the slots of failed workers.
 
         Args:
-            own: the controller wrote it. Any other writer has written the size that it wants.
-            ended: its workers that have exited; `living`: the members that run.
+            own: true if the controller wrote it. Any other writer has written the size that it wants.
+            ended: the workers of `cluster` that have exited.
+            living: the members that are running.
         """
         before, self.newest = self.newest, cluster
         if not own:
-            # Only workers that it still lists are replaced.
+            # Only workers that the cluster still lists are replaced.
             self.end_pause()
             del self.vacant[: max(0, len(self.vacant) - len(ended))]
             return []
         joining = [peer for peer in cluster.workers if peer not in before.workers]
-        # A member that was to leave, and stays because no other has the state, takes the slot of a failed one.
+        # A leaving member stays if no other member has the state; it then takes the slot of a failed worker.
         del self.vacant[: sum(peer in living for peer in joining)]
         return [peer for peer in joining if peer not in living]

@@ -1,4 +1,4 @@
-"""The progress of a job, and the outcome that ends it. Pure."""
+"""Track the progress of a job and the outcome that ends it. Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class JobCourse:
-    """A job's progress.
+    """The progress of a job.
 
-    `on_change` gets the reason if workers leave or are replaced; `on_end` is called once, at the end. The job ends by a
-    `Verdict`, or without one if it never started or another host controls it.
+    `on_change` is called with the reason if workers leave or are replaced. `on_end` is called once, at the end. The job
+    ends with a `Verdict`, or without one if it never started or another host now controls it.
     """
 
     on_change: Callable[[str], None]
@@ -37,7 +37,7 @@ class JobCourse:
 
     @property
     def has_ended_well(self) -> bool:
-        """Return whether the job needs its running workers no more, and ends them."""
+        """Return whether the job no longer needs its running workers and ends them."""
         return self.verdict is not None and self.verdict.action is Action.FINISH
 
     def settle(self, verdict: Verdict) -> bool:
@@ -64,20 +64,20 @@ class JobCourse:
         self.settle(policy.interrupted(number, where))
 
     def begins(self) -> None:
-        """Note that the first version is committed, perhaps by another controller."""
+        """Record that the first version is committed, perhaps by another controller."""
         if not self.is_over:
             self.to(JobState.RUNNING)
 
     def resized(self, is_newest: bool) -> None:
-        """Note that a version is committed. `is_newest`: no newer one is desired."""
+        """Record that a version is committed. `is_newest`: true if no newer version is desired."""
         if self.state in (JobState.RUNNING, JobState.RESIZING):
             self.to(JobState.RUNNING if is_newest else JobState.RESIZING)
 
     def resizes(self) -> None:
-        """Note that a newer version is desired."""
+        """Record that a newer version is desired."""
         self.resized(is_newest=False)
 
     def finishes(self) -> None:
-        """Note that a member has completed the program."""
+        """Record that a member has completed the program."""
         if not self.is_over:
             self.to(JobState.FINISHING)

@@ -1,8 +1,9 @@
-"""Which workers hang: their heartbeats, counted by a thread of their own, don't move. Pure: the caller passes the time.
+"""Find workers that hang: workers whose heartbeat count doesn't change. Pure: the caller passes the time.
 
-A worker whose heartbeat hasn't begun imports or compiles: it counts as hung only while it is stopped (SIGSTOP). A
-worker whose heartbeat thread waits for a core doesn't hang: the machine lacks cores, and the thread will count. Its
-other threads prove nothing, since those of a computation spin.
+A separate thread of each worker counts heartbeats. A worker without heartbeats yet is importing or compiling, and
+counts as hung only while it is stopped (SIGSTOP). A worker whose heartbeat thread waits for a core doesn't hang: the
+machine lacks cores, and the thread will continue. The worker's other threads prove nothing, because computing threads
+spin.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ _HEART = "kungfu-beat"  # heartbeat.cc starts this thread
 
 
 class HangWatch:
-    """Find the workers whose count hasn't moved for `limit_s`, examined every `period_s`."""
+    """Find the workers whose count hasn't changed for `limit_s` seconds.
+
+    The counts are checked every `period_s` seconds.
+    """
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -36,11 +40,12 @@ class HangWatch:
         stopped: Collection[int] = (),
         is_starved: Callable[[int], bool] = lambda key: False,
     ) -> list[int]:
-        """Return the keys of the workers that hang, given the counts of all; without counts a heartbeat hasn't begun.
+        """Return the keys of the workers that hang, from the heartbeat counts of all workers.
 
-        `stopped`: those that are stopped now. `is_starved` is called for those whose counts haven't moved.
+        A worker without a count hasn't begun its heartbeat. `stopped`: the workers that are stopped now. `is_starved`
+        is called for workers whose count hasn't changed.
         """
-        # If the launcher itself has not run for a while, the workers may not have either.
+        # If the launcher itself has not run for a while, the workers may not have run either.
         passed = 0.0 if self._last_look is None else min(now - self._last_look, _MAX_GAP_S)
         self._last_look = now
         self._still_s = {
@@ -55,7 +60,7 @@ class HangWatch:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a signal has stopped the process; false if it has exited."""
+    """Return whether a signal has stopped the process; false if the process has exited."""
     try:
         return stat_of(pid)[0] == "T"
     except OSError:
@@ -63,20 +68,20 @@ def is_stopped(pid: int) -> bool:
 
 
 def is_starved(pid: int) -> bool:
-    """Return whether a worker's heartbeat thread waits for a core: with one it would have counted.
+    """Return whether a worker's heartbeat thread is waiting for a core; with a core it would have counted.
 
-    `pid` may be a script's, with the worker below it.
+    `pid` may be the PID of a script whose child is the worker.
     """
     return any(_is_runnable(task) for each in (pid, *descendants(pid)) for task in _threads(each, _HEART))
 
 
 def waits_for_a_core(pid: int) -> bool:
-    """Return whether one of its threads waits for a core. The process got SIGKILL and computes nothing any more."""
+    """Return whether a thread of the process, which got SIGKILL, is waiting for a core."""
     return any(map(_is_runnable, _threads(pid)))
 
 
 def _threads(pid: int, name: str = "") -> list[Path]:
-    """Return the process's threads of this name; none if it has exited."""
+    """Return the threads of the process with this name; none if the process has exited."""
     found = []
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -87,7 +92,7 @@ def _threads(pid: int, name: str = "") -> list[Path]:
 
 
 def _is_runnable(task: Path) -> bool:
-    """Return whether the thread runs, or will once it gets a core."""
+    """Return whether the thread is running, or is waiting only for a core."""
     with contextlib.suppress(OSError):
         return stat_of(f"{task.parts[2]}/task/{task.name}")[0] == "R"
     return False

@@ -1,4 +1,4 @@
-"""Hosts, slots and ports: from ``-H`` and ``-port-range`` to the first cluster, and which clusters fit."""
+"""Convert ``-H`` and ``-port-range`` to the first cluster, and check which clusters the hosts can run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ms_kungfu.launcher.state.states import NodeState
 
 _log = logging.getLogger(__name__)
 _LOOK_UP_AGAIN_S = 1.0
-MANY_PER_CORE = 4  # workers per core, above which a resize looks like a mistake
+MANY_PER_CORE = 4  # workers per core; a resize to more looks like a mistake
 DEFAULT_HOST = "127.0.0.1"
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9.])?")
 
@@ -41,10 +41,10 @@ class HostError(ValueError):
 
 @dataclass(frozen=True)
 class Host:
-    """A host as the workers' addresses name it: the entry of ``-H``, IPv6 in brackets.
+    """An entry of ``-H``: a host, named as in the workers' addresses. An IPv6 address is in brackets.
 
-    `slots`: None for as many workers as are requested and have memory; 0 if the head node only decides. `public`: the
-    address for ssh, if that is another one.
+    `slots`: None allows as many workers as are requested and fit in memory. 0 means that the head node runs no workers.
+    `public`: the address for ssh, if it is a different one.
     """
 
     name: str = DEFAULT_HOST
@@ -56,7 +56,7 @@ class Host:
 
     @property
     def address(self) -> str:
-        """Return the name without brackets, to connect to or to look up."""
+        """Return the name without brackets, for connections and name resolution."""
         return self.name.strip("[]")
 
     @property
@@ -67,14 +67,14 @@ class Host:
 
 @dataclass(frozen=True)
 class Hosts:
-    """A job's hosts, in the order of ``-H``.
+    """The hosts of a job, in the order of ``-H``.
 
-    `self_name`: this machine's host. `head_name`: the host that decides, because the config server is there or nearest;
-    the first one by default. `most`: the limit on all workers, if there is one. `placement`: how workers are assigned
-    to hosts (`Cluster.resized`).
+    `self_name`: this machine's host. `head_name`: the host that controls the job because it runs the config server or
+    is the closest to it; by default the first host. `most`: the limit on the number of workers, if there is one.
+    `placement`: how workers are assigned to hosts (`Cluster.resized`).
 
-    `ports`: those of all workers, if the port decides on a worker's slot (``--msrun``). `states`: of the hosts that
-    aren't active any more. `joinable`: others may join, even if the job starts with one host.
+    `ports`: the ports of all workers, if a worker's port determines its slot (``--msrun``). `states`: the states of
+    hosts that are no longer active. `joinable`: whether other hosts may join even if the job starts with one host.
     """
 
     each: tuple[Host, ...] = (Host(),)
@@ -95,7 +95,7 @@ class Hosts:
 
     @property
     def is_several(self) -> bool:
-        """Return whether there are or may be several hosts: a single host that others may join counts as several."""
+        """Return whether the job has or may get several hosts. A single host that others may join counts, too."""
         return len(self.each) > 1 or self.joinable
 
     @property
@@ -116,7 +116,7 @@ class Hosts:
 
     @property
     def slots_by_host(self) -> dict[str, int] | None:
-        """Return the slots of the hosts that stay; None without a limit, which only a single host can have."""
+        """Return the slots of the hosts that stay; None if there is no limit, which only a single host allows."""
         if self.each[0].slots is None:
             return None
         return {host.name: host.slots or 0 for host in self.staying}
@@ -128,12 +128,12 @@ class Hosts:
 
     @property
     def limit(self) -> str | None:
-        """Return the limit as KUNGFU_HOSTS has it."""
+        """Return the slots in the format of KUNGFU_HOSTS."""
         return None if self.slots_by_host is None else ",".join(map(str, self.staying))
 
     @property
     def slots(self) -> int | None:
-        """Return the slots of all hosts."""
+        """Return the total number of slots of all hosts."""
         return None if self.slots_by_host is None else sum(self.slots_by_host.values())
 
     def state_of(self, name: str) -> NodeState:
@@ -155,22 +155,22 @@ class Hosts:
         return replace(self, states=tuple(each for each in states.items() if each[1] is not NodeState.ACTIVE))
 
     def letting_go(self, name: str) -> Hosts:
-        """Return the same hosts after `name` has begun to leave."""
+        """Return these hosts with `name` marked as leaving."""
         return self._to(name, NodeState.DRAINING)
 
     def without(self, name: str) -> Hosts:
-        """Return the same hosts after `name` has failed or left."""
+        """Return these hosts with `name` marked as removed, because it failed or left."""
         return self._to(name, NodeState.REMOVED)
 
     def joined_by(self, host: Host) -> Hosts:
-        """Return the same hosts with a new one, or with a lost one back at its position."""
+        """Return these hosts with a new host, or with a lost host back at its position."""
         known = host.name in self.names
         each = tuple(host if old.name == host.name else old for old in self.each) + (() if known else (host,))
         return replace(self._to(host.name, NodeState.ACTIVE) if host.name in self.lost else self, each=each)
 
     @property
     def max_workers(self) -> int:
-        """Return the limit on all workers."""
+        """Return the limit on the number of workers of the job."""
         return min(MAX_WORKERS_OF_HOSTS if self.is_several else MAX_WORKERS, self.most or MAX_WORKERS_OF_HOSTS)
 
     def has_room(self, size: int) -> bool:
@@ -181,7 +181,7 @@ class Hosts:
         """Return the cluster that a job starts with.
 
         Raises:
-            HostError: it doesn't fit.
+            HostError: the cluster doesn't fit on the hosts.
         """
         if self.slots is not None and size > self.slots:
             raise HostError(
@@ -198,17 +198,17 @@ class Hosts:
             raise HostError(
                 f"-port-range {ports[0]}-{ports[-1]}: too small for {counted(most, 'worker')}; give a larger one"
             )
-        # Neighbours in rank are neighbours on a host: ranks go from host to host, in whatever order they were assigned.
+        # Ranks are sorted by host, so that neighbouring ranks are on the same host, regardless of the assignment order.
         workers = tuple(PeerID(name, ports[i]) for name, count in self._dealt(size).items() for i in range(count))
         return self.described(Cluster(workers, runners, version))
 
     def described(self, cluster: Cluster) -> Cluster:
-        """Add what a client needs to know of the hosts to resize `cluster`; nothing for a single host."""
+        """Add the host information that a client needs to resize `cluster`; for a single host add nothing."""
         if not self.is_several:
             return cluster
         runners = {runner.host: runner for runner in cluster.runners}
         port = next((runner.port for runner in cluster.runners), None)
-        if port is not None:  # else its writer wants none
+        if port is not None:  # otherwise its writer doesn't use runners
             named = (runners.get(host.name, PeerID(host.name, port)) for host in self.staying)
             cluster = replace(cluster, runners=tuple(named))
         return replace(cluster, slots=self.slots_by_host, placement=self.placement)
@@ -222,7 +222,7 @@ class Hosts:
 
     @property
     def _most(self) -> str:
-        """The limit of a job's size, and the remedy."""
+        """Return the limit on the job's size, with the remedy."""
         if self.most == self.max_workers:
             return f"at most {counted(self.most, 'worker')} by -msrun-size; ask for fewer"
         if self.is_several:
@@ -231,7 +231,7 @@ class Hosts:
 
     def _check_each(self, workers: Mapping[str, int]) -> None:
         if not self.is_several:
-            return  # then the limit is the job's
+            return  # in this case the limit of the job applies
         for name, count in workers.items():
             if count > MAX_WORKERS_OF_EACH:
                 raise HostError(
@@ -245,14 +245,14 @@ class Hosts:
         ended: Collection[PeerID] = (),
         going: Collection[PeerID] = (),
     ) -> None:
-        """Raise HostError if these hosts can't run `cluster`, or no living member would be left to transfer the state.
+        """Raise HostError if these hosts can't run `cluster`, or if no living member would keep the training state.
 
-        `members`: those that live; without members the state doesn't matter. A writer that lists `ended` workers, or
-        those `going` with their host, may not know of that.
+        `members`: the living members; if there are none, the state doesn't matter. A writer that lists workers in
+        `ended` or `going` (workers that leave with their host) may not know that they are ending.
         """
         strangers = [str(w) for w in cluster.workers if w.host not in self.names]
         if strangers:
-            raise HostError(f"worker {strangers[0]} is on none of the job's hosts: {','.join(self.names)}")
+            raise HostError(f"worker {strangers[0]} is on none of the hosts of the job: {','.join(self.names)}")
         for worker in cluster.workers:
             if worker.host in self.lost and worker not in ended:
                 raise HostError(f"worker {worker} is on host {worker.host}, which is lost; leave it out")
@@ -262,7 +262,7 @@ class Hosts:
         for name, count in on_each.items():
             slots = self.named(name).slots
             if slots is not None and count > slots:
-                if self.is_several:  # it may have joined, with slots of its own
+                if self.is_several:  # the host may have joined with its own number of slots
                     raise HostError(
                         f"{counted(count, 'worker')} on {name}: that host has {counted(slots, 'slot')}; ask for fewer"
                     )
@@ -271,7 +271,7 @@ class Hosts:
             if self.ports is not None and worker.port not in self.ports:
                 ports = f"-port-range {self.ports[0]}-{self.ports[-1]}"
                 raise HostError(
-                    f"worker {worker} is outside of {ports}, by which --msrun knows ranks; resize with {ports}"
+                    f"worker {worker} is outside of {ports}, from which --msrun derives ranks; resize with {ports}"
                 )
         if cluster.size > self.max_workers:
             raise HostError(f"{cluster.size} workers: {self._most}")
@@ -292,21 +292,21 @@ def parse_ports(text: str) -> range:
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Parse ``-H host[:slots[:public address]],...``. As with KungFu, a host without slots has one."""
+    """Parse ``-H host[:slots[:public address]],...``. As in KungFu, a host without slots has one slot."""
     return _checked([_parse_host(entry) for entry in text.split(",") if entry] or [_parse_host(text)])
 
 
 def _parse_host(text: str) -> Host:
-    # An IPv6 address contains colons, and so needs brackets.
+    # An IPv6 address contains colons, so it requires brackets.
     parts = re.fullmatch(r"(\[[^]]*\]|[^:]*)(?::([^:]*)(?::(\[[^]]*\]|[^:]*))?)?", text)
     if parts is None:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not host:slots, e.g. 10.0.0.1:4; an address of IPv6 stands in brackets, [fd00::1]:4"
+            f"{text!r} is not host:slots, e.g. 10.0.0.1:4; write an IPv6 address in brackets, [fd00::1]:4"
         )
     name, slots, public = parts[1], parts[2], parts[3]
     if slots is not None and not _is_count(slots):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not host:slots, e.g. 127.0.0.1:4: {slots!r} is no number of them"
+            f"{text!r} is not host:slots, e.g. 127.0.0.1:4: {slots!r} is not a number of slots"
         )
     return Host(_name(name), 1 if slots is None else int(slots), _name(public) if public is not None else "")
 
@@ -316,32 +316,32 @@ def _is_count(text: str) -> bool:
 
 
 def _name(text: str) -> str:
-    """Normalise a name so that all hosts write it alike: one form per address, names in lower case."""
+    """Normalise a name so that it is equal on all hosts: one form per address, names in lower case."""
     bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     try:
         address = ipaddress.ip_address(bare)
-        if "%" in bare:  # an IPv6 scope: one network's, by this machine's name for it
+        if "%" in bare:  # an IPv6 scope names a network interface of this machine only
             raise ValueError(bare)
     except ValueError:
         if bare == text and _NAME.fullmatch(text) and not re.fullmatch(r"[0-9.]+", text):
             return text.lower()
         user, at, host = text.rpartition("@")
         if at:
-            what = f"names a user; write {host}, and kungfu-distribute -u {user} for its login"
+            what = f"contains a user name; write {host}, and give kungfu-distribute -u {user}"
             raise argparse.ArgumentTypeError(f"{text!r} {what}") from None
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a host's name nor its address") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a host name nor an address") from None
     return f"[{address}]" if address.version == 6 else str(address)
 
 
 def _checked(hosts: Sequence[Host]) -> tuple[Host, ...]:
     for name, count in Counter(host.name for host in hosts).items():
         if count > 1:
-            raise argparse.ArgumentTypeError(f"{name} is named {count} times; give it all its slots at once")
+            raise argparse.ArgumentTypeError(f"{name} is listed {count} times; list it once with all its slots")
     return tuple(hosts)
 
 
 def read_hostfile(path: str) -> tuple[Host, ...]:
-    """Read ``-hostfile``, KungFu's format: ``10.0.0.1 slots=4 public_addr=example.org # note``, one host a line."""
+    """Read ``-hostfile``, in KungFu's format, one host per line: ``10.0.0.1 slots=4 public_addr=h # note``."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -356,7 +356,7 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
         except argparse.ArgumentTypeError as error:
             raise argparse.ArgumentTypeError(f"{path}:{number}: {error}") from None
     if not hosts:
-        raise argparse.ArgumentTypeError(f"{path} names no host; write lines like 10.0.0.1 slots=4")
+        raise argparse.ArgumentTypeError(f"{path} contains no host; write lines like 10.0.0.1 slots=4")
     return _checked(hosts)
 
 
@@ -374,20 +374,21 @@ def _parse_line(words: Sequence[str]) -> Host:
 
 
 def identify(hosts: Sequence[Host], own: str | None, interface: str | None) -> str:
-    """Return the host in `hosts` that this machine is.
+    """Return the name of the host in `hosts` that is this machine.
 
-    It is what ``-self`` says, or the host with the address of ``-nic``, or the only one whose address can be bound
-    here.
+    It is the host given by ``-self``, or the host with the address of ``-nic``, or otherwise the only host whose
+    address can be bound on this machine.
 
     Raises:
-        HostError: that isn't exactly one, or the others can't reach it.
+        HostError: no host or more than one host matches, or the other hosts can't reach the matching address.
     """
     addresses = _resolved(hosts)
     name = _identified(addresses, own, interface)
     if all(map(network.is_loopback, addresses[name])) and not network.is_loopback(name):
-        if len(hosts) > 1:  # as /etc/hosts on Debian maps a machine's own name
+        if len(hosts) > 1:  # e.g. on Debian, /etc/hosts maps the machine's own name to a loopback address
             raise HostError(
-                f"{name} means {addresses[name][0]} here, where the other hosts can't reach it; write its address in "
+                f"{name} is {addresses[name][0]} on this machine, which other hosts can't reach; write another "
+                f"address in "
                 "-H, or correct /etc/hosts"
             )
     return name
@@ -419,13 +420,13 @@ def _identified(addresses: dict[str, list[str]], own: str | None, interface: str
 
 
 def of_interface(interface: str) -> list[str]:
-    """Return the addresses of ``-nic``, at least one."""
+    """Return the addresses of ``-nic``. The list is never empty."""
     found = network.addresses_of_interface(interface)
     if not found:
         there = network.interfaces()
         if interface in there:
             raise HostError(f"-nic {interface} has no address")
-        raise HostError(f"-nic {interface}: this machine has no such interface, but {', '.join(there)}")
+        raise HostError(f"-nic {interface}: this machine has no such interface; its interfaces are {', '.join(there)}")
     return found
 
 
@@ -436,14 +437,14 @@ def _with_any(addresses: dict[str, list[str]], given: Iterable[str]) -> list[str
 
 def _the_one(mine: Sequence[str], what: str) -> str:
     if len(mine) > 1:
-        raise HostError(f"{what} is {' and '.join(mine)} at once; give the one that this is meant to be by -self")
+        raise HostError(f"{what} matches several hosts: {' and '.join(mine)}; select one with -self")
     return mine[0]
 
 
 def _looked_up(hosts: Sequence[Host]) -> dict[str, list[str]]:
-    """Return the addresses of each host. Names that aren't known yet are looked up until the join timeout.
+    """Return the addresses of each host. Unknown names are looked up again until the join timeout.
 
-    Kubernetes and clouds make a name known some seconds after its machine has started.
+    Kubernetes and clouds publish a name some seconds after its machine has started.
     """
     limit_s = env.JOIN_TIMEOUT.get()
     until, is_told = run_time() + limit_s, False
@@ -454,8 +455,8 @@ def _looked_up(hosts: Sequence[Host]) -> dict[str, list[str]]:
             return addresses
         if run_time() >= until:
             raise HostError(
-                f"host {unknown[0]} has no address here after {limit_s:g} s (KUNGFU_JOIN_TIMEOUT); write its address, "
-                "or make the name known"
+                f"host {unknown[0]} has no address after {limit_s:g} s (KUNGFU_JOIN_TIMEOUT); write its address in -H, "
+                "or add the name to the name service"
             )
         if not is_told:
             is_told = True
@@ -467,8 +468,8 @@ def _resolved(hosts: Sequence[Host]) -> dict[str, list[str]]:
     addresses = _looked_up(hosts)
     loopback = [host.name for host in hosts if network.is_loopback(host.address)]
     if loopback and len(loopback) < len(hosts):
-        raise HostError(f"{loopback[0]} means each machine itself; write the address by which the other hosts reach it")
+        raise HostError(f"{loopback[0]} is a loopback address; write the address at which other hosts reach it")
     for host, other in itertools.combinations(addresses, 2):
         if {*addresses[host]} & {*addresses[other]}:
-            raise HostError(f"{host} and {other} are one machine, by what their names mean here; name it once")
+            raise HostError(f"{host} and {other} resolve to the same machine; list it once")
     return addresses

@@ -1,11 +1,13 @@
-"""The leader snapshot, by which another host's controller continues a job, and what the hosts' reports add. Pure.
+"""Define the leader snapshot, from which another host's controller continues a job. Pure.
 
-1. The snapshot has what may have reached some hosts only: the committed version, the lost hosts, the job's end. The
-   controller writes it before it notifies any host. (`test_simulated_leadership.py`.)
-2. The hosts report everything else: the workers that run there, those that have exited, and the failures that the host
-   was notified of.
-3. Failures need no entry. The controller reports them to all hosts in one order, so one host's list is a prefix of
-   another's. The longest list among the hosts that continue is the one from which all continue.
+1. The snapshot contains what may have reached only some hosts: the committed version, the lost hosts, the job's end.
+   The controller writes the snapshot before it notifies any host. (`test_simulated_leadership.py`.)
+
+2. The hosts report everything else: the workers that run there, the workers that have exited, and the failures of
+   which the host was notified.
+
+3. Failures need no entry. The controller reports failures to all hosts in the same order, so one host's list is a
+   prefix of another host's list. The longest list among the hosts that continue applies to all of them.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from ms_kungfu.launcher.wire.messages import ClusterPart, Loss, ResyncReport
 def moves(options: Options) -> bool:
     """Return whether another host continues the job if its controller fails.
 
-    The store has to outlive hosts, and the workers have to continue without failed ones.
+    That requires a store that outlives hosts, and workers that continue without failed workers.
     """
     goes_on = options.watch and options.recover is not Recover.FAIL
     return goes_on and options.hosts.is_several and has_leadership(options.config_server or "")
@@ -39,11 +41,11 @@ def moves(options: Options) -> bool:
 
 @dataclass(frozen=True)
 class LeaderSnapshot:
-    """What the next controller needs to know.
+    """What the next controller has to know.
 
-    `end`: the exit code and the last message of all launchers. `before`: the hosts of earlier controllers, until this
-    one has decided something; they aren't expected to register. `failures`: as `coordinator` has them. `told`: the
-    job's past, for `kungfu-run status` only.
+    `end`: the exit code and last message of all launchers. `before`: the hosts of earlier controllers, until this
+    controller has made a decision; they aren't expected to register. `failures`: the value of `Coordinator.failures`.
+    `told`: the job's past, only for `kungfu-run status`.
     """
 
     job: str
@@ -68,20 +70,20 @@ class LeaderSnapshot:
 
     @classmethod
     def from_json(cls, fields: object) -> LeaderSnapshot:
-        """Return the snapshot in this document; ProtocolError if there is none."""
+        """Return the snapshot in this document. Raises ProtocolError if the document isn't a snapshot."""
         try:
             found = LEADER_SNAPSHOT.convert(fields)
         except ProtocolError as error:
-            raise ProtocolError(f"the leader snapshot isn't one: {error}") from None
+            raise ProtocolError(f"the leader snapshot is invalid: {error}") from None
         return cls(
             found.job, found.head, found.first.cluster(), tuple(Host(*each) for each in found.hosts),
             ClusterVersions.of(found.versions), found.finishing, found.end, found.before, found.failures, found.told,
         )  # fmt: skip
 
     def taken_by(self, host: str) -> LeaderSnapshot:
-        """Return the snapshot that a controller on `host` writes as it takes the lease.
+        """Return the snapshot that a controller on `host` writes when it acquires the lease.
 
-        It is repeatable, as the controller may not know whether its write succeeded.
+        The operation is repeatable, because the controller may not know whether its write succeeded.
         """
         heads = dict.fromkeys((*self.before, self.head))
         return replace(self, head=host, before=tuple(head for head in heads if head != host))
@@ -92,9 +94,9 @@ class LeaderSnapshot:
         return frozenset(host for host, last in self.versions.lost_hosts.items() if last == float("inf"))
 
     def has(self, cluster: Cluster) -> bool:
-        """Return whether `cluster`, from the store, is of this job.
+        """Return whether `cluster`, from the store, belongs to this job.
 
-        A job that doesn't move its controller leaves no snapshot, so the cluster there may be an earlier job's.
+        A job whose controller can't move leaves no snapshot, so the cluster in the store may belong to an earlier job.
         """
         committed = self.versions.current
         known = committed is not None and cluster.version <= committed.version
@@ -106,7 +108,7 @@ class LeaderSnapshot:
         return [host.name for host in self.hosts if host.name not in self.lost]
 
     def hosts_of(self, options: Options) -> Hosts:
-        """Return the hosts as the next controller has them."""
+        """Return the hosts as the next controller sees them."""
         own = options.hosts
         return Hosts(
             self.hosts,
@@ -126,7 +128,7 @@ def how_it_has_ended(end: End) -> str:
 
 
 def may_go_on(found: LeadershipState, own: str) -> bool:
-    """Return whether the snapshot is of a job that hosts other than this one continue once the lease is free."""
+    """Return whether hosts other than this one continue the job of the snapshot once the lease is free."""
     try:
         snapshot = None if found.snapshot is None else LeaderSnapshot.from_json(found.snapshot)
     except ProtocolError:
@@ -140,8 +142,8 @@ def may_go_on(found: LeadershipState, own: str) -> bool:
 class Term:
     """The term of a controller.
 
-    `snapshot`: of the controller before, whose lease this one has taken; None if the job is about to begin. `secret`:
-    of the job's brokers. `since`: when its host's part in the job began.
+    `snapshot`: the snapshot of the previous controller, whose lease this one has acquired; None if the job is about to
+    begin. `secret`: the secret of the job's brokers. `since`: when this host began to take part in the job.
     """
 
     keys: LeadershipKeys
@@ -151,24 +153,24 @@ class Term:
     since: float
 
     def guard(self, store: Any) -> None:
-        """Let the store accept no write to the cluster without the lease."""
+        """Make the store reject every write to the cluster without the lease."""
         store.led_since = lambda: self.lease.since
 
 
 class TimeToAsk:
-    """How many seconds the other hosts have had to find out which host has the lease.
+    """How many seconds the other hosts have had to find out which host holds the lease.
 
-    Only time in which the store answered the controller counts, as far as two answers prove it. If the controller
-    itself stood still, it has missed hosts that called, and the count begins at zero.
+    Time counts only if the store answered the controller, as proven by two answers. If the controller itself was
+    stopped, it has missed calls from other hosts, and the count restarts at zero.
 
-    The time needn't be contiguous: otherwise no host would be declared lost with a store that fails again and again.
+    The time needn't be contiguous. Otherwise no host would ever be declared lost while the store fails repeatedly.
     """
 
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
-        self._asked: float | None = None  # time of the last call
-        self._answered: float | None = None  # the same, if the store answered it
-        self._stood_still = -lease_s  # time of the last pause
+        self._asked: float | None = None  # the time of the last call
+        self._answered: float | None = None  # the time of the last call that the store answered
+        self._stood_still = -lease_s  # the time of the last pause of the controller
         self.seconds = 0.0
 
     def answered(self, now: float) -> None:
@@ -182,7 +184,7 @@ class TimeToAsk:
         self._answered = None
 
     def has_stood_still(self, now: float) -> bool:
-        """Return whether the controller stood still a moment ago."""
+        """Return whether the controller was stopped a moment ago."""
         return self._is_late(now) or now - self._stood_still < self._lease_s / 4
 
     def _ask(self, now: float) -> None:
@@ -191,12 +193,12 @@ class TimeToAsk:
         self._asked = now
 
     def _is_late(self, now: float) -> bool:
-        """Return whether the answer is late: of the four calls in a lease, each has half a lease."""
+        """Return whether the answer is late: there are four calls per lease, and each may take half a lease."""
         return self._asked is not None and now - self._asked > 0.75 * self._lease_s
 
 
 def all_losses(reports: Sequence[ResyncReport], version: int) -> list[Loss]:
-    """Return a version's failures in their one order: the longest list that any host has.
+    """Return a version's failures in their common order: the longest list that any host has.
 
     Raises:
         ProtocolError: two lists contradict each other.
@@ -204,5 +206,5 @@ def all_losses(reports: Sequence[ResyncReport], version: int) -> list[Loss]:
     each = sorted((report.losses[version] for report in reports if version in report.losses), key=len)
     for shorter in each[:-1]:
         if [loss[0] for loss in shorter] != [loss[0] for loss in each[-1]][: len(shorter)]:
-            raise ProtocolError(f"two hosts have other deaths in version {version}: {shorter} and {each[-1]}")
+            raise ProtocolError(f"two hosts report different failures in version {version}: {shorter} and {each[-1]}")
     return each[-1] if each else []

@@ -1,4 +1,4 @@
-"""What a host's launcher asks of a controller in its own process."""
+"""Define the interface that a host's launcher uses to call a controller in the same process."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ms_kungfu.launcher.wire import messages as m
 
 
 class LocalController(Protocol):
-    """Decides for the job (`controller.Controller`); its own host calls this interface beside its messages."""
+    """The controller of the job (`controller.Controller`). Its own host uses this interface in addition to messages."""
 
     last_words: str | None
 
     @property
     def has_left(self) -> bool:
-        """Return whether its host leaves, and another host controls the job from then on."""
+        """Return whether the controller's host leaves, so that another host controls the job afterwards."""
         ...
 
     @property
@@ -35,7 +35,7 @@ class LocalController(Protocol):
 
     @property
     def store_error(self) -> ConfigServerError | None:
-        """Return why the store didn't accept the last call of the lease; None if it did, or the lease is lost."""
+        """Return why the store rejected the last call for the lease; None if accepted, or if the lease is lost."""
         ...
 
     async def run(self) -> int: ...

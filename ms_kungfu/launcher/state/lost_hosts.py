@@ -1,7 +1,7 @@
-"""When a host counts as lost. Pure: the caller passes clocks and reports.
+"""Decide when a host counts as lost. Pure: the caller passes clocks and reports.
 
-A *lease* only permits the controller to declare a host lost: nothing depends on correct clocks. What the host does
-before it notices has no effect on the others (docs/recovery.md).
+A *lease* only permits the controller to declare a host lost: correctness doesn't depend on clocks. Whatever the lost
+host does before it notices has no effect on the others (docs/recovery.md).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ _MAX_PERIOD_S = 0.5
 
 
 class Leases:
-    """Find the hosts that are silent for `limit_s`, examined every `period_s`.
+    """Find the hosts that have been silent for `limit_s` seconds. They are checked every `period_s` seconds.
 
-    A late look shows that this process itself stood still, and may have unread messages: then every host gets
-    `after_pause_s` from now on.
+    A late check shows that this process itself was stopped and may have unread messages. Then every host gets another
+    `after_pause_s` seconds.
     """
 
     def __init__(self, limit_s: float, after_pause_s: float | None = None) -> None:
@@ -24,10 +24,10 @@ class Leases:
         self._limit_s = limit_s
         self._after_pause_s = limit_s if after_pause_s is None else after_pause_s
         self._last_look: float | None = None
-        self._not_before = 0.0  # when the first lease may expire
+        self._not_before = 0.0  # the earliest time at which a lease may expire
 
     def run_out(self, now: float, heard: Mapping[str, float]) -> list[str]:
-        """Return the hosts whose lease has expired; `heard`: when the last message of each came."""
+        """Return the hosts whose lease has expired. `heard`: the time of the last message from each host."""
         if self._last_look is not None and now - self._last_look > 3 * self.period_s:
             self._not_before = now + self._after_pause_s
         self._last_look = now
@@ -37,10 +37,10 @@ class Leases:
 def to_evict(
     apart: Iterable[tuple[str, str]], workers: Mapping[str, int], order: Sequence[str], head_node: str
 ) -> list[str]:
-    """Return the fewest hosts without which all others reach each other; the pairs in `apart` don't.
+    """Return the smallest set of hosts without which all other hosts reach each other.
 
-    The controller's host is never one. Among equally few hosts, those with fewer workers go, then the later ones in
-    `order`.
+    The pairs in `apart` don't reach each other. The set never contains the controller's host. Among sets of equal size,
+    hosts with fewer workers are preferred, then hosts that are later in `order`.
     """
     edges = {frozenset(pair) for pair in apart}
     unreachable = {other for edge in edges if head_node in edge for other in edge - {head_node}}
@@ -55,7 +55,7 @@ def to_evict(
         )
 
     def fewest(left: set[frozenset[str]]) -> set[str]:
-        """Of connected hosts: remove the one with most pairs, or all that it can't reach."""
+        """Return the smallest set for connected pairs: the host with most pairs, or all hosts that it can't reach."""
         if not left:
             return set()
         found: set[str] = set()
@@ -72,7 +72,7 @@ def to_evict(
 
 
 def _parts(edges: Collection[frozenset[str]]) -> list[set[frozenset[str]]]:
-    """Split the pairs into groups that share no host."""
+    """Split the pairs into groups that have no host in common."""
     parts: list[tuple[set[str], set[frozenset[str]]]] = []
     for edge in sorted(edges, key=sorted):
         hosts, own = set(edge), {edge}

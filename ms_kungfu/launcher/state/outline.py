@@ -1,4 +1,4 @@
-"""The frame of the status document, before the job has begun."""
+"""Build the outline of the status document, before the job has begun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the launcher does about an event at a worker or at itself. Pure: an event and a state give a `Verdict`."""
+"""Decide what the launcher does about an event. Pure: an event and a state give a `Verdict`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.wire.documents import Failure
 
-MOST_LATE = 2  # joining workers in a row in one slot
-EXIT_TIMEOUT = 124  # as for timeout(1)
-CANT_RUN = 126  # the code of a process that never ran, as in a shell
+MOST_LATE = 2  # the most consecutive late joining workers in one slot
+EXIT_TIMEOUT = 124  # the same code as timeout(1)
+CANT_RUN = 126  # the code of a process that could not be started, as in a shell
 
 
 class Standing(enum.Enum):
@@ -21,12 +21,12 @@ class Standing(enum.Enum):
 
     MEMBER = "member"
     JOINING = "joining"  # started for a version that isn't committed yet
-    LEAVING = "leaving"  # a committed version does not contain it any more
+    LEAVING = "leaving"  # a committed version no longer contains it
     STANDBY = "standby"  # a standby, for any slot
 
 
 class Recover(enum.Enum):
-    """What a failure in watch mode leads to (``-recover``)."""
+    """The reaction to a failure in watch mode (``-recover``)."""
 
     SHRINK = "shrink"
     REPLACE = "replace"
@@ -35,11 +35,12 @@ class Recover(enum.Enum):
 
 @dataclass(frozen=True)
 class WorkerExited:
-    """A worker exited.
+    """A worker has exited.
 
-    `code` is negative for a signal. `who` names the worker; `error` says why it never ran or was killed. `logs` names
-    its log files, "" without -logdir. `restarts`: how many replacements its slot had lately. `late`: how many joining
-    workers in a row, with this one, weren't ready to join there in time. `has_ended`: its program had ended before.
+    `code` is negative for a signal. `who` names the worker. `error` says why it could not be started or was killed.
+    `logs` names its log files, "" without -logdir. `restarts`: the number of recent replacements in its slot. `late`:
+    the number of consecutive joining workers, including this one, that weren't ready to join in that slot in time.
+    `has_ended`: its program had ended before.
     """
 
     who: str
@@ -54,7 +55,7 @@ class WorkerExited:
 
 @dataclass(frozen=True)
 class WorkerWorksOn:
-    """A worker left the cluster with `version`, and still runs after -leave-grace."""
+    """A worker left the cluster with `version`, and is still running after -leave-grace."""
 
     who: str
     version: int
@@ -63,9 +64,10 @@ class WorkerWorksOn:
 
 @dataclass
 class Headcount:
-    """The members, the removed workers that still run, and of the members those that leave because of a SIGTERM.
+    """Count the members, the removed workers that are still running, and the members that leave because of a SIGTERM.
 
-    Only awaited workers count: not those removed longer ago than -leave-grace, nor those that SIGKILL doesn't end.
+    Only workers that the job waits for are counted. Workers that were removed longer ago than -leave-grace, and workers
+    that SIGKILL doesn't end, aren't counted.
     """
 
     members: int = 0
@@ -75,22 +77,22 @@ class Headcount:
 
 @dataclass
 class Situation(Headcount):
-    """The job after the event: how many processes run, the options, and what has happened before."""
+    """The job after the event: the number of running processes, the options, and earlier failures."""
 
     recover: Recover = Recover.FAIL
     min_size: int = 1
     max_restarts: int = 0
     first_failure: Failure | None = None  # the first failure that the job has survived
-    program_failure: Failure | None = None  # the first one of a program by itself
+    program_failure: Failure | None = None  # the first failure that a program caused
     finished: bool = False  # a member has completed its program
-    first_to_finish: str = ""  # the first one to do so, before this event
+    first_to_finish: str = ""  # the first member to do so, before this event
 
 
 class Action(enum.Enum):
     CONTINUE = "continue"
     FINISH = "finish"  # all workers are done
     SHRINK = "shrink"  # the others continue without the worker
-    REPLACE = "replace"  # the same, and a new worker takes its slot
+    REPLACE = "replace"  # as SHRINK, and a new worker takes its slot
     FAIL = "fail"  # the job ends with the exit code of the `Verdict`
 
 
@@ -111,22 +113,23 @@ def timed_out(limit_s: float) -> Verdict:
 
 
 def not_begun(limit_s: float, why: str) -> str:
-    """End a job by -timeout before all hosts have registered."""
+    """Return the message for a job that -timeout ends before all hosts have registered."""
     return f"the job has not begun within -timeout {limit_s:g} s: {why}"
 
 
 def host_lost(reason: str, exit_code: int | None = None) -> Verdict:
-    """End the job, as the others don't continue without the lost host.
+    """End the job, because the others don't continue without the lost host.
 
-    `exit_code`: of the first worker that exited because of it.
+    `exit_code`: the exit code of the first worker that exited because of the loss.
     """
     return Verdict(Action.FAIL, reason, 1 if exit_code is None else exit_code)
 
 
 def hosts_leave(hosts: str, left: int, min_size: int) -> Verdict:
-    """Decide whether `hosts`, whose launchers got a SIGTERM, leave; `left` members stay.
+    """Decide whether `hosts`, whose launchers got a SIGTERM, leave while `left` members stay.
 
-    If these are too few the job ends, as on one host on which so many workers get the signal.
+    If too few members would stay, the job ends. That is also what happens on one host if too many workers get the
+    signal.
     """
     if left < max(1, min_size):
         return interrupted(signal.SIGTERM, f" on host {hosts}, without which {would_be_left(left, min_size)}")
@@ -134,18 +137,18 @@ def hosts_leave(hosts: str, left: int, min_size: int) -> Verdict:
 
 
 def leaves(who: str, left: int, min_size: int) -> Verdict:
-    """Decide whether a worker leaves, by a SIGTERM or a policy of the program. `left` members stay."""
+    """Decide whether a worker leaves because of a SIGTERM or a policy of the program. `left` members stay."""
     if left < min_size:
-        # The request was granted, and other workers have failed since.
+        # The request was granted, but other workers have failed since then.
         return Verdict(Action.CONTINUE, f"{who} stays: {would_be_left(left, min_size)}")
     return Verdict(Action.SHRINK, f"{who} is leaving; the others go on")
 
 
 def decide(event: WorkerExited | WorkerWorksOn, state: Situation) -> Verdict:
-    """Return what to do about `event`, and the sentence that says why; with an empty reason nothing is logged."""
+    """Return what to do about `event`, with a reason to log. An empty reason isn't logged."""
     if isinstance(event, WorkerWorksOn):
         reason = (
-            f"{event.who} is not in cluster version {event.version} any more and still works after {event.grace_s:g} s "
+            f"{event.who} is no longer in cluster version {event.version}, but still running after {event.grace_s:g} s "
             "(-leave-grace); no other worker waits for it, and it is ended when its slot is needed or the job ends"
         )
         return after_end(reason, state) or Verdict(Action.CONTINUE, reason)
@@ -164,14 +167,14 @@ def decide(event: WorkerExited | WorkerWorksOn, state: Situation) -> Verdict:
     if event.code == 0:
         return after_end("", state) or Verdict(Action.CONTINUE, "")
     if event.standing is Standing.LEAVING:
-        # The cluster continues without it in any case.
+        # The cluster has continued without this worker anyway.
         reason = f"{event.who} had left the cluster and then {how}"
         return after_end(reason, state) or Verdict(Action.CONTINUE, reason)
     return _after_death(event, Failure(f"{event.who} {how}", exit_code_of(event.code)), state)
 
 
 def after_end(reason: str, state: Situation) -> Verdict | None:
-    """Return how the job ends once no worker is left. `reason`: the last event, if any."""
+    """Return how the job ends once no worker is left. `reason`: the reason of the last event, if there is one."""
     if state.members or state.leaving:
         return None
     if state.first_failure is not None and not state.finished:
@@ -186,23 +189,23 @@ def after_end(reason: str, state: Situation) -> Verdict | None:
 
 
 def _cause(first: Failure, of_program: Failure | None) -> Failure:
-    """Return the failure that is named as the cause."""
+    """Return the failure to report as the cause."""
     return of_program if first.is_of_launcher and of_program is not None else first
 
 
 def _after_death(event: WorkerExited, failure: Failure, state: Situation) -> Verdict:
-    # The first to finish leaves the others in an operation that can't end; that is the cause of their failures.
+    # If one member finishes early, the others wait in an operation that can't end, and fail because of that.
     before = f"; {state.first_to_finish} was the first to end, with code 0" if state.first_to_finish else ""
     if state.recover is Recover.FAIL:
         return Verdict(Action.FAIL, failure.reason + before, failure.exit_code)
-    if event.standing is Standing.JOINING and state.finished:  # it would have found no member
+    if event.standing is Standing.JOINING and state.finished:  # the joining worker would have found no member
         return after_end(failure.reason, state) or Verdict(Action.CONTINUE, failure.reason)
     own = failure if not event.error and fails_by_itself(event.code) else None
     first = _cause(state.first_failure or failure, state.program_failure or own)
     by_sigterm = exit_code_of(event.code) == 128 + signal.SIGTERM
     terminated = state.terminated if by_sigterm else 0
     if state.members == terminated:
-        # If all got the signal at once, a worker with permission to leave would otherwise stay alone, and train on.
+        # Otherwise, if all workers got the signal at once, a worker with permission to leave would train on alone.
         if first != failure:
             before = f"; no worker is left, the first that failed: {first.reason}{before}"
         elif by_sigterm:
@@ -215,10 +218,11 @@ def _after_death(event: WorkerExited, failure: Failure, state: Situation) -> Ver
         if event.has_ended and not fails_by_itself(event.code):
             reason = f"{failure.reason} after its program had ended; no worker replaces it"
             return Verdict(Action.SHRINK, reason)
-        if event.late >= MOST_LATE:  # the next one would be as slow
+        if event.late >= MOST_LATE:  # the next worker would be just as slow
             return Verdict(
                 Action.SHRINK,
-                f"{failure.reason}, like the one before it; the others go on without it: raise KUNGFU_JOIN_TIMEOUT "
+                f"{failure.reason}, like the previous worker in its slot; the others go on without it: raise "
+                f"KUNGFU_JOIN_TIMEOUT "
                 "above the time that a worker takes to start and compile, then request the size again",
             )
         if event.restarts < state.max_restarts:
@@ -226,8 +230,8 @@ def _after_death(event: WorkerExited, failure: Failure, state: Situation) -> Ver
         named = f", see {event.logs}" if event.logs else ""
         return Verdict(
             Action.SHRINK,
-            f"{failure.reason}; the others go on without it: its place was filled {counted(event.restarts, 'time')} "
-            f"lately (-max-restarts {state.max_restarts}){named}",
+            f"{failure.reason}; the others go on without it: its slot was refilled {counted(event.restarts, 'time')} "
+            f"recently (-max-restarts {state.max_restarts}){named}",
         )
     return Verdict(Action.SHRINK, f"{failure.reason}; the others go on without it")
 
@@ -242,11 +246,11 @@ def peers_to_start(
 ) -> list[PeerID]:
     """Return the workers of `desired` that need a process.
 
-    Those are workers that are neither `present` (in the cluster, or joining it) nor `ended`; the next version excludes
-    the latter.
+    These are the workers that are neither `present` (in the cluster, or joining it) nor `ended`. The next version
+    excludes workers in `ended`.
 
-    Return none if a member has finished its program (`finishing`): the others are about to, and a joining worker would
-    find no member.
+    If a member has finished its program (`finishing`), the result is empty: the other members are about to finish, and
+    a joining worker would find no member.
     """
     return [] if finishing else [peer for peer in desired.workers if peer not in present and peer not in ended]
 
@@ -261,24 +265,24 @@ def revised(
     slots: Mapping[str, int] | None = None,
     is_stale: bool = False,
 ) -> Cluster | None:
-    """Return what the controller has to write to the store, or None.
+    """Return the cluster that the controller has to write to the store, or None.
 
-    First it writes the newest cluster without the `removed` workers (failed or leaving), then `joining` more in their
-    slots.
+    First this is the newest cluster without the `removed` workers (failed or leaving). The next revision adds `joining`
+    workers in their slots.
 
     Args:
-        newest: the newest cluster that this host can run.
+        newest: the newest cluster that the hosts can run.
         last_version: the newest version in the store; if it is newer than `newest`, the job can't run it.
-        living: the members of the committed cluster that live, in the order of their ranks: at least one has to be in
-            it, because they have the state.
-        is_stale: the store's list of hosts is out of date, whichever workers are there.
+        living: the living members of the committed cluster, in rank order. The result contains at least one of them,
+            because they have the training state.
+        is_stale: true if the store's list of hosts is out of date, even if the workers don't change.
     """
     keep = [worker for worker in newest.workers if worker not in removed]
     if not any(worker in living for worker in keep):
         keep = [worker for worker in living if worker not in removed][:1] + keep
     if not any(worker in living for worker in keep):
         return None  # the job is about to fail
-    # its writer is the controller, not that version's
+    # the controller writes this version, not the writer of `newest`
     following = replace(newest.following(keep), version=last_version + 1)
     if following.workers != newest.workers or last_version > newest.version or is_stale:
         return following
@@ -286,14 +290,14 @@ def revised(
 
 
 def exit_code_of(code: int) -> int:
-    """Return the launcher's exit code for a worker's: as in a shell, 128 + n for signal n."""
+    """Return the launcher's exit code for a worker's exit code: as in a shell, 128 + n for signal n."""
     return code if code >= 0 else 128 - code
 
 
 def fails_by_itself(code: int) -> bool:
-    """Return whether a worker exited by an error of its program, not by a signal.
+    """Return whether a worker exited because of an error in its program, not because of a signal.
 
-    The signal may be its own or a child's, which a shell reports as 128 + n.
+    A signal to the worker or to one of its children doesn't count; a shell reports a child's signal as 128 + n.
     """
     return 0 < code <= 128 or code > 128 + signal.SIGRTMAX
 
@@ -303,25 +307,25 @@ def how_it_ended(code: int) -> str:
 
 
 def copies(size: int, seconds: float, ended: bool) -> str:
-    """Return the warning that none of `size` workers, started so many seconds ago, has joined the job.
+    """Return the warning that none of `size` workers has joined the job `seconds` seconds after their start.
 
-    `ended`: all have exited without an error.
+    `ended`: true if all workers have exited without an error.
     """
     causes = (
         "Usual causes: the program doesn't use ms_kungfu (a program for msrun needs --msrun); its environment was "
-        "cleared (env -i, sudo, a container); another Python runs it, without ms_kungfu"
+        "cleared (env -i, sudo, a container); it runs in another Python, without ms_kungfu"
     )
     none = f"none of the {size} workers has joined the job within {seconds:.0f} s"
     if ended:
-        return f"{none}, and all have ended: if they have trained, each has trained a model of its own. {causes}"
+        return f"{none}, and all have ended: if they have trained, each has trained a separate model. {causes}"
     return (
-        f"{none}. If the program is still preparing (a download, a data set to list), ignore this line; else each "
-        f"worker trains a model of its own. {causes}"
+        f"{none}. If the program is still preparing (a download, a data set to list), ignore this line; otherwise "
+        f"each worker trains a separate model. {causes}"
     )
 
 
 def bug(error: BaseException) -> str:
-    """Describe a bug for the last message: many exceptions have no text."""
+    """Describe an exception for the last message. Many exceptions have no text, so the type is included."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 

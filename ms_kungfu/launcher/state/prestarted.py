@@ -1,25 +1,27 @@
-"""How many workers are prestarted, on which hosts, and when. Pure.
+"""Decide how many workers are prestarted, on which hosts, and when. Pure.
 
-A prestarted worker is a standby until it gets a slot. A slot on a host is filled by a standby of that host, or by a new
-process. There are two reasons to prestart workers, with one rule for both:
+A prestarted worker is a standby until it gets a slot. A slot on a host is filled by a standby on that host, or by a new
+process. There are two reasons to prestart workers, and one rule covers both:
 
 - `-standby N`: N standbys, for any slot that needs a worker.
-- Members that train by a schedule report the size that they want next (`Expected`). So an expected entry costs a state
-  transfer instead of a start of Python, MindSpore and its compiler. The report is a hint: no process waits for it, and
-  a lost, repeated or outdated one only changes how early a worker starts. It holds for one cluster version. If another
-  version is desired the hint starts no more workers. The standbys stay, since that version may need them, until the
-  members report again.
+- Members that train by a schedule report the size that they want next (`Expected`). When the resize comes, it costs a
+  state transfer instead of the start of Python, MindSpore and its compiler. The report is a hint: no process waits for
+  it, and a lost, repeated or outdated report only changes how early a worker starts. A hint is valid for one cluster
+  version. If another version is desired, the hint starts no more workers. Existing standbys stay until the members
+  report again, because that version may need them.
 
-*Hosts.* Standbys are on the hosts that a resize would give the next workers to (`next_slots`). If the cluster changes
-they are moved: a standby on another host is of no use to the next worker.
+*Hosts.* Standbys run on the hosts to which a resize would assign the next workers (`next_slots`). If the cluster
+changes, the standbys are replaced, because a standby on another host can't become the next worker.
 
-*Cores.* A start takes some seconds of a core, on a full machine from training. So few start at a time (`to_start`), and
-the next ones once these are ready. A nice value is no remedy. It spreads the same seconds over a longer time, in which
-the entry may come. A nice process may never get ready beside workers that use their cores wholly. Without root it can't
-be taken back when the standby becomes a worker (RLIMIT_NICE is 0).
+*Cores.* Starting a process uses a core for some seconds, which slows down training on a full machine. So only a few
+processes start at the same time (`to_start`), and the next ones start when these are ready. A nice value doesn't help.
+It spreads the same seconds over a longer time, during which the resize may come. Next to workers that use their cores
+fully, a nice process may never get ready. Without root the nice value can't be lowered again when the standby becomes a
+worker (RLIMIT_NICE is 0).
 
-*Memory.* A standby takes what a worker takes. It is started if there is memory for two, since workers grow. One that is
-starting hasn't taken its memory yet. Only the host knows its memory, so its agent refuses a start (`lack_of_memory`).
+*Memory.* A standby uses as much memory as a worker. A standby is started if there is memory for two workers, because
+workers grow and a starting process hasn't allocated its memory yet. Only the host knows its memory, so its agent may
+reject a start (`lack_of_memory`).
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ _PART_OF_THE_CORES = 4
 
 @dataclass(frozen=True)
 class Expected:
-    """The members of cluster `version` want `size` workers next, `newcomers` of which are new."""
+    """The members of cluster `version` want `size` workers next, of which `newcomers` are new."""
 
     version: int = -1
     newcomers: int = 0
@@ -42,10 +44,10 @@ class Expected:
 
 
 def next_slots(cluster: Cluster, count: int) -> list[str]:
-    """Return the host of each of the next `count` workers, as `Cluster.resized` places them.
+    """Return the host of each of the next `count` workers, in the order of `Cluster.resized`.
 
-    Once all slots are taken the next worker is a replacement, on whichever host a worker fails. So the rest goes to
-    each host with slots in turn.
+    If all slots are taken, the next worker replaces a worker that fails on an unknown host. So the remaining entries go
+    to each host with slots in turn.
     """
     present = Counter(worker.host for worker in cluster.workers)
     slots = cluster.slots
@@ -62,17 +64,17 @@ def next_slots(cluster: Cluster, count: int) -> list[str]:
 
 
 def start_at_once(cores: int, idle: int) -> int:
-    """Return how many expected workers may start at a time on a host with so many `cores`, `idle` of them unused."""
+    """Return how many expected workers may start at once on a host with `cores` cores, of which `idle` are unused."""
     return max(1, cores // _PART_OF_THE_CORES, idle)
 
 
 def to_start(kept: int, expected: int, ready: int, starting: int, at_once: int) -> tuple[int, int]:
-    """Return how many standbys a host starts now: as many as it is to have, as far as there is memory.
+    """Return how many standbys a host starts now. Each value in the pair is a number of standbys.
 
     Args:
-        kept: how many it has at any time (``-standby``). They count among those that are `expected`.
-        ready, starting: those that it has.
-        at_once: how many may start at a time.
+        kept: the number of standbys that the host always has (``-standby``). They count as part of `expected`.
+        ready, starting: the numbers of standbys that the host has in each state.
+        at_once: the number of standbys that may start at the same time.
     """
     present = ready + starting
     first = max(0, kept - present)
@@ -80,7 +82,7 @@ def to_start(kept: int, expected: int, ready: int, starting: int, at_once: int) 
 
 
 def lack_of_memory(workers: int, free_bytes: float, worker_bytes: float) -> str:
-    """Return why so many `workers` don't fit, "" if they do. `worker_bytes`: of one, 0 if that isn't known."""
+    """Return why `workers` workers don't fit, or "" if they fit. `worker_bytes`: bytes per worker, 0 if unknown."""
     if workers * worker_bytes <= free_bytes:
         return ""
     free, each = (int(number / 2**20) for number in (free_bytes, worker_bytes))

@@ -1,4 +1,4 @@
-"""What controller and agents know alike of the shared memory of versions, and of the requests for it."""
+"""Define what controller and agents both use for the shared memory of versions and for requests of it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Protocol
 
 from ms_kungfu.launcher.wire import messages as m
 
-MAKE_S = 20.0  # for all connections of a version; then the launcher tries again
-Progress = tuple[int, float, float]  # a training's last step, seconds of one (0: not known), seconds since
+MAKE_S = 20.0  # for all connections of a version; after this time the launcher tries again
+Progress = tuple[int, float, float]  # the last training step, seconds per step (0: unknown), seconds since that step
 
 
 class Asker(Protocol):
-    """A worker's request that waits for its answer."""
+    """A worker's request that is waiting for an answer."""
 
     def send(self, message: m.FromBroker, fds: Sequence[int] = ()) -> None:
-        """Send the answer. `fds` stay the caller's."""
+        """Send the answer. The caller still owns `fds`."""
 
     def end(self) -> None:
-        """Give no answer."""
+        """End the request without an answer."""

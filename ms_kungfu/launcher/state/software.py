@@ -1,8 +1,8 @@
-"""The versions of ms_kungfu and MindSpore that a job uses, and why a worker with others can't join. Pure.
+"""Check that all workers of a job use the same versions of ms_kungfu and MindSpore. Pure.
 
-Hosts are compared when they register (registration.py), each worker when it requests its first slot. A package that is
-installed anew while a job runs would otherwise bring workers into it that speak another protocol, or whose kernels
-compute other bits.
+Hosts are compared when they register (registration.py), and workers when they request their first slot. A package may
+be replaced while a job runs. Without this check, a new worker could use another protocol, or kernels with different
+rounding.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ms_kungfu.launcher.wire.messages import Software
 
 @dataclass
 class JobsSoftware:
-    """The versions of the launcher, and the MindSpore of the first worker that has one.
+    """The versions of the launcher, and the MindSpore version of the first worker that has MindSpore.
 
-    The program's Python may be another than the launcher's.
+    The program may run in another Python than the launcher.
     """
 
     version: str = VERSION
@@ -25,22 +25,24 @@ class JobsSoftware:
     first: str = ""
 
     def objection_to(self, where: str, said: Software | None) -> str:
-        """Return why joining worker `where` can't take part, from the versions that it reports; "" if it can.
+        """Return why the joining worker `where` can't take part, given its versions in `said`; "" if it can.
 
-        The job adopts its MindSpore if it has none yet.
+        The job adopts the worker's MindSpore version if it has none yet.
         """
         version, mindspore = ("of an unknown version", "") if said is None else (said.ms_kungfu, said.mindspore)
         if version != self.version:
             return (
-                f"ms_kungfu is {version} at {where}, {self.version} at its launcher; all of a job need the same: start "
-                "the job anew after an installation"
+                f"ms_kungfu is {version} in {where}, but {self.version} in its launcher; all processes of a job "
+                f"require the "
+                "same version: restart the job after an installation"
             )
-        # A worker without MindSpore reports none; if MindSpore has no metadata its version is known only after the
-        # import.
+        # A worker without MindSpore reports no version. If MindSpore lacks metadata, its version is known only after
+        # the import.
         if mindspore and self.mindspore and mindspore != self.mindspore:
             return (
-                f"MindSpore is {mindspore} at {where}, {self.mindspore} at {self.first}; all workers of a job need the "
-                "same: start the job anew after an installation"
+                f"MindSpore is {mindspore} in {where}, but {self.mindspore} in {self.first}; all workers of a job "
+                f"require the "
+                "same version: restart the job after an installation"
             )
         if mindspore and not self.mindspore:
             self.mindspore, self.first = mindspore, where

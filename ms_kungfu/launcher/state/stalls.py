@@ -1,11 +1,13 @@
-"""Which rank keeps others waiting for so long that it is an event (`job_events.StallBegan`). Pure.
+"""Find the ranks that keep others waiting long enough to be an event (`job_events.StallBegan`). Pure.
 
-1. A rank sleeps in an operation and says in shared memory for which rank, once that takes longer than a moment. The
-   chain of such waits ends at one that lives and sleeps in none (`stuck.stuck_among`).
-2. A stall begins once each look for `STALL_S` has found the same process there, and it has ended no step meanwhile. So
-   a rank that is always last, and takes its time in each step, is a straggler and no stall, if the program counts
-   steps. (`test_slow_rank_that_makes_steps_is_no_stall`.)
-3. It ends with the first look that doesn't find the process there, or finds it a step further.
+1. If a rank sleeps in an operation for longer than a moment, it publishes in shared memory for which rank it waits.
+   The chain of such waits ends at a process that is alive and doesn't sleep in an operation (`stuck.stuck_among`).
+
+2. A stall begins if every look for `STALL_S` has found the same process at the end of the chain, and the process has
+   ended no step meanwhile. If the program counts steps, a rank that is always last in each step is therefore a
+   straggler and not a stall. (`test_slow_rank_that_makes_steps_is_no_stall`.)
+
+3. A stall ends with the first look that doesn't find the process there, or finds that it has ended a step.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ STALL_S = 2.0
 
 @dataclass
 class Stall:
-    """Others wait for a process. `began`: it has been reported, with this rank."""
+    """Other ranks wait for a process. `began`: true once the stall has been reported, with this rank."""
 
     since: float
     step: int | None
@@ -30,7 +32,7 @@ class Stall:
 
 
 class StallWatch(Generic[K]):
-    """The present stalls."""
+    """Track the present stalls."""
 
     def __init__(self) -> None:
         self._stalls: dict[K, Stall] = {}
@@ -38,12 +40,12 @@ class StallWatch(Generic[K]):
     def look(
         self, now: float, waited_for: Mapping[K, Sequence[int]], steps: Mapping[K, int | None]
     ) -> tuple[dict[K, Stall], dict[K, Stall]]:
-        """Return the stalls that begin and those that end.
+        """Return the stalls that begin and the stalls that end.
 
         Args:
             now: in seconds.
-            waited_for: the ranks that wait for each process at the end of a chain.
-            steps: the last step that each of these has ended; None: not known.
+            waited_for: for each process at the end of a chain, the ranks that wait for it.
+            steps: the last step that each of these processes has ended; None: unknown.
         """
         ended = {
             each: stall

@@ -1,4 +1,4 @@
-"""Why a job can't start."""
+"""Define the error of a job that can't start."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The states of a job and its parts, and which one may follow which.
+"""Define the states of a job and its parts, and the allowed transitions.
 
-Each entity has one state, which its owner changes by `to`. A change that the table below doesn't have is a bug of the
-launcher, and raises with both states.
+Each entity has one state, which its owner changes with `to`. A transition that isn't in the table below is a bug in the
+launcher and raises an error with both states.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ S = TypeVar("S", bound="State")
 
 
 class IllegalTransitionError(RuntimeError):
-    """The table of transitions has no such change."""
+    """A transition isn't in the table of transitions."""
 
 
 class State(enum.Enum):
-    """The status document and the log print the values."""
+    """A state. The status document and the log print its value."""
 
     def to(self: S, new: S, what: str) -> S:
         """Return `new`, the next state of `what`.
@@ -39,12 +39,12 @@ class JobState(State):
 
 
 class WorkerState(State):
-    STARTING = "starting"  # its agent hasn't reported a process yet
+    STARTING = "starting"  # the agent hasn't reported the process yet
     RUNNING = "running"
-    STUCK = "stuck"  # other ranks wait for it in vain, and its stack has been requested
+    STUCK = "stuck"  # other ranks have waited too long for it, and its stack has been requested
     FAILING = "failing"  # it has reported that it can't continue, and is expected to exit
     OVERDUE = "overdue"  # removed from the cluster, and still running after -leave-grace
-    DISMISSED = "dismissed"  # not needed: SIGTERM has been sent
+    DISMISSED = "dismissed"  # no longer needed: SIGTERM has been sent
     KILLED = "killed"  # SIGKILL has been sent
     UNKILLABLE = "unkillable"  # SIGKILL had no effect: the other workers continue without it
     EXITED = "exited"
@@ -58,7 +58,7 @@ class NodeState(State):
 
 class VersionState(State):
     DESIRED = "desired"  # in the cluster store: its new workers start
-    PREPARED = "prepared"  # all that is new in it is ready, and its members are notified
+    PREPARED = "prepared"  # all its new workers are ready, and its members are notified
     COMMITTED = "committed"  # its members adopt it
     SUPERSEDED = "superseded"  # a newer version was committed instead
     REJECTED = "rejected"  # the job can't run it
@@ -83,7 +83,7 @@ _NEXT: dict[State, set[State]] = {
     _W.EXITED: set(),
     _N.ACTIVE: {_N.DRAINING, _N.REMOVED},
     _N.DRAINING: {_N.REMOVED},
-    _N.REMOVED: {_N.ACTIVE},  # by -join
+    _N.REMOVED: {_N.ACTIVE},  # if the host comes back with -join
     _V.DESIRED: {_V.PREPARED, _V.COMMITTED, _V.SUPERSEDED},
     _V.PREPARED: {_V.COMMITTED, _V.SUPERSEDED},
     _V.COMMITTED: set(),

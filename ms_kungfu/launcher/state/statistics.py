@@ -1,10 +1,14 @@
-"""The workers' step reports, added up to the statistics of a job. Pure.
+"""Combine the workers' step reports into the statistics of a job. Pure.
 
-1. A step counts once, whichever ranks report it: `_newest` is the last step that has been counted, and of a report only
-   the part beyond it adds steps and committed time. (`test_step_counts_once_whichever_ranks_report_it`.)
-2. Steps count from anew if a rank's number falls: the program has begun another training.
-3. How long an operation itself takes isn't measured apart from waiting. The rank that spent the smallest share of its
-   time in operations waited for none, so that share is the reduction, and what the others spent beyond it is waiting.
+1. A step counts once, even if several ranks report it: `_newest` is the last step that has been counted, and only the
+   part of a report beyond `_newest` adds steps and committed time.
+   (`test_step_counts_once_whichever_ranks_report_it`.)
+
+2. Counting restarts if a rank's step number decreases: the program has begun another training run.
+
+3. The time of an operation isn't measured separately from waiting. The rank that spent the smallest share of its time
+   in operations waited for no other rank. So its share is the reduction, and any larger share of another rank is
+   reduction plus waiting.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from ms_kungfu.job_events import RankStatistics, Statistics, StepReport
 
 @dataclass
 class _Rank:
-    """What one rank has reported since the last line."""
+    """The reports of one rank since the last statistics event."""
 
     seconds: float = 0.0
     committed: float = 0.0
@@ -44,12 +48,12 @@ class _Rank:
 
 @dataclass
 class JobStatistics:
-    """The reports since the last lines, of all ranks."""
+    """The reports of all ranks since the last statistics events."""
 
     now: float
-    _ranks: dict[int, _Rank] = field(default_factory=dict)  # since the last line of the job
-    _each: dict[int, _Rank] = field(default_factory=dict)  # since the last line by rank
-    _last: dict[int, int] = field(default_factory=dict)  # the last step of each rank
+    _ranks: dict[int, _Rank] = field(default_factory=dict)  # since the last Statistics event
+    _each: dict[int, _Rank] = field(default_factory=dict)  # since the last RankStatistics event
+    _last: dict[int, int] = field(default_factory=dict)  # rank -> its last step
     _newest: int | None = None
     _steps: int = 0
     _samples: float = 0.0
@@ -58,11 +62,11 @@ class JobStatistics:
     def __post_init__(self) -> None:
         self._said_at = self._each_said_at = self.now
         self._loss: object = None
-        self._rate: tuple[float | None, float | None] = (None, None)  # in the last line, and now
+        self._rate: tuple[float | None, float | None] = (None, None)  # the learning rate in the last event, and now
         self._batch: tuple[int | None, int | None] = (None, None)
 
     def add(self, rank: int, report: StepReport) -> None:
-        """Count a report."""
+        """Add a report of a rank."""
         for ranks in (self._ranks, self._each):
             ranks.setdefault(rank, _Rank()).add(report)
         if report.trained is None:
@@ -81,12 +85,12 @@ class JobStatistics:
         self._batch = self._batch[0], self._batch[1] if report.batch is None else report.batch
 
     def changed(self) -> None:
-        """Note that ranks are other workers from now on."""
+        """Record that from now on the ranks belong to other workers."""
         self._each.clear()
         self._last.clear()
 
     def line(self, now: float) -> Statistics | None:
-        """Return the statistics since the last line; None if no rank has reported."""
+        """Return the statistics since the last event; None if no rank has reported."""
         if not self._ranks:
             return None
         ranks, self._ranks = self._ranks, {}
@@ -116,9 +120,10 @@ class JobStatistics:
         return said
 
     def by_rank(self, now: float, size: int) -> RankStatistics | None:
-        """Return the statistics by rank, if that many seconds have passed as there are ranks and any has reported.
+        """Return the statistics of each rank; None if no rank has reported or too little time has passed.
 
-        Of a single rank the line of the job says as much.
+        The interval in seconds is the number of ranks. For a single rank the result is None, because the statistics of
+        the job contain the same.
         """
         if size < 2 or now - self._each_said_at < size or not self._each:
             return None

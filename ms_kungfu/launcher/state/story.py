@@ -1,7 +1,7 @@
-"""What happened to a job, in sentences, from the events of its log. Pure.
+"""Describe in sentences what happened to a job, from the events of its log. Pure.
 
-Nothing is inferred that no event says. A cause is the reason that the controller or a worker gave. A cost is a time
-that a worker or the launcher measured. What no event says is null, and the sentence leaves it out.
+Nothing is inferred beyond the events. A cause is the reason that the controller or a worker reported. A cost is a time
+that a worker or the launcher measured. Facts that no event contains are null, and the sentence omits them.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from ms_kungfu import job_events as e
 from ms_kungfu._words import counted
 from ms_kungfu.launcher.state.account import JobAccount, spell, told
 
-_SLOW_SHARE = 0.2  # of the others' time that goes into waiting for a rank: then it is a straggler
-_SLOW_S = 10.0  # for how long, so that noise is none
+_SLOW_SHARE = 0.2  # a rank is a straggler if the others spend at least this share of their time waiting for it
+_SLOW_S = 10.0  # minimum duration in seconds, so that noise isn't reported
 _LONG_EVALUATION_S = 1.0
 
 
 @dataclass
 class Chapter:
-    """One thing that happened.
+    """One part of the story: something that happened to the job.
 
     `kind`: job, failure, resize, stall, straggler, host, store, controller, checkpoint, evaluation, policy, runtime.
-    `at_s`: seconds since the log began. `cost_s`: for how long training stood, or was slower. `waited`: which ranks
-    waited for it.
+    `at_s`: seconds since the log began. `cost_s`: for how many seconds training paused or was slower. `waited`: the
+    ranks that waited because of it.
     """
 
     kind: str
@@ -40,7 +40,7 @@ class Chapter:
 
 
 def story_of(events: Sequence[e.Event]) -> list[Chapter]:
-    """Return what happened, in the order of its beginning. `events`: in their order, of one job."""
+    """Return the chapters, ordered by their beginning. `events`: the events of one job, in order."""
     return _Teller(events).tell()
 
 
@@ -111,7 +111,7 @@ class _Teller:
 
     @staticmethod
     def _seen(event: e.WorkerFailed, later: Iterable[e.Event]) -> e.FailureSeen | None:
-        """Return what the survivors say of this failure. They say it before ranks change, or another one fails."""
+        """Return the survivors' report of this failure. They report it before ranks change or another rank fails."""
         for each in later:
             if isinstance(each, e.FailureSeen) and each.rank == event.rank:
                 return each
@@ -180,7 +180,7 @@ class _Teller:
     # ---- training ----
 
     def delayed(self, event: e.StepDelayed, later: Sequence[e.Event]) -> Chapter | None:
-        """Tell of a step that took long, if no stall says why."""
+        """Describe a step that took long, unless a stall explains it."""
         if any(_delay(stall, after) is event for stall, after in self._stalls()):
             return None
         text = f"Step {event.step} took {spell(event.seconds)} longer than usual."
@@ -231,7 +231,7 @@ class _Teller:
     # ---- stragglers ----
 
     def _stragglers(self) -> list[Chapter]:
-        """Tell which rank the others waited for in most of their lines by rank, and for how much of their time."""
+        """Describe each rank for which the others waited in most of their rank statistics."""
         chapters: list[Chapter] = []
         run: list[e.RankStatistics] = []
         for event in [*(x for x in self.events if isinstance(x, e.RankStatistics)), None]:
@@ -263,7 +263,7 @@ class _Teller:
 
 
 def _delay(stall: e.StallBegan, later: Iterable[e.Event]) -> e.StepDelayed | None:
-    """Return what the lowest rank says of the step in which the ranks waited: the next one that ended."""
+    """Return the lowest rank's report of the step in which the ranks waited, which is the next step that ended."""
     for each in later:
         if isinstance(each, e.StepDelayed):
             return each
@@ -275,7 +275,7 @@ def _delay(stall: e.StallBegan, later: Iterable[e.Event]) -> e.StepDelayed | Non
 
 
 def _slowest(line: e.RankStatistics) -> int | None:
-    """Return the rank that the others waited for, if they waited for much of their time."""
+    """Return the rank for which the others waited, if they spent much of their time waiting."""
     known = {rank: part for rank, part in enumerate(line.waiting) if part is not None}
     if len(known) < 2:
         return None
@@ -284,7 +284,7 @@ def _slowest(line: e.RankStatistics) -> int | None:
 
 
 def _others(line: e.RankStatistics, rank: int) -> float:
-    """Return the share of the others' time that they waited."""
+    """Return the share of their time that the other ranks spent waiting."""
     parts = [part for i, part in enumerate(line.waiting) if i != rank and part is not None]
     return sum(parts) / len(parts) if parts else 0.0
 

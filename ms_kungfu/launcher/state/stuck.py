@@ -1,19 +1,23 @@
-"""Which live workers keep the others waiting, by an endless loop or a deadlock in the program. Pure.
+"""Find live workers that block the others by an endless loop or a deadlock in the program. Pure.
 
-A worker with a heartbeat doesn't hang (`hangs`), but may never reach the collective that the others wait in. Each rank
-publishes in shared memory for which rank it sleeps, and, once most of its deadline has passed, that it is overdue.
+A worker with a heartbeat doesn't hang (`hangs`), but may never reach the collective in which the others wait. Each rank
+publishes in shared memory for which rank it sleeps. Once most of its deadline has passed, it also publishes that it is
+overdue.
 
-1. A *stuck* process lives, sleeps in no wait itself, and is at the end of a chain of waits that begins with an overdue
-   one. Ranks that wait for each other in a circle brought different operations: none of them is stuck.
-   (`test_circle_has_no_stuck_rank`.)
-2. The controller acts only on what it has found in every look for a while. So a rank that arrives in that time isn't
-   taken for stuck. A host's report expires sooner than that: a host whose launcher gets no core confirms no rank.
-   (`test_rank_that_arrives_is_not_confirmed`, `test_single_report_confirms_no_rank`.)
-3. From the decision to the end of the process the others don't give up (`Board::SetEnding`). Otherwise they would fail
-   because of a rank that is being ended. If it arrives meanwhile, no wait is overdue any more, and it continues.
+1. A *stuck* process is alive, sleeps in no wait itself, and is at the end of a chain of waits that begins with an
+   overdue process. If ranks wait for each other in a circle, they have called different operations, and none of them
+   is stuck. (`test_circle_has_no_stuck_rank`.)
 
-Between hosts the ranks wait for their host's inter-host transport. A transport that sleeps for none of its own host's
-ranks waits for the other transports. If none of its ranks waits for it, it waits for its ranks.
+2. The controller acts only if every look for some time has found the process stuck. So a rank that arrives in that time
+   isn't considered stuck. A host's report expires sooner than that time: a host whose launcher gets no core confirms no
+   rank. (`test_rank_that_arrives_is_not_confirmed`, `test_single_report_confirms_no_rank`.)
+
+3. From the decision until the process has ended, the other ranks don't time out (`Board::SetEnding`). Otherwise they
+   would fail because of a rank that is being ended. If that rank arrives meanwhile, no wait is overdue any more, and
+   the rank continues.
+
+Between hosts, ranks wait for their host's inter-host transport. A transport that doesn't wait for a rank of its host
+waits for the other transports. If no rank of its host waits for the transport, the transport waits for its ranks.
 """
 
 from __future__ import annotations
@@ -24,30 +28,30 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 _ALL_TRANSPORTS = ""  # no host has this name
 _SURE_S = 1.2
-_FRESH = 0.4  # part of the time in which a rank must stay stuck: the most between two reports of a host on its ranks
+_FRESH = 0.4  # a report is valid for this share of the time for which a rank must stay stuck
 
 
 def stuck_sure_s(timeout_s: float) -> float:
-    """Return for how long each look has to find a rank stuck. `timeout_s`: of a collective."""
+    """Return for how many seconds each look has to find a rank stuck. `timeout_s`: the timeout of a collective."""
     return min(_SURE_S, timeout_s / 8)
 
 
 def told_each_s(period_s: float, timeout_s: float) -> float:
-    """Return how often a host reports on its ranks: each `period_s`, or as often as a fresh report needs."""
+    """Return the interval at which a host reports on its ranks: `period_s`, or less if reports would expire sooner."""
     return min(period_s, _FRESH * stuck_sure_s(timeout_s))
 
 
 def stuck_among(alive: Collection[K], waits: Iterable[tuple[K, K, bool]]) -> dict[K, list[K]]:
-    """Return the stuck processes, each with those that are overdue because of it.
+    """Return the stuck processes, each with the overdue processes that wait because of it.
 
-    Linear in the waits if one process is stuck.
+    The cost is linear in the number of waits if one process is stuck.
 
     Args:
         alive: the processes that the launcher hasn't declared dead.
-        waits: (sleeper, the one that it sleeps for, whether it is overdue); inter-host transports are among them, and
-            never alive.
+        waits: (sleeper, the process that it waits for, whether the wait is overdue). Inter-host transports occur here,
+            but never in `alive`.
     """
-    sleepers: dict[K, list[K]] = {}  # of each awaited process
+    sleepers: dict[K, list[K]] = {}  # awaited process -> the processes that wait for it
     asleep: set[K] = set()
     overdue: dict[K, None] = {}
     for sleeper, awaited, is_overdue in waits:
@@ -73,18 +77,18 @@ def stuck_among(alive: Collection[K], waits: Iterable[tuple[K, K, bool]]) -> dic
 def waits_between_hosts(
     reports: Mapping[str, Sequence[tuple[int, int, bool]]], ranks: Mapping[str, Collection[int]]
 ) -> list[tuple[int | str, int | str, bool]]:
-    """Return the waits in a version over several hosts.
+    """Return the waits in a version that spans several hosts.
 
-    `reports`: what each host has reported of its own ranks, with -1 for its transport, which the result calls by its
-    host's name. `ranks`: those of each host. A transport that waits for the others waits for `_ALL_TRANSPORTS`,
-    which waits for each: one pair a host, not one for every two hosts.
+    `reports`: what each host has reported of its own ranks. In a report, -1 is the host's transport; the result uses
+    the host's name instead. `ranks`: the ranks of each host. A transport that waits for other transports waits for
+    `_ALL_TRANSPORTS`, which waits for each transport. So there is one pair per host, not one per pair of hosts.
     """
     waits: list[tuple[int | str, int | str, bool]] = [(_ALL_TRANSPORTS, host, False) for host in reports]
     for host, own in reports.items():
         waits += [(host if a < 0 else a, host if b < 0 else b, is_overdue) for a, b, is_overdue in own]
         if any(sleeper < 0 for sleeper, *_ in own):
             continue
-        # It has nothing to exchange before a rank of its host arrives, which then waits for it.
+        # A transport has nothing to exchange until a rank of its host arrives and waits for it.
         is_idle = not any(awaited < 0 for _, awaited, _ in own)
         waits += [(host, other, False) for other in (ranks[host] if is_idle else (_ALL_TRANSPORTS,))]
     return waits
@@ -105,7 +109,7 @@ class StuckWatch(Generic[K]):
 def stuck_reason(waiting: Sequence[int], variable: str, limit_s: float) -> str:
     """Return why the controller killed a worker for which these ranks wait.
 
-    `variable`: sets the limit of their wait.
+    `variable`: the environment variable that sets the limit of their wait.
     """
     ranks = ", ".join(map(str, waiting))
     wait = f"rank {ranks} waits" if len(waiting) == 1 else f"ranks {ranks} wait"

@@ -1,6 +1,6 @@
-"""The known cluster versions, the committed one, and the answer to each worker's request. Pure.
+"""Track the known cluster versions and the committed one, and answer each worker's request. Pure.
 
-The members rely on this part of `coordinator`: it knows no sockets, processes or clocks.
+The members depend on this part of `coordinator`. It doesn't depend on sockets, processes or clocks.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from ms_kungfu.launcher.wire.messages import ClusterPart, Detached, Stay
 
 @dataclass(frozen=True)
 class Request:
-    """A worker's request: a member names the version it comes from and the agreed one, a joining worker neither.
+    """A worker's request for a slot.
 
-    `step`: the member's training step, for the launcher's log lines.
+    A member sends the version that it comes from and the agreed version; a joining worker sends neither. `step`: the
+    member's training step, for the launcher's log lines.
     """
 
     peer: PeerID
@@ -30,7 +31,7 @@ class Request:
 
 @dataclass(frozen=True)
 class StandbyRequest:
-    """A standby is ready to take any slot. `number` is its name at the launcher."""
+    """A standby is ready to take any slot. `number`: the launcher's number for the standby."""
 
     number: int
 
@@ -48,7 +49,7 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Wait:
-    """There is no answer yet; the launcher should look for version `unknown`."""
+    """There is no answer yet. The launcher should look for version `unknown`."""
 
     unknown: int | None = None
 
@@ -57,32 +58,36 @@ class Wait:
 class ClusterVersions:
     """The known cluster versions, the committed one, and the processes that are excluded or have exited.
 
-    A process is named by its peer ID and its incarnation, the version it was started for. A peer that left and came
-    back is another process, and the old one must not get the slot of the new one.
+    A process is identified by its peer ID and its incarnation, which is the version it was started for. If a peer
+    leaves and comes back, it is another process, and the old process must not get the slot of the new one.
 
-    1. The newest version is the desired one. Of those between it and the committed one only those that lead to it stay
-       (`_leads_to`); the others are *superseded*. No member is notified of a superseded version. The processes that
-       only it needed are out, and a member that has agreed on it stays in its version. (`test_cluster_versions.py`.)
+    1. The newest version is the desired one. Between the committed and the newest version, only versions that lead to
+       the newest one are kept (`_leads_to`); the others are *superseded*. No member is notified of a superseded
+       version. The processes that only a superseded version needed are excluded. A member that has agreed on a
+       superseded version stays in its current version. (`test_cluster_versions.py`.)
+
     2. A superseded version stays superseded, and all members of the committed version have agreed on the same version.
-       So all get the same answer: either one member has adopted it and all do, or none ever does.
-    3. So processes start only for the newest version, and each version that may still be committed means that same
+       So all get the same answer: either one member has adopted the version and all do, or no member ever does.
+
+    3. So processes start only for the newest version, and each version that may still be committed refers to that same
        process by its peer ID.
     """
 
     clusters: dict[int, Cluster] = field(default_factory=dict)
     committed: int | None = None
-    refused: dict[int, str] = field(default_factory=dict)  # versions that the launcher can't run, and why
-    # Versions without the peer, which excluded all processes that it had before. Each peer in a known version has an
-    # entry, even if it is empty (`_forget`).
+    refused: dict[int, str] = field(default_factory=dict)  # version that the launcher can't run -> reason
+    # Versions that don't contain the peer, and so excluded all its earlier processes. Each peer in a known version has
+    # an entry, even if the entry is empty (`_forget`).
     excluded: dict[PeerID, list[int]] = field(default_factory=dict)
-    # Peers whose processes have exited: from which incarnation to which version the peer ID means such a process.
+    # For each peer with exited processes, ranges from an incarnation to a version. In such a range, the peer ID refers
+    # to an exited process.
     ended: dict[PeerID, list[range]] = field(default_factory=dict)
-    # Processes that have registered and wait for their first version.
+    # Processes that have registered and are waiting for their first version.
     ready: set[tuple[PeerID, int]] = field(default_factory=set)
-    # Hosts that failed or left, with the last version that means those: a host that comes back is another one.
+    # Hosts that failed or left, each with the last version that refers to it. A host that comes back is another host.
     lost_hosts: dict[str, float] = field(default_factory=dict)
-    # After a takeover: the workers that were started for versions unknown to this controller, with that version. These
-    # versions don't mean a process that exited earlier under the same name.
+    # After a takeover: workers that were started for versions unknown to this controller, each with its version. These
+    # versions don't refer to a process that exited earlier under the same name.
     joining: dict[PeerID, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -112,13 +117,13 @@ class ClusterVersions:
         )
 
     def meant_by(self, peer: PeerID, version: int) -> int:
-        """Return the earliest incarnation of the process that `version` means by this peer."""
+        """Return the earliest incarnation of the process to which `version` refers by this peer."""
         out = [v + 1 for v in self.excluded.get(peer, ()) if v < version]
         out += [known.stop for known in self.ended.get(peer, ()) if known.stop <= version]
         return max(out, default=0)
 
     def concerns(self, peer: PeerID, incarnation: int) -> bool:
-        """Return whether the exit of this process matters to members, or to workers that wait for joining ones."""
+        """Return whether the exit of this process matters to members, or to workers that wait for joining workers."""
         if any(incarnation < known.stop for known in self.ended.get(peer, ())):
             return False
         is_new = self.committed is not None and incarnation > self.committed
@@ -136,13 +141,13 @@ class ClusterVersions:
         return self.clusters[max(self.clusters)] if self.clusters else None
 
     def admit(self, cluster: Cluster) -> None:
-        """Add a version and make it the desired one. A version is never redefined."""
+        """Add a version and make it the desired version. A version is never redefined."""
         newest = self.newest
         if newest is not None and cluster.version <= newest.version:
             return
         if newest is not None:
-            # Its writer may not know that a process has exited: a peer that is still listed is the one that exited. A
-            # peer that a version has excluded, and that is listed again, is a joining worker.
+            # The writer may not know that a process has exited: a peer that is still listed refers to the exited
+            # process. A peer that an earlier version excluded and that is listed again is a joining worker.
             for peer in set(cluster.workers).intersection(self.ended_in(newest)).difference(self.joining):
                 self.ended[peer][-1] = range(self.ended[peer][-1].start, cluster.version + 1)
         for peer in cluster.workers:
@@ -161,9 +166,10 @@ class ClusterVersions:
                         self.excluded.setdefault(peer, []).append(newest.version)
 
     def _leads_to(self, cluster: Cluster, newest: Cluster) -> bool:
-        """Return whether adopting `cluster` first undoes nothing.
+        """Return whether `cluster` can be adopted before `newest` without being undone.
 
-        It takes in no process that the newest version excludes, and removes no member that the newest one keeps.
+        That is the case if it adds no process that the newest version excludes, and removes no member that the newest
+        version keeps.
         """
         return all(
             self._is_member(peer) or peer in newest.workers or self._has_ended(peer, cluster.version)
@@ -176,7 +182,7 @@ class ClusterVersions:
             for peer in known.workers:
                 if peer not in cluster.workers and not self.is_out(peer, version):
                     self.excluded.setdefault(peer, []).append(version)
-        # The version before stays: its members are in it until each of them has requested this one.
+        # The previous version is kept: its members are in it until each of them has requested this version.
         self.clusters = {v: c for v, c in self.clusters.items() if v >= version or v == self.committed}
         self.refused = {v: reason for v, reason in self.refused.items() if v > version}
         self.committed = version
@@ -203,7 +209,7 @@ class ClusterVersions:
     # 6. The entry of a host that came back is needed while a known version means the host as it was before.
 
     def _forget(self) -> None:
-        """Drop the entries that no known version can ask about any more."""
+        """Drop the entries to which no known version can refer any more."""
         oldest, committed = min(self.clusters), self.committed or 0
         listed = {peer for cluster in self.clusters.values() for peer in cluster.workers}
         for peer in {**self.excluded, **self.ended}:
@@ -222,10 +228,10 @@ class ClusterVersions:
         }
 
     def exclude_everybody(self) -> None:
-        """Exclude all processes: each one that registers from now on is another process.
+        """Exclude all processes, so that each process that registers from now on is a different process.
 
-        All members have finished, so no member can commit a version that others were started for. A process that
-        SIGKILL doesn't end takes no further part.
+        All members have finished, so no member can commit a version for which other workers were started. A process
+        that SIGKILL doesn't end no longer takes part.
         """
         newest = self.newest
         for peer in {peer for known in self.clusters.values() for peer in known.workers}:
@@ -233,7 +239,10 @@ class ClusterVersions:
             self.excluded.setdefault(peer, []).append(newest.version)
 
     def record_end(self, peer: PeerID, incarnation: int) -> None:
-        """Record an exit: each known version, and each whose writer didn't know it, means this process by `peer`."""
+        """Record an exit.
+
+        Known versions, and versions whose writer didn't know of the exit, refer to this process by `peer`.
+        """
         newest = self.newest
         if newest is not None and not self.is_out(peer, incarnation):
             later = self.joining.get(peer, 0)
@@ -245,23 +254,26 @@ class ClusterVersions:
         return [peer for peer in cluster.workers if self._has_ended(peer, cluster.version)]
 
     def _has_ended(self, peer: PeerID, version: int) -> bool:
-        """Return whether the process that `version` means by `peer` has exited."""
+        """Return whether the process to which `version` refers by `peer` has exited."""
         return any(version in known for known in self.ended.get(peer, ()))
 
     def _is_member(self, peer: PeerID) -> bool:
-        """Return whether `peer` is in the committed cluster and lives, as far as is known: it has or gets the state."""
+        """Return whether `peer` is in the committed cluster and isn't known to have failed.
+
+        It has or gets the training state.
+        """
         current = self.current
         return current is not None and peer in current.workers and not self._has_ended(peer, current.version)
 
     def is_out(self, peer: PeerID, incarnation: int) -> bool:
-        """Return whether this process has been excluded, or has exited. It can't come back."""
+        """Return whether this process is excluded for good, or has exited."""
         forgotten = () if self.committed is None else (self.committed,)
         return any(incarnation <= version for version in self.excluded.get(peer, forgotten)) or any(
             incarnation < known.stop for known in self.ended.get(peer, ())
         )
 
     def belongs(self, peer: PeerID, incarnation: int, version: int) -> bool:
-        """Return whether `version` means this process by its peer ID, not an earlier or later one."""
+        """Return whether `version` refers to this process by its peer ID, not to an earlier or later process."""
         return (
             incarnation <= version
             and not any(incarnation <= v <= version for v in self.excluded.get(peer, []))
@@ -269,11 +281,12 @@ class ClusterVersions:
         )
 
     def preparable(self) -> int | None:
-        """Return the newest version that its members could adopt at once, since all its joining workers are ready.
+        """Return the newest version that its members could adopt at once because all its joining workers are ready.
 
-        A failed member delays no worker: such a version has a failed rank, as the present one has, until the next. But
-        a version is never committed if its joining worker has exited, or if no process in it would have the state. Then
-        the members train on until the controller has written the next one.
+        A failed member doesn't delay the version: such a version has a failed rank, like the present one, until the
+        next version. But a version is never committed if one of its joining workers has exited, or if no process in it
+        would have the training state. In that case the members continue to train until the controller has written the
+        next version.
         """
         for version in sorted(self.clusters, reverse=True):
             if self.committed is not None and version <= self.committed:
@@ -285,11 +298,14 @@ class ClusterVersions:
         return None
 
     def _may_come_true(self, cluster: Cluster) -> bool:
-        """Return whether a member may commit it; if not, no member ever does, since a failed process stays failed.
+        """Return whether a member may still commit `cluster`.
 
-        So all members get the same answer: one that asks before a failure that matters has committed it for all.
+        If not, no member ever does: a failed process stays failed.
+
+        So all members get the same answer. A member that asks before a relevant failure has committed the version for
+        all.
         """
-        # Each host holds a part of the memory of each of its versions, so a lost one is in no future version.
+        # Each host holds a part of the memory of each of its versions, so a lost host is in no future version.
         if self.lost_host_of(cluster) is not None:
             return False
         return self._keeps_the_state(cluster) and not any(
@@ -302,26 +318,26 @@ class ClusterVersions:
         return version in self.clusters and self._may_come_true(self.clusters[version])
 
     def lose_host(self, host: str) -> None:
-        self.lost_hosts.pop(host, None)  # their order is that of their losses
+        self.lost_hosts.pop(host, None)  # keeps the entries in the order of the losses
         self.lost_hosts[host] = math.inf
 
     def host_is_back(self, host: str) -> None:
-        """Note that a lost host is back.
+        """Record that a lost host is back.
 
-        Known versions mean the lost host, and are never committed; later ones mean the new one.
+        Known versions refer to the lost host and are never committed. Later versions refer to the new host.
         """
         if host in self.lost_hosts:
             self.lost_hosts[host] = -1 if self.newest is None else self.newest.version
 
     def lost_host_of(self, cluster: Cluster) -> str | None:
-        """Return a host that `cluster` means and that is lost or has left."""
+        """Return a host that has failed or left and to which `cluster` refers."""
         return next((host for host in cluster.hosts if cluster.version <= self.lost_hosts.get(host, -1)), None)
 
     def _keeps_the_state(self, cluster: Cluster) -> bool:
         return self.committed is None or any(self._is_member(peer) for peer in cluster.workers)
 
     def staying_without(self, peer: PeerID, leaving: Collection[PeerID]) -> int:
-        """Return how many members of the newest version would be left without `peer` and those that are `leaving`."""
+        """Return how many members of the newest version would be left without `peer` and the members in `leaving`."""
         stay = set() if self.newest is None else {*self.newest.workers} - {peer, *leaving}
         return sum(map(self._is_member, stay))
 
@@ -331,9 +347,9 @@ class ClusterVersions:
         return any(each == peer and self.belongs(each, incarnation, version) for each, incarnation in self.ready)
 
     def _was_member(self, peer: PeerID, version: int) -> bool:
-        """Return whether the exited process that `version` means by `peer` was in the committed cluster.
+        """Return whether the exited process to which `version` refers by `peer` was in the committed cluster.
 
-        Then `version` has lost nothing by its failure that it needs from there.
+        If so, `version` doesn't need anything that was lost with that process.
         """
         current = self.current
         return (
@@ -345,8 +361,9 @@ class ClusterVersions:
     def would_commit(self, request: Request) -> Cluster | None:
         """Return the cluster that an answer to `request` would commit.
 
-        Only a process that is in it can do so: it lives, and has the state. If all workers that are in an agreed
-        version fail before one of them has requested it, no worker adopts it. Those that were to leave are still there.
+        Only a process in that cluster can commit it: the process is alive and has the training state. If all workers in
+        an agreed version fail before one of them has requested it, no worker adopts the version. The workers that were
+        about to leave remain.
         """
         current = self.current
         if current is None or request.version is None or request.version <= current.version:
@@ -359,7 +376,7 @@ class ClusterVersions:
         return cluster if self._may_come_true(cluster) else None
 
     def answer(self, request: Request) -> Grant | Detached | Stay | Refuse | Wait:
-        """Return the answer to `request` now. It may commit the version that a member requests."""
+        """Return the answer to `request` at this time. This may commit the version that a member requests."""
         if self.is_out(request.peer, request.incarnation):
             return Detached()
         current = self.current
@@ -369,9 +386,9 @@ class ClusterVersions:
             rank = current.rank_of(request.peer)
             return Wait() if rank is None else Grant(current, rank)
         if request.version is None:
-            return Refuse("a member must name the version that its cluster has agreed on")
+            return Refuse("a member must send the version on which its cluster has agreed")
         if current is None:
-            return Refuse(f"no cluster version has been committed yet, so {request.peer} is no member")
+            return Refuse(f"no cluster version has been committed yet, so {request.peer} is not a member")
         if request.version > current.version:
             if request.member_of != current.version or request.peer not in current.workers:
                 return Refuse(

@@ -1,9 +1,9 @@
-"""Messages as UTF-8 JSON, which `msgspec` decodes and validates by their classes (`messages`).
+"""Encode messages as UTF-8 JSON; `msgspec` decodes JSON and validates it against the classes in `messages`.
 
-Each fault in another process's message raises `ProtocolError`. `msgspec` itself raises three exceptions. It rejects
-NaN, infinities, integers over 64 bits and half of a surrogate pair. If an object has a name twice, the last value
-counts. The nesting is checked before it starts: in a program that has raised Python's recursion limit, deep nesting
-would end the process.
+Every fault in another process's message raises `ProtocolError`, into which three exceptions of `msgspec` are converted.
+`msgspec` rejects NaN, infinities, integers over 64 bits and unpaired surrogates. If an object contains a name twice,
+the last value counts. The nesting depth is checked before decoding: if the program has raised Python's recursion limit,
+deep nesting would crash the process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_SHOWN = 200
 
 
 class Reads(Generic[T]):
-    """Decodes what a protocol expects at one place: a message, or one of several kinds."""
+    """Decode one message, or one of several kinds of messages, that a protocol expects at one point."""
 
     def __init__(self, kinds: Any) -> None:
         self.kinds = kinds
@@ -31,7 +31,7 @@ class Reads(Generic[T]):
         return msgspec.json.Decoder(self.kinds)
 
     def __call__(self, data: bytes) -> T:
-        """Decode a message. Raises ProtocolError, and nothing else."""
+        """Decode a message. Raises ProtocolError and no other exception."""
         try:
             check_depth(data)
             return self._decoder.decode(data)
@@ -39,7 +39,7 @@ class Reads(Generic[T]):
             raise ProtocolError(f"a message is malformed: {_words_of(error)}") from None
 
     def convert(self, value: object) -> T:
-        """Validate JSON that is decoded already."""
+        """Validate JSON that has already been decoded."""
         try:
             return msgspec.convert(value, self.kinds)
         except (ValueError, RecursionError) as error:
@@ -55,7 +55,7 @@ def _words_of(error: Exception) -> str:
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """Return JSON. A character that UTF-8 lacks, from a system's name in an error's text, becomes "?"."""
+    """Return the message as JSON. Characters that UTF-8 can't encode, e.g. from a system error, become "?"."""
     try:
         return msgspec.json.encode(message)
     except UnicodeEncodeError:

@@ -1,8 +1,7 @@
-"""The documents of launchers for other programs: the leader snapshot in etcd, and a job's status.
+"""The documents that launchers write for other programs: the leader snapshot in etcd, and a job's status.
 
-Checked like messages.
-
-No key is ever renamed: other programs read the status, and the next controller reads this one's snapshot.
+Documents are validated like messages. Keys are never renamed: other programs read the status, and the next controller
+reads this controller's snapshot.
 """
 
 from typing import Annotated, Literal, Optional
@@ -28,12 +27,12 @@ from ms_kungfu.launcher.wire.messages import (
 Seconds = Annotated[float, Meta(ge=0, le=253402300799)]  # the last second of year 9999, as a time since 1970
 Span = Annotated[float, Meta(ge=0, le=1e12)]
 Size = Annotated[int, Meta(ge=0, le=MAX_WORKERS_OF_HOSTS)]
-MOST = 1 << 16  # versions, hosts or processes
+MOST = 1 << 16  # limit for versions, hosts or processes
 End = tuple[Code, Optional[Sentence]]
 
 
 class Document(Part, omit_defaults=False, forbid_unknown_fields=False):
-    """A document that is kept, or that other programs read."""
+    """A document that is stored, or that other programs read."""
 
 
 # ---- the leader snapshot ----
@@ -42,7 +41,7 @@ class Document(Part, omit_defaults=False, forbid_unknown_fields=False):
 class Failure(Document, frozen=True):  # type: ignore[misc]
     """A failure, for the message that ends the job.
 
-    `is_of_launcher`: it killed the worker, could not start it, or has lost its host.
+    `is_of_launcher`: true if the launcher killed the worker, could not start it, or lost its host.
     """
 
     reason: Sentence
@@ -51,10 +50,11 @@ class Failure(Document, frozen=True):  # type: ignore[misc]
 
 
 class Change(Document):
-    """A desired cluster, and what has become of it.
+    """A desired cluster version, and its current state.
 
-    Times are seconds since 1970. `size_before` null: the first cluster. `chosen_at`: when its members adopted it;
-    `after_step`: of their training. `refused`: why they never will.
+    Times are seconds since 1970. `size_before`: null for the first cluster. `chosen_at`: when the members adopted the
+    version; `after_step`: the training step after which they adopted it. `refused`: the reason if the version was
+    rejected.
     """
 
     version: Count
@@ -72,7 +72,7 @@ Changes = Annotated[list[Change], Meta(max_length=1024)]
 
 
 class Past(Document):
-    """The status's account of the time before this controller. No decision depends on it."""
+    """What the status reports about the time before this controller. No decision depends on it."""
 
     began_at: Seconds
     changes: Changes
@@ -81,8 +81,9 @@ class Past(Document):
 class Versions(Document):
     """The versions that the members may be in.
 
-    `excluded`: after which versions a peer's processes were out; `ended`: from which incarnation to which version a
-    peer means a process that has exited; `lost`: hosts, and the last version that means those, null: each.
+    `excluded`: for each peer, the versions after which its process was no longer a member. `ended`: for each peer,
+    pairs [incarnation, version]. From that incarnation up to that version, the peer is a process that has exited.
+    `lost`: pairs [host, version]. Versions up to this one refer to the failed host; null means that all versions do.
     """
 
     clusters: Annotated[list[ClusterPart], Meta(max_length=MOST)]
@@ -97,10 +98,10 @@ class Versions(Document):
 
 
 class LeaderSnapshotDocument(Document):
-    """What the controller leaves for the next one.
+    """What the controller stores for the next controller.
 
-    `first`: the cluster that the job began with. `end`: exit code and last message. `before`: controllers whose hosts
-    aren't expected to register. `failures`: the first, and the first of the program.
+    `first`: the cluster that the job began with. `end`: exit code and last message. `before`: earlier controllers whose
+    hosts aren't expected to register. `failures`: the first failure, and the first failure that the program caused.
     """
 
     job: Word
@@ -119,7 +120,7 @@ class LeaderSnapshotDocument(Document):
 
 
 class Launcher(Document):
-    """The launcher that decides."""
+    """The launcher that controls the job."""
 
     host: Word
     pid: Pid
@@ -141,10 +142,10 @@ class Summary(Document):
 
 
 class ProcessState(Document):
-    """A worker.
+    """A worker process.
 
-    `state`: of its process; `why`: what it does or waits for. `standing`: its relation to the committed version.
-    `joined_with`: the version that it was started for.
+    `state`: the state of the process; `why`: what the process does or waits for. `standing`: the relation of the
+    process to the committed version. `joined_with`: the version that the process was started for.
     """
 
     rank: Optional[Rank]
@@ -162,7 +163,7 @@ class ProcessState(Document):
 
 
 class Status(Document):
-    """What `kungfu-run status -json` prints of a job. `started_at`: seconds since 1970."""
+    """The status of a job, as printed by `kungfu-run status -json`. `started_at`: seconds since 1970."""
 
     state: Literal["starting", "running", "resizing", "finishing", "ending"]
     why: Sentence

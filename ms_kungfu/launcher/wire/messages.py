@@ -1,7 +1,8 @@
-"""Every message between the processes of a job. `python -m ms_kungfu.launcher.wire.page` prints docs/messages.md.
+"""Define every message between the processes of a job.
 
-A message is an object whose ``type`` names its class. A process accepts only what is described here, within its limits.
-`wire.PROTOCOL` changes with each change here that another version can't read.
+`python -m ms_kungfu.launcher.wire.page` prints docs/messages.md from this module. A message is an object whose ``type``
+names its class. A process accepts only the messages described here, within their limits. `wire.PROTOCOL` changes
+whenever a change here makes messages unreadable for another version.
 """
 
 import re
@@ -17,7 +18,7 @@ from ms_kungfu.launcher.wire.codec import Reads
 
 _PORT = "0*([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 _MOST_HOSTS = 4096
-_MOST_PROCESSES = 8192  # of a host, with those that have exited lately
+_MOST_PROCESSES = 8192  # of one host, including those that have exited recently
 
 Nonce16 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 Proof32 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
@@ -56,7 +57,7 @@ class Message(Part, tag=_tag, tag_field="type"):
 
 
 class ClusterPart(Part, rename="pascal"):
-    """A cluster version, in KungFu's JSON: its workers in the order of their ranks."""
+    """A cluster version in KungFu's JSON: its workers in rank order."""
 
     workers: Annotated[tuple[Peer, ...], Meta(min_length=1, max_length=MAX_WORKERS_OF_HOSTS)]
     runners: Annotated[tuple[Peer, ...], Meta(max_length=_MOST_HOSTS)] = ()
@@ -85,7 +86,7 @@ def _texts(peers: Sequence[PeerID]) -> tuple[str, ...]:
 
 
 class Device(Part, frozen=True):  # type: ignore[misc]
-    """A device, as described to one worker. `visible` null: the worker sees what its launcher sees."""
+    """A device, as described to one worker. `visible` null: the worker sees all devices that its launcher sees."""
 
     name: Word
     device_id: Number
@@ -93,10 +94,11 @@ class Device(Part, frozen=True):  # type: ignore[misc]
 
 
 class CpuIsa(Part, frozen=True):  # type: ignore[misc]
-    """The vector instructions of oneDNN on a host, by its names (ONEDNN_MAX_CPU_ISA).
+    """The vector instructions that oneDNN uses on a host, by the names that ONEDNN_MAX_CPU_ISA accepts.
 
-    `level`: those that the host's workers should use at most; `native`: those of its processor. `reason`: why these
-    differ. `error`: why the host could not find out. `is_users`: the user has set the variable there.
+    `level`: the highest level that the host's workers should use. `native`: the highest level of the host's processor.
+    `reason`: why `level` and `native` differ. `error`: why the host could not determine them. `is_users`: true if the
+    user has set the variable on that host.
     """
 
     level: Word
@@ -107,11 +109,11 @@ class CpuIsa(Part, frozen=True):  # type: ignore[misc]
 
 
 class Registration(Part):
-    """A host.
+    """The description of a host that registers.
 
-    `flags`: those that have to be the same on all hosts, as text. `mindspore`: its version, "" without. `logdir`: the
-    path's bytes, in base 64. `taken`: those of its cores on which other jobs of the user run. `cpu_isa`: null if the
-    host has no such instructions.
+    `flags`: the flags that must be equal on all hosts, as text. `mindspore`: its version, or "" if it isn't installed.
+    `logdir`: the path's bytes in base 64. `taken`: the cores of the host on which the user's other jobs run. `cpu_isa`:
+    null if oneDNN has no such instructions on this host.
     """
 
     host: Word
@@ -129,7 +131,8 @@ class Registration(Part):
 class Worker(Part):
     """A worker process, as its host reports it.
 
-    `peer` null: a standby. `code`: its exit code, if it has exited. `standby`: the number of one that was prestarted.
+    `peer`: null for a standby. `code`: the exit code, if the process has exited. `standby`: the number of a prestarted
+    process.
     """
 
     key: Count
@@ -147,10 +150,11 @@ class Worker(Part):
 class ResyncReport(Part):
     """A host's report to the next controller.
 
-    `losses`: of each version that it has, the failures of which it was notified, in order: rank, reason, whether the
-    others continue, whether the process was reaped. `leaving`: the workers whose leave its workers have requested, with
-    success. `slot_holders`: which processes have a slot. `cores`: how many each has, 0 unless that was fixed.
-    `cpu_isa`: the cap of their vector instructions, "" without one.
+    `losses`: for each version on the host, the failures of which the host was notified, in order. Each entry has the
+    rank, the reason, whether the others continue, and whether the process was reaped. `leaving`: the workers for which
+    a leave request has succeeded. `slot_holders`: the processes that have a slot. `cores`: the number of cores of each
+    worker, or 0 if the number isn't fixed. `cpu_isa`: the limit of the workers' vector instructions, or "" if there is
+    no limit.
     """
 
     workers: Annotated[list[Worker], Meta(max_length=_MOST_PROCESSES)]
@@ -165,9 +169,9 @@ class ResyncReport(Part):
 
 
 class Nonce(Message, forbid_unknown_fields=False):
-    """The first message of each end: 16 random bytes in hex, and the version of all other messages.
+    """The first message that each end sends: 16 random bytes in hex, and the protocol version.
 
-    Another version may have more fields.
+    Another protocol version may have more fields.
     """
 
     nonce: Nonce16
@@ -175,13 +179,13 @@ class Nonce(Message, forbid_unknown_fields=False):
 
 
 class Proof(Message):
-    """HMAC-SHA256 of the job's secret over a word for the role and both nonces, in hex."""
+    """The HMAC-SHA256, in hex, of a word for the sender's role and both nonces. The key is the job's secret."""
 
     proof: Proof32
 
 
 class Error(Message):
-    """Why the request, or the connection, is rejected."""
+    """Why the request or the connection is rejected."""
 
     error: Sentence
 
@@ -190,7 +194,10 @@ class Error(Message):
 
 
 class Software(Part):
-    """The versions that a joining worker uses: all workers of a job need the same ones. `mindspore`: "" without."""
+    """The software versions of a joining worker, which must be equal on all workers.
+
+    `mindspore`: "" if it isn't installed.
+    """
 
     ms_kungfu: Word
     mindspore: Word
@@ -199,8 +206,8 @@ class Software(Part):
 class SlotRequest(Message):
     """A member of version `member_of` requests its slot in `version`, on which its cluster has agreed.
 
-    A joining worker names neither: it is ready, and gets its answer once a version that contains it is committed.
-    `step`: of its training.
+    A joining worker sends neither field: it is ready, and the broker answers once a version that contains the worker is
+    committed. `step`: the member's training step.
     """
 
     peer: Peer
@@ -212,27 +219,27 @@ class SlotRequest(Message):
 
 
 class StandbyRequest(Message):
-    """A standby is ready, and waits until it gets a slot."""
+    """A standby is ready. It waits until it gets a slot."""
 
     number: Count
     software: Optional[Software] = None
 
 
 class LeaveRequest(Message):
-    """The cluster is to continue without `peer`. `terminated`: because it got a SIGTERM."""
+    """A request that the cluster continue without `peer`. `terminated`: true if the worker got a SIGTERM."""
 
     peer: Peer
     terminated: bool = False
 
 
 class FixCores(Message):
-    """Each worker of the host is to have so many cores from now on, unless their number is fixed already."""
+    """A request to give each worker of the host this many cores from now on, unless the number is already fixed."""
 
     each: Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
 
 
 class Expect(Message):
-    """The members of `version` expect a cluster of `size` workers next, of which `joining` are new."""
+    """The members of `version` expect a cluster of `size` workers next. `joining` of these workers are new."""
 
     version: Count
     joining: Number
@@ -247,22 +254,23 @@ class ProgramEnded(Message):
 
 
 class PutStore(Message):
-    """The worker's model store; its descriptor, which can only read, comes with this."""
+    """The worker's model store. The message carries the store's read-only file descriptor."""
 
     peer: Peer
     incarnation: Count
 
 
 class GetStore(Message):
-    """A request for the model store of another worker of the host."""
+    """A request for the model store of another worker on the same host."""
 
     peer: Peer
 
 
 class Report(Message):
-    """What a worker reports for the event log. There is no answer.
+    """What a worker reports for the event log. The broker doesn't answer.
 
-    A host passes it on to the controller. `events`: in their order (docs/event-log.md). `steps`: about once a second.
+    The host forwards the report to the controller. `events`: in the order in which they happened (docs/event-log.md).
+    `steps`: sent about once a second.
     """
 
     peer: Peer
@@ -272,17 +280,20 @@ class Report(Message):
 
 
 class AwaitEnd(Message):
-    """The worker writes a checkpoint when the job is about to end. It hangs up once that is done, or not needed."""
+    """The worker will write a checkpoint when the job is about to end.
+
+    The worker closes the connection once the checkpoint is written or isn't needed.
+    """
 
 
 # ---- answers of the broker ----
 
 
 class Slot(Message):
-    """A slot in a version, with the descriptor of its segment.
+    """A slot in a version. The message carries the file descriptor of the version's segment.
 
-    If the version is over several hosts, three more come with it: of its control block, and of sockets to the
-    inter-host transport and the model transport.
+    If the version spans several hosts, the message carries three more descriptors: for the version's control block, for
+    a socket to the inter-host transport, and for a socket to the model transport.
     """
 
     cluster: ClusterPart
@@ -292,21 +303,24 @@ class Slot(Message):
 
 
 class Detached(Message, frozen=True):  # type: ignore[misc]
-    """The committed version doesn't contain the worker. `evicted`: a user or another worker has named it."""
+    """The committed version doesn't contain the worker.
+
+    `evicted`: true if a user or another worker requested the removal.
+    """
 
     evicted: bool = False
 
 
 class Stay(Message, frozen=True):  # type: ignore[misc]
-    """The agreed version was given up before any worker adopted it: its members stay in theirs."""
+    """The agreed version was abandoned before any worker adopted it. Its members stay in their current version."""
 
 
 class Leaving(Message):
-    """The cluster continues without that worker."""
+    """The cluster will continue without the worker named in the leave request."""
 
 
 class CoresFixed(Message):
-    """Each worker has so many cores; 0: the launcher pins none."""
+    """The number of cores that each worker has; 0: the launcher doesn't pin workers."""
 
     each: Number
 
@@ -316,19 +330,22 @@ class Noted(Message):
 
 
 class Store(Message):
-    """Whether there is such a store, whose descriptor comes with this, or whether the broker keeps it."""
+    """Whether the requested model store exists, or whether the broker keeps the submitted one.
+
+    If a requested store exists, the message carries its file descriptor.
+    """
 
     found: bool
 
 
 class JobEnds(Message):
-    """The job is about to end by this signal, which the worker gets after its checkpoint."""
+    """The job is about to end by this signal. The worker gets the signal after its checkpoint."""
 
     number: SignalNumber
 
 
 class Waiting(Message):
-    """The launcher waits for the job's store: the time limit of the request counts from now."""
+    """The launcher is waiting for the job's store. The time limit of the request starts again now."""
 
 
 ToJobBroker = Union[SlotRequest, StandbyRequest, LeaveRequest, FixCores, Expect, ProgramEnded]
@@ -341,10 +358,10 @@ FromBroker = Union[FromJobBroker, Store, JobEnds, Waiting]
 
 
 class Agent(Message):
-    """A host takes part in the job.
+    """A host asks to take part in the job.
 
-    `command`: what it is to run, unless it joins. `slots`: of a host that joins a running job. `report`: to the next
-    controller of a running job.
+    `command`: the command that the host would run; a joining host sends none. `slots`: the slots of a host that joins a
+    running job. `report`: the host's report to the next controller of a running job.
     """
 
     registration: Registration
@@ -354,7 +371,7 @@ class Agent(Message):
 
 
 class Ask(Message):
-    """A host that is about to join asks for the job's terms."""
+    """A host that is about to join requests the job's terms."""
 
     host: Word
     slots: Slots
@@ -363,7 +380,10 @@ class Ask(Message):
 
 
 class WaitingController(Message):
-    """A host that waits as the head node for the others asks one of them what it does. `hosts`: its -H."""
+    """A launcher that waits for other hosts, as the head node, asks one of them for its state.
+
+    `hosts`: the caller's -H.
+    """
 
     host: Word
     hosts: Sentence
@@ -372,7 +392,7 @@ class WaitingController(Message):
 class TransportConnection(Message):
     """A connection for the inter-host transport of a version.
 
-    It is connection `number` of `host`, for this `attempt` to make the transport.
+    `host` opens it as connection `number` in this `attempt` to set up the transport.
     """
 
     job: Word
@@ -383,11 +403,11 @@ class TransportConnection(Message):
 
 
 class Registered(Message):
-    """The host takes part.
+    """The host takes part in the job.
 
-    `secret`: of the job's brokers and config server, under -no-secret. `look_s`: how often the host reports its
-    heartbeats. `lease`: the revision at which the controller has taken the lease, if the controller moves. `warning`:
-    for the user.
+    `secret`: the secret of the job's brokers and config server, under -no-secret. `look_s`: the interval in seconds at
+    which the host reports its heartbeats. `lease`: the revision at which the controller acquired the lease, if the
+    controller can move. `warning`: a warning for the user.
     """
 
     job: Word
@@ -398,13 +418,13 @@ class Registered(Message):
 
 
 class RegistrationRejected(Message):
-    """Why the host can't take part, or join."""
+    """Why the host can't take part in the job or join it."""
 
     reason: Sentence
 
 
 class Terms(Message):
-    """The job's terms, for a host that joins it. `flags`: by the names of their options; `left_s`: of -timeout."""
+    """The job's terms, for a host that joins. `flags`: keyed by option name. `left_s`: the time left of -timeout."""
 
     command: Command
     hosts: Annotated[list[tuple[Word, Optional[Slots]]], Meta(max_length=_MOST_HOSTS)]
@@ -418,10 +438,11 @@ class Terms(Message):
 
 
 class Calls(Message):
-    """What the host does, for a controller that asks.
+    """What a host is doing, in answer to a waiting controller.
 
-    `hosts`: its -H; `calls`: the controller that it calls; `for_s`: for how long by now; `waits`: it waits itself, as
-    the controller; `in_a_job`: it takes part in one.
+    `hosts`: the host's -H. `calls`: the controller that the host calls. `for_s`: the seconds for which it has been
+    calling. `waits`: true if the host itself waits as the controller. `in_a_job`: true if the host already takes part
+    in a job.
     """
 
     hosts: Sentence
@@ -432,7 +453,7 @@ class Calls(Message):
 
 
 class Connected(Message):
-    """The connection belongs to the inter-host transport from now on."""
+    """From now on the connection belongs to the inter-host transport."""
 
 
 # ---- orders of the controller ----
@@ -441,10 +462,11 @@ class Connected(Message):
 class Launch(Message, frozen=True):  # type: ignore[misc]
     """Start a process.
 
-    `key`: its name between launcher and supervisor, in the whole job. `rank`: for the colour of its lines. `held`: its
-    output isn't shown before `assign`. `environment`: changes to that of the host's launcher; null removes. `cores`:
-    those that it may run on, none: all. `threads`: of OpenMP, unless the user says. `device`: its index among the
-    host's. `needs`: the start is rejected unless the host has memory for so many workers.
+    `key`: the key of the process between launcher and supervisor, unique in the job. `rank`: selects the colour of its
+    output lines. `held`: its output isn't shown until `assign`. `environment`: changes to the environment of the host's
+    launcher; null removes a variable. `cores`: the cores that the process may run on; empty: all. `threads`: the number
+    of OpenMP threads, unless the user sets it. `device`: the index among the host's devices. `needs`: the start is
+    rejected unless the host has memory for this many workers.
     """
 
     key: Count
@@ -460,14 +482,14 @@ class Launch(Message, frozen=True):  # type: ignore[misc]
 
 
 class Signal(Message):
-    """Send a signal to the process group of a worker; null: of each worker of the host."""
+    """Send a signal to the process group of a worker; null: to those of all workers of the host."""
 
     number: SignalNumber
     key: Optional[Count] = None
 
 
 class Checkpoint(Message):
-    """The job is about to end by this signal: the workers with checkpoints write one."""
+    """The job is about to end by this signal. The workers that write checkpoints write one now."""
 
     number: SignalNumber
 
@@ -480,7 +502,7 @@ class Pin(Message):
 
 
 class Assign(Message):
-    """A standby has this slot. Show its output from now on."""
+    """A standby gets this slot. Its output is shown from now on."""
 
     key: Count
     peer: Peer
@@ -489,13 +511,13 @@ class Assign(Message):
 
 
 class Stack(Message):
-    """Have a worker write its Python stacks to its output."""
+    """Make a worker write its Python stacks to its output."""
 
     key: Count
 
 
 class Make(Message):
-    """Make this host's part of a version. `recovers`: members continue without failed ones."""
+    """Create this host's part of a version. `recovers`: true if members continue without failed workers."""
 
     attempt: Count
     cluster: ClusterPart
@@ -509,7 +531,10 @@ class Close(Message):
 
 
 class Lost(Message):
-    """A rank has failed: for the control block of the version, and if it is of this host for its segment."""
+    """A rank has failed.
+
+    The host records the failure in the version's control block, and in its segment if the rank ran on this host.
+    """
 
     version: Count
     rank: Rank
@@ -519,21 +544,21 @@ class Lost(Message):
 
 
 class VersionPrepared(Message):
-    """The members of the version may adopt a newer one."""
+    """The members of `version` may adopt version `newer`."""
 
     version: Count
     newer: Count
 
 
 class Sync(Message):
-    """The workers of all hosts have requested so many sync points."""
+    """The workers of all hosts have requested this many sync points."""
 
     version: Count
     number: Count
 
 
 class Ending(Message):
-    """A rank is stuck and about to be ended, or isn't after all: the others don't give up meanwhile."""
+    """A stuck rank is about to be ended, or won't be after all. The other ranks keep waiting meanwhile."""
 
     version: Count
     rank: Rank
@@ -541,40 +566,40 @@ class Ending(Message):
 
 
 class LoseHost(Message):
-    """The inter-host transport of the version continues without that host."""
+    """The inter-host transport of the version continues without this host."""
 
     version: Count
     host: Word
 
 
 class Answer(Message):
-    """The answer to a request of a worker of the host; null: there is none. The host adds the descriptors."""
+    """The answer to a request of a worker on this host; null: no answer. The host adds the file descriptors."""
 
     number: Count
     message: Optional[FromJobBroker]
 
 
 class JobStatus(Message):
-    """The job's status, for a caller on that host, which checks it (`documents.STATUS`)."""
+    """The job's status, for a caller on the host. The caller validates it (`documents.STATUS`)."""
 
     number: Count
     job: dict[str, Any]
 
 
 class NewLease(Message):
-    """The controller has taken the lease again after its expiry, at this revision."""
+    """The controller has acquired the expired lease again, at this revision."""
 
     since: Count
 
 
 class Hold(Message):
-    """While it is `held` no deadline of a worker runs."""
+    """While `held` is true, the workers' deadlines are suspended."""
 
     held: bool
 
 
 class End(Message):
-    """The job has ended, or this host has `left` it: exit code and last message."""
+    """The job has ended, or this host has `left` the job. Carries the exit code and the last message."""
 
     code: Code
     words: Optional[Sentence] = None
@@ -582,21 +607,21 @@ class End(Message):
 
 
 class Beat(Message):
-    """The sender runs. Both ends send this."""
+    """A heartbeat, sent by both ends: the sender is running."""
 
 
 # ---- reports of a host ----
 
 
 class Started(Message):
-    """A process runs."""
+    """A process has started."""
 
     key: Count
     pid: Pid
 
 
 class Exited(Message):
-    """A process has exited. `code` is negative for a signal; `error`: it never ran. `gave_up`: as in `looked`."""
+    """A process has exited. `code`: negative for a signal. `error`: set if it never ran. `gave_up`: as in `looked`."""
 
     key: Count
     code: Code
@@ -605,22 +630,22 @@ class Exited(Message):
 
 
 class Checkpointed(Message):
-    """No worker of the host writes a checkpoint before the end any more."""
+    """No worker of the host is still writing a checkpoint before the job ends."""
 
 
 class NoMemory(Message):
-    """A standby isn't started for lack of memory."""
+    """A standby isn't started because the host lacks memory."""
 
     key: Count
     why: Sentence
 
 
 class Guardless(Message):
-    """The host's supervisor has ended, and with it its workers."""
+    """The host's supervisor has ended, and its workers have ended with it."""
 
 
 class Made(Message):
-    """The host has its part of a version, or why it can't."""
+    """The host has created its part of a version, or reports why it can't."""
 
     version: Count
     attempt: Count
@@ -628,25 +653,26 @@ class Made(Message):
 
 
 class Asks(Message):
-    """A worker's request."""
+    """A request of a worker."""
 
     number: Count
     message: ToJobBroker
 
 
 class HungUp(Message):
-    """The worker with this request has ended."""
+    """The worker that sent this request has ended."""
 
     number: Count
 
 
 class Looked(Message):
-    """What the host sees of its workers.
+    """What the host observes of its workers.
 
-    By version and rank: heartbeats; why ranks can't continue; step, seconds of a step, and seconds since then; which
-    rank sleeps for which (-1: the inter-host transport), and whether that is overdue. By keys: which are stopped, and
-    which get no core. `now`: the host's clock. `cores`: those that it has for the job by now; `taken`: those of them on
-    which other jobs of the user run.
+    Per version and rank: `beats`: heartbeats; `gave_up`: why a rank can't continue; `progress`: the step, the seconds
+    that a step takes, and the seconds since the last step. `awaited`: per version, which rank sleeps while it waits for
+    which rank (-1: the inter-host transport), and whether the wait is overdue. `stopped` and `starved`: the keys of
+    processes that are stopped, and of processes that get no core. `now`: the host's clock. `cores`: the cores that the
+    job currently has on the host. `taken`: those of `cores` on which the user's other jobs run.
     """
 
     now: float
@@ -661,20 +687,20 @@ class Looked(Message):
 
 
 class StatusQuestion(Message):
-    """A process on that host asks for the job's status."""
+    """A process on the host asks for the job's status."""
 
     number: Count
 
 
 class Syncs(Message):
-    """The workers of that host have requested so many sync points."""
+    """The workers of the host have requested this many sync points."""
 
     version: Count
     number: Count
 
 
 class Unreachable(Message):
-    """The inter-host transport of the version doesn't reach that host any more, and why."""
+    """The inter-host transport of the version no longer reaches this host, and why."""
 
     version: Count
     host: Word
@@ -689,18 +715,18 @@ class TransportFailed(Message):
 
 
 class Interrupted(Message):
-    """The host's launcher got a signal that ends the job, or `again` one, after which the job ends at once."""
+    """The host's launcher got a signal that ends the job. `again`: a further signal; the job ends at once."""
 
     number: SignalNumber
     again: bool = False
 
 
 class Leave(Message):
-    """The host's launcher got a SIGTERM, and the job watches: the host leaves."""
+    """The host's launcher got a SIGTERM, and the job runs with -w: the host leaves."""
 
 
 class Ends(Message):
-    """The host ends by itself, and why: it has received nothing for -host-timeout."""
+    """The host ends on its own, and why: it has received nothing for -host-timeout."""
 
     why: Sentence
 
