@@ -22,7 +22,7 @@ from ms_kungfu.fusion.shapes import GRADIENTS
 
 _MODELS = ["lenet", "resnet50", "bert-base"]
 _SIZES = "4,64K,1M,16M,64M,256M"
-# What an option may name: the kind of name, and all names.
+# Options with names: what the names stand for, and all names.
 _KNOWN: dict[str, tuple[str, Collection[str]]] = {
     "through": ("face ", contenders.THROUGH),
     "dtype": ("dtype ", DTYPES),
@@ -32,13 +32,13 @@ _KNOWN: dict[str, tuple[str, Collection[str]]] = {
     "part": ("part ", shards.PARTS),
     "networks": ("network ", shards.NETWORKS),
 }
-_RANKS = {"step": [1], "shards": [2, 4]}  # the ranks of these, 2 for all others
+_RANKS = {"step": [1], "shards": [2, 4]}  # default ranks; 2 for all other benchmarks
 
 
 def _size(text: str) -> int:
     match = re.fullmatch(r"(\d+)\s*([KMG]?)(i?B)?", text.strip(), re.IGNORECASE)
     if not match:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 4, 64K or 16M")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write 4, 64K or 16M")
     return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
 
 
@@ -48,7 +48,7 @@ def _sizes(text: str) -> list[int]:
 
 def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
     return int(text)
 
 
@@ -70,8 +70,8 @@ def _names(text: str) -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Times collectives and what is built on them, with peers measured in the same run. Times are those "
-        "of the slowest rank; results are verified; the exit status is 1 where one was wrong.",
+        description="Times collectives and operations built on them, with peers in the same run. Times are those "
+        "of the slowest rank; results are verified; the exit status is 1 if one was wrong.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -81,7 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--rounds", type=_positive, default=5, help="interleaved rounds (default 5)")
     run.add_argument("--samples", type=_positive, help="timed samples in each round (default: by size)")
-    run.add_argument("--timeout", type=_positive, default=300, metavar="S", help="for any one answer (default 300 s)")
+    run.add_argument(
+        "--timeout", type=_positive, default=300, metavar="S", help="limit for each answer (default 300 s)"
+    )
     output = argparse.ArgumentParser(add_help=False)
     output.add_argument("--json", metavar="FILE", help="write one JSON object for each result; - is standard output")
     output.add_argument("--plot", metavar="FILE.png", help="draw a picture")
@@ -100,17 +102,17 @@ def _parser() -> argparse.ArgumentParser:
         type=_names,
         default=["native"],
         metavar="FACE,...",
-        help=f"faces of the runtime: {', '.join(contenders.THROUGH)} (default native)",
+        help=f"interfaces of the runtime: {', '.join(contenders.THROUGH)} (default native)",
     )
     collective.add_argument("--dtype", type=_names, default=["float32"], metavar="NAME,...", help="default float32")
     collective.add_argument("--op", choices=OPS, default="sum", help="default sum")
-    collective.add_argument("--root", type=int, default=0, help="of a broadcast (default 0)")
+    collective.add_argument("--root", type=int, default=0, help="root of a broadcast (default 0)")
     collective.add_argument(
         "--fresh-from",
         type=_size,
         default=1 << 20,
         metavar="SIZE",
-        help="from this size on take buffers in turns that hold twice the last-level cache (default 1M)",
+        help="from this size on, alternate between buffers of twice the last-level cache in total (default 1M)",
     )
     sized = argparse.ArgumentParser(add_help=False)
     sized.add_argument("--sizes", type=_sizes, default=_sizes(_SIZES), metavar="SIZE,...", help=f"default {_SIZES}")
@@ -128,23 +130,27 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     command = commands.add_parser(
-        "step", parents=[run, peers, output], help="a training step of LeNet: KungFuMomentum beside nn.Momentum"
+        "step", parents=[run, peers, output], help="a training step of LeNet: KungFuMomentum against nn.Momentum"
     )
     command.add_argument("--mode", choices=("graph", "pynative"), default="graph", help="of MindSpore (default graph)")
     command.add_argument("--batch", type=_positive, default=32, help="images for each rank (default 32)")
 
     command = commands.add_parser(
-        "optimizers", parents=[run, output], help="samples a second with S-SGD, SMA and pair averaging"
+        "optimizers", parents=[run, output], help="samples per second with S-SGD, SMA and pair averaging"
     )
     command.add_argument("--networks", type=_names, default=["lenet"], metavar="NAME,...", help="default lenet")
     command.add_argument("--batch", type=_positive, default=32, help="samples for each worker (default 32)")
 
     command = commands.add_parser("resize", parents=[output], help="changes of the cluster under kungfu-run")
     command.add_argument("--schedule", type=_numbers, default=[1, 2, 1], metavar="N,...", help="sizes (default 1,2,1)")
-    command.add_argument("--rounds", type=_positive, default=3, help="times through the schedule (default 3)")
-    command.add_argument("--state", type=_size, default=1 << 20, help="bytes that a joiner receives (default 1M)")
+    command.add_argument("--rounds", type=_positive, default=3, help="repetitions of the schedule (default 3)")
+    command.add_argument(
+        "--state", type=_size, default=1 << 20, help="bytes that a joining worker receives (default 1M)"
+    )
     command.add_argument("--step-ms", type=float, help="a step's computation, asleep (default 1; for --pauses 5)")
-    command.add_argument("--timeout", type=_positive, default=300, metavar="S", help="for all of it (default 300 s)")
+    command.add_argument(
+        "--timeout", type=_positive, default=300, metavar="S", help="limit for the whole run (default 300 s)"
+    )
 
     command.add_argument(
         "--pauses",
@@ -154,35 +160,37 @@ def _parser() -> argparse.ArgumentParser:
         help="instead: how long training pauses at a kill -9 of a random worker of 4, a grow from 2 to 4 workers, "
         "grow-standby: with standbys, or a shrink from 4 to 2",
     )
-    command.add_argument("--count", type=_positive, default=20, help="of each kind of pause (default 20)")
-    command.add_argument("--seed", type=int, default=1, help="of what is killed when (default 1)")
+    command.add_argument("--count", type=_positive, default=20, help="number of each kind of pause (default 20)")
+    command.add_argument("--seed", type=int, default=1, help="seed of the kills (default 1)")
     command.add_argument(
         "--program", type=_names, default=["synthetic"], metavar="NAME,...", help="synthetic (default) and lenet"
     )
 
-    command = commands.add_parser("shards", parents=[run], help="training as a deal of shards: its price, and its gain")
+    command = commands.add_parser("shards", parents=[run], help="training with shards: cost and benefit")
     command.add_argument(
         "--part",
         type=_names,
         default=list(shards.PARTS),
         metavar="PART,...",
-        help="cost: beside the same without shards; table: by shards and workers, with memory; straggler: one worker "
+        help="cost: against the same without shards; table: by shards and workers, with memory; straggler: one worker "
         "of four is slow; kill: one of four is killed; grow: 1 -> 2 -> 4 workers (default all)",
     )
     command.add_argument(
         "--networks", type=_names, default=list(shards.NETWORKS), metavar="NAME,...", help="of cost and table"
     )
     command.add_argument("--count", type=_positive, default=20, help="kills (default 20; grow: a tenth of it)")
-    command.add_argument("--seed", type=int, default=1, help="of whom is killed when (default 1)")
+    command.add_argument("--seed", type=int, default=1, help="seed of the kills (default 1)")
     command.add_argument("--json", metavar="FILE", help="write one JSON object for each result; - is standard output")
 
     command = commands.add_parser("simulate", help="how long an all-reduce would take over many hosts")
     command.add_argument("--hosts", type=_hosts, default=[2, 8, 64, 1024], metavar="N,...", help="default 2,8,64,1024")
     command.add_argument("--sizes", type=_sizes, default=_sizes("4,64K,1M,16M,256M"), metavar="SIZE,...")
     command.add_argument(
-        "--measured", metavar="FILE", help="what a few hosts took, one JSON object a line: the model is fitted to it"
+        "--measured",
+        metavar="FILE",
+        help="times of a few hosts, one JSON object per line, to which the model is fitted",
     )
-    command.add_argument("--megabits", type=_positive, metavar="N", help="the rate of each host's cable, instead")
+    command.add_argument("--megabits", type=_positive, metavar="N", help="instead: the bandwidth of each host")
     command.add_argument(
         "--measure",
         metavar="FILE",
@@ -190,18 +198,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--json", metavar="FILE", help="write one JSON object for each result; - is standard output")
 
-    command = commands.add_parser("plot", help="draw the picture of results that were written before")
+    command = commands.add_parser("plot", help="draw results that were written before")
     command.add_argument("files", nargs="+", metavar="FILE.jsonl")
     command.add_argument("--plot", required=True, metavar="FILE.png")
 
-    command = commands.add_parser("all", help="everything that docs/benchmarks holds, with the peers that are here")
+    command = commands.add_parser("all", help="everything in docs/benchmarks, with the installed peers")
     command.add_argument("--out", type=Path, required=True, metavar="DIR")
-    command.add_argument("--quick", action="store_true", help="tiny: shows that it works, not how fast")
+    command.add_argument("--quick", action="store_true", help="tiny runs that show that it works, not how fast")
     return parser
 
 
 def _check(arguments: argparse.Namespace) -> list[str]:
-    """Return the names of the baselines; ValueError for what can't be measured, before anything is started."""
+    """Return the names of the baselines. Raise ValueError for anything that can't be measured, before the start."""
     for option, (what, known) in _KNOWN.items():
         for name in getattr(arguments, option, []):
             if name not in known:
@@ -213,11 +221,11 @@ def _check(arguments: argparse.Namespace) -> list[str]:
             raise ValueError(f"--{option}: no file can be written to {folder}")
     root = getattr(arguments, "root", 0)
     if not 0 <= root < min(getattr(arguments, "ranks", [1])):
-        raise ValueError(f"root {root} is no rank among {min(arguments.ranks)}")
+        raise ValueError(f"root {root} is not a rank: there are only {min(arguments.ranks)} ranks")
     if getattr(arguments, "plot", None) and find_spec("matplotlib") is None:
         raise ValueError(f"--plot needs matplotlib; {contenders.REMEDY}")
     if arguments.command == "step" and set(arguments.vs) - {"mindspore"}:
-        raise ValueError(f"step can be compared with mindspore only, not with {','.join(arguments.vs)}")
+        raise ValueError(f"step supports only the peer mindspore, not {','.join(arguments.vs)}")
     names = [contenders.THROUGH[f] for f in getattr(arguments, "through", [])]
     names += [name for name in getattr(arguments, "vs", []) if name not in names]
     if arguments.command == "optimizers" and find_spec("mindspore") is None:
@@ -252,7 +260,7 @@ def _run(arguments: argparse.Namespace, names: Sequence[str], out: Report) -> No
 def main(words: Sequence[str] | None = None) -> int:
     """Run the benchmarks.
 
-    Exit status: 1 if a result was wrong or a baseline failed, 2 for a wrong command line or a missing peer.
+    Exit status: 1 if a result was wrong or a baseline failed, 2 for an invalid command line or a missing peer.
     """
     arguments = _parser().parse_args(words)
     if getattr(arguments, "ranks", []) is None:
@@ -288,7 +296,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # Its processes find this package, too, in any folder.
+    # Its processes must find this package in any folder.
     own = str(Path(__file__).resolve().parents[1])
     os.environ["PYTHONPATH"] = os.pathsep.join([own, *filter(None, [os.environ.get("PYTHONPATH")])])
     sys.exit(main())

@@ -1,8 +1,8 @@
 """`optimizers`: compare the throughput of all workers with S-SGD, SMA and pair averaging.
 
-The yardstick is nn.Momentum at as many workers, which synchronises nothing. A round takes each in turn, in the same
-processes; steps are real ones, and a worker waits at them only if its optimizer does. It measures only the throughput:
-examples/optimizers compares the accuracy.
+The reference is nn.Momentum with the same number of workers, without synchronisation. Each round runs each optimizer
+in turn in the same processes. The steps are real training steps, in which a worker waits only if its optimizer does.
+This measures only the throughput; examples/optimizers compares the accuracy.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`resize --pauses`: measure how long training pauses when a worker is killed, and when the cluster grows or shrinks.
 
-A *pause* is how much longer the step with a change takes than the run's median step, at the survivor with the longest
-one. The program is :mod:`.pauses_worker`, under kungfu-run with ``-recover replace``; its log says when the launcher
-knows of a failure.
+A *pause* is how much longer the step with a change takes than the run's median step, on the surviving worker where it
+is longest. The program is :mod:`.pauses_worker`, under kungfu-run with ``-recover replace``. Its log shows when the
+launcher notices a failure.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PARTS = {
     "redo": "the step of the moment",
     "adoption": "the step of the change",  # the first change of the cluster that follows
     "joining": "the step of the next change",  # the second, e.g. when the replacement joins
-    "heard": "until the launcher tells of it",  # from the kill; the survivors can notice it by then
+    "heard": "until the launcher logs it",  # from the kill; the survivors can notice it by then
     "woken": "until the gradients are there",  # from there until the step's gradients were reduced
 }
 Row = tuple[int, float, float, float]
@@ -41,7 +41,7 @@ Row = tuple[int, float, float, float]
 
 @dataclass(frozen=True)
 class Trial:
-    """What is done, how often, and to which job."""
+    """The kind of action, how often it is done, and to which job."""
 
     kind: str
     program: str
@@ -68,7 +68,7 @@ class Pauses:
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
-    """Return values that occurred: the smallest that half of them, or 99 per cent, don't exceed, and the greatest.
+    """Return three of the values: the median, the 99th percentile and the maximum.
 
     >>> summary([1.0, 2.0, 3.0, 4.0])
     {'p50': 2.0, 'p99': 4.0, 'max': 4.0}
@@ -83,7 +83,7 @@ def analyse(
     changes: Mapping[int, Sequence[float]],
     told: Sequence[float] = (),
 ) -> Pauses:
-    """Return the cost of the moments.
+    """Return the parts of the pause at each moment.
 
     Args:
         steps: by process, its rows: step, begin, end of the reduction, end; in seconds of the same clock.
@@ -122,7 +122,7 @@ def _job(trial: Trial, size: int, standbys: int) -> contextlib.AbstractContextMa
 
 
 def _wrong(job: Job) -> str | None:
-    """Return what is wrong at the end: the survivors' parameters, and the ledger."""
+    """Return the problem at the end of the job, if any: in the survivors' parameters or the ledger."""
     digests = {line["digest"] for line in job.lines() if "digest" in line}
     if len(digests) != 1:
         return f"the parameters differ at the end: {sorted(digests) or 'nobody told them'}"
@@ -131,7 +131,7 @@ def _wrong(job: Job) -> str | None:
 
 
 def measure(trial: Trial) -> tuple[Pauses, str | None]:
-    """Do it `count` times in one job, and return what is wrong then. GroupError if the job doesn't continue."""
+    """Do the action `count` times in one job. Return the problem, if any. Raise GroupError if the job stops."""
     rng = random.Random(trial.seed)
     standbys = {"kill": 1, "grow-standby": 2}.get(trial.kind, 0)
     first, other = (2, 4) if trial.kind.startswith("grow") else (4, 2)

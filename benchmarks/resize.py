@@ -1,7 +1,7 @@
 """`resize`: measure a change of the cluster under kungfu-run, from the call to the end of the next step.
 
-The program is :mod:`.resize_worker`. A joining worker is a new process, so growing includes the start of a Python and
-the import of NumPy. The other workers broadcast the state that it receives.
+The program is :mod:`.resize_worker`. A joining worker is a new process, so growing includes the start of Python and
+the import of NumPy. The other workers broadcast the state to the joining worker.
 """
 
 from __future__ import annotations

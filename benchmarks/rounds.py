@@ -1,7 +1,7 @@
-"""Measure baselines in turns: in every round each of them once, while the others are blocked in a read.
+"""Measure baselines in turns: each once per round, while the others are blocked in a read.
 
-Absolute times drift on shared machines, but times within the same second are comparable. So there are rounds, and the
-ratio of two baselines is the median of their ratios in each round.
+Absolute times drift on shared machines, but times within the same second are comparable. So the ratio of two baselines
+is the median of their ratios in each round.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.group import Group
 
 @dataclass
 class Entry:
-    """One line of a result: a task for one group, and its results. Several may share a group."""
+    """One line of a result: a task for one group, and its times. Several entries may share a group."""
 
     label: str
     group: Group
@@ -34,12 +34,12 @@ class Entry:
     answers: list[dict[str, Any]] = field(default_factory=list)  # of the last round, by rank
 
     def ratio_to(self, base: Entry) -> float:
-        """Return how many times longer than `base` this takes."""
+        """Return the time as a multiple of the time of `base`."""
         return median(median(mine) / median(its) for mine, its in zip(self.rounds, base.rounds))
 
 
 def run(entries: Sequence[Entry], rounds: int) -> list[Entry]:
-    """Fill in the results; return the entries whose baseline could do its task. One more round warms up."""
+    """Fill in the results, and return the entries whose baseline supports its task. One extra round warms up."""
     groups = {id(entry.group): entry.group for entry in entries}
     for turn in range(rounds + 1):
         for entry in entries:

@@ -1,14 +1,14 @@
 """`shards`: measure the cost of training in shards, and its benefit if workers are slow, fail or join.
 
-- cost: a step with as many shards as workers, beside the same without shards, in jobs that take turns
-- table: a step, and the most memory of a worker, by shards and workers
+- cost: a step with as many shards as workers, against the same step without shards, in jobs that take turns
+- table: the time of a step, and the most memory of a worker, by shards and workers
 - straggler: four workers of which one takes three times as long (asleep), 16 shards: throughput over the sum of the
   workers' speeds
-- kill: a worker of four is killed; grow: 1 -> 2 -> 4 workers by a schedule: the longest step at the workers that stay,
-  and how many graphs they have compiled
+- kill: one worker of four is killed; grow: 1 -> 2 -> 4 workers by a schedule: the longest step on the remaining
+  workers, and how many graphs they have compiled
 
-Each runs :mod:`.shards_worker` under kungfu-run, with one core a worker. Limits are those of the project: a value over
-one is named and no failure; a wrong result is.
+Each runs :mod:`.shards_worker` under kungfu-run, with one core per worker. The limits are the project's targets. A
+value above a limit is reported but isn't a failure; a wrong result is.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _within(value: float, limit: float) -> str:
 
 
 def ratio(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
-    """Return how many times as long as `theirs` `ours` took: the median over rounds of the ratios in each.
+    """Return the time of `ours` as a multiple of `theirs`: the median over the rounds of the ratio in each.
 
     >>> ratio([[2.0, 2.0], [30.0, 30.0]], [[1.0, 1.0], [10.0, 10.0]])
     2.5
@@ -92,10 +92,10 @@ def ratio(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) ->
 def _in_turns(
     model: str, ranks: int, ways: Sequence[Shards], options: argparse.Namespace
 ) -> dict[Shards, tuple[list[list[float]], dict[str, Any]]]:
-    """Return the times of each way's steps by turn, and its workers' results at the end.
+    """Return the times of each variant's steps by turn, and its workers' results at the end.
 
-    Each way is a job of its own: of two trainings in one process the second is slower by 3 to 10 %, whichever it is.
-    They run together and take turns of a second or less, since a shared machine's speed changes by the minute.
+    Each variant is a separate job: of two training runs in one process, the second is always slower by 3 to 10 %. The
+    jobs run together and take turns of a second or less, because a shared machine's speed changes by the minute.
     """
     plan = {
         "do": "time_steps", "model": model, "batch": _BATCH, "turns": _TURNS, "samples": options.samples or _SAMPLES

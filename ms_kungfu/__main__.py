@@ -1,4 +1,4 @@
-"""``python -m ms_kungfu``: list the commands, a line each."""
+"""``python -m ms_kungfu``: list the commands, one per line."""
 
 from __future__ import annotations
 

@@ -1,15 +1,16 @@
-"""KungFu's names in MindSpore: ms_kungfu's finder, the last one that Python asks, answers for them.
+"""Provide KungFu's names in MindSpore with an import finder, which Python asks last.
 
-``mindspore.ops.operations.kungfu_comm_ops`` is where KungFu's source-tree integration of MindSpore had its primitives,
-``mindspore.nn.optim.kungfu`` and ``mindspore.train.callback._kungfu`` its optimizers and callbacks; ``mindspore.nn``
-had the optimizers, too, and ``mindspore._c_expression`` its bindings. Programs written for it import those modules.
-MindSpore stays unchanged. Such programs get modules that return the classes and functions of this package, and
-MindSpore's own modules also answer for the integration's names. A name without a counterpart raises an error with the
-alternative.
+KungFu once modified MindSpore's source tree. That integration had its primitives in
+``mindspore.ops.operations.kungfu_comm_ops``, its optimizers in ``mindspore.nn.optim.kungfu`` and ``mindspore.nn``, its
+callbacks in ``mindspore.train.callback._kungfu``, and its bindings in ``mindspore._c_expression``. Programs written
+for it import these modules. This package supports such programs without changing MindSpore's files. The imported
+modules return this package's classes and functions, and MindSpore's own modules also resolve the integration's names.
+A name without a counterpart raises an error that names the alternative.
 
-cmake/ms_kungfu_alias.pth and ms_kungfu_names.py, beside the installed package, serve a program that imports MindSpore
-before this package, or without it. Python runs the first at each start. That imports the second if a program imports
-MindSpore, and the second imports this package if the program asks for one of these names.
+cmake/ms_kungfu_alias.pth and ms_kungfu_names.py are installed next to the package. They serve programs that import
+MindSpore before this package, or without it. Python runs the .pth file at each start. That file imports
+ms_kungfu_names if a program imports MindSpore. ms_kungfu_names imports this package if the program uses one of these
+names.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from importlib.abc import Loader
 else:
-    Loader = object  # Python needs no base class here, and importlib.abc takes longer than the rest of this package
+    Loader = (
+        object  # Python needs no base class here, and importing importlib.abc is slower than the rest of this package
+    )
 
 NAME = "mindspore.ops.operations.kungfu_comm_ops"
 _OPTIMIZERS = "mindspore.nn.optim.kungfu"
 _CALLBACKS = "mindspore.train.callback._kungfu"
 MADE = (NAME, _OPTIMIZERS, _CALLBACKS)
-"""Modules of the integration."""
+"""Modules of KungFu's MindSpore integration."""
 
 # The integration's names for its bindings.
 _OLD_NAMES = {
@@ -43,11 +46,11 @@ _OLD_NAMES = {
 }
 
 
-# Its names without a counterpart, with the alternative.
+# The integration's names without a counterpart, with the alternative.
 _REFUSED = {
-    "kungfu_nccl_init": "NCCL is taken by itself on GPUs; leave it out, or write ms_kungfu.KungFuContext(device='GPU')",
-    "kungfu_nccl_finalize": "NCCL is left with the cluster; leave it out, or call ms_kungfu.finalize()",
-    "KungFuSubsetAllReduce": "collectives are of all workers: use ms_kungfu.ops.KungFuAllReduce",
+    "kungfu_nccl_init": "NCCL is used automatically on GPUs; remove it, or use ms_kungfu.KungFuContext(device='GPU')",
+    "kungfu_nccl_finalize": "NCCL closes when the process leaves the cluster; remove it, or use ms_kungfu.finalize()",
+    "KungFuSubsetAllReduce": "collectives always include all workers; use ms_kungfu.ops.KungFuAllReduce",
     "KungFuLogTensor": "use mindspore.ops.Print, or a ms_kungfu.monitoring.Monitor",
     "KungFuSummaryCallback": "use MindSpore's SummaryCollector, or a ms_kungfu.monitoring.Monitor",
 }
@@ -55,7 +58,7 @@ _SUMMED = ("KungFuMomentum", "KungFuSGD")
 
 
 def _later(module: str, name: str, places: Sequence[str]) -> Any:
-    """Look names up only when a program asks for them, because that imports more."""
+    """Resolve names only when a program uses them, because that imports more modules."""
     if name in _REFUSED:
         # Not an AttributeError: `from ... import` would drop the message.
         raise ImportError(f"ms_kungfu has no {name} of KungFu's MindSpore: {_REFUSED[name]}")
@@ -66,8 +69,8 @@ def _later(module: str, name: str, places: Sequence[str]) -> Any:
         if name in source.__all__:
             if name in _SUMMED and module != NAME:
                 warnings.warn(
-                    f"{module}.{name} is ms_kungfu.optimizers.{name}, which averages gradients over the workers where "
-                    "that of KungFu's MindSpore summed them; gradients_mean=False sums",
+                    f"{module}.{name} is ms_kungfu.optimizers.{name}, which averages gradients over the workers; "
+                    "KungFu's MindSpore summed them; use gradients_mean=False to sum",
                     FutureWarning,
                     stacklevel=2 if module in MADE else 4,
                 )
@@ -76,7 +79,7 @@ def _later(module: str, name: str, places: Sequence[str]) -> Any:
 
 
 def of_mindspore(module: str, name: str) -> Any:
-    """Return a name of the integration in a module of MindSpore's, for ms_kungfu_names.py; None for other names."""
+    """Return the integration's object for a name in a MindSpore module, or None. For ms_kungfu_names.py."""
     try:
         return _later(module, name, () if module == "mindspore._c_expression" else ("optimizers",))
     except AttributeError:
@@ -102,7 +105,7 @@ class _Loader(Loader):
 
 
 def spec(name: str) -> ModuleSpec:
-    """Return the spec for an import of a module of the integration."""
+    """Return the import spec of a module of the integration."""
     return ModuleSpec(name, _Loader())
 
 
@@ -114,6 +117,6 @@ class _Finder:
 
 
 def register() -> None:
-    """Make KungFu's names importable; idempotent, and imports nothing."""
+    """Make KungFu's names importable. Idempotent. Imports nothing yet."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())

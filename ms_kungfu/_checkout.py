@@ -1,8 +1,8 @@
-"""Let `import ms_kungfu` work in the checkout's root, whose source folder shadows the installed package.
+"""Let `import ms_kungfu` work in a checkout's root, where the source folder hides the installed package.
 
-The source folder holds no compiled runtime, so Python would find a package that can't work. The first lines of
-``ms_kungfu/__init__.py`` pass their namespace to :func:`use_installed_build`, which points the package at the installed
-one. Copying the build into the source folder instead would give the checkout a second, soon outdated build.
+The source folder has no compiled runtime, so importing it alone fails. The first lines of ``ms_kungfu/__init__.py``
+pass their globals to :func:`use_installed_build`, which makes the package load the installed modules. Copying the
+build into the source folder instead would create a second build that soon becomes outdated.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ def _has_build(folder: Path) -> bool:
 
 
 def find_build(searched: Iterable[str]) -> Path | None:
-    """Return the first folder that holds the compiled runtime: one of `searched`, else an installed distribution's."""
+    """Return the first folder with the compiled runtime, in `searched` or among installed distributions."""
     return next((Path(f) for folders in (searched, _installed()) for f in folders if _has_build(Path(f))), None)
 
 
 def _installed() -> Iterator[str]:
-    from importlib.metadata import distributions  # takes longer than the rest of the package's import
+    from importlib.metadata import distributions  # slower to import than the rest of the package
 
     yield from (str(found.locate_file("ms_kungfu")) for found in distributions(name="ms-kungfu"))
 
@@ -31,7 +31,7 @@ def _installed() -> Iterator[str]:
 def use_installed_build(package: MutableMapping[str, Any]) -> None:
     """Make the package with the globals `package` load its modules from the folder of the compiled runtime.
 
-    Do nothing for an installed package, nor for an editable install: its search path reaches the runtime already.
+    Do nothing for an installed package or an editable install, whose search path already contains the runtime.
     """
     path: list[str] = package["__path__"]
     build = find_build(path)
@@ -46,6 +46,6 @@ def use_installed_build(package: MutableMapping[str, Any]) -> None:
 
         raise ImportError(f"{path[0]} lacks ms_kungfu._core: the installation is damaged; {reinstall()}")
     if str(build) not in path:
-        # In place: the import system keeps this very list (the spec's search locations).
+        # Change the list in place: the import system keeps this list object (the spec's search locations).
         path[:] = [str(build)]
         package["__file__"] = str(build / "__init__.py")

@@ -1,4 +1,4 @@
-"""The vector instructions of oneDNN, which computes MindSpore's convolutions and products on CPUs. Pure."""
+"""The vector instruction sets of oneDNN, which computes MindSpore's convolutions and products on CPUs. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from functools import reduce
 VARIABLE = "ONEDNN_MAX_CPU_ISA"
 _FORMER = "DNNL_MAX_CPU_ISA"
 
-# dnnl_cpu_isa_t of oneDNN 3, by the names that ONEDNN_MAX_CPU_ISA takes, and the flags of /proc/cpuinfo that each adds.
-# A level has the bits of those that it includes.
+# Values of dnnl_cpu_isa_t in oneDNN 3, with the names that ONEDNN_MAX_CPU_ISA accepts and the /proc/cpuinfo flags that
+# each level adds. A level's bits include the bits of the levels below it.
 _LEVELS: dict[int, tuple[str, tuple[str, ...]]] = {
     0x1: ("SSE41", ("sse4_1",)),
     0x3: ("AVX", ("avx",)),
@@ -29,19 +29,19 @@ _MASKS = {name: mask for mask, name in CAPS.items()}
 
 
 def native(cpuinfo: str) -> str:
-    """Return the widest level that a processor has, one of `CAPS`, from the text of /proc/cpuinfo.
+    """Return the widest level that a processor supports, one of `CAPS`, from the text of /proc/cpuinfo.
 
-    "" if it isn't an x86-64 processor with SSE 4.1.
+    Return "" if the processor isn't x86-64 with SSE 4.1.
     """
     found = re.search(r"^flags\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     flags = set(found[1].split()) if found else set()
-    # A level whose own flags are there counts only with those that it includes.
+    # A level counts only if the processor also has the levels that it includes.
     has = {mask for mask, (_, added) in _LEVELS.items() if flags.issuperset(added)}
     return _widest(mask for mask in has if all(below in has for below in _LEVELS if below & mask == below))
 
 
 def common(levels: Iterable[str]) -> str:
-    """Return the widest level that all of these include; "" without any.
+    """Return the widest level that all of `levels` include; "" if there are none.
 
     >>> common(["AVX512_CORE_BF16", "AVX2_VNNI_2"])
     'AVX2'
@@ -58,21 +58,21 @@ def has_avx512(level: str) -> bool:
 
 
 def level_named(name: str) -> str | None:
-    """Return the level of this name in any case; None if there is none."""
+    """Return the level with this name, ignoring case; None if there is none."""
     return name.upper() if name.upper() in _MASKS else None
 
 
 def of_user(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return the variable by which the user caps oneDNN, and its value; ("", "") without one."""
+    """Return the environment variable with which the user limits oneDNN, and its value; ("", "") if unset."""
     if cap := environ.get(VARIABLE):
         return VARIABLE, cap
-    if cap := environ.get(_FORMER):  # oneDNN reads it if the other one is unset
+    if cap := environ.get(_FORMER):  # oneDNN reads this one if ONEDNN_MAX_CPU_ISA is unset
         return _FORMER, cap
     return "", ""
 
 
 def capped(environ: Mapping[str, str], cap: str | None) -> dict[str, str]:
-    """Return the environment with this cap, or with none."""
+    """Return a copy of the environment with this limit on oneDNN, or with no limit."""
     others = {name: value for name, value in environ.items() if name not in (VARIABLE, _FORMER)}
     return {**others, **({} if cap is None else {VARIABLE: cap})}
 

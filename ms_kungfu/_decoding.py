@@ -1,8 +1,8 @@
 """Decode JSON that another process, host or user has written.
 
-`json.loads` accepts more than the rest of this package can handle. It stops with RecursionError at deep nesting. Its
-values may raise much later: a lone surrogate when a text is encoded, 10**400 when it becomes a float, NaN when it is
-compared. `decode` rejects all of these with one exception class.
+`json.loads` accepts more than the rest of this package can handle. It raises RecursionError for deep nesting. Some
+accepted values raise errors much later: a lone surrogate when a string is encoded, 10**400 when it becomes a float,
+NaN when it is compared. `decode` rejects all of these with one exception class.
 """
 
 from __future__ import annotations
@@ -16,41 +16,42 @@ MAX_DEPTH = 64
 _MAX_OWN_DEPTH = 256
 _MAX_SHOWN = 80
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-# A string, or a bracket outside of strings. The closing quote is optional, so that each text is passed once.
+# A string, or a bracket outside of strings. The closing quote is optional, so that each string is scanned only once.
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{\]}]', re.DOTALL)
 
 
 class MalformedError(ValueError):
-    """The data are no JSON that this package accepts. The message says why."""
+    """The data isn't JSON that this package accepts. The message says why."""
 
 
 class ProtocolError(Exception):
-    """The other end doesn't speak the protocol, or isn't the expected one."""
+    """The peer doesn't follow the protocol, or isn't the expected peer."""
 
 
 def decode(data: bytes | str, limit: int, *, raw_bytes: bool = False, own: bool = False) -> Any:
     """Decode a JSON document.
 
     Args:
-        data: UTF-8, or its text.
-        limit: The most bytes (or characters of a text) that are decoded.
-        raw_bytes: Accept U+DC80 to U+DCFF, by which Python keeps bytes of the system that aren't UTF-8. Set it only for
-            what comes from a process of this job: an environment, a command, a path.
-        own: Accept all that `json.dumps` writes: NaN, infinities, integers over 64 bits, a name twice, four times the
-            nesting. Set it only for a file that this package has written.
+        data: a JSON document, as UTF-8 bytes or as str.
+        limit: the largest size of `data`, in bytes (characters for str).
+        raw_bytes: accept U+DC80 to U+DCFF, which Python uses for bytes from the system that aren't UTF-8. Set it only
+            for values from a process of this job: an environment, a command, a path.
+        own: accept everything that `json.dumps` writes: NaN, infinities, integers over 64 bits, a repeated name and
+            four times the nesting. Set it only for a file that this package has written.
 
     Returns:
-        Only dict, list, str, int, float, bool and None. Each text can be encoded, unless `raw_bytes`. Unless `own`, at
-        most `MAX_DEPTH` containers lie in one another, each integer has at most 64 bits, and each float is finite.
+        Only dict, list, str, int, float, bool and None. Strings can be encoded, unless `raw_bytes` is set. Unless
+        `own` is set, at most `MAX_DEPTH` containers are nested, each integer has at most 64 bits and each float is
+        finite.
 
     Raises:
-        MalformedError: For all other data. Nothing else is raised.
+        MalformedError: for all other data. No other exception is raised.
     """
     if len(data) > limit:
         raise MalformedError(f"it has {len(data)} bytes; at most {limit} are read")
     try:
         text = data if isinstance(data, str) else data.decode("utf-8")
-        # Before json.loads: if a program has raised Python's recursion limit, deep nesting ends the process.
+        # Check before json.loads: if a program has raised Python's recursion limit, deep nesting crashes the process.
         _check_depth(text, _MAX_OWN_DEPTH if own else MAX_DEPTH)
         if own:
             value = json.loads(text)
@@ -60,28 +61,30 @@ def decode(data: bytes | str, limit: int, *, raw_bytes: bool = False, own: bool 
             )
     except MalformedError:
         raise
-    except RecursionError:  # the caller's own calls left too little of the limit
+    except RecursionError:  # the caller's stack already used up most of the limit
         raise MalformedError("it is nested too deep") from None
     except UnicodeDecodeError:
         raise MalformedError("it is not UTF-8") from None
     except ValueError as error:
         raise MalformedError(f"it is not JSON: {error}") from None
-    # UTF-8 has no surrogates, so a lone one can only come from an escape.
+    # UTF-8 has no surrogates, so a lone surrogate can only come from an escape.
     if _SURROGATE.search(text) or not (isinstance(data, bytes) or text.isascii()):
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape" if raw_bytes else "strict")
         except (UnicodeEncodeError, RecursionError):
-            raise MalformedError("a text has half of a surrogate pair") from None
+            raise MalformedError("a string has half of a surrogate pair") from None
     return value
 
 
 def check_depth(data: bytes) -> None:
-    """Raise MalformedError if over `MAX_DEPTH` containers lie in one another."""
-    _check_depth(data.decode("latin-1"), MAX_DEPTH)  # no byte of a longer character is a bracket or a quote
+    """Raise MalformedError if more than `MAX_DEPTH` containers are nested."""
+    _check_depth(
+        data.decode("latin-1"), MAX_DEPTH
+    )  # in UTF-8, no byte of a multibyte character is a bracket or a quote
 
 
 def decode_object(data: bytes | str, limit: int, *, raw_bytes: bool = False, own: bool = False) -> dict[str, Any]:
-    """Decode a JSON object: `decode`, for what has to be a dict."""
+    """Decode a JSON document that must be an object, like `decode`."""
     value = decode(data, limit, raw_bytes=raw_bytes, own=own)
     if not isinstance(value, dict):
         raise MalformedError("it is not a JSON object")
@@ -118,12 +121,12 @@ def _constant(text: str) -> float:
 
 def _check_depth(text: str, limit: int) -> None:
     if text.count("{") + text.count("[") <= limit:
-        return  # few documents open as many objects and arrays
+        return  # fewer brackets than the limit, as in most documents
     depth = 0
     for token in _TOKEN.finditer(text):
         if token[0] in "[{":
             depth += 1
             if depth > limit:
-                raise MalformedError(f"it is nested over {limit} deep")
+                raise MalformedError(f"it is nested more than {limit} levels deep")
         elif token[0] in "]}":
             depth -= 1

@@ -1,4 +1,4 @@
-"""Open the device layer (`ops_src/include/kungfu/device.h`), and choose the vendors' libraries for it."""
+"""Open the device layer (`ops_src/include/kungfu/device.h`), and select the vendor's libraries for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .devices.libraries import ACL, CUDA_RUNTIMES, HCCL, NCCL, Library, candidat
 
 @dataclass(frozen=True)
 class _Kind:
-    number: int  # a kf_device_kind
+    number: int  # value of kf_device_kind
     runtimes: tuple[Library, ...]  # in the order in which they are tried
     engine: Library
 
@@ -24,7 +24,7 @@ ENGINES = ("auto", "vendor", "staging")  # in the order of kf_engine
 
 
 def check_target(device: str) -> str:
-    """Return MindSpore's spelling of a device target; ValueError for another one."""
+    """Return MindSpore's spelling of a device target; raise ValueError if it is unknown."""
     for target in TARGETS:
         if isinstance(device, str) and device.upper() == target.upper():
             return target
@@ -40,8 +40,8 @@ def _is_loaded(path: str) -> bool:
 
 
 def _paths(libraries: Iterable[Library]) -> str:
-    # Libraries that the process has loaded already come first: a second CUDA runtime would have another current device
-    # than MindSpore's.
+    # Libraries that the process has already loaded come first: a second copy of the CUDA runtime would have a
+    # different current device than MindSpore's copy.
     found = dict.fromkeys(path for library in libraries for path in candidates(library))
     return ":".join(sorted(found, key=lambda path: not _is_loaded(path)))
 
@@ -50,8 +50,8 @@ def open_device(target: str) -> None:
     """Open the vendor's libraries for `target` (``"GPU"`` or ``"Ascend"``). Idempotent.
 
     Raises:
-        ImportError: with the name of the library that is missing, or if there is no device.
-        DeviceError: the vendor's library rejects the call.
+        ImportError: if a library is missing (the message has its name), or if there is no device.
+        DeviceError: if the vendor's library rejects a call.
     """
     kind = _KINDS[target]
     _core.device_open(
@@ -65,5 +65,5 @@ def open_device(target: str) -> None:
 
 
 def engine_in_use() -> str:
-    """Return what the collectives between devices used last, and why, e.g. ``NCCL 2.21.5``; for messages."""
+    """Return which engine the collectives between devices used last and why, e.g. ``NCCL 2.21.5``. For messages."""
     return str(_core.device_engine())

@@ -1,4 +1,4 @@
-"""Open files in folders that other programs can write to, without waiting and without surprises."""
+"""Open files in folders that other programs can write to, without blocking and without following planted links."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ def open_regular(
 ) -> int:
     """Open a regular file.
 
-    `open` waits at a FIFO until another process opens its other end, for ever perhaps, and signal handlers of Python
-    don't run meanwhile. A symbolic link at a place that this package writes to leads to a file that isn't its own.
+    `open` blocks at a FIFO until another process opens the other end, and Python runs no signal handlers meanwhile. A
+    symbolic link at a path that this package writes to may lead to a file of another program.
 
     Args:
-        path: What is read may be behind symbolic links (mounted secrets are); what is written may not.
-        flags: As of `os.open`.
-        dir_fd: As of `os.open`.
-        devices: Accept character devices (``/dev/null``), and for writing also symbolic links and a FIFO that another
-            process reads (``/dev/stderr`` before ``| tee``): for a path that the user has named.
+        path: the file. A path to read may contain symbolic links, as mounted secrets do. A path to write may not end
+            in one.
+        flags: as in `os.open`.
+        dir_fd: as in `os.open`.
+        devices: for a path that the user has named. Accept character devices (``/dev/null``). For writing, also accept
+            symbolic links and a FIFO that another process reads (``/dev/stderr`` before ``| tee``).
 
     Returns:
-        The descriptor, closed on exec, which the caller owns.
+        The descriptor. It is closed on exec, and the caller owns it.
 
     Raises:
-        OSError: It isn't there or isn't a regular file; `strerror` says which.
+        OSError: if the file doesn't exist or isn't a regular file; `strerror` says which.
     """
     writes = flags & os.O_ACCMODE != os.O_RDONLY
     wanted = flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (os.O_NOFOLLOW if writes and not devices else 0)
@@ -41,17 +42,17 @@ def open_regular(
     except OSError as error:
         if error.errno == errno.ELOOP and wanted & os.O_NOFOLLOW:
             raise OSError(errno.ELOOP, "it is a symbolic link, not a regular file", name) from None
-        if error.errno == errno.ENXIO:  # of a FIFO that no process reads, and of a socket
+        if error.errno == errno.ENXIO:  # a FIFO that no process reads, or a socket
             reader = " that no process reads," if devices else ""
             raise OSError(errno.ENXIO, f"it is a FIFO{reader} or a socket, not a regular file", name) from None
         raise
     try:
         kind = stat.S_IFMT(os.fstat(fd).st_mode)
-        # Without waiting, a FIFO is opened for writing alone only if another process reads it.
+        # With O_NONBLOCK, opening a FIFO for writing succeeds only if another process reads it.
         has_reader = kind == stat.S_IFIFO and flags & os.O_ACCMODE == os.O_WRONLY
         if kind != stat.S_IFREG and not (devices and (kind == stat.S_IFCHR or has_reader)):
             raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'something else')}, not a regular file", name)
-        os.set_blocking(fd, True)  # of a device or a FIFO
+        os.set_blocking(fd, True)  # for a device or a FIFO
         return fd
     except BaseException:
         os.close(fd)
@@ -59,6 +60,6 @@ def open_regular(
 
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:
-    """The content of a regular file. OSError as of `open_regular`."""
+    """Return the content of a regular file. Raise OSError as `open_regular` does."""
     with os.fdopen(open_regular(path), "rb") as file:
         return file.read()

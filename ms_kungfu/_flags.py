@@ -1,8 +1,9 @@
-"""Parse command lines like Go's flag package, as KungFu's users type them, by argparse.
+"""Parse command lines in the style of Go's flag package, which KungFu's users know, with argparse.
 
-One dash or two; ``-name value`` or ``-name=value``; a switch is alone or ``-q=false``. The flags end at the first other
-word or at ``--``, so that the flags of the program to run stay. argparse by itself reads ``-worker`` as ``-w orker``
-and accepts abbreviations. Here a wrong name is an error that names the nearest right one.
+A flag has one dash or two, and its value follows as ``-name value`` or ``-name=value``. A switch stands alone or is
+written ``-q=false``. The flags end at ``--`` or at the first word that isn't a flag, so the program to run keeps its
+own flags. Plain argparse reads ``-worker`` as ``-w orker`` and accepts abbreviations. Here an unknown name is an error
+that suggests the nearest known name.
 """
 
 from __future__ import annotations
@@ -19,38 +20,38 @@ _UNIT_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m":
 
 
 class UsageError(Exception):
-    """An invalid command line; the message is one sentence for the user."""
+    """An invalid command line; the message is for the user."""
 
 
 def failed(program: str, error: object, code: int) -> int:
-    """Print why the program ends, and return its exit status."""
+    """Print why the program ends, and return the exit status."""
     print(f"{program}: {error}", file=sys.stderr)
     return code
 
 
 class FlagParser(argparse.ArgumentParser):
-    """An ArgumentParser for Go's way of writing flags."""
+    """An ArgumentParser for flags in Go's style."""
 
     def __init__(self, prog: str, usage: str, description: str, refused: Mapping[str, str] | None = None) -> None:
-        """`refused`: flags of other programs, or of other commands, and why they aren't flags here."""
+        """`refused`: flags of other programs or commands, each with the reason why it isn't a flag here."""
         super().__init__(prog, usage, description, add_help=False, allow_abbrev=False)
         self._is_switch: dict[str, bool] = {}
         self.given: set[str] = set()  # the names of the flags in the command line
-        self.spelled: list[str] = []  # these flags, one word each
+        self.spelled: list[str] = []  # the same flags as typed, one word each
         self._refused = refused or {}
         self.flag("h", "show this help", type=switch)
         self.flag("help", argparse.SUPPRESS, type=switch)
 
     def flag(self, name: str, help: str, *, type: Callable[[str], Any] = str, metavar: str = "", **more: Any) -> None:
-        """Add a flag. `more`: as of add_argument. A flag of type `switch` may stand alone."""
-        # Always given a value below: nargs="?" would take the program's name after a switch.
+        """Add a flag. `more`: as in add_argument. A flag of type `switch` may stand alone."""
+        # Below, each flag always gets a value: with nargs="?" a switch would consume the program's name after it.
         self._is_switch[name] = type is switch
         self.add_argument(f"-{name}", help=help, type=type, metavar=metavar, **more)
 
     def parse(self, arguments: Sequence[str], flags: Namespace | None = None) -> tuple[Namespace, list[str]]:
-        """Return the flags, and the words after them; `flags` that were parsed before are extended.
+        """Return the flags, and the words after them. `flags` from an earlier parse are extended.
 
-        UsageError says what is wrong. A request for help prints it and ends the program.
+        Raise UsageError if the command line is invalid. A request for help prints it and ends the program.
         """
         spelled = self.spelled = []
         words = list(arguments)
@@ -90,7 +91,7 @@ class FlagParser(argparse.ArgumentParser):
 
 
 def switch(text: str) -> bool:
-    """Parse a flag that is on or off."""
+    """Return the truth value of a flag's text."""
     if text.lower() in ("1", "t", "true"):
         return True
     if text.lower() in ("0", "f", "false"):
@@ -99,10 +100,10 @@ def switch(text: str) -> bool:
 
 
 def integer(low: int, high: int | None = None) -> Callable[[str], int]:
-    """Return a type of whole numbers from `low` to `high`."""
+    """Return an argparse type for whole numbers from `low` to `high`."""
 
     def parse(text: str) -> int:
-        if not re.fullmatch("[+-]?[0-9]+", text):  # int() alone takes "1_0" and other scripts' digits
+        if not re.fullmatch("[+-]?[0-9]+", text):  # int() alone accepts "1_0" and non-ASCII digits
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
         value = int(text)
         if value < low or (high is not None and value > high):
@@ -114,7 +115,7 @@ def integer(low: int, high: int | None = None) -> Callable[[str], int]:
 
 
 def duration(text: str) -> float:
-    """Return seconds from ``"1h30m"``, ``"1.5s"``, ``"200ms"`` as in Go, or from a plain number of seconds."""
+    """Return seconds from Go's format ``"1h30m"``, ``"1.5s"``, ``"200ms"``, or from a plain number of seconds."""
     parts = re.findall(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h)", text)
     if parts and "".join(number + unit for number, unit in parts) == text:
         return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)

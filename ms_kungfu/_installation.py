@@ -1,4 +1,4 @@
-"""How this package was installed, for messages on what is wrong with it and how to repair it."""
+"""Find out how this package was installed, for messages about problems and their repair."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ def _own() -> Distribution | None:
 
 
 def _source(own: Distribution) -> tuple[str, bool]:
-    """Return what pip was given, and whether that is a folder; "": it was from an index."""
+    """Return the source that pip installed from ("" for an index), and whether it is a folder."""
     given = json.loads(own.read_text("direct_url.json") or "{}")
     url = given.get("url", "")
     return unquote(urlparse(url).path) if url.startswith("file:") else url, "dir_info" in given
 
 
 def checkout() -> str | None:
-    """Return the folder that it was installed from, if it was one."""
+    """Return the folder that the package was installed from, if any."""
     own = _own()
     source, is_folder = _source(own) if own is not None else ("", False)
     return source if is_folder else None
 
 
 def is_of_a_wheel() -> bool:
-    """Return whether it came built, so that the machine can't rebuild it."""
+    """Return whether a prebuilt wheel was installed, which this machine can't rebuild."""
     own = _own()
     return own is not None and not _source(own)[1]
 
 
 def reinstall() -> str:
-    """Return the command for a user that repairs a damaged installation, or rebuilds it."""
+    """Return the command with which a user repairs or rebuilds the installation."""
     own = _own()
     source, is_folder = _source(own) if own is not None else ("", False)
     if own is None or (is_folder and not Path(source).is_dir()):
@@ -50,7 +50,7 @@ def reinstall() -> str:
 
 
 def damaged() -> list[str]:
-    """Return missing files of the package, and truncated libraries, relative to the package's folder."""
+    """Return missing files and truncated libraries of the package, as paths relative to its folder."""
     own = _own()
     files = (own.files if own is not None else None) or []
     ours = [file for file in files if file.parts[0] == "ms_kungfu" and file.suffix != ".pyc"]
@@ -58,5 +58,5 @@ def damaged() -> list[str]:
 
 
 def _is_whole(path: Path, size: int | None) -> bool:
-    # An edited Python file is no damage.
+    # An edited Python file isn't damaged.
     return path.is_file() and (path.suffix != ".so" or size in (None, path.stat().st_size))

@@ -1,9 +1,9 @@
-"""The output of logger ``ms_kungfu`` in a worker whose program doesn't configure logging.
+"""Write the log of logger ``ms_kungfu`` to stderr in a worker whose program doesn't configure logging.
 
-Python by itself hides INFO, and so each resize, failure and checkpoint. Under ``kungfu-run`` they are lines on stderr,
-with time and rank, from ``KUNGFU_LOG_LEVEL`` on. If a program gives a handler to the root logger or to ``ms_kungfu``,
-before or after, its handlers and levels replace them. The runtime's own messages (which ranks have waited long for
-which) are warnings among them.
+Python hides INFO by default, and so would hide each resize, failure and checkpoint. Under ``kungfu-run`` such records
+are lines on stderr with time and rank, from level ``KUNGFU_LOG_LEVEL`` on. If a program adds a handler to the root
+logger or to ``ms_kungfu``, at any time, the program's handlers and levels apply instead. The log includes the
+runtime's own messages as warnings, for example which ranks have waited long for which.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FORMAT = "%(asctime)s ms_kungfu[%(rank)s] %(levelname)s: %(message)s"
 
 
 class _UntilTheProgramLogs(logging.Handler):
-    """Writes to stderr, and removes itself at the first record after the program has set up logging."""
+    """Write to stderr. Remove this handler at the first record after the program has set up logging."""
 
     def __init__(self, rank: Callable[[], int]) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class _UntilTheProgramLogs(logging.Handler):
                 _logger.setLevel(logging.NOTSET)
             return
         record.rank = f"rank {self._rank()}"
-        # As logging's own last resort: a stream that is closed or full must not end a training.
+        # As in logging's last-resort handler: a stream that is closed or full must not end training.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(self.format(record) + "\n")
             sys.stderr.flush()
@@ -52,7 +52,7 @@ def _tell(line: str) -> None:
 
 
 def set_up(rank: Callable[[], int]) -> None:
-    """Set up logging in a worker. Idempotent; ValueError for a wrong KUNGFU_LOG_LEVEL."""
+    """Set up logging in a worker. Idempotent. Raise ValueError for an invalid KUNGFU_LOG_LEVEL."""
     level = env.LOG_LEVEL.get()
     if _logger.level == logging.NOTSET and (os.environ.get(env.LOG_LEVEL.name) or not _programs_handlers()):
         _logger.setLevel(level)

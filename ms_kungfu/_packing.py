@@ -1,4 +1,4 @@
-"""Arrays and plain objects as bytes, without pickle: what another process sends can't run code here."""
+"""Encode arrays and plain objects as bytes without pickle, so that received data can't run code."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ _ARRAY = 1  # the type of a msgpack extension
 
 
 def layout_of(array: NDArray[Any]) -> str:
-    """Return dtype and shape as text. TypeError for a dtype with objects."""
+    """Return dtype and shape as a string. Raise TypeError for a dtype with objects."""
     if array.dtype.hasobject:
         raise TypeError(f"an array of {array.dtype} can't be shared")
     return f"{array.dtype.name if array.dtype.name == 'bfloat16' else array.dtype.str} {json.dumps(array.shape)}"
 
 
 def dtype_of(kind: str) -> Any:
-    """Return the dtype that the first word of a layout names."""
+    """Return the dtype in the first word of a layout string."""
     if kind != "bfloat16":
         return np.dtype(kind)
-    try:  # NumPy has none; a program that has saved one has one of these
+    try:  # NumPy has no bfloat16; a program that saved one has one of these packages
         return np.dtype(import_module("ml_dtypes").bfloat16)
     except ImportError:
         return np.dtype(import_module("mindspore.common.np_dtype").bfloat16)
 
 
 def encode(value: Any) -> bytes:
-    """Return an object of None, numbers, text, bytes, lists, dicts and NumPy's arrays as msgpack.
+    """Encode an object of None, numbers, strings, bytes, lists, dicts and NumPy arrays as msgpack.
 
-    TypeError for anything else, OverflowError for a number of more than 64 bits.
+    Raise TypeError for any other type, and OverflowError for a number of more than 64 bits.
     """
     from msgspec import msgpack
 
@@ -42,7 +42,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(content: bytes) -> Any:
-    """Return what `encode` had; tuples and sets are lists. The arrays can be written to."""
+    """Decode the result of `encode`. Tuples and sets become lists. The arrays are writable."""
     from msgspec import msgpack
 
     return msgpack.decode(content, ext_hook=_array)

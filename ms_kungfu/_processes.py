@@ -1,4 +1,4 @@
-"""What the programs of this package do about processes: limits, ancestors, and jobs that end with their starter."""
+"""Process handling for this package's programs: limits, ancestors, and jobs that end with their starter."""
 
 from __future__ import annotations
 
@@ -17,37 +17,38 @@ from types import FrameType
 from typing import Any
 
 _GRACE_S = 10.0
-# Has a worker write the Python stacks of its threads to stderr. A real-time signal, which programs hardly use.
+# Makes a worker write the Python stacks of its threads to stderr. Programs rarely use this real-time signal.
 STACK_SIGNAL = signal.SIGRTMIN + 13
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process have as many descriptors as the system allows it.
+    """Raise this process's limit on file descriptors to the system's maximum.
 
-    The usual soft limit of 1024 is for programs that use select(2). Its children inherit the limit at their fork.
+    The usual soft limit of 1024 exists for programs that use select(2). Child processes inherit the limit when they
+    fork.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with contextlib.suppress(ValueError, OSError):  # some systems allow less than they claim
+        with contextlib.suppress(ValueError, OSError):  # some systems allow less than the hard limit that they report
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def connection_limit(most: int) -> int:
-    """Return how many of `most` connections there may be: the rest of the process needs descriptors, too."""
+    """Return how many connections are allowed, at most `most`: the rest of the process also needs descriptors."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if soft == resource.RLIM_INFINITY else max(2, min(most, soft // 4))
 
 
 def stat_of(pid: int | str) -> list[str]:
-    """Return the fields of a process in /proc, from its state on. OSError if it has ended."""
-    # The name in parentheses may hold spaces and parentheses itself.
+    """Return a process's fields in /proc, beginning with its state. Raise OSError if it has ended."""
+    # The name in parentheses may contain spaces and parentheses.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def pin_threads(pid: int | str, cores: set[int]) -> bool:
     """Move the threads of process `pid` to `cores`.
 
-    Return whether one had to be moved: it may have started others since.
+    Return whether a thread had to be moved. If so, it may have started other threads meanwhile, so call this again.
     """
     moved = False
     with contextlib.suppress(OSError):
@@ -60,7 +61,7 @@ def pin_threads(pid: int | str, cores: set[int]) -> bool:
 
 
 def is_above(pid: int) -> bool:
-    """Return whether that process has started this one, or one that has."""
+    """Return whether that process is an ancestor of this process."""
     above = os.getppid()
     while above > 1 and above != pid:
         try:
@@ -71,7 +72,7 @@ def is_above(pid: int) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """Return the children; None if the process has ended."""
+    """Return a process's children; None if the process has ended."""
     found: list[int] = []
     files = glob.glob(f"/proc/{pid}/task/*/children")
     for file in files:
@@ -90,16 +91,16 @@ def descendants(pid: int) -> list[int]:
 
 
 def show_stacks_when_asked() -> None:
-    """Let STACK_SIGNAL have this process write its threads' stacks, unless the program uses the signal itself."""
+    """Make STACK_SIGNAL write this process's thread stacks, unless the program itself uses the signal."""
     if signal.getsignal(STACK_SIGNAL) is signal.SIG_DFL:
         faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
 
 
 def ask_for_stack(pid: int) -> bool:
-    """Have a worker write its stacks; return whether it will.
+    """Make a worker write its stacks, and return whether it will.
 
-    One that hasn't joined yet doesn't handle the signal, and would end by it. `pid` may be a script's, with the worker
-    below it.
+    A worker that hasn't joined yet doesn't handle the signal, which would end it. `pid` may be a script with the
+    worker below it.
     """
     for each in (pid, *descendants(pid)):
         with contextlib.suppress(OSError):
@@ -113,29 +114,29 @@ def ask_for_stack(pid: int) -> bool:
 
 @contextlib.contextmanager
 def printing(program: str) -> Iterator[None]:
-    """Print in this block, whatever characters the terminal lacks, and even if the reader ends early (`... | head`).
+    """Print in this block, even with characters that the terminal lacks or if the reader ends early (`... | head`).
 
-    If the output can't be written, as on a full disk, that is the program's last message.
+    If the output can't be written, for example because the disk is full, the program ends with a message.
     """
     if sys.stdout is None:  # >&-
-        sys.exit(f"{program}: what it has to say can't be written: standard output is closed")
-    with contextlib.suppress(AttributeError):  # a stream of another program's
+        sys.exit(f"{program}: the output can't be written: standard output is closed")
+    with contextlib.suppress(AttributeError):  # a stream that another program has replaced
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         yield
         sys.stdout.flush()
     except OSError as error:
-        # The rest of its buffer is discarded when the process ends.
+        # The rest of the stream's buffer is discarded when the process ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
-            sys.exit(f"{program}: what it has to say can't be written: {error.strerror}")
+            sys.exit(f"{program}: the output can't be written: {error.strerror}")
 
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """End the block at SIGTERM and SIGHUP by SystemExit, so that its `finally` clauses run; ignore further ones.
+    """End the block at SIGTERM or SIGHUP with SystemExit, so that `finally` clauses run. Ignore further signals.
 
-    It does nothing outside of the main thread, nor for a signal that is ignored (nohup) or has a handler already.
+    This does nothing outside of the main thread, or for a signal that is ignored (nohup) or already has a handler.
     """
     handled = []
     if threading.current_thread() is threading.main_thread():
@@ -156,11 +157,11 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def end_launcher(process: subprocess.Popen[Any]) -> None:
-    """End a kungfu-run that may be running, and so its job."""
+    """End a kungfu-run process if it is running, and thereby its job."""
     if process.poll() is None:
         process.terminate()
         try:
             process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
-            process.kill()  # its supervisor ends the rest
+            process.kill()  # kungfu-run's supervisor ends the rest
             process.wait()

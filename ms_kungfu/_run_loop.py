@@ -1,4 +1,4 @@
-"""asyncio by `run_time`, which `_run_time.py` explains."""
+"""Run asyncio with the clock `run_time`, which `_run_time.py` explains."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ T = TypeVar("T")
 
 
 class _Slices(selectors.DefaultSelector):
-    """A selector that waits in slices: an idle loop reads its clock, too."""
+    """A selector that waits in slices, so that even an idle loop reads the clock."""
 
     def select(self, timeout: float | None = None) -> Any:
         return super().select(SLICE_S if timeout is None else min(timeout, SLICE_S))
 
 
 class RunTimeLoop(asyncio.SelectorEventLoop):
-    """asyncio's loop, whose timers, timeouts and `time` leave pauses out.
+    """An asyncio event loop whose timers, timeouts and `time` leave out pauses of the process.
 
-    After a pause it first handles what has come meanwhile: a timer fires once its remaining time has run.
+    After a pause the loop first handles events that arrived meanwhile. A timer fires once its remaining time has
+    passed.
     """
 
     def __init__(self, clock: Callable[[], float] = run_time) -> None:
@@ -39,9 +40,9 @@ class _Policy(asyncio.DefaultEventLoopPolicy):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `asyncio.run` in a RunTimeLoop. Threads that call `asyncio.run` meanwhile get one, too."""
+    """Run `asyncio.run` in a RunTimeLoop. Other threads that call `asyncio.run` meanwhile also get one."""
     before = asyncio.get_event_loop_policy()
-    asyncio.set_event_loop_policy(_Policy())  # asyncio.run has no other way to choose a loop before Python 3.12
+    asyncio.set_event_loop_policy(_Policy())  # before Python 3.12, asyncio.run can't choose a loop in another way
     try:
         return asyncio.run(main)
     finally:

@@ -1,17 +1,17 @@
 """Deadlines that survive a pause of the whole job: SIGSTOP, a suspended Slurm step, a paused virtual machine.
 
-Every clock runs while a process is stopped. So a process that wakes up after a pause would find its deadline passed,
-although the awaited process was stopped as well and couldn't answer. `run_time` leaves such pauses out.
+Every clock continues while a process is stopped. When the process wakes up after a pause, its deadline would have
+passed, although the awaited process was stopped as well and couldn't answer. `run_time` leaves such pauses out.
 
-1. A thread that waits for a deadline of `run_time` reads it at least every `SLICE_S`: it waits in slices.
-2. So two readings of one process that are further apart than `MOST_GAP_S` have time between them in which no thread of
-   it waited for a deadline, or in which the process did not run. Of that distance only `MOST_GAP_S` counts. The first
-   kind is harmless: no deadline is running then. (`test_pause_counts_as_one_gap`.)
-3. A pause costs the awaited process at most `MOST_GAP_S` of its time, however long it is.
-4. A wait still ends: each reading counts the time since the last one in full, or `MOST_GAP_S`. A machine that is short
-   of cores makes deadlines longer, never shorter.
+1. A thread that waits for a deadline of `run_time` waits in slices: it reads `run_time` at least every `SLICE_S`.
+2. Suppose that two consecutive readings of a process are more than `MOST_GAP_S` apart. Then in between either no
+   thread waited for a deadline or the process did not run. Only `MOST_GAP_S` of the gap counts. The first case is
+   harmless, because no deadline is pending. (`test_pause_counts_as_one_gap`.)
+3. A pause reduces the time of the awaited process by at most `MOST_GAP_S`, however long the pause is.
+4. A wait still ends: each reading counts the time since the previous reading, up to `MOST_GAP_S`. If a machine has too
+   few cores, deadlines get longer, never shorter.
 
-Other hosts and leases follow the real clock while this one is paused: `leader_snapshot.TimeToAsk` uses that.
+Other hosts and leases follow the real clock while this process is paused. `leader_snapshot.TimeToAsk` handles that.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import time
 from typing import Callable
 
 SLICE_S = 0.5
-# More than lost_hosts.Leases allows for a late look, so that a shortened pause still counts as one there.
+# More than the delay that lost_hosts.Leases tolerates, so that a shortened pause still counts as a pause there.
 MOST_GAP_S = 2.0
 
 
 class RunClock:
-    """Seconds, of which only differences have a meaning. Thread-safe."""
+    """Return seconds without pauses. Only differences are meaningful. Thread-safe."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -43,7 +43,7 @@ class RunClock:
             return now - self._paused
 
     def after_fork(self) -> None:
-        """Renew the lock in a forked child: the thread that held it may not exist there."""
+        """Replace the lock in a forked child, because the thread that held it may not exist in the child."""
         self._lock = threading.Lock()
 
 

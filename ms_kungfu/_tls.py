@@ -1,7 +1,8 @@
-"""TLS, turned on by ``KUNGFU_TLS_CERT``, ``KUNGFU_TLS_KEY`` and ``KUNGFU_TLS_CA``: check the files that they name.
+"""TLS with the files in ``KUNGFU_TLS_CERT``, ``KUNGFU_TLS_KEY`` and ``KUNGFU_TLS_CA``, and checks of these files.
 
-Both ends of a connection show a certificate that the CA has signed, and the caller checks that it is for the name or
-address that it has called. The called end checks no name, since it doesn't know its callers' names.
+Both ends of a connection present a certificate that the CA has signed. The client also checks that the server's
+certificate is for the name or address that it connected to. The server checks no name, because it doesn't know its
+clients' names.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ _VARIABLES = (env.TLS_CERT, env.TLS_KEY, env.TLS_CA)
 
 @dataclass(frozen=True)
 class Tls:
-    """Files in PEM: this host's certificate (and its chain to the CA), its key, the CA's certificate."""
+    """PEM files: this host's certificate (with its chain to the CA), its key and the CA's certificate."""
 
     certificate: str
     key: str
     ca: str
 
     def context(self, *, called: bool) -> ssl.SSLContext:
-        """Return Python's context, for the called end or the caller. ValueError says what is wrong with the files."""
+        """Return an ssl context for a server or a client. Raise ValueError if the files are invalid."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if called else ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2  # not the default of each Python or distribution
-        context.verify_mode = ssl.CERT_REQUIRED  # in a client, that also checks host names
+        context.minimum_version = ssl.TLSVersion.TLSv1_2  # not the default in every Python or distribution
+        context.verify_mode = ssl.CERT_REQUIRED  # for a client, the context also checks host names
         for variable, path in zip(_VARIABLES, (self.certificate, self.key, self.ca)):
             try:
-                os.close(open_regular(path))  # OpenSSL would wait at a FIFO
+                os.close(open_regular(path))  # OpenSSL would block at a FIFO
             except OSError as error:
                 raise ValueError(f"{variable.name}: {path} can't be read: {error.strerror}") from None
         try:
@@ -47,8 +48,10 @@ class Tls:
                     f"password, in PEM ({error.reason or error})"
                 )
             raise ValueError(why) from None
-        except ValueError:  # the key needs a password, and there is none
-            raise ValueError(f"{env.TLS_KEY.name}: {self.key} asks for a password; give a key without") from None
+        except ValueError:  # the key needs a password
+            raise ValueError(
+                f"{env.TLS_KEY.name}: {self.key} is protected by a password; use a key without a password"
+            ) from None
         try:
             context.load_verify_locations(self.ca)
         except ssl.SSLError as error:
@@ -58,9 +61,9 @@ class Tls:
         return context
 
     def check(self, name: str = "") -> None:
-        """Check this host's own certificate as a caller of `name` and a called end do.
+        """Check that this host's certificate works for a server `name` and for a client.
 
-        ValueError says what is wrong.
+        Raise ValueError if it doesn't.
         """
         caller, called = self.context(called=False), self.context(called=True)
         caller.check_hostname = bool(name)
@@ -75,21 +78,23 @@ class Tls:
                     end.do_handshake()
         except ssl.SSLCertVerificationError as error:
             raise ValueError(
-                f"the others won't accept the certificate of {env.TLS_CERT.name} ({self.certificate}): "
+                f"other hosts won't accept the certificate of {env.TLS_CERT.name} ({self.certificate}): "
                 f"{error.verify_message}"
             ) from None
         except ssl.SSLError as error:
-            raise ValueError(f"TLS doesn't come up with {env.TLS_CERT.name} and {env.TLS_CA.name}: {error}") from None
+            raise ValueError(
+                f"the TLS handshake fails with {env.TLS_CERT.name} and {env.TLS_CA.name}: {error}"
+            ) from None
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> Tls | None:
-    """Return the settings; None: TLS is off. ValueError if only some of the variables are set."""
+    """Return the TLS settings; None: TLS is off. Raise ValueError if only some of the variables are set."""
     values = [variable.get(environ) for variable in _VARIABLES]
     if not any(values):
         return None
     missing = [variable.name for variable, value in zip(_VARIABLES, values) if not value]
     if missing:
         there = [variable.name for variable, value in zip(_VARIABLES, values) if value]
-        raise ValueError(f"TLS needs {' and '.join(missing)}, too, beside {' and '.join(there)}")
+        raise ValueError(f"TLS needs {' and '.join(missing)} too; only {' and '.join(there)} is set")
     certificate, key, ca = (os.path.abspath(str(value)) for value in values)
     return Tls(certificate, key, ca)

@@ -1,4 +1,4 @@
-"""The version of ms_kungfu, in its only place; users read ``ms_kungfu.__version__``. And MindSpore's version."""
+"""The version of ms_kungfu, defined only here (users read ``ms_kungfu.__version__``), and MindSpore's version."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ VERSION = "0.1.0"
 
 
 def mindspore_version() -> str:
-    """Return the version of the MindSpore that this process has imported, or would import; "" without one."""
+    """Return the version of the imported or installed MindSpore; "" if there is none."""
     loaded = getattr(sys.modules.get("mindspore"), "__version__", "")
     return str(loaded) if loaded else _installed_mindspore()
 
 
 @functools.cache
 def _installed_mindspore() -> str:
-    from importlib import metadata  # takes longer than all else here
+    from importlib import metadata  # slow to import
 
     try:
         return metadata.version("mindspore")

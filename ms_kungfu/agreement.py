@@ -1,8 +1,8 @@
-"""Exchanges of the living workers: each one's row to every worker, or one worker's data to all.
+"""Exchange data among the living workers: a row from each worker, or one worker's data to all.
 
-An all-gather has zeros for a failed rank. Here a row says whether its rank took part, so that zeros never count as a
-contribution. If a sending rank fails meanwhile, another one sends. All survivors get the same rows and make the same
-attempts (docs/recovery.md), so they choose alike.
+An all-gather returns zeros for a failed rank. Here a row says whether its rank took part, so zeros never count as a
+contribution. If the sending rank fails meanwhile, another rank sends. All survivors get the same rows and make the
+same attempts (docs/recovery.md), so they make the same choice.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ Received = TypeVar("Received")
 
 
 def gather_living(row: Array, name: str, nonzero: int | None = None) -> dict[int, Array]:
-    """Return each rank's `row` by its rank, in order, the same at every rank that is in it; collective.
+    """Gather each rank's `row` and return the rows by rank, in order; collective.
 
-    The rows have one shape and dtype. A failed rank isn't in it, whatever the row means; this rank always is.
+    The result is the same at every rank in it. All rows have the same shape and dtype. A failed rank isn't in the
+    result; the calling rank always is.
 
     Args:
-        nonzero: the index of an entry that is zero at no rank and so says that the rank took part. By default a byte is
-            added that does.
+        nonzero: the index of an entry that no rank sets to zero, and so shows that the rank took part. By default a
+            byte is added for that.
     """
     row = np.asarray(row)
     if nonzero is not None:
@@ -44,19 +45,19 @@ def gather_living(row: Array, name: str, nonzero: int | None = None) -> dict[int
 
 
 def gather_json(value: Any, name: str) -> dict[int, Any]:
-    """Return each living rank's value by its rank, in order, the same at every rank in it; JSON; collective."""
+    """Gather a value from each living rank as JSON, and return the values by rank, in order; collective."""
     content = json.dumps(value).encode()
     lengths = gather_living(np.array([len(content)]), f"{name}/lengths")
     row = np.frombuffer(content.ljust(max(int(length[0]) for length in lengths.values()), b"\0"), dtype=np.uint8)
-    # A rank that has failed since sent a length and contributes no text.
+    # A rank that failed meanwhile has sent a length but no text.
     rows = gather_living(row, name)
     return {rank: json.loads(each.tobytes()[: int(lengths[rank][0])]) for rank, each in rows.items()}
 
 
 def broadcast_text(text: str, root: int, name: str = "kungfu/text") -> str:
-    """Return the root's `text`, which matters only there, at every worker; collective.
+    """Return the root's `text` at every worker; collective. Other workers' `text` is ignored.
 
-    PeerLostError if the root fails.
+    Raise PeerLostError if the root fails.
     """
     at_root = runtime.current_rank() == root
     content = np.frombuffer(text.encode(), dtype=np.uint8)
@@ -66,7 +67,7 @@ def broadcast_text(text: str, root: int, name: str = "kungfu/text") -> str:
 
 
 def broadcast_json(value: Callable[[], Any], root: int) -> Any:
-    """Return at each worker what `value` returns at the root, as JSON; collective. Raises likewise."""
+    """Call `value` at the root and return its result at each worker, as JSON; collective. Errors also spread."""
     return json.loads(broadcast_text(json.dumps(value()) if runtime.current_rank() == root else "", root))
 
 
@@ -77,14 +78,14 @@ def told_by_one(
     receive: Callable[[int, Mapping[int, Array]], Received],
     telling: str = "",
 ) -> Received:
-    """Return `receive(root, rows)`; collective. `choose(rows)` names the root by the living ranks' rows.
+    """Return `receive(root, rows)`; collective. `choose(rows)` selects the root from the living ranks' rows.
 
-    If the root fails meanwhile, the same happens again among the others.
+    If the root fails meanwhile, the remaining ranks repeat this with a new root.
 
     Args:
         choose: a pure function, the same at every rank. Its exceptions are raised at every rank.
-        receive: collective; raises PeerLostError if its root fails, or MindSpore's error for that.
-        telling: what the root does, for the warning that it failed in it; without it there is none.
+        receive: collective. It raises PeerLostError, or MindSpore's error with that name, if the root fails.
+        telling: what the root does, for the warning if it fails; without `telling` there is no warning.
     """
     while True:
         rows = gather_living(row, name)
@@ -92,10 +93,10 @@ def told_by_one(
         try:
             return receive(root, rows)
         except (PeerLostError, RuntimeError) as error:
-            # MindSpore turns its kernels' exceptions into a RuntimeError that begins with the exception's name.
+            # MindSpore converts exceptions of its kernels to a RuntimeError that begins with the exception's name.
             if not isinstance(error, PeerLostError) and PeerLostError.__name__ not in str(error):
                 raise
-            # If the communicator is lost, and not the root, the next gathering raises that.
+            # If the communicator failed and not the root, the next gathering raises PeerLostError.
             if telling:
                 _log.warning('rank failed: rank=%d during="%s"', root, telling)
 
@@ -103,7 +104,7 @@ def told_by_one(
 def told_by_lowest(text: str, name: str) -> tuple[str, int]:
     """Return the text of the lowest living rank, and that rank; collective.
 
-    Of an empty text only its length is sent.
+    If the text is empty, only its length is sent.
     """
 
     def receive(root: int, lengths: Mapping[int, Array]) -> tuple[str, int]:

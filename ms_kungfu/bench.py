@@ -1,4 +1,4 @@
-"""Print where the benchmarks are: they are no part of the package, and run in a checkout."""
+"""Print where the benchmarks are. They aren't part of the package and run in a checkout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from ms_kungfu._installation import checkout
 def main() -> int:
     source = checkout()
     where = source if source and Path(source, "benchmarks").is_dir() else "a checkout of ms_kungfu"
-    return failed("python -m ms_kungfu.bench", f"not part of the package; run python -m benchmarks in {where}", 2)
+    return failed(
+        "python -m ms_kungfu.bench",
+        f"the benchmarks are not part of the package; run python -m benchmarks in {where}",
+        2,
+    )
 
 
 if __name__ == "__main__":

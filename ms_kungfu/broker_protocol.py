@@ -1,9 +1,9 @@
-"""The broker protocol: framing and handshake of both ends, and the requests of the worker's end.
+"""The broker protocol: framing and the handshake for both ends, and the worker's requests.
 
-A connection serves one request after another. A message is a 4-byte big-endian length and that many bytes of JSON.
-`launcher.wire.messages` has their classes. The worker's end uses dictionaries, so that it needn't load msgspec: the
-broker has proved itself. Both ends first prove that they know the job's secret, and check that the other has their own
-user ID.
+A connection serves one request at a time. A message is a 4-byte big-endian length and that many bytes of JSON. The
+classes of the messages are in `launcher.wire.messages`. The worker's end uses dictionaries instead, so that it needn't
+load msgspec; it can trust the broker, which has proved its identity. Both ends first prove that they know the job's
+secret, and check that the other end has the same user ID.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 MAX_MESSAGE_BYTES = 64 * 1024
 _MAX_POSTED_BYTES = 16 * 1024
 MAX_FDS = 4
-_CROWDED_S = 60.0  # six times the silence that the broker allows an unauthenticated client
+_CROWDED_S = 60.0  # six times the silence that the broker tolerates from an unauthenticated client
 
 
 @dataclass(frozen=True)
@@ -56,20 +56,20 @@ class Granted:
 
 @dataclass(frozen=True)
 class Detached:
-    """The committed cluster version doesn't contain the caller. `evicted`: a user or another worker has named it."""
+    """The committed cluster version doesn't contain the caller. `evicted`: a user or another worker asked for this."""
 
     evicted: bool = False
 
 
 @dataclass(frozen=True)
 class Stay:
-    """The agreed version was given up before any worker adopted it: its members stay in theirs."""
+    """The agreed version was abandoned before any worker adopted it: its members keep their present version."""
 
 
 class BrokerClient:
-    """A worker's end. It keeps its connection from one request to the next.
+    """The worker's end of the protocol. It keeps its connection from one request to the next.
 
-    So a change of the cluster, for which all wait, needs no new connection and proof.
+    So a cluster change, for which all workers wait, needs no new connection and no new handshake.
 
     The connection belongs to one thread at a time, and to the process that has opened it: a forked child opens one of
     its own. Any thread may :meth:`report` meanwhile: a report has no answer. :meth:`request_leave`, :meth:`fix_cores`,
@@ -85,9 +85,9 @@ class BrokerClient:
 
     @classmethod
     def from_environment(cls) -> BrokerClient:
-        """Return the client of the broker that this process was started with.
+        """Return a client of the broker that this process was started with.
 
-        ResizeError if kungfu-run hasn't started it.
+        Raise ResizeError if kungfu-run hasn't started this process.
         """
         address, secret = env.BROKER.get(), env.JOB_SECRET.get()
         if address is None or secret is None:
@@ -103,14 +103,15 @@ class BrokerClient:
         timeout: float | None,
         step: int | None = None,
     ) -> Granted | Detached | Stay:
-        """Request a slot; wait up to `timeout` seconds, None: for ever.
+        """Request a slot. Wait up to `timeout` seconds; None: no limit.
 
-        A member of cluster version `member_of` asks for the agreed `version`. A joining worker passes None for both: it
-        is ready, and gets its answer once a version that contains it is committed. Only a member can get `Stay`. `step`
-        is its training's, for the launcher's log.
+        A member of cluster version `member_of` requests the agreed `version`. A joining worker passes None for both:
+        it is ready, and gets an answer when a version that contains it is committed. Only a member can get `Stay`.
+        `step` is the training step, for the launcher's log.
 
-        Raises PeerLostError if the launcher has ended, CollectiveTimeoutError, and ResizeError if a member's request is
-        rejected. It raises KungFuError if a joining worker's is, or if the other end doesn't know the job's secret.
+        Raises PeerLostError if the launcher has ended, CollectiveTimeoutError after `timeout`, and ResizeError if a
+        member's request is rejected. Raises KungFuError if a joining worker's request is rejected, or if the other end
+        doesn't know the job's secret.
         """
         wanted = "a cluster that contains it" if version is None else f"cluster version {version}"
         request = {
@@ -123,7 +124,7 @@ class BrokerClient:
         return answer
 
     def request_identity(self, standby: int) -> Granted | Detached:
-        """Report that standby `standby` is ready; wait, however long, until it has a slot in its first version."""
+        """Report that standby `standby` is ready. Wait without limit until it has a slot in its first version."""
         request = {"type": "standby_request", "number": standby, "software": _software()}
         answer = self._ask(request, f"standby {standby}", "its place", None)
         if not isinstance(answer, (Granted, Detached)):
@@ -131,11 +132,12 @@ class BrokerClient:
         return answer
 
     def request_leave(self, peer: PeerID, timeout: float, terminated: bool = False) -> None:
-        """Ask that the cluster continue without `peer`, perhaps because it was `terminated`.
+        """Request that the cluster continue without `peer`, for example because it was `terminated`.
 
-        Return when it is granted: the next version follows.
+        Return when the request is granted; the next cluster version follows.
 
-        Raises PeerLostError if the launcher has ended, CollectiveTimeoutError, and ResizeError if it is rejected.
+        Raises PeerLostError if the launcher has ended, CollectiveTimeoutError, and ResizeError if the request is
+        rejected.
         """
         with contextlib.closing(BrokerClient(self._address, self._secret)) as once:
             request = {"type": "leave_request", "peer": str(peer), "terminated": terminated}
@@ -144,30 +146,30 @@ class BrokerClient:
             raise ResizeError(answer)
 
     def fix_cores(self, each: int, timeout: float) -> int:
-        """Have this host's launcher give each worker the same number of cores, permanently and at every size.
+        """Make this host's launcher give each worker the same fixed number of cores, permanently and at every size.
 
-        It is `each`, unless it is fixed already. Return that number, once this process has as many; 0: workers aren't
-        pinned.
+        The number is `each`, unless it was fixed before. Return the number once this process has that many cores; 0:
+        workers aren't pinned.
 
-        Raises KungFuError, CollectiveTimeoutError and PeerLostError as :meth:`request_segment`.
+        Raises KungFuError, CollectiveTimeoutError and PeerLostError like :meth:`request_segment`.
         """
         return int(self._tell({"type": "fix_cores", "each": each}, "its cores", timeout)["each"])
 
     def expect(self, version: int, joining: int, size: int, timeout: float) -> None:
         """Notify the launcher that the members of `version` expect `size` workers next, of which `joining` are new.
 
-        Raises KungFuError, CollectiveTimeoutError and PeerLostError as :meth:`request_segment`.
+        Raises KungFuError, CollectiveTimeoutError and PeerLostError like :meth:`request_segment`.
         """
         request = {"type": "expect", "version": version, "joining": joining, "size": size}
         self._tell(request, "the next cluster", timeout)
 
     def report_program_end(self, peer: PeerID, incarnation: int, timeout: float) -> None:
-        """Report that the program of this process has ended. Raises as :meth:`request_segment`."""
+        """Report that the program of this process has ended. Raises like :meth:`request_segment`."""
         request = {"type": "program_ended", "peer": str(peer), "incarnation": incarnation}
         self._tell(request, "its program's end", timeout)
 
     def _tell(self, request: dict[str, Any], about: str, timeout: float) -> dict[str, Any]:
-        """Send a request on a connection of its own. Return the launcher's answer, unless it is an error."""
+        """Send a request on a separate connection. Return the launcher's answer, unless it is an error."""
         with _explained(f"process {os.getpid()}", about, timeout):
             with contextlib.closing(_connected(self._address, self._secret, timeout)) as connection:
                 send(connection, request)
@@ -180,7 +182,7 @@ class BrokerClient:
     def exchange_store(
         self, request: dict[str, Any], timeout: float, fd: int | None = None
     ) -> tuple[dict[str, Any], list[int]]:
-        """Send a request about a model store, and `fd`. Return the answer, and descriptors that the caller owns.
+        """Send a request about a model store, with `fd`. Return the answer, and descriptors that the caller owns.
 
         Raises OSError and ProtocolError.
         """
@@ -198,7 +200,7 @@ class BrokerClient:
                 self._connection.post(body)
 
     def open_end_watch(self) -> EndWatch:
-        """Have the launcher notify this worker before the job ends, and wait for it then. Raises as `_explained`."""
+        """Return a connection on which the launcher announces the end of the job. Raises like `_explained`."""
         with _explained("this worker", "the job's end", None):
             connection = _connected(self._address, self._secret, None)
             send(connection, {"type": "await_end"})
@@ -213,7 +215,7 @@ class BrokerClient:
                 self._connection = None
 
     def _open(self, timeout: float | None) -> Connection:
-        """Return the open connection, or a new one, with a new deadline."""
+        """Return the open connection, or a new connection, with a new deadline."""
         if self._connection is not None and self._owner != os.getpid():
             self.close()
         if self._connection is None:
@@ -225,7 +227,7 @@ class BrokerClient:
     def _ask(
         self, request: dict[str, Any], who: str, about: str, timeout: float | None
     ) -> Granted | Detached | Stay | str:
-        """Return the answer, or the text of an error. The connection stays if more requests may follow."""
+        """Return the answer, or the text of an error. Keep the connection if more requests may follow."""
         kept = False
         try:
             with _explained(who, about, timeout):
@@ -246,19 +248,19 @@ class BrokerClient:
 
 
 class EndWatch:
-    """A connection by which a worker learns that the job is about to end. The launcher waits until it is hung up."""
+    """A connection on which a worker learns that the job is about to end. The launcher waits until it is closed."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def receive(self) -> int:
-        """Wait for the end; return the signal by which the job ends, 0 after `hang_up`."""
+        """Wait for the job's end. Return the signal that ends the job; 0 after `hang_up`."""
         with contextlib.suppress(OSError, ProtocolError):
             return int(receive_with_fds(self._connection)[0].get("number", 0))
         return 0
 
     def hang_up(self) -> None:
-        """End the connection, from any thread; a forked child may have a copy of the descriptor."""
+        """Close the connection, from any thread. A forked child may have a copy of the descriptor."""
         with contextlib.suppress(OSError):
             self._connection.socket.shutdown(socket.SHUT_RDWR)
 
@@ -269,7 +271,7 @@ class EndWatch:
 
 @contextlib.contextmanager
 def _explained(who: str, about: str, timeout: float | None) -> Iterator[None]:
-    """Turn failures in this block into an error of `ms_kungfu.errors`."""
+    """Convert failures in this block to exceptions of `ms_kungfu.errors`."""
     try:
         yield
     except socket.timeout:
@@ -283,7 +285,7 @@ def _explained(who: str, about: str, timeout: float | None) -> Iterator[None]:
 def _meant(
     answer: dict[str, Any], fds: Sequence[int], asked_as: str | None, who: str
 ) -> Granted | Detached | Stay | str:
-    """Return the result of the broker's answer to a request for a slot or to leave; a text: an error's."""
+    """Return the result of the broker's answer to a request for a slot or to leave. A str is an error message."""
     kind = answer["type"]
     if kind != "slot":
         if kind in ("detached", "leaving"):
@@ -306,7 +308,7 @@ def send(connection: Connection, message: dict[str, Any], fds: tuple[int, ...] =
 
 
 def receive_with_fds(connection: Connection) -> tuple[dict[str, Any], list[int]]:
-    """Return a worker's next message, which has a type, and the descriptors with it, which the caller owns."""
+    """Return a worker's next message and the descriptors with it, which the caller owns."""
     body, fds = connection.receive_bytes()
     try:
         message = decode_object(body, MAX_MESSAGE_BYTES)
@@ -319,7 +321,7 @@ def receive_with_fds(connection: Connection) -> tuple[dict[str, Any], list[int]]
 
 
 def _answer_on(connection: Connection, timeout: float | None) -> tuple[dict[str, Any], list[int]]:
-    """Return the next message that isn't `waiting`, and the descriptors that came with it, which the caller owns."""
+    """Return the next message that isn't `waiting`, and its descriptors, which the caller owns."""
     while True:
         answer, fds = receive_with_fds(connection)
         if answer["type"] != "waiting":
@@ -329,14 +331,14 @@ def _answer_on(connection: Connection, timeout: float | None) -> tuple[dict[str,
 
 
 def _software() -> dict[str, str]:
-    """Return a joining worker's versions: all workers of a job have to have the same."""
+    """Return a joining worker's software versions, which must be the same in all workers of a job."""
     return {"ms_kungfu": VERSION, "mindspore": mindspore_version()}
 
 
 def descriptors_of(cluster: Cluster) -> int:
-    """Return how many descriptors come with a slot.
+    """Return the number of descriptors that come with a slot.
 
-    They are of the segment, and, if the version is over several hosts, of control block, transport and models.
+    There is one for the segment. With several hosts there are three more: control block, transport and models.
     """
     return 1 if len(cluster.hosts) == 1 else 4
 
@@ -344,8 +346,8 @@ def descriptors_of(cluster: Cluster) -> int:
 def _connected(address: str, secret: bytes, timeout: float | None) -> Connection:
     """Return a connection to the broker, after both ends have proved that they know the secret.
 
-    A broker that is crowded by unauthenticated clients lets a connection wait, or ends it before the proof. That isn't
-    the launcher's end, after which connections are refused (ECONNREFUSED).
+    If unauthenticated clients crowd the broker, it lets a connection wait, or ends it before the proof. That doesn't
+    mean that the launcher has ended: in that case connections are refused (ECONNREFUSED).
     """
     deadline = run_time() + (_CROWDED_S if timeout is None else min(timeout, _CROWDED_S))
     pause = 0.05
@@ -368,7 +370,7 @@ def _connected(address: str, secret: bytes, timeout: float | None) -> Connection
 
 
 class Connection:
-    """One end of a connection with a deadline over all of it, by `run_time`. It owns the socket."""
+    """One end of a connection, with one deadline for all operations, by `run_time`. It owns the socket."""
 
     def __init__(self, connection: socket.socket, timeout: float | None) -> None:
         self.socket = connection
@@ -404,11 +406,11 @@ class Connection:
             raise ProtocolError(f"a message of {len(body)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
         data, self._rest = self._rest + struct.pack(">I", len(body)) + body, b""
         sent = self._in_slices(socket.send_fds, self.socket, [data], list(fds)) if fds else 0
-        while sent < len(data):  # sending nothing fails if the other end has got all and closed
+        while sent < len(data):  # sending nothing would fail if the other end has everything and has closed
             sent += self._in_slices(self.socket.send, data[sent:])
 
     def receive_bytes(self) -> tuple[bytes, list[int]]:
-        """Return the next message and the descriptors that came with it, which the caller owns."""
+        """Return the next message and its descriptors, which the caller owns."""
         fds: list[int] = []
         try:
             (length,) = struct.unpack(">I", self._exactly(4, fds))
@@ -430,7 +432,7 @@ class Connection:
         return data
 
     def _in_slices(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Return what the call returns, which waits for the other end; socket.timeout when the deadline has passed."""
+        """Call a blocking socket operation and return its result. Raise socket.timeout after the deadline."""
         if self._deadline is None:
             self.socket.settimeout(None)
             return call(*arguments)
@@ -444,7 +446,7 @@ class Connection:
 
 
 def check_same_user(connection: socket.socket) -> int:
-    """Return the process at the other end of a Unix socket, by the kernel. ProtocolError unless it is this user's."""
+    """Return the process at the other end of a Unix socket. Raise ProtocolError unless it belongs to this user."""
     pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if uid != os.geteuid():
         raise ProtocolError(f"the other end belongs to user {uid}, not to {os.geteuid()}")
@@ -452,7 +454,7 @@ def check_same_user(connection: socket.socket) -> int:
 
 
 def receive_fds(connection: socket.socket, max_bytes: int, flags: int = 0) -> tuple[bytes, list[int]]:
-    """Return data and the descriptors with it, closed on exec; socket.recv_fds ignores its flags in Python 3.11."""
+    """Return data and its descriptors, closed on exec. (socket.recv_fds ignores its flags in Python 3.11.)"""
     fds = array.array("i")
     room = socket.CMSG_LEN(MAX_FDS * fds.itemsize)
     data, ancillary, _, _ = connection.recvmsg(max_bytes, room, flags | socket.MSG_CMSG_CLOEXEC)
@@ -468,9 +470,9 @@ def close_all(fds: Iterable[int]) -> None:
 
 
 def prove(connection: Connection, secret: bytes) -> None:
-    """Do the worker's end of the handshake (`launcher.handshake` has the other).
+    """Perform the worker's end of the handshake (`launcher.handshake` has the other end).
 
-    ProtocolError if the other end isn't the job's broker.
+    Raise ProtocolError if the other end isn't the job's broker.
     """
     check_same_user(connection.socket)
     nonce = new_nonce()
@@ -488,7 +490,7 @@ def prove(connection: Connection, secret: bytes) -> None:
 
 
 def _heard(connection: Connection, kind: str) -> dict[str, Any]:
-    """Return the next message, of this kind. ProtocolError with the broker's text if it is an error."""
+    """Return the next message, which must have this kind. Raise ProtocolError if it is an error message."""
     message, fds = receive_with_fds(connection)
     close_all(fds)
     if message["type"] != kind:

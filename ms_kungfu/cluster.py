@@ -1,4 +1,4 @@
-"""A cluster: its workers in the order of their ranks, the runners that start them, and a version. Pure data."""
+"""A cluster version: its workers in rank order, their hosts' runners, and a version number. Pure data."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any
 from ms_kungfu._words import counted
 
 WORKER_PORTS = range(10000, 11001)  # KungFu's default
-# Limits of a segment (ops_src/transport/shm/segment.h): of a job on one host, and in all on several. There the host's
-# transport is a member of its segment, too.
+# Limits of a segment (ops_src/transport/shm/segment.h): workers of a job on one host, and in total on several hosts.
+# With several hosts, the host's transport is also a member of its segment.
 MAX_WORKERS = 256
 MAX_WORKERS_OF_HOSTS = 1024
 MAX_WORKERS_OF_EACH = MAX_WORKERS - 1
 EVEN, FILL = PLACEMENTS = "even", "fill"
-HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,253}")  # a name or an address, without characters that could garble a log
+HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,253}")  # a name or an address, without characters that could corrupt a log
 
 
 @dataclass(frozen=True, order=True)
 class PeerID:
-    """The address of a worker or runner. The port names a slot on its host; on one machine no process listens there."""
+    """The address of a worker or runner. The port identifies a slot; on a single host no process listens on it."""
 
     host: str
     port: int
@@ -34,7 +34,7 @@ class PeerID:
 
     @classmethod
     def parse(cls, text: object) -> PeerID:
-        """``"127.0.0.1:10000"`` -> PeerID; ValueError with the offending text otherwise."""
+        """Parse ``"127.0.0.1:10000"``. Raise ValueError with the text if it is invalid."""
         if not isinstance(text, str):
             raise ValueError(f"a peer is written as 'host:port', got {text!r}")
         host, _, port = text.rpartition(":")
@@ -45,14 +45,14 @@ class PeerID:
 
 @dataclass(frozen=True)
 class Cluster:
-    """An ordered list of workers (index = rank), the runners of their hosts, and the version of this membership."""
+    """An ordered list of workers (index = rank), the runners of their hosts, and the version number."""
 
     workers: tuple[PeerID, ...]
     runners: tuple[PeerID, ...] = field(default=())
     version: int = 0
     # the name of the writer of this version in the cluster store, if it gave one
     writer: str = field(default="", compare=False)
-    # For a job over several hosts: how many workers each may have, and how joining workers are assigned to them.
+    # For a job over several hosts: the most workers of each host, and how joining workers are placed on the hosts.
     slots: Mapping[str, int] | None = field(default=None, compare=False)
     placement: str = field(default=EVEN, compare=False)
 
@@ -62,12 +62,12 @@ class Cluster:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Return the hosts with workers, in the order of the first rank of each."""
+        """Return the hosts with workers, ordered by the first rank on each host."""
         return tuple(dict.fromkeys(worker.host for worker in self.workers))
 
     @property
     def named_hosts(self) -> set[str]:
-        """Return `hosts`, and those that the writer of the next version takes for the job's."""
+        """Return `hosts`, followed by other hosts that the writer of the next version considers part of the job."""
         return {*self.hosts, *(runner.host for runner in self.runners), *(self.slots or ())}
 
     @property
@@ -81,9 +81,9 @@ class Cluster:
 
     @functools.cached_property
     def _ranks(self) -> dict[PeerID, int]:
-        """Return the ranks by peer.
+        """Return a dictionary from peer to rank.
 
-        They are looked up for each worker of a job once a second: a search would be quadratic.
+        It is used for each worker of a job once a second. Searching the list instead would be quadratic.
         """
         return {peer: rank for rank, peer in enumerate(self.workers)}
 
@@ -94,11 +94,12 @@ class Cluster:
         without: Collection[PeerID] = (),
         slots: Mapping[str, int] | None = None,
     ) -> Cluster:
-        """Return the next version with `size` workers: those in `without` leave first, then the last ranks.
+        """Return the next version with `size` workers. Workers in `without` leave first, then the highest ranks.
 
-        A joining worker goes to the host with the fewest workers, of those with one of their `slots` free (by default
-        the cluster's own); of equals to the first. With the placement "fill" to the first that has a slot free. It
-        takes the lowest free port there. ValueError if it doesn't fit.
+        A joining worker goes to the host with the fewest workers among the hosts with a free slot, and to the first of
+        equal hosts. `slots` is the number of slots per host (default: the cluster's own). With the placement "fill" it
+        goes to the first host with a free slot. It gets the lowest free port there. Raise ValueError if the size
+        doesn't fit.
         """
         if size < 1:
             raise ValueError(f"a cluster has at least 1 worker, got size {size}")
@@ -106,7 +107,7 @@ class Cluster:
         present = Counter(worker.host for worker in workers)
         slots = slots or self.slots
         hosts = list(slots or dict.fromkeys(worker.host for worker in self.workers))
-        # Ports of leaving workers are not assigned: such a worker may still run.
+        # Ports of leaving workers are not assigned, because such a worker may still run.
         taken = {*self.workers}
         while len(workers) < size:
             if slots is not None and size > sum(slots.values()):
@@ -123,14 +124,14 @@ class Cluster:
         return self.following(workers)
 
     def without(self, leaving: Collection[PeerID]) -> Cluster:
-        """Return the next version without these workers. ValueError if no worker would be left."""
+        """Return the next version without these workers. Raise ValueError if no worker would remain."""
         keep = tuple(worker for worker in self.workers if worker not in leaving)
         if not keep:
             raise ValueError(f"a cluster has at least 1 worker, and {self.workers[0]} is the last of this one")
         return self.following(keep)
 
     def following(self, workers: Iterable[PeerID]) -> Cluster:
-        """Return the next version, with these workers."""
+        """Return the next version with exactly these workers."""
         return replace(self, workers=tuple(workers), version=self.version + 1, writer="")
 
     def to_json(self) -> dict[str, Any]:
@@ -150,7 +151,7 @@ class Cluster:
 
     @classmethod
     def from_json(cls, document: object, *, writer: str = "") -> Cluster:
-        """Check and convert KungFu's JSON. ValueError says what is wrong."""
+        """Return the cluster in KungFu's JSON. Raise ValueError if it is invalid."""
         if not isinstance(document, dict):
             raise ValueError(f"a cluster is a JSON object with Runners and Workers, got {type(document).__name__}")
         unknown = sorted(set(document) - {"Runners", "Workers", "Version", "Slots", "Placement"})
@@ -158,7 +159,7 @@ class Cluster:
             raise ValueError(f"unknown key {unknown[0]!r}; a cluster has Runners, Workers and Version")
         slots, placement = document.get("Slots"), document.get("Placement", EVEN)
         if slots is not None and not _are_slots(slots):
-            raise ValueError(f"Slots must tell how many workers each host may have, got {slots!r}")
+            raise ValueError(f"Slots must map each host to the most workers it may have, got {slots!r}")
         if placement not in PLACEMENTS:
             raise ValueError(f"Placement must be {' or '.join(PLACEMENTS)}, got {placement!r}")
         peers: dict[str, tuple[PeerID, ...]] = {}
@@ -190,14 +191,14 @@ def _are_slots(slots: object) -> bool:
 
 
 def next_host(present: Mapping[str, int], hosts: Iterable[str], slots: Mapping[str, int] | None, placement: str) -> str:
-    """Return the host of the next worker; some host has a free slot. `present`: how many there are on each."""
+    """Return the host for the next worker; some host has a free slot. `present`: the number of workers per host."""
     free = [host for host in hosts if slots is None or present[host] < slots[host]]
     return free[0] if placement == FILL else min(free, key=present.__getitem__)
 
 
-# Writes to the cluster store are signed. The launcher signs with its job's name, its workers with another word, and the
-# launcher with a third one if no worker runs (-k). A writer with none of these is outside the job, and may state by
-# this word that it names the workers that the version excludes.
+# Writes to the cluster store are signed. The launcher signs with its job's name, its workers sign with a second word,
+# and a launcher without running workers (-k) signs with a third word. Any other writer is outside the job. It signs
+# with the word below to declare that it names the workers that the version excludes.
 WRITER_WHO_EVICTS = "evicts"
 
 

@@ -1,27 +1,28 @@
 """Collectives over NumPy arrays, on the same runtime as the MindSpore primitives.
 
 Every rank calls the same operation under the same `name` with an array of the same shape and dtype.
-A difference raises :class:`~ms_kungfu.errors.CollectiveMismatchError` at every rank. Different
-threads may have operations of different names in flight at once. Data is copied only into and out
+A mismatch raises :class:`~ms_kungfu.errors.CollectiveMismatchError` at every rank. Different
+threads may run operations with different names at the same time. Data is copied only into and out
 of shared memory, and the GIL is released.
 
-The input is whatever ``np.asarray`` takes: arrays of any layout, numbers, lists, tensors of
-MindSpore. A masked array is rejected, as its mask would be lost. `out` is a C-contiguous array: the
-input itself, or one that doesn't overlap it.
+The input is anything that ``np.asarray`` accepts: arrays of any layout, numbers, lists, MindSpore
+tensors. A masked array is rejected because its mask would be lost. `out` is a C-contiguous array:
+the input itself, or an array that doesn't overlap the input.
 
-Reductions take int8 to int64, uint8 to uint64, float16, float32, float64, and bfloat16 as
-``ml_dtypes`` defines it. Operations that only move data (broadcast, all_gather, save) take every
-dtype without objects.
+Reductions accept int8 to int64, uint8 to uint64, float16, float32, float64, and bfloat16 from
+``ml_dtypes``. Operations that only move data (broadcast, all_gather, save) accept every dtype
+without objects.
 
 Results have the same bits on every rank and in every run. 16-bit floats accumulate in float32. Sums
-and products of integers have the input's dtype and wrap in it, as ``a + b`` of NumPy's arrays does:
-uint8 200 + 100 is 44. (``np.sum`` takes a wider dtype by itself; convert before the call.) A mean
-of integers doesn't overflow. It truncates towards zero, unlike ``np.mean``, which gives a float.
+and products of integers have the input's dtype and wrap around, like ``a + b`` of NumPy arrays:
+uint8 200 + 100 is 44. (``np.sum`` uses a wider dtype; convert before the call if you need that.) A
+mean of integers doesn't overflow. It truncates towards zero, unlike ``np.mean``, which returns a
+float.
 
 Ctrl-C, or another signal whose handler raises, ends a waiting collective on Python's main thread:
-the exception is raised within 20 ms. This process has finished with its cluster then, and later
-calls raise CollectiveAbortedError. So do the other workers' calls; with ``-recover`` those go on
-without this process as soon as it has ended.
+the exception is raised within 20 ms. This process is then finished with its cluster, and its later
+calls raise CollectiveAbortedError. The other workers' calls raise that error too; with ``-recover``
+these workers continue once this process has ended.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from ._packing import decode, dtype_of, encode, layout_of
 from .errors import InternalError
 from .membership import check_caught_up, current
 
-if TYPE_CHECKING:  # numpy.typing takes as long as a tenth of NumPy
+if TYPE_CHECKING:  # importing numpy.typing takes a tenth as long as importing NumPy
     from numpy.typing import ArrayLike, NDArray
 
     Array = NDArray[Any]
@@ -48,7 +49,7 @@ else:
 #: ``op`` of the reductions -> number in the C ABI. ``mean`` of integers truncates towards zero.
 OPS = {"sum": 0, "mean": 1, "min": 2, "max": 3, "prod": 4}
 _UINT8, _BFLOAT16 = 1, 9
-# types that the buffer protocol describes and the runtime computes with, as NumPy's chars
+# Types that the buffer protocol can describe and the runtime can compute with, as NumPy type characters.
 _NUMBERS = frozenset("bBhHiIlLqQefd")
 
 
@@ -63,8 +64,8 @@ def _begin(name: str) -> None:
     """Prepare a collective.
 
     Raises:
-        KungFuError: at a joining worker, for a collective that the other workers don't come to. The
-            collectives of ms_kungfu itself bring it to them.
+        KungFuError: at a joining worker, if the other workers don't call this collective too. Only
+            collectives of ms_kungfu itself let a worker join.
     """
     runtime.init()
     if current().catching_up and not name.startswith("kungfu/"):
@@ -72,10 +73,12 @@ def _begin(name: str) -> None:
 
 
 def _input(value: ArrayLike) -> Array:
-    """Return the input as a C-contiguous array in the machine's byte order."""
+    """Return the input as a C-contiguous array in native byte order."""
     if type(value) is not np.ndarray:
         if isinstance(value, np.ma.MaskedArray):
-            raise TypeError("the mask of a masked array would be lost; bring array.filled(...), or data and mask apart")
+            raise TypeError(
+                "the mask of a masked array would be lost; pass array.filled(...), or both arrays separately"
+            )
         value = np.asarray(value)
     if not value.flags.c_contiguous:
         value = np.ascontiguousarray(value)
@@ -85,23 +88,23 @@ def _input(value: ArrayLike) -> Array:
 
 
 def _reducible(array: Array) -> tuple[Array, int]:
-    """Return the array as the buffer protocol can show it, and its dtype's number in the C ABI.
+    """Return the array in a form that the buffer protocol supports, and its dtype's number in the C ABI.
 
-    The number is -1 if the buffer itself shows the dtype.
+    The number is -1 if the buffer itself describes the dtype.
     """
     if array.dtype.char in _NUMBERS:
         return array, -1
     if array.dtype.name == "bfloat16":
         return array.view(np.uint16), _BFLOAT16
     raise TypeError(
-        f"no reduction takes an array of {array.dtype}; (u)int8 to 64, float16, bfloat16, float32 and float64 work"
+        f"can't reduce an array of {array.dtype}; supported are (u)int8 to 64, float16, bfloat16, float32 and float64"
     )
 
 
 def _movable(array: Array) -> tuple[Array, int, str]:
-    """Return the same for operations that only move data, and a name of the layout.
+    """Prepare an array for an operation that only moves data: return (array, dtype number, name of the layout).
 
-    A dtype without a number in the runtime travels as bytes under its name.
+    A dtype that the runtime doesn't support is sent as bytes under its name.
     """
     if array.dtype.char in _NUMBERS or array.dtype.name == "bfloat16":
         return (*_reducible(array), "")
@@ -114,7 +117,7 @@ def _output(array: Array, out: Array | None) -> Array:
     if out is None:
         return np.empty(array.shape, array.dtype)
     if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
-        raise TypeError(f"out must be an array of NumPy's, got {type(out).__name__}")
+        raise TypeError(f"out must be a NumPy array, got {type(out).__name__}")
     if out.dtype != array.dtype or out.shape != array.shape:
         raise ValueError(f"out must be {array.dtype}{array.shape}, got {out.dtype}{out.shape}")
     if not out.flags.c_contiguous or not out.flags.writeable:
@@ -125,14 +128,14 @@ def _output(array: Array, out: Array | None) -> Array:
 def all_reduce(array: ArrayLike, op: str = "sum", name: str = "unnamed", out: Array | None = None) -> Array:
     """Reduce an array element by element over all ranks.
 
-    If a rank fails meanwhile, its input is in the result of all survivors or of none. A mean is that of
-    the ranks whose input is in it (docs/recovery.md).
+    If a rank fails meanwhile, its input is in the result of all survivors or of none. A mean is over
+    the ranks whose input is in the result (docs/recovery.md).
 
     Args:
         array: this rank's input, of the same shape and dtype at every rank.
         op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
         name: matches the call with those of the other ranks.
-        out: the array for the result; `array` itself for in place. A new array by default.
+        out: the array for the result. Pass `array` itself to reduce in place. A new array by default.
 
     Returns:
         The result, of the shape and dtype of `array`, with the same bits at every rank.
@@ -140,8 +143,8 @@ def all_reduce(array: ArrayLike, op: str = "sum", name: str = "unnamed", out: Ar
     Raises:
         ValueError: for an unknown `op`, or an `out` that doesn't fit or overlaps `array` in part.
         TypeError: for a dtype or an `out` that doesn't fit.
-        KungFuError: see :mod:`ms_kungfu.errors`. It is PeerLostError if a rank fails and the job
-            doesn't go on (``-recover``).
+        KungFuError: see :mod:`ms_kungfu.errors`. PeerLostError if a rank fails and the job doesn't
+            continue without it (``-recover``).
     """
     _begin(name)
     array = _input(array)
@@ -152,11 +155,11 @@ def all_reduce(array: ArrayLike, op: str = "sum", name: str = "unnamed", out: Ar
 
 
 class Handle:
-    """A running all-reduce in the background, as `all_reduce_async` returns it.
+    """An all-reduce in the background, which `all_reduce_async` returns.
 
     Args:
-        name: of the operation.
-        ticket: the runtime's number of the operation; good for one wait.
+        name: the name of the operation.
+        ticket: the runtime's number of the operation, valid for one wait.
         output: the array that the result is written to.
     """
 
@@ -172,10 +175,10 @@ class Handle:
             The result. A second call returns the same array.
 
         Raises:
-            KungFuError: as :func:`all_reduce` does. A second call raises it again.
+            KungFuError: as in :func:`all_reduce`. A second call raises the same error again.
         """
         if not self._is_over:
-            self._is_over = True  # its ticket is good for one wait
+            self._is_over = True  # the ticket is valid for one wait
             output, dtype = _reducible(self._output)
             _started.pop(self._name, None)
             try:
@@ -187,29 +190,30 @@ class Handle:
         return self._output
 
 
-_started: weakref.WeakValueDictionary[str, Handle] = weakref.WeakValueDictionary()  # and not waited for
+_started: weakref.WeakValueDictionary[str, Handle] = weakref.WeakValueDictionary()  # not waited for yet
 
 
 def all_reduce_async(array: ArrayLike, op: str = "sum", name: str | None = None) -> Handle:
     """Start an all-reduce in the background.
 
-    The call returns at once. Operations begin in the order of these calls, which is the same at all
-    ranks. One thread runs them, beside collectives of the caller's. Each is waited for at every rank,
-    before the cluster changes (a `step_end`, a `resize`). Ctrl-C takes effect when a wait is over.
+    The call returns at once. Operations begin in the order of these calls, which must be the same at
+    all ranks. One background thread runs them, concurrently with the caller's other collectives. Wait
+    for each operation at every rank before the cluster changes (in `step_end` or `resize`). Ctrl-C
+    takes effect when a wait has ended.
 
     Args:
-        array: this rank's input, of the same shape and dtype at every rank. It is copied, so it may
-            change meanwhile.
+        array: this rank's input, of the same shape and dtype at every rank. The data is copied, so
+            `array` may change after the call.
         op: as in :func:`all_reduce`.
-        name: matches the call with those of the other ranks. By default the first unused of a list of
-            names. So any number of operations may be under way, if all ranks start and wait for them in
-            one order.
+        name: matches the call with those of the other ranks. By default the operation gets the first
+            unused name from a list. So any number of operations may run at the same time, if all ranks
+            start them and wait for them in the same order.
 
     Returns:
         A handle, whose ``wait()`` returns the result.
 
     Raises:
-        ValueError: for an unknown `op`, or while another operation of that name hasn't been waited for.
+        ValueError: for an unknown `op`, or if an earlier operation of that name hasn't been waited for.
         TypeError: for a dtype that doesn't fit.
     """
     _begin(name or "unnamed")
@@ -229,21 +233,21 @@ def broadcast(array: ArrayLike, root: int = 0, name: str = "unnamed", out: Array
     """Copy the array of rank `root` to every rank.
 
     Args:
-        array: the data at the root. At other ranks only its shape and dtype count, which are the same
-            at every rank.
+        array: the data at the root. At other ranks only its shape and dtype are used; these must be the
+            same at every rank.
         root: the rank whose data is sent.
         name: matches the call with those of the other ranks.
-        out: the array for the result; `array` itself for in place. A new array by default.
+        out: the array for the result. Pass `array` itself to copy in place. A new array by default.
 
     Returns:
         The root's data, of the shape and dtype of `array`.
 
     Raises:
-        ValueError: for a root that is no rank, or an `out` that doesn't fit.
+        ValueError: for a root that isn't a rank, or an `out` that doesn't fit.
         TypeError: for a dtype or an `out` that doesn't fit.
         PeerLostError: at every survivor, if the root fails before all of its data has arrived. An `out`
-            then holds the part that did, and the next collective works.
-            `ms_kungfu.agreement.told_by_one` asks another root.
+            then contains the part that arrived. The next collective works.
+            `ms_kungfu.agreement.told_by_one` retries with another root.
     """
     _begin(name)
     if root < 0:
@@ -264,33 +268,34 @@ def all_gather(array: ArrayLike, name: str = "unnamed", *, uneven: Literal[True]
 
 
 def all_gather(array: ArrayLike, name: str = "unnamed", uneven: bool = False) -> Array | list[Array]:
-    """Collect the arrays of all ranks, in their order.
+    """Collect the arrays of all ranks, in rank order.
 
-    A failed rank counts until the next cluster version. Its entry is zeros, the same at every survivor,
-    and not to be distinguished from zeros that a rank brought. `ms_kungfu.agreement.gather_living`
-    returns which ranks took part.
+    The result includes failed ranks until the next cluster version. The entry of a failed rank is
+    zeros, the same at every survivor. It looks the same as zeros from a living rank; use
+    `ms_kungfu.agreement.gather_living` to learn which ranks took part.
 
-    With `uneven` the entry of a failed rank has length 0. The ranks first exchange their lengths, and
-    each of the entries travels as long as the longest one.
+    With `uneven` the entry of a failed rank has length 0. The ranks first exchange their lengths. Each
+    entry is then sent with the length of the longest entry.
 
     Args:
         array: this rank's input, of the same shape and dtype at every rank.
         name: matches the call with those of the other ranks.
-        uneven: whether the first axis may have another length at each rank. The same at every rank.
+        uneven: whether the length of the first axis may differ between ranks. Pass the same value at
+            every rank.
 
     Returns:
-        The arrays, stacked along a new first axis, of shape ``(size, *array.shape)``. With `uneven` a
-        list of them by rank, of shapes ``(length, *array.shape[1:])``; ``np.concatenate`` joins them.
+        The arrays, stacked along a new first axis, of shape ``(size, *array.shape)``. With `uneven`, a
+        list of arrays by rank, of shapes ``(length, *array.shape[1:])``; ``np.concatenate`` joins them.
 
     Raises:
         TypeError: for a dtype that doesn't fit.
-        ValueError: for a number, which has no first axis, with `uneven`.
+        ValueError: with `uneven`, if `array` is a number, which has no first axis.
         KungFuError: see :func:`all_reduce`.
     """
     array = _input(array)
     if uneven:
         if array.ndim == 0:
-            raise ValueError(f"all_gather(uneven=True) takes arrays with a first axis, got {array.dtype}()")
+            raise ValueError(f"all_gather(uneven=True) requires an array with a first axis, got {array.dtype}()")
         kind = f"{array.dtype}(*{''.join(f', {length}' for length in array.shape[1:])}) in bytes "
         parts = _gather_bytes(_movable(array)[0].reshape(-1).view(np.uint8), array.shape[0], name, kind)
         empty = np.empty((0, *array.shape[1:]), array.dtype)
@@ -311,22 +316,23 @@ def _gather_bytes(
 ) -> list[tuple[int, Array] | None]:
     """Return each rank's count and bytes, None for a failed rank; collective.
 
-    Every rank brings at first how much it brings, then its bytes, up to the most that a rank brings. In front are the
-    numbers again, which are zero for a rank that has failed meanwhile.
+    Every rank first sends its two numbers: count and number of bytes. Then it sends its bytes, padded
+    to the most bytes of any rank. The numbers are repeated in front of the bytes; they are zero for a
+    rank that has failed meanwhile.
 
     Args:
         content: uint8.
-        count: of whatever the bytes stand for.
-        name: of the operation.
-        kind: compared between the ranks.
-        limit: ValueError at every rank if one brings more bytes.
+        count: the number of items that the bytes stand for.
+        name: the name of the operation.
+        kind: a text that must be equal at all ranks.
+        limit: raise ValueError at every rank if a rank sends more bytes.
     """
     head = np.array([content.size + 1, count], np.int64)
     sizes = all_gather(head, name=f"{name}/lengths")[:, 0] - 1
     longest = int(sizes.max())
     if limit is not None and longest > limit:
         raise ValueError(
-            f'"{name}": rank {int(sizes.argmax())} brings {longest} bytes, at most {limit} are allowed; '
+            f'"{name}": rank {int(sizes.argmax())} sends {longest} bytes; at most {limit} are allowed; '
             "send large arrays by all_gather(uneven=True)"
         )
     row = np.zeros(head.nbytes + longest, np.uint8)
@@ -341,28 +347,28 @@ def _gather_bytes(
     ]
 
 
-#: The most bytes that a rank brings to `all_gather_object`.
+#: The most bytes that a rank may send in `all_gather_object`.
 MAX_OBJECT_BYTES = 16 << 20
 
 
 def all_gather_object(value: Any, name: str = "unnamed") -> list[Any]:
-    """Collect an object of each rank, in their order.
+    """Collect an object of each rank, in rank order.
 
-    An object is None, a number, text, bytes or an array of NumPy's, or lists and dicts of objects. It
-    travels as msgpack, never as a pickle: no rank can run code at another one.
+    An object is None, a number, a string, bytes, a NumPy array, or a list or dict of objects. It is
+    sent as msgpack, never as a pickle, so no rank can run code at another rank.
 
     Args:
         value: this rank's object, of at most 16 MiB as msgpack. A tuple or set arrives as a list, a
-            scalar of NumPy's as a number.
+            NumPy scalar as a number.
         name: matches the call with those of the other ranks.
 
     Returns:
-        The objects by rank. That of a rank that has failed is None.
+        The objects by rank. The entry of a failed rank is None.
 
     Raises:
         TypeError: for an object of another type.
         OverflowError: for an integer of more than 64 bits.
-        ValueError: at every rank, if one brings more than 16 MiB.
+        ValueError: at every rank, if a rank's object has more than 16 MiB.
         KungFuError: see :func:`all_reduce`.
     """
     content = np.frombuffer(encode(value), np.uint8)
@@ -373,8 +379,8 @@ def all_gather_object(value: Any, name: str = "unnamed") -> list[Any]:
 def reduce_scatter(array: ArrayLike, op: str = "sum", name: str = "unnamed") -> Array:
     """Reduce an array over all ranks, and return this rank's part of the result.
 
-    A failed rank contributes to no part, and a mean is that of the ranks that took part. No rank gets
-    the failed rank's own part, so the survivors' parts don't make up the whole then.
+    A failed rank contributes to no part, and a mean is over the ranks that took part. No rank receives
+    the failed rank's own part, so the survivors' parts are then incomplete.
 
     Args:
         array: this rank's input, of the same shape and dtype at every rank. Its first axis must be
@@ -401,38 +407,38 @@ def reduce_scatter(array: ArrayLike, op: str = "sum", name: str = "unnamed") -> 
 
 
 def barrier() -> None:
-    """Wait until every living rank is here.
+    """Wait until every living rank has called this function.
 
-    A joining worker passes, as in `ms_kungfu.run_barrier`.
+    At a joining worker the call returns at once, as in `ms_kungfu.run_barrier`.
     """
     runtime.run_barrier()
 
 
 class Saved(NamedTuple):
-    """A copy of what a rank has saved under a name."""
+    """A copy of an array that a rank has saved under a name."""
 
     value: Array
-    """The array, of the shape and dtype that were saved."""
+    """The array, with the shape and dtype that it was saved with."""
     version: int
-    """How many times the rank has saved under this name, from 1."""
+    """The number of times that the rank has saved under this name, starting at 1."""
 
 
 def save(name: str, array: ArrayLike) -> int:
-    """Keep a copy of an array for the other workers to :func:`request`.
+    """Save a copy of an array, which other workers can :func:`request`.
 
-    Not collective, and it waits for no other worker. The latest version of each name is kept for as
-    long as this process lives, in shared memory, in twice the size of the array. A process may save up
-    to 256 names.
+    This call isn't collective and waits for no other worker. The latest version of each name is kept in
+    shared memory until this process ends. It uses twice the size of the array. A process may use up to
+    256 names.
 
     Args:
         name: at most 127 bytes.
-        array: what to keep; each name keeps its shape and dtype.
+        array: the array to save. The shape and dtype of a name can't change.
 
     Returns:
-        The version, which is how many times this process has saved under the name, from 1.
+        The version, which is the number of times that this process has saved under the name.
 
     Raises:
-        ValueError: if `name` had another shape or dtype before, or is longer than 127 bytes.
+        ValueError: if `name` was saved with another shape or dtype before, or is longer than 127 bytes.
         TypeError: for a dtype with objects.
     """
     runtime.init()
@@ -441,27 +447,27 @@ def save(name: str, array: ArrayLike) -> int:
 
 
 def request(rank: int, name: str) -> Saved | None:
-    """Return a copy of what a rank has saved latest under a name.
+    """Return a copy of the array that a rank saved last under a name.
 
-    Not collective: the other worker is neither stopped nor asked. The copy is whole, whatever that
-    worker does meanwhile, its failure included. The versions that are requested of a worker never go
-    back. From a worker on another host the copy comes over the network. If that host is lost meanwhile,
-    the worker has ended.
+    This call isn't collective: the other worker isn't interrupted. The copy is always consistent, even
+    if that worker saves again or fails meanwhile. Successive requests to a worker never return an older
+    version. A copy from a worker on another host is sent over the network. If that host is lost
+    meanwhile, the worker counts as ended.
 
     Args:
-        rank: whose array.
-        name: under which it was saved.
+        rank: the rank that saved the array.
+        name: the name under which it was saved.
 
     Returns:
         The copy and its version, or None if the rank has saved nothing yet or has ended.
 
     Raises:
-        ValueError: if there is no such rank, or an optimizer has saved its model under that name.
-        CollectiveTimeoutError: if the owner saves again and again before a copy is made. Also if its
-            host doesn't answer within KUNGFU_COLLECTIVE_TIMEOUT and isn't lost either.
-        StaleClusterError: if the rank is on another host, and the cluster changes before the copy is
-            here.
-        InternalError: if the copy doesn't fit the shape and dtype that it was saved with.
+        ValueError: if there is no such rank, or if an optimizer saved its model under that name.
+        CollectiveTimeoutError: if the owner keeps saving, so that no consistent copy can be made. Also
+            if the owner's host doesn't answer within KUNGFU_COLLECTIVE_TIMEOUT and isn't lost either.
+        StaleClusterError: if the rank is on another host, and the cluster changes before the copy
+            arrives.
+        InternalError: if the copy doesn't match the shape and dtype that it was saved with.
     """
     runtime.init()
     if rank < 0:
@@ -474,6 +480,6 @@ def request(rank: int, name: str) -> Saved | None:
         raise ValueError(f'rank {rank} has saved a "{layout}" under "{name}", not an array')
     value = np.empty(json.loads(shape), dtype_of(kind))
     if value.nbytes != nbytes:
-        raise InternalError(f'"{name}" of rank {rank} has {nbytes} bytes, which are no {layout}')
+        raise InternalError(f'"{name}" of rank {rank} has {nbytes} bytes, not those of a {layout}')
     version = current().core.request(rank, name, layout, value.reshape(-1).view(np.uint8))
     return Saved(value, version) if version else None

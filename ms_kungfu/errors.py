@@ -3,37 +3,37 @@
 There are three kinds, never mixed:
 
 - *Invalid use* raises ``ValueError`` or ``TypeError`` before anything is sent.
-- *Recoverable* trouble raises a :class:`KungFuError`.
-- A *broken invariant* raises :class:`InternalError` and is a bug of ms_kungfu.
+- A *recoverable* problem raises a :class:`KungFuError`.
+- A *broken invariant* raises :class:`InternalError` and is a bug in ms_kungfu.
 """
 
 from __future__ import annotations
 
 
 class KungFuError(Exception):
-    """Base of every error between peers."""
+    """Base class of all recoverable errors."""
 
 
 class CollectiveMismatchError(KungFuError, ValueError):
-    """The ranks did not bring the same operation under one name.
+    """The ranks called different operations under one name.
 
-    Every rank raises it, with a message that names what each rank brought. The communicator stays
-    usable: the next operation under that name starts afresh.
+    Every rank raises this error. The message lists each rank's operation. The communicator stays
+    usable: the next operation under that name starts anew.
     """
 
 
 class PeerLostError(KungFuError):
     """A peer that the operation needs has failed or left.
 
-    The communicator is finished, with one exception. If the root of a broadcast failed, every other
-    rank raises this error, and later operations work.
+    The communicator is then finished, with one exception: if the root of a broadcast failed, every
+    other rank raises this error, and later operations work.
     """
 
 
 class CollectiveTimeoutError(KungFuError, TimeoutError):
-    """A rank did not arrive within the deadline.
+    """A rank did not call the operation before the deadline.
 
-    The communicator is finished.
+    The communicator is then finished.
     """
 
 
@@ -45,42 +45,42 @@ class CollectiveAbortedError(KungFuError):
 
 
 class StaleClusterError(KungFuError):
-    """The operation belongs to a past cluster version, or this process has left the cluster."""
+    """The operation belongs to an earlier cluster version, or this process has left the cluster."""
 
 
 class ResizeError(KungFuError):
     """A change of membership was rejected or failed.
 
-    The cluster is as it was before.
+    The cluster is unchanged.
     """
 
 
 class DivergenceError(KungFuError):
-    """A value that has to be equal on all workers isn't.
+    """A value that must be equal on all workers differs.
 
-    Every rank raises it, with a message that names what differs and at which ranks, and has the
-    values if they are numbers.
+    Every rank raises this error. The message lists what differs and at which ranks, with the values if
+    they are numbers.
     """
 
 
 class ConfigServerError(KungFuError):
     """The config server can't be reached, or it rejected the request.
 
-    The message carries the server's answer.
+    The message contains the server's answer.
     """
 
 
 class DeviceError(KungFuError):
-    """A GPU or Ascend device, or its library, rejected a call or failed.
+    """A GPU or Ascend device, or the vendor's library, rejected a call or failed.
 
-    The message carries the vendor's own name of the error.
+    The message contains the vendor's name of the error.
     """
 
 
 class InternalError(KungFuError):
     """A broken invariant of ms_kungfu.
 
-    Please report it with its message.
+    Please report it together with the message.
     """
 
 
@@ -89,14 +89,14 @@ def _subclasses(cls: type[Exception]) -> list[type[Exception]]:
 
 
 def from_message(text: str) -> Exception:
-    """Return the typed exception for a message of the runtime.
+    """Return the exception that a message of the runtime stands for.
 
     Args:
         text: the message, which begins with the exception's name.
 
     Returns:
-        An exception of the named type with the rest of the text, or an `InternalError` with all of it
-        if the name is unknown.
+        An exception of the named type with the rest of the text. If the name is unknown, an
+        `InternalError` with the whole text.
 
     >>> from_message("PeerLostError: rank 2 died")
     PeerLostError('rank 2 died')

@@ -1,8 +1,9 @@
 """This process as a member of a cluster.
 
-``kungfu-run`` starts a process with what it needs in its environment. Without that the process is a
-cluster of one, in which everything works and nothing is sent. The runtime joins its cluster at
-:func:`init`, or at the first call that needs it. It leaves with the process or at :func:`finalize`.
+``kungfu-run`` starts a process with environment variables that describe its cluster. Without them
+the process is a cluster of one, in which every call works and nothing is sent. The process joins
+its cluster at :func:`init`, or at the first call that needs the cluster. It leaves when it ends or
+calls :func:`finalize`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .membership import deadlocks, model_store, outside
 from .membership.children import may_take_a_slot
 
 _lock = threading.Lock()
-_alone = 0  # blocks of keep_waiting that this process is in
+_alone = 0  # number of nested keep_waiting blocks
 
 
 def init(device: str | None = None) -> None:
@@ -26,19 +27,19 @@ def init(device: str | None = None) -> None:
 
     Idempotent; the first call is collective.
 
-    A process that is started for a running job does not wait here. It joins when it begins to train
+    A process that is started for a running job doesn't wait here. It joins when it begins to train
     (``ElasticTraining``, ``KungFuElasticCallback``), or at its first collective. So the other workers
-    train on while it imports and compiles. Until then its rank and size are provisional: those it was
-    started for.
+    keep training while it imports and compiles. Until it has joined, its rank and size are provisional:
+    the values that it was started with.
 
     Args:
-        device: MindSpore's name of the device: ``"CPU"``, ``"GPU"`` or ``"Ascend"``. For the last two
+        device: MindSpore's name of the device: ``"CPU"``, ``"GPU"`` or ``"Ascend"``. For GPU and Ascend
             the vendor's libraries are opened now instead of with the first primitive.
 
     Raises:
         ValueError: for another device, or for an invalid value of an environment variable.
-        ImportError: if a library that the device needs is missing; before anything is joined.
-        CollectiveTimeoutError: if the other members don't come within ``KUNGFU_JOIN_TIMEOUT``.
+        ImportError: if a library that the device needs is missing. The process hasn't joined then.
+        CollectiveTimeoutError: if the other members don't join within ``KUNGFU_JOIN_TIMEOUT``.
     """
     target = "CPU" if device is None else _device.check_target(device)
     if target != "CPU":
@@ -62,8 +63,9 @@ def init(device: str | None = None) -> None:
                         outside.start(member)
                     membership.report_program_end(member)
         member.core.set_delay_for_tests(member.get(env.TEST_COMM_DELAY_MS))
-        # Nothing at exit: a failing process would notify the others that it has left before the launcher knows its exit
-        # code. They would fail first and be blamed. The launcher marks a process within milliseconds of its end.
+        # Don't leave the cluster at exit. A failing process would then notify the other workers before the launcher
+        # knows its exit code. They would fail first and be blamed. The launcher marks a process as ended within
+        # milliseconds.
         member.begun = True
 
 
@@ -91,9 +93,10 @@ def finalize(device: str | None = None) -> None:
 class KungFuContext:
     """Join the cluster for a ``with`` block, and leave it at the end.
 
-    ``with KungFuContext(device="CPU"):``. If an exception ends the block, the process does not leave:
-    it is about to fail, and the launcher logs how. The other workers go on without it if they would
-    otherwise (``-recover``). For workers that wait for it, its leaving would be an error.
+    ``with KungFuContext(device="CPU"):``. If an exception ends the block, the process doesn't leave: it
+    is about to fail, and the launcher logs the failure. The other workers continue without it if the
+    job has ``-recover``. If the process left instead, that would be an error for workers that wait for
+    it.
 
     Args:
         device: as in :func:`init`.
@@ -119,17 +122,17 @@ def using_kungfu() -> bool:
 
 
 def _begin_to_ask() -> None:
-    """Join, except in a process of `multiprocessing` that would take its worker's slot by asking."""
+    """Join the cluster, except in a child process of `multiprocessing`, which would take its worker's slot."""
     member = membership.current()
     if member.begun or not (using_kungfu() and may_take_a_slot(member)):
         init()
 
 
 def current_rank() -> int:
-    """Return this process's rank, from 0.
+    """Return this process's rank, starting at 0.
 
-    It changes only inside a resize. A child process of a worker returns the rank that its worker had
-    when the child started.
+    The rank changes only inside a resize. A child process of a worker returns the rank that the worker
+    had when the child started.
     """
     _begin_to_ask()
     return membership.rank()
@@ -138,14 +141,14 @@ def current_rank() -> int:
 def current_cluster_size() -> int:
     """Return the number of ranks.
 
-    It changes only inside a resize.
+    The number changes only inside a resize.
     """
     _begin_to_ask()
     return membership.size()
 
 
 def current_local_rank() -> int:
-    """Return the rank among the workers of this host, from 0."""
+    """Return the rank among the workers of this host, starting at 0."""
     _begin_to_ask()
     return membership.local_rank()
 
@@ -157,9 +160,9 @@ def current_local_size() -> int:
 
 
 def cluster_version() -> int:
-    """Return the version of the present membership.
+    """Return the present cluster version.
 
-    It grows with every change of membership.
+    The version increases with every change of membership.
     """
     _begin_to_ask()
     return membership.cluster_version()
@@ -168,8 +171,8 @@ def cluster_version() -> int:
 def uid() -> int:
     """Return a number that no other process of this job has or had.
 
-    It is ``start version << 48 | host << 16 | port``. The host is its IPv4 address, or 32 bits of the
-    checksum of its name. The number of a standby changes when it joins.
+    The number is ``start version << 48 | host << 16 | port``, where host is the IPv4 address or a
+    32-bit checksum of the host name. The number of a standby changes when it joins.
     """
     return membership.uid()
 
@@ -177,27 +180,28 @@ def uid() -> int:
 def detached() -> bool:
     """Return whether a change of membership has removed this process.
 
-    A detached process should finish and exit with 0.
+    A detached process should finish its work and exit with 0.
     """
     return membership.is_detached()
 
 
 @contextlib.contextmanager
 def keep_waiting() -> Iterator[None]:
-    """Have the other workers wait during a ``with`` block, however long it takes.
+    """Make the other workers wait during a ``with`` block, without a time limit.
 
-    ``with keep_waiting(): evaluate()`` is for work that this worker does alone. The other workers come
-    to the next collective before it, and would give up after ``KUNGFU_COLLECTIVE_TIMEOUT``. Their time
-    counts from the end of the block instead; of nested blocks, from the end of the outermost.
+    ``with keep_waiting(): evaluate()`` is for work that this worker does alone. Meanwhile the other
+    workers reach their next collective, and would normally time out after
+    ``KUNGFU_COLLECTIVE_TIMEOUT``. Instead that time starts when the block ends. If blocks are nested,
+    it starts when the outermost block ends.
 
-    Not collective, and the block must not call a collective. It has no effect in a cluster of one, and
-    in a process that has left or not joined yet. If this worker fails meanwhile, the others go on as
-    they do otherwise; if it hangs, they wait.
+    This isn't collective, and the block must not call a collective. It has no effect in a cluster of
+    one, or in a process that has left or not joined yet. If this worker fails meanwhile, the other
+    workers handle the failure as usual. If it hangs, they wait forever.
     """
     global _alone
     init()
     if membership.is_deferred() or membership.is_detached():
-        yield  # notifying others would be joining them
+        yield  # notifying other workers would join the cluster
         return
     with _lock:
         _alone += 1
@@ -213,14 +217,15 @@ def keep_waiting() -> Iterator[None]:
 
 
 def run_barrier() -> None:
-    """Wait until every living rank is here.
+    """Wait until every living rank has called this function.
 
-    A worker that is started for a running job passes at once. The members are past this barrier of the
-    program's preparation ("rank 0 downloads, the others wait").
+    At a worker that is started for a running job, the call returns at once before training begins. The
+    members have passed this barrier of the program's preparation ("rank 0 downloads, the others wait")
+    long before.
 
-    The worker waits like any other from the moment it joins: when it begins to train, or at its first
-    collective that moves data. If the members are in a later call of training, it waits from the moment
-    at which it comes to that call.
+    The worker waits like any other once it has joined: when it begins to train, or at its first
+    collective that moves data. If the members are in a later call of training, it waits once it has
+    reached that call.
     """
     init()
     if not membership.is_deferred() and not membership.is_catching_up():
@@ -230,21 +235,22 @@ def run_barrier() -> None:
 def resize(size: int) -> tuple[bool, bool]:
     """Change the cluster to `size` ranks.
 
-    Collective: every rank has to ask for the same size.
+    Collective: every rank must request the same size.
 
     Args:
         size: the number of ranks, at least 1.
 
     Returns:
-        ``(changed, detached)``. The first says whether the membership is another one now, the second
-        whether this process is no longer part of it. The present size gives ``(False, False)`` and
-        needs no config server.
+        Two booleans, ``(changed, detached)``. The first says whether the membership has changed, the
+        second whether this process is no longer part of the cluster. Requesting the present size
+        returns ``(False, False)`` and needs no config server.
 
     Raises:
         ValueError: for a size below 1.
-        CollectiveMismatchError: if the ranks ask for different sizes.
-        CollectiveTimeoutError: if not all ranks call it; the others, which train on, wait as well.
-        ResizeError: if the change isn't possible; the cluster is as before.
+        CollectiveMismatchError: if the ranks request different sizes.
+        CollectiveTimeoutError: if not all ranks call this function. Ranks that continue training wait
+            as well.
+        ResizeError: if the change isn't possible. The cluster is unchanged.
     """
     init()
     change = membership.resize(size)
@@ -254,15 +260,15 @@ def resize(size: int) -> tuple[bool, bool]:
 def propose_new_size(size: int) -> None:
     """Request an asynchronous resize to `size` workers.
 
-    Training continues; the cluster follows at one of the next steps, as after ``kungfu-run resize``.
-    Not collective: any worker may ask, and the last request counts.
+    Training continues, and the cluster changes at one of the next steps, as with ``kungfu-run resize``.
+    This isn't collective: any worker may call it, and the last request wins.
 
     Args:
         size: the number of workers, at least 1.
 
     Raises:
         ValueError: for a size below 1.
-        ResizeError: if the job can't change, or not to that size.
+        ResizeError: if the job can't change its size, or can't change to this size.
         ConfigServerError: if the config server can't be reached.
     """
     init()
@@ -273,8 +279,8 @@ def propose_new_size(size: int) -> None:
 def last_error() -> Exception | None:
     """Return the last failure of the runtime in this process.
 
-    MindSpore turns whatever a kernel raises into a RuntimeError, whose text begins with the error's
-    name. This function returns the error itself.
+    MindSpore converts an exception in a kernel to a RuntimeError whose text begins with the exception's
+    name. This function returns the original exception.
 
     Returns:
         The typed exception, or ``None`` if there was no failure.

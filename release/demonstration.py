@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Do what a new user does, and print how long it takes: LeNet from a wheel, with one MindSpore after another.
+"""Do what a new user does, and print how long it takes: train LeNet from a wheel, with several MindSpore versions.
 
     release/demonstration.py                                      # the wheel of dist/; MindSpore 2.9.0, 2.10.0, 2.9.0
     release/demonstration.py --python python3.12 2.8.0 2.10.0
 
-In an empty environment, without a compiler, pip installs the first MindSpore and the wheel, and examples/lenet-elastic
-trains on 1, 2, 4 and 1 workers. Then pip replaces MindSpore, nothing else, and it trains again.
+The environment is empty and has no compiler. pip installs the first MindSpore and the wheel, and
+examples/lenet-elastic trains on 1, 2, 4 and 1 workers. Then pip replaces only MindSpore, and the example trains again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from wheels import ROOT, Failure, interpreter
 
 
 class Clock:
-    """Seconds since it was made, of the clock and of the processor; the latter matters on a busy machine."""
+    """Measure seconds since creation, in wall-clock and processor time. The latter matters on a busy machine."""
 
     def __init__(self) -> None:
         self._begun, self._used = time.monotonic(), used_s()

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Try wheels as a user does: each in an empty environment, without a compiler, with each MindSpore.
+"""Try wheels as a user does: each in an empty environment without a compiler, with each MindSpore.
 
     release/matrix.py --python python3.9 --python python3.12    # the wheels of dist/, all MindSpore that they accept
     release/matrix.py --mindspore 2.9.0                         # with one version
     release/matrix.py --sdist --mindspore 2.9.0                 # the sdist of dist/, with this machine's compiler
-    release/matrix.py --next                                    # the MindSpore after those, if there is one
+    release/matrix.py --next                                    # a MindSpore newer than those, if there is one
 
-In each environment pip installs both, python -m ms_kungfu.doctor finds nothing wrong, two workers add up a tensor
-through MindSpore (ms_kungfu.tools.smoke), and the tests that TESTS names pass. They are copied, so that the wheel and
-not the checkout is tested. It ends with a table; the exit status is 1 if anything failed.
+In each environment pip installs MindSpore and ms_kungfu. Then python -m ms_kungfu.doctor must find no problem, two
+workers must sum a tensor through MindSpore (ms_kungfu.tools.smoke), and the tests in TESTS must pass. The tests are
+copied, so that they test the wheel and not the checkout. A table is printed at the end. The exit status is 1 if
+anything failed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ COMPILERS = ("cc", "c++", "c89", "c99", "cpp", "gcc", "g++", "clang", "ld", "as"
 
 @dataclass(frozen=True)
 class Cell:
-    python: str  # its version
+    python: str  # the version
     mindspore: str
     interpreter: str
     package: Path  # a wheel of ms_kungfu, or its sdist
@@ -55,14 +56,14 @@ class Environment:
         for place in TOOLS:
             for tool in place.iterdir():
                 wanted = "python" not in tool.name and (compiler or not is_compiler(tool.name))
-                # lexists: both folders may be the same, with dangling links in it.
+                # lexists: both folders may be the same, and may contain dangling links.
                 if wanted and not os.path.lexists(tools / tool.name):
                     (tools / tool.name).symlink_to(tool)
         self.environ = {"HOME": str(folder), "PATH": f"{folder}/venv/bin:{tools}", **settings_of_the_machine()}
         run(python, "-m", "venv", folder / "venv", environ=self.environ)
         for name in () if compiler else COMPILERS:
             if found := shutil.which(name, path=self.environ["PATH"]):
-                raise Failure(f"there should be no compiler, and there is {found}")
+                raise Failure(f"the environment must have no compiler, but has {found}")
 
     def run(self, *command: object) -> str:
         return run(self.folder / "venv" / "bin" / str(command[0]), *command[1:], environ=self.environ)
@@ -72,13 +73,13 @@ class Environment:
 
 
 def is_compiler(name: str) -> bool:
-    """Return whether it is a compiler, also with a version or a target in its name."""
+    """Return whether a file name is a compiler's, even with a version or a target in it."""
     parts = name.replace(".", "-").split("-")
     return any(part in COMPILERS for part in parts)
 
 
 def settings_of_the_machine() -> dict[str, str]:
-    """Return the sources of packages, proxies, and the instructions with which its processor is fast."""
+    """Return the environment variables to keep: package sources, proxies, and the processor's fast instructions."""
     names = ("PIP_CONFIG_FILE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "ONEDNN_MAX_CPU_ISA")
     return {
         name: value
@@ -88,11 +89,11 @@ def settings_of_the_machine() -> dict[str, str]:
 
 
 def tried(cell: Cell, folder: Path) -> str:
-    """Return the results in a few words; Failure if something failed."""
+    """Return a short text with the results. Raise Failure if something failed."""
     environment = Environment(folder, cell.interpreter, compiler=is_sdist(cell.package))
     environment.pip_install(cell.archive, "numpy<2")
     begun = time.monotonic()
-    # Packages only: pip's objection to a MindSpore that the wheel doesn't accept yet is known.
+    # Packages only: pip complains about a MindSpore that the wheel doesn't accept yet, which is expected.
     environment.pip_install("--no-deps", cell.package)
     environment.pip_install(*required(environment), *FOR_TESTS)
     installed_s = time.monotonic() - begun
@@ -115,9 +116,9 @@ def required(environment: Environment) -> list[str]:
 
 
 def cells(pythons: Sequence[str], versions: Sequence[str], folder: Path, sdist: bool = False) -> Iterator[Cell]:
-    """Return each Python with each MindSpore that has a wheel for it: of these versions, or of all that are accepted.
+    """Return the combinations of Python and MindSpore that have a wheel, for these or all accepted versions.
 
-    Failure if a Python or a version would be in none.
+    Raise Failure if a Python or a version has no combination.
     """
     untried = {*versions}
     for python in pythons:
@@ -167,7 +168,7 @@ def table(results: Mapping[tuple[str, str], str]) -> str:
 
 
 def newer(python: str) -> list[str]:
-    """Return what is published for this Python after all that is accepted."""
+    """Return the published MindSpore versions for this Python that are newer than all accepted ones."""
     _, limit = limits()
     return [version for version in published(python) if key(version) >= limit]
 
@@ -180,9 +181,11 @@ def main(words: Sequence[str] | None = None) -> None:
     several = "may be given several times (default: all that are accepted)"
     parser.add_argument("--mindspore", action="append", metavar="VERSION", help=several)
     parser.add_argument("--wheels", type=Path, default=ROOT / "dist", help="the folder with the wheels (default: dist)")
-    parser.add_argument("--sdist", action="store_true", help="not the wheels but the source distribution")
+    parser.add_argument("--sdist", action="store_true", help="test the source distribution instead of the wheels")
     parser.add_argument(
-        "--next", action="store_true", help="build for what is published after those that are accepted, and try that"
+        "--next",
+        action="store_true",
+        help="build for a published MindSpore newer than the accepted ones, and test that",
     )
     asked = parser.parse_args(words)
     results: dict[tuple[str, str], str] = {}
@@ -198,7 +201,7 @@ def main(words: Sequence[str] | None = None) -> None:
                 return
             for python in pythons:
                 build(python, after[python], wheels)
-        # All of them first: a missing one fails before hours of tests.
+        # Get all of them first: a missing one should fail before hours of tests.
         for cell in [*cells(pythons, versions, wheels, asked.sdist)]:
             begun = time.monotonic()
             with tempfile.TemporaryDirectory() as folder:

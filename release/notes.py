@@ -25,14 +25,14 @@ def version(root: Path) -> str:
 
 
 def section(changelog: str, wanted: str) -> tuple[str, str]:
-    """Return the date and the text of a version's section; two empty texts without one."""
+    """Return the date and text of a version's section; two empty strings without one."""
     heading = rf"^## \[{re.escape(wanted)}\](?: - (\d{{4}}-\d\d-\d\d))?$"
     found = re.search(rf"{heading}\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL)
     return (found[1] or "", found[2].strip()) if found else ("", "")
 
 
 def obstacles(root: Path, tags: Sequence[str]) -> Iterator[str]:
-    """Return what is left to do before this checkout is a release."""
+    """Yield what remains to do before this checkout can be a release."""
     own = version(root)
     changelog = (root / "CHANGELOG.md").read_text(encoding="utf-8")
     date, text = section(changelog, own)
@@ -41,16 +41,16 @@ def obstacles(root: Path, tags: Sequence[str]) -> Iterator[str]:
     elif not date:
         yield f"CHANGELOG.md's section [{own}] has no date, as in [{own}] - 2026-01-31"
     if section(changelog, "Unreleased")[1]:
-        yield "CHANGELOG.md has something under [Unreleased]"
+        yield "CHANGELOG.md has entries under [Unreleased]"
     if f"version: {own}" not in (root / "CITATION.cff").read_text(encoding="utf-8").splitlines():
         yield f"CITATION.cff doesn't say version: {own}"
     if f"v{own}" in tags:
-        yield f"the tag v{own} is there already"
+        yield f"the tag v{own} already exists"
 
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--check", action="store_true", help="print nothing but what is left to do")
+    parser.add_argument("--check", action="store_true", help="print only what remains to do")
     asked = parser.parse_args(words)
     tags = subprocess.run(["git", "tag"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
     left = [*obstacles(ROOT, tags if asked.check else [])]

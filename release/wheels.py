@@ -3,13 +3,13 @@
 
     release/wheels.py                               # for this Python and all MindSpore that pyproject.toml accepts
     release/wheels.py --python python3.9 --python python3.12 --mindspore 2.9.0 --mindspore 2.10.0
-    release/wheels.py --mindspore installed         # only for the one beside this Python: what CI does, in seconds
+    release/wheels.py --mindspore installed         # only for this Python's MindSpore, as in CI; takes seconds
 
-MindSpore is downloaded, not installed: a plugin needs only its headers and libraries. build/mindspore keeps it for the
-next time. auditwheel gives each wheel the platform that its symbols need: for an older one run this in a manylinux
-container. docs/releasing.md
+MindSpore is downloaded but not installed, because a plugin needs only its headers and libraries. build/mindspore keeps
+the download. auditwheel gives each wheel the platform that its symbols require. For an older platform, run this in a
+manylinux container (docs/releasing.md).
 
-It needs `pip install "ms_kungfu[release]"`, a compiler, and of each Python its headers and pip.
+It needs `pip install "ms_kungfu[release]"`, a compiler, and the headers and pip of each Python.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DOWNLOADS = ROOT / "build" / "mindspore"
-# All that CMake looks at. The Ascend library only in versions that have its factory of kernels.
+# All files that CMake checks. The Ascend library exists only in versions with a factory of Ascend kernels.
 WANTED = re.compile(
     r"mindspore/(version\.py|include/.+|lib/libmindspore_\w+\.so|lib/plugin/libmindspore_ops_ascend\.so)"
 )
 CUDA_HEADERS = re.compile(r"nvidia/\w+/include/.+[^/]")
 EXCLUDED = "libmindspore_*"
-# What CMake finds of an installed MindSpore, and whether it finds the headers of CUDA's packages beside it.
+# The version of the installed MindSpore, how many CUDA packages with headers CMake finds next to it, and its path.
 INSTALLED = """
 import glob, sysconfig
 from importlib.metadata import distribution
@@ -50,7 +50,7 @@ class Failure(Exception):
 
 
 def run(*command: object, environ: Mapping[str, str] = os.environ) -> str:
-    """Return what the command printed; Failure if it fails. Not from the checkout: its folder would be imported."""
+    """Run a command outside of the checkout, which would be imported. Return its output; raise Failure if it fails."""
     words = [str(word) for word in command]
     try:
         done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/", env=environ)
@@ -62,7 +62,7 @@ def run(*command: object, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def interpreter(name: str) -> str:
-    """Return the path of --python, which may be a name or relative: `run` runs it in another folder."""
+    """Return the absolute path of --python, a name or a path, because `run` changes the folder."""
     path = shutil.which(name)
     if path is None:
         raise Failure(f"there is no Python {name}")
@@ -74,7 +74,7 @@ def of_pyproject(pattern: str) -> tuple[str, ...]:
 
 
 def limits() -> list[list[int]]:
-    """Return the lowest version of MindSpore that pyproject.toml accepts, and the first that it doesn't any more."""
+    """Return the lowest version of MindSpore that pyproject.toml accepts, and the lowest newer one that it rejects."""
     return [key(each) for each in of_pyproject(r'"mindspore>=([\d.]+),<([\d.]+)"')]
 
 

@@ -1,13 +1,14 @@
-"""``python -m benchmarks.churn``: what training costs while workers are killed, beside other systems.
+"""``python -m benchmarks.churn``: measure the cost of training while workers are killed, for several systems.
 
 Each system trains the same models on the same samples, and loses workers at the same times (:mod:`.schedule`). The
-final weights say how often each sample was trained (:mod:`.samples`). docs/benchmarks/churn.md says how to run it.
+final weights show how often each sample was trained (:mod:`.samples`). docs/benchmarks/churn.md explains how to run
+it.
 
-- :mod:`.driver` carries out a run of a system (:mod:`.systems`), whose processes are below :mod:`.shim`
-- :mod:`.programs` holds the training program of each system; they share :mod:`.worker` and :mod:`.workloads`
-- :mod:`.measure` turns a run into a row of a CSV file; :mod:`.table` and :mod:`.picture` show these
-- :mod:`.peers` installs the other systems in a virtual environment of their own
+- :mod:`.driver` executes a run of a system (:mod:`.systems`), whose processes are children of :mod:`.shim`
+- :mod:`.programs` contains the training program of each system; they share :mod:`.worker` and :mod:`.workloads`
+- :mod:`.measure` converts a run to a row of a CSV file; :mod:`.table` and :mod:`.picture` show the rows
+- :mod:`.peers` installs the other systems in a separate virtual environment
 
 The programs of other systems run in that environment, which has no ms_kungfu. So :mod:`.worker`, :mod:`.workloads`,
-:mod:`.samples` and :mod:`.shim` import nothing but NumPy and the standard library.
+:mod:`.samples` and :mod:`.shim` import only NumPy and the standard library.
 """

@@ -1,6 +1,7 @@
-"""Cost without failures: a step of ms_kungfu beside the framework's own, and with its parts switched off one by one.
+"""Cost without failures: compare a step of ms_kungfu with the framework's own step, and switch parts off in turn.
 
-The runs of a round follow one another, so that a ratio is within a round. `rate` counts: useful samples a second.
+The runs of a round follow one another, so a ratio compares runs of the same round. `rate` is useful samples per
+second.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ BASE = VARIANTS[0].name
 
 
 def ratios(rates: Mapping[str, Sequence[float]], base: str = BASE) -> dict[str, float]:
-    """Return how many times as long a step of each takes as one of `base`: the median over rounds of the ratio.
+    """Return how many times as long a step of each takes as a step of `base`: the median ratio over the rounds.
 
     >>> ratios({"nn.Momentum, no reduction": [100.0, 50.0], "ms_kungfu": [80.0, 40.0]})
     {'nn.Momentum, no reduction': 1.0, 'ms_kungfu': 1.25}

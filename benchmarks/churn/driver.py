@@ -1,4 +1,4 @@
-"""Carries out a run: starts a system, kills its workers by the schedule, and collects what is left."""
+"""Execute a run: start a system, kill its workers by the schedule, and collect the results."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Run:
     workers: int = 4
     checkpoint_every: int = 100
     switches: tuple[str, ...] = ()
-    """What is left out of ms_kungfu, see :mod:`.cost`."""
+    """The parts of ms_kungfu that are switched off, see :mod:`.cost`."""
 
 
 class Failed(Exception):
-    """A run that didn't start; the message has the end of its log."""
+    """A run didn't start. The message contains the end of its log."""
 
 
 class _Job:
@@ -76,7 +76,7 @@ class _Job:
         within: list[str] = []
         if self._hosts:
             host = self._hosts[command.host]
-            # Programs tell each other their host's name, which no server resolves here: so it is the address.
+            # Programs send each other their host's name, which no server resolves here. So the name is the address.
             within = [*host.within(), "sh", "-c", 'hostname "$0" && exec "$@"', host.address]
         self._tell(start=command.name, argv=[*within, *command.argv], env=command.env, again=command.again)
 
@@ -84,7 +84,7 @@ class _Job:
         self._tell(signal=name, number=number)
 
     def workers(self) -> list[int]:
-        """Return the living workers, in the order of their start. A spare process isn't one before its first step."""
+        """Return the living workers in the order of their start. A spare process counts from its first step on."""
         steps = (path for path in (self.folder / "steps").glob("*.rows") if path.stat().st_size)
         named = {int(path.stem): path.stat().st_ctime for path in steps}
         for path in (self.folder / "workers").glob("*"):
@@ -92,7 +92,7 @@ class _Job:
         return [pid for pid in sorted(named, key=lambda pid: (named[pid], pid)) if _lives(pid)]
 
     def stepped(self, count: int, steps: int, since: float = 0.0) -> bool:
-        """Return whether `count` living workers have each done so many steps since then."""
+        """Return whether `count` living workers have each done this number of steps since then."""
         done = [pid for pid, rows in read_steps(self.folder) if sum(at >= since for at, _ in rows) >= steps]
         return len([pid for pid in done if _lives(pid)]) >= count
 
@@ -103,14 +103,14 @@ class _Job:
         return self._started <= {json.loads(line)["name"] for line in lines}
 
     def ended(self) -> bool:
-        """Return whether workers have come to their end, and no other one is left."""
+        """Return whether workers have completed, and no other worker remains."""
         ends = {int(path.stem) for path in (self.folder / "ends").glob("*.json")}
         return bool(ends) and ends.issuperset(self.workers())
 
     def look(self) -> None:
-        """Note the memory and the processor time of all processes.
+        """Record the memory and the processor time of all processes.
 
-        The shim doesn't get to know the time of a process whose parent ignores SIGCHLD, as Ray's raylet does.
+        The shim can't learn the processor time of a process whose parent ignores SIGCHLD, as Ray's raylet does.
         """
         total = 0
         for pid in descendants(self._shim.pid):
@@ -145,7 +145,7 @@ def _lives(pid: int) -> bool:
 
 
 def _act(event: Event, system: System, plan: Plan, job: _Job, hosts: Any) -> bool:
-    """Return whether it was done, and a worker lost by it."""
+    """Do an event. Return whether it was done and a worker was lost."""
     if event.action == "resize":
         commands, signals = system.resize(plan, job.folder, event.size)
         for name, number in signals:
@@ -198,7 +198,7 @@ def _watched(job: _Job) -> Iterator[None]:
 
 
 def carry_out(run: Run, python: str, keep: Path | None = None) -> dict[str, Any]:
-    """Return a run's numbers. Failed if its workers don't get to work, NotApplicable if the system has no such run.
+    """Return a run's numbers. Raise Failed if its workers don't start, NotApplicable if the system can't do the run.
 
     Args:
         python: the interpreter of the other systems.
@@ -251,7 +251,7 @@ def _watch(
                 lost.append(now)
         time.sleep(max(0.0, begin + run.seconds - time.monotonic()))
         end = time.monotonic()
-    # Replacements are in the job again when it ends, so that all workers' weights can be compared.
+    # Wait until replacements have joined before the end, so that all workers' weights can be compared.
     while not job.stepped(run.workers, 1, end) and not job.over() and time.monotonic() < end + _WHOLE_S:
         time.sleep(0.1)
     (job.folder / "stop").touch()

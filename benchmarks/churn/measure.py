@@ -1,4 +1,4 @@
-"""Turns what a run has left into the numbers of its row."""
+"""Convert the files of a run to the numbers of its row."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Rows = Mapping[int, Sequence[tuple[float, int]]]
 
 @dataclass(frozen=True)
 class Timeline:
-    """The committed steps of a run that the final weights contain, in the order of their time."""
+    """The committed steps of a run that the final weights contain, ordered by time."""
 
     times: tuple[float, ...]
     positions: tuple[int, ...]
 
     def at(self, when: float) -> int:
-        """Return how many of the final weights' samples were trained by then."""
+        """Return how many of the final weights' samples were trained by time `when`."""
         number = int(np.searchsorted(self.times, when, side="right"))
         return self.positions[number - 1] if number else 0
 
     def begun_after(self, when: float) -> float | None:
-        """Return when the first step was committed that began after `when` and is further than all before it.
+        """Return when the first step was committed that began after `when` and goes beyond all earlier steps.
 
-        It is the second one committed after `when`: the first may have been all but done.
+        This is the second step committed after `when`, because the first may have been almost complete at that time.
         """
         reached, steps = self.at(when), 0
         for time, position in zip(self.times, self.positions):
@@ -45,7 +45,7 @@ class Timeline:
 
 
 def timeline(rows: Rows) -> Timeline:
-    """Leave out the steps that a later one undid: a system that goes back to a checkpoint repeats them.
+    """Return the timeline without steps that were undone later: a system that resumes from a checkpoint repeats them.
 
     A step is undone if any process commits one later that contains fewer samples.
 
@@ -64,10 +64,10 @@ def timeline(rows: Rows) -> Timeline:
 
 
 def recoveries(found: Timeline, kills: Sequence[float], end: float) -> list[float]:
-    """Return the seconds from each kill to the end of the next step that began after it; to the end without one.
+    """Return the seconds from each kill to the end of the next step that began after it, or to the end of the run.
 
-    The step has to be further than all before the kill, and to last. So a system that repeats steps since a checkpoint
-    has to make up for them first.
+    The step must go beyond all steps before the kill, and must not be undone later. So a system that repeats steps
+    since a checkpoint must first catch up.
     """
     spent = []
     for kill in kills:
@@ -77,7 +77,7 @@ def recoveries(found: Timeline, kills: Sequence[float], end: float) -> list[floa
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """Return the smallest value that this share of them doesn't exceed.
+    """Return the smallest value that is at least as large as this share of the values.
 
     >>> percentile([4.0, 1.0, 3.0, 2.0], 0.5), percentile([], 0.5)
     (2.0, None)
@@ -87,25 +87,25 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 @dataclass(frozen=True)
 class Observed:
-    """What the driver has seen of a run, in seconds of CLOCK_MONOTONIC."""
+    """The driver's observations of a run, in seconds of CLOCK_MONOTONIC."""
 
     begin: float
-    """When all workers had warmed up."""
+    """Time when all workers had warmed up."""
     end: float
-    """When they were told to stop, after which nothing is killed."""
+    """Time when the workers were asked to stop. Nothing is killed afterwards."""
     kills: tuple[float, ...]
     finished: bool
-    """Whether the job came to its end by itself."""
+    """Whether the job completed without being killed."""
     memory: tuple[int, ...]
-    """Bytes of all its processes together, once in a while."""
+    """Total memory of the job's processes in bytes, sampled periodically."""
     uncollected_s: float = 0.0
-    """Processor time that isn't in usage.json."""
+    """Processor time that usage.json doesn't contain."""
     seen_s: float = 0.0
-    """Processor time of all processes that was seen while they lived: less than they used."""
+    """Sampled processor time of all living processes, which is less than they used."""
 
 
 def final(folder: Path) -> dict[str, Any]:
-    """Return what the final weights say: the samples, whether workers have the same weights, and the accuracy."""
+    """Return the results from the final weights: the samples, whether all workers' weights are equal, the accuracy."""
     ends = {int(path.stem): json.loads(path.read_text()) for path in (folder / "ends").glob("*.json")}
     if not ends:
         return {"wrong": "no worker came to its end"}
@@ -124,7 +124,7 @@ def final(folder: Path) -> dict[str, Any]:
 
 
 def phases(folder: Path, since: float) -> str:
-    """Return the median seconds of each phase of the start of the workers that made their first step since then."""
+    """Return the median seconds of each start phase, over workers whose first step was after that time."""
     first = {pid: rows[0][0] for pid, rows in read_steps(folder) if rows}
     found: dict[str, list[float]] = {}
     for path in (folder / "phases").glob("*.json"):
@@ -138,7 +138,7 @@ def numbers(folder: Path, observed: Observed) -> dict[str, Any]:
     """Return a run's numbers. Times are in seconds, memory in MiB, `rate` in useful samples a second."""
     found = timeline(dict(read_steps(folder)))
     last = final(folder)
-    # A sample that was trained twice counts once: the share of those in the final weights holds for the window.
+    # A sample that was trained twice counts once: its share in the final weights is applied to the window.
     in_all = found.positions[-1] if found.positions else 0
     share = last["trained"] / in_all if last.get("trained") and in_all else 1.0
     seconds = observed.end - observed.begin

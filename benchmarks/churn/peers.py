@@ -1,4 +1,4 @@
-"""The other systems' packages, in a virtual environment of their own, and which versions of what were measured."""
+"""The other systems' packages, in a separate virtual environment, and the versions that were measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.churn.systems.base import System
 
 FOLDER = Path("build/churn-peers")
 _PIP_S, _BUILD_S = 1800, 3600
-# Each is tried by itself; the next ones are installed all the same.
+# Each package is installed separately, and a failure doesn't stop the others.
 PEERS: dict[str, tuple[list[str], dict[str, str]]] = {
     "torch": (["torch==2.13.0", "numpy"], {}),
     "torchft": (["torchft==0.2.0"], {}),
@@ -36,7 +36,7 @@ def python(folder: Path = FOLDER) -> str:
 
 
 def cause(output: str) -> str:
-    """Return the line of pip's output that says why a package couldn't be installed, without the paths before it.
+    """Return the line of pip's output that says why a package couldn't be installed, without leading paths.
 
     >>> cause("  a.h:5:2: error: #error C++17 or later is required\\nERROR: Failed building wheel for horovod\\n")
     'error: #error C++17 or later is required'
@@ -48,7 +48,7 @@ def cause(output: str) -> str:
 
 
 def setup(folder: Path = FOLDER) -> dict[str, str]:
-    """Install all peers. Return the errors of those that can't be, which are kept beside them."""
+    """Install all peers. Return the errors of failed installations, which are also stored next to the peers."""
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     pip = [python(folder), "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
     errors: dict[str, str] = {}

@@ -1,12 +1,12 @@
 """The tally: one weight per sample, which counts how often the sample was trained.
 
-Each worker adds `marks` to its gradients. They are averaged over the workers as any gradient is, and `counted` turns
-the mean into whole numbers. So the counts are part of the weights: a step that is undone, or rolled back to a
-checkpoint, is undone in them, too. No system keeps books of its own for it.
+Each worker adds `marks` to its gradients. The marks are averaged over the workers like any gradient, and `counted`
+converts the mean to whole numbers. So the counts are part of the weights: if a step is undone or rolled back to a
+checkpoint, its counts are undone too. No system needs its own records.
 
-A worker with b samples marks 1/b at each of its samples, and 1/b at its slot. The mean over workers, weighted by their
-samples or not, has 1/S there, where S is the samples of all workers in the step. So S is known without asking how many
-workers took part in it, and mean * S is 1 at each trained sample.
+A worker with b samples sets the mark 1/b at each of its samples and at its slot. The mean over the workers, weighted
+by their samples or not, has 1/S there, where S is the number of samples of all workers in the step. So S is known
+without the number of workers that took part, and mean * S is 1 at each trained sample.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 SLOTS = 16
-"""How many workers a step may have. Each has a slot of its own, say its rank."""
+"""The most workers of a step. Each has its own slot, for example its rank."""
 EXTRA = SLOTS + 1
-"""Numbers behind the samples: the slots, and whether a worker has been told to stop."""
+"""Numbers after the samples: the slots, and whether a worker has been asked to stop."""
 _ROUNDING = 0.2
 
 
 def marks(total: int, chosen: NDArray[Any], slot: int, stop: bool) -> NDArray[np.float32]:
-    """Return what a worker brings to a step, float32 of shape (total + EXTRA,).
+    """Return the marks that a worker adds to its gradients, float32 of shape (total + EXTRA,).
 
     Args:
         total: number of samples of an epoch.
         chosen: the numbers of the worker's samples in this step.
-        slot: the worker's.
-        stop: whether the worker has been told to stop.
+        slot: the worker's slot.
+        stop: whether the worker has been asked to stop.
     """
     found = np.zeros(total + EXTRA, np.float32)
     np.add.at(found, chosen, np.float32(1 / len(chosen)))
@@ -41,9 +41,9 @@ def marks(total: int, chosen: NDArray[Any], slot: int, stop: bool) -> NDArray[np
 
 
 def counted(mean: Any) -> Any:
-    """Return what a step adds to the tally, from the mean of the workers' marks. NumPy's or PyTorch's.
+    """Return the amount that a step adds to the tally, from the mean of the workers' marks. For NumPy or PyTorch.
 
-    The last number is positive if a worker has been told to stop. The slots are 0.
+    The last number is positive if a worker has been asked to stop. The slots are 0.
     """
     added = mean / mean[-EXTRA:-1].max()
     added[-EXTRA:-1] = 0
@@ -52,21 +52,21 @@ def counted(mean: Any) -> Any:
 
 @dataclass(frozen=True)
 class Trained:
-    """How often the samples were trained, by the final weights."""
+    """How often the samples were trained, according to the final weights."""
 
     useful: int
-    """Samples in the weights, each once an epoch."""
+    """Number of samples in the weights, where each counts once per epoch."""
     lost: int
-    """Samples that a finished epoch has not trained, added up over the epochs."""
+    """Number of samples that finished epochs have not trained, summed over the epochs."""
     twice: int
-    """Times that a sample was trained beyond once an epoch."""
+    """Number of times that samples were trained more than once in an epoch."""
 
 
 def read(counts: NDArray[Any], epochs: float) -> Trained:
-    """Compare the counts with the number of epochs that the program says it has trained.
+    """Compare the counts with the number of epochs that the program reports.
 
-    In an epoch that isn't finished a sample may be trained or not. ValueError for counts that aren't whole numbers: the
-    average wasn't that of the workers that took part.
+    In an unfinished epoch a sample may be trained or not. Raise ValueError if a count isn't a whole number: the mean
+    was then not over the workers that took part.
 
     >>> read(np.array([2.0, 1.0, 3.0, 2.0]), 2)
     Trained(useful=7, lost=1, twice=1)
@@ -76,7 +76,7 @@ def read(counts: NDArray[Any], epochs: float) -> Trained:
     whole = np.rint(counts)
     if np.abs(counts - whole).max() > _ROUNDING:
         worst = int(np.abs(counts - whole).argmax())
-        raise ValueError(f"sample {worst} was trained {counts[worst]:.3f} times, which is no whole number")
+        raise ValueError(f"sample {worst} was trained {counts[worst]:.3f} times, which is not a whole number")
     least, most = np.floor(epochs + 1e-6), np.ceil(epochs - 1e-6)
     useful = np.minimum(whole, most).sum()
     return Trained(int(useful), int(np.maximum(least - whole, 0).sum()), int(np.maximum(whole - most, 0).sum()))

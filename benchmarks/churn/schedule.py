@@ -1,4 +1,4 @@
-"""When which worker is killed: a function of the scenario, its interval and a seed, and of nothing else."""
+"""Choose which worker is killed when, depending only on the scenario, its interval and a seed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import TypeVar
 
 SCENARIOS = ("none", "kill", "resize", "host")
 SIZES = (2, 4)
-"""The sizes of the `resize` scenario, in turns. A job begins with 4 workers."""
+"""The alternating sizes of the `resize` scenario. A job begins with 4 workers."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Event:
-    """An action on a run, `at` seconds after its workers have warmed up.
+    """An action in a run, `at` seconds after its workers have warmed up.
 
-    `draw`, in [0, 1), chooses the victim of a "kill". `size` is that of a "resize".
+    `draw`, in [0, 1), selects the victim of a "kill". `size` is the new size of a "resize".
     """
 
     at: float
@@ -27,10 +27,10 @@ class Event:
 
 
 def events(scenario: str, every: float, seconds: float, seed: int) -> list[Event]:
-    """Return the events of a run, in their order.
+    """Return the events of a run in order.
 
-    Two of them are `every` seconds apart on average. A kill comes up to a tenth of that earlier or later, so that it
-    meets each moment of a step. After "host", which kills a host, "host-back" starts it again half an interval later.
+    Two events are `every` seconds apart on average. A kill comes up to a tenth of that earlier or later, so that kills
+    hit every moment of a step. "host" kills a host, and "host-back" starts it again half an interval later.
 
     >>> [round(event.at, 1) for event in events("resize", 20, 70, 1)]
     [20, 40, 60]

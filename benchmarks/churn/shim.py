@@ -1,9 +1,9 @@
-"""The process above a run: it starts the run's commands, is the parent of every orphan, and ends with all of them dead.
+"""The parent process of a run: it starts the run's commands, adopts every orphan, and kills them all at the end.
 
-``python -m benchmarks.churn.shim FOLDER`` reads a JSON object a line: ``{"start": NAME, "argv": [...], "env": {...}}``,
-with ``"again": true`` for a command that is started again until it exits with 0, or ``{"signal": NAME, "number": N}``,
-which goes to the process group. The end of its input ends the run. FOLDER/exits.jsonl has the exit of each command, and
-FOLDER/usage.json the processor time of all descendants.
+``python -m benchmarks.churn.shim FOLDER`` reads one JSON object per line. ``{"start": NAME, "argv": [...], "env":
+{...}}`` starts a command; with ``"again": true`` the command is restarted until it exits with 0. ``{"signal": NAME,
+"number": N}`` sends a signal to the process group. The end of the input ends the run. FOLDER/exits.jsonl has the exit
+status of each command, and FOLDER/usage.json the processor time of all descendants.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Shim:
         self._running[process.pid] = command
 
     def _reap(self) -> None:
-        """Collect the dead, so that their processor time counts, and start commands again."""
+        """Wait for ended processes, so that their processor time counts, and restart commands."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""The table, and what its caption says: both follow from the rows of the CSV file alone."""
+"""The table, and the text of its caption. Both are computed only from the rows of the CSV file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Row = Mapping[str, Any]
 
 
 def append(path: Path, row: Row) -> None:
-    """Add a row; the first one makes the file."""
+    """Add a row. The first row creates the file."""
     new = not path.exists()
     with open(path, "a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, restval="")
@@ -33,7 +33,7 @@ def append(path: Path, row: Row) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the rows, with numbers and truth values as such, and None for what is empty."""
+    """Return the rows, with numbers and booleans converted, and None for empty values."""
     with open(path, newline="") as file:
         return [{name: _value(name, text) for name, text in row.items()} for row in csv.DictReader(file)]
 
@@ -61,7 +61,7 @@ def _value(name: str, text: str) -> Any:
 
 @dataclass(frozen=True)
 class Cell:
-    """What the runs of a system at a workload, a scenario and an interval have in common: medians over the runs."""
+    """The medians over the runs of one system with the same workload, scenario and interval."""
 
     system: str
     workload: str
@@ -69,7 +69,7 @@ class Cell:
     every: float
     runs: int
     goodput: float | None
-    """Useful samples a second, over those of the system's own runs without failures."""
+    """Useful samples per second, divided by those of the system's own runs without failures."""
     rate: float | None
     next_step_p50_s: float | None
     next_step_p99_s: float | None
@@ -155,7 +155,7 @@ def _line(cell: Cell) -> list[str]:
 
 
 def markdown(found: Sequence[Cell], missing: Mapping[str, str]) -> str:
-    """Return a table for each workload and scenario, with a row for each system that is missing, and the caption."""
+    """Return a table for each workload and scenario, with a row for each missing system, and the caption."""
     parts = []
     for key in dict.fromkeys((cell.workload, cell.scenario, cell.every) for cell in found):
         own = [cell for cell in found if (cell.workload, cell.scenario, cell.every) == key]
@@ -172,7 +172,7 @@ def _row(texts: Sequence[str]) -> str:
     return "| " + " | ".join(texts) + " |"
 
 
-# Name, number of a cell, whether more is better, and the digits that are shown.
+# (name, value of a cell, whether more is better, number format)
 _COMPARED: tuple[tuple[str, Callable[[Cell], float | None], bool, str], ...] = (
     ("goodput", lambda cell: cell.goodput, True, ".2f"),
     ("useful samples a second", lambda cell: cell.rate, True, ".0f"),
@@ -187,9 +187,9 @@ _COMPARED: tuple[tuple[str, Callable[[Cell], float | None], bool, str], ...] = (
 
 
 def caption(own: Sequence[Cell]) -> str:
-    """Say in which columns a peer is better than ms_kungfu, and whether ms_kungfu misses its target.
+    """Return sentences: in which columns a peer is better than ms_kungfu, and whether ms_kungfu misses its target.
 
-    Numbers that look the same in the table are no difference. A system with another model of failures counts as any.
+    Values that look equal in the table count as equal. A system with a different failure model counts like any other.
     """
     by_name = {cell.system: cell for cell in own}
     ours = by_name.get(OWN)

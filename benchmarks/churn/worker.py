@@ -1,6 +1,6 @@
-"""What the training program of each system does for the benchmark: it says that it is there, and what it has trained.
+"""The benchmark's part of each training program: it reports the start of a worker, and what the worker has trained.
 
-A worker writes files of its own, each record with one call, so that a killed worker leaves all but its last record.
+A worker writes its own files, each record with one call, so a killed worker loses at most its last record.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ ROW = struct.Struct("=dq")
 
 @dataclass(frozen=True)
 class Plan:
-    """What a training program is told. It gets the name of a JSON file with it."""
+    """The settings of a training program, which gets the name of a JSON file with them."""
 
     folder: str
     workload: str
     workers: int
     checkpoint_every: int
-    """Steps between two checkpoints, for the systems that need them."""
+    """Number of steps between two checkpoints, for systems that use checkpoints."""
     python: str
     """The interpreter of the other systems."""
     hosts: tuple[str, ...] = ()
-    """The addresses of the hosts, or none if the job has this machine alone."""
+    """The addresses of the hosts; empty if the job uses only this machine."""
     switches: tuple[str, ...] = ()
-    """What ms_kungfu is measured without: see `cost`."""
+    """The parts of ms_kungfu that are switched off: see `cost`."""
     elastic: bool = False
     """Whether the number of workers will change."""
 
@@ -57,7 +57,7 @@ class Worker:
     """The records of this process in the plan's folder."""
 
     def __init__(self, plan: Plan, spare: bool = False) -> None:
-        """`spare`: this process isn't a worker yet; it is one from its first step on."""
+        """`spare`: this process isn't a worker until its first step."""
         self.plan, self.workload = plan, WORKLOADS[plan.workload]
         self._folder = Path(plan.folder)
         self._name = f"{os.getpid()}"
@@ -83,20 +83,20 @@ class Worker:
         return (self._folder / "stop").exists()
 
     def phase(self, name: str) -> None:
-        """Record that a phase of the worker's start ends here; it began with the end of the one before."""
+        """Record the end of a phase of the worker's start. The phase began when the previous phase ended."""
         now = time.monotonic()
         if name not in self._phases:
             self._phases[name], self._last = now - self._last, now
 
     def committed(self, tally: NDArray[Any]) -> None:
-        """Record a committed step, from the tally behind it."""
+        """Record a committed step, from the tally after it."""
         if "first step" not in self._phases:
             self.phase("first step")
             self._path("phases", ".json").write_text(json.dumps(self._phases))
         self._steps.write(ROW.pack(time.monotonic(), int(np.rint(tally[: self.workload.total].sum()))))
 
     def end(self, tally: NDArray[Any], weights: Iterable[NDArray[Any]], epochs: float, accuracy: float) -> None:
-        """Record the final weights. `epochs`: how many the program says it has trained."""
+        """Record the final weights. `epochs`: the number of epochs that the program reports."""
         digest = hashlib.sha256()
         for each in [tally, *weights]:
             digest.update(np.ascontiguousarray(each).tobytes())
@@ -119,7 +119,7 @@ def accuracy(scores: NDArray[Any], labels: NDArray[Any]) -> float:
 
 
 def read_steps(folder: Path) -> Iterator[tuple[int, list[tuple[float, int]]]]:
-    """Return each process's rows; a torn last one is left out."""
+    """Return each process's rows, without a torn last row."""
     for path in (folder / "steps").glob("*.rows"):
         content = path.read_bytes()
         yield int(path.stem), list(ROW.iter_unpack(content[: len(content) // ROW.size * ROW.size]))

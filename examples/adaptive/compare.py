@@ -1,7 +1,7 @@
-"""Run the training with fixed sizes, with the noise-scale policy and with random sizes, and draw the results.
+"""Train with fixed sizes, with the noise-scale policy and with random sizes, and draw the results.
 
-python compare.py            # about 20 minutes, most of them asleep; results in out/
-python compare.py --plot     # the table and the picture of what is in out/ already
+python compare.py            # about 20 minutes, mostly asleep; results in out/
+python compare.py --plot     # only the table and the picture of the results in out/
 """
 
 import argparse
@@ -32,7 +32,7 @@ def run(name, sizes, arguments, out):
     command += [sys.executable, str(HERE / "train.py"), "--policy", policy, "--out", str(path)]
     command += ["--sizes", ",".join(map(str, sizes)), *arguments]
     print(f"{name} ...", flush=True)
-    # In a folder of its own: MindSpore leaves files in the current one.
+    # Use a separate folder, because MindSpore writes files to the current folder.
     with tempfile.TemporaryDirectory() as folder, (out / f"{name.replace(' ', '-')}.log").open("w") as log:
         done = subprocess.run(command, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
     if done.returncode:
@@ -44,7 +44,7 @@ def read(out, name):
 
 
 def table(runs, target):
-    """Return one line a run; of the fixed sizes the best is the one with the least time times worker-seconds."""
+    """Return one line per run. The best fixed size has the smallest product of time and worker-seconds."""
     ends = {name: rows[-1] for name, rows in runs.items()}
     fixed = {name: end for name, end in ends.items() if name.startswith("fixed") and end["true_noise_scale"] >= target}
     lines = [f"{'':14}{'steps':>7}{'time':>10}{'worker-seconds':>17}{'sizes':>7}"]
@@ -121,13 +121,13 @@ def draw(runs, target, png):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--sizes", default="2,4,8", help="of workers (default: %(default)s); the largest is the maximum"
+        "--sizes", default="2,4,8", help="numbers of workers (default: %(default)s); the largest is the maximum"
     )
     parser.add_argument("--target-noise-scale", type=float, default=4800)
     parser.add_argument("--plot", action="store_true", help="run nothing")
-    parser.add_argument("--only", help="comma-separated: of what is to be run, e.g. 'noise-scale,fixed 4'")
+    parser.add_argument("--only", help="comma-separated runs to do, e.g. 'noise-scale,fixed 4'")
     parser.add_argument("--out", type=Path, default=HERE / "out")
-    args, more = parser.parse_known_args()  # the other words are for train.py
+    args, more = parser.parse_known_args()  # the other arguments are for train.py
     sizes = [int(size) for size in args.sizes.split(",")]
     names = [*(f"fixed {size}" for size in sizes), "noise-scale", "random"]
     if args.only:

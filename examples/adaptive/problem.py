@@ -1,4 +1,4 @@
-"""A problem whose gradient noise is known: a quadratic, with normal noise on every sample's gradient."""
+"""A problem with known gradient noise: a quadratic, with normal noise on every sample's gradient."""
 
 import mindspore as ms
 import numpy as np
@@ -10,10 +10,10 @@ START_LOSS = 0.25
 
 
 class Quadratic(nn.Cell):
-    """Half the squared distance from `theta` to a sample; over many samples, up to a constant, half of |theta|^2.
+    """Half the squared distance from `theta` to a sample. Its mean over many samples is |theta|^2 / 2 plus a constant.
 
-    A sample's gradient is theta - x, so with x from N(0, COVARIANCE_TRACE / DIMENSION) the noise scale is
-    COVARIANCE_TRACE / |theta|^2: the closer to the minimum, the more samples a good gradient takes.
+    A sample's gradient is theta - x. With x from N(0, COVARIANCE_TRACE / DIMENSION), the noise scale is
+    COVARIANCE_TRACE / |theta|^2. So a good gradient needs more samples the closer theta is to the minimum.
     """
 
     def __init__(self):
@@ -42,6 +42,6 @@ def target_loss(noise_scale):
 
 
 def batch_mean(random, samples):
-    """Return the mean of that many samples, the only input of the gradient of their mean loss."""
+    """Return the mean of `count` random samples, which is all that the gradient of their mean loss depends on."""
     spread = np.float32(np.sqrt(COVARIANCE_TRACE / DIMENSION / samples))
     return ms.Tensor(random.standard_normal(DIMENSION, dtype=np.float32) * spread)

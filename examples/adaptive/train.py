@@ -1,9 +1,9 @@
-"""Train until the loss is reached, on as many workers as the policy decides. compare.py starts it for all policies.
+"""Train until the loss is reached, with the number of workers that a policy decides. compare.py runs each policy.
 
     kungfu-run -np 2 -w python train.py --policy noise-scale
 
-Sleeping models computation and network, so that it compares the policies and not the number of cores. A worker computes
-`--compute-ms` a step, and a network that gets congested takes `--network-ms` times (n - 1)^2.
+Sleeping simulates computation and network, so the policies are compared independently of the number of cores. A worker
+computes `--compute-ms` per step. The network, which gets congested, needs `--network-ms` times (n - 1)^2.
 """
 
 import argparse
@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 
 
 class RandomPolicy(Policy):
-    """Another size every so many steps, drawn at random."""
+    """Change to a random size at a fixed interval of steps."""
 
     def __init__(self, sizes, every, seed):
         self.sizes, self.every, self.seed = sizes, every, seed
@@ -40,7 +40,7 @@ class RandomPolicy(Policy):
 
 
 class Log:
-    """Rank 0's records of each step, with the time since training began, and the seconds of all workers together."""
+    """Rank 0's record of each step, with the time since training began and the total seconds of all workers."""
 
     def __init__(self, path):
         self.path = path
@@ -50,7 +50,7 @@ class Log:
 
     def write(self, size, wanted, **values):
         now = time.monotonic()
-        # Requested workers count already, while they start.
+        # Requested workers also count while they start.
         self.worker_seconds += (now - self.last) * max(size, wanted)
         self.last = now
         if kf.current_rank() == 0 and not kf.detached():
@@ -64,12 +64,14 @@ class Log:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policy", choices=["noise-scale", "random", "fixed"], default="noise-scale")
-    parser.add_argument("--sizes", default="2,4,8", help="that a policy may choose from (default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, default=8, help="samples of a worker in a step")
+    parser.add_argument("--sizes", default="2,4,8", help="sizes that a policy may choose from (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=8, help="samples per worker in a step")
     parser.add_argument("--compute-ms", type=float, default=500)
     parser.add_argument("--network-ms", type=float, default=24)
-    parser.add_argument("--target-noise-scale", type=float, default=4800, help="train until the noise is so large")
-    parser.add_argument("--budget", type=int, default=10_000, help="samples to train at most")
+    parser.add_argument(
+        "--target-noise-scale", type=float, default=4800, help="train until the noise scale is this large"
+    )
+    parser.add_argument("--budget", type=int, default=10_000, help="the most samples to train")
     parser.add_argument("--wait", action="store_true", help="stop training while new workers start")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=HERE / "out" / "adaptive.jsonl")
@@ -81,10 +83,10 @@ def main():
     net = problem.Quadratic()
     optimizer = KungFuSGD(net.trainable_params(), 0.03)
     train_step = nn.TrainOneStepCell(net, optimizer)
-    # Before the others have to wait for this worker, and before the clock starts.
+    # Do this before the other workers wait for this worker and before the clock starts.
     train_step.compile(problem.batch_mean(np.random.default_rng(), args.batch_size))
 
-    policy = [NoiseScaleLearningRate(0.3)]  # the same for all, so that sizes are compared and not rates
+    policy = [NoiseScaleLearningRate(0.3)]  # the same for all runs, so that only the sizes differ
     if args.policy == "noise-scale":
         policy.append(NoiseScalePolicy(max(sizes), min(sizes), sizes))
     elif args.policy == "random":

@@ -1,4 +1,4 @@
-"""MNIST from the user's folder, or generated images of ten classes: each image is its class's pattern under noise."""
+"""MNIST from the user's folder, or generated images of ten classes: each image is its class's pattern with noise."""
 
 from pathlib import Path
 
@@ -18,15 +18,15 @@ def images(count=1024, noise=2.0, seed=0):
 
 
 def find(data_path):
-    """Return the folder with MNIST's files: `data_path`, or the folder train in it."""
+    """Return the folder with MNIST's files: `data_path`, or its subfolder train."""
     folders = (Path(data_path), Path(data_path, "train"))
     missing = {folder: [name for name in NAMES if not (folder / name).is_file()] for folder in folders}
     folder = min(folders, key=lambda folder: len(missing[folder]))
     if not missing[folder]:
         return folder
     raise SystemExit(
-        f"{folder} has no file {missing[folder][0]}; give the folder with MNIST's unpacked IDX files by --data-path "
-        "(or DATA_PATH), or neither of them to use images that are made on the spot"
+        f"{folder} has no file {missing[folder][0]}; give the folder with MNIST's unpacked IDX files with --data-path "
+        "(or DATA_PATH), or omit both to use generated images"
     )
 
 

@@ -1,4 +1,4 @@
-"""Measure and draw the time of a training step over the size of the fusion groups.
+"""Measure the time of a training step for different sizes of fusion groups, and draw it.
 
 Start it with kungfu-run -np 2 python sweep.py
 """
@@ -53,7 +53,7 @@ def seconds(call, repeats):
 
 
 def measure(args):
-    """Yield one object for each group size, all sizes in turns, so that all share a busy moment of the machine."""
+    """Yield one object per group size. Sizes take turns, so that a busy moment of the machine affects all of them."""
     image, label = (Tensor(array[: args.batch_size]) for array in images())
     cases = {"none": "none", **{mb: {"mode": "size", "config": mb} for mb in args.sizes}}
     made = {size: make_step(args, fusion) for size, fusion in cases.items()}
@@ -61,7 +61,7 @@ def measure(args):
     for round_number in range(args.rounds + 1):
         for size, (step, reduce, _) in made.items():
             times = seconds(lambda step=step: step(image, label), args.repeats), seconds(reduce, args.repeats)
-            if round_number:  # the first compiles
+            if round_number:  # the first round compiles
                 rows[size]["step"].append(times[0])
                 rows[size]["reduction"].append(times[1])
     return list(rows.values())

@@ -1,4 +1,4 @@
-"""MindSpore's tutorial on communication fusion, on KungFu: which gradients are reduced together, and a training.
+"""MindSpore's tutorial on communication fusion with KungFu: show which gradients are reduced together, and train.
 
 Start it with kungfu-run -np 2 python train.py
 """
@@ -23,14 +23,17 @@ MODES = {
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--mode", choices=["auto", "size", "index", "off"], default="auto", help="for id 1, the default"
+        "--mode",
+        choices=["auto", "size", "index", "off"],
+        default="auto",
+        help="fusion mode of gradients with id 1, the default",
     )
     parser.add_argument("--no-ids", action="store_true", help="leave every parameter's id at 1")
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--batch-size", type=int, default=32, help="samples a step at each worker")
+    parser.add_argument("--batch-size", type=int, default=32, help="samples per worker in a step")
     parser.add_argument(
         "--data-path", default=os.environ.get("DATA_PATH"),
-        help="a folder with MNIST's IDX files (default: DATA_PATH, else images made on the spot)",
+        help="a folder with MNIST's IDX files (default: DATA_PATH, else generated images)",
     )  # fmt: skip
     args = parser.parse_args()
 

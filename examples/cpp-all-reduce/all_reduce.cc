@@ -10,13 +10,13 @@
 
 namespace {
 
-// Every call tells by its status whether it has worked; the message begins with the name of Python's exception.
+// Every call returns a status. An error message begins with the name of the Python exception.
 void Check(kf_status status) {
   if (status != KF_OK) throw std::runtime_error(kf_last_error());
 }
 
-// Who is in the cluster is Python's business (ms_kungfu.init), data is C++'s. So a program that is all C++ has an
-// interpreter inside, for as long as this lives; a library that a Python program loads needs nothing of it.
+// Python joins the cluster (ms_kungfu.init); C++ handles the data. So a pure C++ program contains a Python
+// interpreter while this object lives. A library that a Python program loads doesn't need one.
 class Membership {
  public:
   Membership() {
@@ -28,7 +28,7 @@ class Membership {
     PyConfig_Clear(&config);
     if (PyStatus_Exception(status)) Py_ExitStatusException(status);
     if (PyRun_SimpleString("import ms_kungfu\nms_kungfu.init()\n") != 0) throw std::runtime_error("not joined");
-    others_ = PyEval_SaveThread();  // Python's other threads go on while this one waits in a collective
+    others_ = PyEval_SaveThread();  // Python's other threads run while this thread waits in a collective
   }
   ~Membership() {
     PyEval_RestoreThread(others_);
@@ -46,12 +46,12 @@ void Run() {
   uint32_t rank = 0, size = 0;
   Check(kf_cluster(&rank, &size, nullptr));
 
-  // Two tensors of one operation: they travel together, and neither is copied into a common buffer before.
+  // Two tensors in one operation: they are sent together, without copying them into a common buffer.
   std::vector<float> a(1000, static_cast<float>(rank + 1)), b{static_cast<float>(rank), 1};
   const kf_tensor tensors[] = {{a.data(), a.data(), a.size()}, {b.data(), b.data(), b.size()}};
   Check(kf_all_reduce("sums", tensors, 2, KF_FLOAT32, KF_SUM, "(1000,) (2,)"));
 
-  // The same in double precision, as a mean, into a buffer of its own.
+  // The same in double precision, as a mean, into a separate buffer.
   const double own = rank;
   double mean = -1;
   const kf_tensor one{&own, &mean, 1};

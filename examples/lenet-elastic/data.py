@@ -1,6 +1,6 @@
 """Handwritten digits as MNIST IDX files: the user's folder, or the 1,797 real images of scikit-learn.
 
-Without scikit-learn the example draws as many with a font, so that it needs only MindSpore.
+Without scikit-learn the example draws the same number of digits with a font, so that it needs only MindSpore.
 """
 
 import os
@@ -18,17 +18,17 @@ NAMES = {
 
 
 def find_or_make(data_path, fallback):
-    """Return the folder of the IDX files: `data_path` if given, else `fallback`, filled at first use from scikit-learn.
+    """Return the folder of the IDX files: `data_path` if given, else `fallback`, which is filled from scikit-learn.
 
-    If that isn't installed, it is another folder beside it with digits that are drawn.
+    If scikit-learn isn't installed, return another folder next to `fallback`, with drawn digits.
     """
     if data_path:
         folder = Path(data_path)
         missing = [name for names in NAMES.values() for name in names if not (folder / name).is_file()]
         if missing:
             raise SystemExit(
-                f"{folder} has no file {missing[0]}; give a folder with MNIST's four unpacked IDX files by --data-path "
-                "(or DATA_PATH), or neither of them to use scikit-learn's digits"
+                f"{folder} has no file {missing[0]}; give a folder with MNIST's four unpacked IDX files with "
+                "--data-path (or DATA_PATH), or omit both to use scikit-learn's digits"
             )
         return folder
     folder, drawn = Path(fallback), Path(f"{fallback}-drawn")
@@ -61,9 +61,9 @@ def real_digits():
 
 
 def drawn_digits(count=1797):
-    """Return digits of Pillow's font, each turned, stretched and moved a little, and their labels.
+    """Return digits in Pillow's font, each slightly rotated, stretched and moved, and their labels.
 
-    Always the same ones.
+    The result is always the same.
     """
     from PIL import Image, ImageDraw
 
@@ -80,7 +80,7 @@ def drawn_digits(count=1797):
 
 
 def write_digits(folder, images, labels, n_train=1500):
-    """Split at random, but always in the same way."""
+    """Split at random, but with a fixed seed."""
     order = np.random.RandomState(0).permutation(len(images))
     folder.mkdir(parents=True, exist_ok=True)
     for usage, chosen in (("train", order[:n_train]), ("test", order[n_train:])):
@@ -89,10 +89,10 @@ def write_digits(folder, images, labels, n_train=1500):
 
 
 def _write_idx(path, array):
-    """Write atomically: several workers may write the same file at once, and each of them then finds a whole one.
+    """Write atomically: several workers may write the same file at once, and each finds a complete file.
 
-    Its name is another one until then, since MnistDataset takes each with "images" in it for some, even a killed
-    worker's unfinished one.
+    The temporary name doesn't contain "images", because MnistDataset would read such a file, even an unfinished one of
+    a killed worker.
     """
     header = np.array([0x800 + array.ndim, *array.shape], dtype=">u4").tobytes()
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".part.")

@@ -1,4 +1,4 @@
-"""Rank 0's log of the training: a line of JSON for every step, and a progress bar or plain lines."""
+"""Rank 0's training log: a JSON line per step, and a progress bar or plain lines."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import ms_kungfu as kf
 
 
 class EndAt(Callback):
-    """Ends the training at all workers, with the epoch in which a time (in seconds since 1970) comes to any of them."""
+    """Ends training on all workers with the epoch in which any of them reaches a time (in seconds since 1970)."""
 
     def __init__(self, when):
         super().__init__()
@@ -27,9 +27,9 @@ class EndAt(Callback):
 
 
 class TrainingLog(Callback):
-    """Writes `path`, one object a step; before the elastic callback, so that it has the size that trained the step.
+    """Write `path`, one object per step. Put it before the elastic callback, so that it sees the size of the step.
 
-    The loss is the mean over all workers' samples, which takes one small all-reduce.
+    The loss is the mean over all workers' samples, which needs one small all-reduce.
     """
 
     def __init__(self, path, learning_rate, steps):
@@ -43,7 +43,7 @@ class TrainingLog(Callback):
         self._last = 0.0
 
     def state_dict(self):
-        """Return nothing: a clock, and what was shown last, belong to one process. A joining worker needs neither."""
+        """Return nothing: the clock and the last shown values belong to one process. A joining worker needs neither."""
         return {}
 
     def load_state_dict(self, state):
@@ -60,7 +60,7 @@ class TrainingLog(Callback):
         loss = total / max(samples, 1)
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
-        if kf.current_rank() == 0:  # another worker if the one that was has failed
+        if kf.current_rank() == 0:  # a different worker if the former rank 0 has failed
             step, size = params.cur_step_num, kf.current_cluster_size()
             if self._file is None:
                 self._open(step)
@@ -81,12 +81,12 @@ class TrainingLog(Callback):
             self._bar.close()
 
     def _open(self, first_step):
-        """Open the file; keep earlier steps' lines if training resumes, or if the last writer has failed."""
+        """Open the file. Keep lines of earlier steps if training resumes, or if the last writer has failed."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         kept = []
         if first_step > 1 and self._path.exists():
             lines = self._path.read_text().splitlines(True)
-            # A worker that was killed while it wrote left a last line without its end.
+            # A worker that was killed while writing left an incomplete last line.
             kept = [line for line in lines if line.endswith("}\n") and json.loads(line)["step"] < first_step]
         self._file = self._path.open("w", buffering=1)
         self._file.writelines(kept)

@@ -1,4 +1,4 @@
-"""Draw a training: loss and cluster size over the steps. Also a program: plot.py out/training.jsonl training.png"""
+"""Draw a training run: loss and cluster size by step. Also a program: plot.py out/training.jsonl training.png"""
 
 import json
 import os
@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 INK, GREY, LINE = "#1f2933", "#7b8794", "#d64545"
-SHADES = {1: "#e6f0fa", 2: "#bcd9f2", 3: "#93c1ea", 4: "#6aa9e0"}  # by cluster size; larger ones share the last
+SHADES = {1: "#e6f0fa", 2: "#bcd9f2", 3: "#93c1ea", 4: "#6aa9e0"}  # by cluster size; larger sizes use the last colour
 
 
 def phases(sizes):
@@ -24,7 +24,7 @@ def phases(sizes):
 
 
 def smooth(values, span=15):
-    """Return the mean over `span` values around each, fewer at both ends."""
+    """Return a moving mean over `span` values, fewer at both ends."""
     sums = np.cumsum(np.insert(np.asarray(values, dtype=float), 0, 0.0))
     here = np.arange(len(values))
     start, stop = np.maximum(here - span // 2, 0), np.minimum(here + span // 2 + 1, len(values))
@@ -32,7 +32,7 @@ def smooth(values, span=15):
 
 
 def draw(jsonl, png, accuracy=None):
-    """Read one object a step from `jsonl` and write `png`, atomically."""
+    """Read one object per step from `jsonl` and write `png`, atomically."""
     rows = [json.loads(line) for line in Path(jsonl).read_text().splitlines()]
     step = [row["step"] for row in rows]
     loss = [row["loss"] for row in rows]

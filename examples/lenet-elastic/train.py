@@ -37,7 +37,7 @@ def main():
     try:
         elastic = KungFuElasticCallback(
             None if args.schedule == "none" else args.schedule,
-            wait=True,  # so that the picture shows the changes at the schedule's exact steps
+            wait=True,  # changes happen at the schedule's exact steps, for the picture
             checkpoint_dir=args.checkpoint,
             checkpoint_every=None if args.checkpoint is None else 20,
             resume=args.resume,
@@ -65,7 +65,7 @@ def main():
     if kf.detached():
         return
     weights = b"".join(parameter.asnumpy().tobytes() for parameter in net.trainable_params())
-    print(f"parameters {hashlib.sha256(weights).hexdigest()[:16]}", flush=True)  # the same at all workers
+    print(f"parameters {hashlib.sha256(weights).hexdigest()[:16]}", flush=True)  # the same on all workers
     if kf.current_rank() != 0:
         return
     accuracy = model.eval(data.samples(folder, "test").batch(100), dataset_sink_mode=False)["accuracy"]

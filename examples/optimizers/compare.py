@@ -1,7 +1,7 @@
-"""Train with 1 to 16 workers by each optimizer, then print a table and draw the accuracy.
+"""Train with 1 to 16 workers and each optimizer, then print a table and draw the accuracy.
 
-python compare.py                 # trains (5 minutes on 2 idle cores), then shows
-python compare.py --show          # shows what has been trained before
+python compare.py                 # trains (5 minutes on 2 idle cores), then shows the results
+python compare.py --show          # only shows the results of the last training
 """
 
 import argparse
@@ -49,7 +49,7 @@ def draw(out, optimizers, workers, curves):
         last = [curves(optimizer, size)[1][:, -1] for size in workers]
         mean = np.array([a.mean() for a in last])
         spread = [mean - [a.min() for a in last], [a.max() for a in last] - mean]
-        x = np.array(workers) * (1 + 0.03 * (i - 1.5))  # side by side, so that each one's spread is visible
+        x = np.array(workers) * (1 + 0.03 * (i - 1.5))  # side by side, so that each optimizer's spread is visible
         over_workers.errorbar(x, mean, spread, marker="o", capsize=3, label=optimizer)
         samples, accuracy = curves(optimizer, shown)
         over_samples.plot(samples, accuracy.mean(0), marker=".", label=optimizer)

@@ -1,4 +1,4 @@
-"""Train a small network on the digits with each optimizer in turn, and print a JSON line a training.
+"""Train a small network on the digits with each optimizer in turn, and print a JSON line per training run.
 
 Start it with kungfu-run -np 4 python train.py, or let compare.py do so.
 """
@@ -34,7 +34,7 @@ def weights(seed, hidden=32):
 
 
 class Contender:
-    """An optimizer with a network and a step of its own, compiled once and used for every seed."""
+    """An optimizer with its own network and step, compiled once and used for every seed."""
 
     def __init__(self, around, args):
         self.net = nn.SequentialCell(nn.Dense(64, 32), nn.ReLU(), nn.Dense(32, 10))
@@ -51,12 +51,12 @@ class Contender:
             parameter.set_data(Tensor(value))
         self.inner.learning_rate.set_data(Tensor(learning_rate, ms.float32))
         if isinstance(self.optimizer, PairAveragingOptimizer):
-            kf.run_barrier()  # no worker trains on the last seed any more,
+            kf.run_barrier()  # no worker still trains with the last seed,
             self.optimizer.publish()
-            kf.run_barrier()  # and none will get its model
+            kf.run_barrier()  # and none will get a model of the last seed
 
     def accuracy(self, x, y):
-        """Return the accuracy of the mean of all workers' models, which stay as they are."""
+        """Return the accuracy of the mean of all workers' models. The models don't change."""
         model = [kf.comm.all_reduce(p.asnumpy(), op="mean", name="mean") for p in self.net.trainable_params()]
         hidden = np.maximum(x @ model[0].T + model[1], 0)
         return float(((hidden @ model[2].T + model[3]).argmax(1) == y).mean())
@@ -70,7 +70,7 @@ def train(contender, seed, args, train_data, test_data):
     batch = size * args.batch_size
     curve = []
     for epoch in range(args.epochs):
-        order = random.permutation(len(x))  # the same at every worker, which takes its part of each global batch
+        order = random.permutation(len(x))  # the same on all workers; each uses its part of each global batch
         for first in range(0, len(x) - batch + 1, batch):
             mine = order[first + rank * args.batch_size : first + (rank + 1) * args.batch_size]
             contender.step(Tensor(x[mine]), Tensor(y[mine]))
@@ -93,11 +93,11 @@ def main():
     train_data, test_data = digits()
     ssgd = Contender(SynchronousSGDOptimizer, args)
     contenders = {
-        # The usual rule for large batches: a learning rate in proportion to the batch.
+        # The usual rule for large batches: a learning rate proportional to the batch.
         "S-SGD, learning rate x workers": (ssgd, size * args.learning_rate),
         "S-SGD, same learning rate": (ssgd, args.learning_rate),
         "SMA": (Contender(SynchronousAveragingOptimizer, args), args.learning_rate),
-        # Without fetching ahead: the model fetched for the first step of a seed would be the last seed's.
+        # Without prefetch: the model prefetched for the first step of a seed would be from the last seed.
         "pair averaging": (Contender(lambda o: PairAveragingOptimizer(o, prefetch=False), args), args.learning_rate),
     }
     for name, (contender, learning_rate) in contenders.items():

@@ -10,13 +10,13 @@ from mindspore.dataset import Cifar10Dataset, transforms, vision
 
 TRAIN = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
 TEST = "test_batch.bin"
-IMAGES = 10_000  # in each file; MindSpore takes no other number
+IMAGES = 10_000  # in each file, as MindSpore requires
 
 
 def find_or_make(data_path, fallback):
     """Return the folder with the .bin files: `data_path` if given, else `fallback`.
 
-    That is filled at first use with one file of generated images to train on and one to test.
+    At first use `fallback` is filled with generated images: one file for training and one for testing.
     """
     if data_path:
         folder = Path(data_path)
@@ -24,7 +24,7 @@ def find_or_make(data_path, fallback):
         if missing:
             raise SystemExit(
                 f"{folder} has no file {missing[0]}; give the folder cifar-10-batches-bin of CIFAR-10's binary version "
-                "by --data-path (or DATA_PATH), or neither of them to use generated images"
+                "by --data-path (or DATA_PATH), or omit both to use generated images"
             )
         return folder
     folder = Path(fallback)
@@ -36,9 +36,9 @@ def find_or_make(data_path, fallback):
 
 
 def generate(samples, seed):
-    """Return images of ten distinct classes: stripes of a direction and colour of each class, in noise.
+    """Return images of ten distinct classes: noisy stripes with a direction and colour for each class.
 
-    uint8 of shape (samples, 3, 32, 32), and labels uint8 of shape (samples,).
+    The images are uint8 of shape (samples, 3, 32, 32), and the labels uint8 of shape (samples,).
     """
     random = np.random.default_rng(seed)
     labels = random.integers(0, 10, samples).astype(np.uint8)
@@ -52,9 +52,9 @@ def generate(samples, seed):
 
 
 def write(path, images, labels):
-    """Write one byte of label and 3072 of red, green and blue for each image.
+    """Write each image as one byte of label and 3072 bytes of red, green and blue.
 
-    Atomic: several workers may write at once.
+    The write is atomic, because several workers may write at once.
     """
     rows = np.concatenate([labels[:, None], images.reshape(len(images), -1)], axis=1)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -67,7 +67,7 @@ def write(path, images, labels):
 def samples(folder, usage, image_size, **shard):
     """Return single samples ``image (3, image_size, image_size) float32, label () int32``, not batched.
 
-    `shard` is num_shards and shard_id if each worker reads its own part of the data.
+    `shard`: num_shards and shard_id, if each worker reads its own part of the data.
     """
     images = Cifar10Dataset(str(folder), usage=usage, shuffle=usage == "train" and bool(shard), **shard)
     steps = [vision.RandomCrop((32, 32), (4, 4, 4, 4)), vision.RandomHorizontalFlip()] if usage == "train" else []

@@ -1,13 +1,13 @@
-"""The cross entropy of MindSpore's tutorial, in the operators of its formula."""
+"""The cross entropy of MindSpore's tutorial, expanded into small operators."""
 
 from mindspore import nn, ops
 
 
 class SoftmaxCrossEntropyExpand(nn.Cell):
-    """The mean of -log(softmax(scores)) at the labels, of scores (N, C).
+    """Return the mean of -log(softmax(scores)) at the labels, for scores of shape (N, C).
 
-    With `sparse` the labels (N,) are the classes' numbers, else one row of C probabilities each. It equals
-    nn.CrossEntropyLoss, as a graph of small operators: if a model is split over devices each can be placed alone.
+    With `sparse`, the labels (N,) are class numbers. Otherwise each label is a row of C probabilities. The result
+    equals nn.CrossEntropyLoss, but as a graph of small operators, which can be placed on devices separately.
     """
 
     def __init__(self, sparse=False):

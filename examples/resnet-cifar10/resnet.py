@@ -1,4 +1,4 @@
-"""Residual networks (He et al., 2015) of bottleneck blocks, in stock mindspore.nn."""
+"""Residual networks (He et al., 2015) of bottleneck blocks, in plain mindspore.nn."""
 
 from mindspore import nn
 from mindspore.common.initializer import HeNormal, Zero
@@ -12,7 +12,7 @@ def convolution(channels, out_channels, kernel, stride=1):
 
 
 class Bottleneck(nn.Cell):
-    """1x1 down, 3x3, 1x1 up, with the input added; 1x1 on it as well if its shape changes."""
+    """1x1 down, 3x3, 1x1 up, plus the input. If the shape changes, the input goes through a 1x1 convolution."""
 
     expansion = 4
 
@@ -24,7 +24,7 @@ class Bottleneck(nn.Cell):
         self.conv2 = convolution(width, width, 3, stride)
         self.bn2 = nn.BatchNorm2d(width)
         self.conv3 = convolution(width, out_channels, 1)
-        # The block begins as the identity.
+        # The block starts as the identity function.
         self.bn3 = nn.BatchNorm2d(out_channels, gamma_init=Zero())
         self.relu = nn.ReLU()
         if stride != 1 or channels != out_channels:
@@ -41,7 +41,7 @@ class Bottleneck(nn.Cell):
 
 
 class ResNet(nn.Cell):
-    """Scores for images (N, 3, H, W), H and W at least 32; `width` is the number of channels at the beginning."""
+    """Return scores for images (N, 3, H, W), with H and W at least 32. `width`: number of channels at the start."""
 
     def __init__(self, depth=50, num_classes=10, width=64):
         super().__init__()

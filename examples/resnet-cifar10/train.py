@@ -1,7 +1,7 @@
-"""MindSpore's tutorial on distributed training, ResNet-50 on CIFAR-10, on KungFu.
+"""MindSpore's tutorial on distributed training (ResNet-50 on CIFAR-10) with KungFu.
 
-kungfu-run -np 2 python train.py                                  # each worker its shard of the data
-kungfu-run -np 1 -w python train.py --elastic 20:2,60:4,100:1     # the cluster grows and shrinks meanwhile
+kungfu-run -np 2 python train.py                                  # each worker trains its shard of the data
+kungfu-run -np 1 -w python train.py --elastic 20:2,60:4,100:1     # the cluster grows and shrinks during training
 """
 
 import argparse
@@ -26,7 +26,7 @@ LOSSES = {"fused": nn.CrossEntropyLoss, "expanded": lambda: SoftmaxCrossEntropyE
 
 
 class StopAfter(Callback):
-    """End training after so many steps, for a quick look."""
+    """End training after a number of steps, for a quick test."""
 
     def __init__(self, steps):
         super().__init__()
@@ -49,19 +49,21 @@ def arguments():
         help="the same cross entropy: MindSpore's, or expanded into its operators as in the tutorial (default fused)",
     )  # fmt: skip
     parser.add_argument("--fusion-mb", type=int, default=8, help="size of the groups in which gradients are reduced")
-    parser.add_argument("--overlap", action="store_true", help="reduce them during the backward pass")
+    parser.add_argument("--overlap", action="store_true", help="reduce gradients during the backward pass")
     parser.add_argument("--depth", type=int, choices=sorted(BLOCKS), default=50, help="layers (default: %(default)s)")
-    parser.add_argument("--width", type=int, default=64, help="channels at the beginning (default: %(default)s)")
-    parser.add_argument("--image-size", type=int, default=224, help="images are enlarged to it (default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, default=32, help="samples a step at each worker")
+    parser.add_argument("--width", type=int, default=64, help="channels at the start (default: %(default)s)")
+    parser.add_argument(
+        "--image-size", type=int, default=224, help="images are enlarged to this size (default: %(default)s)"
+    )
+    parser.add_argument("--batch-size", type=int, default=32, help="samples per worker in a step")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--steps", type=int, help="stop after so many")
+    parser.add_argument("--steps", type=int, help="stop after this number of steps")
     parser.add_argument("--learning-rate", type=float, default=0.01)
     parser.add_argument(
         "--data-path", default=os.environ.get("DATA_PATH"),
         help="the folder cifar-10-batches-bin (default: DATA_PATH, else generated images)",
     )  # fmt: skip
-    parser.add_argument("--test-samples", type=int, default=data.IMAGES, help="to test on, at most")
+    parser.add_argument("--test-samples", type=int, default=data.IMAGES, help="the most samples to test on")
     parser.add_argument("--out", type=Path, default=HERE / "out", help="folder for training.jsonl")
     return parser.parse_args()
 
@@ -83,7 +85,7 @@ def main():
     monitor = Monitor(args.out / "training.jsonl", log_interval=10)
 
     if args.elastic is None:
-        # As in the tutorial: num_shards and shard_id are this worker's for as long as it trains.
+        # As in the tutorial: num_shards and shard_id stay the same for this worker during training.
         shard = {"num_shards": kf.current_cluster_size(), "shard_id": kf.current_rank()}
         train_data = data.samples(folder, "train", args.image_size, **shard).batch(args.batch_size, drop_remainder=True)
         callbacks = [BroadcastCallback(), MonitorCallback(monitor)]

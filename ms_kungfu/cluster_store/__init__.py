@@ -1,6 +1,6 @@
-"""The store of a job's desired cluster. A client writes another cluster there, and the launcher follows it.
+"""The store of a job's desired cluster version. Clients write a new version there, and the launcher follows it.
 
-:func:`open_store` returns a store; only it knows the kinds of stores.
+:func:`open_store` returns a store. It is the only function that depends on the kinds of stores.
 """
 
 from __future__ import annotations
@@ -22,31 +22,30 @@ __all__ = [
 
 
 def open_store(url: str, secret: str | None = None, writer: str = "", *, timeout_s: float = 10.0) -> ClusterStore:
-    """Return the store at `url`. Nothing is sent yet. ValueError if the URL names none.
+    """Return the store at `url`. Nothing is sent yet. Raise ValueError if the URL is invalid.
 
     Args:
-        secret: the job's, which writing may need (`ClusterStore.needs_secret`).
-        writer: the name that is kept with each
-        cluster that is written, and that readers get in ``Cluster.writer``.
-        timeout_s: the limit of each call as a whole; of `watch`, beyond the time that it is to wait.
+        secret: the job's secret, which writes may need (`ClusterStore.needs_secret`).
+        writer: the name that is stored with each cluster that is written. Readers get it in ``Cluster.writer``.
+        timeout_s: the time limit of each call. For `watch`, it is added to the requested waiting time.
     """
-    # HTTP clients take as long to import as all that a worker without a store needs, except NumPy.
+    # Importing HTTP clients takes as long as all other imports, except NumPy, of a worker without a store.
     if has_leadership(url):
         from ms_kungfu.cluster_store.etcd import EtcdClusterStore
 
         return EtcdClusterStore(url, secret, writer, timeout_s)
     from ms_kungfu.cluster_store.http import HttpClusterStore
 
-    return HttpClusterStore(url, secret, writer, timeout_s)  # it reports any other URL as invalid
+    return HttpClusterStore(url, secret, writer, timeout_s)  # it rejects any other URL
 
 
 def has_leadership(url: str) -> bool:
-    """Return whether the store at `url` keeps the lease of a job's controller: it survives a host's failure."""
+    """Return whether the store at `url` can hold the controller's leadership lease: it survives a host's failure."""
     return url.partition(":")[0] in ("etcd", "etcds")
 
 
 def open_leadership(url: str, *, timeout_s: float = 10.0) -> LeadershipKeys:
-    """Return the keys of that lease."""
+    """Return the keys of the leadership lease in the store."""
     from ms_kungfu.cluster_store.etcd_leadership import EtcdLeadershipKeys
 
     return EtcdLeadershipKeys(url, timeout_s)

@@ -1,21 +1,20 @@
-"""The cluster store in etcd (3.4 or newer), by the JSON gateway of its v3 API.
+"""The cluster store in etcd (3.4 or newer), through the JSON gateway of etcd's v3 API.
 
-1. One key holds all: the last version, its writer, and its cluster, which is null after a delete. So etcd's history of
-   this key is the history of versions, in the one order in which all members apply it. Each write is a transaction that
-   compares the key's revision with the one that was read. So no client overwrites what it hasn't read, and of two that
-   have read the same one wins.
+1. One key holds everything: the last version number, its writer, and its cluster, which is null after a delete. So
+etcd's history of this key is the history of versions, in the one order in which all members apply it. Each write is a
+transaction that compares the key's revision with the revision that was read. So no client overwrites a version that it
+hasn't read. If two clients have read the same version, only one write succeeds.
 
-2. A write whose answer is lost is repeated at the next member, with the same comparison. At most one of the two is
-   applied, whichever comes first, and the other fails. Each has a mark of its own, by which a writer whose second try
-   has failed recognises that its first one is kept. (`test_etcd_store.py`.)
+2. If the answer to a write is lost, the write is repeated at the next member with the same comparison. At most one of
+the two attempts is applied, and the other fails. Each write has a unique mark. If a writer's second attempt fails, the
+mark shows whether its first attempt was applied. (`test_etcd_store.py`.)
 
-3. Reads are linearizable (etcd's default): the answer of a slow or partitioned member is never older than an earlier
-   answer. It asks the leader, or reports that there is none, and the client asks the next member.
+3. Reads are linearizable (etcd's default): a slow or partitioned member never returns older data than an earlier
+answer. The member asks the leader. If there is none, it reports that, and the client asks the next member.
 
-4. A watch begins after the revision of a read, so nothing comes between the two. It only reports that there is
-   something to read, so after a lost watch a read suffices, too. A watch is lost if its member ends or has no leader
-   any more, or if the history after which it was to begin was compacted. One that is lost silently ends with its
-   caller's time limit.
+4. A watch begins after the revision of a read, so no change in between is missed. A watch only reports that there is
+something to read, so after a lost watch, a read is sufficient. A watch is lost if its member ends or loses its leader,
+or if the history where it begins was compacted. A watch that is lost silently ends at the caller's time limit.
 """
 
 from __future__ import annotations
@@ -43,25 +42,25 @@ _PAUSE_S = 0.2
 
 @dataclass(frozen=True)
 class _Held:
-    """The key's contents: `revision` is the key's, 0 without one; `seen` the revision of all of etcd."""
+    """The key's contents. `revision`: the key's revision, 0 without a key. `seen`: the revision of all of etcd."""
 
     revision: int
     seen: int
     version: int = -1
     cluster: Cluster | None = None
-    mark: str = ""  # of the write
+    mark: str = ""  # the unique mark of the write
 
 
 class EtcdClusterStore(EtcdMembers):
     """See :class:`ClusterStore`.
 
-    `led_since`, of a controller's: the revision at which it took the lease; writes need it.
+    `led_since`, for a controller's store: the revision at which the controller took the lease. Writes compare it.
     """
 
     needs_secret = False
 
     def __init__(self, url: str, secret: str | None, writer: str, timeout_s: float) -> None:
-        """`secret` isn't needed. ValueError if the URL, or etcdctl's environment, is invalid."""
+        """Ignore `secret`. Raise ValueError if the URL, or etcdctl's environment, is invalid."""
         super().__init__(url, timeout_s)
         self._key = self._folder + "cluster"
         self._writer = writer
@@ -111,7 +110,7 @@ class EtcdClusterStore(EtcdMembers):
         return self._held(answer, number(answer.get("header"), "revision"))
 
     def _held(self, answer: Mapping[str, Any], seen: int) -> _Held:
-        """Return the contents from a range's answer."""
+        """Return the key's contents from the answer to a range request."""
         try:
             if not answer.get("kvs"):
                 return _Held(0, seen)
@@ -133,7 +132,7 @@ class EtcdClusterStore(EtcdMembers):
             ) from None
 
     def _replace(self, held: _Held, version: int, cluster: Cluster | None, writer: str) -> _Held | None:
-        """Write in place of what is `held`. If another client was faster, return what there is instead."""
+        """Replace the contents `held`. If another client was faster, return the present contents instead."""
         key, mark, turn = encoded(self._key), secrets.token_hex(8), self._turn
         document = {
             "Version": version,
@@ -164,14 +163,14 @@ class EtcdClusterStore(EtcdMembers):
             return None
         if kept.revision == held.revision:
             raise LeadershipLostError(f"{self.url}: another host decides for the job")
-        if self._turn != turn:  # the member before may have written it, and another client over it
-            raise StoreUnreachableError(f"config server {self.url}: what became of a write isn't known")
+        if self._turn != turn:  # the previous member may have applied it, and another client may have overwritten it
+            raise StoreUnreachableError(f"config server {self.url}: whether a write was applied isn't known")
         return kept
 
     # ---- watching ----
 
     def _waits_for_news(self, revision: int, timeout_s: float) -> bool:
-        """Wait until the key has changed since before `revision`, or the time is over. False if the watch is lost."""
+        """Wait until the key has changed since `revision`, or the time is over. Return False if the watch is lost."""
         turn = self._turn
         connection, _ = self._connection(turn)
         wanted = {"create_request": {"key": encoded(self._key), "start_revision": str(revision)}}
@@ -194,7 +193,7 @@ class EtcdClusterStore(EtcdMembers):
 
 
 def _lines(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the messages of a stream: a JSON object a line."""
+    """Yield the messages of a stream: one JSON object per line."""
     left = b""
     for piece in pieces:
         *whole, left = (left + piece).split(b"\n")

@@ -1,4 +1,4 @@
-"""The lease's two keys in etcd; see `leadership_lease`. A transaction reads or compares both."""
+"""The two keys of the leadership lease in etcd; see `leadership_lease`. Each transaction involves both."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ms_kungfu.cluster_store.exchange import MAX_ANSWER_BYTES
 from ms_kungfu.cluster_store.leadership_lease import LeadershipState
 from ms_kungfu.errors import ConfigServerError
 
-HOLDER = "holder"  # the last part of its key
+HOLDER = "holder"  # the last part of the holder's key
 
 
 class EtcdLeadershipKeys(EtcdMembers):
@@ -76,5 +76,5 @@ class EtcdLeadershipKeys(EtcdMembers):
 
 
 def _snapshot_in(text: bytes) -> dict[str, Any]:
-    """Return the snapshot. A controller has written it: its reasons may have paths."""
+    """Return the snapshot. A controller has written it, so its reasons may contain paths."""
     return decode_object(text, MAX_ANSWER_BYTES, raw_bytes=True)

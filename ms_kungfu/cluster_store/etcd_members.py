@@ -1,7 +1,8 @@
-"""The members of an etcd, by the JSON gateway of its v3 API: the client asks each until one answers.
+"""The members of an etcd, through the JSON gateway of its v3 API. The client asks each member until one answers.
 
-etcd decides on permissions (by users, roles and certificates), and etcdctl's variables set the credentials. The time
-limit is for all members; one that can't answer (it is away, or has no leader) leaves the others some of the time.
+etcd decides on permissions by users, roles and certificates. etcdctl's variables set the credentials. The time limit
+applies to all members together. A member that can't answer (it is unreachable or has no leader) uses only a part of
+it.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ from ms_kungfu.cluster_store.store import StoreFullError, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
 
 _PORT = 2379
-_AWAY = (4, 8, 10, 14)  # gRPC's codes for errors that another member, or a later try, may not have
+_AWAY = (4, 8, 10, 14)  # gRPC codes of errors that may not occur with another member or on a later attempt
 _OK, _DENIED, _NOT_SO, _STRANGER = 0, 7, 9, 16
 _FULL = "database space exceeded"
 _EXAMPLE = "etcd://10.0.0.1:2379,10.0.0.2:2379/job"
 
 
 class _AwayError(Exception):
-    """This member can't answer; another one may."""
+    """This member can't answer; another member may."""
 
 
 class EtcdMembers:
-    """Each call opens its own connection, to the member that has answered last."""
+    """Each call opens its own connection, to the member that answered last."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
-        """ValueError if the URL, or etcdctl's environment, is invalid."""
+        """Raise ValueError if the URL, or etcdctl's environment, is invalid."""
         self.url = url
         self._members, job = _parsed(url)
         self._folder = f"/ms_kungfu/{job}/"
@@ -54,13 +55,13 @@ class EtcdMembers:
         return tuple(host for host, _ in self._members)
 
     def _ask(self, path: str, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the first answer of a member."""
+        """Return the answer of the first member that answers."""
         deadline = run_time() + self._timeout_s
         trouble = ""
         for left in range(len(self._members), 0, -1):
             turn = self._turn
             try:
-                # The first member leaves the others some of the time.
+                # The first member leaves some of the time for the others.
                 return self._ask_member(turn, path, message, (deadline - run_time()) / left)
             except _AwayError as error:
                 trouble = str(error)
@@ -72,7 +73,7 @@ class EtcdMembers:
         if self._user and not self._token:
             self._log_in(turn, timeout_s)
         code, answer = self._say(turn, path, message, deadline - run_time())
-        # A token lasts for some minutes, and not over a restart.
+        # A token is valid for some minutes, and not after a restart.
         if code == _STRANGER and self._user:
             self._log_in(turn, deadline - run_time())
             code, answer = self._say(turn, path, message, deadline - run_time())
@@ -85,7 +86,7 @@ class EtcdMembers:
         message = {"name": self._user, "password": self._password}
         code, answer = self._say(turn, "/v3/auth/authenticate", message, timeout_s)
         text = str(answer.get("error"))
-        if code == _NOT_SO and "not enabled" in text:  # then every client has all permissions
+        if code == _NOT_SO and "not enabled" in text:  # authentication is off: every client has all permissions
             return
         if code != _OK:
             raise self._refused(code, text)
@@ -98,20 +99,20 @@ class EtcdMembers:
     def _refusal(self, code: int, text: str) -> str:
         """Return etcd's own message, with a remedy."""
         if "authentication failed" in text:
-            return f"it doesn't know user {self._user!r} with this password; correct ETCDCTL_USER=NAME:PASSWORD"
+            return f"it rejects user {self._user!r} with this password; correct ETCDCTL_USER=NAME:PASSWORD"
         if "user name is empty" in text or (code == _STRANGER and not self._user):
-            return "it wants a user and his password; set ETCDCTL_USER=NAME:PASSWORD, as etcdctl has it"
+            return "it requires a user and a password; set ETCDCTL_USER=NAME:PASSWORD, as for etcdctl"
         if code == _DENIED:
             return (
-                f"user {self._user!r} may not read and write below {self._folder}; grant it to a role of his: "
+                f"user {self._user!r} may not read and write below {self._folder}; grant it to one of its roles: "
                 f"etcdctl role grant-permission ROLE readwrite --prefix=true {self._folder}"
             )
         if _FULL in text:
-            return "its database is full; free space by etcdctl compact and defrag, then etcdctl alarm disarm"
+            return "its database is full; free space with etcdctl compact and defrag, then etcdctl alarm disarm"
         return text
 
     def _say(self, turn: int, path: str, message: Mapping[str, Any], timeout_s: float) -> tuple[int, dict[str, Any]]:
-        """Return gRPC's code and the member's answer. _AwayError if that is unusable."""
+        """Return the gRPC code and the member's answer. Raise _AwayError if the answer can't be used."""
         connection, name = self._connection(turn)
         try:
             response, body = exchange(
@@ -124,14 +125,14 @@ class EtcdMembers:
         return _outcome(name, response.status, body)
 
     def _remedy(self, error: Exception) -> str:
-        """Return the remedy if one end seems to use TLS and the other doesn't.
+        """Return the remedy if one end seems to use TLS and the other doesn't; empty otherwise.
 
-        A member that is killed hangs up, too.
+        A member that is killed also closes the connection.
         """
         if self._tls is not None and speaks_tls(error) is False:
-            return "it doesn't answer by TLS; if it speaks none, write etcd://"
+            return "it doesn't answer with TLS; if it uses none, write etcd://"
         if self._tls is None and isinstance(error, http.client.RemoteDisconnected):
-            return "it hangs up without an answer; if it speaks TLS, write etcds://"
+            return "it closes the connection without an answer; if it uses TLS, write etcds://"
         return ""
 
     def _connection(self, turn: int) -> tuple[http.client.HTTPConnection, str]:
@@ -142,18 +143,18 @@ class EtcdMembers:
         return http.client.HTTPSConnection(host, port, context=self._tls), name
 
     def _headers(self) -> dict[str, str]:
-        # A member that is cut off from the others then reports that, instead of waiting.
+        # Then a member that is cut off from the others reports that instead of waiting.
         headers = {"Content-Type": "application/json", "Grpc-Metadata-hasleader": "true"}
         return {**headers, "Authorization": self._token} if self._token else headers
 
 
 def _parsed(url: str) -> tuple[tuple[tuple[str, int], ...], str]:
-    """Return the members' hosts and ports, and the job's name."""
+    """Return the members' hosts and ports, and the job's name, from the URL."""
     parts = urlsplit(url)
     job = parts.path.strip("/")
     if "@" in parts.netloc:
         raise ValueError(
-            "the URL of a config server has a user and is public; give etcd's user by ETCDCTL_USER=NAME:PASSWORD"
+            "the URL contains a user name, but a config server's URL is public; set ETCDCTL_USER=NAME:PASSWORD instead"
         )
     if re.fullmatch(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*", job) is None or parts.query or parts.fragment:
         raise ValueError(f"{url!r} names no job; write it like {_EXAMPLE}")
@@ -168,12 +169,12 @@ def _parsed(url: str) -> tuple[tuple[tuple[str, int], ...], str]:
 
 
 def _user_of(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return the user by etcdctl's rule: the password follows the name, or is in a variable of its own."""
+    """Return the user by etcdctl's rule: the password follows the name, or is in a separate variable."""
     name, password = env.ETCD_USER.get(environ) or "", env.ETCD_PASSWORD.get(environ)
     if password is None and name:
         name, _, password = name.partition(":")
     if bool(name) != bool(password):
-        raise ValueError("ETCDCTL_USER names etcd's user as NAME:PASSWORD, or NAME beside ETCDCTL_PASSWORD")
+        raise ValueError("ETCDCTL_USER must be NAME:PASSWORD, or NAME together with ETCDCTL_PASSWORD")
     return name, password or ""
 
 
@@ -186,12 +187,12 @@ def _tls_of(environ: Mapping[str, str]) -> ssl.SSLContext:
     except OSError as error:
         raise ValueError(f"ETCDCTL_CACERT={authority} has no certificates: {reason(error)}") from None
     if (certificate is None) != (key is None):
-        raise ValueError("ETCDCTL_CERT and ETCDCTL_KEY are a pair; give both, or none")
+        raise ValueError("only one of ETCDCTL_CERT and ETCDCTL_KEY is set; set both, or none")
     if certificate is not None:
         try:
             context.load_cert_chain(certificate, key)
         except OSError as error:
-            raise ValueError(f"ETCDCTL_CERT={certificate} and ETCDCTL_KEY={key} are no pair: {reason(error)}") from None
+            raise ValueError(f"ETCDCTL_CERT={certificate} and ETCDCTL_KEY={key} don't match: {reason(error)}") from None
     return context
 
 
@@ -225,7 +226,9 @@ def _text(body: bytes) -> str:
 
 def reason(error: BaseException) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate isn't trusted ({error.verify_message}); ETCDCTL_CACERT names the file of its authority"
+        return (
+            f"its certificate isn't trusted ({error.verify_message}); set ETCDCTL_CACERT to the certificate of its CA"
+        )
     if isinstance(error, OSError) and error.errno and error.errno > 0 and not isinstance(error, ssl.SSLError):
         return os.strerror(error.errno)
     return str(error) or type(error).__name__
@@ -236,8 +239,8 @@ def encoded(text: str) -> str:
 
 
 def number(fields: Any, name: str) -> int:
-    """Return a number: the gateway writes 64-bit numbers as text, and omits those that are 0."""
+    """Return an integer field: the gateway writes 64-bit integers as text, and omits zeros."""
     try:
         return int((fields or {}).get(name, 0))
     except (AttributeError, TypeError, ValueError):
-        raise ConfigServerError(f"an etcd tells no {name}: {fields!r:.200}") from None
+        raise ConfigServerError(f"etcd's answer has no {name}: {fields!r:.200}") from None

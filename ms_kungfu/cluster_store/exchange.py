@@ -1,6 +1,7 @@
-"""One HTTP request, with a limit on its whole time and on the bytes that are read.
+"""One HTTP request, with a limit on its total time and on the bytes of the answer.
 
-It uses http.client and not urllib: the environment's proxies and redirects must never get the job's secret.
+It uses http.client instead of urllib, because proxies from the environment and redirects must never get the job's
+secret.
 """
 
 from __future__ import annotations
@@ -16,18 +17,20 @@ from typing import Any, Callable
 from ms_kungfu._run_time import SLICE_S, run_time
 
 MAX_ANSWER_BYTES = 1024 * 1024
-FAILURES = (OSError, http.client.HTTPException)  # no answer, or not in time, or not by HTTP
+FAILURES = (OSError, http.client.HTTPException)  # no answer, a late answer, or an answer that isn't HTTP
 
 
 def speaks_tls(error: Exception) -> bool | None:
-    """Return whether the other end speaks TLS, by the error of a call with TLS; None if that isn't known.
+    """Return whether the other end uses TLS, judged by the error of a call with TLS; None if unknown.
 
-    It goes only by types, which Python keeps, and by OpenSSL's word for an alert. Texts and other reasons differ: an
-    end that hangs up at a handshake has caused EOF, ZERO_RETURN and UNEXPECTED_EOF_WHILE_READING, by the patch release.
+    It relies only on exception types, which Python keeps stable, and on OpenSSL's text for an alert. Other texts and
+    reasons vary. If the peer closed the connection during a handshake, the error was EOF, ZERO_RETURN or
+    UNEXPECTED_EOF_WHILE_READING, depending on the patch release.
     """
     if not isinstance(error, ssl.SSLError):
         return None
-    # Otherwise it has hung up, or what came is no record of TLS. An end with too old a version mostly sends an alert.
+    # Otherwise the peer closed the connection, or its answer is no TLS record. A peer with too old a version usually
+    # sends an alert.
     return isinstance(error, ssl.SSLCertVerificationError) or "ALERT" in (error.reason or "")
 
 
@@ -43,7 +46,7 @@ def exchange(
     headers: Mapping[str, str],
     timeout_s: float,
 ) -> tuple[http.client.HTTPResponse, bytes]:
-    """Return the answer and all of its body; the connection is closed then. Raises one of FAILURES, or TooLongError."""
+    """Return the answer with its whole body, and close the connection. Raise one of FAILURES, or TooLongError."""
     received = bytearray()
     try:
         response, pieces = begin(connection, method, path, body, headers, timeout_s)
@@ -52,7 +55,7 @@ def exchange(
             if len(received) > MAX_ANSWER_BYTES:
                 raise TooLongError(f"answered more than {MAX_ANSWER_BYTES} bytes")
         return response, bytes(received)
-    except socket.timeout:  # also of a single wait, with a text of Python's
+    except socket.timeout:  # also from a single wait, with a text of Python's
         raise socket.timeout(f"no complete answer within {timeout_s:g} s") from None
     finally:
         connection.close()
@@ -66,7 +69,7 @@ def begin(
     headers: Mapping[str, str],
     timeout_s: float,
 ) -> tuple[http.client.HTTPResponse, Iterator[bytes]]:
-    """Return the answer and its body, as it comes. Raises one of FAILURES, then or later."""
+    """Return the answer and stream its body as it arrives. Raise one of FAILURES, now or while the body is read."""
     deadline = run_time() + timeout_s
     connection.timeout = timeout_s
     connection.connect()
@@ -84,7 +87,7 @@ def begin(
             self.fp = io.BufferedReader(_InTime(sock, wait_no_longer))
 
     connection.response_class = Answer
-    wait_no_longer(timeout_s)  # sent at once: requests are small, and half a request can't be sent again
+    wait_no_longer(timeout_s)  # send all at once: requests are small, and half a request can't be repeated
     connection.request(method, path, body, dict(headers))
     response = connection.getresponse()
     return response, iter(lambda: response.read1(65536), b"")
@@ -93,14 +96,14 @@ def begin(
 class _InTime(io.RawIOBase):
     """Data from a socket, up to a deadline.
 
-    The socket's timeout is for one slice of a wait (see `run_time`), and a server may send a byte now and then, of the
-    header, too.
+    The socket's timeout limits one slice of a wait (see `run_time`). A server may send a byte now and then, even of
+    the header, so the timeout alone isn't enough.
     """
 
     def __init__(self, sock: socket.socket, wait_no_longer: Callable[[], None]) -> None:
         super().__init__()
-        # A file of the socket would read no more once a slice is over; it keeps the socket open for as long as this
-        # object.
+        # Don't use the socket's file object: it would read nothing more after a slice. It is kept so that the socket
+        # stays open while this object exists.
         self._sock, self._open, self._wait_no_longer = sock, sock.makefile("rb", buffering=0), wait_no_longer
 
     def readable(self) -> bool:

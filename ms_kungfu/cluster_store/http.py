@@ -1,4 +1,4 @@
-"""The cluster store of a config server, over HTTP."""
+"""The cluster store in a config server, over HTTP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from ms_kungfu.cluster_store.exchange import FAILURES, MAX_ANSWER_BYTES, TooLong
 from ms_kungfu.cluster_store.store import StaleVersionError, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
 
-WRITER_HEADER = "Kungfu-Writer"  # not in the document: a client that edits one and sends it back is another writer
+WRITER_HEADER = (
+    "Kungfu-Writer"  # not in the document: a client that edits a document and sends it back is a different writer
+)
 
 
 class HttpClusterStore:
@@ -25,11 +27,11 @@ class HttpClusterStore:
     needs_secret = True
 
     def __init__(self, url: str, secret: str | None, writer: str, timeout_s: float) -> None:
-        """ValueError if the URL is invalid."""
+        """Raise ValueError if the URL is invalid."""
         try:
             parts = urlsplit(url)
             good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != -1
-            # Names as they go over the network; a name with an empty part, or one of more than 63 letters, is invalid.
+            # Check the name in its network form: an empty part, or a part of more than 63 letters, is invalid.
             good = good and bool(str(parts.hostname).encode("idna")) and (parts.path + parts.query).isascii()
         except ValueError:  # the port isn't a number, or brackets don't match
             good = False
@@ -68,7 +70,7 @@ class HttpClusterStore:
         path = f"{self._path.rstrip('/')}/status"
         status, body, _ = self._request("GET", path, None, self._timeout_s, needs_secret=True)
         try:
-            # Of a job of this user, to be printed: it has paths and commands.
+            # The status of a job of this user, to be printed: it contains paths and commands.
             return None if status == 404 else decode(body, MAX_ANSWER_BYTES, raw_bytes=True)
         except MalformedError as error:
             raise ConfigServerError(f"{self.url} did not answer with a job's status: {error}") from None
@@ -112,7 +114,7 @@ class HttpClusterStore:
 
 
 def _tls_for(scheme: str) -> ssl.SSLContext | None:
-    """Return the user's certificates, else the system's. ValueError if they aren't valid."""
+    """Return an ssl context with the user's certificates, else the system's. Raise ValueError if they are invalid."""
     if scheme != "https":
         return None
     own = from_environment()
@@ -121,22 +123,22 @@ def _tls_for(scheme: str) -> ssl.SSLContext | None:
 
 def _text_of_error(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate isn't accepted ({error.verify_message}); {env.TLS_CA.name} names the CA's"
+        return f"its certificate isn't accepted ({error.verify_message}); set {env.TLS_CA.name} to its CA's certificate"
     if speaks_tls(error) is False:
         return (
-            "it doesn't answer by TLS; if it speaks none, write http://, or set KUNGFU_TLS_CERT, KUNGFU_TLS_KEY and "
+            "it doesn't answer with TLS; if it uses none, write http://, or set KUNGFU_TLS_CERT, KUNGFU_TLS_KEY and "
             "KUNGFU_TLS_CA there, too"
         )
     if isinstance(error, ssl.SSLError) and any(word in (error.reason or "") for word in ("CERTIFICATE", "UNKNOWN_CA")):
         return (
-            f"it doesn't accept this end's certificate, or wants one ({error.reason}); set {env.TLS_CERT.name} and "
+            f"it rejects this end's certificate, or requires one ({error.reason}); set {env.TLS_CERT.name} and "
             f"{env.TLS_KEY.name}"
         )
     return str(error) or type(error).__name__
 
 
 def _text_of(body: bytes) -> str:
-    """Return the message in an error's body."""
+    """Return the message in the body of an error answer."""
     try:
         return printable(str(decode_object(body, MAX_ANSWER_BYTES)["error"]))
     except (MalformedError, KeyError):

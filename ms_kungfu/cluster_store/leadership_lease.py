@@ -1,12 +1,14 @@
-"""The leadership lease of a job's controller, in a store that outlives it, and the snapshot for the next controller.
+"""The leadership lease of a job's controller, and the snapshot for the next controller, in a store that outlives it.
 
-There are two keys. The *snapshot* is what the controller has decided, as of its last entry. The *holder* names the host
-that has the lease, and is bound to a lease of the store, which deletes it if no renewal comes.
+There are two keys. The *snapshot* contains what the controller has decided so far. The *holder* is the host that has
+the lease. It is bound to a lease of the store, which deletes it if the lease isn't renewed.
 
-1. Each write compares both keys. The snapshot has to be the one that the writer knows, and the holder the same since
-   the revision at which it was written. So of two controllers that take the lease one gets it. A controller that was
-   paused while another one took it can write nothing more. (`test_leadership_lease.py`.)
-2. The lease only permits others to try. That no two controllers decide depends on the comparisons, and on no clock.
+1. Each write compares both keys. The snapshot must be the one that the writer knows, and the holder must be unchanged
+since the revision at which it was written. So if two controllers try to take the lease, only one gets it. If a
+controller is paused while another takes the lease, the paused controller can't write any more.
+(`test_leadership_lease.py`.)
+2. The expiry of the lease only permits other hosts to try. That at most one controller decides depends on the
+comparisons, and on no clock.
 """
 
 from __future__ import annotations
@@ -18,15 +20,15 @@ from typing import Any, Protocol
 
 from ms_kungfu.errors import ConfigServerError
 
-_MARK = "Mark"  # of a write, by which its writer recognises it
+_MARK = "Mark"  # key of the mark by which a writer recognises its write
 
 
 class LeadershipLostError(ConfigServerError):
-    """Another controller has the lease, or has written since: this one has stepped down."""
+    """Another controller has the lease, or has written since, so this controller has stepped down."""
 
 
 class LeadershipGoneError(LeadershipLostError):
-    """No controller has it: the snapshot, and with it all that was decided, has been deleted from the store."""
+    """The snapshot, and with it everything that was decided, has been deleted from the store."""
 
     def __init__(self) -> None:
         super().__init__("the store has lost the job's keys: they were deleted, or its data was")
@@ -34,10 +36,10 @@ class LeadershipGoneError(LeadershipLostError):
 
 @dataclass(frozen=True)
 class LeadershipState:
-    """The store's keys.
+    """The keys in the store.
 
-    `revision`: the snapshot's, 0 without one; `holder`: "" without one; `since`: the revision at which it took the
-    lease, else 0.
+    `revision`: the revision of the snapshot, 0 without one. `holder`: "" without one. `since`: the revision at which
+    the holder took the lease, else 0.
     """
 
     snapshot: Mapping[str, Any] | None = None
@@ -47,27 +49,27 @@ class LeadershipState:
 
 
 class LeadershipKeys(Protocol):
-    """The two keys in a store.
+    """Access to the two keys in a store.
 
-    Calls may come from any thread, and are bounded in time. StoreUnreachableError without an answer: then the result of
-    a write isn't known.
+    Methods may be called from any thread and have a time limit. They raise StoreUnreachableError if there is no
+    answer; the result of a write is then unknown.
     """
 
     def look(self) -> LeadershipState:
-        """Return both at once."""
+        """Return both keys, read at once."""
         ...
 
     def swap(
         self, seen: LeadershipState, snapshot: Mapping[str, Any], holder: str = "", lease: int = 0
     ) -> tuple[bool, LeadershipState]:
-        """Write the snapshot, and with a `lease` the holder, if both keys are as they were `seen`.
+        """Write the snapshot, and with a `lease` the holder, if both keys are unchanged since they were `seen`.
 
-        Return whether they were, and what there is then.
+        Return whether they were unchanged, and the present keys.
         """
         ...
 
     def grant(self, seconds: float) -> tuple[int, float]:
-        """Return a lease, and how long it lasts."""
+        """Create a lease. Return the lease and its duration."""
         ...
 
     def renew(self, lease: int) -> bool:
@@ -79,23 +81,23 @@ class LeadershipKeys(Protocol):
 
 
 class LeadershipLease:
-    """The controller's end. One call at a time; after StoreUnreachableError a call may be repeated."""
+    """The controller's side of the lease. One call at a time. After StoreUnreachableError a call may be repeated."""
 
     def __init__(self, keys: LeadershipKeys, host: str, lease_s: float) -> None:
         self._keys, self._host, self._requested_s = keys, host, lease_s
         self._held = LeadershipState()
         self._lease = 0
-        self._tried: dict[str, int] = {}  # marks of writes without a known result -> lease
-        self.lease_s = lease_s  # as the store has it
+        self._tried: dict[str, int] = {}  # mark of a write with unknown result -> lease
+        self.lease_s = lease_s  # the duration in the store
 
     @property
     def since(self) -> int:
         return self._held.since
 
     def take(self, seen: LeadershipState, snapshot: Mapping[str, Any]) -> None:
-        """Take the lease. LeadershipLostError if another host has it, or has got it since this was `seen`."""
+        """Take the lease. Raise LeadershipLostError if another host has it, or has taken it since `seen` was read."""
         if self._is_own(seen) and seen.holder == self._host:
-            self._holds(seen)  # by the try before
+            self._holds(seen)  # it was taken by an earlier attempt
         elif seen.holder:
             raise LeadershipLostError(f"{seen.holder} has the lease")
         else:
@@ -103,14 +105,14 @@ class LeadershipLease:
             self._swap(seen, snapshot, lease)
 
     def write(self, snapshot: Mapping[str, Any]) -> None:
-        """Write a snapshot. The controller may send its contents when this returns."""
+        """Write a snapshot. When this returns, the controller may send the snapshot's contents."""
         try:
             self._swap(self._held, snapshot)
         except LeadershipLostError:
             found = self._keys.look()
             if not self._is_own(found):
                 raise
-            if found.holder:  # that is of a try before, which may have taken the lease again
+            if found.holder:  # from an earlier attempt, which may have taken the lease again
                 self._holds(found)
                 self._swap(found, snapshot)
             else:
@@ -133,7 +135,7 @@ class LeadershipLease:
         self._keys.revoke(self._lease)
 
     def _is_own(self, found: LeadershipState) -> bool:
-        """Return whether this controller has written what is there."""
+        """Return whether this controller has written the present contents."""
         mark = None if found.snapshot is None else found.snapshot.get(_MARK)
         return isinstance(mark, str) and (found.revision == self._held.revision or mark in self._tried)
 
@@ -141,7 +143,7 @@ class LeadershipLease:
         mark = secrets.token_hex(8)
         self._tried[mark] = lease
         done, found = self._keys.swap(seen, {**snapshot, _MARK: mark}, self._host, lease)
-        # The first try may have been written, and its answer lost.
+        # The first attempt may have been applied although its answer was lost.
         if not done and not (found.snapshot is not None and found.snapshot.get(_MARK) == mark):
             raise (
                 LeadershipGoneError

@@ -10,26 +10,27 @@ from ms_kungfu.errors import ConfigServerError
 
 
 class StoreUnreachableError(ConfigServerError):
-    """There is no answer, or not in time. Whether a write was done isn't known; a later retry is reasonable."""
+    """There was no answer in time. Whether a write was applied is unknown; retry later."""
 
     @property
     def question(self) -> str:
-        """Return the message for a user that has just named the store, and may be wrong."""
+        """Return the message for a user that has just given the store's URL, which may be wrong."""
         return f"{self}; is it running?"
 
 
 class StoreFullError(ConfigServerError):
-    """The store accepts no write before an operator has made space. Its contents can be read."""
+    """The store accepts no write until an operator frees space. Its contents can be read."""
 
 
 class StaleVersionError(ConfigServerError):
-    """The compare-and-swap failed: another client has written since. Read again, then decide."""
+    """The compare-and-swap failed: another client has written since the read. Read again, then decide."""
 
 
 class ClusterStore(Protocol):
-    """The desired cluster under a version that only grows. Calls may come from any thread, and are bounded in time.
+    """The desired cluster, with a version number that only grows. Methods may be called from any thread.
 
-    All raise StoreUnreachableError, and ConfigServerError if they are rejected.
+    All methods have a time limit. They raise StoreUnreachableError without an answer, and ConfigServerError if the
+    request is rejected.
     """
 
     @property
@@ -37,54 +38,56 @@ class ClusterStore(Protocol):
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """Return the hosts that keep it, by their names in the URL."""
+        """Return the hosts of the store, as named in the URL."""
         ...
 
     @property
     def needs_secret(self) -> bool:
-        """Return whether writing needs the job's secret; else the store itself decides on permissions."""
+        """Return whether writes need the job's secret. Otherwise the store itself decides on permissions."""
         ...
 
     def get(self) -> Cluster | None:
-        """Return the desired cluster, None without one."""
+        """Return the desired cluster; None if there is none."""
         ...
 
     def put(self, cluster: Cluster) -> Cluster:
-        """Write `cluster`, whose version must be the next one, and return it as it is kept.
+        """Write `cluster`, whose version must be the next one, and return the stored cluster.
 
-        StaleVersionError if another client was faster. It is signed as `cluster` is, else as the store was opened for.
+        Raise StaleVersionError if another client was faster. The writer's name is `cluster.writer`, or else the name
+        that the store was opened with.
         """
         ...
 
     def watch(self, version: int, timeout_s: float) -> Cluster | None:
-        """Return a cluster of a newer version than `version`, as soon as there is one; None after `timeout_s`."""
+        """Return a cluster with a newer version than `version` as soon as there is one; None after `timeout_s`."""
         ...
 
     def status(self) -> Any:
-        """Return the job's status, as JSON, if its launcher keeps this store; None elsewhere."""
+        """Return the job's status as JSON if the job's launcher runs this store; else None."""
         ...
 
     def delete(self) -> None:
-        """Delete the cluster, not its version."""
+        """Delete the cluster, but keep its version number."""
         ...
 
 
 def next_cluster(document: object, writer: str, held: Cluster | None, last_version: int) -> Cluster:
-    """Return what a store that has `held`, with versions up to `last_version`, keeps after a write of `document`.
+    """Return the cluster that a store keeps after a write of `document`; before, it has `held`.
 
-    A document that names ``Version`` is a compare-and-swap: it must name the present version plus one (in an empty
-    store, any that was not used before). So of two writers that read the same version one wins and the other gets
-    StaleVersionError. A document without ``Version`` always becomes the next one. ValueError for an invalid document.
+    `last_version` is the highest version used so far. A document with ``Version`` is a compare-and-swap: it must have
+    the present version plus one, or in an empty store any version that was not used before. So if two writers have
+    read the same version, one succeeds and the other gets StaleVersionError. A document without ``Version`` always
+    becomes the next version. Raise ValueError for an invalid document.
     """
     wanted = Cluster.from_json(document, writer=writer)
     assert isinstance(document, dict)
     if "Version" not in document:
         wanted = replace(wanted, version=last_version + 1)
     elif held is None and wanted.version <= last_version:
-        raise StaleVersionError(f"Version {wanted.version} is over; the next one is {last_version + 1}")
+        raise StaleVersionError(f"Version {wanted.version} has been superseded; the next one is {last_version + 1}")
     elif held is not None and wanted.version != last_version + 1:
         raise StaleVersionError(
-            f"Version {wanted.version} is not the next one: the present version is {last_version}, so name "
+            f"Version {wanted.version} is not the next one: the present version is {last_version}, so send "
             f"{last_version + 1} after reading it, or leave Version out to overwrite whatever is there"
         )
     if "Runners" not in document and held is not None:

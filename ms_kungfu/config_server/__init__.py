@@ -1,1 +1,1 @@
-"""The config server holds the desired cluster of a job: a store and its HTTP server (client: `cluster_store`)."""
+"""The config server holds a job's desired cluster: a store and its HTTP server (`cluster_store` is the client)."""

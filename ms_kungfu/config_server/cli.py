@@ -1,4 +1,4 @@
-"""kungfu-config-server: a config server that outlives the jobs that use it."""
+"""kungfu-config-server: run a config server that outlives the jobs that use it."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ from ms_kungfu.config_server.secret_file import SecretFile, SecretFileError, rea
 from ms_kungfu.config_server.server import ConfigServer
 
 PROGRAM = "kungfu-config-server"
-_MAX_BYTES = 1024 * 1024  # of a file with a cluster
+_MAX_BYTES = 1024 * 1024  # the largest file with a cluster
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the server.
 
-    Exit status: 0 when stopped by a signal or -ttl, 1 if it can't serve, 2 for a wrong command line.
+    Exit status: 0 when stopped by a signal or -ttl, 1 if it can't serve, 2 for an invalid command line.
     """
-    parser = FlagParser(PROGRAM, f"{PROGRAM} [flags]", "Stores the wanted cluster of an elastic job.")
-    parser.flag("port", "port to listen on; 0 takes a free one", type=integer(0, 65535), default=9100, metavar="PORT")
-    parser.flag("host", "address to listen on; each host that reaches it may read", default="127.0.0.1", metavar="HOST")
+    parser = FlagParser(PROGRAM, f"{PROGRAM} [flags]", "Stores the desired cluster of an elastic job.")
+    parser.flag("port", "port to listen on; 0: any free port", type=integer(0, 65535), default=9100, metavar="PORT")
+    parser.flag(
+        "host", "address to listen on; any host that can reach it may read", default="127.0.0.1", metavar="HOST"
+    )
     parser.flag("init", "JSON file with the first cluster", metavar="FILE")
     parser.flag("endpoint", "path of the URL", default="/config", metavar="PATH")
-    parser.flag("ttl", "stop after this time, e.g. 10m; 0 is never", type=duration, default=0.0, metavar="TIME")
+    parser.flag("ttl", "stop after this time, e.g. 10m; 0: never", type=duration, default=0.0, metavar="TIME")
     try:
         flags, rest = parser.parse(sys.argv[1:] if arguments is None else arguments)
         if rest:
@@ -77,14 +79,14 @@ async def _serve(
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
     given = os.environ.get("KUNGFU_JOB_SECRET")
-    # A killed server's secret is still there, and a job may be waiting for a server that knows it.
+    # A killed server's secret file is still there, and a job may be waiting for a server that has this secret.
     server = ConfigServer(ConfigStore(cluster), "", host=host, port=port, path=path, tls=tls)
     left = read_secret(server.url) if port else None
     secret = server.secret = given or left or secrets.token_hex(32)
     try:
         await server.start()
     except OSError as error:
-        text = f"can't listen on {host}:{port}: {error.strerror or error}; give another -port, or 0 for any free one"
+        text = f"can't listen on {host}:{port}: {error.strerror or error}; use another -port, or 0 for any free port"
         return failed(PROGRAM, text, 1)
     file: SecretFile | None = None
     try:

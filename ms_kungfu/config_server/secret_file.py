@@ -1,7 +1,7 @@
-"""The job's secret on disk, for the same user's ``kungfu-run resize`` in another shell.
+"""The job's secret in a file, for ``kungfu-run resize`` of the same user in another shell.
 
-A 0600 file in a 0700 directory of the user's. Directory and file are opened without following links and are checked
-after opening, so neither a link nor another user's directory in /tmp can divert what is written.
+The file (mode 0600) is in a directory of the user (mode 0700). Both are opened without following links and are checked
+after opening. So neither a link nor another user's directory in /tmp can divert the secret.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ _EVERYBODYS = ("/tmp", "/var/tmp")
 
 
 class SecretFileError(Exception):
-    """The folder for the secret can't be trusted or used; the message is for the user."""
+    """A folder for the secret can't be trusted or used. The message is for the user."""
 
 
 @dataclass(frozen=True)
 class SecretFile:
-    """A written secret, which its writer may remove again."""
+    """A secret file that was written, which its writer can remove again."""
 
     path: Path
     inode: int
 
     def remove(self) -> None:
-        """Remove the file if it is still the one that was written: a later server may have replaced it."""
+        """Remove the file, unless a later server has replaced it."""
         with contextlib.suppress(OSError):
             if os.lstat(self.path).st_ino == self.inode:
                 os.unlink(self.path)
 
 
 def write_secret(url: str, secret: str) -> SecretFile:
-    """Leave the secret of the config server at `url` for the same user, in place of an earlier server's there."""
+    """Write the secret of the config server at `url` for the same user. Replace an earlier server's secret."""
     troubles = []
     for directory in own_directories():
         try:
@@ -54,7 +54,7 @@ def write_secret(url: str, secret: str) -> SecretFile:
                         file.write(secret)
                         inode = os.fstat(fd).st_ino
                     os.rename(temporary, _name(url), src_dir_fd=folder, dst_dir_fd=folder)
-                except OSError:  # a full disk
+                except OSError:  # for example a full disk
                     os.unlink(temporary, dir_fd=folder)
                     raise
                 return SecretFile(directory / _name(url), inode)
@@ -64,7 +64,7 @@ def write_secret(url: str, secret: str) -> SecretFile:
 
 
 def read_secret(url: str) -> str | None:
-    """Return the secret that this user's config server at `url` has left, None without a trustworthy one."""
+    """Return the secret that this user's config server at `url` has written; None without a trustworthy file."""
     for directory in own_directories():
         try:
             with opened(directory) as folder:
@@ -79,7 +79,7 @@ def read_secret(url: str) -> str | None:
 
 
 def servers_of_this_user() -> list[str]:
-    """Return URLs (at the usual path) of the config servers that have left a secret here; some may have ended."""
+    """Return URLs (with the default path) of the config servers that have written a secret; some may have ended."""
     found = set()
     for directory in own_directories():
         with contextlib.suppress(OSError, SecretFileError), opened(directory) as folder:
@@ -92,19 +92,20 @@ def servers_of_this_user() -> list[str]:
 
 
 def is_same_server(one: str, other: str) -> bool:
-    """Return whether two URLs mean one config server on this machine."""
+    """Return whether two URLs belong to the same config server on this machine."""
     return _name(one) == _name(other)
 
 
 def secret_from(environment: Mapping[str, str], url: str) -> str | None:
-    """Return the environment's secret, else the one in the file for `url`."""
+    """Return the secret from the environment, or else from the file for `url`."""
     return environment.get("KUNGFU_JOB_SECRET") or read_secret(url)
 
 
 def own_directories() -> Iterator[Path]:
-    """Return directories for files of this user alone, best first.
+    """Return candidate directories that only this user can access, best first.
 
-    Both ends try all: one user's shells don't all have the same variables, so /tmp comes before $TMPDIR.
+    The writer and the reader try all of them, because a user's shells may have different variables. For the same
+    reason /tmp comes before $TMPDIR.
     """
     own = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
     if os.path.isdir(own):
@@ -116,7 +117,7 @@ def own_directories() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def made(directory: Path) -> Iterator[int]:
-    """Return the same, and make it if it is missing."""
+    """Return a descriptor of a directory, which is created if it is missing."""
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     with opened(directory) as folder:
@@ -125,7 +126,7 @@ def made(directory: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def opened(directory: Path) -> Iterator[int]:
-    """Return a descriptor of a directory. SecretFileError if other users can change it, OSError if it is missing."""
+    """Return a directory's descriptor. Raise SecretFileError if other users can change it, OSError if it is missing."""
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         info = os.fstat(folder)
@@ -138,10 +139,10 @@ def opened(directory: Path) -> Iterator[int]:
 
 def _name(url: str) -> str:
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https"):  # an etcd isn't one user's on this machine
+    if parts.scheme not in ("http", "https"):  # an etcd doesn't belong to a user of this machine
         return quote(url, safe="") + _SUFFIX
     host = parts.hostname or "localhost"
-    # 127.0.0.1, localhost and similar are one server under many names; the port distinguishes them.
+    # 127.0.0.1, localhost and similar names are the same server; the port distinguishes servers.
     with contextlib.suppress(ValueError):
         address = ipaddress.ip_address(host)
         if address.is_loopback or address.is_unspecified:

@@ -1,26 +1,26 @@
-"""The HTTP server of a ConfigStore, by aiohttp.
+"""The HTTP server of a ConfigStore, with aiohttp.
 
-- ``GET /config`` answers ``{"Runners": [...], "Workers": [...], "Version": n}``, 404 without a cluster. With
-  ``?newer_than=V&timeout=S`` it answers as soon as there is a newer version than V (304 after S seconds, at most 60).
-- ``PUT``, and ``POST`` with a body, store a cluster and answer it as stored; ``DELETE``, and ``POST`` without a body,
-  delete it. ``Kungfu-Writer: <id>`` of a write is a header of each read, for as long as that version holds.
-- ``GET /config/status`` answers the job's status, if it has embedded the server, else 404.
-- Reading the cluster is free; the status and writing need ``Authorization: Bearer <secret>``: 401 without, 403 with a
-  wrong one.
-- 400 says what is wrong with a document, 409 that its Version is stale, 413 that it is too long. A rejected write
-  changes nothing.
+- ``GET /config`` returns ``{"Runners": [...], "Workers": [...], "Version": n}``, or 404 if there is no cluster. With
+  ``?newer_than=V&timeout=S`` it returns as soon as there is a newer version than V (304 after S seconds, at most 60).
+- ``PUT``, and ``POST`` with a body, store a cluster and return the stored cluster. ``DELETE``, and ``POST`` without a
+  body, delete the cluster. If a write has the header ``Kungfu-Writer: <id>``, each read of that version returns the
+  header.
+- ``GET /config/status`` returns the job's status if the job has embedded the server, else 404.
+- Reading the cluster needs no authentication. The status and writes need ``Authorization: Bearer <secret>``: 401
+  without it, 403 if the secret is wrong.
+- 400 means that a document is invalid, 409 that its Version is stale, 413 that it is too long; the answer has the
+  reason. A rejected write changes nothing.
 
-Each user on the machine may connect, so the job must not depend on its clients:
+Each user of the machine may connect, so clients must not be able to disturb the job:
 
-- The server has a thread and an event loop of its own. If its loop fails it restarts on the same port, and logs that.
-  The store stays with the job, in whose loop every write is done.
-- There are at most a fixed number of connections, and no more than a quarter of the descriptors that the process may
-  have. Each serves one request, and has ten seconds for it (those that wait for a newer version so much longer). At the
-  limit a new connection closes the one that has waited longest without a request. So a client that sends its request at
-  once, as ms_kungfu's do, is served, however many others are silent or slow. A client in the TLS handshake counts as
-  one of them, and is closed first.
-- At most half of the connections may wait for a newer version. Further ones are answered at once, as if the time were
-  over; a store's `watch` returns early, and its caller asks again and again then.
+- The server has its own thread and event loop. If the loop fails, the server logs the error and restarts on the same
+  port. The store belongs to the job's event loop, where every write runs.
+- The number of connections is limited, also to a quarter of the process's file descriptors. Each connection serves one
+  request within ten seconds, plus the waiting time for a newer version. At the limit, a new connection closes the
+  connection that has waited longest without a request. So a client that sends its request at once, as ms_kungfu does,
+  is served even if many others are silent or slow. A client in the TLS handshake counts too, and is closed first.
+- At most half of the connections may wait for a newer version. Further requests are answered at once, as if their time
+  were over. A store's `watch` then returns early, and its caller repeats it.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ _WRITER = re.compile(r"[0-9A-Za-z]{0,64}")
 _MAX_WAIT_S = 60.0
 _MAX_MESSAGE = 500
 _MAX_CONNECTIONS = 128
-_REQUEST_S = 10.0  # from the connection to the end of the answer
+_REQUEST_S = 10.0  # limit from the connection to the end of the answer
 _BACKLOG = 1024
-_PAUSE_S = 0.1  # where the system has no descriptor or memory for a connection
+_PAUSE_S = 0.1  # after the system had no descriptor or memory for a connection
 _RESTART_S = 1.0
 _STOP_S = 2.0
 
 
 @dataclass(eq=False, repr=False)
 class ConfigServer:
-    """Serves a store. The store, `on_change` and all methods belong to the event loop that has called `start`.
+    """Serve a store. The store, `on_change` and all methods belong to the event loop that has called `start`.
 
-    `on_change` is called after each write that succeeded, with the new cluster or None.
+    `on_change` is called after each successful write, with the new cluster or None.
     """
 
     store: ConfigStore
@@ -76,7 +76,7 @@ class ConfigServer:
     host: str = "127.0.0.1"
     port: int = 0
     path: str = "/config"
-    tls: ssl.SSLContext | None = None  # with it the server speaks https
+    tls: ssl.SSLContext | None = None  # if set, the server uses https
     on_change: Callable[[Cluster | None], None] | None = None
     on_status: Callable[[], dict[str, Any]] | None = None  # returns the job's status; it never raises
     _listeners: list[socket.socket] = field(default_factory=list, init=False)
@@ -91,7 +91,7 @@ class ConfigServer:
         return f"{'http' if self.tls is None else 'https'}://{host}:{self.port}{self.path}"
 
     async def start(self) -> None:
-        """Bind and serve. OSError if the port is taken; port 0 takes a free one, see `url`."""
+        """Bind and serve. Raise OSError if the port is in use. Port 0: any free port, see `url`."""
         self._owner = asyncio.get_running_loop()
         for family, _, _, _, address in await self._owner.getaddrinfo(
             self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -122,12 +122,12 @@ class ConfigServer:
         self._listeners.clear()
 
     def put(self, document: object, writer: str = "") -> Cluster:
-        """Store on behalf of this process, as a PUT does, and notify each client that waits."""
+        """Store a document for this process, as a PUT does, and notify each waiting client."""
         try:
             cluster = self.store.put(document, writer)
         except (ValueError, StaleVersionError):
             raise
-        except Exception as error:  # of this document: it is refused, and nothing has changed
+        except Exception as error:  # caused by this document: it is rejected, and nothing has changed
             _log.error('internal error: where=config-server error="%r"', error, exc_info=error)
             raise ValueError(f"internal error: {error!r}") from error
         self._changed(cluster)
@@ -155,7 +155,7 @@ class ConfigServer:
                 self._stopping.wait(_RESTART_S)
 
     async def write(self, body: bytes, writer: str) -> Cluster:
-        """Call `put` on behalf of a client."""
+        """Store a client's document with `put`."""
         try:
             document = decode(body, _MAX_BODY_BYTES)
         except MalformedError as error:
@@ -175,14 +175,14 @@ class ConfigServer:
 
         def run() -> None:
             if not outcome.set_running_or_notify_cancel():
-                return  # the client has closed before
+                return  # the client has already closed the connection
             try:
                 outcome.set_result(function())
             except (ValueError, StaleVersionError) as error:
                 outcome.set_exception(error)
             except BaseException as error:
                 outcome.set_exception(RuntimeError("internal error"))
-                raise error  # a bug of the owner's: its loop gets it
+                raise error  # a bug in the owner: its event loop gets the error
 
         self._owner.call_soon_threadsafe(run)
         return await asyncio.wrap_future(outcome)
@@ -206,7 +206,7 @@ class _Connection(web.RequestHandler):
     def __init__(self, face: _Face, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._face = face
-        self.is_served = False  # its request has come, and isn't answered
+        self.is_served = False  # whether its request has arrived and isn't answered yet
         self.timer = self._loop.call_later(_REQUEST_S, self.abort)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -219,10 +219,10 @@ class _Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """Log what a handler has raised.
+        """Log an exception that a handler has raised.
 
-        An invalid request, or one with a body other than its header says, is its client's fault, and is answered by
-        400. So is a client that closes before its answer.
+        An invalid request, or a request whose body doesn't match its header, is the client's fault and is answered
+        with 400. A client that closes before the answer is also at fault.
         """
         if not isinstance(kw.get("exc_info"), (HttpProcessingError, web.RequestPayloadError, ConnectionResetError)):
             self._face.tell_bug(args[0] % args[1:], kw.get("exc_info"))
@@ -230,34 +230,34 @@ class _Connection(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Answer a request that aiohttp rejects by itself, with a message that echoes nothing."""
+        """Answer a request that aiohttp itself rejects, with a message that doesn't repeat the request."""
         if status == 500:
             return super().handle_error(request, status, exc, message)
-        super().handle_error(request, status, exc, "")  # notes it
+        super().handle_error(request, status, exc, "")  # records the error
         answer = _sentence(status, "this is not an HTTP request that can be understood")
         answer.force_close()
         return answer
 
     def may_wait(self, seconds: float) -> None:
-        """Give the request so much longer."""
+        """Extend the request's time limit."""
         self.timer.cancel()
         self.timer = self._loop.call_later(seconds + _REQUEST_S, self.abort)
 
     def abort(self) -> None:
         self._face.connections.pop(self, None)
         if self.transport is not None:
-            self.transport.abort()  # nothing more is sent: a slow reader would delay the end again
+            self.transport.abort()  # send nothing more: a slow reader would delay the end again
 
 
 def _has_come_here(error: BaseException) -> bool:
-    """Return whether it went through code of this module."""
+    """Return whether an exception passed through code of this module."""
     return any(frame.f_code.co_filename == __file__ for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 class _Face:
-    """The HTTP side of one server, in the server's thread except `wake` and `stop`.
+    """The HTTP side of one server. Except for `wake` and `stop`, it runs in the server's thread.
 
-    It reads the store's cluster: one reference, which another thread may replace but not change.
+    It reads the store's cluster, a single reference that another thread may replace but not modify.
     """
 
     def __init__(self, server: ConfigServer, listeners: Sequence[socket.socket]) -> None:
@@ -269,11 +269,13 @@ class _Face:
         self._limit = connection_limit(_MAX_CONNECTIONS)
         self._waiting = 0
         self._told: set[str] = set()
-        self.connections: dict[_Connection, None] = {}  # in the order of their arrival
-        self._meeting: dict[asyncio.Future[None], None] = {}  # likewise; not among the connections yet
+        self.connections: dict[_Connection, None] = {}  # in order of arrival
+        self._meeting: dict[
+            asyncio.Future[None], None
+        ] = {}  # TLS handshakes in order of arrival, not yet among the connections
 
     def wake(self) -> None:
-        """Note that there is something new in the store."""
+        """Signal that the store has changed."""
         self._call(self._wake)
 
     def stop(self) -> None:
@@ -281,7 +283,7 @@ class _Face:
 
     def _call(self, function: Callable[[], None]) -> None:
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # it is closed already
+            with contextlib.suppress(RuntimeError):  # the loop is closed already
                 self._loop.call_soon_threadsafe(function)
 
     def _wake(self) -> None:
@@ -289,10 +291,10 @@ class _Face:
         self._changed = asyncio.Event()
 
     def tell_bug(self, message: str, error: BaseException | None) -> None:
-        """Log a bug here once: clients could repeat it at will.
+        """Log a bug in this module only once, because clients could repeat it at will.
 
-        It may be aiohttp's: that answers 500 if it can't quote a client's expectation, before it has called anything of
-        this module.
+        The bug may also be in aiohttp, which returns 500 before it calls this module if it can't quote a client's
+        Expect header.
         """
         if isinstance(error, UnicodeEncodeError) and not _has_come_here(error):
             return
@@ -301,18 +303,18 @@ class _Face:
             _log.error('internal error: where=config-server error="%s"', message, exc_info=error)
 
     async def serve(self, stopping: threading.Event) -> None:
-        """Serve until `stop`. Raises what has made it fail."""
+        """Serve until `stop`. Raise the exception that made it fail."""
         self._changed, self._stopped = asyncio.Event(), asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(lambda _, what: self.tell_bug(what["message"], what.get("exception")))
-        if stopping.is_set():  # before there was a loop to notify
+        if stopping.is_set():  # `stop` was called before the loop existed
             return
         application = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._once])
         application.router.add_get(self._server.path, self._get)
         application.router.add_get(f"{self._server.path.rstrip('/')}/status", self._status)
         for method in ("PUT", "POST", "DELETE"):
             application.router.add_route(method, self._server.path, self._write)
-        # A long poll must not delay the end of the job, and one whose client has closed is over.
+        # A long poll must not delay the end of the job, and is over if its client has closed the connection.
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
         tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._stopped.wait())]
@@ -352,7 +354,7 @@ class _Face:
                 lambda: _Connection(self, manager, loop=loop, access_log=None), connection, ssl=tls,
                 ssl_handshake_timeout=None if tls is None else _REQUEST_S,
             )  # fmt: skip
-        except OSError:  # also a client without TLS, or without a certificate
+        except OSError:  # for example a client without TLS or without a certificate
             connection.close()
 
     def _make_room(self) -> bool:
@@ -375,7 +377,7 @@ class _Face:
             response: web.StreamResponse = await handler(request)
         finally:
             request.protocol.is_served = False
-        response.force_close()  # the rest of the connection may be an unauthenticated client's next hour
+        response.force_close()  # otherwise an unauthenticated client could keep the connection open
         return response
 
     async def _get(self, request: web.Request) -> web.Response:
@@ -403,7 +405,7 @@ class _Face:
         return web.json_response(document)
 
     async def _newer(self, request: web.Request, newer_than: int, wait_s: float) -> Cluster | None:
-        """Return the cluster once it is newer than `newer_than`, or after `wait_s` as it is."""
+        """Return the cluster once it is newer than `newer_than`, or the present cluster after `wait_s`."""
         if self._waiting >= self._limit // 2:
             wait_s = 0.0
         loop = asyncio.get_running_loop()
@@ -413,7 +415,7 @@ class _Face:
         self._waiting += 1
         try:
             while True:
-                changed = self._changed  # before the look: a later change sets this one
+                changed = self._changed  # read this before the cluster, so that a later change sets it
                 cluster = self._server.store.cluster
                 left = deadline - loop.time()
                 if (cluster is not None and cluster.version > newer_than) or left <= 0:
@@ -430,7 +432,7 @@ class _Face:
         try:
             body = (
                 b"" if request.method == "DELETE" else await request.read()
-            )  # over client_max_size is answered by 413
+            )  # a body over client_max_size is answered with 413
         except web.RequestPayloadError:
             return _sentence(400, "the body is not what its header says")
         try:
@@ -445,7 +447,7 @@ class _Face:
 
 
 def _sentence(status: int, text: str) -> web.Response:
-    # The text may quote the input; a limit keeps the answer to bad input short.
+    # The message may quote the input; a limit keeps the answer to invalid input short.
     shown = text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + "..."
     return web.json_response({"error": shown}, status=status)
 

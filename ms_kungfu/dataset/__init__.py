@@ -1,6 +1,7 @@
 """Data that follows the cluster: :class:`ElasticDataset`.
 
-It loads on first use, since it needs MindSpore. :func:`indexed` numbers the samples of a dataset.
+It loads on first use because it needs MindSpore. :func:`indexed` gives each sample of a dataset a
+number.
 """
 
 from __future__ import annotations

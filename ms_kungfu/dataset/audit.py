@@ -1,37 +1,39 @@
-"""Prove from the ledger that each sample was trained once an epoch: ``python -m ms_kungfu.dataset.audit LOGDIR``.
+"""Prove from the ledger that each sample was trained once per epoch: ``python -m ms_kungfu.dataset.audit LOGDIR``.
 
-It reads only what the workers of an ElasticDataset with a ``ledger`` wrote (`ms_kungfu.dataset.ledger`). Exit status:
-- 0: every finished epoch has trained each sample exactly once (with ``drop_remainder``: except a remainder smaller than
-  a global batch). The last, unfinished one has trained none twice. No two records contradict each other, and none is
-  missing.
-- 1: otherwise, or without a record of a step; it names the samples, the contradictions and the gaps.
+The audit reads only what the workers of an ElasticDataset with a ``ledger`` wrote (`ms_kungfu.dataset.ledger`). Exit
+status:
+- 0: every finished epoch trained each sample exactly once. With ``drop_remainder``, a remainder smaller than a global
+  batch is exempt. The last, unfinished epoch trained no sample twice. No two records contradict each other, and no
+  record is missing.
+- 1: a condition above doesn't hold, or no step is on record. The report names the samples, contradictions and gaps.
+- 2: there is no ledger, or this version can't read it.
 - 2: there is no ledger, or none that this version can read.
 
-What is checked
-- All workers that a step contains agree on it: cluster version, members, participants, the batch, seed and total. A
-  record of a worker that the others' records leave out doesn't count: it failed, and the step was committed without it.
+The audit checks these conditions:
+- All workers in a step agree on the step: cluster version, members, participants, batch, seed and total. A worker's
+  record doesn't count if the other workers' records don't include that worker: it failed, and the step was committed
+  without it.
 - Each worker received the share that follows from the batch and the members.
-- If a step is partitioned into shards (format 3) all of its batch is trained, whichever workers failed in it. Each
-  worker got at least its assigned shards; those of failed workers are with the others, each with one of them. A
-  participant that failed before it wrote a record had its assigned shards, and those that no other record has.
-- A file's lines follow from one another: each by the ``crc`` of the one before, each step and each end of an epoch by
-  its number. Only the last line may be torn.
-- A worker that takes part in a step of a cluster version takes part in all earlier ones of that version and has a
-  record of each. It may have failed before it wrote the last one; that is a note, since the others' records have its
-  share.
-- If workers recorded checksums after a step (`ledger_fingerprints`) these are the same at all.
-- Epochs and their steps have consecutive numbers, and the versions of a job grow.
-- Over an epoch the shares of the participants contain each position of the permutation once.
-- If all files have hashes of samples' contents (`ms_kungfu.dataset.contents`) these are the same.
+- If a step is partitioned into shards (format 3), its whole batch is trained even if workers failed in the step. Each
+  worker trained at least its assigned shards. Each shard of a failed worker was trained by exactly one other worker. A
+  participant that failed before it wrote a record counts with its assigned shards, if no other record has them.
+- The lines of a file are consecutive: each line continues the ``crc`` of the line before, and steps and ends of epochs
+  have consecutive numbers. Only the last line may be torn.
+- A worker that takes part in a step of a cluster version also takes part in all earlier steps of that version, and has
+  a record of each. Its last record may be missing if it failed before it wrote that record. The report lists this as a
+  note, because the other workers' records contain its share.
+- If workers recorded checksums after a step (`ledger_fingerprints`), the checksums are the same on all workers.
+- Epochs have consecutive numbers, steps of an epoch have consecutive numbers, and a job's cluster versions increase.
+- Over an epoch, the shares of the participants contain each position of the permutation once.
+- If all files have hashes of sample contents (`ms_kungfu.dataset.contents`), the hashes are the same.
 
-The proof is about sample *numbers*. The hashes show that a number stands for the same sample in each process, for the
-samples that the workers have compared: some, or all. The outcome names which of both it is: ``(numbers)``, or
-``(numbers and contents)``.
+The proof covers sample *numbers*. The hashes show that a number stands for the same sample in each process, for some
+or all of the samples. The outcome names what is proven: ``(numbers)`` or ``(numbers and contents)``.
 
-It can't detect that each file of a ledger was cut at its end.
+The audit can't detect that the end of every file of a ledger is missing.
 
-A job that continues from a checkpoint of an earlier one writes to the same folder. The earlier one's later records
-aren't part of the training any more, and don't count (`ms_kungfu.dataset.history`).
+A job that continues from a checkpoint of an earlier job writes to the same folder. Records that the earlier job wrote
+after that checkpoint no longer belong to the training run and don't count (`ms_kungfu.dataset.history`).
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ from ms_kungfu.errors import KungFuError
 __all__ = ["Claim", "End", "Epoch", "Record", "Report", "Stop", "audit", "main", "read", "to_text"]
 
 _Place = tuple[int, int]  # epoch and step
-_Steps = dict[int, dict[_Place, list[Record]]]  # of each dataset
+_Steps = dict[int, dict[_Place, list[Record]]]  # records by dataset and place
 
 
 def audit(files: dict[str, list[Record]], problems: Iterable[str] = (), notes: Iterable[str] = ()) -> Report:
@@ -108,12 +110,12 @@ def audit(files: dict[str, list[Record]], problems: Iterable[str] = (), notes: I
 
 
 def _follow_one_another(records: Sequence[Record], report: Report) -> None:
-    """Check that a worker wrote each step and each end of an epoch, from its first one on."""
+    """Check that a worker recorded each step and each end of an epoch, beginning with the worker's first record."""
     for before, record in zip(records, records[1:]):
         if isinstance(record.claim, Stop):
             break
         ended, ends = isinstance(before.claim, End), isinstance(record.claim, End)
-        # At the end of an epoch the record has the number of its steps instead of a step's.
+        # For the end of an epoch, `step` is the number of steps in the epoch.
         due = (before.epoch + 1, 0) if ended else (before.epoch, before.step + 1)
         follows = (record.job, record.data, record.place) == (before.job, before.data, due)
         if not follows or (ended and ends):
@@ -123,7 +125,7 @@ def _follow_one_another(records: Sequence[Record], report: Report) -> None:
 
 
 def _attend(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, Claim], report: Report) -> None:
-    """Check that a participant in a step has records of all earlier ones of the version, and that versions grow."""
+    """Check that a participant in a step recorded all earlier steps of the version, and that versions increase."""
     versions: dict[tuple[str, int], list[_Place]] = defaultdict(list)
     of_job: dict[str, int] = {}
     first = next(iter(agreed.values()), None)
@@ -169,7 +171,7 @@ def _attend(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, C
 
 
 def _compare(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, Claim], report: Report) -> None:
-    """Check that all had the same bits. Only the first step with a difference is named: others follow from it."""
+    """Check that all workers had the same checksums. Report only the first step that differs: later steps follow."""
     for place, claim in agreed.items():
         had: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
         for record in found[place]:
@@ -188,7 +190,7 @@ def _compare(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, 
 
 
 def _compare_contents(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, Claim], report: Report) -> int:
-    """Return of how many samples the files of all relevant workers have the same contents; 0 if one file has none."""
+    """Return how many samples have equal contents in the files of all relevant workers; 0 if a file has no hashes."""
     of_files: dict[str, Record] = {}
     for place, claim in agreed.items():
         for record in found[place]:
@@ -215,7 +217,7 @@ def _compare_contents(data: int, found: dict[_Place, list[Record]], agreed: dict
 
 
 def _end(name: str, records: list[Record], steps: int, report: Report) -> End | None:
-    """Return what all workers that came to the end of the epoch recorded of it."""
+    """Return the records of an epoch's end by all workers that reached it."""
     said = {(record.step, record.claim): record for record in records}
     if len(said) > 1 or any(counted != steps for counted, _ in said):
         counts = ", ".join(f"{record.step} by rank {record.rank} ({record.where})" for record in said.values())
@@ -224,9 +226,9 @@ def _end(name: str, records: list[Record], steps: int, report: Report) -> End | 
 
 
 def _agree(name: str, records: Sequence[Record], report: Report) -> Claim:
-    """Return what the workers that are in the step recorded of it."""
+    """Return the records of a step by the workers that are in the step."""
     claims = Counter(record.claim for record in records if isinstance(record.claim, Claim))
-    # The claim that all of its participants make, as far as they have records.
+    # The claim that all participants with a record of the step agree on.
     stands = [c for c in claims if all(r.claim == c for r in records if r.rank in c.participants)]
     agreed = stands[0] if len(stands) == 1 else claims.most_common(1)[0][0]
     if len(stands) != 1:
@@ -260,7 +262,7 @@ def _agree(name: str, records: Sequence[Record], report: Report) -> Claim:
 def _is_delivered(given: tuple[Range, ...], share: tuple[Range, ...], batch: tuple[Range, ...]) -> bool:
     """Return whether a worker received its share: the same positions in the same order.
 
-    A worker without a share has the repeated position, which the first format leaves out.
+    A worker without a share repeats the step's last position. The first format doesn't record that position.
     """
     if not share and given:
         length = sharding.count(batch)
@@ -268,11 +270,11 @@ def _is_delivered(given: tuple[Range, ...], share: tuple[Range, ...], batch: tup
     return np.array_equal(sharding.positions(given), sharding.positions(share))
 
 
-_Trained = tuple[list[Range], int]  # in a step: each time that something counts; how many samples failures gave back
+_Trained = tuple[list[Range], int]  # the ranges trained in a step; how many samples returned to the pool after failures
 
 
 def _trained(name: str, claim: Claim, records: Sequence[Record], report: Report) -> _Trained:
-    """Return what the participants of a step trained in it."""
+    """Return what the participants of a step trained in the step."""
     step = Step(0, claim.batch, claim.members, claim.ranks)
     if claim.shards is None:
         own, back = step.outcome(claim.participants)
@@ -301,11 +303,12 @@ def _trained(name: str, claim: Claim, records: Sequence[Record], report: Report)
     lost = {shard for rank in failed for shard in dealt[rank]}
     unwritten = [rank for rank in claim.participants if rank not in recorded]
     for shard in range(count):
-        # A worker without a shard computes the last one for nothing, and it counts if its owner has failed.
+        # A worker without a shard recomputes the last shard. The result counts only if the shard's owner has failed.
         others = {shard for rank in unwritten for shard in dealt[rank]} | (lost if unwritten or idle[shard] else set())
         if times[shard] == 0 and shard in others:
             times[shard] = 1
-        # A second sum in a step is assigned to the living, so a delivered shard may have been another's for the first.
+        # A second sum in a step assigns shards to the living ranks, so another rank may have received the shard
+        # before.
         if claim.shards.sums > 1 and failed:
             times[shard] = min(times[shard], 1)
         if times[shard] != 1:
@@ -333,7 +336,7 @@ def _cover(
     end: End | None,
     report: Report,
 ) -> Epoch:
-    """Return what the participants of all steps trained together."""
+    """Return what the participants of all steps trained in total."""
     first = next(iter(steps.values()))
     total, last_step = first.total, max(steps)
     missing_steps = sorted(set(range(last_step + 1)) - set(steps))
@@ -374,7 +377,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Proves from the ledger of an ElasticDataset that each sample was trained once an epoch.",
         epilog="Exit status: 0 exact, 1 not exact (what isn't is named), 2 no ledger there, or one of a newer format.",
     )
-    parser.add_argument("logdir", metavar="LOGDIR", type=Path, help="ledger= or KUNGFU_LEDGER_DIR of the training")
+    parser.add_argument("logdir", metavar="LOGDIR", type=Path, help="the training run's ledger= or KUNGFU_LEDGER_DIR")
     parser.add_argument("--json", action="store_true", help="the whole report as JSON")
     args = parser.parse_args(argv)
     try:

@@ -18,10 +18,10 @@ from ms_kungfu.ops import wait_for_queue
 
 
 def _next(batches: Iterator[Any], expected: int, keeps_rows: bool) -> tuple[Any, int]:
-    """Return a pipeline's next batch and its number of samples, which has to be `expected`.
+    """Return a pipeline's next batch and its number of samples, which must be `expected`.
 
-    A function mapped over whole batches may return other rows. Then the samples are those requested, since the
-    dataset's own sampler chose them.
+    A function mapped over whole batches may return a different number of rows. The number of samples is then
+    `expected`, because the dataset's own sampler chose the samples.
     """
     batch = next(batches, None)
     given = 0 if batch is None else next(iter(batch.values() if isinstance(batch, dict) else batch)).shape[0]
@@ -36,10 +36,10 @@ def _next(batches: Iterator[Any], expected: int, keeps_rows: bool) -> tuple[Any,
 
 
 class Batches:
-    """Iterate over the epochs of an ElasticDataset, on one stock pipeline while the partition stays the same.
+    """Iterate over the epochs of an ElasticDataset. One MindSpore pipeline is used while the partition stays the same.
 
     Args:
-        kind: how the pipeline's own iterator is made, with these `options`.
+        kind: how to make the pipeline's own iterator, together with `options`.
     """
 
     def __init__(self, dataset: Shares, source: Source, kind: str, num_epochs: int, options: dict[str, Any]) -> None:
@@ -47,8 +47,8 @@ class Batches:
         self._reductions = membership.watch_reductions()
         self._epochs_left = num_epochs
         self._inner: Iterator[Any] | None = None
-        self._coming: NDArray[np.int64] = np.empty(0, np.int64)  # positions that `_inner` has still to deliver
-        self._dealt_for: tuple[int, ...] = ()  # what has to be the same for `_inner` to be valid
+        self._coming: NDArray[np.int64] = np.empty(0, np.int64)  # positions that `_inner` hasn't delivered yet
+        self._dealt_for: tuple[int, ...] = ()  # `_inner` is valid while this stays the same
         dataset._put_back()
 
     def __iter__(self) -> Iterator[Any]:
@@ -72,7 +72,7 @@ class Batches:
         if cursor.taken and not goes_on:
             dataset.commit(self._participants())
         elif dataset.driven is None:
-            self._reductions.take_commits()  # of no step
+            self._reductions.take_commits()  # discard commits that belong to no step
         wanted = (runtime.cluster_version(), cursor.epoch, dataset._dealing.changes)
         if wanted != self._dealt_for:
             self.stop()
@@ -88,7 +88,7 @@ class Batches:
                 "gradients were accumulated over the end of a pass of repeat(), whose last batches count as trained "
                 "there; apply them before, or train more epochs instead of repeat()"
             )
-        if step is None and cursor.taken:  # gradients accumulated to the end of the epoch, which have been applied
+        if step is None and cursor.taken:  # gradients accumulated to the end of the epoch are applied
             dataset.commit(self._participants())
             return self._next()  # what a failed worker had taken is still to be trained
         if step is None:
@@ -99,14 +99,14 @@ class Batches:
         return batch
 
     def _open(self, where: NDArray[np.int64], size: pipelines.Sizes) -> Iterator[Any]:
-        """Return a stock iterator over the samples at these positions of the epoch, in batches."""
+        """Return a MindSpore iterator that yields the samples at these positions of the epoch in batches."""
         seed, epoch = self._dataset._seed, self._dataset._cursor.epoch
         pipeline = self._source.batches(self._dataset._order.samples(where, seed, epoch), size, seed, epoch)
         return getattr(pipeline, self._kind)(num_epochs=1, **self._options)
 
     def _participants(self) -> list[int]:
-        """Return the participants in the step that is over."""
-        wait_for_queue()  # operations that PyNative mode has queued belong to it
+        """Return the participants in the step that has ended."""
+        wait_for_queue()  # operations that PyNative mode has queued belong to the step
         if self._dataset.driven is not None:
             return self._dataset.driven.take_participants()
         _, partly = self._reductions.take_commits()
@@ -123,10 +123,10 @@ class Batches:
         return self._receive(max(sharding.count(step.share(self._dataset._dealing.dealt.rank)), 1))
 
     def _receive(self, expected: int) -> Any:
-        """Return the pipeline's next batch, which has to have so many samples."""
+        """Return the pipeline's next batch, which must have `length` samples."""
         assert self._inner is not None
         batch, given = _next(self._inner, expected, self._source.keeps_rows)
-        # Of what has arrived, not of what the step says: the audit compares the two.
+        # Record what was delivered, not what the step assigns: the audit compares the two.
         if self._dataset.keeps_ledger:
             self._dataset._recording.deliver(sharding.ranges(self._coming[:given]))
             self._coming = self._coming[given:]
@@ -146,22 +146,22 @@ class Batches:
         return self._next()
 
     def stop(self) -> None:
-        """Release the pipeline and what it has prefetched."""
+        """Release the pipeline and its prefetched batches."""
         inner, self._inner, self._dealt_for = self._inner, None, ()
         if inner is not None:
             inner.stop()  # type: ignore[attr-defined]
 
 
 class ShardBatches(Batches):
-    """The shards of each step; the iterator yields the first one of this worker."""
+    """Iterate over steps of shards. The iterator yields this worker's first shard of each step."""
 
     check = "raise"
-    """What a shard whose gradients differ leads to: an error ("raise"), or "warn"."""
+    """What happens if two computations of a shard differ: "raise" an error, or "warn"."""
     _yielded: weakref.WeakKeyDictionary[membership.Member, ShardBatches] = weakref.WeakKeyDictionary()
 
     @classmethod
     def current(cls) -> ShardBatches | None:
-        """Return the object that has yielded last in this process."""
+        """Return the `ShardBatches` that yielded most recently in this process."""
         return cls._yielded.get(membership.current())
 
     def _first(self, step: sharding.Step) -> Any:
@@ -171,29 +171,29 @@ class ShardBatches(Batches):
         self.count = shards.count(self._length, self._unit)
         """Of this step."""
         self.last_share = shards.last_share(self._length, self._unit)
-        """The weight of the last of them; the others have 1."""
+        """Weight of the step's last shard; the other shards have weight 1."""
         self.own = dataset.shards_of(self.count)
         self._coming_shards = list(self.own) or [self.count - 1]
         self.first = self._coming_shards[0]
-        """The one that is yielded."""
+        """The shard that the iterator yields."""
         self._parts = 0
         self._batches_by_shard: dict[int, Any] = {}
-        self._looked_at: dict[int, tuple[sharding.Range, ...]] = {}  # those of others, which aren't recorded
+        self._looked_at: dict[int, tuple[sharding.Range, ...]] = {}  # shards of other workers, not recorded
         self._yielded[membership.current()] = self
         return self.batch(self.first)
 
     @property
     def weights(self) -> list[int]:
-        """Return how many shards of this step each rank was assigned, as weights by rank; none: all alike."""
+        """Return the assignment weights of this step by rank: the number of shards each. Empty: all ranks are equal."""
         return self._dataset._step_weights
 
     @property
     def next_weights(self) -> list[int]:
-        """Return the same of the next step, as far as it is agreed."""
+        """Return the assignment weights of the next step by rank, as agreed so far."""
         return self._dataset._dealing.weights(self._dataset._dealing.dealt)
 
     def next_key(self) -> tuple[int, int]:
-        """Return the seed and the number of the step, which key random numbers; another number per ShardedStep."""
+        """Return the keys of random numbers: the seed and a number of the step that differs for each ShardedStep."""
         cursor = self._dataset._cursor
         self._parts += 1
         return self._dataset._seed, cursor.epoch << 40 | self._step.number << 8 | (self._parts - 1) & 255
@@ -205,24 +205,24 @@ class ShardBatches(Batches):
     def check_deal(self, dealt: list[int]) -> None:
         """Raise KungFuError if the runtime assigns other shards than the pipeline delivers.
 
-        A second ShardedStep on one batch may begin after a failure in the first.
+        A second ShardedStep with the same batch may begin after a failure in the first.
         """
         if self._parts == 1 and dealt != self.own:
             raise KungFuError(f"shards {dealt} of a step are this worker's, and its data is of shards {self.own}")
 
     def weigh(self, weights: list[int]) -> None:
-        """Assign shards to ranks by these weights from the next step on."""
+        """Assign shards to ranks in proportion to these weights, beginning with the next step."""
         self._dataset.weigh(weights)
 
     def made(self) -> None:
-        """Note that the sum over all shards of the step is complete."""
+        """Record that the sum over all shards of the step is complete."""
         self._dataset._sums += 1
 
     def batch(self, shard: int) -> Any:
         """Return the columns of a shard of this step, as the iterator yields them.
 
-        This worker's own shards come in their order from the pipeline. A failed worker's comes from a pipeline of its
-        own.
+        This worker's own shards come from its pipeline, in order. A failed worker's shard comes from a pipeline made
+        for that shard.
         """
         unit = self._unit
         while shard not in self._batches_by_shard and shard in self._coming_shards:
@@ -234,6 +234,6 @@ class ShardBatches(Batches):
             self._batches_by_shard[shard], _ = _next(batches, len(where), self._source.keeps_rows)
             self._looked_at[shard] = sharding.ranges(where)
         missing = membership.current().core.missing_shards
-        if shard in self._looked_at and shard in missing():  # it is trained, now or later
+        if shard in self._looked_at and shard in missing():  # the shard is trained now or later
             self._dataset._recording.deliver(self._looked_at.pop(shard))
         return self._batches_by_shard[shard]

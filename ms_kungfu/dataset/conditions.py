@@ -1,7 +1,7 @@
-"""The numeric environment of a training with shards: what its bits depend on besides its program.
+"""The numeric environment of training with shards: what the exact results depend on besides the program.
 
-It is in the header of each of its ledger's files and in its checkpoints. The workers compare it whenever a new one is
-among them. A job that resumes, or a replay, reports what is no longer the same.
+The header of each ledger file and each checkpoint contain the numeric environment. Workers compare it when a worker
+joins. A job that resumes and a replay report each value that differs.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ NAMES = {
     "seed": "seed",
 }
 ARGUMENTS = ("shards", "global_batch", "seed")
-"""The program's arguments among them, which each step records as well, since a policy may change the batch."""
-_CPU_CHARS = 48  # limit of the space in the ledger's header
+"""Values that the program sets. Each step records them too, because a policy may change the batch."""
+_CPU_CHARS = 48  # the available space in the ledger's header
 
 
 def of_machine(cores: int) -> dict[str, Any]:
-    """Return those that don't depend on the program's arguments; JSON."""
+    """Return the part that doesn't depend on the program's arguments, as JSON."""
     import mindspore
     import numpy
 
@@ -47,11 +47,11 @@ def of_machine(cores: int) -> dict[str, Any]:
 
 @cache
 def instruction_set(libraries: Path) -> str:
-    """Return the widest vector units that the oneDNN in this folder uses; one of `CAPS`.
+    """Return the widest vector instructions that the oneDNN library in this folder uses: one of `CAPS`.
 
-    It computes MindSpore's convolutions and products on CPUs, with what the processor has, or with
-    ``ONEDNN_MAX_CPU_ISA`` if that is less. Without such a library return what the runtime itself uses to add up
-    gradients.
+    oneDNN computes MindSpore's convolutions and matrix products on CPUs. It uses the processor's widest vector
+    instructions unless ``ONEDNN_MAX_CPU_ISA`` sets a lower limit. If the folder has no oneDNN, return what the runtime
+    itself uses to sum gradients.
     """
     for library in sorted(libraries.glob("libdnnl.so*")):
         with suppress(OSError, AttributeError):
@@ -72,7 +72,7 @@ def _processor() -> str:
 def differences(
     first: Mapping[str, Any], second: Mapping[str, Any], at_first: str = "there", at_second: str = "here"
 ) -> str:
-    """Return in words what both have and isn't the same; empty without a difference."""
+    """Return a text that lists the values that differ, among keys in both; empty if none differ."""
     return ", ".join(
         f"{NAMES.get(key, key)} {first[key]} {at_first} and {second[key]} {at_second}"
         for key in first

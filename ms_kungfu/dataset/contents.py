@@ -1,12 +1,13 @@
-"""Whether a sample number stands for the same content in each process.
+"""Check whether a sample number stands for the same content in each process.
 
 A partition consists of numbers. If a program shuffles or splits its files without a seed, or lists a folder unsorted,
-each process has another sample behind a number. Then some samples are trained twice and others never, and each number
-still exactly once. So each process reads some samples as training begins, and the workers compare their hashes.
+a number stands for a different sample in each process. Then some samples are trained twice and others never, although
+each number is trained exactly once. So each process reads some samples when training begins, and the workers compare
+hashes of these samples.
 
-The process reads the source's own dataset, below all that it maps: augmentation differs between workers by design. A
-source that augments in ``__getitem__`` gives other bytes at each read. So each sample is read several times, and
-contents that aren't stable in one process aren't compared between processes.
+The process reads the source's own dataset, below all `map` operations, because augmentation differs between workers by
+design. A source that augments in ``__getitem__`` returns different bytes at each read. So the process reads each
+sample several times. Contents that differ between reads in one process aren't compared between processes.
 """
 
 from __future__ import annotations
@@ -20,35 +21,35 @@ import numpy as np
 
 CHECKS = ("some", "all", "none")
 READS = 4
-"""Of each sample in `chosen`: a source that changes one read in a hundred looks stable in one case of 10**8."""
+"""Reads of each sample in `chosen`. A source that changes 1 % of its reads looks stable once in 10**8 cases."""
 _CHOSEN = 8
-_BLOCKS = 1024  # hashes of "all" that travel and that a checkpoint keeps; beyond it one hash is of several samples
+_BLOCKS = 1024  # most hashes of "all" in a message or checkpoint; above it a hash covers several samples
 _SHOWN = 20
 _HASH_BYTES = 6
 
 Digest = tuple[int, int, str]
-"""The samples ``[first, last)`` and their hash."""
+"""A hash of the samples ``[first, last)``."""
 
 
 class UnstableError(ValueError):
-    """Contents can't be compared: each read of the source differs, or yields something without bytes."""
+    """Contents can't be compared: reads of the source differ, or the source yields a value without bytes."""
 
 
 def chosen(total: int) -> list[int]:
-    """Return the samples that are compared by default: the first, the last, and others that follow from `total`."""
+    """Return the samples compared by default: the first, the last, and others that are determined by `total`."""
     between = np.random.default_rng(total).integers(total, size=4 * _CHOSEN).tolist()
     return sorted(list(dict.fromkeys([0, total - 1, *between]))[:_CHOSEN])
 
 
 def hash_of(row: Iterable[Any]) -> bytes:
-    """Hash a sample's columns: their bytes, shapes and dtypes."""
+    """Return a hash of a sample's columns: of their bytes, shapes and dtypes."""
     digest = hashlib.blake2b(digest_size=_HASH_BYTES)
     _add(digest, list(row))
     return digest.digest()
 
 
 class Columns:
-    """Hashes of a source's columns, each over the samples in `chosen`, which come in ascending order."""
+    """Hash each column over the samples in `chosen`, which must be added in ascending order."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._digests = {name: hashlib.blake2b(digest_size=_HASH_BYTES) for name in names}
@@ -81,30 +82,30 @@ class Contents:
     """The hashes of a source's samples in one process."""
 
     samples: int
-    """How many of them are hashed."""
+    """The number of hashed samples."""
     some: tuple[Digest, ...]
-    """Of each sample in `chosen`."""
+    """A hash for each sample in `chosen`."""
     all: tuple[Digest, ...] = ()
-    """Of all samples, in blocks of consecutive ones, if the program asks for it."""
+    """Hashes of all samples, in blocks of consecutive samples, if the program requests them."""
     columns: tuple[tuple[str, str], ...] = ()
-    """Names and hashes of the columns, over the samples in `chosen`: they say only which column differs."""
+    """Column names, and hashes over the samples in `chosen`. They show only which column differs."""
 
     def words(self) -> dict[str, Any]:
-        """Return two hashes for a ledger's header that differ if those of a sample do; JSON."""
+        """Return hashes for a ledger's header, as JSON. They differ if a sample's hash differs."""
         found = {"samples": self.samples, "some": _word(self.some)}
         return {**found, "all": _word(self.all)} if self.all else found
 
     def word(self) -> int:
-        """Return a number below 2**48 that differs if a hash does."""
+        """Return a number below 2**48 that differs if a sample's hash differs."""
         return int(_word((*self.some, *self.all)), 16)
 
     def state(self) -> list[Any]:
-        """Return the state for a checkpoint, and for a joining worker; JSON."""
+        """Return the state for a checkpoint or a joining worker, as JSON."""
         return [self.samples, *([list(each) for each in part] for part in (self.some, self.all, self.columns))]
 
 
 def restored(state: Sequence[Any]) -> Contents:
-    """Return the `Contents` of a state."""
+    """Return the `Contents` from a state that `state` returned."""
     samples, *parts = state
     some, of_all = (tuple((int(a), int(b), str(text)) for a, b, text in part) for part in parts[:2])
     columns = parts[2] if len(parts) > 2 else ()
@@ -112,7 +113,7 @@ def restored(state: Sequence[Any]) -> Contents:
 
 
 def made_of(total: int, hashes: Mapping[int, bytes], columns: tuple[tuple[str, str], ...] = ()) -> Contents:
-    """Make contents of the hashes of the samples in `chosen`, or of all samples."""
+    """Return `Contents` made from the hashes of the samples in `chosen`, or of all samples."""
     some = tuple((number, number + 1, hashes[number].hex()) for number in chosen(total))
     if len(hashes) < total:
         return Contents(len(some), some, columns=columns)
@@ -126,7 +127,7 @@ def made_of(total: int, hashes: Mapping[int, bytes], columns: tuple[tuple[str, s
 
 
 def differing(everyones: Iterable[Contents]) -> list[tuple[int, int]]:
-    """Return the samples, as ranges, of which not all have the same hash, among those that several have hashed."""
+    """Return ranges of samples that are hashed in several `Contents` and whose hashes differ."""
     found: dict[tuple[int, int], set[str]] = {}
     for contents in everyones:
         for first, last, text in (*contents.some, *contents.all):
@@ -135,7 +136,7 @@ def differing(everyones: Iterable[Contents]) -> list[tuple[int, int]]:
 
 
 def _is_known(which: tuple[int, int], found: Mapping[tuple[int, int], set[str]]) -> bool:
-    """Return whether a smaller range in it is found already."""
+    """Return whether a smaller range inside this range was found earlier."""
     if which[1] - which[0] == 1:
         return False
     return any(len(texts) > 1 for (a, b), texts in found.items() if b - a == 1 and which[0] <= a < which[1])
@@ -155,9 +156,9 @@ def difference(everyones: Iterable[Contents]) -> str:
 
 
 def the_same(own: Contents | None, of_others: Sequence[Any] | None, total: int) -> Contents | None:
-    """Return this process's contents, with which training continues. ValueError if they differ from the others'.
+    """Return the contents with which training continues. Raise ValueError if this process's contents differ.
 
-    `of_others` is the state of those that it began with. Return None if one has none.
+    `of_others` is the contents that training began with. Return None if one side has no contents.
     """
     if own is None or of_others is None:
         return None

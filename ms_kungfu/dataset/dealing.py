@@ -1,4 +1,4 @@
-"""How the steps of a data set are partitioned, and among which workers. All workers make the same calls at one step."""
+"""Partition the steps of a dataset among workers. All workers make the same calls at the same step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ MOST_SHARDS = 4096  # ops_src/shards/tree.h
 
 @dataclass(frozen=True)
 class BatchSize:
-    """Samples of a step: of each worker, or of all together, perhaps cut into shards. ValueError for invalid ones."""
+    """The number of samples in a step: per worker or for all workers, with an optional number of shards.
+
+    Raises ValueError if the values are invalid or don't fit together.
+    """
 
     per_worker: int | None
     of_all: int | None
@@ -43,15 +46,15 @@ class BatchSize:
 
     @property
     def unit(self) -> int:
-        """Return the samples of a shard; 1 without shards."""
+        """Return the number of samples per shard; 1 without shards."""
         return 1 if self.shards is None or self.of_all is None else self.of_all // self.shards
 
     def of(self, workers: int) -> int:
-        """Return the samples of a full step of so many workers."""
+        """Return the number of samples in a full step with this number of workers."""
         return self.of_all if self.of_all is not None else (self.per_worker or 0) * workers
 
     def named(self) -> dict[str, int | None]:
-        """Return it by the argument that gives it."""
+        """Return the batch size as text, named by the argument that set it."""
         return {"batch_size": self.per_worker} if self.of_all is None else {"global_batch_size": self.of_all}
 
 
@@ -66,23 +69,23 @@ class Dealt:
 
 
 class Dealing:
-    """The partition of one data set. `by_shards`: its steps are partitioned into shards."""
+    """The partition of one dataset. With `by_shards`, its steps are partitioned into shards."""
 
     def __init__(self, cursor: EpochCursor, by_shards: bool) -> None:
         self._cursor, self._by_shards = cursor, by_shards
         self.dealt = Dealt(-1, 0, 0, ())  # until the first step
         self.changes = 0
-        """How often the partition lost its validity, except by a new cluster version or epoch."""
+        """How often the partition became invalid, not counting new cluster versions and epochs."""
         self._weights: tuple[int, ...] = ()  # weights of the ranks,
-        self._weighed_in = -1  # in this cluster version: in another the ranks are others
+        self._weighed_in = -1  # valid in this cluster version only: ranks change with the version
 
     def present(self) -> Dealt:
-        """Return the present cluster, or while a step is handed out the one that it was assigned to."""
+        """Return the present cluster. While a step is uncommitted, return the cluster that it was assigned to."""
         now = runtime.cluster_version(), runtime.current_cluster_size(), runtime.current_rank()
         if now == (self.dealt.version, self.dealt.size, self.dealt.rank):
             return self.dealt
         members = tuple(range(now[1]))
-        if self._by_shards and not membership.is_deferred():  # this question would join it
+        if self._by_shards and not membership.is_deferred():  # the call below would join the cluster
             members = members_of_a_step_of_shards()
         present = Dealt(*now, members=members)
         if not self._cursor.taken:
@@ -90,25 +93,25 @@ class Dealing:
         return present
 
     def deal_to(self, living: Iterable[int]) -> None:
-        """Assign only to these members, since others have failed."""
+        """Assign steps only to these members, because the other members have failed."""
         members = tuple(rank for rank in self.dealt.members if rank in living)
         if members != self.dealt.members:
             self.dealt = replace(self.dealt, members=members)
             self.changes += 1
 
     def shards_of(self, count: int) -> list[int]:
-        """Return this worker's shards of a step that has `count`."""
+        """Return this worker's shards of a step with `count` shards."""
         dealt = self.present()
         by_rank = self.weights(dealt)
         weights = [by_rank[r] for r in dealt.members] if by_rank else []
         return list(_core.partition_shards(count, list(dealt.members), weights, dealt.rank))
 
     def weights(self, dealt: Dealt) -> list[int]:
-        """Return the weights by rank; none: all alike. A worker that has joined knows no others."""
+        """Return the weights by rank. Empty: all ranks are equal, or this worker joined and has no weights yet."""
         return list(self._weights) if self._weighed_in == dealt.version else []
 
     def weigh(self, weights: Sequence[int]) -> None:
-        """Assign shards to each rank in proportion to its number from the next step on."""
+        """Assign shards to ranks in proportion to these weights, beginning with the next step."""
         before = self.weights(self.present())
         self._weights, self._weighed_in = tuple(weights), runtime.cluster_version()
         if list(weights) != before:
@@ -118,6 +121,6 @@ class Dealing:
 def members_of_a_step_of_shards() -> tuple[int, ...]:
     """Return the ranks that the next step of shards is assigned to.
 
-    Some may be missing before a dataset's first step: those that failed in a step of another one.
+    Before a dataset's first step, the result leaves out ranks that failed in a step of a different dataset.
     """
     return tuple(membership.current().core.sharded_members())

@@ -1,4 +1,4 @@
-"""A MindSpore dataset whose samples are partitioned again whenever the cluster changes."""
+"""A MindSpore dataset that repartitions its samples whenever the cluster changes."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ms_kungfu.dataset.ledger import ERRORS, Ledger
 from ms_kungfu.dataset.shares import Shares
 from ms_kungfu.dataset.source import Given, Source
 
-_FINGERPRINTS = 50  # steps; the checksums of LeNet's half a megabyte take 0.3 ms, a step several
+_FINGERPRINTS = 50  # steps. Checksums of LeNet (0.5 MB) take 0.3 ms, a step takes several ms.
 _log = logging.getLogger(__name__)
 
 
 def _global_batch(pipeline: pipelines.Pipeline, shuffle: bool) -> int:
-    """Return the samples of a step by the pipeline's own batch, which is a worker's.
+    """Return the batch size of the pipeline, which applies to each worker.
 
-    If it is wrong at a joining worker, that worker receives the number with the rest of the state.
+    A joining worker that gets a wrong number here receives the correct one with the rest of the state.
     """
     assert pipeline.batch_size is not None
     workers = env.START_SIZE.get() or runtime.current_cluster_size()
-    if pipeline.num_shards not in (None, 1, env.WORLD_SIZE.get()):  # a number of the program's own, not the size
+    if pipeline.num_shards not in (None, 1, env.WORLD_SIZE.get()):  # not the cluster size
         workers = pipeline.num_shards
     samples = pipeline.batch_size * workers
     if env.RANK_ID.get() == 0:
@@ -44,77 +44,81 @@ def _global_batch(pipeline: pipelines.Pipeline, shuffle: bool) -> int:
 
 
 class ElasticDataset(Shares, ds.Dataset):
-    """This worker's share of a global order of samples, for ``Model.train`` and for loops of your own.
+    """A dataset that partitions its samples over the workers, for ``Model.train`` and for custom loops.
 
-    Every sample is trained once an epoch, whatever happens in between. After a resize or a failure the
-    rest of the epoch is partitioned again from the end of the *trained* steps. So batches that
-    MindSpore had prefetched come from the new partition. A failed worker's samples of a step that was
-    committed without it are trained later in the epoch, which may have a step more then.
+    Every sample is trained once per epoch, even if the cluster changes. After a resize or a failure,
+    the rest of the epoch is partitioned again, beginning after the last *trained* step. So the new
+    partition also replaces batches that MindSpore had prefetched. If a step is committed without a
+    failed worker, that worker's samples of the step are trained later in the epoch. The epoch may then
+    have one step more.
 
-    Epochs end at the same step on all workers. `ms_kungfu.dataset.sharding` says how an epoch is cut
-    and partitioned, the tail included. Shares may differ in size (3 workers, a global batch of 32). A
-    worker's gradients count by the number of its samples, so the mean over the workers is that over the
-    samples.
+    Epochs end at the same step on all workers. `ms_kungfu.dataset.sharding` describes how an epoch is
+    divided into steps and shares, including the last samples. Shares may differ in size, for example
+    with 3 workers and a global batch of 32. A worker's gradients are weighted by its number of samples,
+    so the mean over the workers equals the mean over the samples.
 
-    A batch counts as trained at ``ElasticTraining.step_end``, or, without one, when the loop asks for
-    the next batch. It also counts when its epoch ends, so apply gradients that are accumulated over
-    several batches before that. A program that calls ``ms_kungfu.resize`` itself does so between a
-    batch's update and the next batch. On a worker that has left the cluster an iterator ends at once.
+    A batch counts as trained at ``ElasticTraining.step_end``. Without ``ElasticTraining`` it counts
+    when the loop requests the next batch, or when the epoch ends. So apply gradients that are
+    accumulated over several batches before the epoch ends. A program that calls ``ms_kungfu.resize``
+    itself must call it between a batch's update and the next batch. On a worker that has left the
+    cluster, an iterator ends at once.
 
     Args:
-        source: the samples, as a pipeline or a function. A pipeline of MindSpore goes over a dataset
-            with a sampler (``MnistDataset``, ``Cifar10Dataset``, ``MindDataset``, ``GeneratorDataset``
-            over an indexable, ...), with any ``map``. It is written for one process or for a fixed
-            number of them. A final ``batch``, ``padded_batch`` or ``repeat``, ``shuffle`` and
-            ``num_shards`` are taken off it, and their meaning is kept (docs/data.md). A function takes
-            a list of sample numbers, and returns an unbatched pipeline that yields these samples in
-            this order.
-        batch_size: samples a worker trains in a step; the global batch grows and shrinks with the
-            cluster.
-        global_batch_size: samples that all workers together train in a step, held constant instead.
-            Training takes the same steps over the same samples at any size. Give one of the two, or
-            neither if `source` has a ``batch(b)``. Then it is b for each worker that the job began
-            with, or for each of the `num_shards` of `source`.
-        total: number of samples; needed if `source` is a function.
-        shuffle: a new permutation of all samples each epoch, a function of (`seed`, epoch); else their
-            own order.
-        seed: of the permutations, and of `key_column`.
-        drop_remainder: leave out what doesn't fill a global batch at the end of an epoch. By default it
-            is trained, except with a `source` that has a ``batch(..., drop_remainder=True)``.
+        source: the samples, as a pipeline or a function. A MindSpore pipeline reads a dataset with a
+            sampler (``MnistDataset``, ``Cifar10Dataset``, ``MindDataset``, ``GeneratorDataset`` over an
+            indexable, ...), with any number of ``map`` operations. Write the pipeline for one process
+            or for a fixed number of processes. `ElasticDataset` removes a final ``batch``,
+            ``padded_batch`` or ``repeat``, ``shuffle`` and ``num_shards`` from the pipeline and keeps
+            their meaning (docs/data.md). A function accepts a list of sample numbers and returns an
+            unbatched pipeline that yields these samples in this order.
+        batch_size: number of samples that a worker trains in a step. The global batch grows and shrinks
+            with the cluster.
+        global_batch_size: number of samples that all workers together train in a step. It stays
+            constant, so training has the same steps over the same samples at any cluster size. Give
+            either `batch_size` or `global_batch_size`, or neither if `source` has a ``batch(b)``. Then
+            the global batch is b for each worker that the job began with, or b for each of the
+            `num_shards` of `source`.
+        total: number of samples; required if `source` is a function.
+        shuffle: use a new permutation of all samples each epoch, which depends only on `seed` and the
+            epoch. Otherwise samples keep their own order.
+        seed: seed of the permutations and of `key_column`.
+        drop_remainder: leave out the samples at the end of an epoch that don't fill a global batch. By
+            default they are trained, unless `source` has a ``batch(..., drop_remainder=True)``.
         ledger: a folder in which each worker records what it trained, for ``python -m
-            ms_kungfu.dataset.audit``. By default that of ``KUNGFU_LEDGER_DIR``; without one nothing is
-            recorded.
-        ledger_errors: what a ledger that can't be written (a full disk) does. ``"raise"`` ends training
-            with an OSError; ``"warn"`` goes on without a record, and the audit says so.
-        shards: partition each step into so many shards of one shape, which divide `global_batch_size`.
-            The bits of training don't depend on the cluster then: docs/shards.md. An iterator yields
-            the first shard of each step that this worker is assigned. Model.train, or
-            `ms_kungfu.elastic.ShardedStep`, takes it for the whole.
-        shards_check: what happens if a shard that is computed a second time has other gradients, and
-            the bits depend on more than the seed. Also if workers have other versions, instruction sets
-            or cores. ``"raise"`` ends training with a DivergenceError; ``"warn"`` goes on.
-        key_column: the name of a last column of the source's own dataset, which its maps may take. It
-            is uint32 of shape ``(4,)``, a function of (`seed`, epoch, sample) alone, and different for
-            each. What a map draws from ``np.random.default_rng(key)`` is the same at any worker,
-            however often it is made. A column that no map takes comes out with the others. See
-            docs/data.md.
-        ledger_fingerprints: with `shards`, the steps between two that are recorded with a checksum of
-            each tensor that training changes. ``python -m ms_kungfu.replay`` finds the first step that
-            differs in another run by them. By default 50, 0 for none. `ElasticTraining` and
-            `KungFuElasticCallback` make them.
-        contents_check: which samples the workers compare by their content as training begins:
-            ``"some"`` (eight), ``"all"`` or ``"none"``. A worker that joins or resumes compares with
-            those that training began with. By default that of ``KUNGFU_CONTENTS_CHECK``, else
-            ``"some"``. A difference is rejected, with the samples' numbers. The workers compare what
-            the source's own dataset yields, below its maps. If that differs from one read to the next
-            it is left out, and with ``"all"`` it is a ValueError.
+            ms_kungfu.dataset.audit``. Default: ``KUNGFU_LEDGER_DIR``, else nothing is recorded.
+        ledger_errors: what happens if the ledger can't be written, for example on a full disk.
+            ``"raise"`` ends training with an OSError. ``"warn"`` continues training without a record,
+            and the audit reports that.
+        shards: partition each step into this number of shards of equal shape. The number must divide
+            `global_batch_size`. The exact results of training then don't depend on the cluster:
+            docs/shards.md. An iterator yields the first shard of each step that is assigned to this
+            worker. Model.train or `ms_kungfu.elastic.ShardedStep` then computes the whole step from
+            that shard.
+        shards_check: what happens if a shard that is computed a second time has different gradients, or
+            if workers have different versions, instruction sets or cores. ``"raise"`` ends training
+            with a DivergenceError; ``"warn"`` continues.
+        key_column: the name of an extra last column of the source's own dataset, which its ``map``
+            operations may use. The column is uint32 of shape ``(4,)``. It depends only on `seed`, epoch
+            and sample, and differs for each sample and epoch. Random numbers that a ``map`` function
+            generates with ``np.random.default_rng(key)`` are the same on any worker and at each
+            repetition. A column that no ``map`` uses is yielded with the others. See docs/data.md.
+        ledger_fingerprints: with `shards`, record a checksum of each trained tensor every this many
+            steps: 50 by default, 0 for never. ``python -m ms_kungfu.replay`` uses the checksums to find
+            the first step that differs in another run. `ElasticTraining` and `KungFuElasticCallback`
+            compute them.
+        contents_check: which samples the workers compare by content when training begins: ``"some"``
+            (eight), ``"all"`` or ``"none"``. The default is ``KUNGFU_CONTENTS_CHECK``, else ``"some"``.
+            A worker that joins or resumes compares its samples with the ones that training began with.
+            A difference raises an error with the sample numbers. The samples are compared as the
+            source's own dataset yields them, before ``map``. If reads differ, contents aren't compared;
+            with ``"all"`` this raises a ValueError.
 
     Raises:
-        TypeError: if `source` is no pipeline and no function.
-        ValueError: for arguments that don't fit, or don't fit together.
+        TypeError: if `source` is neither a pipeline nor a function.
+        ValueError: for an invalid argument or combination of arguments.
     """
 
-    _made = 0  # a joining worker runs the program from its start, so it counts its datasets as the others do
+    _made = 0  # joining workers run the program from its start, so they count datasets as the other workers do
 
     def __init__(
         self,
@@ -169,7 +173,7 @@ class ElasticDataset(Shares, ds.Dataset):
         if total is not None:
             samples = at_least(1, total, "total")
         if samples is None:
-            raise ValueError("give total=, the number of samples, where the source of an ElasticDataset is a function")
+            raise ValueError("the source of this ElasticDataset is a function; give total=, the number of samples")
         if pipeline is not None and pipeline.batch_size is not None:
             drop_remainder = drop_remainder or pipeline.drop_remainder
             if batch_size is None and global_batch_size is None:
@@ -191,12 +195,11 @@ class ElasticDataset(Shares, ds.Dataset):
         ElasticDataset._made += 1
 
     def conditions(self) -> dict[str, Any]:
-        """Return what the bits of training depend on besides its program, as JSON.
+        """Return what the exact results of training depend on besides the program, as JSON.
 
         Returns:
-            Versions of MindSpore, NumPy and ms_kungfu, processor and instruction set, cores a worker,
-            shards, global batch and seed. Without shards it is empty, since the bits depend on the cluster,
-            too.
+            Versions of MindSpore, NumPy and ms_kungfu, processor and instruction set, cores per worker,
+            shards, global batch and seed. Empty without shards.
         """
         if self.shards is None:
             return {}
@@ -223,19 +226,19 @@ class ElasticDataset(Shares, ds.Dataset):
     # -- MindSpore's interface -----------------------------------------------------------------------------------------
 
     def get_dataset_size(self) -> int:
-        """Return the steps of the present epoch, those already trained included.
+        """Return the number of steps in the present epoch, including steps already trained.
 
-        With `batch_size` it depends on the size of the cluster.
+        With `batch_size` the number depends on the size of the cluster.
         """
         cursor, batch = self._cursor, self.global_batch_size
         if self.suspended or runtime.detached():
-            return max(self.steps, 1)  # Model.train refuses 0
+            return max(self.steps, 1)  # Model.train rejects 0
         coming = sharding.count_steps(cursor.left, batch, cursor.drop_remainder)
         coming += self._passes_left * sharding.count_steps(self._total, batch, cursor.drop_remainder)
         return max(self.steps + coming, 1)
 
     def get_batch_size(self) -> int:
-        """Return the samples of this worker's full batch."""
+        """Return the number of samples in this worker's full batch."""
         if self.shards is not None:
             return self._cursor.unit
         members = self.members
@@ -243,9 +246,9 @@ class ElasticDataset(Shares, ds.Dataset):
         return max(sharding.count(step.share(runtime.current_rank())), 1)
 
     def shard_sizes(self) -> list[int]:
-        """Return how many samples the shards of an epoch have.
+        """Return the number of samples per shard in this epoch.
 
-        All have the same, except for the epoch's last one. With `shards` only.
+        Requires `shards`. All shards have this number, except the last shard of an epoch.
         """
         unit = self._cursor.unit
         rest = 0 if self._cursor.drop_remainder else self._total % unit
@@ -258,8 +261,8 @@ class ElasticDataset(Shares, ds.Dataset):
 
         Args:
             columns: the names of the columns; by default all.
-            num_epochs: how many epochs; -1: no end.
-            output_numpy: NumPy arrays instead of tensors.
+            num_epochs: the number of epochs; -1: unlimited.
+            output_numpy: yield NumPy arrays instead of tensors.
             do_copy: as in MindSpore.
 
         Returns:
@@ -274,8 +277,8 @@ class ElasticDataset(Shares, ds.Dataset):
         """Yield this worker's batches as dictionaries.
 
         Args:
-            num_epochs: how many epochs; -1: no end.
-            output_numpy: NumPy arrays instead of tensors.
+            num_epochs: the number of epochs; -1: unlimited.
+            output_numpy: yield NumPy arrays instead of tensors.
             do_copy: as in MindSpore.
 
         Returns:
@@ -308,27 +311,27 @@ class ElasticDataset(Shares, ds.Dataset):
         return self._full_batch().output_types()
 
     def _full_batch(self) -> ds.Dataset:
-        """Return a pipeline over one full batch: a function mapped over batches may accept no other."""
+        """Return a pipeline over one full batch. A function that is mapped over batches may accept no other size."""
         batch = self.get_batch_size()
         return self._source.batches([0] * batch, batch, self._seed, self._cursor.epoch)
 
     def get_repeat_count(self) -> int:
-        """Return the passes over the samples in an epoch."""
+        """Return the number of passes over the samples per epoch."""
         return self._passes
 
     def num_classes(self) -> int | None:
-        """Return the number of classes of the source, or None if that doesn't know it."""
+        """Return the number of classes of the source, or None if the source doesn't provide it."""
         return self._source.num_classes()
 
     def reset(self) -> None:
-        """Do nothing: an iterator knows its position. ``Model.train`` calls this after each epoch."""
+        """Do nothing: each iterator keeps its own position. ``Model.train`` calls `reset` after each epoch."""
 
     def to_json(self, filename: str = "") -> Any:
-        """Return the pipeline of the batches, which `SummaryCollector` draws; also write it to `filename`."""
+        """Return the pipeline of the batches for `SummaryCollector`, and write it to `filename` if given."""
         return self._source.batches([0], self._batch.of(1), self._seed, self._cursor.epoch).to_json(filename)
 
     def parse(self, children: Any = None) -> Any:
-        """Reject `children`, and never return: an ElasticDataset is the last part of a pipeline.
+        """Reject `children` and never return, because no operation may follow an ElasticDataset.
 
         Raises:
             TypeError: always.
@@ -339,4 +342,4 @@ class ElasticDataset(Shares, ds.Dataset):
         )
 
     def __deepcopy__(self, memory: Any) -> Any:
-        return self.parse()  # what MindSpore does first if an operation follows it
+        return self.parse()  # MindSpore calls this if an operation follows

@@ -1,10 +1,10 @@
-"""Which records in a ledger are the training's.
+"""Find the records in a ledger that belong to the training run.
 
-A job that continues from a checkpoint replaces what earlier ones recorded from there on.
+A job that continues from a checkpoint replaces the records that earlier jobs wrote after the checkpoint.
 
-Jobs are ordered by their numbers in the folder of checkpoints. A job that continues from a step follows one with a
-record of the step before. Clocks count only if neither decides, as between two trainings from the beginning without
-checkpoints.
+Jobs are ordered by their numbers in the checkpoint folder. A job that continues from a step comes after a job that
+recorded the previous step. Clocks decide only if neither rule does, for example for two training runs that started
+from the beginning without checkpoints.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Place = tuple[int, int]  # epoch and step
 
 @dataclass
 class History:
-    """The records of the training: those of the last job, and of earlier ones what came before it."""
+    """The records of the training run: all of the last job's, and earlier jobs' records from before it began."""
 
     records: list[Record]
     jobs: int
@@ -30,7 +30,7 @@ class History:
 
 
 def history(records: list[Record]) -> History:
-    """Return the records that count."""
+    """Return the records that belong to the training run."""
     jobs = in_order(records)
     found = History([], len(jobs), [], [])
     for job in sorted(set(jobs) - {record.job for record in records if isinstance(record.claim, Claim)}):
@@ -56,16 +56,16 @@ class _Job:
     name: str
     time: float
     training: tuple[str, int] | None
-    first: dict[int, _Place]  # of each dataset
-    places: dict[int, set[_Place]]  # of its records
+    first: dict[int, _Place]  # by dataset
+    places: dict[int, set[_Place]]  # places of the job's records, by dataset
 
     def is_before(self, other: _Job) -> bool:
-        """Return whether it precedes the other, by the numbers that both have in one folder of checkpoints."""
+        """Return whether this job precedes `other`, by their numbers in a common checkpoint folder."""
         mine, its = self.training, other.training
         return mine is not None and its is not None and mine[0] == its[0] and mine[1] < its[1]
 
     def follows(self, known: dict[int, set[_Place]]) -> bool:
-        """Return whether the step that it continues from is recorded."""
+        """Return whether the step from which this job continues is recorded."""
         for data, (epoch, step) in self.first.items():
             places = known[data]
             if step and (epoch, step - 1) not in places:
@@ -76,10 +76,10 @@ class _Job:
 
 
 def in_order(records: Iterable[Record]) -> list[str]:
-    """Return the jobs in order, by their clocks only if nothing else decides.
+    """Return the jobs in order. Clocks are used only if nothing else decides.
 
-    Each has a number if they share a folder of checkpoints. A job that continues from a step follows one that has
-    recorded the step before.
+    Jobs that share a checkpoint folder have numbers in it. A job that continues from a step comes after a job that
+    recorded the previous step.
     """
     jobs: dict[str, _Job] = {}
     for record in records:

@@ -1,4 +1,4 @@
-"""Datasets that are read in order alone (TFRecord, CSV, text, iterators), as datasets of numbered samples."""
+"""Convert sequential-only datasets (TFRecord, CSV, text, iterators) to datasets of numbered samples."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _NEWS_S = 10.0
 
 
 class _Rows:
-    """The samples in a folder, by number. Processes may read at once, forked ones too."""
+    """The samples in a folder, by number. Several processes may read at once, including forked ones."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "rows"
         self._ends = np.load(folder / "ends.npy")
-        self._file: tuple[int, int] | None = None  # of which process, and its descriptor
+        self._file: tuple[int, int] | None = None  # (process ID, descriptor that this process opened)
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -46,30 +46,33 @@ class _Rows:
 def indexed(
     dataset: ds.Dataset, folder: str | os.PathLike[str], num_shards: int | None = None, shard_id: int | None = None
 ) -> ds.GeneratorDataset:
-    """Copy a dataset that is read in order alone into a folder, to number its samples.
+    """Copy a sequential-only dataset into a folder, so that each sample has a number.
 
-    An `ElasticDataset` takes the result. The first call reads the whole dataset once, and logs how far
-    it is. Later calls find the copy, also in other processes and jobs. Of several processes of a host
-    the first one copies, and the others wait. The copy is as large as the decoded samples.
+    An `ElasticDataset` accepts the result. The first call reads the whole dataset once and logs its
+    progress. Later calls reuse the copy, even in other processes and jobs. If several processes of a
+    host call it at once, one makes the copy and the others wait. The copy is as large as the decoded
+    samples.
 
-    A copy of files is made again if a file's name, size or time of change differs. That of an iterator
-    stays as it is: remove the folder if the iterator has other samples.
+    A copy of files is made again if the name, size or modification time of a file differs. A copy of an
+    iterator is never made again automatically: remove the folder if the iterator's samples change.
 
     Args:
-        dataset: of ``mindspore.dataset``, such as ``TFRecordDataset``, ``CSVDataset``,
-            ``TextFileDataset``, or a ``GeneratorDataset`` over a function. Without shards, and with
-            ``shuffle=False``; the result has the samples in the dataset's order.
-        folder: for the copy, of this dataset alone; one of each host or on a shared disk.
-        num_shards: of the result, as ``--msrun`` takes it. An `ElasticDataset` needs none.
-        shard_id: of the result.
+        dataset: a dataset of ``mindspore.dataset``, such as ``TFRecordDataset``, ``CSVDataset``,
+            ``TextFileDataset``, or a ``GeneratorDataset`` over a function. It must have no shards and
+            ``shuffle=False``. The result has the samples in the dataset's order.
+        folder: the folder for the copy, used for this dataset only. It is on each host, or on a shared
+            disk.
+        num_shards: number of shards of the result, as ``--msrun`` requires. An `ElasticDataset` doesn't
+            need it.
+        shard_id: shard of the result that this process reads.
 
     Returns:
         A dataset with the same columns.
 
     Raises:
-        TypeError: if `dataset` is no dataset of its own, such as one with ``map``; map the result. Also
-            if its samples have numbers already.
-        ValueError: for a dataset that shuffles or has shards, or without samples.
+        TypeError: if `dataset` has an operation such as ``map`` (map the result instead), or if its
+            samples have numbers already.
+        ValueError: if the dataset shuffles, has shards or has no samples.
         OSError: if the folder can't be written.
     """
     if not isinstance(dataset, ds.Dataset) or dataset.children:
@@ -81,7 +84,9 @@ def indexed(
     if (shards or 1) > 1:
         raise ValueError(f"indexed: {name} has num_shards={shards}; give num_shards and shard_id to indexed() instead")
     if pipelines.is_numbered(dataset):
-        raise TypeError(f"indexed: the samples of a {name} have numbers; give it to the ElasticDataset as it is")
+        raise TypeError(
+            f"indexed: the samples of a {name} already have numbers; give it to the ElasticDataset directly"
+        )
     if getattr(dataset, "shuffle_flag", 0) and not isinstance(dataset, ds.GeneratorDataset):
         raise ValueError(f"indexed: {name} shuffles, so its samples have no numbers; give it shuffle=False")
     path, described = Path(folder), _described(dataset)
@@ -95,7 +100,7 @@ def indexed(
 
 
 def _described(dataset: Any) -> dict[str, Any]:
-    """Return what a copy was made of."""
+    """Return a description of the dataset, which shows whether a copy is still valid."""
     files = [(str(file), os.stat(file)) for file in getattr(dataset, "dataset_files", ())]
     return {
         "format": _FORMAT,
@@ -113,11 +118,11 @@ def _has(path: Path, described: dict[str, Any]) -> bool:
 
 
 def _copy(dataset: ds.Dataset, path: Path, described: dict[str, Any]) -> None:
-    """Copy all samples. ``of.json`` comes last: without it there is no copy."""
+    """Copy all samples. The copy is complete once ``of.json`` exists, so this file is written last."""
     (path / "of.json").unlink(missing_ok=True)
-    (path / "rows").unlink(missing_ok=True)  # another process may still read the old one
+    (path / "rows").unlink(missing_ok=True)  # another process may still read the old file
     source: Any = copy.deepcopy(dataset)
-    source.num_parallel_workers = 1  # the order of several files doesn't hang on the machine
+    source.num_parallel_workers = 1  # so the order of several files is the same on all machines
     began = told = time.monotonic()
     ends = [0]
     with open(path / "rows", "wb") as rows:

@@ -1,52 +1,52 @@
-"""The ledger of what was trained, and how `ms_kungfu.dataset.audit` reads it.
+"""Write the ledger of trained samples, and read it for `ms_kungfu.dataset.audit`.
 
-Each worker appends to a file of its own, one line of JSON for each committed step, one ``write`` a line. So a killed
-worker leaves at most one torn line, its last. Lines survive the process but not the machine: they aren't synced to the
-disk.
+Each worker appends to its own file. It writes one line of JSON per committed step, with one ``write`` call per line.
+So a killed worker leaves at most one torn line, the last one. The lines are not synced to disk: they survive a crash
+of the process but not of the machine.
 
 A file begins with a header:
-- ``ledger``: the format of the file; ``written_by``: the ms_kungfu that wrote it.
-- ``job``: the same for all workers of a job; ``data``: counts the ElasticDatasets of the program; ``uid``; ``time``: in
-  seconds since 1970.
-- ``stopped``: why the file ends before its training does, else null.
+- ``ledger``: the format of the file; ``written_by``: the version of ms_kungfu that wrote the file.
+- ``job``: the same for all workers of a job; ``data``: the index of the ElasticDataset in the program; ``uid``;
+  ``time``: in seconds since 1970.
+- ``stopped``: the reason why the file ends before the training run does, else null.
 
-With shards it also has ``conditions``, the numeric environment of the bits (`ms_kungfu.dataset.conditions`). If the
-workers have compared what is behind the numbers, it has ``contents`` (`ms_kungfu.dataset.contents`). These are
-``samples``, their number, and the hashes ``some`` and ``all``, which are equal in all files if the contents are.
+With shards the header also has ``conditions``, the numeric environment (`ms_kungfu.dataset.conditions`). If the
+workers compared sample contents, the header has ``contents`` (`ms_kungfu.dataset.contents`): ``samples``, the number
+of samples, and the hashes ``some`` and ``all``. The hashes are equal in all files if the contents are.
 
-The line of a step has ``rank`` and ``share``, the positions that were delivered to this worker. It also has what all
-workers know of the step:
+The line of a step has ``rank`` and ``share``, the positions that were delivered to this worker. The line also has the
+values that are the same for all workers:
 - the epoch and the step's number in it, cluster version and size
 - ``members``: the ranks to which ``batch`` was assigned, in this order
 - ``participants``: the ranks whose share the step's update contains
-- ``total``, ``seed`` and ``shuffle``, which make positions into samples
+- ``total``, ``seed`` and ``shuffle``, which map positions to samples
 
-So a worker's share follows from any worker's line, even if the worker failed before it wrote its own. At the end of an
-epoch each worker writes a line with ``steps``, how many it had, and ``left``, what ``drop_remainder`` leaves out of it.
-Both have ``job``, ``data`` and ``time`` too.
+So each worker's share can be computed from any worker's line, even if the worker failed before it wrote its own line.
+At the end of an epoch, each worker writes a line with ``steps``, the number of steps, and ``left``, the positions that
+``drop_remainder`` leaves out. Both kinds of line also have ``job``, ``data`` and ``time``.
 
-Under ``kungfu-run --msrun`` it may have ``ranks``, those of the virtual world: a worker's share is then the blocks of
-the ranks that it plays (`ms_kungfu.dataset.sharding`).
+Under ``kungfu-run --msrun`` a line may have ``ranks``, the number of ranks in the virtual world. A worker's share is
+then the blocks of all ranks that the worker plays (`ms_kungfu.dataset.sharding`).
 
-A step that is partitioned into shards has ``shards``, into how many a ``global_batch`` is cut. ``weights`` of the
-members say how they are assigned (none: evenly). ``sums`` is how many ShardedSteps were made with its batch. All of its
-``batch`` is in its update, whichever workers failed in it: ``participants`` are those that haven't. A ``share`` has the
-shards that were delivered to a worker, one after the other: its own first, then those of workers that failed in the
-step. A worker without a shard has the last one, for nothing.
+A step that is partitioned into shards has ``shards``, the number of shards of a full ``global_batch``. ``weights`` of
+the members determine the assignment; without ``weights`` it is even. ``sums`` is the number of ShardedSteps that ran
+on the step's batch. The update contains the whole ``batch`` even if workers failed in the step; ``participants`` are
+the workers that did not fail. A ``share`` lists the shards that were delivered to a worker: first its own, then shards
+of workers that failed in the step. A worker without a shard receives the last shard, but its result isn't used.
 
-Every so many steps its line has a ``fingerprint`` of this worker's state after the step: ``step``, the number of the
-steps done since training began, and ``tensors``, a CRC-32 of each tensor's bits by the name that it has in a
-checkpoint. All workers have the same; `ms_kungfu.replay` compares them with those of another run.
+At a fixed interval of steps, a line has a ``fingerprint`` of this worker's state after the step. ``step`` is the
+number of steps since training began. ``tensors`` maps each tensor's name in a checkpoint to a CRC-32 of the tensor's
+bytes. All workers have the same fingerprint. `ms_kungfu.replay` compares it with the fingerprint of another run.
 
-The last entry of a line is ``crc``: of the line's text, continued from the ``crc`` of the line before. So a file shows
-that a line is missing, doubled or altered, except for whole lines missing at its end, which only the other workers'
-files show. The header's stands alone, since only the header is written again.
+The last entry of a line is ``crc``, a CRC of the line's text that continues from the ``crc`` of the line before. So a
+file shows if a line is missing, doubled or altered. Only whole lines missing at the end go unnoticed; the files of
+other workers show these. The header's ``crc`` is independent, because the header is the only line that is rewritten.
 
-*Formats.* 1 is from before files had a header: no ``crc``, and ``share`` computed instead of observed. 2 has no shards;
-a file without them still has that number, since nothing in it is new. 3 has shards, and their partition
-(`ops_src/shards/partition.h`), which the audit computes: another partition is another format. An entry that a reader
-may ignore is added to a header or a line without a new number. Another kind of line, or another meaning, takes the next
-number, which an older reader rejects.
+*Formats.* Format 1 predates headers: it has no ``crc``, and ``share`` is computed instead of observed. Format 2 has no
+shards; files without shards still use format 2. Format 3 has shards and their partition
+(`ops_src/shards/partition.h`), which the audit recomputes. A different partition needs a new format. An entry that
+readers may ignore is added to a header or a line without a new format. A new kind of line, or a new meaning of an
+entry, needs the next number, which older readers reject.
 """
 
 from __future__ import annotations
@@ -72,25 +72,28 @@ from ms_kungfu.dataset.contents import Contents
 from ms_kungfu.dataset.sharding import EpochCursor, Range, Step
 from ms_kungfu.errors import KungFuError
 
-FORMAT = 3  # the newest that is read, and the one of ledgers with shards
+FORMAT = 3  # the newest format that this version reads; ledgers with shards have it
 _WITHOUT_SHARDS = 2
 ERRORS = ("raise", "warn")
 _HEADER_BYTES = 1024  # a fixed length: a full disk has no space for a longer one
 _REASON_CHARS = 80
 _MAX_LINE = 64 * 1024 * 1024
-_WRONG = (ValueError, LookupError, TypeError, AttributeError, OverflowError)  # errors of a line that is no record
+_WRONG = (ValueError, LookupError, TypeError, AttributeError, OverflowError)  # errors from a line that isn't a record
 _PLACE = ("epoch", "step", "steps", "rank", "version")
 _log = logging.getLogger(__name__)
 _process = secrets.token_hex(6)
 
 
 def job() -> str:
-    """Return a word that all workers of a job have in common, and no other job."""
+    """Return the job's ID: the same for all workers of the job, and different from all other jobs."""
     return env.JOB.get() or _process
 
 
 def worker_of(file: str) -> str:
-    """Return the worker of a ledger's file, by its name: a worker has one per ElasticDataset, more after a restart."""
+    """Return the worker that wrote a ledger file, from the file's name.
+
+    A worker has one file per ElasticDataset, and more files after a restart.
+    """
     return file.rpartition("-")[0] or file
 
 
@@ -102,19 +105,20 @@ def seal(values: dict[str, Any], before: int = 0) -> tuple[bytes, int]:
 
 
 def is_sealed(line: bytes, before: int = 0) -> bool:
-    """Return whether the line was written directly after the one that has the crc `before`."""
+    """Return whether the line was written directly after the line that has the crc `before`."""
     text, _, rest = line.rpartition(b',"crc":"')
     return rest == b'%08x"}' % zlib.crc32(text, before)
 
 
 class Ledger:
-    """This worker's file in `folder`, which is made if it is missing; the file is made at the first line.
+    """This worker's ledger file in `folder`. The folder is created if it is missing, the file at the first line.
 
-    With `errors` "raise" a line that can't be written is an OSError, and so is each one after it. With "warn" the file
-    ends there, which is a warning, and training continues without a record. Both leave the reason in the header.
+    If a line can't be written and `errors` is "raise", that line and each later one raise OSError. With "warn" the
+    file ends at that line, a warning is logged, and training continues without a record. In both cases the header
+    contains the reason.
 
-    `sharded`: its steps are partitioned into shards. `conditions`: the header's numeric environment; `fingerprints`:
-    after how many steps there is one, 0 for never. `contents`: hashes of the source's samples, for the header; None:
+    `sharded`: steps are partitioned into shards. `conditions`: the numeric environment for the header. `fingerprints`:
+    number of steps between two fingerprints; 0: none. `contents`: hashes of the source's samples for the header; None:
     unknown.
     """
 
@@ -139,30 +143,30 @@ class Ledger:
         self._told: dict[str, Any] = {}  # entries of the header
         self._fingerprints = fingerprints
         self._file: Any = None
-        self._whole = 0  # bytes of it that are whole lines
-        self._synced = False  # its name is on the disk
+        self._whole = 0  # size of the whole lines in bytes
+        self._synced = False  # the file's name is on disk
         self._crc = 0
-        self._error: OSError | None = None  # why it has ended
+        self._error: OSError | None = None  # why the file ended
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             self._stop(error, {})
 
     def wants_fingerprint(self, epoch: int, number: int, step: int) -> bool:
-        """Return whether the line of this step, the `step`-th since training began, shall have one."""
+        """Return whether the line of this step gets a fingerprint. `step` counts from the start of training."""
         return self._fingerprints > 0 and step % self._fingerprints == 0
 
     def step(self, epoch: int, step: Step, rank: int, share: Iterable[Range], common: dict[str, Any]) -> None:
-        """Append the line of a committed step, of which `share` was delivered to this worker."""
+        """Append the line of a committed step. `share` was delivered to this worker."""
         dealt = {"share": tuple(share), "members": step.members, "batch": step.batch}
         self._write({"epoch": epoch, "step": step.number, "rank": rank, **dealt, **common})
 
     def end(self, cursor: EpochCursor, rank: int, common: dict[str, Any]) -> None:
-        """Append the line of an epoch that is over."""
+        """Append the line of a finished epoch."""
         self._write({"epoch": cursor.epoch, "steps": cursor.steps, "rank": rank, "left": cursor.pool, **common})
 
     def sync(self) -> None:
-        """Sync the file, before a checkpoint from which a training may continue after a crash of the machine."""
+        """Sync the file to disk before a checkpoint, so that the records survive a crash of the machine."""
         if self._file is None or self._error is not None:
             return
         try:
@@ -170,7 +174,7 @@ class Ledger:
             if not self._synced:
                 folder = os.open(self._folder, os.O_RDONLY)
                 try:
-                    os.fsync(folder)  # the file's name
+                    os.fsync(folder)  # also sync the file's name
                 finally:
                     os.close(folder)
                 self._synced = True
@@ -182,7 +186,7 @@ class Ledger:
             if self._errors == "raise":
                 raise self._error
             return
-        # The job and the time are also those of a process that was started in advance: it learns its number late.
+        # Read the job and time only now: a standby doesn't know its job's number at its start.
         values = {"job": job(), "time": round(time.time(), 3), "data": self._data, **values}
         try:
             if self._file is None:
@@ -201,7 +205,7 @@ class Ledger:
 
     def _create(self) -> Any:
         stem = f"{job()}-{runtime.uid():x}-{self._data}"
-        for number in range(1000):  # a worker may be a shell script of several programs
+        for number in range(1000):  # a worker may be a shell script that runs several programs
             with suppress(FileExistsError):
                 return (self._folder / f"{stem}{f'.{number}' if number else ''}.jsonl").open("xb", buffering=0)
         raise OSError(errno.EEXIST, f"{self._folder} has a thousand files of the worker {stem}")
@@ -223,12 +227,12 @@ class Ledger:
 
     def _append(self, content: bytes) -> None:
         rest = memoryview(content)
-        while rest:  # after a partial write the next call raises the reason
+        while rest:  # after a partial write the next call raises the error
             rest = rest[self._file.write(rest) :]
         self._whole += len(content)
 
     def _stop(self, error: OSError, line: dict[str, Any]) -> None:
-        """End the file after its last whole line, and write the reason to its header."""
+        """End the file after its last whole line, and write the reason to the header."""
         reason = error.strerror or str(error)
         goes_on = self._errors == "warn"
         first: dict[str, Any] = {key: line[key] for key in _PLACE if key in line}
@@ -252,19 +256,19 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Shards:
-    """The partition of a step's shards."""
+    """How a step is partitioned into shards."""
 
     unit: int
-    """Samples of each but the last."""
+    """Number of samples per shard; the last shard may have fewer."""
     weights: tuple[int, ...]
-    """Of the members; none: all alike."""
+    """Assignment weights of the members; empty: all are equal."""
     sums: int
-    """ShardedSteps that were made with the batch."""
+    """Number of ShardedSteps that ran on the batch."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One record's claims, which all records of the step have to share."""
+    """The part of a step's record that must be equal in all workers' records of the step."""
 
     version: int
     size: int
@@ -275,19 +279,19 @@ class Claim:
     seed: int
     shuffle: bool
     shards: Shards | None = None
-    """None: the members' shares are blocks of the batch."""
+    """The shards of the step. None: the members' shares are blocks of the batch."""
     ranks: int = 0
-    """As of a `sharding.Step`."""
+    """See `sharding.Step.ranks`."""
 
     @property
     def order(self) -> tuple[int, int, bool]:
-        """Return what makes positions into samples."""
+        """Return the values that map positions to samples."""
         return self.total, self.seed, self.shuffle
 
 
 @dataclass(frozen=True)
 class End:
-    """A worker's record of an epoch that is over, and the claims that all workers have to share."""
+    """The part of a finished epoch's record that must be equal in all workers' records of the epoch."""
 
     left: tuple[Range, ...]
     global_batch: int
@@ -296,21 +300,21 @@ class End:
 
 @dataclass(frozen=True)
 class Stop:
-    """A record that a worker could write nothing from here on, and why."""
+    """The record that a worker could no longer write the ledger, and why."""
 
     reason: str
     goes_on: bool
-    """Whether it trained on nevertheless, by its option."""
+    """Whether the worker continued to train, as its ledger_errors option asked."""
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """A worker's checksums after a step."""
+    """Checksums of a worker's tensors after a step."""
 
     step: int
-    """Since training began, from 1."""
+    """Number of the step since training began, starting at 1."""
     tensors: Mapping[str, str]
-    """Checksums of their bits."""
+    """The checksum of each tensor's bytes, by the tensor's name."""
 
 
 @dataclass(frozen=True)
@@ -323,19 +327,19 @@ class Record:
     data: int
     epoch: int
     step: int
-    """At the end of an epoch: the number of its steps."""
+    """Number of the step in its epoch. In an end-of-epoch record: the epoch's number of steps."""
     rank: int
     share: tuple[Range, ...]
     claim: Claim | End | Stop
     fingerprint: Fingerprint | None = field(default=None, compare=False)
     training: tuple[str, int] | None = None
-    """Which folder has the checkpoints, and the job's number there."""
+    """The checkpoint folder, and the job's number in it."""
     contents: Mapping[str, Any] | None = field(default=None, compare=False)
-    """What its file's header says of the samples' contents."""
+    """The hashes of sample contents in the file's header."""
 
     @property
     def place(self) -> tuple[int, int]:
-        """Return epoch and step."""
+        """Return (epoch, step)."""
         return self.epoch, self.step
 
 
@@ -347,7 +351,7 @@ def _ranges(value: Any) -> tuple[Range, ...]:
 
 
 def _parse(line: dict[str, Any], where: str) -> Record:
-    """Return the record in a line; ValueError, KeyError or TypeError if it isn't one."""
+    """Return the record in a line. Raise ValueError, KeyError or TypeError if the line isn't a record."""
     step = line["steps" if "steps" in line else "step"]
     own = line["data"], line["epoch"], step, line["rank"]
     version, size, total, global_batch = (line[key] for key in ("version", "size", "total", "global_batch"))
@@ -398,9 +402,9 @@ def _shards(line: dict[str, Any], global_batch: int, members: int) -> Shards:
 
 
 def read(folder: Path) -> tuple[dict[str, list[Record]], list[str], list[str]]:
-    """Return the records of each file of the ledger in `folder`, in their order; problems; notes.
+    """Return the records of each ledger file in `folder`, in the order of the file; also problems and notes.
 
-    KungFuError if a file has a newer format than this version reads.
+    Raise KungFuError if a file has a newer format than this version reads.
     """
     files: dict[str, list[Record]] = {}
     problems: list[str] = []
@@ -474,7 +478,7 @@ def _contents(header: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def _header_in(name: str, line: bytes) -> dict[str, Any] | None:
-    """Return the header in the first line, if it is one; None in a file of the first format."""
+    """Return the header in the first line, or None if there is none, as in the first format."""
     try:
         header = decode_object(line, _MAX_LINE, raw_bytes=True, own=True)
         number = header["ledger"]

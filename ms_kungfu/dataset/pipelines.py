@@ -1,6 +1,6 @@
-"""Take batches, passes, order and sharding out of a pipeline that was written for a fixed number of processes.
+"""Remove batches, passes, order and sharding from a pipeline that was written for a fixed number of processes.
 
-Then its samples can be assigned to any number of workers.
+The samples of the result can be assigned to any number of workers.
 """
 
 from __future__ import annotations
@@ -36,27 +36,30 @@ Sizes = Union[int, Callable[[Any], int]]
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A program's pipeline, taken apart."""
+    """A program's pipeline, separated into its samples and its settings."""
 
     samples: ds.Dataset
-    """Its dataset with the mapped operations, and with its batch, if it has one, in the caller's size."""
+    """The dataset with its mapped operations, and with the pipeline's batch operation if there is one."""
     total: int
-    """Samples there are, over all shards."""
+    """Number of samples in all shards."""
     chosen: list[int] | None = None
-    """Their numbers, if its sampler takes others than the first `total`."""
+    """The sample numbers, if the sampler selects others than the first `total`."""
     drawn_from: int | Drawing | None = None
-    """From how many samples a shuffling sampler takes another `total` each epoch, if it doesn't take all, or how."""
+    """How the samples of an epoch are drawn, if an epoch doesn't contain each sample once.
+
+    A number: a shuffling sampler takes `total` of this number of samples, different ones each epoch.
+    """
     batch_size: int | None = None
     drop_remainder: bool = False
     passes: int = 1
-    """Of an epoch, over all samples."""
+    """Number of passes over all samples per epoch."""
     num_shards: int | None = None
     shuffles: bool = False
-    """By a ``shuffle()`` of its own, or in its dataset."""
+    """Whether the pipeline shuffles, by ``shuffle()`` or in its dataset."""
 
 
 def nodes_of(pipeline: ds.Dataset) -> list[ds.Dataset]:
-    """Return its nodes from the last operation to the dataset. TypeError if it has several."""
+    """Return its nodes from the last operation to the dataset. Raise TypeError if it has several datasets."""
     nodes = [pipeline]
     while nodes[-1].children:
         if len(nodes[-1].children) > 1:
@@ -66,26 +69,26 @@ def nodes_of(pipeline: ds.Dataset) -> list[ds.Dataset]:
 
 
 def leaves_of(pipeline: ds.Dataset) -> list[Any]:
-    """Return separate copies of the datasets that it reads.
+    """Return separate copies of the datasets that the pipeline reads.
 
-    This process itself reads a source of the program's own. Forked workers would each begin with this process's random
-    generators as they are, and augment alike.
+    This process itself reads a GeneratorDataset of the program. Forked workers would each start with a copy of this
+    process's random generators, and so all augment in the same way.
     """
     if pipeline.children:
         return [leaf for child in pipeline.children for leaf in leaves_of(child)]
     leaf = copy.deepcopy(pipeline)
     leaf.parent = []
     if getattr(leaf, "decode", False):
-        leaf.decode = False  # the file's bytes say as much
+        leaf.decode = False  # the file's bytes are enough to compare
     if isinstance(leaf, ds.GeneratorDataset):
         leaf.num_parallel_workers = 1
     return [leaf]
 
 
 def take_apart(pipeline: ds.Dataset) -> Pipeline:
-    """Take a pipeline apart.
+    """Separate a pipeline into its samples and its settings. `pipeline` itself isn't changed.
 
-    TypeError or ValueError if a sampler can't partition its samples. `pipeline` itself stays as it is.
+    Raise TypeError or ValueError if samples can't be partitioned because of a sampler.
     """
     nodes = nodes_of(copy.deepcopy(pipeline))
     *above, leaf = nodes
@@ -98,7 +101,7 @@ def take_apart(pipeline: ds.Dataset) -> Pipeline:
                     "repeat() below batch() fills batches from two passes over the samples; write batch() first, "
                     "repeat() behind it"
                 )
-            passes *= max(node.count, 1)  # endless: MindSpore, too, counts a pass as an epoch then
+            passes *= max(node.count, 1)  # -1 (endless): MindSpore also counts each pass as an epoch
         elif isinstance(node, ShuffleDataset):
             shuffles = True
         elif isinstance(node, _KEEPS_SAMPLES):
@@ -140,11 +143,11 @@ def _check_batch(node: Any, other: Any) -> None:
 
 def _shuffles(sampler: Any) -> bool:
     shuffle = getattr(sampler, "shuffle", isinstance(sampler, ds.RandomSampler))
-    return getattr(shuffle, "value", shuffle) not in (False, "false")  # an Enum, whose FALSE is as true as its others
+    return getattr(shuffle, "value", shuffle) not in (False, "false")  # an Enum: even its FALSE member is truthy
 
 
 def _check_below(sampler: Any) -> None:
-    """Check the samplers below `sampler`, which stay, as ``split()`` leaves them; each partition replaces `sampler`."""
+    """Check the samplers below `sampler`, as ``split()`` leaves them. They stay; a partition replaces `sampler`."""
     below = getattr(sampler, "child_sampler", None)
     while below is not None:
         name = type(below).__name__
@@ -155,7 +158,7 @@ def _check_below(sampler: Any) -> None:
             )
         if isinstance(below, ds.Sampler):
             raise TypeError(f"a {name} below a {type(sampler).__name__} may give other samples to each pipeline")
-        draws = below.is_shuffled() and not isinstance(below, ds.SequentialSampler)  # which includes those below it
+        draws = below.is_shuffled() and not isinstance(below, ds.SequentialSampler)  # includes the samplers below
         if draws and ds.config.get_seed() == _NO_SEED:
             raise ValueError(
                 f"a {name} below a {type(sampler).__name__} draws other samples in each pipeline and at each worker as "
@@ -166,11 +169,11 @@ def _check_below(sampler: Any) -> None:
 
 
 def _samples_of(leaf: Any) -> tuple[int | None, int, list[int] | None, int | Drawing | None]:
-    """Return a bottom dataset's shards, its unsharded samples, their numbers if not the first, and how it draws."""
+    """Return a dataset's shards, its number of samples, their numbers if not the first ones, and how it draws."""
     _check_numbered(leaf)
     sampler = leaf.sampler
     _check_below(sampler)
-    if isinstance(sampler, ds.SubsetSampler):  # SubsetRandomSampler, too
+    if isinstance(sampler, ds.SubsetSampler):  # also SubsetRandomSampler
         chosen = [int(number) for number in sampler.indices]
         return None, int(leaf.get_dataset_size()), chosen, None
     if isinstance(sampler, ds.SequentialSampler):
@@ -193,19 +196,19 @@ def _samples_of(leaf: Any) -> tuple[int | None, int, list[int] | None, int | Dra
     there = total = int(leaf.get_dataset_size())
     if drawn:
         total = min(there, drawn * (num_shards or 1))
-    leaf.use_sampler(ds.SequentialSampler(num_samples=total))  # for callers that read it as it is
+    leaf.use_sampler(ds.SequentialSampler(num_samples=total))  # for callers that read the dataset directly
     return num_shards, total, None, there if total < there and _shuffles(sampler) else None
 
 
 def is_numbered(leaf: Any) -> bool:
-    """Return whether a bottom dataset gives any of its samples by number, and not all in order alone."""
+    """Return whether a dataset can return any sample by number, and doesn't only read sequentially."""
     if isinstance(leaf, ds.GeneratorDataset):
         return hasattr(leaf.source, "__getitem__")
     return hasattr(leaf, "use_sampler")
 
 
 def _check_numbered(leaf: Any) -> None:
-    """Check that the samples of a bottom dataset have numbers."""
+    """Raise TypeError if the samples of a dataset have no numbers."""
     name = type(leaf).__name__
     if getattr(leaf, "has_batch_sampler", False):
         raise TypeError(
@@ -228,7 +231,7 @@ def _check_numbered(leaf: Any) -> None:
 
 
 def _drawn(leaf: Any, sampler: Any) -> tuple[int, None, Drawing]:
-    """Return how many samples a WeightedRandomSampler draws, no numbers, and how it draws."""
+    """Return how many samples a WeightedRandomSampler draws, None, and how it draws them."""
     weights = tuple(map(float, sampler.weights))
     leaf.use_sampler(ds.SequentialSampler())
     there = int(leaf.get_dataset_size())
@@ -244,9 +247,9 @@ def _drawn(leaf: Any, sampler: Any) -> tuple[int, None, Drawing]:
 
 
 def batched(pipeline: ds.Dataset, size: Sizes) -> ds.Dataset:
-    """Put the pipeline into batches of this size, or of what it returns for each, none left out.
+    """Add batches of this size, or of the sizes that a function returns. No sample is left out.
 
-    It uses the ``batch()`` that `pipeline` has, with all its other settings, or adds one. `pipeline` is changed.
+    A ``batch()`` of `pipeline` is reused with all its other settings; otherwise one is added. `pipeline` is changed.
     """
     node = _batch_of(pipeline)
     if node is None:
@@ -257,7 +260,7 @@ def batched(pipeline: ds.Dataset, size: Sizes) -> ds.Dataset:
 
 
 def keeps_rows(pipeline: ds.Dataset) -> bool:
-    """Return whether a batch surely has as many rows as samples: nothing is mapped over batches."""
+    """Return whether a batch certainly has as many rows as samples, because no function is mapped over batches."""
     node = _batch_of(pipeline)
     while node is not None and pipeline is not node and not isinstance(pipeline, MapDataset):
         pipeline = pipeline.children[0]

@@ -1,4 +1,4 @@
-"""The records of a data set's steps."""
+"""Record the trained steps of a dataset."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ class Record(Protocol):
     """The interface of a `Ledger`."""
 
     def wants_fingerprint(self, epoch: int, number: int, step: int) -> bool:
-        """Return whether this step of the epoch, the `step`-th since training began, is recorded with a fingerprint."""
+        """Return whether the record of this step gets a fingerprint. `step` counts from the start of training."""
 
     def step(self, epoch: int, step: Step, rank: int, share: Iterable[Range], common: dict[str, Any]) -> None:
-        """Record a trained step, of which `share` was delivered to this worker."""
+        """Record a trained step. `share` was delivered to this worker."""
 
     def end(self, cursor: EpochCursor, rank: int, common: dict[str, Any]) -> None:
         """Record the end of an epoch."""
 
     def sync(self) -> None:
-        """Make the records outlive the machine."""
+        """Sync the records to disk, so that they survive a crash of the machine."""
 
 
 class Recording:
-    """The records of one data set. It does nothing without a `ledger`."""
+    """Record the steps of one dataset. Without a `ledger`, do nothing."""
 
     def __init__(self, ledger: Record | None) -> None:
         self.ledger = ledger
-        self._delivered: list[tuple[Range, ...]] = []  # to this worker, of the first of the steps taken
-        self._fingerprint: dict[str, Any] | None = None  # of the step that is over
+        self._delivered: list[tuple[Range, ...]] = []  # to this worker, for the first uncommitted steps
+        self._fingerprint: dict[str, Any] | None = None  # of the step that has ended
 
     def sync(self) -> None:
-        """Make the records outlive the machine."""
+        """Sync the records to disk, so that they survive a crash of the machine."""
         if self.ledger is not None:
             self.ledger.sync()
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Record nothing meanwhile: samples are evaluated, not trained."""
+        """Record nothing in this context: samples are evaluated, not trained."""
         ledger, self.ledger = self.ledger, None
         try:
             yield
@@ -48,26 +48,26 @@ class Recording:
             self.ledger = ledger
 
     def wants_fingerprint(self, cursor: EpochCursor, step: int) -> bool:
-        """Return whether the step that is over, the `step`-th since training began, is recorded with a fingerprint."""
+        """Return whether the step that has ended gets a fingerprint. `step` counts from the start of training."""
         if self.ledger is None or not cursor.taken:
             return False
         return self.ledger.wants_fingerprint(cursor.epoch, cursor.steps, step)
 
     def keep_fingerprint(self, step: int, tensors: Mapping[str, str]) -> None:
-        """Record it with the next step."""
+        """Keep a fingerprint for the record of the next step."""
         self._fingerprint = {"step": step, "tensors": tensors}
 
     def deliver(self, share: tuple[Range, ...]) -> None:
-        """Note what this worker has received in the step that was taken last."""
+        """Remember what this worker received in the latest uncommitted step."""
         if self.ledger is not None:
             self._delivered.append(share)
 
     def forget(self) -> None:
-        """Forget what was delivered: it isn't trained."""
+        """Forget what was delivered, because it isn't trained."""
         self._delivered = []
 
     def commit(self, epoch: int, steps: Sequence[Step], rank: int, common: dict[str, Any], by_shards: bool) -> None:
-        """Record trained steps. `by_shards` it is one, which contains all that was delivered."""
+        """Record trained steps. With `by_shards` it is one step, which contains everything that was delivered."""
         delivered, self._delivered = self._delivered, []
         if by_shards:
             delivered = [tuple(part for each in delivered for part in each)]

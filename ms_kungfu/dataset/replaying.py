@@ -1,8 +1,8 @@
-"""A program that `ms_kungfu.replay` runs again: it compares its steps with the recorded ones.
+"""Run a program again for `ms_kungfu.replay`, and compare its steps with the recorded ones.
 
-The replay writes the program's orders to a file that KUNGFU_REPLAY names, and finds the result beside it. The program
-ends by SystemExit if nothing is left to compare, or if something differs: it doesn't repeat what it does after
-training.
+The replay writes its orders to a file that KUNGFU_REPLAY names, and reads the result from a file next to it. The
+program ends with SystemExit at a difference, or if nothing is left to compare. So it doesn't repeat the work that it
+does after training.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class Recorded:
     data: int
     epoch: int
     number: int
-    """Of the step in its epoch."""
+    """Number of the step in its epoch."""
     step: int
-    """The same since training began."""
+    """Number of the step since training began."""
     order: tuple[int, int, bool]
-    """Samples, seed and shuffle, as of a `Claim`."""
+    """(samples, seed, shuffle), as in `Claim.order`."""
     batch: tuple[Range, ...]
     unit: int
-    """Samples of a shard."""
+    """Number of samples per shard."""
     tensors: tuple[tuple[tuple[int, ...], Mapping[str, str]], ...]
-    """The workers' checksums, each with the ranks that had the same."""
+    """The workers' checksums, with the ranks that recorded them."""
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Recorded:
@@ -51,13 +51,13 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Orders:
-    """The orders for a replay."""
+    """The recorded steps that a replay must reproduce, and where it starts."""
 
     recorded: Sequence[Recorded]
     conditions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The numeric environment of the recorded training, by the number of the dataset."""
+    """The numeric environment of the recorded training run, by dataset number."""
     checkpoints: str | None = None
-    """A folder with the checkpoint to continue from; None: from the beginning."""
+    """A folder with the checkpoint to continue from; None: start from the beginning."""
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
@@ -70,16 +70,16 @@ class Orders:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result so far."""
+    """The result of a replay so far."""
 
     same: int = 0
-    """How many fingerprints were compared and equal."""
+    """Number of fingerprints that were compared and equal."""
     step: int = 0
-    """Of the last of them."""
+    """The last step with an equal fingerprint."""
     difference: str = ""
-    """A sentence on the first difference."""
+    """A message that describes the first difference."""
     wrong: str = ""
-    """A sentence on why the two can't be compared."""
+    """A message that says why the runs can't be compared."""
 
     def save(self, orders: Path) -> None:
         path = _beside(orders)
@@ -89,7 +89,7 @@ class Outcome:
 
     @staticmethod
     def load(orders: Path) -> Outcome:
-        """Return the result, also of a program without one."""
+        """Return the result, even if the program wrote none."""
         path = _beside(orders)
         return Outcome(**json.loads(path.read_text())) if path.exists() else Outcome()
 
@@ -99,9 +99,9 @@ def _beside(orders: Path) -> Path:
 
 
 def difference(recorded: Recorded, tensors: Mapping[str, str]) -> str:
-    """Describe the difference from the record in words that name a tensor; empty without one. Pure.
+    """Return a message that names a tensor that differs from the record; empty if none differs. Pure.
 
-    ValueError if their names differ.
+    Raise ValueError if the names of the tensors differ.
     """
     for _, names in recorded.tensors:
         if unknown := sorted(set(names) ^ set(tensors)):
@@ -136,7 +136,7 @@ class Replay:
         self._outcome = Outcome()
 
     def begin(self, data: int, conditions: Callable[[], Mapping[str, Any]]) -> Comparison:
-        """Begin with one dataset; first report the changes of its numeric environment."""
+        """Start comparing with one dataset. First report the changes of its numeric environment."""
         told = differences(self.orders.conditions.get(str(data), {}), conditions())
         if told:
             _log.warning(
@@ -150,9 +150,9 @@ class Replay:
         return place in self._left
 
     def compare(self, place: tuple[int, int, int], step: Step, common: Mapping[str, Any]) -> None:
-        """Compare the step (dataset, epoch, number in it) that is over.
+        """Compare the step that has ended (dataset, epoch, number in the epoch).
 
-        SystemExit after the last one, or at a difference.
+        Raise SystemExit after the last step, or at a difference.
         """
         if common["size"] > 1:
             self._end(wrong="a program is run again as one worker; leave kungfu-run out of the command, or give -np 1")
@@ -185,7 +185,7 @@ class Replay:
 
 
 class Comparison:
-    """Replaces a dataset's `Ledger`."""
+    """Compare steps with the record, in place of a dataset's `Ledger`."""
 
     def __init__(self, replay: Replay, data: int) -> None:
         self._replay = replay
@@ -201,11 +201,11 @@ class Comparison:
         self._replay.compare((self._data, epoch, step.number), step, common)
 
     def end(self, cursor: EpochCursor, rank: int, common: dict[str, Any]) -> None:
-        """Do nothing: a step's bits depend on all before it."""
+        """Do nothing: a replay runs every step, because its result depends on all earlier steps."""
 
 
 def current() -> Replay | None:
-    """Return the replay that this process runs for, if any."""
+    """Return the replay that started this process, if any."""
     path = env.REPLAY.get()
     return None if path is None else _open(path)
 

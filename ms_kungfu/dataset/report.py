@@ -1,4 +1,4 @@
-"""The outcome of an audit of the ledger, and its text."""
+"""The outcome of a ledger audit, and its text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ms_kungfu._words import counted
 
-_SHOWN = 20  # samples or problems that the text names before it gives the number of the others
+_SHOWN = 20  # samples or problems listed before the text only counts the rest
 
 
 @dataclass
@@ -21,17 +21,17 @@ class Epoch:
     total: int
     finished: bool
     trained: int
-    """Samples trained at least once."""
+    """Number of samples trained at least once."""
     missing: list[int] = field(default_factory=list)
     """Samples of a finished epoch that weren't trained."""
     repeated: dict[int, list[int]] = field(default_factory=dict)
-    """Sample: the steps that trained it, where these are several."""
+    """Samples that were trained more than once, each with the steps that trained it."""
     dropped: list[int] = field(default_factory=list)
-    """Samples left out because `drop_remainder` says so."""
+    """Samples left out because of `drop_remainder`."""
     compared: int = 0
-    """Samples whose content is on record as the same at all workers."""
+    """Number of samples whose recorded content is the same on all workers."""
     given_back: int = 0
-    """Samples that a worker had taken when it failed, and that others trained: later, or as shards in the same step."""
+    """Number of samples that a failed worker had received, and that others trained in the same or a later step."""
 
     @property
     def exact(self) -> bool:
@@ -46,9 +46,9 @@ class Report:
     jobs: int
     epochs: list[Epoch]
     problems: list[str]
-    """Contradictions, damage and gaps."""
+    """Contradictions, damage and gaps in the records."""
     notes: list[str]
-    """Correct, but worth knowing."""
+    """Unusual facts that aren't problems."""
 
     @property
     def exact(self) -> bool:
@@ -56,7 +56,7 @@ class Report:
 
     @property
     def proves(self) -> str:
-        """Return what `exact` refers to."""
+        """Return what the audit proves: sample numbers, or numbers and contents."""
         return "numbers and contents" if all(epoch.compared for epoch in self.epochs) else "numbers"
 
 

@@ -1,26 +1,27 @@
-"""How an epoch is cut into steps and a step into the shares of the workers. Pure: the same calls give the same shares.
+"""Divide an epoch into steps, and a step into the workers' shares. Pure: equal calls give equal shares.
 
-An epoch is a permutation of the samples, the same at every worker. What of it is still to be trained is the *pool*: a
-list of ranges of positions in the permutation, in the order in which they are trained. A step takes the next positions
-from the front of the pool, a *global batch*, and assigns it to the workers in contiguous blocks, their *shares*. When
-it is committed, the shares of the participants are trained. The share of a worker that failed in the step, and without
-which it was committed, goes back to the end of the pool. The pool is all that a worker needs to continue after a change
-of membership.
+An epoch is a permutation of the samples, the same on every worker. The untrained rest of it is the *pool*: a list of
+ranges of positions in the permutation, in training order. A step takes the next positions from the front of the pool,
+a *global batch*. It assigns them to the workers in contiguous blocks, their *shares*. When the step is committed, the
+shares of the participants count as trained. If the step is committed without a failed worker, that worker's share goes
+back to the end of the pool. After a change of membership, a worker needs only the pool to continue.
 
 Rules
-- A step takes `global_batch` samples. What is left at the end of an epoch is trained too. If fewer than one and a half
-  global batches remain, the last two steps share them evenly. If one global batch or less remains, it is the last
-  step's. So no step is tiny, none is larger than requested, and an epoch has ``ceil(total / global_batch)`` steps at
-  any size. It has more only if shares came back to the pool. With `drop_remainder` what doesn't fill a global batch is
-  left out instead.
-- If a step is partitioned into shards, the same holds of shards instead of samples: a shard has `unit` samples, the
-  last one of an epoch what is left.
-- A step's samples are assigned in blocks as even as possible; the first workers have one more if it doesn't divide.
+- A step takes `global_batch` samples. The last samples of an epoch are trained too. If fewer than one and a half
+  global batches remain, the last two steps share them evenly. If one global batch or less remains, the last step takes
+  them all. So no step is tiny, and none is larger than requested. An epoch has ``ceil(total / global_batch)`` steps at
+  any cluster size, and more only if shares came back to the pool. With `drop_remainder`, samples that don't fill a
+  global batch are left out.
+- If steps are partitioned into shards, the same rules apply to shards instead of samples. A shard has `unit` samples;
+  the last shard of an epoch has the rest.
+- A step's samples are assigned in blocks that are as even as possible. If the division has a remainder, each of the
+  first workers gets one sample more.
 - A worker may play several ranks of a world of fixed size (``kungfu-run --msrun``). A step's samples are then assigned
-  to the ranks in blocks as even as possible, and a worker's share is the blocks of its ranks, one after the other.
+  to the ranks in blocks that are as even as possible. A worker's share is the blocks of its ranks, one after the
+  other.
 - If a step has fewer samples than workers, the last workers have none. They still take part: they repeat the step's
-  last sample, and contribute with weight 0. If all workers with a sample of their own fail, the update is that of the
-  repeated one, which is then trained and doesn't go back.
+  last sample and contribute with weight 0. If all workers with a sample of their own fail, the update uses the
+  repeated sample. That sample then counts as trained and doesn't go back to the pool.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ def permutation(total: int, seed: int, epoch: int, shuffle: bool = True) -> NDAr
 
 @dataclass(frozen=True)
 class Drawing:
-    """How samples are drawn by weight, others each epoch, in place of a permutation."""
+    """Draw samples at random by weight each epoch, instead of a permutation."""
 
     weights: tuple[float, ...]
-    """Of each sample; they need no sum of 1."""
+    """The weight of each sample. The sum need not be 1."""
     replacement: bool
-    """Whether a sample may be drawn more than once an epoch."""
+    """Whether a sample may be drawn more than once per epoch."""
 
     def samples(self, total: int, seed: int, epoch: int) -> NDArray[np.int64]:
         """Return `total` samples, the same on every worker: int64 of shape (total,)."""
@@ -61,9 +62,9 @@ class Drawing:
 
 
 class Order:
-    """The sample at each position of an epoch.
+    """Map each position of an epoch to a sample.
 
-    `drawn_from`: of how many samples it takes `total`, others each epoch; or how it draws them.
+    `drawn_from`: the number of samples from which each epoch takes `total`, different ones each time; or a `Drawing`.
     """
 
     def __init__(self, total: int, drawn_from: int | Drawing, shuffle: bool) -> None:
@@ -74,7 +75,7 @@ class Order:
         self._known: tuple[tuple[int, int], Any] = ((-1, -1), None)  # (seed, epoch) and its permutation
 
     def named(self) -> dict[str, Any]:
-        """Return what has to be equal at all workers, as JSON."""
+        """Return the settings that must be equal on all workers, as JSON."""
         weights = {} if self._drawing is None else {"weights": zlib.crc32(repr(self._drawing).encode())}
         return {"shuffle": self.shuffle, **weights}
 
@@ -93,7 +94,7 @@ class Order:
 def keys(samples: Sequence[int], seed: int, epoch: int) -> NDArray[np.uint32]:
     """Return the keys of random numbers for each of `samples` in `epoch`: uint32 of shape (len(samples), 4).
 
-    They are the seed's 64 bits, the epoch and the sample's number. ``np.random.default_rng`` takes them as they are,
+    The keys are the seed's 64 bits, the epoch and the sample's number. ``np.random.default_rng`` accepts them directly
     and mixes them.
     """
     made = np.empty((len(samples), 4), np.uint32)
@@ -103,9 +104,9 @@ def keys(samples: Sequence[int], seed: int, epoch: int) -> NDArray[np.uint32]:
 
 
 def step_length(left: int, global_batch: int, drop_remainder: bool = False, unit: int = 1) -> int:
-    """Return the samples of the next step if `left` remain; 0 when the epoch is over.
+    """Return the number of samples in the next step if `left` samples remain; 0 if the epoch is over.
 
-    A step that isn't the last has a multiple of `unit`, which divides `global_batch`.
+    The number is a multiple of `unit`, except in the last step. `unit` divides `global_batch`.
     """
     if drop_remainder:
         return global_batch if left >= global_batch else 0
@@ -116,7 +117,7 @@ def step_length(left: int, global_batch: int, drop_remainder: bool = False, unit
 
 
 def count_full(left: int, global_batch: int, drop_remainder: bool = False, unit: int = 1) -> int:
-    """Return how many of the next steps take a whole global batch, if `left` samples remain."""
+    """Return how many of the next steps have a whole global batch, if `left` samples remain."""
     if drop_remainder:
         return left // global_batch
     left = -(-left // unit) * unit
@@ -124,14 +125,14 @@ def count_full(left: int, global_batch: int, drop_remainder: bool = False, unit:
 
 
 def count_steps(left: int, global_batch: int, drop_remainder: bool = False) -> int:
-    """Return how many steps `left` samples take."""
+    """Return the number of steps that `left` samples need."""
     return left // global_batch if drop_remainder else -(-left // global_batch)
 
 
 def block(length: int, place: int, workers: int) -> Range:
     """Return the part ``[first, last)`` of a step of `length` samples that the worker at `place` of `workers` trains.
 
-    It is empty if there are more workers than samples.
+    The range is empty if there are more workers than samples.
     """
     each, extra = divmod(length, workers)
     first = place * each + min(place, extra)
@@ -139,9 +140,10 @@ def block(length: int, place: int, workers: int) -> Range:
 
 
 def blocks(length: int, place: int, workers: int, ranks: int = 0) -> list[Range]:
-    """Return the parts of a step of `length` samples that the worker at `place` of `workers` trains.
+    """Return the ranges of a step of `length` samples that the worker at `place` of `workers` trains.
 
-    They are those of the ranks that it plays of a world of `ranks`, which are at least `workers`; 0: one part, its own.
+    If `ranks` isn't 0, it is the size of a virtual world of at least `workers` ranks, and the result is the blocks of
+    the ranks that this worker plays. If `ranks` is 0, the result is one range.
     """
     if not ranks:
         return [block(length, place, workers)]
@@ -154,7 +156,7 @@ def count(ranges: Iterable[Range]) -> int:
 
 
 def part(ranges: Iterable[Range], first: int, last: int) -> tuple[Range, ...]:
-    """Return the positions from the `first` to before the `last` one in `ranges`."""
+    """Return ranges with the positions that have index `first` to `last` - 1 in `ranges`."""
     found = []
     for begin, end in ranges:
         low, high = max(begin, begin + first), min(end, begin + last)
@@ -170,37 +172,37 @@ def positions(ranges: Iterable[Range]) -> NDArray[np.int64]:
 
 
 def ranges(where: NDArray[np.int64]) -> tuple[Range, ...]:
-    """Return the runs of consecutive positions in `where`, in their order: the inverse of `positions`."""
+    """Return the runs of consecutive positions in `where`, in the order of `where`: the inverse of `positions`."""
     cuts = np.flatnonzero(np.diff(where) != 1) + 1
     return tuple((int(run[0]), int(run[-1]) + 1) for run in np.split(where, cuts) if run.size)
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step as it was assigned: what its workers train together, and which workers these are."""
+    """An assigned step: its batch and its members."""
 
     number: int
-    """Of the epoch, from 0."""
+    """Number of the step in its epoch, starting at 0."""
     batch: tuple[Range, ...]
     members: tuple[int, ...]
     """Ranks in the order of their blocks."""
     ranks: int = 0
-    """Of a world of fixed size that the members play; 0: there is none."""
+    """Size of the virtual world whose ranks the members play; 0: there is none."""
 
     def share(self, rank: int) -> tuple[Range, ...]:
-        """Return what `rank` trains; empty if there are fewer samples than members."""
+        """Return the positions that `rank` trains; empty if there are fewer samples than members."""
         own = self._blocks(rank)
         return part(self.batch, own[0][0], own[-1][1])
 
     def parts(self, rank: int) -> list[int]:
-        """Return how many samples of its share belong to each rank that `rank` plays, without ranks that have none."""
+        """Return how many samples of the share belong to each rank that `rank` plays. Ranks with none are left out."""
         return [last - first for first, last in self._blocks(rank) if last > first]
 
     def _blocks(self, rank: int) -> list[Range]:
         return blocks(count(self.batch), self.members.index(rank), len(self.members), self.ranks)
 
     def outcome(self, participants: Iterable[int]) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
-        """Return (what was trained, what goes back to the pool) when the step was committed with these members."""
+        """Return (trained positions, positions that return to the pool) after a commit by these participants."""
         alive = set(participants)
         trained: tuple[Range, ...] = ()
         back: tuple[Range, ...] = ()
@@ -209,46 +211,46 @@ class Step:
                 trained += self.share(rank)
             else:
                 back += self.share(rank)
-        if not trained:  # only workers that repeated the last sample are left
+        if not trained:  # only workers that repeated the last sample took part
             last = count(self.batch) - 1
             return part(self.batch, last, last + 1), part(self.batch, 0, last)
         return trained, back
 
 
 class EpochCursor:
-    """The position in the epochs: what is trained, what is handed out, what is left.
+    """Track the position in the epochs: what is trained, what is assigned and what is left.
 
-    All workers make the same calls and so have the same pool. A step goes through `take` (handed out) and `commit`
-    (trained by its participants); `put_back` undoes what was handed out and not committed.
+    All workers make the same calls and so have the same pool. `take` assigns a step, and `commit` counts its
+    participants' shares as trained. `put_back` undoes steps that are assigned but not committed.
     """
 
     def __init__(self, total: int, drop_remainder: bool = False) -> None:
         self.total = total
         self.unit = 1
-        """Samples of a shard, if steps are partitioned into shards."""
+        """Number of samples per shard, if steps are partitioned into shards."""
         self.ranks = 0
-        """As of a `Step`."""
+        """See `Step.ranks`."""
         self.drop_remainder = drop_remainder
         self.epoch = 0
         self.steps = 0
-        """Committed steps of this epoch."""
+        """Number of committed steps in this epoch."""
         self.pool: tuple[Range, ...] = ((0, total),)
-        """What the committed steps have left, in the order in which it will be trained."""
+        """Positions that no committed step has trained, in the order in which they will be trained."""
         self.taken: list[Step] = []
-        """Steps handed out and not committed, from the front of the pool."""
+        """Steps that are assigned but not committed. Their positions are at the front of the pool."""
 
     @property
     def left(self) -> int:
-        """Return the samples of the epoch that aren't trained."""
+        """Return the number of untrained samples of the epoch."""
         return count(self.pool)
 
     @property
     def rest(self) -> tuple[Range, ...]:
-        """Return the pool without what is handed out."""
+        """Return the pool without the assigned steps."""
         return part(self.pool, sum(count(step.batch) for step in self.taken), self.total)
 
     def take(self, global_batch: int, members: Sequence[int]) -> Step | None:
-        """Hand out the next step; None at the end of the epoch."""
+        """Assign and return the next step; None at the end of the epoch."""
         rest = self.rest
         length = step_length(count(rest), global_batch, self.drop_remainder, self.unit)
         if length == 0:
@@ -258,7 +260,7 @@ class EpochCursor:
         return step
 
     def commit(self, participants: Sequence[int] | None = None) -> list[Step]:
-        """Count what was handed out as trained by `participants` (None: all members); return these steps."""
+        """Count the assigned steps as trained by `participants` (None: all members), and return these steps."""
         steps, self.pool, self.taken = self.taken, self.rest, []
         if participants is not None:
             for step in steps:
@@ -267,7 +269,7 @@ class EpochCursor:
         return steps
 
     def put_back(self) -> None:
-        """Hand out again what was handed out and not committed."""
+        """Return assigned steps that aren't committed to the pool."""
         self.taken = []
 
     def end_epoch(self) -> None:
@@ -275,9 +277,10 @@ class EpochCursor:
         self.epoch, self.steps, self.pool, self.taken = self.epoch + 1, 0, ((0, self.total),), []
 
     def deal(self, global_batch: int, members: Sequence[int], rank: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return what `rank` is handed out if nothing changes until the end of the epoch.
+        """Return the positions that `rank` will be assigned if nothing changes until the end of the epoch.
 
-        That is the positions of all its batches one after the other, and the length of each batch, of which none is 0.
+        The result is the positions of all batches, one batch after the other, and the length of each batch. No length
+        is 0.
         """
         rest = positions(self.rest)
         left, place, workers = rest.size, tuple(members).index(rank), len(members)
@@ -299,11 +302,11 @@ class EpochCursor:
         return own[0][0], own[-1][1]
 
     def state(self) -> dict[str, Any]:
-        """Return what another worker needs to continue from the committed steps; JSON."""
+        """Return the state that another worker needs to continue from the committed steps, as JSON."""
         return {"epoch": self.epoch, "steps": self.steps, "pool": [list(r) for r in self.pool], "total": self.total}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from another worker's `state`. ValueError if that worker has other data."""
+        """Continue from another worker's `state`. Raise ValueError if that worker has different data."""
         if state["total"] != self.total:
             raise ValueError(
                 f"this worker's data has {self.total} samples, that of the others {state['total']}; start all workers "

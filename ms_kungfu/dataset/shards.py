@@ -1,7 +1,7 @@
-"""The partition of an epoch's steps into shards. Pure. ops_src/shards/step.h explains shards and their gradients.
+"""Partition an epoch's steps into shards. Pure. ops_src/shards/step.h explains shards and their gradients.
 
-A step of T samples has ``ceil(T / unit)`` shards; all have `unit` samples, except the last one of the epoch. A worker
-without a shard of a step computes the last one for nothing, as it needs something to run.
+A step of T samples has ``ceil(T / unit)`` shards. Each shard has `unit` samples, except the last shard of the epoch. A
+worker without a shard computes the step's last shard because it must run something. Its result isn't used.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def count(length: int, unit: int) -> int:
 
 
 def last_share(length: int, unit: int) -> float:
-    """Return the weight of the step's last shard; the others have 1."""
+    """Return the weight of the step's last shard; the other shards have weight 1."""
     return (length - (count(length, unit) - 1) * unit) / unit
 
 
 def shards_in(share: Iterable[sharding.Range], batch: Iterable[sharding.Range], unit: int) -> list[int]:
-    """Return the shards of the step of `batch` that a worker received, one after the other.
+    """Return the shards of a step that a worker received, in the order of `share`.
 
-    ValueError if they aren't whole.
+    Raise ValueError if `share` contains a part of a shard.
     """
     given, step = sharding.positions(share), sharding.positions(batch)
     in_order = np.argsort(step)
@@ -49,10 +49,10 @@ def shards_in(share: Iterable[sharding.Range], batch: Iterable[sharding.Range], 
 def deal(
     rest: Positions, global_batch: int, unit: int, drop_remainder: bool, shards_of: Callable[[int], list[int]]
 ) -> tuple[Positions, Positions]:
-    """Return what a worker is handed out if nothing changes until the end of the epoch, of which `rest` are left.
+    """Return what a worker will be assigned if nothing changes until the end of the epoch. `rest` is untrained.
 
-    That is the positions of its shards, one shard after the other, and the length of each. ``shards_of(n)`` returns its
-    shards of a step that has n.
+    The result is the positions of the worker's shards, one shard after the other, and the length of each shard.
+    ``shards_of(n)`` returns the worker's shards of a step with n shards.
     """
     full = sharding.count_full(rest.size, global_batch, drop_remainder, unit)
     per_step = global_batch // unit

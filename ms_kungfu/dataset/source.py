@@ -1,4 +1,4 @@
-"""The samples of an `ElasticDataset`: MindSpore's pipelines over any of them."""
+"""The samples of an `ElasticDataset`: MindSpore pipelines over any subset of the samples."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Given = Union[ds.Dataset, Callable[[list[int]], ds.Dataset]]
 
 
 class _Numbers(list[int]):
-    """A list of integers that MindSpore's copies of a pipeline share.
+    """A list of integers that the copies of a MindSpore pipeline share.
 
-    Its SubsetSampler examines each number, and each iterator copies each, which takes longer than all the rest of a new
-    partition.
+    MindSpore's SubsetSampler checks each number, and each iterator copies each number. Without sharing, that takes
+    longer than the rest of a new partition.
     """
 
     def __deepcopy__(self, memo: Any) -> _Numbers:
@@ -27,11 +27,11 @@ class _Numbers(list[int]):
 
 
 def _beside_leaf(pipeline: ds.Dataset, column: ds.Dataset) -> ds.Dataset:
-    """Return `pipeline` with one more column in its dataset, below all that is mapped."""
+    """Return `pipeline` with one more column in its dataset, below all `map` operations."""
     above, leaf = None, pipeline
     while leaf.children:
         if len(leaf.children) > 1:
-            raise TypeError(f"key_column takes a source over one dataset, and {type(leaf).__name__} has several")
+            raise TypeError(f"key_column requires a source over one dataset; {type(leaf).__name__} has several")
         above, leaf = leaf, leaf.children[0]
     leaf.parent = []
     zipped = ds.zip((leaf, column))
@@ -42,11 +42,11 @@ def _beside_leaf(pipeline: ds.Dataset, column: ds.Dataset) -> ds.Dataset:
 
 
 class Source:
-    """The source of a program's pipeline, or of a function of a list of sample numbers.
+    """Make pipelines from a program's pipeline, or from a function that accepts a list of sample numbers.
 
     Args:
-        given: the pipeline, whose samples are those in `chosen`, or all; or the function.
-        key_column: as of an `ElasticDataset`.
+        given: the pipeline (restricted to the samples in `chosen`, if given), or the function.
+        key_column: as in `ElasticDataset`.
     """
 
     def __init__(self, given: Given, chosen: list[int] | None, key_column: str | None) -> None:
@@ -56,18 +56,18 @@ class Source:
         if key_column is None:
             return
         if not isinstance(key_column, str) or not key_column:
-            raise TypeError(f"key_column is the name of a column, a text, got {key_column!r}")
+            raise TypeError(f"key_column must be a column name (a string), got {key_column!r}")
         if isinstance(given, ds.Dataset) and key_column in pipelines.nodes_of(given)[-1].get_col_names():
             raise ValueError(
-                f"key_column adds the column {key_column!r}, which the source's dataset has already; name another"
+                f"key_column adds the column {key_column!r}, which the source's dataset already has; use another name"
             )
 
     def num_classes(self) -> int | None:
-        """Return the number, if the dataset knows it."""
+        """Return the number of classes, or None if the dataset doesn't provide it."""
         return self._given.num_classes() if isinstance(self._given, ds.Dataset) else None
 
     def batches(self, numbers: list[int], size: pipelines.Sizes, seed: int, epoch: int) -> ds.Dataset:
-        """Return a pipeline over these samples, in this order. `seed` and `epoch`: for their keys."""
+        """Return a pipeline over these samples, in this order. `seed` and `epoch` determine their keys."""
         if isinstance(self._given, ds.Dataset):
             pipeline = copy.deepcopy(self._given)
             sampler = ds.SubsetSampler([0])
@@ -75,7 +75,7 @@ class Source:
             leaf: Any = pipelines.nodes_of(pipeline)[-1]
             leaf.use_sampler(sampler)
             if isinstance(leaf, ds.GeneratorDataset) and leaf.source_len > 0:
-                # It yields no more samples than its source has, and a sampler that draws may take one many times.
+                # This yields at most as many samples as the source has, but a sampler that draws may repeat a sample.
                 leaf.source_len = max(leaf.source_len, len(numbers))
             pipeline = pipelines.batched(pipeline, size)
         else:
@@ -89,7 +89,7 @@ class Source:
         return numbers if self._chosen is None else [self._chosen[i] for i in numbers]
 
     def _leaves(self, numbers: list[int]) -> list[ds.Dataset]:
-        """Return the datasets below all maps, over these samples in this order."""
+        """Return the datasets below all `map` operations, over these samples in this order."""
         if not isinstance(self._given, ds.Dataset):
             return pipelines.leaves_of(self._given(numbers))
         (leaf,) = pipelines.leaves_of(self._given)
@@ -97,7 +97,7 @@ class Source:
         return [leaf]
 
     def _reads_alike(self) -> bool:
-        """Return whether the samples come from files or arrays, so that each read of one yields the same."""
+        """Return whether the samples come from files or arrays, so that each read of a sample yields the same."""
         if not isinstance(self._given, ds.Dataset):
             return False
         leaf = pipelines.nodes_of(self._given)[-1]
@@ -106,12 +106,12 @@ class Source:
     def contents(self, total: int, of_all: bool) -> Contents:
         """Return hashes of some of `total` samples, or of all.
 
-        UnstableError if one of them differs from read to read.
+        Raise UnstableError if a sample differs from one read to the next.
         """
         some, again = contents.chosen(total), 0 if self._reads_alike() else contents.READS - 1
-        # By separate pipelines: a GeneratorDataset yields no more samples than its source has.
+        # Use separate pipelines: a GeneratorDataset yields no more samples than its source has.
         passes = [list(range(total)) if of_all else some, *([some] * again)]
-        # A source may draw its augmentation from the process's generators, which belong to the program.
+        # A source may use the process's random generators for augmentation. Their state belongs to the program.
         states = random.getstate(), np.random.get_state()
         hashes: dict[int, bytes] = {}
         columns: contents.Columns | None = None
@@ -134,7 +134,7 @@ class Source:
                             raise contents.UnstableError(f"sample {number} differs from one read to the next")
                 finally:
                     for iterator in iterators:
-                        iterator.stop()  # its threads read ahead, and draw from the generators meanwhile
+                        iterator.stop()  # its threads read ahead and use the random generators
                 if rows < len(numbers):
                     raise contents.UnstableError(f"the source yielded {rows} of {len(numbers)} samples")
         finally:

@@ -1,1 +1,1 @@
-"""The specifics of GPUs and Ascend devices on the Python side."""
+"""Code that is specific to GPUs and Ascend devices."""

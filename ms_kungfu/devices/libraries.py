@@ -1,6 +1,6 @@
-"""Where the vendors' libraries for GPUs and Ascend devices may be; nothing is opened here.
+"""The possible locations of the vendors' libraries for GPUs and Ascend devices. Nothing is opened here.
 
-These are their names, and the files of Python packages that contain them.
+The locations are library names, and files in Python packages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Library:
-    """`packaged` are files below site-packages; after them the system's loader searches for `names`, in this order."""
+    """`packaged`: files below site-packages. If none exists, the system's loader searches for `names`, in order."""
 
     what: str
     names: tuple[str, ...]
@@ -21,7 +21,7 @@ class Library:
 
 
 CUDA_DRIVER = Library("the GPU's driver", ("libcuda.so.1",))
-# The oldest first: MindSpore's GPU plugin is made for CUDA 11, and a process should have one runtime.
+# The oldest first: MindSpore's GPU plugin is built for CUDA 11, and a process should load only one CUDA runtime.
 CUDA_RUNTIMES = (
     Library("the CUDA runtime", ("libcudart.so.11.0",), ("nvidia/cuda_runtime/lib/libcudart.so.11.0",)),
     Library("the CUDA runtime", ("libcudart.so.12",), ("nvidia/cuda_runtime/lib/libcudart.so.12",)),
@@ -55,9 +55,9 @@ MINDSPORE_GPU = tuple(
 
 
 def candidates(library: Library, folders: Iterable[str] | None = None) -> list[str]:
-    """Return what to open, in the order of the tries.
+    """Return the libraries to try, in order.
 
-    First come files of packages in `folders` (by default Python's own search path), then names for the loader.
+    Files of packages in `folders` (default: Python's search path) come first, then names for the loader.
     """
     searched = list(sys.path if folders is None else folders)
     files = (Path(folder) / file for file in library.packaged for folder in searched)

@@ -1,11 +1,11 @@
 """Ascend rank tables: which rank has which device of which server, in the JSON format of MindSpore and HCCL.
 
-A job finds its table by ``RANK_TABLE_FILE`` or ``MINDSPORE_HCCL_CONFIG_PATH``. HCCL answers most mistakes in it with a
-number and a time-out; here each has a message, and all are reported at once. ``python -m ms_kungfu.devices.rank_table
-FILE`` checks a table and prints its contents.
+A job's table is named by ``RANK_TABLE_FILE`` or ``MINDSPORE_HCCL_CONFIG_PATH``. HCCL reports most mistakes in a table
+as an error number and a time-out. This module reports all mistakes at once, each with a message. ``python -m
+ms_kungfu.devices.rank_table FILE`` checks a table and prints its contents.
 
-The format is version 1.0 of HCCL's user guide ("rank table configuration"), the one that MindSpore's own tutorial on
-rank tables shows. Every value in it is text, numbers too: HCCL rejects others. Tables of the first form (``board_id``,
+The format is version 1.0 in HCCL's user guide ("rank table configuration"), as shown in MindSpore's tutorial on rank
+tables. Every value is a string, even numbers: HCCL rejects other types. Tables of the older form (``board_id``,
 ``instance_list``) are converted. Pure except `read` and `main`.
 """
 
@@ -31,7 +31,7 @@ _MAX_BYTES = 16 * 1024 * 1024
 
 
 class RankTableError(ValueError):
-    """An invalid table; `mistakes` has a message for each reason."""
+    """An invalid table; `mistakes` has a message for each mistake."""
 
     def __init__(self, mistakes: Iterable[str], where: str = "rank table") -> None:
         self.mistakes = tuple(mistakes)
@@ -40,7 +40,7 @@ class RankTableError(ValueError):
 
 @dataclass(frozen=True)
 class Device:
-    """`device_id` is the device's physical number on its server; `ip` that of its own network card, if it is given."""
+    """`device_id`: the device's physical number on its server. `ip`: the address of its network card, if given."""
 
     rank: int
     device_id: int
@@ -49,16 +49,16 @@ class Device:
 
 @dataclass(frozen=True)
 class Server:
-    """`id` is any name that no other server has; MindSpore's tool takes the server's IP address."""
+    """`id`: a name that no other server has. MindSpore's tool uses the server's IP address."""
 
     id: str
     devices: tuple[Device, ...]
-    extra: Mapping[str, Any] = field(default_factory=dict)  # keys of the file that are none of the above
+    extra: Mapping[str, Any] = field(default_factory=dict)  # other keys of the file
 
 
 @dataclass(frozen=True)
 class RankTable:
-    """A table without mistakes, as `parse` and `read` make it."""
+    """A valid table, which `parse` and `read` return."""
 
     servers: tuple[Server, ...]
 
@@ -68,13 +68,13 @@ class RankTable:
 
 
 def path_from(environ: Mapping[str, str]) -> Path | None:
-    """Return the job's table: MINDSPORE_HCCL_CONFIG_PATH comes first, as in MindSpore. None: there is none."""
+    """Return the job's table; None if there is none. MINDSPORE_HCCL_CONFIG_PATH has priority, as in MindSpore."""
     text = env.HCCL_CONFIG_PATH.get(environ) or env.RANK_TABLE_FILE.get(environ)
     return Path(text) if text else None
 
 
 def parse(text: str, where: str = "rank table") -> RankTable:
-    """Return the table in `text`; RankTableError with every mistake in it, after the words `where`."""
+    """Return the table in `text`. Raise RankTableError with all mistakes, prefixed by `where`."""
     try:
         document = decode(text, _MAX_BYTES)
     except MalformedError as error:
@@ -88,9 +88,9 @@ def parse(text: str, where: str = "rank table") -> RankTable:
 
 
 def from_first_version(document: Any) -> Any:
-    """Convert a table of the first form to one of servers; return anything else as it is, for `find_mistakes`.
+    """Convert a table of the older form to one with servers. Return anything else unchanged, for `find_mistakes`.
 
-    The first form has one group's instances with a rank and a device each (``board_id``, ``group_list``,
+    The older form lists the instances of one group, with a rank and a device each (``board_id``, ``group_list``,
     ``instance_list``).
     """
     if not isinstance(document, dict) or "server_list" in document:
@@ -110,7 +110,7 @@ def from_first_version(document: Any) -> Any:
         device = devices[0] if isinstance(devices[0], dict) else {}
         servers.setdefault(name, []).append({**device, "rank_id": instance.get("rank_id")})
     listed = [{"server_id": name, "device": devices} for name, devices in servers.items()]
-    # Tables of this form needn't have a status.
+    # Tables of the older form needn't have a status.
     status = document.get("status", "completed")
     return {"version": VERSION, "status": status, "server_count": str(len(listed)), "server_list": listed}
 
@@ -125,7 +125,7 @@ def _device(document: Mapping[str, Any]) -> Device:
 
 
 def read(path: str | os.PathLike[str]) -> RankTable:
-    """Return the table in a file; RankTableError, with the file's name, if it can't be read or has mistakes."""
+    """Return the table in a file. Raise RankTableError with the file's name if it can't be read or is invalid."""
     where = f"rank table {os.fspath(path)}"
     try:
         text = read_regular(path).decode("utf-8")
@@ -137,13 +137,13 @@ def read(path: str | os.PathLike[str]) -> RankTable:
 
 
 def find_mistakes(document: object) -> Iterator[str]:
-    """Return a message for each mistake in a parsed document; none: it can be used."""
+    """Yield a message for each mistake in a parsed document. Without mistakes it can be used."""
     if not isinstance(document, dict):
         yield f"it must be a JSON object, got {_kind(document)}"
         return
     for key, what in (
         ("server_group_list", "a global rank table of several jobs"),
-        ("group_list", "of the first form, with group_list, but not one group of instances with a device each"),
+        ("group_list", "a table of the older form without one group of instances with a device each"),
     ):
         if key in document and "server_list" not in document:
             yield f"it is {what}, which is not supported; write one with server_list, version {VERSION}"
@@ -184,7 +184,7 @@ def _mistakes_in_servers(servers: list[Any]) -> Iterator[str]:
         else:
             who = f"server {name}"
             if name in ids:
-                yield f"{who} is there twice; a server's devices belong into one entry"
+                yield f"{who} is listed twice; put all devices of a server into one entry"
             ids.add(name)
         devices = server.get("device")
         if not isinstance(devices, list) or not devices:
@@ -202,7 +202,7 @@ def _mistakes_in_servers(servers: list[Any]) -> Iterator[str]:
             if device_id is None:
                 yield f"device_id of {which} must be a number as text, got {_shown(device.get('device_id'))}"
             elif device_id in device_ids:
-                yield f"{which} is there twice; each rank needs a device of its own"
+                yield f"{which} is listed twice; each rank needs its own device"
             else:
                 device_ids.add(device_id)
             if rank is None:
@@ -222,7 +222,7 @@ def _mistakes_in_servers(servers: list[Any]) -> Iterator[str]:
                 yield f"device_ip {ip} is given twice, to {ips[ip]} and to {which}"
             else:
                 ips[ip] = which
-    # Not with a rank that can't be read or is there twice: those have their message, and a gap would only repeat it.
+    # Skip this if a rank can't be read or is listed twice: that has its own message, which a gap would only repeat.
     missing = sorted(set(range(len(ranks))) - set(ranks))
     if missing and all_ranks_known:
         listed = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
@@ -266,14 +266,14 @@ def _kind(value: object) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check a table.
 
-    Exit status: 0 for a good table, 1 for one with mistakes or none at all, 2 for a wrong command line.
+    Exit status: 0 for a valid table, 1 for an invalid or missing table, 2 for an invalid command line.
     """
     parser = argparse.ArgumentParser(
         prog="python -m ms_kungfu.devices.rank_table",
         description="Checks an Ascend rank table and shows which rank has which device.",
     )
     parser.add_argument(
-        "file", nargs="?", type=Path, help="default: what MINDSPORE_HCCL_CONFIG_PATH or RANK_TABLE_FILE names"
+        "file", nargs="?", type=Path, help="default: the file in MINDSPORE_HCCL_CONFIG_PATH or RANK_TABLE_FILE"
     )
     path = parser.parse_args(arguments).file or path_from(os.environ)
     if path is None:

@@ -106,7 +106,7 @@ class Decision:
         for name in ("size", "global_batch_size", "local_batch_size", "shards"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} is an integer of 1 or more, got {value!r}")
+                raise ValueError(f"{name} must be an integer of 1 or more, got {value!r}")
         if self.global_batch_size is not None and self.local_batch_size is not None:
             raise ValueError(
                 "a decision sets global_batch_size or local_batch_size, not both, got "

@@ -1,6 +1,6 @@
-"""Which gradients are reduced together: fusion groups in MindSpore's meaning of `comm_fusion`.
+"""Decide which gradients are reduced together: fusion groups, as in MindSpore's `comm_fusion`.
 
-See docs/fusion.md. Both of these print the groups::
+See docs/fusion.md. Each of these prints the groups::
 
     print(optimizer.fusion_plan())
     python -m ms_kungfu.fusion train.py

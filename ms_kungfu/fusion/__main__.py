@@ -22,16 +22,16 @@ from ms_kungfu.fusion.shapes import GRADIENTS
 
 _TARGETS = f"""\
 TARGET is one of
-  program.py [ARGUMENT ...]  runs it, as one worker, until it compiles its first training step
+  program.py [ARGUMENT ...]  run the program as one worker until it compiles its first training step
   module:function, program.py:function
-                             calls it; it returns a network, an optimizer or a list of parameters
+                             call the function, which returns a network, an optimizer or a list of parameters
   {", ".join(GRADIENTS)}
                              a well-known model, in float32
 """
 
 
 def _fusion(text: str) -> Any:
-    """Return the option's text as the value that the optimizers take."""
+    """Convert the option's text to a value that the optimizers accept."""
     mode, colon, config = text.partition(":")
     try:
         value: Any = text
@@ -39,7 +39,7 @@ def _fusion(text: str) -> Any:
             value = {"mode": mode, "config": json.loads(f"[{config}]" if mode == "index" else config)}
         parse(value)
     except json.JSONDecodeError:
-        raise argparse.ArgumentTypeError(f"{config!r} in {text!r} is no number, or no list of numbers") from None
+        raise argparse.ArgumentTypeError(f"{config!r} in {text!r} is neither a number nor a list of numbers") from None
     except (ValueError, TypeError, KeyError) as error:
         raise argparse.ArgumentTypeError(str(error.args[0])) from None
     return value
@@ -64,11 +64,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _StopError(BaseException):
-    """Ends a program at its first step. No Exception, so that the program doesn't handle it."""
+    """Ends a program at its first step. It isn't an Exception, so that the program doesn't handle it."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command. Exit status: 0, 2 for a wrong command line or a target without parameters to reduce."""
+    """Run the command. Exit status: 0, or 2 for an invalid command line or a target without parameters to reduce."""
     parser = _parser()
     options = parser.parse_args(words)
     try:
@@ -88,7 +88,7 @@ def _plan(target: str, arguments: list[str], fusion: Any) -> Plan:
     if colon:
         return _plan_of_result(where, function, fusion)
     if not Path(target).is_file():
-        raise LookupError(f"{target} is no file and none of {', '.join(GRADIENTS)}; see -h")
+        raise LookupError(f"{target} is neither a file nor one of {', '.join(GRADIENTS)}; see -h")
     return _plan_of_program(target, arguments, fusion)
 
 
@@ -111,7 +111,7 @@ def _plan_of_result(where: str, function: str, fusion: Any) -> Plan:
 
 
 def _plan_of_program(program: str, arguments: list[str], fusion: Any) -> Plan:
-    """Return the plan that its first step uses; by then the program has set its ids."""
+    """Run the program and return the plan of its first step. By then the program has set its fusion ids."""
     # MindSpore logs the stopped compilation as an error, and writes a file about it to the current folder.
     quiet = {"GLOG_v": "4", **os.environ}
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, {**quiet, "MS_OM_PATH": folder}):
@@ -130,13 +130,13 @@ def _plan_of_first_step(program: str, arguments: list[str], fusion: Any) -> Plan
 
     sys.argv = [program, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(program))
-    # Its output, perhaps its own plan, matters only if it doesn't come to a step. A file, since programs ask standard
-    # output for more than a StringIO has.
+    # The program's output matters only if it never reaches a step. Use a real file, because programs expect more of
+    # standard output than a StringIO provides.
     with tempfile.TemporaryFile("w+") as said:
         try:
             with mock.patch.object(KungFuGradReducer, "plan", property(stop)), contextlib.redirect_stdout(said):
                 runpy.run_path(program, run_name="__main__")
-        except BaseException:  # by now MindSpore may have turned ms_kungfu's exception into another one
+        except BaseException:  # MindSpore may have converted ms_kungfu's exception to another one
             if not plans:
                 raise
         finally:

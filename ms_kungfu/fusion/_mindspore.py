@@ -1,4 +1,4 @@
-"""Fusion's inputs from MindSpore: the configuration and the parameters."""
+"""Read the inputs of fusion from MindSpore: its configuration and the parameters."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ms_kungfu.fusion.plan import Gradient, Plan, make_plan
 
 
 def mode_of(fusion: Any = None, kind: str = "allreduce") -> Mode:
-    """Return `fusion` if it isn't None, else what ``ms.set_auto_parallel_context(comm_fusion=...)`` has set by now."""
+    """Return `fusion` if it isn't None, else the present ``ms.set_auto_parallel_context(comm_fusion=...)``."""
     return configured(ms.get_auto_parallel_context("comm_fusion"), kind) if fusion is None else parse(fusion)
 
 
 def plan_of(parameters: Iterable[Any], fusion: Any = None, name: str = "gradients", overlaps: bool = False) -> Plan:
-    """Return the plan of these parameters' gradients, with the ids that the parameters have by now."""
+    """Return the plan of these parameters' gradients, with the parameters' present fusion ids."""
     gradients, mode = [_gradient(parameter) for parameter in parameters], mode_of(fusion)
     if overlaps:
         mode = for_overlap(mode, sum(gradient.nbytes for gradient in gradients))
@@ -28,6 +28,6 @@ def plan_of(parameters: Iterable[Any], fusion: Any = None, name: str = "gradient
 
 def _gradient(parameter: Any) -> Gradient:
     dtype = str(parameter.dtype).lower()
-    # From the shape, because a parameter may be initialised later.
+    # Compute the size from the shape, because a parameter may not be initialised yet.
     nbytes = prod(parameter.shape) * int(re.sub(r"\D", "", dtype) or 8) // 8
     return Gradient(parameter.name, nbytes, dtype, parameter.comm_fusion)

@@ -10,17 +10,17 @@ AUTO_MB = 64
 
 
 class Mode(NamedTuple):
-    """How gradients whose ``comm_fusion`` id is 1, the default, are grouped.
+    """How to group gradients whose ``comm_fusion`` id is 1, the default.
 
-    :func:`parse` and :func:`configured` make it.
+    :func:`parse` and :func:`configured` return it.
     """
 
     name: str
     """``"none"``, ``"auto"``, ``"size"`` or ``"index"``."""
     limit_mb: int = 0
-    """With auto and size: the largest size of a group, in MB."""
+    """For auto and size: the largest size of a group, in MB."""
     split_points: tuple[int, ...] = ()
-    """With index: the last gradient of each group but the last."""
+    """For index: the last gradient of each group, except the last group."""
 
     def __str__(self) -> str:
         if self.name == "index":
@@ -33,10 +33,10 @@ AUTO = Mode("auto", AUTO_MB)
 
 
 def for_overlap(mode: Mode, nbytes: int) -> Mode:
-    """Return `mode` for gradients of `nbytes` in all, whose groups are reduced while others are made.
+    """Return `mode` for `nbytes` of gradients, if groups are reduced while later gradients are computed.
 
-    For "auto" it is eight groups of 2 to 16 MB. The backward pass can hide these, and each is so large that a network
-    carries it nearly at full speed (docs/performance.md).
+    For "auto" the result is eight groups of 2 to 16 MB. The backward pass can hide their reduction.
+    Each group is large enough to use nearly the full speed of a network (docs/performance.md).
     """
     return Mode("auto", min(max(-(-nbytes // (8 * MB)), 2), 16)) if mode.name == "auto" else mode
 
@@ -44,11 +44,11 @@ def for_overlap(mode: Mode, nbytes: int) -> Mode:
 def parse(fusion: Any, allowed: tuple[str, ...] = ("auto", "size", "index")) -> Mode:
     """Return the mode for a value of `fusion`, checked as MindSpore checks its ``comm_fusion``.
 
-    It raises what ``ms.set_auto_parallel_context(comm_fusion=...)`` raises.
+    It raises the same errors as ``ms.set_auto_parallel_context(comm_fusion=...)``.
 
     Args:
         fusion: ``"none"``, ``"auto"``, or MindSpore's ``{"mode": ..., "config": ...}``.
-        allowed: the modes that a mapping may name.
+        allowed: the modes that a mapping may have.
 
     Returns:
         The mode.
@@ -74,17 +74,17 @@ def parse(fusion: Any, allowed: tuple[str, ...] = ("auto", "size", "index")) -> 
 
 
 def configured(comm_fusion: Mapping[str, Any], kind: str = "allreduce") -> Mode:
-    """Return the mode that MindSpore's whole configuration has for one kind of collective.
+    """Return the mode in MindSpore's full configuration for one kind of collective.
 
     Args:
-        comm_fusion: what ``ms.get_auto_parallel_context("comm_fusion")`` returns.
+        comm_fusion: the result of ``ms.get_auto_parallel_context("comm_fusion")``.
         kind: ``"allreduce"``, ``"allgather"`` or ``"reducescatter"``.
 
     Returns:
         The mode.
 
     Raises:
-        KeyError, TypeError, ValueError: as :func:`parse` does.
+        KeyError, TypeError, ValueError: as in :func:`parse`.
     """
     if not comm_fusion.get("openstate", True):
         return NONE
@@ -93,10 +93,10 @@ def configured(comm_fusion: Mapping[str, Any], kind: str = "allreduce") -> Mode:
 
 def _size(config: Any) -> Mode:
     if isinstance(config, bool) or not isinstance(config, int):
-        raise TypeError(f"the size of a fusion group is a whole number of MB, not {config!r}")
+        raise TypeError(f"the size of a fusion group must be a whole number of MB, not {config!r}")
     if config < 0:
-        raise ValueError(f"the size of a fusion group is a number of MB of at least 0, not {config}")
-    # MindSpore skips its fusion pass then, whatever the parameters' ids are.
+        raise ValueError(f"the size of a fusion group in MB must be at least 0, not {config}")
+    # MindSpore skips its fusion pass then, even if parameters have ids.
     return NONE if config == 0 else Mode("size", config)
 
 
@@ -104,10 +104,10 @@ def _split_points(config: Any) -> tuple[int, ...]:
     if not config:
         raise ValueError("the split points of fusion can't be empty")
     if not isinstance(config, list):
-        raise TypeError(f"the split points of fusion are a list, not {config!r}")
+        raise TypeError(f"the split points of fusion must be a list, not {config!r}")
     for point in config:
         if isinstance(point, bool) or not isinstance(point, int) or point < 0:
-            raise TypeError(f"a split point of fusion is the index of a gradient, not {point!r}")
+            raise TypeError(f"a split point of fusion must be the index of a gradient, not {point!r}")
     if sorted(set(config)) != config:
         raise ValueError(f"the split points of fusion must ascend, without repetitions; got {config}")
     return tuple(config)

@@ -1,4 +1,4 @@
-"""From the gradients of a step to the groups that are reduced together: a pure function, the same at every rank."""
+"""Partition the gradients of a step into groups that are reduced together: a pure function, equal on all ranks."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ _log = logging.getLogger(__name__)
 
 
 class Gradient(NamedTuple):
-    """What the plan needs to know of a gradient, which has the name and the size of its parameter."""
+    """The properties of a gradient that the plan needs; it has its parameter's name and size."""
 
     name: str
     """The parameter's name."""
     nbytes: int
-    """The size, in bytes."""
+    """Size in bytes."""
     dtype: str
     """The dtype's name."""
     comm_fusion: int = 1
-    """The parameter's id of MindSpore's fusion."""
+    """The parameter's id in MindSpore's fusion."""
 
 
 class Group(NamedTuple):
-    """Gradients of one dtype that are reduced in one operation."""
+    """Gradients of one dtype which one operation reduces."""
 
     name: str
     """The operation's name."""
     members: tuple[int, ...]
-    """Positions in the list of gradients, ascending."""
+    """Indices in the list of gradients, ascending."""
     nbytes: int
-    """The size of all members, in bytes."""
+    """Total size of the members in bytes."""
     dtype: str
     """The dtype's name."""
     comm_fusion: int
-    """The members' id of MindSpore's fusion."""
+    """The members' id in MindSpore's fusion."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The partition of the gradients into groups; each gradient is in one group.
+    """The partition of the gradients into groups, with each gradient in one group.
 
-    The groups are reduced in their order, which is that of their first gradients.
+    The groups are reduced in order, which is the order of their first gradients.
 
     Args:
-        gradients: all of them, in the order of the optimizer's parameters.
-        groups: in the order of their reduction.
-        mode: the mode that made the groups.
+        gradients: all gradients, in the order of the optimizer's parameters.
+        groups: the groups, in the order of their reduction.
+        mode: the mode that determined the groups.
     """
 
     gradients: tuple[Gradient, ...]
@@ -58,16 +58,16 @@ class Plan:
     mode: Mode
 
     def group_of(self) -> tuple[int, ...]:
-        """Return the number of each gradient's group."""
+        """Return each gradient's group number."""
         of = {i: number for number, group in enumerate(self.groups) for i in group.members}
         return tuple(of[i] for i in range(len(self.gradients)))
 
     def runs(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Return for each group the stretches [start, stop) of the list of gradients that make it up."""
+        """Return for each group the stretches [start, stop) of the list of gradients that form the group."""
         return tuple(tuple(_runs(group.members)) for group in self.groups)
 
     def pieces(self) -> tuple[tuple[int, int, int], ...]:
-        """Return the reverse: the stretches of the groups that make up the list of gradients.
+        """Return the inverse of `pieces`: the stretches of the groups that form the list of gradients.
 
         Returns:
             Tuples ``(group, start, stop)``, in the order of the gradients.
@@ -99,20 +99,21 @@ class Plan:
 def make_plan(gradients: Sequence[Gradient], mode: Mode, name: str = "gradients") -> Plan:
     """Partition gradients into the groups that are reduced together.
 
-    A gradient's id decides: 0 is reduced alone, 1 goes by `mode`, and any other id is one group. A
-    group has one dtype, as in MindSpore. With mode "none" no gradients are fused, whatever the ids are.
+    A gradient's id determines its group. A gradient with id 0 is reduced alone. Gradients with id 1 are
+    grouped by `mode`. Gradients with any other equal id form one group. All gradients of a group have
+    one dtype, as in MindSpore. With mode "none", gradients aren't fused, regardless of ids.
 
-    A group is named by its number, not by its contents. So if two ranks' plans differ, the first group
-    that differs has the same name and another layout, which the collective rejects at once. By another
-    name it would wait for a rank that never comes.
+    A group's name contains its number, not its contents. If the plans of two ranks differ, the first
+    different group has the same name but a different layout. So the collective fails at once. With
+    different names, each rank would wait for the other forever.
 
     Args:
-        gradients: in the order of the optimizer's parameters.
-        mode: how gradients with the id 1 are grouped.
+        gradients: the gradients, in the order of the optimizer's parameters.
+        mode: how to group gradients with the id 1.
         name: the prefix of the groups' names.
 
     Returns:
-        The plan, the same at every rank that brings the same arguments.
+        The plan, the same at every rank that passes the same arguments.
     """
     chosen = [i for i, gradient in enumerate(gradients) if gradient.comm_fusion == 1]
     parts = dict(zip(chosen, _parts([gradients[i] for i in chosen], mode)))
@@ -135,9 +136,9 @@ def make_plan(gradients: Sequence[Gradient], mode: Mode, name: str = "gradients"
 
 
 def _parts(gradients: Sequence[Gradient], mode: Mode) -> list[int]:
-    """Return the number of the part that each gradient falls into.
+    """Return the part number of each gradient.
 
-    The gradients of one part and one dtype make a group.
+    Gradients with the same part and dtype form a group.
     """
     if mode.name == "index":
         for point in mode.split_points:
@@ -148,10 +149,10 @@ def _parts(gradients: Sequence[Gradient], mode: Mode) -> list[int]:
                 )  # fmt: skip
         return [bisect_left(mode.split_points, i) for i in range(len(gradients))]
     parts: list[int] = []
-    filled: dict[str, tuple[int, int]] = {}  # by dtype: the part that is being filled, and its bytes
+    filled: dict[str, tuple[int, int]] = {}  # dtype -> (part that is being filled, its bytes)
     for gradient in gradients:
         part, nbytes = filled.get(gradient.dtype, (0, 0))
-        # A gradient that is larger than the limit has a group for itself.
+        # A gradient that is larger than the limit forms a group alone.
         if nbytes and nbytes + gradient.nbytes > mode.limit_mb * MB:
             part, nbytes = part + 1, 0
         filled[gradient.dtype] = part, nbytes + gradient.nbytes

@@ -1,4 +1,4 @@
-"""Elements of each gradient of well-known models, in the order of their parameters."""
+"""The number of elements of each gradient of well-known models, in the order of their parameters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ def _resnet50() -> list[int]:
     counts: list[int] = []
 
     def convolution(inputs: int, outputs: int, kernel: int) -> None:
-        counts.extend((outputs * inputs * kernel * kernel, outputs, outputs))  # and its batch normalisation
+        counts.extend(
+            (outputs * inputs * kernel * kernel, outputs, outputs)
+        )  # the convolution and its batch normalisation
 
     convolution(3, 64, 7)
     inputs = 64
@@ -53,13 +55,13 @@ def _vgg16() -> list[int]:
 def _inception_v3() -> list[int]:
     """Szegedy et al., "Rethinking the Inception Architecture", 2015, without the auxiliary classifier.
 
-    The widths that the paper leaves open are those of its authors' TensorFlow model. Convolutions without bias,
-    normalised.
+    The paper doesn't specify some widths; these are from its authors' TensorFlow model. The convolutions have no bias
+    and are normalised.
     """
     counts: list[int] = []
 
     def chain(inputs: int, *layers: tuple[int, int]) -> int:
-        """Add convolutions after each other: (outputs, elements of the kernel). Return the last one's outputs."""
+        """Add consecutive convolutions, given as (outputs, elements of the kernel). Return the last one's outputs."""
         for outputs, kernel in layers:
             counts.extend((outputs * inputs * kernel, outputs, outputs))
             inputs = outputs
@@ -77,7 +79,7 @@ def _inception_v3() -> list[int]:
             width, ((192, 1),), ((c, 1), (c, 7), (192, 7)), ((c, 1), (c, 7), (c, 7), (c, 7), (192, 7)), ((192, 1),)
         )
     width += block(width, ((192, 1), (320, 9)), ((192, 1), (192, 7), (192, 7), (192, 9)))
-    for _ in range(2):  # figure 7: two layers end in a pair, 1x3 and 3x1, side by side
+    for _ in range(2):  # figure 7: two branches end in a parallel pair of 1x3 and 3x1
         outputs = block(width, ((320, 1),), ((384, 1),))
         outputs += block(384, ((384, 3),), ((384, 3),)) - 384
         outputs += chain(width, (448, 1), (384, 9)) - 384

@@ -93,8 +93,8 @@ def _bind(listening: socket.socket) -> tuple[Path, int]:
         try:
             with made(directory) as folder:
                 name = f"{os.getpid()}.{secrets.token_hex(4)}{_SUFFIX}"
-                # Bind relative to the folder's descriptor, because a path may have only 107 bytes. Rename the socket once
-                # it listens, because clients regard a socket that doesn't listen as left by a killed launcher.
+                # Bind relative to the folder's descriptor, because a path may have only 107 bytes. Rename the socket
+                # once it listens, because clients regard a socket that doesn't listen as left by a killed launcher.
                 listening.bind(f"/proc/self/fd/{folder}/.{name}")
                 listening.listen(_BACKLOG)
                 os.rename(f".{name}", name, src_dir_fd=folder, dst_dir_fd=folder)

@@ -1,13 +1,14 @@
-"""Run programs for MindSpore's msrun unchanged (``kungfu-run --msrun``).
+"""Run programs written for MindSpore's msrun unchanged (``kungfu-run --msrun``).
 
-Such a program asks ``mindspore.communication`` once, at its start, how many ranks there are and which one it is, and
-builds its training by the answers. So the answers are those of a *virtual world* of V ranks (``--msrun-size``), which
-never changes, even if the workers do. MindSpore itself stays stand-alone.
+Such a program calls ``mindspore.communication`` once, at its start, to get the number of ranks and its own rank. It
+sets up its training accordingly. So this package returns the ranks of a *virtual world* of V ranks (``--msrun-size``),
+which never changes even if the workers do. MindSpore itself stays in stand-alone mode.
 
-- `hook` waits for the program to import MindSpore, and then has `answers` replace MindSpore's functions.
-- `world`: the virtual world. `communication`, `context`: the answers. `reducers`: sums over the world.
-- `pipelines`, `training`: a dataset that is sharded for V ranks, under ``Model.train``, ``Model.fit`` and
-  ``Model.eval``, is partitioned among the present workers. `loops`: the same under a loop of the program's own.
+- `hook` waits until the program imports MindSpore. `answers` then replaces some of MindSpore's functions.
+- `world`: the virtual world. `communication`, `context`: the replaced functions. `reducers`: sums over the virtual
+  world.
+- `pipelines`, `training`: partition a dataset with V shards among the present workers, under ``Model.train``,
+  ``Model.fit`` and ``Model.eval``. `loops`: the same for a program's own training loop.
 
 For users: docs/from-msrun.md.
 """

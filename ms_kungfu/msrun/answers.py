@@ -1,7 +1,7 @@
-"""Which names of MindSpore are replaced for a program.
+"""Replace some of MindSpore's names for a program.
 
-MindSpore's files stay unchanged. Names that its own modules have bound at their import stay MindSpore's, except the few
-that make a training step data parallel.
+MindSpore's files aren't changed. MindSpore's own modules keep the names that they bound when they were imported,
+except for the few names that make a training step data parallel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _given = False
 
 
 def give() -> None:
-    """Replace them from now on. Called as soon as MindSpore has been imported."""
+    """Replace the names from now on. Called as soon as MindSpore has been imported."""
     global _given
     if _given:
         return
@@ -28,14 +28,14 @@ def give() -> None:
     own_functions = _functions(communication)
     _put(_COMMUNICATION, {
         **own_functions,
-        "get_local_rank": own_functions["get_rank"],  # the world has one host
+        "get_local_rank": own_functions["get_rank"],  # the virtual world has one host
         "get_local_rank_size": own_functions["get_group_size"],
     })  # fmt: skip
     _put(_CONTEXT, {
         name: getattr(context, name)
         for name in ("set_auto_parallel_context", "get_auto_parallel_context", "reset_auto_parallel_context")
     })  # fmt: skip
-    # A TrainOneStepCell makes its reducer by these.
+    # TrainOneStepCell uses these settings to create its reducer.
     _put(("mindspore.nn.wrap.cell_wrapper",), {
         "_get_parallel_mode": context.parallel_mode,
         "_get_gradients_mean": context.gradients_mean,
@@ -56,7 +56,7 @@ def give() -> None:
     })  # fmt: skip
     for name, relative in (("mint.distributed", "mint.distributed.distributed"), ("ops.communication", "ops")):
         _give_process_groups(f"mindspore.{name}", f"mindspore.{relative}", communication)
-    import_module("mindspore.parallel.auto_parallel")  # which MindSpore doesn't import by itself
+    import_module("mindspore.parallel.auto_parallel")  # MindSpore doesn't import this module automatically
     _put(("mindspore.parallel.auto_parallel",), {
         "AutoParallel": communication.refusing(
             "AutoParallel", "it divides models among devices, and this is data parallelism"
@@ -88,7 +88,7 @@ def _functions(communication: ModuleType) -> dict[str, Any]:
 
 
 def _give_process_groups(name: str, relative: str, communication: ModuleType) -> None:
-    """Replace a module's names that torch has, also if `relative` has the same (``ops.gather`` is another one)."""
+    """Replace a module's names that torch also has, even if `relative` has them (``ops.gather`` is different)."""
     module = sys.modules.get(name)
     for each in getattr(module, "__all__", ()):
         stock, ours = getattr(module, each), communication.of_process_groups(name, each)
@@ -98,7 +98,7 @@ def _give_process_groups(name: str, relative: str, communication: ModuleType) ->
 
 
 def _put(modules: tuple[str, ...], names: dict[str, Any]) -> None:
-    """Replace names that the module has: MindSpore's versions differ."""
+    """Replace only names that the module has, because MindSpore's versions differ."""
     for module in modules:
         found = sys.modules.get(module)
         for name, value in names.items():

@@ -1,4 +1,4 @@
-"""The cells that a program has made, in its order, which is the same at all workers."""
+"""Track the cells that a program has created, in order, which is the same on all workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def noting(init: Callable[..., None]) -> Callable[..., None]:
 
     def __init__(self: Any, *arguments: Any, **named: Any) -> None:
         init(self, *arguments, **named)
-        if len(_cells) % 1024 == 1023:  # a program may make some in each step
+        if len(_cells) % 1024 == 1023:  # drop dead references: a program may create cells in each step
             _cells[:] = [known for known in _cells if known() is not None]
         _cells.append(weakref.ref(self))
 
@@ -27,7 +27,7 @@ def noting(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def living() -> list[Any]:
-    """Return those that still exist."""
+    """Return the cells that still exist."""
     return [cell for cell in (known() for known in _cells) if cell is not None]
 
 
@@ -37,27 +37,27 @@ def has_optimizers() -> bool:
 
 
 def updates() -> int:
-    """Return the updates by all of the program's optimizers so far that count them."""
+    """Return the number of updates so far by all of the program's optimizers that count their updates."""
     counts = [_count_of(cell) for cell in living()]
     return sum(int(count.asnumpy().reshape(-1)[0]) for count in counts if count is not None)
 
 
 def trained_by_groups() -> int:
-    """Return a number of the weights that optimizers with ``param_groups`` train, which an update changes.
+    """Return a checksum of the weights that optimizers with ``param_groups`` train; an update changes it.
 
-    Not all of those count their updates (``experimental.optim.SGD``). 0 without such optimizers.
+    Some of these optimizers don't count their updates (``experimental.optim.SGD``). Return 0 if there are none.
     """
     groups = [group for cell in living() if inventory.is_grouped(cell) for group in cell.param_groups]
     found = 0
     for parameter in (parameter for group in groups for parameter in group["params"]):
-        # NumPy has no bfloat16, and float32 has all of its values.
+        # NumPy has no bfloat16, but float32 can represent all of its values.
         values = parameter.astype(ms.float32) if parameter.dtype == ms.bfloat16 else parameter
         found = zlib.crc32(values.asnumpy().tobytes(), found)
     return found
 
 
 def _count_of(cell: Any) -> Any:
-    """Return the Parameter in which an optimizer counts its updates; None for other cells, or without a count."""
+    """Return the Parameter with which an optimizer counts its updates; None for other cells, or without a count."""
     if isinstance(cell, nn.Optimizer):
         return getattr(cell, "global_step", None)
     if inventory.is_grouped(cell):

@@ -1,4 +1,4 @@
-"""``set_auto_parallel_context`` and its relatives: this file has the settings, MindSpore stays stand-alone."""
+"""Replace ``set_auto_parallel_context`` and related functions. The settings are kept here, not in MindSpore."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _DEFAULTS: dict[str, Any] = {
     "device_num": None,  # V
     "global_rank": None,
 }
-_OWN = ("comm_fusion", "all_reduce_fusion_config")  # MindSpore's settings that have a meaning here
-# Values without an effect, of settings that are rejected otherwise.
+_OWN = ("comm_fusion", "all_reduce_fusion_config")  # MindSpore's own settings that are supported here
+# Values that have no effect, of settings that are otherwise rejected.
 _NOTHING: dict[str, tuple[Any, ...]] = {
     "enable_parallel_optimizer": (False,),
     "pipeline_stages": (1,),
@@ -39,7 +39,7 @@ _stock_reset: Callable[[], None] = stock.reset_auto_parallel_context
 
 
 def set_auto_parallel_context(**settings: Any) -> None:
-    """Set all of them, or none if one is rejected."""
+    """Change all given settings, or none if one is rejected."""
     for name, value in settings.items():
         _check(name, value)
     _set.update({name: value for name, value in settings.items() if name in _DEFAULTS})
@@ -50,22 +50,24 @@ def set_auto_parallel_context(**settings: Any) -> None:
 
 def _check(name: str, value: Any) -> None:
     if name == "parallel_mode" and value not in _MODES:
-        raise refused(f"parallel_mode={value!r}", "the workers' number may change, which only data_parallel can follow")
+        raise refused(
+            f"parallel_mode={value!r}", "the number of workers may change, and only data_parallel supports that"
+        )
     if name in ("gradients_mean", "parameter_broadcast") and not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, not {value!r}")
     if name == "device_num" and value != world.size():
-        raise ValueError(f"device_num={value!r} is another number than the {world.size()} ranks of --msrun-size")
+        raise ValueError(f"device_num={value!r} differs from the {world.size()} ranks of --msrun-size")
     if name == "global_rank" and value != world.rank():
-        raise ValueError(f"global_rank={value!r} is another rank than get_rank(), which is {world.rank()}")
+        raise ValueError(f"global_rank={value!r} differs from get_rank(), which is {world.rank()}")
     if name not in _DEFAULTS and name not in _OWN and value not in _NOTHING.get(name, ()):
         raise refused(
             f"set_auto_parallel_context({name}={value!r})",
-            "it is for models that are divided among devices, and this is data parallelism",
+            "it is for models that are divided among devices; only data parallelism is supported",
         )
 
 
 def get_auto_parallel_context(attr_key: str) -> Any:
-    """Return the program's setting, else MindSpore's own."""
+    """Return the program's setting, or else MindSpore's own setting."""
     if attr_key in ("device_num", "global_rank"):
         return device_num() if attr_key == "device_num" else world.rank()
     return _set[attr_key] if attr_key in _set else _stock_get(attr_key)
@@ -77,7 +79,7 @@ def reset_auto_parallel_context() -> None:
 
 
 def parallel_mode() -> str:
-    """Return the mode by which `TrainOneStepCell` makes its reducer."""
+    """Return the parallel mode that `TrainOneStepCell` uses to create its reducer."""
     return str(_set["parallel_mode"])
 
 

@@ -1,4 +1,4 @@
-"""Find out whether a function or cell of the program's makes gradients."""
+"""Find out whether a function or cell of the program computes gradients."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from mindspore.ops.composite.base import GradOperation, _Grad
 from mindspore.ops.function.grad import grad_func
 
 MARK = "kungfu_gradient"
-"""An attribute of the functions that `ms_kungfu.msrun.rank_batches` has made of gradient functions."""
-# A function of a program makes a gradient by these names.
+"""An attribute that marks the gradient functions that `ms_kungfu.msrun.rank_batches` has replaced."""
+# A program's function computes a gradient if it uses one of these names.
 _MAKERS = {id(maker) for maker in (GradOperation, _Grad, grad_func.grad, grad_func.value_and_grad)}
 _NAMES = {"value_and_grad", "GradOperation"}
 _known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 def differentiates(function: Any, *arguments: Any) -> bool:
-    """Return whether a function or cell uses a gradient function, by what it holds and names."""
+    """Return whether a function or cell uses a gradient function, judging by the objects and names in it."""
     function = getattr(function, "__func__", function)
     if function not in _known:
         held = [each for each in arguments if not isinstance(each, (ms.Tensor, int, float, tuple, list, dict))]
@@ -33,12 +33,12 @@ def differentiates(function: Any, *arguments: Any) -> bool:
 
 
 class _Search:
-    """A search for gradient functions in what a function or cell holds and names."""
+    """A search for gradient functions among the objects and names in a function or cell."""
 
-    _MOST = 100_000  # objects
+    _MOST = 100_000  # most objects to search
 
     def __init__(self) -> None:
-        self._seen: dict[int, Any] = {}  # held, so that no other object gets the number of one
+        self._seen: dict[int, Any] = {}  # keeps objects alive, so that no new object reuses an id
 
     def reaches(self, thing: Any) -> bool:
         if id(thing) in _MAKERS or isinstance(thing, (GradOperation, _Grad)) or self._is_gradient(thing):
@@ -79,7 +79,7 @@ class _Search:
         for cell in function.__closure__ or ():
             try:
                 held.append(cell.cell_contents)
-            except ValueError:  # it is empty yet
+            except ValueError:  # the closure cell is still empty
                 continue
         names = set(names_in(function.__code__))
         held += [function.__globals__[name] for name in names if name in function.__globals__]
@@ -87,7 +87,7 @@ class _Search:
 
 
 def names_in(code: CodeType) -> Iterator[str]:
-    """Return the names that aren't its own."""
+    """Return the global names that the code uses."""
     yield from (*code.co_names, *code.co_freevars)
     for inner in code.co_consts:
         if isinstance(inner, CodeType):

@@ -1,9 +1,9 @@
-"""Replace MindSpore's names in an unchanged program: when it imports MindSpore, before it binds names.
+"""Replace MindSpore's names in an unchanged program when it imports MindSpore, before it uses the names.
 
-Each Python of the environment runs cmake/ms_kungfu_alias.pth, which lies beside the installed package, as it starts:
-``python train.py``, ``python -m``, and a Python in a shell script. If ``KUNGFU_MSRUN_SIZE`` is set it puts a finder
-before all others that asks `spec` for the one name. (A ``sitecustomize`` would replace another one, and a wrapper
-around the command can't see into a shell script.)
+At its start, each Python of the environment runs cmake/ms_kungfu_alias.pth, which is installed next to the package:
+for ``python train.py``, ``python -m``, and Python in a shell script. If ``KUNGFU_MSRUN_SIZE`` is set, that file
+inserts a finder before all others. The finder calls `spec` when ``mindspore`` is imported. (A ``sitecustomize`` module
+would replace an existing one, and a wrapper of the command couldn't reach into a shell script.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Loader(SourceFileLoader):
 
 
 def spec(path: Any = None, target: Any = None) -> ModuleSpec | None:
-    """Return the module spec for an import of ``mindspore``; None without one."""
+    """Return the module spec for an import of ``mindspore``; None if MindSpore isn't installed."""
     found = PathFinder.find_spec("mindspore", path, target)
     if found is not None and isinstance(found.loader, SourceFileLoader):
         found.loader = _Loader(found.loader.name, found.loader.path)

@@ -1,20 +1,22 @@
-"""A loop of the program's own over a dataset that it has sharded for V ranks.
+"""A program's own training loop, over a dataset that the program has sharded for V ranks.
 
     for image, label in dataset:
         loss, gradients = gradient(image, label)
         optimizer(reducer(gradients))
 
-Such a loop doesn't declare where a step ends and what is trained. So a step ends as the loop asks for the next batch.
-All cells that the program has made by its first batch are kept the same at all workers. The sharded dataset that it
-reads first, once it has a reducer, is the one that it trains. Another one is an evaluation, which sees all samples at
-each worker.
+Such a loop doesn't declare where a step ends and what it trains. So a step ends when the loop requests the next batch.
+All cells that the program has created before its first batch are kept equal on all workers. Once the program has a
+reducer, the first sharded dataset that it reads is the one that it trains. A loop over any other dataset is an
+evaluation, in which each worker sees all samples.
 
-A joining worker runs the loops from their start. It learns how many passes over the dataset the others have begun, and
-each of its own before that ends at once. Until it is there it takes part in no collective (`world.takes_part`).
+A joining worker runs the loops from their start. It learns how many passes over the dataset the other workers have
+begun, and each of its own earlier passes ends at once. Until it has caught up, it takes part in no collective
+(`world.takes_part`).
 
-The cluster changes only after the last step of a pass. A loop counts its batches (`enumerate`), and all workers have to
-do what it does every so many batches at the same one. A worker that joined within a pass would count from 0 there, and
-wait for the others in one operation while they wait in another. Failures are no such changes: the survivors count on.
+The cluster changes only after the last step of a pass. A loop may count its batches (`enumerate`) and do something
+every few batches, which all workers must do at the same batch. A worker that joined within a pass would start to count
+from 0. Then it would wait for the others in one operation while they wait in another. Failures don't have this
+problem, because the survivors keep their counts.
 
 If `Model.train` trains, a loop is an evaluation.
 """
@@ -40,28 +42,28 @@ _log = logging.getLogger(__name__)
 
 
 def _outermost() -> list[Any]:
-    """Return the living cells, except those in another one."""
-    gc.collect()  # cells without an owner disappear at all workers alike
+    """Return the living cells that aren't inside another cell."""
+    gc.collect()  # remove unowned cells, so that all workers find the same cells
     found = list({id(cell): cell for cell in cells.living()}.values())
     inner = {id(cell) for outer in found for _, cell in outer.cells_and_names() if cell is not outer}
     known = {id(cell) for cell in found} | inner
     for each in gc.get_objects():
         if issubclass(type(each), nn.Cell) and id(each) not in known and any(True for _ in each.get_parameters()):
             raise refused(
-                f"a loop of one's own beside a {type(each).__name__} that copy.deepcopy, or the like, has made",
-                "a joining worker couldn't identify it; make it by its class, or keep it in another cell",
+                f"a custom training loop with a {type(each).__name__} that copy.deepcopy, or the like, has created",
+                "a joining worker can't identify it; create it by its class, or keep it in another cell",
             )
     return [cell for cell in found if id(cell) not in inner]
 
 
 class _Training:
-    """The program's one training by a loop of its own; its cluster changes between the passes over its data."""
+    """Training by the program's own loop; there is only one. The cluster changes between passes over its dataset."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
         self.data = pipelines.elastic(source, by_shards=False)
         self._passes, self._passes_of_others = 0, 0
-        self._is_broken_off = False  # the pass, at the step that ends
+        self._is_broken_off = False  # whether the pass ends at the present step
         told = Component("passes", lambda: [self._passes, self._is_broken_off], self._hear)
         cells = _outermost()
         self._elastic = ElasticTraining(*cells, dataset=self.data, components=[told, objects.component(cells)])
@@ -69,7 +71,7 @@ class _Training:
         changes = self._elastic.changes
         changes.prepare, changes.may_follow = self._copy_rest, self._is_between_passes
         changes.agree_on_trained = self._agree_on_trained
-        self.taken = False  # a batch of a step that hasn't ended
+        self.taken = False  # whether a batch was taken whose step hasn't ended
         self.in_pass = False
         self._batches = 0  # batches of this pass that were taken
         self._updates = 0  # count of updates when this pass began
@@ -86,20 +88,20 @@ class _Training:
 
     def _hear(self, told: Sequence[Any]) -> None:
         passes, broken_off = told
-        # They have left that pass, and what follows it is done.
+        # The other workers have left that pass, and the work after it is done.
         self._passes_of_others = passes + 1 if broken_off else passes
         self._is_broken_off = broken_off
 
     def begin_pass(self) -> None:
         self._passes += 1
-        # Operations queued by now belong to the pass before, in which this worker may have taken no part.
+        # Operations in the queue belong to the previous pass, in which this worker may have taken no part.
         wait_for_queue()
         if self._passes == 1:
             self._elastic.begin()
         self._batches, self._updates = 0, cells.updates()
         world.pass_by(self._passes < self._passes_of_others)
         self.in_pass = not world.passes_by()
-        if self.in_pass and self._is_broken_off:  # they do so now, in `break_off`
+        if self.in_pass and self._is_broken_off:  # the other workers do so now, in `break_off`
             self._leave_out_the_rest()
             self.in_pass = True
 
@@ -113,18 +115,19 @@ class _Training:
             self._elastic.step_end()
 
     def break_off(self) -> None:
-        """End a pass whose loop the program has left early to begin another one, which in MindSpore is another epoch.
+        """End a pass whose loop the program has left early to begin a new pass, as in MindSpore.
 
-        All workers have done so at the same batch.
+        All workers have left the loop at the same batch.
         """
         updates = cells.updates() - self._updates
         self._is_broken_off = True
-        # That batch isn't trained if all before it have made updates, each as many, and it has made none.
+        # The batch counts as untrained if it caused no update while every earlier batch caused the same number of
+        # updates.
         if self._batches > 1 and updates % self._batches and updates % (self._batches - 1) == 0:
             self.taken = False
         if self.taken:
             self.step_end()
-        elif not self._elastic.should_stop:  # the last step's end didn't know that the pass was over
+        elif not self._elastic.should_stop:  # when the last step ended, the pass wasn't over yet
             self._elastic.changes.change_to(behind_a_step=True)
         self._leave_out_the_rest()
 
@@ -140,9 +143,9 @@ class _Training:
                 "misuse: check=msrun. No optimizer has made a step in the first loop over a sharded dataset, "
                 "which is partitioned as the training data, once there is a reducer; evaluate after it"
             )
-        self._elastic.average_statistics()  # for an evaluation
-        # A value that follows a count of the program's own over all passes (a rate) differs at a worker that has
-        # joined.
+        self._elastic.average_statistics()  # for a possible evaluation
+        # A value that depends on the program's own count over all passes, such as a learning rate, differs on a worker
+        # that has joined.
         self._elastic.check_sameness()
         self._elastic.epoch_end()
 
@@ -151,13 +154,13 @@ _training: _Training | None = None
 
 
 class Unsharded:
-    """An iterator over a dataset that isn't sharded, such as an evaluation.
+    """An iterator over a dataset that isn't sharded, for example for an evaluation.
 
-    A program that trains by it gets a warning. Each worker would train all of it, or what it picks by its rank, and no
-    gradient would reach another one.
+    If a program trains with it, a warning is logged. Each worker would then train all samples, or those that it
+    selects by its rank, and no gradient would reach another worker.
     """
 
-    _LOOKS = 3  # at so many batches
+    _LOOKS = 3  # check for training at this many batches
 
     def __init__(self, iterator: Any) -> None:
         self._iterator, self._looks, self._updates = iterator, 0, 0
@@ -184,7 +187,7 @@ class Unsharded:
 
 
 class Loop:
-    """The replacement of an iterator over a sharded dataset. `make` makes one over another dataset."""
+    """The replacement of an iterator over a sharded dataset. `make` returns an iterator over a given dataset."""
 
     def __init__(self, source: Any, make: Callable[[Any], Any]) -> None:
         self._source, self._make = source, make
@@ -192,7 +195,7 @@ class Loop:
         self._trains: bool | None = None  # None: not known yet
         self._in_pass = False
         self._looked = False
-        self._updates: int | None = None  # count of updates when an evaluation began
+        self._updates: int | None = None  # number of updates when an evaluation began
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -205,7 +208,7 @@ class Loop:
         return self._next_to_train() if self._trains else self._next_to_evaluate()
 
     def _first_look(self) -> Any:
-        """Decide at a batch, before anything is there that could train."""
+        """Decide at a batch whether this loop trains, before the program has a reducer."""
         if self._looked:
             raise refused(
                 "a loop over a sharded dataset in which nothing reduces gradients",
@@ -216,7 +219,7 @@ class Loop:
 
     def _decide(self) -> None:
         global _training
-        if _training is None and program.current().calls == 0:  # else `Model.train` trains
+        if _training is None and program.current().calls == 0:  # otherwise `Model.train` trains
             _training = _Training(self._source)
         self._trains = _training is not None and _training.source is self._source
         if _training is None or not self._trains:
@@ -258,7 +261,7 @@ class Loop:
                 "make one to train by, before the loop over epochs, and read it before any that evaluates",
             )
         self._updates = updates
-        cut = self._in_pass and world.passes_by()  # of what is over, one batch is enough
+        cut = self._in_pass and world.passes_by()  # of a pass that is over, one batch is enough
         batch = None if cut else next(self._batches, None)
         self._in_pass = batch is not None
         if batch is None:

@@ -1,7 +1,7 @@
-"""Objects that hold Parameters and are no cells (``@ms.jit_class class Accumulator``), of a program with its own loop.
+"""Objects with Parameters that aren't cells (``@ms.jit_class class Accumulator``), in a program with its own loop.
 
-A joining worker gets their values from the source rank of its state. Workers don't compare them: such an object may
-hold what differs between workers by nature, such as a sum of gradients that haven't been reduced.
+A joining worker gets the values of such objects from the source rank of its state. Workers don't compare them, because
+they may differ between workers by nature. An example is a sum of gradients that haven't been reduced.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ms_kungfu.elastic.state import Component
 
 
 def component(cells: Iterable[Any]) -> Component:
-    """Return the component of the objects that live now. `cells`: their Parameters come with the rest of the state."""
+    """Return the state component for the objects that exist now. The Parameters of `cells` are in another component."""
     own = _parameters({id(parameter) for cell in cells for parameter in cell.get_parameters()})
 
     def restore(packed: Any) -> None:
@@ -30,9 +30,9 @@ def component(cells: Iterable[Any]) -> Component:
 
 
 def _parameters(known: set[int]) -> dict[str, Any]:
-    """Return the Parameters that are not `known`, by class, attribute and name.
+    """Return the Parameters that are not in `known`, by class, attribute and name.
 
-    Two of one such name can't be distinguished at another worker: neither is among them.
+    If two have the same key, other workers can't tell them apart, so both are left out.
     """
     found: dict[str, dict[int, Any]] = {}
     for each in gc.get_objects():

@@ -1,4 +1,4 @@
-"""Turn a dataset that a program has sharded for V ranks into one of all samples."""
+"""Convert a dataset that a program has sharded for V ranks to a dataset of all samples."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ms_kungfu.msrun import rank_batches, world
 from ms_kungfu.msrun.communication import refused
 from ms_kungfu.msrun.gradient_search import names_in
 
-# Names by which a function of batches gets a rank from its program, or asks for it.
+# Names by which a function of batches receives its rank from the program, or calls for it.
 _RANKS = {"rank", "rank_id", "local_rank", "shard_id", "device_id", "get_rank", "get_local_rank"}
 
 
 def shards_of(dataset: Any) -> int | None:
-    """Return for how many ranks the program has sharded it; None for one shard, or if it isn't sharded by a sampler."""
+    """Return the number of ranks that a dataset is sharded for; None for one shard, or without a sharding sampler."""
     while not isinstance(dataset, ElasticDataset) and len(dataset.children) == 1:
         dataset = dataset.children[0]
     sampler = getattr(dataset, "sampler", None)
@@ -30,9 +30,9 @@ def shards_of(dataset: Any) -> int | None:
 
 
 def take_apart(dataset: ds.Dataset, use: str = "training") -> pipelines.Pipeline:
-    """Take a dataset apart; it stays as it is.
+    """Separate a dataset into its samples and settings. The dataset itself isn't changed.
 
-    RuntimeError names what in it can't be partitioned among other workers.
+    Raise RuntimeError with the part of the dataset that can't be partitioned again.
     """
     try:
         parts = pipelines.take_apart(dataset)
@@ -64,7 +64,7 @@ def take_apart(dataset: ds.Dataset, use: str = "training") -> pipelines.Pipeline
 
 
 def _rank_in(function: Any) -> str | None:
-    """Return the name by which a function asks for a rank."""
+    """Return the name by which a function gets a rank."""
     while isinstance(function, functools.partial):
         named = _RANKS & set(function.keywords)
         if named:
@@ -77,14 +77,14 @@ def _rank_in(function: Any) -> str | None:
 
 
 def whole(dataset: ds.Dataset) -> ds.Dataset:
-    """Return all samples, each once, in the program's batches, the same at every worker: for an evaluation."""
+    """Return all samples, once each, in the program's batches, the same on every worker. For an evaluation."""
     parts = take_apart(dataset, "evaluation")
     assert parts.batch_size is not None
     return pipelines.batched(parts.samples, parts.batch_size)
 
 
 class _BatchesOfRanks(Batches):
-    """An iterator of which the gradient functions know the tensors."""
+    """An iterator that reports the tensors of its batches to the gradient functions."""
 
     def _first(self, step: sharding.Step) -> Any:
         batch = super()._first(step)
@@ -93,7 +93,7 @@ class _BatchesOfRanks(Batches):
 
 
 class OfRanks(ElasticDataset):
-    """A dataset whose steps are assigned to the virtual ranks, and so to the workers that play them."""
+    """A dataset whose steps are assigned to the virtual ranks, and thereby to the workers that play these ranks."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -119,9 +119,10 @@ _elastic: weakref.WeakKeyDictionary[ds.Dataset, dict[bool, ElasticDataset]] = we
 
 
 def elastic(dataset: ds.Dataset, by_shards: bool) -> ElasticDataset:
-    """Return all samples, partitioned among the workers, in steps of V times the program's batch.
+    """Return all samples, partitioned among the workers, in steps of V times the program's batch size.
 
-    The result is the same one for the same dataset, so that a next call of training continues in the next epoch.
+    The same dataset always gives the same result object, so that a second call of training continues with the next
+    epoch.
     """
     made = _elastic.setdefault(dataset, {})
     if by_shards not in made:
@@ -132,7 +133,7 @@ def elastic(dataset: ds.Dataset, by_shards: bool) -> ElasticDataset:
             global_batch_size=parts.batch_size * world.size(),
             shuffle=parts.shuffles,
             shards=world.size() if by_shards else None,
-            # Augmentation that draws in MindSpore's operations differs each time that a sample is made.
+            # Augmentation in MindSpore's own operations uses new random numbers each time that a sample is read.
             shards_check="warn" if by_shards else "raise",
         )
     return made[by_shards]

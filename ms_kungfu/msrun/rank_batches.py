@@ -1,24 +1,23 @@
-"""Call the program's gradient functions once for each virtual rank's batch.
+"""Call the program's gradient functions separately for each virtual rank's batch.
 
-With fewer workers than V a worker plays several ranks, and its loop gets their batches of a step in one, one after the
-other. What the program does with it happens once, as it would at one rank, except for gradients. A function of
-``ms.value_and_grad``, ``ms.grad`` or ``ops.GradOperation`` is called once for each rank, and returns the mean of the
-gradients. Each call gets that rank's part of each tensor that has as many rows as the batch. The reducer takes the mean
-of these over the workers, by their samples. So the step is msrun's, even if a loss doesn't follow from samples alone (a
-sum, a factor like ``batch_size * rank_size``), and no graph is compiled again when the cluster changes.
+With fewer workers than V, a worker plays several ranks. Its loop gets the batches of these ranks in one batch, one
+after the other. The program processes that batch once, as one rank would, except for gradients. A function from
+``ms.value_and_grad``, ``ms.grad`` or ``ops.GradOperation`` is called once for each rank and returns the mean of the
+gradients. Each call gets the rank's part of each tensor that has as many rows as the batch. The reducer averages the
+results over the workers, weighted by samples. So the step equals a step of msrun, even if the loss isn't a mean over
+samples (a sum, or a factor like ``batch_size * rank_size``). No graph is compiled again when the cluster changes.
 
-1. A step is *divided* at all workers or at none: if a worker plays several ranks, which follows from the members that
-   the step is assigned to. So all run the program's own collectives in the same way, in Python or in a graph.
-2. In a divided step a jitted function, or a cell in GRAPH mode, that uses a gradient function runs as Python. So the
-   gradient function is called from Python, once a rank; it is a graph of its own. If none is found
-   (`ms_kungfu.msrun.gradient_search`) the function stays a graph, and 3 holds.
-3. The first divided steps detect a gradient that was made in another way: an update without a gradient rank by rank
-   ends training with an error.
-4. Moving statistics begin each rank's batch with the values of the step's begin, and end with the mean over the ranks.
-5. Among the tensors with as many rows as the batch, those from the step's iterator are cut, and those that the program
-   has made since. One that existed before the step holds nothing of its batch, unless the program copied it there: it
-   is whole for each rank. It can't be known which of the tensors made since follow from the batch. So each decision
-   about a tensor that is no column of the batch is a WARNING, once for its shapes.
+1. A step is *divided* on all workers or on none: it is divided if any of its members plays several ranks. So all
+   workers run the program's own collectives in the same way, in Python or in a graph.
+2. In a divided step, a jitted function or a cell in GRAPH mode runs as Python if it uses a gradient function. Python
+   then calls the gradient function, itself a graph, once per rank. If `ms_kungfu.msrun.gradient_search` finds no
+   gradient function, the function stays a graph, and 3 applies.
+3. The first divided steps detect other gradients: an update without gradients by rank ends training with an error.
+4. Moving statistics are reset to their values at the step's start for each rank's batch, and averaged afterwards.
+5. Of the tensors with as many rows as the batch, those from the step's iterator and those created since are divided. A
+   tensor that existed before the step is passed whole to each rank, because it doesn't contain the batch unless the
+   program copied it there. The code can't know which new tensors derive from the batch. So each decision about a
+   tensor that isn't a column of the batch is a WARNING, once per shape.
 """
 
 from __future__ import annotations
@@ -58,30 +57,32 @@ class _Step:
     """The present step."""
 
     def __init__(self) -> None:
-        self.sizes: list[int] = []  # samples of each rank that this worker plays; []: there is no step
+        self.sizes: list[int] = []  # number of samples of each rank that this worker plays; []: no step
         self.is_divided = False
         self.gradients = 0  # calls of gradient functions, rank by rank
-        self.is_inside = False  # whether one of these runs
+        self.is_inside = False  # whether a gradient function is running
         self.graphs = 0  # jitted functions that run as Python
-        self.proven_for: tuple[int, ...] = ()  # the members of a step in which gradients went rank by rank
+        self.proven_for: tuple[int, ...] = ()  # members of a step whose gradients were computed rank by rank
         self.members: tuple[int, ...] = ()
-        self.updates = (0, 0)  # `cells.updates` and `cells.trained_by_groups` when it began
-        self.columns: list[Any] = []  # tensors that its iterator has handed out
-        self.made: list[Any] = []  # other arguments of its gradient functions
-        self.older: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # from before it, by id
+        self.updates = (0, 0)  # `cells.updates` and `cells.trained_by_groups` when the step began
+        self.columns: list[Any] = []  # tensors that the step's iterator has yielded
+        self.made: list[Any] = []  # other arguments of the step's gradient functions
+        self.older: weakref.WeakValueDictionary[int, Any] = (
+            weakref.WeakValueDictionary()
+        )  # tensors from before the step, by id
         self.looked_with: tuple[int, ...] = ()  # the members when all tensors of the process were searched
         self.told: set[tuple[str, Any]] = set()
-        self.before: list[NDArray[Any]] = []  # moving statistics when it began
+        self.before: list[NDArray[Any]] = []  # moving statistics when the step began
         self.statistics: list[Any] = []
 
     @property
     def divides(self) -> bool:
-        """Return whether a gradient function that is called now goes rank by rank."""
+        """Return whether a gradient function that is called now runs rank by rank."""
         return self.is_divided and not self.is_inside
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Mark a gradient function: functions that it calls get one rank's batch."""
+        """Mark a running gradient function: functions that it calls get one rank's batch."""
         self.is_inside = True
         try:
             yield
@@ -102,7 +103,7 @@ _step = _Step()
 
 
 def begin(sizes: Sequence[int], members: tuple[int, ...]) -> None:
-    """Hand out a step's batch, which has so many samples of each rank that this worker plays."""
+    """Yield a step's batch, and remember the number of samples of each rank that this worker plays."""
     _step.sizes, _step.members = list(sizes), members
     _step.is_divided = len(members) < world.size()
     _step.gradients, _step.is_inside = 0, False
@@ -118,10 +119,10 @@ def begin(sizes: Sequence[int], members: tuple[int, ...]) -> None:
 
 
 def _note_older() -> None:
-    """Note the tensors that exist before a divided step.
+    """Remember the tensors that exist before a divided step.
 
-    These are all of the process in the first step with these members, and later those that the gradient functions have
-    met since.
+    In the first step with these members, they are all tensors of the process. In later steps, tensors that the
+    gradient functions have used since are added.
     """
     met, _step.columns, _step.made = [*_step.columns, *_step.made], [], []
     if not _step.is_divided:
@@ -134,13 +135,13 @@ def _note_older() -> None:
 
 
 def hand_out(batch: Any) -> None:
-    """Note the step's batch, as the program gets it."""
+    """Remember the tensors of the step's batch, as the program gets it."""
     if _step.is_divided:
         _step.columns = _leaves(batch)
 
 
 def end() -> None:
-    """End the step. RuntimeError if its gradients are those of several ranks' batches at once."""
+    """End the step. Raise RuntimeError if its gradients were computed from several ranks' batches at once."""
     sizes, _step.sizes = _step.sizes, []
     was_divided, _step.is_divided = _step.is_divided, False
     if not was_divided or not sizes or _step.proven_for == _step.members:
@@ -186,7 +187,7 @@ def _go_on_with_sum(weight, total, gradients):  # type: ignore[no-untyped-def]  
 
 
 class _Mean:
-    """The mean of tuples of tensors over the ranks, each by its samples."""
+    """The mean of tuples of tensors over the ranks, weighted by samples."""
 
     def __init__(self) -> None:
         self.value: tuple[Any, ...] = ()
@@ -208,7 +209,7 @@ def _leaves(tree: Any) -> list[Any]:
 
 
 def _replaced(tree: Any, leaves: Iterator[Any]) -> Any:
-    """Return the same with other tensors."""
+    """Return the same structure with other tensors."""
     if isinstance(tree, ms.Tensor):
         return next(leaves)
     if isinstance(tree, dict):
@@ -223,7 +224,7 @@ def _rows(tensor: Any) -> int:
 
 
 def _cut(tree: Any, sizes: Sequence[int]) -> list[Any]:
-    """Return each rank's arguments of the function. RuntimeError if nothing has as many rows as the batch."""
+    """Return each rank's arguments of a function. Raise RuntimeError if no tensor has as many rows as the batch."""
     leaves, samples = _leaves(tree), sum(sizes)
     is_batch = _are_batch(leaves, samples, len(sizes))
     if not any(is_batch):
@@ -242,7 +243,7 @@ def _cut(tree: Any, sizes: Sequence[int]) -> list[Any]:
 
 
 def _are_batch(leaves: Sequence[Any], samples: int, ranks: int) -> list[bool]:
-    """Return which of the tensors hold the batch by rows: invariant 5."""
+    """Return which of the tensors contain the batch as rows: invariant 5."""
     columns = set(map(id, _step.columns))
     free = [leaf for leaf in leaves if id(leaf) not in columns and not isinstance(leaf, ms.Parameter)]
     older = [leaf for leaf in free if _step.older.get(id(leaf)) is leaf]
@@ -269,7 +270,7 @@ def _are_batch(leaves: Sequence[Any], samples: int, ranks: int) -> list[bool]:
 
 
 def _tell(what: str, tensors: Sequence[Any], samples: int, ranks: int) -> None:
-    """Warn once for these shapes, whatever the batch is."""
+    """Warn once for these shapes, for any batch size."""
     if not tensors:
         return
     shapes = [tuple(each.shape) for each in tensors]
@@ -284,9 +285,9 @@ def _tell(what: str, tensors: Sequence[Any], samples: int, ranks: int) -> None:
 
 
 def _joined(found: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """Join the ranks' results besides the gradients of weights.
+    """Combine the ranks' results, except the gradients of weights.
 
-    Rows are put together, floats are averaged by their samples, and integers, which count, added up.
+    Rows are concatenated, floats are averaged by samples, and integers, which count, are summed.
     """
     first = found[0]
     if isinstance(first, ms.Tensor):
@@ -313,7 +314,7 @@ def _joined(found: Sequence[Any], sizes: Sequence[int]) -> Any:
 
 
 def _separate(out: Any, kind: Any) -> tuple[Any, Any]:
-    """Split the result of a gradient function of this `kind`: (what isn't gradients of weights, these gradients)."""
+    """Split the result of a gradient function of this `kind`: (everything else, gradients of weights)."""
     has_value, has_aux = getattr(kind, "get_value", False), getattr(kind, "has_aux", False)
     value, gradients = out if has_value else (None, out)
     if has_aux and not has_value:
@@ -326,7 +327,7 @@ def _separate(out: Any, kind: Any) -> tuple[Any, Any]:
 
 
 def _together(out: Any, others: Any, weights: Any, kind: Any) -> Any:
-    """Return the result of a gradient function of this kind, from parts as of `_separate`."""
+    """Return the result of a gradient function of this kind, from parts that `_separate` returned."""
     value, positions = others
     gradients = positions if not kind.get_by_list else weights if positions is None else (positions, weights)
     if getattr(kind, "get_value", False):
@@ -335,7 +336,7 @@ def _together(out: Any, others: Any, weights: Any, kind: Any) -> Any:
 
 
 class _Statistics:
-    """The moving statistics in a call of a gradient function: invariant 4."""
+    """The moving statistics during a call of a gradient function: invariant 4."""
 
     def __init__(self, has_value: bool) -> None:
         self._parameters = _step.statistics
@@ -343,7 +344,7 @@ class _Statistics:
         self._sums: list[NDArray[Any]] = []
         if self._parameters:
             wait_for_queue()
-            # A cell that computes the loss by itself first (TrainOneStepCell) has changed them once by then.
+            # A cell that computes the loss first (TrainOneStepCell) has changed the statistics once by then.
             is_first = _step.gradients == 1 and not has_value
             self._before = _step.before if is_first else [p.asnumpy().copy() for p in self._parameters]
             self._sums = [np.zeros(array.shape, np.float64) for array in self._before]
@@ -360,7 +361,7 @@ class _Statistics:
             total += share * parameter.asnumpy().astype(np.float64)
 
     def average(self) -> None:
-        """Average over the ranks."""
+        """Average the statistics over the ranks."""
         for total, parameter in zip(self._sums, self._parameters):
             parameter.asnumpy()[...] = total
 
@@ -386,12 +387,12 @@ _stock_jit = ms.jit
 
 
 def answer_for_gradients(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the replacement of the ``__call__`` of ``GradOperation`` and of what ``ms.grad`` is made of."""
+    """Return the replacement for ``__call__`` of ``GradOperation``, and of the class behind ``ms.grad``."""
 
     @functools.wraps(method)
     def __call__(self: Any, *arguments: Any, **named: Any) -> Any:
         made = method(self, *arguments, **named)
-        if self.pynative_:  # one inside another one
+        if self.pynative_:  # a gradient function inside another
             return made
         known = vars(made).get("kungfu_by_rank")
         if known is None:
@@ -406,7 +407,7 @@ def _by_rank(made: Callable[..., Any], kind: Any) -> Callable[..., Any]:
     def as_graph() -> Callable[..., Any]:
         return made if ms.get_context("mode") == ms.GRAPH_MODE else _stock_jit(made)
 
-    @functools.wraps(made)  # MindSpore's parser, in a graph, finds the function that it knows by this
+    @functools.wraps(made)  # in a graph, MindSpore's parser finds the original function by this
     def gradient(*arguments: Any, **named: Any) -> Any:
         if not _step.divides:
             return made(*arguments, **named)
@@ -428,7 +429,7 @@ def answer_for_jit(stock: Callable[..., Any]) -> Callable[..., Any]:
             return lambda function: jit(function, **options)
         compiled = stock(function, **options)
         if not isinstance(function, (FunctionType, MethodType)):
-            return compiled  # a cell, for `answer_for_cells`
+            return compiled  # a cell: `answer_for_cells` handles it
 
         @functools.wraps(compiled)
         def call(*arguments: Any, **named: Any) -> Any:
@@ -443,7 +444,7 @@ def answer_for_jit(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def answer_for_cells(compile_and_run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the replacement of ``nn.Cell.compile_and_run``, which is what a call of a cell is in GRAPH mode."""
+    """Return the replacement for ``nn.Cell.compile_and_run``, which a call of a cell becomes in GRAPH mode."""
 
     @functools.wraps(compile_and_run)
     def run(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -452,17 +453,18 @@ def answer_for_cells(compile_and_run: Callable[..., Any]) -> Callable[..., Any]:
                 return self.construct(*arguments, **named)
         reduces = isinstance(self, DistributedGradReducer)
         if reduces or (_step.graphs and not _step.is_inside):
-            # A tensor in a tuple is a constant to a graph that is called from Python, and each other value another one.
+            # A graph that is called from Python treats a tensor in a tuple as a constant, so each new value is a new
+            # constant.
             arguments = tuple(map(_changing, arguments))
             if not reduces and next(iter(self.get_parameters()), None) is None:
-                return self.construct(*arguments, **named)  # one call makes many of these (clipping)
+                return self.construct(*arguments, **named)  # one call may contain many such calls (clipping)
         return compile_and_run(self, *arguments, **named)
 
     return run
 
 
 def _changing(argument: Any) -> Any:
-    """Return the argument so that a graph knows that its tensors change."""
+    """Return the argument marked so that a graph treats its tensors as variable."""
     tensors = type(argument) in (tuple, list) and len(argument) > 0
     if tensors and all(isinstance(each, ms.Tensor) and not isinstance(each, ms.Parameter) for each in argument):
         return ms.mutable(argument)
@@ -479,9 +481,10 @@ _forward_backward: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictiona
 
 
 def answer_for_train_cells(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the replacement of the ``__call__`` of ``nn.TrainOneStepCell``.
+    """Return the replacement for ``__call__`` of ``nn.TrainOneStepCell``.
 
-    MindSpore's computes the loss beside the gradients; its parts are known, so the loss is of a rank's batch, too.
+    MindSpore's cell computes the loss separately from the gradients. Its parts are known, so the replacement also
+    computes the loss rank by rank.
     """
 
     @functools.wraps(stock)

@@ -1,4 +1,4 @@
-"""Sums over the virtual world: the living workers stand for its V ranks, each for V / size of them."""
+"""Sums over the virtual world. The living workers stand for its V ranks, each for V / size of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _made = False
 
 
 def made() -> bool:
-    """Return whether the program has something that reduces."""
+    """Return whether the program has a reducer or a collective that reduces."""
     return _made
 
 
@@ -33,37 +33,37 @@ def _note() -> None:
 
 @functools.cache
 def _ask_python() -> Any:
-    """Have the plugin's kernels ask, at each launch, whether this worker takes part, and which worker plays a rank."""
+    """Make the plugin's kernels ask at each launch whether this worker takes part, and which worker plays a rank."""
     ask = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: int(world.takes_part()))
     who = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_uint8), ctypes.c_int)(
         lambda rank, lives, size: world.player_of(rank, [r for r in range(size) if lives[r]])
     )
     _plugin.load().kungfu_ms_ask_whether_it_takes_part(ask)
     _plugin.load().kungfu_ms_ask_who_plays(who)
-    return ask, who  # kept for as long as the plugin has them
+    return ask, who  # the caller must keep them while the plugin uses them
 
 
 def _check_place(name: str) -> None:
     if not world.begun():
         raise RuntimeError(f"{name} needs init() of mindspore.communication first")
     if ms.get_context("device_target") != "CPU":
-        raise refused(f"{name} on a device", "a virtual world's operations are made on CPUs only so far")
+        raise refused(f"{name} on a device", "operations of a virtual world are supported on CPUs only")
 
 
 class AllReduce(Collective):
     """``ops.AllReduce``: reduce a tensor over all V ranks by ``"sum"``, ``"min"`` or ``"max"``.
 
-    In training the result follows from the living workers' contributions: a sum is their mean times V, in float64 (of
-    integers, rounded to the nearest). A worker that hasn't begun to train takes part in no collective: there it is its
-    own times V, or its own.
+    In training the result is computed from the living workers' contributions. A sum is their mean times V, in float64
+    (for integers, rounded to the nearest). A worker that hasn't begun to train takes part in no collective. It gets
+    its own value times V for a sum, and its own value otherwise.
     """
 
     def __init__(self, op: str = "sum", group: str | None = None) -> None:
         check_group(group)
         if not isinstance(op, str):
-            raise TypeError(f"op of AllReduce is a text such as ReduceOp.SUM, not {op!r}")
+            raise TypeError(f"op of AllReduce must be a string such as ReduceOp.SUM, not {op!r}")
         if op not in _REDUCTIONS:
-            raise refused(f"AllReduce({op!r})", f"over a virtual world there are {', '.join(_REDUCTIONS)}")
+            raise refused(f"AllReduce({op!r})", f"a virtual world supports {', '.join(_REDUCTIONS)}")
         _check_place("AllReduce")
         super().__init__("KungFuWorldAllReduce", None, op=op, world=world.size())
         self.init_attrs = {"op": op, "group": group}
@@ -74,7 +74,7 @@ class AllReduce(Collective):
 @bprop_getters.register(AllReduce)
 def _all_reduce(self: AllReduce) -> Callable[..., tuple[Any]]:
     if self.op != "sum":
-        raise refused(f"the gradient of AllReduce({self.op!r})", "only that of a sum is known")
+        raise refused(f"the gradient of AllReduce({self.op!r})", "only the gradient of a sum is supported")
     grad = AllReduce("sum")
 
     def bprop(x: Any, out: Any, dout: Any) -> tuple[Any]:
@@ -91,7 +91,7 @@ class Broadcast(Collective):
     def __init__(self, root_rank: int = 0, group: str | None = None) -> None:
         check_group(group)
         if check_root(root_rank) >= world.size():
-            raise ValueError(f"rank {root_rank} is none of the {world.size()} of --msrun-size")
+            raise ValueError(f"rank {root_rank} is not one of the {world.size()} ranks of --msrun-size")
         _check_place("Broadcast")
         super().__init__("KungFuWorldBroadcast", None, root=root_rank)
         self.init_attrs = {"root_rank": root_rank, "group": group}
@@ -115,13 +115,13 @@ def _times_factor(factor, gradient):  # type: ignore[no-untyped-def]  # read by 
 
 
 class DistributedGradReducer(nn.Cell):
-    """``nn.DistributedGradReducer``: with `mean` return gradients' mean over the ranks, without it the sum.
+    """``nn.DistributedGradReducer``: with `mean` return the mean of gradients over the ranks, otherwise the sum.
 
-    The sum is over the V ranks of the virtual world. It is divided by `degree`, V unless the program gives another
-    number.
+    The sum is over the V ranks of the virtual world. The mean is the sum divided by `degree`, which is V unless the
+    program gives another number.
 
-    Which gradients travel together follows from their parameters' ``comm_fusion`` (docs/fusion.md), and not from
-    `fusion_type`, an id for MindSpore's own passes.
+    The parameters' ``comm_fusion`` determines which gradients are reduced together (docs/fusion.md). `fusion_type`, an
+    id for MindSpore's own passes, has no effect.
     """
 
     def __init__(
@@ -147,8 +147,8 @@ class DistributedGradReducer(nn.Cell):
         return grads
 
 
-_SHAPE = "its shape depends on the number of ranks, and each worker stands for several"
-_TO_ONE = "it is between two ranks, which a worker may play both of, or none"
+_SHAPE = "its shape depends on the number of ranks, and each worker stands for several ranks"
+_TO_ONE = "it is between two ranks, and one worker may play both"
 REFUSED_PRIMITIVES = {
     "AllGather": _SHAPE,
     "ReduceScatter": _SHAPE,
@@ -170,7 +170,7 @@ REFUSED_PRIMITIVES = {
 
 
 def all_reduce(tensor: Any, op: str = "sum", group: str | None = None, async_op: bool = False) -> Any:
-    """``comm_func.all_reduce``: return the result, and no handle."""
+    """``comm_func.all_reduce``: return the result. There is no handle."""
     if async_op:
         raise refused("all_reduce(async_op=True)", "it is over when it returns; leave async_op out")
     return AllReduce(op, group)(tensor), None
@@ -182,7 +182,7 @@ def broadcast(tensor: Any, src: int = 0, group: str | None = None) -> Any:
 
 
 def barrier(group: str | None = None) -> None:
-    """``comm_func.barrier``: of the workers that train."""
+    """``comm_func.barrier``: wait for the workers that train."""
     check_group(group)
     if world.takes_part():
         from ms_kungfu import runtime
@@ -191,9 +191,9 @@ def barrier(group: str | None = None) -> None:
 
 
 def refused_functions(module: Any) -> dict[str, Any]:
-    """Replace all of ``comm_func`` that isn't answered by errors."""
+    """Replace each unsupported function of ``comm_func`` by one that raises an error."""
     return {
-        name: refusing(f"comm_func.{name}", "of its functions there are all_reduce, broadcast and barrier")
+        name: refusing(f"comm_func.{name}", "only all_reduce, broadcast and barrier are supported")
         for name in module.__all__
         if name not in ("all_reduce", "broadcast", "barrier")
     }

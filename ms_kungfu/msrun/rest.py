@@ -1,15 +1,15 @@
-"""Cells that not all workers have: ``if get_rank() == 0: average = Average(net)``.
+"""Cells that only some workers have: ``if get_rank() == 0: average = Average(net)``.
 
-Cells of all workers are kept alike. The rest is carried separately: it stays with the workers that have it, and a
-joining worker that has it gets its values from one of those.
+Cells that all workers have are kept equal. The other cells are handled here: they stay with the workers that have
+them. A joining worker that has such a cell gets its values from one of those workers.
 
-1. Which cells are common follows from the lists of all living workers, again whenever a worker joins, so all come to
-   the same result (`agree`).
-2. Only what no optimizer trains may be left out of what is kept alike. Otherwise the workers train other programs, and
-   all raise.
-3. The cluster changes after the last step of a pass. Before that all take a copy of the rest (`copy`), so that it
-   survives the removal of its only owner there. After a failure within a pass the copy is of the pass before, and a
-   warning says so.
+1. Which cells are common is computed from the lists of all living workers, again whenever a worker joins. So all
+   workers get the same result (`agree`).
+2. A cell may be left out only if no optimizer trains it. Otherwise the workers train different programs, and all of
+   them raise an error.
+3. The cluster changes after the last step of a pass. Before the change all workers copy these cells (`copy`), so that
+   the cells survive the removal of their only owner. After a failure within a pass, the copy is from the previous
+   pass, and a warning says so.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SHOWN = 3
 
 
 def named(cells: Iterable[Any]) -> dict[str, Any]:
-    """Return the cells by what identifies them alike at all workers: class, parameters, and order among such cells."""
+    """Return the cells by a key that is equal on all workers: class, parameters, and order among such cells."""
     found: dict[str, Any] = {}
     for cell in cells:
         word = f"{type(cell).__name__} {inventory.fingerprint(cell.get_parameters()):x}"
@@ -42,9 +42,9 @@ def named(cells: Iterable[Any]) -> dict[str, Any]:
 
 
 def apart(everyones: Mapping[int, Iterable[str]]) -> dict[str, list[int]]:
-    """Return the names that not all ranks have, in the order of the lowest rank that has them, and their ranks.
+    """Return the names that only some ranks have, and these ranks. Pure.
 
-    Pure.
+    The names are in the order of the lowest rank that has them.
     """
     having: dict[str, list[int]] = {}
     for rank, names in sorted(everyones.items()):
@@ -54,18 +54,18 @@ def apart(everyones: Mapping[int, Iterable[str]]) -> dict[str, list[int]]:
 
 
 class Rest:
-    """The rest of this worker's program, given its outermost cells."""
+    """The cells of this worker that other workers may not have, given its outermost cells."""
 
     def __init__(self, cells: Iterable[Any]) -> None:
         self._cells = named(cells)
         self._apart: dict[str, list[int]] = {}
-        self._copies: dict[str, Any] = {}  # packed values of cells that only some workers have, as of the last `copy`
+        self._copies: dict[str, Any] = {}  # packed values from the last `copy`, by cell
         self._told = False
 
     def agree(self, joins: bool) -> list[Any]:
-        """Return the cells that all workers have; collective. A worker that `joins` gets the values of its others here.
+        """Return the cells that all workers have; collective. A worker that `joins` also gets its other cells' values.
 
-        KungFuError, at all workers, if an optimizer trains what not all have.
+        Raise KungFuError, on all workers, if an optimizer trains a cell that only some workers have.
         """
         row = {"cells": list(self._cells), "copies": list(self._copies), "joins": joins}
         everyones = gather_json(row, "kungfu/msrun/cells")
@@ -100,7 +100,7 @@ class Rest:
         )  # fmt: skip
 
     def _hand_over(self, name: str, everyones: Mapping[int, Mapping[str, Any]], joins: bool) -> None:
-        """Send a cell's values from a worker that has the cell, or a copy, to joining ones that have it; collective."""
+        """Send a cell's values to joining workers that have it, from a worker with the cell or a copy; collective."""
         live = [rank for rank in self._apart[name] if not everyones[rank]["joins"]]
         copies = [rank for rank, each in everyones.items() if name in each["copies"] and not each["joins"]]
         packed = None
@@ -123,11 +123,11 @@ class Rest:
             )
         kept = _ids(cell for other, cell in self._cells.items() if other not in self._apart)
         for parameter, values in zip(self._cells[name].get_parameters(), unpack(packed)):
-            if id(parameter) not in kept:  # which comes with the rest of the state
+            if id(parameter) not in kept:  # other values come with the rest of the state
                 inventory.assign(parameter, values)
 
     def copy(self) -> None:
-        """Copy what only some workers have to each worker; collective, before a change of the cluster."""
+        """Copy the cells that only some workers have to each worker; collective. Call it before a cluster change."""
         for name, ranks in self._apart.items():
             packed = self._received(name, name in self._cells or name in self._copies, ranks[0])
             if packed is not None:
@@ -136,7 +136,7 @@ class Rest:
     def _received(self, name: str, able: bool, preferred: int | None) -> Any:
         """Return the packed values of a cell; collective.
 
-        None if all workers that are `able` to send them have failed.
+        Return None if all workers that are `able` to send the values have failed.
         """
 
         def values() -> Any:

@@ -1,4 +1,4 @@
-"""``Model.train``, ``Model.fit`` and ``Model.eval`` of a program that has sharded its datasets for V ranks."""
+"""``Model.train``, ``Model.fit`` and ``Model.eval`` for a program that has sharded its datasets for V ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ms_kungfu.msrun import context, loops, pipelines, world
 from ms_kungfu.msrun.communication import refused
 
 _log = logging.getLogger(__name__)
-# One for all calls of a model, which counts their steps on.
+# One object for all calls of a model, so that the steps are counted across calls.
 _callbacks: weakref.WeakKeyDictionary[Any, KungFuElasticCallback] = weakref.WeakKeyDictionary()
 
 
@@ -28,7 +28,7 @@ class _Elastic(KungFuElasticCallback):
 
 
 def answer_for(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the replacement of ``Model.train`` or ``Model.fit``."""
+    """Return the replacement for ``Model.train`` or ``Model.fit``."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)
@@ -39,7 +39,7 @@ def answer_for(method: Callable[..., Any]) -> Callable[..., Any]:
             _log.warning("misuse: check=msrun. The program has not called init(), so this worker trains alone")
             return method(self, *arguments, **named)
         if isinstance(data, ElasticDataset) or not isinstance(data, ds.Dataset):
-            return method(self, *arguments, **named)  # as the program has it
+            return method(self, *arguments, **named)  # unchanged
         call.apply_defaults()
         given = call.arguments
         is_plain = takes_shards(self._train_network)
@@ -53,13 +53,13 @@ def answer_for(method: Callable[..., Any]) -> Callable[..., Any]:
         given["train_dataset"] = pipelines.elastic(data, by_shards)
         if isinstance(given.get("valid_dataset"), ds.Dataset) and pipelines.shards_of(given["valid_dataset"]):
             given["valid_dataset"] = pipelines.whole(given["valid_dataset"])
-        # The cluster changes between steps; MindSpore itself ignores sink mode on CPUs.
+        # The cluster changes between steps, so don't use sink mode, which MindSpore ignores on CPUs anyway.
         given["dataset_sink_mode"] = False
         given["sink_size"] = -1
         if "valid_dataset_sink_mode" in given:
             given["valid_dataset_sink_mode"] = False
         elastic = _callbacks.setdefault(self, _Elastic())
-        # After the program's, whose collectives are of the cluster that has trained the step.
+        # Runs after the program's own callbacks, because their collectives use the cluster that trained the step.
         given["callbacks"] = [*_listed(given["callbacks"]), elastic]
         if world.rank() == 0:
             _log.info(
@@ -72,10 +72,10 @@ def answer_for(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def answer_for_eval(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the replacement of ``Model.eval``.
+    """Return the replacement for ``Model.eval``.
 
-    A sharded evaluation, which all ranks make, sees each sample once, and has one result, the same at all. One that
-    isn't sharded stays each worker's own.
+    In an evaluation of a sharded dataset, all ranks take part, each sample is seen once, and all get the same result.
+    An evaluation of a dataset that isn't sharded stays local to each worker.
     """
     signature = inspect.signature(method)
 
@@ -104,7 +104,7 @@ def _listed(callbacks: Any) -> list[Callback]:
 
 
 def answer_for_iterators(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the replacement of a dataset's ``create_tuple_iterator`` or ``create_dict_iterator``."""
+    """Return the replacement for a dataset's ``create_tuple_iterator`` or ``create_dict_iterator``."""
 
     @functools.wraps(method)
     def create(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -126,7 +126,7 @@ def answer_for_iterators(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def methods() -> dict[str, Callable[..., Any]]:
-    """Return the methods of `Model`, by their names."""
+    """Return the replaced methods of `Model`, by name."""
     return {
         "train": answer_for(Model.train),
         "fit": answer_for(Model.fit),

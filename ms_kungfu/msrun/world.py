@@ -1,7 +1,7 @@
-"""The virtual world: V ranks that never change; each worker was one of them when it began.
+"""The virtual world: V ranks that never change. Each worker gets one of them when it starts.
 
-A worker's virtual rank is the number of its slot among all slots of the job, the hosts' slots in their order. No two
-living workers have the same, and the replacement of a failed worker has its number.
+A worker's virtual rank is the index of its slot among all slots of the job, ordered by host. No two living workers
+have the same virtual rank. The replacement of a failed worker has the failed worker's rank.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ def size() -> int:
 
 @functools.cache
 def rank() -> int:
-    """Return the rank of this worker, for ever."""
+    """Return the virtual rank of this worker, which never changes."""
     return min(env.MSRUN_RANK.get(), size() - 1)
 
 
 def begin() -> None:
-    """Note that the program has called ``init()``."""
+    """Record that the program has called ``init()``."""
     global _begun
     _begun = True
 
 
 def end() -> None:
-    """Note that it has called ``release()``."""
+    """Record that the program has called ``release()``."""
     global _begun
     _begun = False
 
 
 def begun() -> bool:
-    """Return whether the program asked for more than one process."""
+    """Return whether the program uses more than one process."""
     return _begun
 
 
 def pass_by(passes: bool) -> None:
-    """Note whether the program is in a part of its loops that the others have finished."""
+    """Record whether the program is in a part of its loops that the other workers have finished."""
     global _passes_by
     _passes_by = passes
 
@@ -57,28 +57,28 @@ def passes_by() -> bool:
 
 
 def takes_part() -> bool:
-    """Return whether this worker is at the others' position, and takes part in collectives.
+    """Return whether this worker is at the same position as the others, and so takes part in collectives.
 
-    One that has yet to begin to train, or to come to the others' call of training or pass of a loop, doesn't, nor one
-    that has left.
+    A worker doesn't take part before it begins to train, before it reaches the other workers' present call of training
+    or pass of a loop, or after it has left.
     """
     return program.current().calls > 0 and not (runtime.detached() or program.is_behind() or _passes_by)
 
 
 def writes() -> bool:
-    """Return whether this worker has the lowest virtual rank of the living ones.
+    """Return whether this worker has the lowest virtual rank of the living workers.
 
-    So MindSpore's callbacks write once if all ranks have them, and, if the program gives them to rank 0 alone, at the
-    worker that plays it.
+    MindSpore's callbacks use it to write once. This works if all ranks have a callback, and also if the program gives
+    the callback to rank 0 only: then the worker that plays rank 0 writes.
     """
     return membership.current().cluster is None or player_of(0) == membership.current().core.rank()
 
 
 def player_of(rank: int, living: Sequence[int] | None = None) -> int:
-    """Return the rank in the cluster of the worker that stands for one of the V.
+    """Return the cluster rank of the worker that stands for a virtual rank.
 
-    Each of the living workers, in the order of their virtual ranks, stands for as many. `living`: if others have to
-    come to the same result; None: as this one knows.
+    The living workers, ordered by virtual rank, each stand for the same number of virtual ranks. `living`: the living
+    workers, if other workers must get the same result; None: the workers that this worker knows to be alive.
     """
     member = membership.current()
     if member.cluster is None:

@@ -1,4 +1,4 @@
-"""Layers whose random state belongs to a shard of a step, and not to a kernel: docs/shards.md."""
+"""Layers whose random state belongs to a shard of a step instead of a kernel: docs/shards.md."""
 
 from ms_kungfu.nn.dropout import Dropout
 

@@ -1,4 +1,4 @@
-"""Dropout whose masks don't depend on the worker that draws them."""
+"""Dropout with masks that don't depend on the worker that generates them."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ from ms_kungfu.ops import _dropout
 
 
 class Dropout(nn.Cell):
-    """``mindspore.nn.Dropout(p=...)``, with a mask that belongs to the shard.
+    """``mindspore.nn.Dropout(p=...)`` with a mask that belongs to the shard.
 
-    In training each element becomes 0 with probability `p`, and the others are divided by ``1 - p``. In
-    evaluation (``set_train(False)``) the input is returned as it is.
+    In training each element becomes 0 with probability `p`, and the other elements are divided by ``1 -
+    p``. In evaluation (``set_train(False)``) the input is returned unchanged.
 
-    In a step of an `ElasticDataset` with shards the mask is a function of four things:
+    In a step of an `ElasticDataset` with shards, four values determine the mask:
 
     - the dataset's seed;
     - the step;
     - the shard;
-    - how many masks the program has drawn for the shard before.
+    - the number of masks that the program has generated for the shard before.
 
-    So any worker that computes the shard, however often, drops the same elements, and a cell that is
-    called twice drops others. Elsewhere the mask is a function of three things:
+    So any worker that computes the shard drops the same elements, even if the shard is computed
+    repeatedly. Two calls of a cell drop different elements. Outside of such a step, two values
+    determine the mask:
 
-    - ``mindspore.get_seed()`` and the rank, as they were when the cell was made;
-    - how many masks the process has drawn before.
+    - ``mindspore.get_seed()`` and the rank at the time when the cell was created;
+    - the number of masks that the process has generated before.
 
     Without a seed, masks differ from run to run.
 
-    The cell works on CPUs only. A cell that MindSpore computes again in the backward pass
-    (``recompute``, in PyNative mode) would draw another mask: leave that out.
+    The cell works on CPUs only. Don't use ``recompute`` in PyNative mode: MindSpore would compute the
+    cell again in the backward pass with a different mask.
 
     Source: Philox4x32-10 of Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011.
 
     Args:
-        p: the probability of an element to become 0, at least 0 and less than 1.
+        p: the probability that an element becomes 0, at least 0 and less than 1.
 
     Raises:
         TypeError: if `p` isn't a number.
@@ -47,9 +48,11 @@ class Dropout(nn.Cell):
     def __init__(self, p: float = 0.5) -> None:
         super().__init__()
         if isinstance(p, bool) or not isinstance(p, (float, int)):
-            raise TypeError(f"p is the probability of an element to be dropped, a number, not {p!r}")
+            raise TypeError(f"p must be a number, the probability that an element is dropped, not {p!r}")
         if not 0 <= p < 1:
-            raise ValueError(f"p is the probability of an element to be dropped, at least 0 and less than 1, not {p}")
+            raise ValueError(
+                f"p, the probability that an element is dropped, must be at least 0 and less than 1, not {p}"
+            )
         target = ms.get_context("device_target")
         if target != "CPU":
             raise ValueError(
@@ -60,10 +63,10 @@ class Dropout(nn.Cell):
         self.dropout = _dropout.Dropout.of(p)
 
     def construct(self, x: Any) -> Any:
-        """Drop elements of a tensor.
+        """Drop random elements of a tensor.
 
         Args:
-            x: of any shape, of float16, bfloat16, float32 or float64.
+            x: a tensor of any shape, of float16, bfloat16, float32 or float64.
 
         Returns:
             A tensor of the same shape and dtype; `x` itself in evaluation.
@@ -73,5 +76,5 @@ class Dropout(nn.Cell):
         return self.dropout(x)[0]
 
     def extend_repr(self) -> str:
-        """Return the arguments for the cell's text."""
+        """Return the arguments for the cell's ``repr``."""
         return f"p={self.p}"

@@ -1,4 +1,4 @@
-"""The collectives as primitives of MindSpore, in GRAPH and in PyNative mode."""
+"""The collectives as MindSpore primitives, for GRAPH and PyNative mode."""
 
 from ms_kungfu.ops import _compile_cache as _compile_cache
 from ms_kungfu.ops import _grad as _grad

@@ -1,4 +1,4 @@
-"""The common part of the collectives' primitives."""
+"""Base classes of the collectives' primitives."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from ms_kungfu.fusion._mindspore import mode_of
 from ms_kungfu.fusion.mode import MB
 from ms_kungfu.ops import _plugin, _reparse
 
-# Collectives without a name share one channel, matched by the order of the calls. A counter in each primitive's name
-# would do harm: a joining worker creates its primitives in another order, and in another number, than the others did.
+# Collectives without a name share one channel, where they are matched by the order of the calls. Don't count
+# primitives for a name: a joining worker creates a different number of primitives than the others, in a different
+# order.
 UNNAMED = "unnamed"
 
 _DTYPES = (
@@ -25,19 +26,19 @@ _DTYPES = (
 
 
 def element(dtype: Any) -> Any:
-    """Return the dtype of the elements of a tensor's type."""
+    """Return the element dtype of a tensor type."""
     return dtype.element_type() if isinstance(dtype, mstype.TensorType) else dtype
 
 
 def is_undetermined(dtype: Any) -> bool:
-    """Return whether the compiler doesn't know the type yet, as of gradients if one of them is sparse."""
+    """Return whether the compiler doesn't know the type yet, as happens if a gradient is sparse."""
     return isinstance(dtype, type(mstype.undetermined))
 
 
 def placeholders(count: int) -> tuple[Any, Any]:
-    """Return shapes and dtypes of so many tensors, for the compiler while it doesn't know the types.
+    """Return placeholder shapes and dtypes of `count` tensors, while the compiler doesn't know the types.
 
-    It takes no unknown type from Python, and comes again when it knows them.
+    The compiler accepts no unknown type from Python. It calls again once it knows the types.
     """
     return ((1,),) * count, (mstype.TensorType(mstype.float32),) * count
 
@@ -45,7 +46,7 @@ def placeholders(count: int) -> tuple[Any, Any]:
 def check_root(root: int) -> int:
     """Check that `root` can be a rank, and return it.
 
-    Whether it is one of the cluster's is known at the time of the call.
+    Whether the cluster has this rank is checked at the call.
     """
     if isinstance(root, bool) or not isinstance(root, int):
         raise TypeError(f"root must be a rank, not {root!r}")
@@ -55,16 +56,17 @@ def check_root(root: int) -> int:
 
 
 class Primitive(PrimitiveWithInfer):
-    """A primitive with a kernel in the plugin; its attributes are fixed at creation.
+    """A primitive with a kernel in the plugin. Its attributes are fixed at creation.
 
-    `init_attrs` are the arguments that make an equal one, for MindSpore to copy it. They are the kernel's attributes,
-    and by ``add_prim_attr`` Python's, too.
+    `init_attrs` are the arguments for an equal primitive, which MindSpore uses to copy it. They are
+    attributes of the kernel and, by ``add_prim_attr``, in Python.
 
-    It has a side effect for the compiler: equal calls are neither merged nor constants, and one whose result isn't used
-    still runs. All of them run in the order of the program, at every step and at every rank.
+    The compiler treats a call as having a side effect: equal calls are neither merged nor
+    constant-folded, and a call whose result isn't used still runs. All such calls run in program order,
+    at every step and every rank.
     """
 
-    _talks = True  # communicates with other workers
+    _talks = True  # whether it communicates with other workers
 
     def __init__(self, kernel: str, inputs: list[str], outputs: list[str], **attributes: Any) -> None:
         _plugin.load()
@@ -75,8 +77,8 @@ class Primitive(PrimitiveWithInfer):
         self.init_prim_io_names(inputs=inputs, outputs=outputs)
         for name, value in attributes.items():
             self.add_prim_attr(name, value)
-        # Puts the calls of a graph into a chain. Without it equal calls are merged, and the order of independent ones
-        # differs between the first step and later ones. Then a joining worker and the others would wait for each other.
+        # Chains the calls of a graph. Otherwise equal calls are merged, and independent calls run in different orders
+        # in the first step and in later steps. A joining worker and the other workers would then wait for each other.
         self.add_prim_attr("side_effect_io", True)
 
     def set_prim_instance_name(self, instance_name: str) -> Any:
@@ -100,32 +102,32 @@ class Primitive(PrimitiveWithInfer):
     def _outputs(self, *inputs: dict[str, Any]) -> tuple[Any, Any]:
         """Return the shapes and the dtypes of the outputs.
 
-        It raises TypeError or ValueError for inputs that don't fit.
+        Raise TypeError or ValueError for invalid inputs.
         """
         raise NotImplementedError
 
 
 class Collective(Primitive):
-    """A collective that takes one tensor or a tuple of tensors, and returns as many.
+    """A collective that accepts a tensor or a tuple of tensors, and returns the same number of tensors.
 
-    With `copies` nothing is computed, and any dtype is allowed: a Parameter may be of bool, or complex.
+    With `copies` nothing is computed, and any dtype is allowed: a Parameter may be bool or complex.
     """
 
     copies = False
-    """Whether the primitive only moves data, and so takes every dtype."""
+    """Whether the primitive only moves data, and so accepts every dtype."""
     _takes_sparse = False
-    """Whether callers make sparse gradients dense before (`_sparse.SparseReduction`)."""
+    """Whether callers convert sparse gradients to dense ones first (`_sparse.SparseReduction`)."""
     _made = False
-    """Whether this process has made any that computes."""
+    """Whether this process has created a reduction, which computes."""
 
     def __init__(self, kernel: str, name: str | None, **attributes: Any) -> None:
         super().__init__(kernel, ["x"], ["y"], **attributes)
         Collective._made |= not self.copies
         self.init_attrs = {"name": name, **attributes}
         if name is not None and (not isinstance(name, str) or not name):
-            raise TypeError(f"name must be a text that isn't empty, or None, not {name!r}")
+            raise TypeError(f"name must be a non-empty string or None, not {name!r}")
         self.add_prim_attr("channel", name or UNNAMED)
-        # The collectives in the gradient make a chain of their own.
+        # The collectives in the gradient form a separate chain.
         self.add_prim_attr("side_effect_backprop", True)
 
     def output_shape(self, shape: list[int]) -> list[int]:
@@ -142,12 +144,12 @@ class Collective(Primitive):
     def _check_dtype(self, dtype: Any) -> None:
         if is_undetermined(dtype):
             raise TypeError(
-                f"{self.name} can't take a sparse gradient (RowTensor); KungFuGradReducer and the optimizers of "
-                "ms_kungfu.optimizers that average gradients take it"
+                f"{self.name} doesn't support a sparse gradient (RowTensor); use KungFuGradReducer or an optimizer of "
+                "ms_kungfu.optimizers that averages gradients"
             )
         if not self.copies and element(dtype) not in _DTYPES:
             raise TypeError(
-                f"{self.name} can't take a tensor of {element(dtype)}; supported are float16, bfloat16, float32, "
+                f"{self.name} doesn't support a tensor of {element(dtype)}; supported are float16, bfloat16, float32, "
                 "float64 and (u)int8 to (u)int64"
             )
 
@@ -166,8 +168,8 @@ class Collective(Primitive):
 class SizedCollective(Collective):
     """A collective whose output's shape depends on the size of the cluster.
 
-    `kind` is its name in MindSpore's ``comm_fusion``. When the primitive is made, that sets the size of the operations
-    into which a tuple is divided.
+    `kind` is the collective's name in MindSpore's ``comm_fusion``. That configuration, at the time when
+    the primitive is created, limits the size of the operations into which a tuple is divided.
     """
 
     def __init__(self, kernel: str, name: str | None, kind: str, **attributes: Any) -> None:
@@ -175,8 +177,8 @@ class SizedCollective(Collective):
         self.add_prim_attr("fusion_bytes", min(mode_of(kind=kind).limit_mb * MB, 2**62))
 
     def __call__(self, *args: Any) -> Any:
-        membership.join()  # a process that hasn't yet knows the size only now
-        # Outside a graph MindSpore keeps what it inferred and built for a primitive by its attributes. With the size as
-        # one of them a call after a resize is built again. Within a compiled graph the kernel finds it out.
+        membership.join()  # a process that hasn't joined yet doesn't know the size before
+        # Outside a graph, MindSpore caches what it inferred and built for a primitive by its attributes. The size is
+        # an attribute, so a call after a resize is built again. In a compiled graph the kernel detects the difference.
         self.add_prim_attr("cluster_size", runtime.current_cluster_size())
         return super().__call__(*args)

@@ -1,4 +1,4 @@
-"""The present cluster, in a compiled graph that was compiled before it."""
+"""The present cluster, for a graph that was compiled earlier."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from mindspore import dtype as mstype
 
 from ms_kungfu.ops._base import Primitive
 
-# Of a 0-d output without the word MindSpore makes a number.
+# Without this attribute MindSpore converts a 0-d output to a number.
 _INT64 = mstype.TensorType(mstype.int64)
 
 
 class Cluster(Primitive):
-    """The participants in the last all-reduce: two 0-d tensors of int64. Sends nothing.
+    """Return the participants in the last all-reduce, as two 0-d tensors of int64. Sends nothing.
 
-    One is a number that changes if the participants do (the cluster's version, and in its highest bits the failures
-    since). The other is how many they were.
+    The first is a number that changes if the participants change: the cluster version, with the number of failures
+    since then in its highest bits. The second is the number of participants.
     """
 
     def __init__(self) -> None:

@@ -1,15 +1,16 @@
-"""MindSpore's compile cache is off in a worker.
+"""Switch MindSpore's compile cache off in a worker.
 
-The cache ignores the shapes of a graph's inputs, and all ranks use the folder ``rank_0`` of its path. So a worker would
-load the graph of another batch size: other weights than without the cache, or NaN, and no error.
+The cache ignores the shapes of a graph's inputs, and all ranks use the folder ``rank_0`` of its path. So a worker
+would load a graph for a different batch size. It would silently compute wrong weights, or NaN.
 
 1. MindSpore reads the environment (``MS_COMPILER_CACHE_ENABLE``) only while its context's ``enable_compile_cache`` is
-   unset, so the value False in the context holds against the environment, whenever that is set.
-2. ``set_context`` writes the context through ``set_param`` of its one `_Context` object, which is replaced here. So it
-   holds against what a program sets later.
-3. `kungfu-run` removes the variable from a worker's environment, so it holds before this module is imported.
+   unset. So the value False in the context overrides the environment variable, even if that is set later.
+2. ``set_context`` writes the context through ``set_param`` of its only `_Context` object. This module replaces that
+   method, so a later ``set_context`` of the program has no effect on the cache.
+3. `kungfu-run` removes the variable from a worker's environment, so the cache is off even before this module is
+   imported.
 
-All three: tests/mindspore/test_loading_and_arguments.py and tests/unit/test_environment_of_workers.py.
+Tests of all three: tests/mindspore/test_loading_and_arguments.py and tests/unit/test_environment_of_workers.py.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 def keep_off() -> None:
-    """Switch the compile cache off for the rest of the process, and log once if the program has switched it on."""
+    """Switch the compile cache off for the rest of the process, and log once if the program had switched it on."""
     parameter = getattr(ms_ctx_param, "enable_compile_cache", None)
     if parameter is None:
         return

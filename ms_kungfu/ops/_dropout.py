@@ -1,4 +1,4 @@
-"""Dropout as a primitive whose mask is a function of its purpose: `ms_kungfu.nn.Dropout` calls it."""
+"""The primitive of `ms_kungfu.nn.Dropout`, whose mask depends only on the shard or process it is for."""
 
 from __future__ import annotations
 
@@ -24,24 +24,25 @@ def _seed_of_process() -> int:
 
 
 class Dropout(Primitive):
-    """Take a tensor of a float dtype; return it with elements dropped, and the mask (true: kept).
+    """Return a float tensor with elements dropped, and the mask (true: kept).
 
-    While a shard is computed the mask is a function of the dataset's seed, the step, the shard, and how many masks were
-    drawn for it before. Otherwise it is one of `seed`, `rank`, and how many the process has drawn before.
+    While a shard is computed, the mask is determined by the dataset's seed, the step, the shard, and the number of
+    masks generated for the shard before. Otherwise it is determined by `seed`, `rank`, and the number of masks that
+    the process has generated before.
     """
 
     _talks = False
 
     def __init__(self, threshold: int, seed: int, rank: int) -> None:
         super().__init__("KungFuDropout", ["x"], ["y", "mask"], threshold=threshold, seed=seed, rank=rank)
-        self.add_prim_attr("recompute", False)  # which would draw another mask
+        self.add_prim_attr("recompute", False)  # recomputing would generate a different mask
 
     @classmethod
     def of(cls, p: float) -> Dropout:
-        """Drop each element with probability `p`, to 32 bits.
+        """Drop each element with probability `p`, rounded to 32 bits.
 
-        The mask follows the present global seed and this worker's rank. In a process that has yet to join it is the
-        rank that the process was started for, since making a layer must not wait.
+        The mask depends on the present global seed and this worker's rank. In a process that hasn't joined yet, the
+        rank is the one that it was started for, because creating a layer must not wait.
         """
         seed = ms.get_seed()
         return cls(min(round(p * 2**32), 2**32 - 1), _seed_of_process() if seed is None else seed, membership.rank())
@@ -49,14 +50,14 @@ class Dropout(Primitive):
     def _outputs(self, *inputs: dict[str, Any]) -> tuple[Any, Any]:
         shape, dtype = inputs[0]["shape"], inputs[0]["dtype"]
         if element(dtype) not in _FLOATS:
-            raise TypeError(f"Dropout takes float16, bfloat16, float32 or float64, not a tensor of {element(dtype)}")
+            raise TypeError(f"Dropout supports float16, bfloat16, float32 or float64, not a tensor of {element(dtype)}")
         return (shape, shape), (dtype, _BOOL)
 
 
 class DropoutGrad(PrimitiveWithInfer):
-    """Take the gradient of Dropout's first output and its mask; return that of its input.
+    """Return the gradient of Dropout's input, given the gradient of its first output and the mask.
 
-    It has no side effect: if its result isn't used, it is left out.
+    It has no side effect: MindSpore removes it if its result isn't used.
     """
 
     def __init__(self, threshold: int) -> None:

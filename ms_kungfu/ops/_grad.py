@@ -1,11 +1,11 @@
-"""The gradients of the collectives, defined as MindSpore's own.
+"""The gradients of the collectives, defined like those of MindSpore's collectives.
 
-The reductions in them have the name of their collective, with "/grad"; those of collectives without a name have none
-either.
+A reduction in a gradient has its collective's name with "/grad". If the collective has no name, the reduction has
+none.
 
-Order: the collectives of a forward pass are a chain to the compiler, and those of a backward pass are another. Each
-gradient waits for the result of its own forward call (`ops.depend`), even if it doesn't need it. Without that the two
-passes of a linear function ran in another order at one rank than at the other.
+Order: the collectives of a forward pass form one chain for the compiler, and those of a backward pass form another.
+Each gradient waits for the result of its own forward call (`ops.depend`), even if it doesn't need that result. Without
+this, the two passes of a linear function ran in different orders at different ranks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _name(primitive: Collective) -> str | None:
 
 
 def _of_result(grad: Collective) -> Bprop:
-    """Return what `grad` makes of the result's gradient, in the order above."""
+    """Apply `grad` to the result's gradient, in the order described above."""
 
     def bprop(x: Any, out: Any, dout: Any) -> tuple[Any]:
         return (grad(ops.depend(dout, out)),)
@@ -92,5 +92,5 @@ def _all_gather(self: KungFuAllGather) -> Bprop:
 @bprop_getters.register(KungFuReduceScatter)
 def _reduce_scatter(self: KungFuReduceScatter) -> Bprop:
     if self.op != ReduceOp.SUM:
-        raise RuntimeError(f"KungFuReduceScatter has a gradient for {ReduceOp.SUM} only, not for {self.op}")
+        raise RuntimeError(f"KungFuReduceScatter supports the gradient of {ReduceOp.SUM} only, not of {self.op}")
     return _of_result(KungFuAllGather(_name(self)))

@@ -1,14 +1,15 @@
 """Repair ``Parameter.set_data`` in PyNative mode for optimizers that use ms_kungfu's primitives.
 
-``set_data`` gives a Parameter another memory. An optimizer's ``construct`` is jitted, and what was compiled at its
-first call keeps the old one. From then on it silently updates numbers that aren't used. Programs written for the older
-integration do so after each resize (``param.set_data(broadcast(param))`` for every parameter, the optimizer's moments
-included). GRAPH mode isn't affected.
+``set_data`` gives a Parameter different memory. An optimizer's ``construct`` is jitted, and the graph of its first
+call keeps using the old memory. From then on it silently updates values that aren't used. Programs written for
+KungFu's integration call ``set_data`` after each resize (``param.set_data(broadcast(param))`` for every parameter,
+including the optimizer's moments). GRAPH mode isn't affected.
 
-So the optimizer's class keeps the memory that the first call was compiled with. Before a later call, a Parameter that
-has another one gets the old one back, with the new value in it.
+So the optimizer's class remembers the memory of the first call. If a Parameter has different memory at a later call,
+its new value is copied into the old memory, and the Parameter gets that memory back.
 
-It can't repair an optimizer inside a jitted function of the program's own, as it isn't called then.
+This doesn't work for an optimizer inside a jitted function of the program, because the optimizer itself isn't called
+then.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from typing import Any
 import mindspore as ms
 from mindspore import nn
 
-# Optimizer -> (parameter, its memory as a tensor, the address) of all that its construct reads and writes.
+# Optimizer -> (parameter, its memory as a tensor, the address), for all parameters that construct reads or writes.
 _kept: weakref.WeakKeyDictionary[Any, list[tuple[Any, Any, int]]] = weakref.WeakKeyDictionary()
 
 
 def keep(cls: type) -> None:
-    """Repair the class, if it is an optimizer's and isn't repaired yet."""
+    """Repair the class if it is an optimizer class that isn't repaired yet."""
     call = getattr(cls, "__call__", None)  # noqa: B004  # the function is wanted
     if not issubclass(cls, nn.Optimizer) or hasattr(call, "keeps_memory"):
         return
@@ -40,7 +41,7 @@ def keep(cls: type) -> None:
                 param.set_data(memory)
         result = call(self, *args, **kwargs)  # type: ignore[misc]
         if self not in _kept:
-            # Not a view: MindSpore 2.7.2's writes to one don't reach the memory.
+            # Don't use a view: in MindSpore 2.7.2, writes to a view don't reach the memory.
             _kept[self] = [(p, ms.Tensor(p), p.data_ptr()) for p in self.get_parameters()]
         return result
 

@@ -1,4 +1,4 @@
-"""An all-reduce in two halves, so that other operations run between them. How and when: docs/overlap.md."""
+"""An all-reduce in two halves, so that other operations run in between. See docs/overlap.md."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ms_kungfu.ops.reduce_op import check_reduce_op
 
 
 class AllReduceStart(Collective):
-    """Begin to reduce a tuple of tensors of one dtype over all ranks, and return at once.
+    """Start reducing a tuple of tensors of one dtype over all ranks, and return at once.
 
-    Returns as many tensors, which have no value before the wait, and the ticket for it, in one tuple. The operations
-    run in the order of their starts, which the side effect forces. The inputs are copied. Each start needs its
-    :class:`AllReduceWait` in the same graph: a name is good for one operation at a time.
+    Returns a tuple of the same number of tensors, which have no value before the wait, followed by a ticket for the
+    wait. The operations run in the order of their starts, which the side effect enforces. The inputs are copied. Each
+    start needs an :class:`AllReduceWait` in the same graph, because only one operation with a name can run at a time.
     """
 
     _takes_sparse = True
@@ -28,21 +28,21 @@ class AllReduceStart(Collective):
         shapes, dtypes = super()._outputs(*inputs)
         different = {str(element(dtype)) for dtype in dtypes}
         if len(different) != 1:
-            raise TypeError(f"{self.name} takes tensors of one dtype at a time, not of {', '.join(sorted(different))}")
+            raise TypeError(f"{self.name} requires tensors of one dtype, not of {', '.join(sorted(different))}")
         return (*shapes, [1]), (*dtypes, mstype.TensorType(mstype.uint64))
 
 
 class AllReduceWait(Primitive):
-    """Wait for everything that was started, and only then return any of it.
+    """Wait until everything that was started has ended, before returning any result.
 
-    It takes the results of all starts, then all of their inputs, then the tickets, in one tuple, and returns it, with
-    the results' values in place. `num_tensors` says how many tensors each start had. The first failure, in the order
-    given, is raised when all have ended: a step that fails in one group updates nothing.
+    The input is one tuple: the results of all starts, then all of their inputs, then the tickets. The output is the
+    same tuple with the results' values filled in. `num_tensors` is the number of tensors of each start. When all have
+    ended, the first failure in the given order is raised, so a step that fails in one group updates nothing.
     """
 
     def __init__(self, num_tensors: Sequence[int]) -> None:
-        # Its side effect puts it into the chain of all collectives: otherwise one that blocks could come before the
-        # wait at one rank and after it at another.
+        # The side effect puts it into the chain of all collectives. Otherwise a blocking collective could come before
+        # the wait at one rank and after it at another.
         super().__init__("KungFuAllReduceWait", ["x"], ["y"], num_tensors=tuple(num_tensors))
 
     def _outputs(self, *inputs: dict[str, Any]) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""The present cluster, which a graph can't know when it is compiled."""
+"""The present cluster, for a graph, which can't know it when it is compiled."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from mindspore import dtype as mstype
 
 from ms_kungfu.ops._base import Primitive
 
-# Of a 0-d output without the word MindSpore makes a number.
+# Without this attribute MindSpore converts a 0-d output to a number.
 _INT64 = mstype.TensorType(mstype.int64)
 
 
 class KungFuPlace(Primitive):
-    """This worker's rank and the number of workers when the step runs.
+    """Return this worker's rank and the number of workers when the step runs.
 
-    Returns two 0-d tensors of int64, which are right in a compiled graph after a resize, too. It sends
-    nothing. A failed worker counts until the next cluster version.
+    Returns two 0-d tensors of int64, which are right even in a graph that was compiled before a resize.
+    It sends nothing. A failed worker counts until the next cluster version.
     """
 
     def __init__(self) -> None:
@@ -27,10 +27,10 @@ class KungFuPlace(Primitive):
 
 
 class KungFuBarrier(Primitive):
-    """Wait until every living worker is here.
+    """Wait until every living worker has called this primitive.
 
-    Returns their number, a 0-d tensor of int64. A collective: in a graph it runs among the others in
-    the order of the program.
+    Returns the number of these workers, a 0-d tensor of int64. It is a collective: in a graph it runs
+    among the other collectives, in program order.
     """
 
     def __init__(self) -> None:
@@ -40,14 +40,14 @@ class KungFuBarrier(Primitive):
         return [], _INT64
 
 
-# Made at their call: by the parser once for each call in a graph, and not before the process may join.
+# Create primitives at the call: the parser does so once per call in a graph, and not before the process may join.
 def rank():  # type: ignore[no-untyped-def]  # these are read by MindSpore's parser
     """Return this worker's rank when the step runs.
 
     It sends nothing.
 
     Returns:
-        A 0-d tensor of int64, which is right in a compiled graph after a resize, too.
+        A 0-d tensor of int64, which is right even in a graph that was compiled before a resize.
     """
     return KungFuPlace()()[0]
 
@@ -58,15 +58,15 @@ def cluster_size():  # type: ignore[no-untyped-def]
     It sends nothing. A failed worker counts until the next cluster version.
 
     Returns:
-        A 0-d tensor of int64, which is right in a compiled graph after a resize, too.
+        A 0-d tensor of int64, which is right even in a graph that was compiled before a resize.
     """
     return KungFuPlace()()[1]
 
 
 def barrier():  # type: ignore[no-untyped-def]
-    """Wait until every living worker is here.
+    """Wait until every living worker has called this function.
 
-    In a graph it is one of the collectives, which run in the order of the program.
+    It is a collective: in a graph it runs among the other collectives, in program order.
 
     Returns:
         The number of these workers, a 0-d tensor of int64.

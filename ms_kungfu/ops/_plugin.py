@@ -1,8 +1,8 @@
-"""Load the kernels into MindSpore: the only file that knows how.
+"""Load the kernels into MindSpore: the only file that loads them.
 
-A plugin fits exactly one version of MindSpore. One that was built for another silently computes wrong results. The
-package may have plugins for several, each in a folder with its version's name, and loads the one for the MindSpore that
-runs. At the load it compares the plugin's own MindSpore version again.
+A plugin fits exactly one version of MindSpore; with another version it would silently compute wrong results. The
+package may contain plugins for several versions, each in a folder with the version's name. It loads the plugin for the
+running MindSpore. After loading it checks the plugin's own MindSpore version again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ms_kungfu import _core, _device
 from ms_kungfu._installation import is_of_a_wheel, reinstall
 
 _FILES = {"CPU": "libkungfu_ms_cpu.so", "GPU": "libkungfu_ms_gpu.so", "Ascend": "libkungfu_ms_ascend.so"}
-# Reasons for which the build leaves a plugin out.
+# What the build needs to include each plugin.
 _NEEDS = {
     "CPU": "MindSpore",
     "GPU": "CUDA's headers (the toolkit, or nvidia-cuda-runtime-cu12, nvidia-cuda-nvcc-cu12 and nvidia-cuda-cccl-cu12)",
@@ -28,7 +28,7 @@ _PLUGINS = Path(_core.__file__).with_name("plugins")
 
 
 def folder_for(running: str, plugins: Path) -> Path:
-    """Return the folder in `plugins` for this version of MindSpore; ImportError without one."""
+    """Return the folder in `plugins` for this version of MindSpore; raise ImportError if there is none."""
     if (plugins / running).is_dir():
         return plugins / running
     built = sorted((path.name for path in plugins.glob("*")), key=lambda name: [*map(int, re.findall(r"\d+", name))])
@@ -54,7 +54,7 @@ def _built_for_another(built_for: str, running: str, newest: str) -> ImportError
     )
 
 
-# Here, so that a program gets the error when it imports the first part of this package that needs MindSpore.
+# Check here, so that a program gets the error when it first imports a part of this package that needs MindSpore.
 folder_for(mindspore.__version__, _PLUGINS)
 
 
@@ -71,9 +71,9 @@ def _load(device: str) -> ctypes.CDLL:
             f'{path.name}, the kernels of ms_kungfu for device_target "{device}", is missing: {why}; {reinstall()}'
         )
     if device != "CPU":
-        _device.open_device(device)  # before the plugin, which is useless without it
+        _device.open_device(device)  # before the plugin, which needs it
     try:
-        # RTLD_LOCAL is enough: the plugin names MindSpore's libraries, which are loaded by now, and registers itself.
+        # RTLD_LOCAL is enough: the plugin links MindSpore's libraries, which are already loaded, and registers itself.
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise ImportError(f"the kernels of ms_kungfu can't be loaded from {path}: {error}; {reinstall()}") from error
@@ -83,32 +83,32 @@ def _load(device: str) -> ctypes.CDLL:
 
 
 def load() -> ctypes.CDLL:
-    """Load the kernels for MindSpore's device_target, once; the library also gives the C ABI of the runtime.
+    """Load the kernels for MindSpore's device_target, once. The library also provides the runtime's C ABI.
 
-    Raises ImportError if the kernels are missing or belong to another MindSpore, or a library of the device's vendor is
-    missing; ValueError for a device without kernels in ms_kungfu.
+    Raises ImportError if the kernels are missing or belong to another MindSpore, or if a vendor library is missing.
+    Raises ValueError for a device that ms_kungfu has no kernels for.
     """
     return _load(mindspore.get_context("device_target"))
 
 
 def compute_undivided() -> None:
-    """Keep MindSpore's CPU kernels from dividing their work among threads of its pool, from now on.
+    """Stop MindSpore's CPU kernels from dividing their work among pool threads, from now on.
 
-    Some divide it by what was fastest in their first launches, and the division decides the last bits.
-    kernels/cpu/undivided.h
+    Some kernels choose the division that was fastest in their first launches, and the division affects the last bits
+    of the result. See kernels/cpu/undivided.h.
 
     Raises RuntimeError if MindSpore has no such pool.
     """
     if load().kungfu_ms_compute_undivided() != 0:
-        raise RuntimeError("MindSpore has no pool of threads whose number could be set")
+        raise RuntimeError("this MindSpore has no thread pool whose size can be set")
 
 
 def flush_denormals_of_queues() -> None:
-    """Let the threads of PyNative mode's queues treat denormals as zero. Wait until the queues are empty.
+    """Make the threads of PyNative mode's queues treat denormals as zero. Wait until the queues are empty.
 
-    kernels/cpu/denormals.h
+    See kernels/cpu/denormals.h.
 
-    Raises RuntimeError if an operation in them failed; the next one to wait for them gets that error.
+    Raises RuntimeError if a queued operation failed; the next wait for the queues gets the original error.
     """
     if load().kungfu_ms_flush_denormals_of_queues() != 0:
-        raise RuntimeError("what PyNative mode had queued has failed")
+        raise RuntimeError("an operation in PyNative mode's queue failed")

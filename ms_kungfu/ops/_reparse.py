@@ -1,14 +1,14 @@
-"""Repair MindSpore's double reduction of a subclass's gradients, or reject it.
+"""Repair or reject subclasses of optimizers whose gradients MindSpore would reduce twice.
 
-The optimizers of MindSpore have a jitted ``construct``. A subclass overrides it, works on the gradients and calls
-``super().construct(gradients)``. In PyNative mode the override runs in Python, and the jitted base then compiles *the
-object's* ``construct`` (``_JitExecutor.compile`` hands the object to the parser, which looks the method up by its
-name), which is the override again. So its body runs twice, and gradients that it sums over the ranks are silently
-summed twice.
+MindSpore's optimizers have a jitted ``construct``. Suppose that a subclass overrides ``construct``, works on the
+gradients and calls ``super().construct(gradients)``. In PyNative mode the override runs in Python. The jitted base
+then compiles *the object's* ``construct``, because ``_JitExecutor.compile`` passes the object to the parser, which
+looks up the method by name. That method is the override again. So its body runs twice, and gradients that it sums over
+the ranks are silently summed twice.
 
-Jitting the override repairs that: then the object's method is the intended one. ms_kungfu jits it in the user's class
-when that gets one of its primitives as an attribute. If it doesn't learn of the class in time, it rejects the
-compilation.
+Jitting the override repairs this, because the object's method is then the intended one. ms_kungfu jits the override
+when an object of the class gets one of ms_kungfu's primitives as an attribute. If ms_kungfu doesn't see the class in
+time, it rejects the compilation.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ def _is_jitted(function: Any) -> bool:
 
 
 def mend(cls: type) -> None:
-    """Jit the class's own ``construct`` if it is plain and calls the jitted one of a base.
+    """Jit the class's own ``construct`` if it is a plain function that calls a base's jitted ``construct``.
 
-    It is called for every class that uses ms_kungfu's primitives; an optimizer's keeps its memory, too (_memory.py).
+    It is called for every class that uses ms_kungfu's primitives. If the class is an optimizer, this also adds the
+    repair in _memory.py.
     """
     _memory.keep(cls)
     definers = [base for base in cls.__mro__ if "construct" in vars(base)]
@@ -44,13 +45,13 @@ def mend(cls: type) -> None:
     if _is_jitted(construct) or not any(_is_jitted(vars(base)["construct"]) for base in definers[1:]):
         return
     if "construct" not in getattr(inspect.unwrap(construct), "__code__", construct).co_names:
-        return  # it never calls the base's
+        return  # it never calls the base's construct
     _log.debug('jitted: class=%s reason="its construct would run twice otherwise"', definers[0].__qualname__)
     definers[0].construct = mindspore.jit(backend="ms_backend")(construct)  # type: ignore[attr-defined]
 
 
 class Mended:
-    """A base that marks its subclasses as repaired."""
+    """A base class that marks its subclasses as repaired."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -58,16 +59,16 @@ class Mended:
 
 
 def mend_owner(frame: FrameType) -> None:
-    """Repair the class of the cell in whose ``__setattr__`` the frame is."""
+    """Repair the class of the cell whose ``__setattr__`` is running in this frame."""
     owner = frame.f_locals.get("self")
     if isinstance(owner, nn.Cell):
         mend(type(owner))
 
 
 def refuse() -> None:
-    """Raise RuntimeError if MindSpore is compiling an override in place of the jitted base method that was called.
+    """Raise RuntimeError if MindSpore compiles an override instead of the jitted base method that was called.
 
-    Call it while a primitive's shapes are inferred, which happens within that compilation.
+    Call this while a primitive's shapes are inferred, which happens within that compilation.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

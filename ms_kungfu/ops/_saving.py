@@ -1,12 +1,13 @@
-"""Make files whole that several workers save to one path.
+"""Keep files whole when several workers save to one path.
 
-``mindspore.save_checkpoint`` removes the file, writes ``NAME.tmp`` beside it and renames that; ``mindspore.export``
-writes into the file itself. So workers that save to one path at the same time, as programs for msrun do, write into one
-temporary file, and a reader finds none, or a part. In a worker each save goes to a name of its own in the same folder,
-and is renamed to the path. Then a reader finds a whole file, of the last worker, and so does a worker that continues
-after another one was killed in its save.
+``mindspore.save_checkpoint`` removes the file, writes ``NAME.tmp`` next to it and renames that file.
+``mindspore.export`` writes directly to the file. If workers save to one path at the same time, as programs for msrun
+do, they write to the same temporary file, and a reader may find no file or part of one. This module makes each save of
+a worker go to a unique name in the same folder, which is then renamed to the path. So a reader always finds a whole
+file, from the last worker that saved, even if a worker is killed while it saves.
 
-This file replaces the two functions through which MindSpore writes all of them, whatever names the program has bound.
+This module replaces the two functions through which MindSpore writes all such files. So the replacement applies even
+to names that the program imported earlier.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from mindspore.train import serialization
 
 from ms_kungfu import env, membership
 
-_UNFINISHED = ".unfinished-"  # of `ms_kungfu.elastic.checkpoint`, which names its files likewise
+_UNFINISHED = ".unfinished-"  # `ms_kungfu.elastic.checkpoint` uses the same word
 _log = logging.getLogger(__name__)
-_written: dict[Path, tuple[int, int]] = {}  # by this process: inode and time of the file that it has left there
+_written: dict[Path, tuple[int, int]] = {}  # path -> (inode, time) of the file that this process wrote there
 _told = False
 
 
 def install() -> None:
-    """Replace the functions, once. Outside of a worker MindSpore's stay."""
+    """Replace the functions, once. Outside of a worker, keep MindSpore's functions."""
     if getattr(serialization._exec_save, "is_private", False):
         return
     for name, private in (("_exec_save", private_save), ("_export", private_export)):
@@ -84,7 +85,7 @@ def _is_worker() -> bool:
 
 @contextmanager
 def _folder_beside(path: Path) -> Iterator[Path]:
-    """Return a folder for this call, on the same file system; hidden, so that no callback takes it for a checkpoint."""
+    """Return a folder for this call on the same file system. It is hidden, so no callback reads it as a checkpoint."""
     folders = f".{path.name}.{socket.gethostname()}-{os.stat('/proc/self/ns/pid').st_ino}-"
     _remove_abandoned(path.parent, folders)
     folder = path.parent / f"{folders}{os.getpid()}-{threading.get_ident():x}-{uuid.uuid4().hex[:6]}"
@@ -96,7 +97,7 @@ def _folder_beside(path: Path) -> Iterator[Path]:
 
 
 def _remove_abandoned(parent: Path, folders: str) -> None:
-    """Remove the `folders` of processes of this host, in this PID namespace, that were killed in a save."""
+    """Remove those of `folders` whose processes, on this host and in this PID namespace, were killed while saving."""
     for folder in parent.iterdir():
         pid = folder.name[len(folders) :].partition("-")[0]
         if folder.name.startswith(folders) and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
@@ -116,9 +117,9 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _look_for_others(path: Path) -> None:
-    """Warn once of a path that this worker has written, another process after it, and now this one again.
+    """Warn once if this worker, then another process, then this worker again has written a path.
 
-    A single file of another process is no reason: the next rank continues after the one that wrote before.
+    A single write by another process is normal: the next rank may continue after the rank that wrote before.
     """
     global _told
     if _told or path not in _written or env.MSRUN_SIZE.get() is not None or not membership.speaks_for_all():

@@ -1,4 +1,4 @@
-"""The sum over the shards of a step: `ms_kungfu.elastic.ShardedStep` puts it between gradients and update."""
+"""The sum over the shards of a step. `ms_kungfu.elastic.ShardedStep` puts it between gradients and update."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ _BOOL = mstype.TensorType(mstype.bool_)
 
 
 class SumShards(Collective):
-    """Contribute the gradients of a shard, a tuple of tensors of float dtypes.
+    """Add the gradients of a shard, a tuple of float tensors, to the sum of the step.
 
-    Returns as many tensors and a 0-d one of bool, in one tuple. If that is true the step is over, and the others are
-    the sum over all its shards, divided by their number. It has the same bits at every rank, whichever rank computed
-    which shard. If it is false this rank has more shards to compute, and the others have no value.
-    ops_src/shards/step.h
+    Returns a tuple: the same number of tensors, and a 0-d bool tensor. If the bool is true, the step is over, and the
+    tensors are the sum over all its shards, divided by the number of shards. The result has the same bits at every
+    rank, and it doesn't depend on which rank computed which shard. If the bool is false, this rank has more shards to
+    compute, and the tensors have no value. See ops_src/shards/step.h.
 
-    It runs before all writes to Parameters that follow it in the program.
+    This primitive runs before all later writes to Parameters in the program.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__("KungFuSumShards", name)
-        # Into the chain of the writes: an optimizer may begin with one that takes no gradient.
+        # Chain it before the writes to Parameters: an optimizer may begin with a write that doesn't use a gradient.
         self.add_prim_attr("side_effect_mem", True)
         self.dtypes: list[str] = []
-        """Of the contributions; known once it has been compiled, or run in PyNative mode."""
+        """The number of contributions; known after the first compilation or call in PyNative mode."""
 
     def __call__(self, *brought: Any) -> Any:
-        """Run in PyNative mode, which infers nothing if it has done so for another one with the same arguments."""
+        """Run in PyNative mode, where MindSpore may skip inference if an equal primitive has run before."""
         self.dtypes = [str(tensor.dtype) for tensor in brought[0]]
         return super().__call__(*brought)
 

@@ -1,8 +1,9 @@
-"""Sparse gradients, such as those of ``nn.EmbeddingLookup(sparse=True)``: rows of a table, as MindSpore's RowTensor.
+"""Sparse gradients, for example of ``nn.EmbeddingLookup(sparse=True)``: rows of a table (MindSpore's RowTensor).
 
-The ranks bring different rows, and in a changing cluster different numbers of them, while a compiled graph has fixed
-shapes. So a sparse gradient is reduced as a dense one, with a column that says which rows the rank brings. The result
-is sparse again, of all rows that a rank has brought: an optimizer such as LazyAdam leaves the others as they are.
+The ranks contribute different rows, and the number of rows varies, but a compiled graph has fixed shapes. So a sparse
+gradient is reduced as a dense one, with an extra column that marks the rows that a rank contributes. The result is
+sparse again. It has all rows that any rank contributed, so that an optimizer such as LazyAdam doesn't change other
+rows.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ _sparse = composite.MultitypeFuncGraph("sparse")
 
 
 class AnyIsSparse(PrimitiveWithInfer):
-    """Return whether a tuple of gradients may have sparse ones. The compiler answers, and no kernel runs.
+    """Return whether a tuple of gradients may contain sparse ones. The compiler evaluates this; no kernel runs.
 
-    If a gradient is sparse, the compiler knows no gradient's type when it first comes here.
+    If a gradient is sparse, the compiler doesn't know the type of any gradient at the first call.
     """
 
     def __init__(self) -> None:
@@ -52,14 +53,14 @@ def _tensor_again(gradient, reduced):  # type: ignore[no-untyped-def]  # read by
 
 @_sparse.register("RowTensor", "Tensor")
 def _rows_again(gradient, reduced):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-    """Return the rows that a rank has brought, each once: LazyAdam updates a row for each time that it comes."""
+    """Return the rows that any rank contributed, once each: LazyAdam updates a repeated row repeatedly."""
     indices = ops.reshape(ops.nonzero(reduced[:, -1] > 0), (-1,))
     values = ops.reshape(ops.gather(reduced[:, :-1], indices, 0), (-1, *gradient.dense_shape[1:]))
     return RowTensorInner(ops.cast(indices, gradient.indices.dtype), values, gradient.dense_shape)
 
 
 class SparseReduction(nn.Cell):
-    """A reduction of dense gradients, for a tuple that may have sparse ones."""
+    """Apply a reduction for dense gradients to a tuple that may contain sparse ones."""
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
@@ -67,9 +68,9 @@ class SparseReduction(nn.Cell):
         self.is_needed = AnyIsSparse()
 
     def dense(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-        """Return each gradient as a tensor."""
+        """Return each gradient as a dense tensor."""
         return self.map(_dense, gradients)
 
     def sparse(self, gradients, reduced):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-        """Return each reduced gradient as a tensor or as rows, as it was before."""
+        """Return each reduced gradient in its original form: a tensor, or rows."""
         return self.map(_sparse, gradients, reduced)

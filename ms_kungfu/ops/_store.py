@@ -1,4 +1,4 @@
-"""The model store as primitives: save the parameters, request a neighbour's."""
+"""The model store as primitives: save the parameters, or request a neighbour's parameters."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ _INT64 = mstype.TensorType(mstype.int64)
 
 
 class _OfTuple(Primitive):
-    """A primitive of a tuple of tensors."""
+    """A primitive whose input is a tuple of tensors."""
 
     def _outputs(self, *inputs: dict[str, Any]) -> tuple[Any, Any]:
         if not isinstance(inputs[0]["dtype"], (tuple, list)):
-            raise TypeError(f"{self.name} takes a tuple of tensors")
+            raise TypeError(f"{self.name} requires a tuple of tensors")
         return inputs[0]["shape"], inputs[0]["dtype"]
 
 
 class SaveModel(_OfTuple):
-    """Keep a copy of a tuple of tensors for the other workers, under `record`.
+    """Save a copy of a tuple of tensors under `record`, for the other workers.
 
-    A call takes the tuple and returns its version, int64 of shape (1,). A record keeps its shapes and
-    dtypes.
+    The input is the tuple. The output is its version, int64 of shape (1,). The shapes and dtypes of a
+    record can't change.
 
     Args:
-        record: the name that :class:`RequestModel` asks for.
+        record: the name with which :class:`RequestModel` requests the tensors.
 
     Raises:
-        TypeError: if the input is no tuple of tensors.
+        TypeError: if the input isn't a tuple of tensors.
     """
 
     def __init__(self, record: str) -> None:
         super().__init__("KungFuSaveModel", ["x"], ["version"], record=record)
-        # Puts it after earlier writes to the parameters, in the order of the program. A dependency on an optimizer's
-        # result doesn't, as the compiler knows that value.
+        # The side effect orders it after earlier writes to the parameters in the program. A dependency on an
+        # optimizer's result wouldn't, because the compiler knows that value as a constant.
         self.add_prim_attr("side_effect_mem", True)
 
     def _outputs(self, *inputs: dict[str, Any]) -> tuple[Any, Any]:
@@ -48,20 +48,20 @@ class SaveModel(_OfTuple):
 class RequestModel(_OfTuple):
     """Request the latest tensors that a neighbour has saved under `record`.
 
-    A call takes a tuple of as many tensors of this worker's own. It returns the neighbour's and, last,
-    int64 of shape (2,): the neighbour's rank and the version. If no neighbour has saved any, it returns
-    this worker's own tensors and (-1, 0).
+    The input is a tuple of this worker's own tensors. The output is a tuple of the neighbour's tensors
+    and, last, int64 of shape (2,): the neighbour's rank and the version. If no neighbour has saved any,
+    the output is this worker's own tensors and (-1, 0).
 
     Args:
-        record: the name that :class:`SaveModel` saves under.
-        neighbour: ``"random"`` or ``"round-robin"``. Random: each of the other living workers that have
-            saved one is as likely as any other.
-        seed: of the random choice.
-        prefetch: whether to return the neighbour's tensors from when this process last saved its own,
-            copied in the background since.
+        record: the name with which :class:`SaveModel` saves the tensors.
+        neighbour: ``"random"`` or ``"round-robin"``. Random chooses among the living workers that have
+            saved the record, each with the same probability.
+        seed: seed of the random choice.
+        prefetch: whether to return the neighbour's tensors as of this process's last save. They are
+            copied in the background.
 
     Raises:
-        TypeError: if the input is no tuple of tensors.
+        TypeError: if the input isn't a tuple of tensors.
     """
 
     def __init__(self, record: str, neighbour: str, seed: int, prefetch: bool) -> None:

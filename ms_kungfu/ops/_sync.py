@@ -1,4 +1,4 @@
-"""What changes of membership need: an empty queue, and a broadcast straight into parameters."""
+"""Operations for changes of membership: empty the queue, and broadcast directly into parameters."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import functools
 from collections.abc import Sequence
 
 from mindspore import Parameter
-from mindspore.ops.primitive import _pynative_executor  # its location in every version
+from mindspore.ops.primitive import _pynative_executor  # this location works in every version
 
 from ms_kungfu.ops._base import Collective, check_root
 from ms_kungfu.ops.broadcast import KungFuBroadcast
 
 
 class KungFuBroadcastInPlace(Collective):
-    """Overwrite the inputs with rank `root`'s. For parameters only: another tensor's memory may serve elsewhere."""
+    """Overwrite the inputs with rank `root`'s values. Parameters only: other tensors may share memory."""
 
     copies = True
 
@@ -22,19 +22,19 @@ class KungFuBroadcastInPlace(Collective):
         self.add_prim_attr("side_effect_mem", True)
 
 
-# One primitive for each (root, name): MindSpore keeps what it built for a primitive by the shapes of the call.
+# One primitive for each (root, name): MindSpore caches what it built for a primitive by the shapes of the call.
 _primitive = functools.lru_cache(maxsize=64)(KungFuBroadcastInPlace)
 _elsewhere = functools.lru_cache(maxsize=64)(KungFuBroadcast)
 
 
 def wait_for_queue() -> None:
-    """Wait until MindSpore has run what PyNative mode has queued.
+    """Wait until MindSpore has run all operations that PyNative mode has queued.
 
-    A change of membership while collectives are still in the queue would meet them at some ranks and
-    not at others.
+    Otherwise a change of membership could come before a queued collective at one rank and after it at
+    another.
 
     Raises:
-        Exception: the error of an operation in the queue that failed.
+        Exception: the error of a queued operation that failed.
     """
     _pynative_executor.sync()
 
@@ -42,13 +42,13 @@ def wait_for_queue() -> None:
 def broadcast_parameters(
     params: Sequence[Parameter], root: int = 0, name: str = "parameters", keep: bool = False
 ) -> None:
-    """Overwrite every parameter with rank `root`'s, in place, in one operation for each dtype.
+    """Overwrite every parameter with rank `root`'s value in place, in one operation per dtype.
 
-    With `keep` this worker takes part and leaves its own parameters as they are.
+    With `keep` this worker takes part but keeps its own values.
 
-    Collective: all ranks pass parameters of the same shapes and dtypes in the same order, and call it between steps,
-    outside of a graph. It works in GRAPH and in PyNative mode; compiled graphs stay valid and use the new values. It
-    returns when it is done.
+    Collective: all ranks pass parameters of the same shapes and dtypes in the same order. Call it
+    between steps and outside of a graph. It works in GRAPH and PyNative mode. Compiled graphs stay
+    valid and use the new values. It returns when it is done.
     """
     if not params:
         return

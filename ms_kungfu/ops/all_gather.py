@@ -11,19 +11,20 @@ from ms_kungfu.ops._base import SizedCollective
 class KungFuAllGather(SizedCollective):
     """Concatenate the tensors of all ranks along the first dimension, in the order of the ranks.
 
-    A tensor of shape (n, ...) comes out as (size * n, ...); a 0-d tensor is rejected. A call takes a
-    tensor or a tuple of tensors, of any dtype; the shapes must be the same at all ranks. The gradient
-    is a reduce-scatter of the sum.
+    A tensor of shape (n, ...) becomes (size * n, ...); a 0-d tensor is rejected. The input is a tensor
+    or a tuple of tensors of any dtype. The shapes must be the same at all ranks. The gradient is a
+    reduce-scatter of the sum.
 
-    A tuple is one operation a dtype. It is several if it holds more than MindSpore's ``comm_fusion``
-    sets for "allgather" when the primitive is made (64 MB by default).
+    A tuple is one operation per dtype. It is divided into several operations if it is larger than
+    MindSpore's ``comm_fusion`` limit for "allgather" (64 MB by default). The limit is read when the
+    primitive is created.
 
-    The output's shape depends on the size of the cluster. A call outside a graph follows a resize by
-    itself. A graph that was compiled before it raises RuntimeError (``StaleClusterError: ...``) and has
-    to be built again.
+    The output's shape depends on the size of the cluster. Outside a graph, a call adapts to a resize
+    automatically. A graph that was compiled before a resize raises RuntimeError (``StaleClusterError:
+    ...``) and must be built again.
 
     Args:
-        name: matches the call with those of the other ranks; calls without one are matched by their
+        name: matches the call with those of the other ranks. Calls without a name are matched by their
             order.
     """
 

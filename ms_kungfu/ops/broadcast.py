@@ -8,17 +8,17 @@ from ms_kungfu.ops._base import Collective, check_root
 class KungFuBroadcast(Collective):
     """Copy the tensors of rank `root` to every rank.
 
-    A call takes a tensor or a tuple of tensors and returns as many new ones; the input is left as it
-    is. It takes every dtype that a Parameter can have, bool and complex too. The shapes must be the
-    same at all ranks. The gradient is passed on as it is, as MindSpore's Broadcast does.
+    The input is a tensor or a tuple of tensors. The output is new tensors; the input isn't changed.
+    Every dtype that a Parameter can have is supported, including bool and complex. The shapes must be
+    the same at all ranks. The gradient is passed on unchanged, as in MindSpore's Broadcast.
 
     Args:
         root: the rank whose tensors are sent.
-        name: matches the call with those of the other ranks; calls without one are matched by their
+        name: matches the call with those of the other ranks. Calls without a name are matched by their
             order.
 
     Raises:
-        RuntimeError: at every rank, for a `root` that is outside the cluster when it is called.
+        RuntimeError: at every rank, if `root` isn't a rank of the cluster at the time of the call.
     """
 
     copies = True

@@ -1,10 +1,10 @@
-"""The operations of a reduction."""
+"""The reduction operations."""
 
 from __future__ import annotations
 
 
 class ReduceOp:
-    """The operations of a reduction: MindSpore's names, and ``MEAN``.
+    """The reduction operations: MindSpore's names, and ``MEAN``.
 
     ``MEAN`` is the sum divided by the number of ranks that took part. A mean of integers truncates
     towards zero and never overflows. Sums and products of integers wrap in their own dtype.
@@ -15,9 +15,9 @@ class ReduceOp:
     MEAN = "mean"
     """The sum divided by the number of ranks that took part."""
     MIN = "min"
-    """The least of the ranks' values."""
+    """The smallest of the ranks' values."""
     MAX = "max"
-    """The greatest of the ranks' values."""
+    """The largest of the ranks' values."""
     PROD = "prod"
     """The product over the ranks."""
 
@@ -28,7 +28,8 @@ class ReduceOp:
 def check_reduce_op(op: str) -> str:
     """Return the operation's canonical name.
 
-    MindSpore's ``"avg"`` means ``"mean"``. For another value it raises ValueError or TypeError with the allowed ones.
+    MindSpore's ``"avg"`` means ``"mean"``. Raise ValueError or TypeError with the allowed values for
+    any other value.
     """
     if not isinstance(op, str):
         raise TypeError(f"op must be one of {', '.join(ReduceOp.ALL)}, not {op!r} ({type(op).__name__})")

@@ -10,19 +10,19 @@ from ms_kungfu.ops.reduce_op import ReduceOp, check_reduce_op
 
 
 class KungFuReduceScatter(SizedCollective):
-    """Reduce tensors over all ranks; rank r gets part r of the result along the first dimension.
+    """Reduce tensors over all ranks, and give rank r part r of the result.
 
-    A tensor of shape (size * n, ...) comes out as (n, ...). A call takes a tensor or a tuple of
-    tensors; the shapes must be the same at all ranks. The gradient is an all-gather, of a sum only, as
-    in MindSpore.
+    A tensor of shape (size * n, ...) becomes (n, ...). The input is a tensor or a tuple of tensors. The
+    shapes must be the same at all ranks. The gradient is an all-gather and is supported for a sum only,
+    as in MindSpore.
 
-    A tuple is divided into operations as by :class:`KungFuAllGather`, with ``comm_fusion``'s
-    "reducescatter". As with :class:`KungFuAllGather`, a compiled graph holds for one size of the
+    A tuple is divided into operations as in :class:`KungFuAllGather`, with the ``comm_fusion`` limit
+    for "reducescatter". As with :class:`KungFuAllGather`, a compiled graph is valid for one size of the
     cluster.
 
     Args:
         op: one of :class:`ReduceOp`.
-        name: matches the call with those of the other ranks; calls without one are matched by their
+        name: matches the call with those of the other ranks. Calls without a name are matched by their
             order.
 
     Raises:

@@ -10,15 +10,15 @@ from ms_kungfu.ops._base import Primitive, element
 
 
 class KungFuResize(Primitive):
-    """Request a cluster of another size; every rank asks for the same one.
+    """Change the size of the cluster to the size that every rank requests.
 
-    A call takes the size, a 0-d tensor of uint32. It returns two 0-d tensors of bool: whether the
-    membership is another one now, and whether this process is no longer part of it. The present size
-    gives (False, False) and needs no config server.
+    The input is the size, a 0-d tensor of uint32. The output is two 0-d bool tensors: whether the
+    membership has changed, and whether this process is no longer part of the cluster. Requesting the
+    present size returns (False, False) and needs no config server.
 
     Raises:
         RuntimeError: at every rank, if the request is rejected (``ResizeError: ...``). The cluster is
-            as it was.
+            unchanged.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class KungFuResize(Primitive):
     def _outputs(self, *inputs: dict[str, Any]) -> tuple[Any, Any]:
         (n,) = inputs
         if element(n["dtype"]) != mstype.uint32:
-            raise TypeError(f"{self.name} takes the size as a tensor of uint32, not of {element(n['dtype'])}")
+            raise TypeError(f"{self.name} requires the size as a tensor of uint32, not of {element(n['dtype'])}")
         if list(n["shape"]) not in ([], [1]):
-            raise ValueError(f"{self.name} takes one size, not a tensor of shape {tuple(n['shape'])}")
+            raise ValueError(f"{self.name} requires one size, not a tensor of shape {tuple(n['shape'])}")
         return ([], []), (mstype.bool_, mstype.bool_)

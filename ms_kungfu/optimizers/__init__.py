@@ -1,6 +1,6 @@
-"""MindSpore's optimizers for data-parallel training, with the gradients reduced in fusion groups.
+"""MindSpore's optimizers for data-parallel training, with gradients reduced in fusion groups.
 
-They are drop-in replacements.
+These classes are drop-in replacements.
 """
 
 from __future__ import annotations
@@ -34,40 +34,40 @@ __all__ = [
 
 
 class KungFuMomentum(Reducing, nn.Momentum):
-    """``nn.Momentum`` on gradients that are averaged over all ranks.
+    """``nn.Momentum`` with gradients averaged over all ranks.
 
     Args:
-        args: the arguments of MindSpore's optimizer, in its order.
+        args: the positional arguments of MindSpore's optimizer.
         gradients_mean: whether the gradients are averaged (True) or summed.
         fusion: see :class:`KungFuGradReducer`.
         overlap: see :class:`KungFuGradReducer`.
-        kwargs: the arguments of MindSpore's optimizer, by name.
+        kwargs: the keyword arguments of MindSpore's optimizer.
     """
 
 
 class KungFuSGD(Reducing, nn.SGD):
-    """``nn.SGD`` on gradients that are averaged over all ranks.
+    """``nn.SGD`` with gradients averaged over all ranks.
 
-    The arguments are those of :class:`KungFuMomentum`.
+    The arguments are the same as for :class:`KungFuMomentum`.
     """
 
 
 class KungFuAdam(Reducing, nn.Adam):
-    """``nn.Adam`` on gradients that are averaged over all ranks.
+    """``nn.Adam`` with gradients averaged over all ranks.
 
-    The arguments are those of :class:`KungFuMomentum`.
+    The arguments are the same as for :class:`KungFuMomentum`.
     """
 
 
 class KungFuAdamWeightDecay(Reducing, nn.AdamWeightDecay):
-    """``nn.AdamWeightDecay`` on gradients that are averaged over all ranks.
+    """``nn.AdamWeightDecay`` with gradients averaged over all ranks.
 
-    The arguments are those of :class:`KungFuMomentum`.
+    The arguments are the same as for :class:`KungFuMomentum`.
     """
 
 
 class KungFuRMSProp(Reducing, nn.RMSProp):
-    """``nn.RMSProp`` on gradients that are averaged over all ranks.
+    """``nn.RMSProp`` with gradients averaged over all ranks.
 
-    The arguments are those of :class:`KungFuMomentum`.
+    The arguments are the same as for :class:`KungFuMomentum`.
     """

@@ -1,7 +1,7 @@
-"""The common part of optimizers that contain another one.
+"""The common part of optimizers that wrap another optimizer.
 
-Some of them synchronise the workers. With others the workers' models differ: this file has their consequences for a
-change of membership, and the merge of the models.
+Some of these wrappers synchronise the workers' models. With others the models differ: this module
+merges the models and handles changes of membership for them.
 """
 
 from __future__ import annotations
@@ -22,37 +22,39 @@ from ms_kungfu.trained.inventory import is_grouped
 from ms_kungfu.trained.rates import hold_last_rate
 
 move_toward = composite.MultitypeFuncGraph("move_toward")
-"""Move a parameter by a share of the way to its goal, in place; for ``HyperMap``."""
+"""Move a parameter towards its goal by a fraction of the distance, in place; for ``HyperMap``."""
 
 
-# In this form, and not as (1 - share) * parameter + share * goal. If both are the same the parameter keeps its bits, so
-# that a single worker trains as with the plain optimizer.
+# Use this form, not (1 - share) * parameter + share * goal. If parameter and goal are equal, the parameter keeps its
+# bits. So a single worker trains exactly as with the plain optimizer.
 @move_toward.register("Number", "Tensor", "Tensor")
 def _move_toward(share, parameter, goal):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-    """Move a parameter by this share of the way to its goal, in place."""
+    """Move a parameter towards its goal by this fraction of the distance, in place."""
     return ops.assign(parameter, parameter - share * (parameter - goal))
 
 
 class Delegating(nn.Optimizer):
-    """An optimizer around `optimizer`.
+    """An optimizer that wraps `optimizer`.
 
-    Attributes that aren't found here are that one's: its learning rate, its ``get_lr``, its global step.
+    Attributes that this object doesn't have are taken from `optimizer`: its learning rate, ``get_lr``,
+    global step.
     """
 
     _takes_groups = False
-    """Whether `optimizer` may be one with ``param_groups``, which is no ``nn.Optimizer``."""
+    """Whether `optimizer` may be an optimizer with ``param_groups`` that isn't an ``nn.Optimizer``."""
 
     def __init__(self, optimizer: nn.Optimizer) -> None:
         grouped = isinstance(optimizer, nn.Cell) and is_grouped(optimizer)
         if not isinstance(optimizer, nn.Optimizer) and not (grouped and self._takes_groups):
-            remedy = "; SynchronousSGDOptimizer takes it, and KungFuGradReducer before it does" if grouped else ""
+            remedy = "; use SynchronousSGDOptimizer, or a KungFuGradReducer before it" if grouped else ""
             raise TypeError(
-                f"{type(self).__name__} goes around an optimizer of MindSpore (mindspore.nn.Optimizer), not "
+                f"{type(self).__name__} must wrap a MindSpore optimizer (mindspore.nn.Optimizer), not "
                 f"{optimizer!r} ({type(optimizer).__name__}){remedy}"
             )
-        # Not the constructor of nn.Optimizer: it would make another learning rate and another global step.
+        # Don't call the constructor of nn.Optimizer: it would create another learning rate and another global step.
         nn.Cell.__init__(self, auto_prefix=False)
-        # First, as MindSpore refuses a parameter whose name is an attribute already, and from the next line on it is.
+        # Do this first: MindSpore rejects a parameter whose name is already an attribute, as it is after the next
+        # line.
         self.parameters = optimizer.parameters
         self.optimizer = optimizer
         hold_last_rate(optimizer)
@@ -68,19 +70,19 @@ class Delegating(nn.Optimizer):
 
 
 class Synchronising(Mended, Delegating):
-    """An optimizer of MindSpore with something done before or after its own update.
+    """An optimizer that wraps a MindSpore optimizer and does more before or after its update.
 
     Args:
-        optimizer: a plain optimizer of MindSpore.
+        optimizer: a plain MindSpore optimizer.
 
     Raises:
-        TypeError: if `optimizer` is no optimizer of MindSpore, or synchronises the workers itself.
+        TypeError: if `optimizer` isn't a MindSpore optimizer, or synchronises the workers itself.
     """
 
     def __init__(self, optimizer: nn.Optimizer) -> None:
         if isinstance(optimizer, (Synchronising, Reducing)):
             raise TypeError(
-                f"{type(optimizer).__name__} synchronises the workers itself; {type(self).__name__} goes around a "
+                f"{type(optimizer).__name__} synchronises the workers itself; {type(self).__name__} must wrap a "
                 "plain optimizer, such as mindspore.nn.Momentum"
             )
         super().__init__(optimizer)
@@ -96,11 +98,11 @@ def _assign(parameter, value):  # type: ignore[no-untyped-def]  # read by MindSp
 
 
 class Merge(nn.Cell):
-    """Make parameters equal at all workers, in place; MindSpore's graphs that contain them use the new values.
+    """Make parameters equal on all workers, in place. MindSpore's graphs that contain them use the new values.
 
-    Models and moments become their mean. Counters (the global step) and single numbers of the optimizer's own (its
-    learning rate, powers of Adam's betas) become the greatest. They are the same at all workers with the same steps,
-    and keep their bits then.
+    Models and moments become their mean over the workers. Counters such as the global step, and the
+    optimizer's single numbers (learning rate, powers of Adam's betas), become their maximum. These are
+    already equal on workers with the same number of steps, and then keep their bits.
     """
 
     def __init__(self, parameters: Any, name: str) -> None:
@@ -115,7 +117,7 @@ class Merge(nn.Cell):
 
     @ms.jit(backend="ms_backend")
     def construct(self):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-        """Assign the means and the greatest values."""
+        """Assign the means and the maxima."""
         return (
             self.map(_replace, self.averaged, self.mean(self.averaged)),
             self.map(_replace, self.agreed, self.greatest(self.agreed)),
@@ -123,11 +125,11 @@ class Merge(nn.Cell):
 
 
 class Replicas:
-    """Mix-in before `Synchronising`: each worker has a model of its own, and keeps it when others join.
+    """Mix-in before `Synchronising`: each worker has its own model and keeps it when other workers join.
 
     Args:
-        args: of the next class.
-        kwargs: of the next class.
+        args: positional arguments of the next class.
+        kwargs: keyword arguments of the next class.
     """
 
     optimizer: nn.Optimizer
@@ -138,15 +140,15 @@ class Replicas:
 
     @property
     def replicas_differ(self) -> bool:
-        """Whether the workers' models differ by now."""
+        """Whether the workers' models may differ at present."""
         return True
 
     def merge(self) -> None:
         """Replace every worker's model, and the optimizer's moments, by the mean over all workers.
 
-        Collective, between steps. Single numbers of the optimizer's, such as the global step, become the
-        greatest of all workers'. It works in GRAPH and in PyNative mode. Compiled graphs stay valid and see
-        the new values.
+        Collective; call it between steps. The optimizer's single numbers, such as the global step, become
+        the maximum over all workers. It works in GRAPH and PyNative mode. Compiled graphs stay valid and
+        use the new values.
         """
         runtime.init()
         wait_for_queue()

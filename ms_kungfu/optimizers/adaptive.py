@@ -1,4 +1,4 @@
-"""Synchronisation that changes during training, around any optimizer of MindSpore."""
+"""Wrap any MindSpore optimizer with a synchronisation algorithm that can change during training."""
 
 from __future__ import annotations
 
@@ -26,35 +26,36 @@ _NEVER = -1
 
 
 class AdaptiveSGDOptimizer(Pairing, Synchronising):
-    """Model averaging first, synchronous SGD later; or whatever a policy switches to in training.
+    """Start with model averaging and change to synchronous SGD later, or switch at any time by a policy.
 
-    The first `change_step` steps are those of :class:`SynchronousAveragingOptimizer` (SMA). The later
-    ones are those of :class:`SynchronousSGDOptimizer` (S-SGD). :meth:`switch_to` changes between these
-    two and :class:`PairAveragingOptimizer` at any time; a switch compiles nothing again. One worker
-    trains as with `optimizer` alone, bit for bit, whatever the algorithm.
+    The first `change_step` steps use :class:`SynchronousAveragingOptimizer` (SMA). Later steps use
+    :class:`SynchronousSGDOptimizer` (S-SGD). :meth:`switch_to` changes between these two and
+    :class:`PairAveragingOptimizer` at any time. A switch compiles nothing again. One worker trains
+    exactly as with `optimizer` alone, bit for bit, with every algorithm.
 
-    *Matched state*: a switch to S-SGD needs equal models. All workers then take the mean of their
-    models and of the inner optimizer's moments. They take the greatest of single numbers (global step,
-    learning rate, powers of Adam's betas). So they agree bit for bit from then on. The other algorithms
+    *Matched state*: S-SGD needs equal models. At a switch to S-SGD, all workers take the mean of their
+    models and of the inner optimizer's moments. They take the maximum of single numbers (global step,
+    learning rate, powers of Adam's betas). From then on they agree bit for bit. The other algorithms
     begin with the present models.
 
-    *When*: noisy averaging explores in the beginning, and S-SGD converges to the end. The reverse order
-    suits stragglers that come and go. A policy can find out which is better.
+    *When*: noisy averaging explores in the beginning, and S-SGD converges at the end. The reverse order
+    suits clusters with occasional stragglers. A policy can find out which order is better.
 
-    *Cost*: that of the present algorithm. A switch to S-SGD costs one all-reduce of model and moments.
+    *Cost*: the cost of the present algorithm. A switch to S-SGD costs one all-reduce of model and
+    moments.
 
     Source: Mai et al., KungFu: Making Training in Distributed Machine Learning Adaptive, OSDI 2020. The
-    algorithms' own sources are with their classes.
+    classes of the algorithms list their own sources.
 
     Args:
-        optimizer: any optimizer of MindSpore.
-        change_step: how many steps of SMA come before S-SGD, counted in this optimizer's own updates
-            over all workers' lives. A joining worker takes on the count. None: no change by itself. It
-            has no effect if `switch_to` has chosen another algorithm than SMA by then.
-        alpha: of SMA.
-        algorithm: what training begins with: ``"sma"``, ``"ssgd"`` or ``"pair"``.
-        neighbour, prefetch, seed: of pair averaging.
-        gradients_mean, fusion, overlap: of S-SGD.
+        optimizer: any MindSpore optimizer.
+        change_step: number of SMA steps before S-SGD, counted in updates of this optimizer since
+            training began. A joining worker takes over the count. None: no automatic change. It has no
+            effect if `switch_to` has chosen an algorithm other than SMA before.
+        alpha: `alpha` of SMA.
+        algorithm: the algorithm that training begins with: ``"sma"``, ``"ssgd"`` or ``"pair"``.
+        neighbour, prefetch, seed: arguments of pair averaging.
+        gradients_mean, fusion, overlap: arguments of S-SGD.
         name: the prefix of the names of the exchanges among the workers.
 
     Raises:
@@ -89,7 +90,7 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
         self.grad_reducer = KungFuGradReducer(
             self.parameters, gradients_mean, f"{name}/gradients", fusion=fusion, overlap=overlap
         )
-        self.grad_reducer.begins_alike = algorithm == "ssgd"  # otherwise a merge comes before it
+        self.grad_reducer.begins_alike = algorithm == "ssgd"  # with other algorithms, a merge comes before a reduction
         self.center = CentralModel(self.parameters, 0.0, f"{name}/model")
         self.pairs = PairExchange(self.parameters, f"{name}/pair", *pair_options(neighbour, prefetch, seed))
         self.match = Merge(optimizer.get_parameters(), f"{name}/match")
@@ -105,20 +106,21 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
 
     @property
     def replicas_differ(self) -> bool:
-        """Whether the workers' models differ by now: unless the algorithm is S-SGD."""
+        """Whether the workers' models may differ at present: true unless the algorithm is S-SGD."""
         return self._number() != _SSGD
 
     def switch_to(self, algorithm: str) -> None:
         """Switch to another algorithm from the next step on.
 
-        Collective, between steps.
+        Collective; call it between steps.
 
         Args:
             algorithm: ``"ssgd"``, ``"sma"`` or ``"pair"``, the same at every rank.
 
         Raises:
-            ValueError: for another word.
-            CollectiveMismatchError: at every rank, if they don't bring the same; nothing has changed then.
+            ValueError: for an unknown algorithm.
+            CollectiveMismatchError: at every rank, if the ranks request different algorithms. Nothing has
+                changed then.
         """
         wanted = _number_of(algorithm)
         runtime.init()
@@ -131,7 +133,7 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
         if wanted == _SSGD and self._number() != _SSGD:
             self.merge()
         if wanted == _PAIR:
-            # The others' copies from the last time are old.
+            # The other workers' copies from the last use of pair averaging are outdated.
             self._publish()
             wait_for_queue()
             runtime.run_barrier()
@@ -141,9 +143,9 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
         wait_for_queue()
 
     def merge(self) -> None:
-        """Make the workers' models one; see `Replicas.merge`.
+        """Replace the workers' models by one; see `Replicas.merge`.
 
-        In pair averaging each worker saves the merged model for the others at once.
+        In pair averaging each worker also saves the merged model for the other workers at once.
         """
         super().merge()
         if self._number() == _PAIR:
@@ -158,7 +160,7 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
 
     @ms.jit(backend="ms_backend")
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-        """Synchronise the workers by the present algorithm, and update the parameters.
+        """Synchronise the workers with the present algorithm, and update the parameters.
 
         Args:
             gradients: a tuple of tensors, this worker's gradients in the parameters' order.

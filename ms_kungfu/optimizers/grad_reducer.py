@@ -1,4 +1,4 @@
-"""The reduction of gradients, for optimizers and for training cells of one's own."""
+"""The reduction of gradients, for optimizers and for custom training cells."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from ms_kungfu.trained.rates import hold_last_rate
 
 @constexpr
 def check_count(brought, planned):  # type: ignore[no-untyped-def]  # these are read by MindSpore's parser
-    """Raise ValueError unless there are as many gradients as the plan has."""
+    """Raise ValueError unless the number of gradients equals the number in the plan."""
     if brought != planned:
         raise ValueError(
-            f"{brought} gradients were brought for {planned} parameters; differentiate with respect to the optimizer's "
-            "parameters, all of them and in their order"
+            f"got {brought} gradients for {planned} parameters; differentiate with respect to the optimizer's "
+            "parameters: all of them, in the same order"
         )
 
 
-# By slices: a graph of ResNet-50's 161 gradients, taken one by one, took seconds longer to compile.
+# Use slices: with ResNet-50's 161 gradients taken one by one, a graph took seconds longer to compile.
 def take(tensors, stretches):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-    """Return the stretches [start, stop) of a tuple, one after another."""
+    """Return the concatenated stretches [start, stop) of a tuple."""
     taken = ()
     for start, stop in stretches:
         taken = taken + tensors[start:stop]
@@ -43,7 +43,7 @@ def take(tensors, stretches):  # type: ignore[no-untyped-def]  # read by MindSpo
 def over_a_network() -> bool:
     """Return whether reductions overlap the backward pass by default.
 
-    The answer is the same at all workers.
+    The result is the same on all workers.
     """
     graph, cpu = ms.get_context("mode") == ms.GRAPH_MODE, ms.get_context("device_target") == "CPU"
     return graph and cpu and env.START_HOSTS.get() > 1
@@ -52,9 +52,10 @@ def over_a_network() -> bool:
 class BackgroundReduction(nn.Cell):
     """Start the reduction of each group of gradients, then wait for all of them.
 
-    A backward pass makes the last gradients first, so the last group is started first. Its operation is called
-    ``name/0``, as the first one is if nothing overlaps. So ranks that differ in the number of groups, or in whether
-    they overlap, detect that at the first one, instead of waiting for each other.
+    A backward pass computes the last gradients first, so the reduction of the last group starts first.
+    The first operation is called ``name/0``, as it is without overlap. So ranks with different numbers
+    of groups, or with and without overlap, get an error at the first operation instead of waiting for
+    each other.
     """
 
     def __init__(self, plan: Plan, op: str, name: str) -> None:
@@ -63,7 +64,7 @@ class BackgroundReduction(nn.Cell):
         self.starts = tuple(AllReduceStart(op, f"{name}/{i}") for i in range(len(self.runs)))
         sizes = [len(group.members) for group in plan.groups[::-1]]
         self.wait = AllReduceWait(sizes)
-        # Index of each group's first result among all.
+        # Index of each group's first result in the list of all results.
         begins = [sum(sizes[:i]) for i in range(len(sizes))][::-1]
         self.places = tuple((begins[g] + start, begins[g] + stop) for g, start, stop in plan.pieces())
 
@@ -84,31 +85,31 @@ class BackgroundReduction(nn.Cell):
 class KungFuGradReducer(nn.Cell):
     """Reduce a tuple of gradients over all ranks, as ``nn.DistributedGradReducer`` does.
 
-    Use it in a training cell with a plain optimizer of MindSpore, if the cell does more than an
-    optimizer of ms_kungfu. Examples are clipping after the reduction, accumulation over micro-batches,
-    and loss scaling of its own::
+    Use it in a custom training cell with a plain MindSpore optimizer. For example, such a cell clips
+    gradients after the reduction, accumulates over microbatches, or scales the loss::
 
         loss, grads = self.value_and_grad(*batch)
         grads = ops.clip_by_global_norm(self.reducer(grads))
         self.optimizer(grads)
 
-    Don't use both: an optimizer of ms_kungfu would reduce again. Every rank brings the same gradients
-    in the same order, under the same `name`.
+    Don't also use an optimizer of ms_kungfu, which would reduce again. Every rank passes the same
+    gradients in the same order, under the same `name`.
 
-    The ``comm_fusion`` ids of `parameters` and MindSpore's configuration say which gradients are
+    The ``comm_fusion`` ids of `parameters` and MindSpore's configuration determine which gradients are
     reduced together (docs/fusion.md). Both are read when the reducer is first compiled or called, and
-    hold from then on.
+    later changes have no effect.
 
     Args:
-        parameters: those of the gradients, in their order. Without them any gradients are taken, as one
-            operation. With them the first reduction is an error at every rank if the ranks begin with
-            different parameters and nothing has made them the same.
+        parameters: the parameters of the gradients, in the same order. Without `parameters`, any
+            gradients are accepted and reduced in one operation. With `parameters`, the first reduction
+            raises an error at every rank if the ranks begin with different parameters and nothing has
+            made them equal.
         mean: whether the result is the mean over the ranks that took part (True), or the sum.
-        name: of the operations among the workers.
+        name: the name of the operations among the workers.
         fusion: overrides MindSpore's configuration: ``"none"``, ``"auto"`` or ``{"mode": ..., "config":
             ...}``.
-        overlap: whether the groups are reduced in the background while the backward pass goes on, the
-            same at all ranks. None: in GRAPH mode on CPUs, if there are several groups and the job
+        overlap: whether groups are reduced in the background during the backward pass. It must be the
+            same at all ranks. None: only in GRAPH mode on CPUs, if there are several groups and the job
             began on several hosts (docs/overlap.md).
 
     Raises:
@@ -116,8 +117,8 @@ class KungFuGradReducer(nn.Cell):
         ValueError: for `fusion` or `overlap` without `parameters`.
     """
 
-    reduces_gradients = True  # ms_kungfu.elastic.undo counts the reducers that do
-    """That this cell reduces gradients; ms_kungfu.elastic.undo counts the cells that do."""
+    reduces_gradients = True  # ms_kungfu.elastic.undo counts reducers with this attribute
+    """Marks a cell that reduces gradients; ms_kungfu.elastic.undo counts such cells."""
 
     def __init__(
         self,
@@ -133,14 +134,14 @@ class KungFuGradReducer(nn.Cell):
         if fusion is not None:
             parse(fusion)
             if parameters is None:
-                raise ValueError("fusion groups are made of parameters; give the reducer the parameters too")
+                raise ValueError("fusion= needs parameters; pass them to the reducer too")
         if overlap is not None and not isinstance(overlap, bool):
             raise TypeError(f"overlap must be True, False or None, not {overlap!r}")
         if overlap and parameters is None:
-            raise ValueError("groups of parameters are what overlaps; give the reducer the parameters too")
+            raise ValueError("overlap= needs parameters; pass them to the reducer too")
         self.mean = mean
         self._op = ReduceOp.MEAN if mean else ReduceOp.SUM
-        # In any case: it loads the kernels and joins the cluster now, rather than in the first step.
+        # Create it in any case: this loads the kernels and joins the cluster now instead of in the first step.
         self.all_reduce = AllReduceGradients(self._op, [name])
         self.grouped = parameters is not None
         self.planned_parameters = tuple(parameters or ())
@@ -148,24 +149,24 @@ class KungFuGradReducer(nn.Cell):
         self._fusion = fusion
         self._overlap = overlap
         self.rows = SparseReduction()
-        self.left_to_shards = False  # a ShardedStep has summed them
+        self.left_to_shards = False  # True: a ShardedStep has summed the gradients
         claims.serves(self)
-        self.begins_alike = True  # if the parameters differ between the ranks at first, the first reduction fails
+        self.begins_alike = True  # if so, the first reduction fails if the ranks' parameters differ
 
     def leave_to_shards(self, mean: bool = True) -> None:
         """Leave the reduction to a `ShardedStep`, which reduces the gradients over the shards.
 
         Args:
-            mean: whether the step makes the mean over the shards (True), or the sum.
+            mean: whether the step returns the mean over the shards (True), or the sum.
 
         Raises:
-            ValueError: with ``overlap=True``. Also if the reducer was made for the sum over the workers,
-                and the step makes a mean.
+            ValueError: with ``overlap=True``. Also if the reducer was created for a sum over the workers
+                and the step computes a mean.
         """
         if self._overlap:
             raise ValueError(
-                "overlap=True reduces the gradients of one backward pass while it goes on, and a step of shards has "
-                "several; leave it out with an ElasticDataset(shards=)"
+                "overlap=True reduces the gradients during one backward pass, but a step of shards has several; "
+                "omit it with an ElasticDataset(shards=)"
             )
         if mean and not self.mean:
             raise ValueError(
@@ -176,10 +177,10 @@ class KungFuGradReducer(nn.Cell):
         self.left_to_shards = True
 
     def fusion_plan(self) -> Plan:
-        """Return which gradient is in which group, in what order; ``print`` it.
+        """Return which gradient is in which group, and in what order; ``print`` the result.
 
         Returns:
-            The plan in use, or what it would be by now.
+            The plan in use, or the plan that would be used now.
         """
         return self.__dict__.get("plan") or self._make_plan()
 
@@ -188,21 +189,22 @@ class KungFuGradReducer(nn.Cell):
         return plan_of(self.planned_parameters, self._fusion, self._name, overlaps)
 
     def _may_overlap(self) -> bool:
-        """Return whether groups overlap the backward pass, by the argument or by default."""
+        """Return whether groups overlap the backward pass, from the argument or the default."""
         return over_a_network() if self._overlap is None else self._overlap
 
-    # Cached, and so evaluated by Python when MindSpore's parser first meets them; a property would be compiled instead.
-    # By then a program has set its ids, which it may do after it made the optimizer (MindSpore's tutorial does).
+    # Cached, so Python evaluates it when MindSpore's parser first sees it; a property would be compiled instead. At
+    # that time a program has set its fusion ids, which it may do after it created the optimizer (MindSpore's tutorial
+    # does).
     @cached_property
     def plan(self) -> Plan:
-        """Which gradient is in which group; read from the configuration at first use."""
+        """The plan, which is read from the configuration at first use."""
         if self.begins_alike:
             claims.claim(self.planned_parameters)
         return self._make_plan()
 
     @cached_property
     def count(self) -> int:
-        """The number of gradients that the plan has."""
+        """The number of gradients in the plan."""
         return len(self.plan.gradients)
 
     @cached_property
@@ -220,7 +222,7 @@ class KungFuGradReducer(nn.Cell):
         """The reduction in the background."""
         return BackgroundReduction(self.plan, self._op, self._name)
 
-    # Jitted, so that PyNative mode knows the same operations as GRAPH mode.
+    # Jitted, so that PyNative mode runs the same operations as GRAPH mode.
     @ms.jit(backend="ms_backend")
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
         """Reduce the gradients of a step.
@@ -229,11 +231,11 @@ class KungFuGradReducer(nn.Cell):
             gradients: a tuple of tensors of any shapes and float dtypes.
 
         Returns:
-            A tuple of the same shapes and dtypes, each gradient's mean over the ranks that took part, or
-            its sum. The bits are the same at every rank.
+            A tuple of the same shapes and dtypes, with each gradient's mean over the ranks that took part,
+            or its sum. The bits are the same at every rank.
 
         Raises:
-            ValueError: if there are more or fewer gradients than parameters.
+            ValueError: if the number of gradients differs from the number of parameters.
         """
         if self.left_to_shards:
             return gradients
@@ -252,12 +254,12 @@ class KungFuGradReducer(nn.Cell):
 
 
 class Reducing(Mended):
-    """Mix-in before an optimizer of MindSpore: reduce the gradients over all ranks, then let the optimizer update.
+    """Mix-in before a MindSpore optimizer: reduce the gradients over all ranks, then call the optimizer.
 
     The reduction comes first, so that a failure in it leaves parameters and moments as they were.
     """
 
-    parameters: Any  # of MindSpore's optimizer
+    parameters: Any  # an attribute of MindSpore's optimizer
 
     def __init__(
         self, *args: Any, gradients_mean: bool = True, fusion: Any = None, overlap: bool | None = None, **kwargs: Any
@@ -267,7 +269,7 @@ class Reducing(Mended):
         self.grad_reducer = KungFuGradReducer(self.parameters, gradients_mean, fusion=fusion, overlap=overlap)
 
     def fusion_plan(self) -> Plan:
-        """Return which gradients are reduced together, how large and in what order; ``print`` it.
+        """Return which gradients are reduced together, their sizes and their order; ``print`` the result.
 
         docs/fusion.md explains the plan.
         """
@@ -284,5 +286,5 @@ class Reducing(Mended):
         Returns:
             What MindSpore's optimizer returns.
         """
-        # To the parser a bare super() is that of the object's class, which leads here again.
+        # The parser resolves a bare super() from the object's class, which would lead back here.
         return super(Reducing, self).construct(self.grad_reducer(gradients))  # type: ignore[misc]  # noqa: UP008

@@ -1,4 +1,4 @@
-"""Monitoring as wrappers of an optimizer, as in KungFu."""
+"""Optimizer wrappers that monitor training, as in KungFu."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ms_kungfu.optimizers._synchronising import Delegating
 
 
 class _Monitored(Delegating):
-    """The optimizer itself, with a `monitor`."""
+    """An optimizer wrapper that adds a `monitor`."""
 
     def __init__(
         self, optimizer: Any, device_batch_size: int | None = None, monitor_interval: int = 1, **options: Any
@@ -31,17 +31,19 @@ class _Monitored(Delegating):
 
 
 class MonitorGradientNoiseScaleOptimizer(_Monitored):
-    """An optimizer with a `monitor`, which measures the gradient noise scale.
+    """Wrap an optimizer and measure the gradient noise scale with a `monitor`.
 
-    `MonitorCallback`, `KungFuElasticCallback` and `ElasticTraining` take the monitor of such an
-    optimizer. In another loop call ``optimizer.monitor.begin()`` before the first step and
+    `MonitorCallback`, `KungFuElasticCallback` and `ElasticTraining` use the monitor of such an
+    optimizer. In another loop, call ``optimizer.monitor.begin()`` before the first step and
     ``optimizer.monitor.step_end(samples=...)`` after each.
 
     Args:
-        optimizer: one that averages or sums the gradients over the workers, as ``KungFuMomentum`` does.
-        device_batch_size: samples of a worker in a step, if neither data nor loop give them.
-        monitor_interval: steps between two measurements.
-        options: of `Monitor`.
+        optimizer: an optimizer that averages or sums the gradients over the workers, such as
+            ``KungFuMomentum``.
+        device_batch_size: number of samples per worker in a step, if neither dataset nor loop provide
+            it.
+        monitor_interval: number of steps between two measurements.
+        options: arguments of `Monitor`.
     """
 
     def gradient_noise_scale(self) -> float | None:
@@ -54,17 +56,19 @@ class MonitorGradientNoiseScaleOptimizer(_Monitored):
 
 
 class MonitorGradientVarianceOptimizer(_Monitored):
-    """An optimizer with a `monitor`, which measures the variance of the gradients.
+    """Wrap an optimizer and measure the variance of the gradients with a `monitor`.
 
-    `MonitorCallback`, `KungFuElasticCallback` and `ElasticTraining` take the monitor of such an
-    optimizer. In another loop call ``optimizer.monitor.begin()`` before the first step and
+    `MonitorCallback`, `KungFuElasticCallback` and `ElasticTraining` use the monitor of such an
+    optimizer. In another loop, call ``optimizer.monitor.begin()`` before the first step and
     ``optimizer.monitor.step_end(samples=...)`` after each.
 
     Args:
-        optimizer: one that averages or sums the gradients over the workers, as ``KungFuMomentum`` does.
-        device_batch_size: samples of a worker in a step, if neither data nor loop give them.
-        monitor_interval: steps between two measurements.
-        options: of `Monitor`.
+        optimizer: an optimizer that averages or sums the gradients over the workers, such as
+            ``KungFuMomentum``.
+        device_batch_size: number of samples per worker in a step, if neither dataset nor loop provide
+            it.
+        monitor_interval: number of steps between two measurements.
+        options: arguments of `Monitor`.
     """
 
     def gradient_variance(self) -> float | None:

@@ -1,4 +1,4 @@
-"""Loss scaling in several workers: a step is skipped by all of them or by none."""
+"""Loss scaling on several workers: all workers skip a step, or none does."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ms_kungfu.ops._reparse import Mended
 class OverflowAgreement(nn.Cell):
     """Agree on whether the step has overflowed at any rank.
 
-    Use it in a training step of your own, between the check for overflow and what depends on it. So no
-    rank waits in a collective for one that skips the step::
+    Use it in a custom training step, between the check for overflow and the code that depends on the
+    result. Then no rank waits in a collective for a rank that skips the step::
 
         overflow = self.agree(self.is_infinite(gradients))
         if not overflow:
             self.optimizer(gradients)
         self.scaler.update(overflow)
 
-    It costs an exchange of 4 bytes a step. It isn't needed if the gradients are reduced before the
-    check (by a `KungFuGradReducer`). An infinity or NaN of one rank is in every rank's sum or mean.
+    It exchanges 4 bytes per step. It isn't needed if a `KungFuGradReducer` reduces the gradients before
+    the check. An infinity or NaN of one rank is then in every rank's sum or mean.
 
     Args:
-        name: of the exchange among the workers.
+        name: the name of the exchange among the workers.
     """
 
     def __init__(self, name: str = "overflow") -> None:
@@ -42,12 +42,12 @@ class OverflowAgreement(nn.Cell):
         Returns:
             A tensor of bool, the same at all ranks.
         """
-        # Not a cast of the number itself: 0.5 is an overflow, too.
+        # Don't cast the number itself: 0.5 is an overflow too.
         return ops.cast(self.all_reduce(ops.cast(ops.not_equal(overflow, 0), ms.int32)), ms.bool_)
 
 
 class Agreeing(Mended):
-    """Mix-in before a training cell of MindSpore that scales the loss: it agrees on an overflow anywhere."""
+    """Mix-in before a MindSpore training cell that scales the loss: the ranks agree on an overflow at any rank."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -57,8 +57,8 @@ class Agreeing(Mended):
         """Return whether the step has overflowed at any rank.
 
         Args:
-            status: of MindSpore's cell.
-            compute_output: of MindSpore's cell.
+            status: the argument of MindSpore's cell.
+            compute_output: the argument of MindSpore's cell.
 
         Returns:
             A tensor of bool, the same at all ranks.
@@ -67,13 +67,14 @@ class Agreeing(Mended):
 
 
 class KungFuTrainOneStepWithLossScaleCell(Agreeing, nn.TrainOneStepWithLossScaleCell):
-    """``nn.TrainOneStepWithLossScaleCell``, whose overflow is agreed on by all ranks.
+    """``nn.TrainOneStepWithLossScaleCell`` in which all ranks agree on an overflow.
 
-    ``Model.train`` with a dynamic loss scaler makes MindSpore's own cell. In that one, the ranks that
-    saw no overflow would wait in the optimizer for one that did. Give ``Model`` this cell as its
-    network instead, without loss and optimizer. MindSpore checks for overflow on GPU and Ascend only.
+    With a dynamic loss scaler, ``Model.train`` creates MindSpore's own cell. In that cell, ranks
+    without an overflow would wait in the optimizer for a rank with an overflow. Instead, pass this cell
+    to ``Model`` as its network, without loss and optimizer. MindSpore checks for overflow on GPU and
+    Ascend only.
 
     Args:
-        args: the arguments of MindSpore's cell, in its order.
-        kwargs: the arguments of MindSpore's cell, by name.
+        args: the positional arguments of MindSpore's cell.
+        kwargs: the keyword arguments of MindSpore's cell.
     """

@@ -1,4 +1,4 @@
-"""Pair averaging: asynchronous decentralized SGD, around any optimizer of MindSpore."""
+"""Pair averaging (asynchronous decentralized SGD), which wraps any MindSpore optimizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ms_kungfu.optimizers._synchronising import Replicas, Synchronising, move_to
 
 
 class PairExchange(nn.Cell):
-    """Average the parameters with those of a neighbour, in place; keep the neighbour's rank."""
+    """Average the parameters with a neighbour's parameters, in place. Record the neighbour's rank."""
 
     def __init__(self, parameters: Any, name: str, neighbour: str, seed: int, prefetch: bool) -> None:
         super().__init__(auto_prefix=False)
@@ -26,7 +26,7 @@ class PairExchange(nn.Cell):
         self.map = composite.HyperMap()
 
     def construct(self, parameters):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-        """Average the parameters with the neighbour's, and note its rank."""
+        """Average the parameters with the neighbour's, and record its rank."""
         theirs = self.request(parameters)
         moved = self.map(ops.partial(move_toward, 0.5), parameters, theirs[: self.count])
         noted = ops.assign(self.exchanged, theirs[self.count])
@@ -48,16 +48,16 @@ class Publish(nn.Cell):
 
 
 class Pairing(Replicas):
-    """Mix-in before `Synchronising`: workers that average their models in pairs."""
+    """Mix-in before `Synchronising`: workers average their models in pairs."""
 
     parameters: Any
     pairs: PairExchange
 
     def last_exchange(self) -> tuple[int, int]:
-        """Return whose model the last step took.
+        """Return whose model the last step used.
 
         Returns:
-            The rank, and the version of the model (its count of saves); ``(-1, 0)`` if the step took none.
+            The rank, and the version of the model (its count of saves); ``(-1, 0)`` if the step used none.
         """
         rank, version = self.pairs.exchanged.asnumpy().tolist()
         return rank, version
@@ -68,47 +68,51 @@ class Pairing(Replicas):
 
 
 class PairAveragingOptimizer(Pairing, Synchronising):
-    """Pair averaging (AD-PSGD): each worker averages its own model with one other worker's a step.
+    """Pair averaging (AD-PSGD): each step averages a worker's model with one other worker's model.
 
     Each step, with w this worker's model and g the gradient of its own batch at w::
 
         p = the model of one other worker, as it was saved last
         w = (w + p) / 2
         w = optimizer's update of w by g
-        save w, for the others to take
+        save w, for the other workers to request
 
-    No step waits for another worker. A model is taken from shared memory without its owner's help. With
-    `prefetch` it is copied in the background while the next gradients are computed. A model of a worker
-    on another host comes over the network, and the step that takes it waits for it.
+    No step waits for another worker. A model is read from shared memory without its owner's help. With
+    `prefetch` it is copied in the background while the next gradients are computed. A model from
+    another host is sent over the network, and the step that uses it waits for it.
 
     In the paper both workers of a pair take the average at the same time. Here, as in KungFu, only the
-    worker that asks takes it. A worker without a partner (alone, or the first to have saved) trains as
-    with `optimizer` alone, bit for bit.
+    requesting worker takes it. A worker without a partner (a single worker, or the first that has
+    saved) trains exactly as with `optimizer` alone, bit for bit.
 
     *When*: workers of different or changing speed, or a slow network. A worker that slows down, fails
-    or joins doesn't hold up the others. With many workers a model takes longer to reach all of them, so
-    the models are farther apart than with :class:`SynchronousAveragingOptimizer`. If all workers are
-    equally fast and near, that one or :class:`SynchronousSGDOptimizer` converges at least as fast.
+    or joins doesn't delay the others. With many workers, a model takes longer to reach all of them, so
+    the models differ more than with :class:`SynchronousAveragingOptimizer`. If all workers are equally
+    fast and on one fast network, that class or :class:`SynchronousSGDOptimizer` converges at least as
+    fast.
 
-    *Cost*: a worker writes its model once a step and reads one: twice the model's bytes, whatever the
-    number of workers. Memory: twice the model for the store, once for the model being fetched, and once
-    more over several hosts.
+    *Cost*: in each step a worker writes its model and reads one model, for any number of workers.
+    Memory: twice the model for the store, once for the requested model, and once more with several
+    hosts.
 
-    The workers' models differ; `merge` makes them one. A joining worker begins with the model and the
-    moments of the lowest rank that stayed; those that stay keep theirs. Workers make their steps at
-    their own speed, in :class:`~ms_kungfu.elastic.ElasticTraining` as well, where they meet only for a
-    change. See docs/optimizers.md.
+    The workers' models differ; `merge` replaces them by one. A joining worker begins with the model and
+    the moments of the lowest remaining rank; the remaining workers keep theirs. Each worker makes steps
+    at its own speed. In :class:`~ms_kungfu.elastic.ElasticTraining` the workers synchronise only for a
+    change of the cluster. See docs/optimizers.md.
 
     Source: Lian et al., Asynchronous Decentralized Parallel Stochastic Gradient Descent, ICML 2018
     (arXiv:1710.06952).
 
     Args:
-        optimizer: any optimizer of MindSpore; its moments stay this worker's own.
-        neighbour: ``"random"``, each of the others as likely as any other, or ``"round-robin"``.
-        prefetch: whether the neighbour is chosen and its model copied at the end of the step before: a
-            step older, off the critical path. Else when it is needed.
-        seed: of the random choice, at least 0 and below 2**63; by default each process has its own.
-        name: under which the models are saved; two optimizers of one program need two.
+        optimizer: any MindSpore optimizer. Its moments stay local to the worker.
+        neighbour: ``"random"`` (each other worker has the same probability), or ``"round-robin"``.
+        prefetch: whether to choose the neighbour and copy its model at the end of the previous step.
+            The model is then one step older, but the copy is off the critical path. Otherwise the model
+            is copied when it is needed.
+        seed: seed of the random choice, at least 0 and below 2**63. By default each process has a
+            different seed.
+        name: the name under which the models are saved. Two optimizers of one program need different
+            names.
 
     Raises:
         TypeError: for an argument of another type.
@@ -116,7 +120,7 @@ class PairAveragingOptimizer(Pairing, Synchronising):
     """
 
     asynchronous = True
-    """That workers needn't make the same number of steps."""
+    """Whether workers may make different numbers of steps."""
 
     def __init__(
         self,
@@ -132,13 +136,13 @@ class PairAveragingOptimizer(Pairing, Synchronising):
     def publish(self) -> None:
         """Save this worker's model now, between steps, as each step does at its end.
 
-        Call it for a model that has changed by other means, such as a loaded one. The others would go on
-        taking the older model until this worker's next step.
+        Call it after the model was changed by other means, for example loaded. Otherwise the other workers
+        get the older model until this worker's next step.
         """
         self._publish()
 
     def merge(self) -> None:
-        """Make the workers' models one, and save the result for the others; see `Replicas.merge`."""
+        """Replace the workers' models by one, and save it for the other workers; see `Replicas.merge`."""
         super().merge()
         self.publish()
 

@@ -1,4 +1,4 @@
-"""Synchronous SGD and synchronous model averaging, around any optimizer of MindSpore."""
+"""Synchronous SGD and synchronous model averaging, which wrap any MindSpore optimizer."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ class SynchronousSGDOptimizer(Synchronising):
     """Synchronous SGD (S-SGD): average the gradients over all workers, then let `optimizer` update.
 
     Every worker makes the same update, so their models stay equal, bit for bit. So n workers with a
-    local batch of b train as one does with a batch of n * b.
+    local batch of b train like one worker with a batch of n * b.
 
-    *When*: the default. Its weakness is the large batch that many workers with a fixed local batch make
-    together. The learning rate has to be scaled and warmed up for it, and beyond some size the accuracy
-    falls all the same. Then average models instead (:class:`SynchronousAveragingOptimizer`). Every step
-    waits for the slowest worker.
+    *When*: use it by default. Its weakness is the large global batch of many workers with a fixed local
+    batch. The learning rate must be scaled and warmed up for that batch, and beyond some size the
+    accuracy drops anyway. Then average models instead (:class:`SynchronousAveragingOptimizer`). Every
+    step waits for the slowest worker.
 
-    *Cost*: each worker sends and receives as many bytes a step as the gradients have, whatever the
-    number of workers. The gradients travel in fusion groups (docs/fusion.md). `overlap` hides them
-    behind the backward pass; over several hosts it is on by default.
+    *Cost*: each worker sends and receives as many bytes per step as the gradients have, for any number
+    of workers. The gradients are sent in fusion groups (docs/fusion.md). `overlap` hides the reduction
+    behind the backward pass; it is on by default with several hosts.
 
-    ``KungFuMomentum`` and its like are the same for MindSpore's own optimizers, by inheritance.
+    ``KungFuMomentum`` and similar classes do the same for MindSpore's own optimizers, by inheritance.
 
     Source: Goyal et al., Accurate, Large Minibatch SGD, 2017 (arXiv:1706.02677).
 
     Args:
         optimizer: an optimizer of ``mindspore.nn``, ``mindspore.experimental.optim`` or
-            ``mindspore.mint.optim``. Schedulers of the last two are made for `optimizer` itself:
+            ``mindspore.mint.optim``. For the last two, create schedulers for `optimizer` itself:
             ``StepLR(optimizer, ...)``.
         gradients_mean: whether the gradients are averaged (True) or summed.
         fusion: see :class:`KungFuGradReducer`.
@@ -47,7 +47,7 @@ class SynchronousSGDOptimizer(Synchronising):
     _takes_groups = True
 
     def __new__(cls, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Make the class for optimizers with ``param_groups`` if `optimizer` is one."""
+        """Create the subclass for optimizers with ``param_groups`` if `optimizer` has them."""
         grouped = cls is SynchronousSGDOptimizer and is_grouped(optimizer)
         return super().__new__(_OfGroups if grouped else cls)
 
@@ -58,7 +58,7 @@ class SynchronousSGDOptimizer(Synchronising):
         self.grad_reducer = KungFuGradReducer(self.parameters, gradients_mean, fusion=fusion, overlap=overlap)
 
     def fusion_plan(self) -> Plan:
-        """Return which gradients are reduced together, how large and in what order; ``print`` it.
+        """Return which gradients are reduced together, their sizes and their order; ``print`` the result.
 
         docs/fusion.md explains the plan.
         """
@@ -78,7 +78,7 @@ class SynchronousSGDOptimizer(Synchronising):
 
 
 class _OfGroups(SynchronousSGDOptimizer):
-    """Around an optimizer with ``param_groups``, which reads its rates in Python: a jitted call would keep them."""
+    """Wrap an optimizer with ``param_groups``. It reads its rates in Python, so the call must not be jitted."""
 
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
         return self.optimizer(self.grad_reducer(gradients))
@@ -90,24 +90,25 @@ _speed = composite.MultitypeFuncGraph("speed")
 
 @_lead.register("Number", "Tensor", "Tensor", "Tensor")
 def _lead_by(momentum, steady, velocity, mean):  # type: ignore[no-untyped-def]
-    """Return the central model of one tensor: the mean, carried on by its velocity."""
-    # Selected rather than multiplied: values from an older cluster may be infinite.
+    """Return the central model of one tensor: the mean plus its momentum."""
+    # Select instead of multiply: values from an older cluster may be infinite.
     return ops.select(steady, mean + momentum * velocity, mean)
 
 
 @_speed.register("Tensor", "Tensor", "Tensor", "Tensor")
 def _keep(steady, central, velocity, lead):  # type: ignore[no-untyped-def]
-    """Keep the new central model and its distance from the last one."""
+    """Store the new central model and its change since the last step."""
     moved = ops.assign(velocity, ops.select(steady, lead - central, ops.zeros_like(lead)))
     return ops.assign(central, ops.depend(lead, moved))
 
 
 class CentralModel(nn.Cell):
-    """The central model z of SMA: the mean of the workers' models, with a momentum of its own if requested.
+    """The central model z of SMA: the mean of the workers' models, with momentum if requested.
 
-    ``z = mean + momentum * (z - z_before)``. A change of membership, or a failure, moves the mean by itself. So the
-    first step after one uses the mean alone and begins a new velocity, and so does a cluster of one. (A failure causes
-    two such steps: its own, and the first of the version without the failed worker.)
+    ``z = mean + momentum * (z - z_before)``. A change of membership, or a failure, changes the mean. So
+    the first step after it uses the mean alone, and the momentum starts from zero. The same applies to
+    a cluster of one. (A failure causes two such steps: the step with the failure, and the first step of
+    the version without the failed worker.)
     """
 
     def __init__(self, parameters: Any, momentum: float, name: str) -> None:
@@ -135,7 +136,7 @@ class CentralModel(nn.Cell):
 
 
 class SynchronousAveragingOptimizer(Replicas, Synchronising):
-    """Synchronous model averaging (SMA): each worker's own model is drawn to the mean of all.
+    """Synchronous model averaging (SMA): each step moves a worker's model towards the mean model.
 
     Each step, with w this worker's model and g the gradient of its own batch at w::
 
@@ -143,32 +144,33 @@ class SynchronousAveragingOptimizer(Replicas, Synchronising):
         w = w - alpha * (w - z)
         w = optimizer's update of w by g
 
-    With `momentum` the central model z is carried on by its own movement, as in the paper: ``z = mean +
-    momentum * (z - z_before)``. The paper's central model moves by the sum of the corrections ``alpha *
-    (w - z)``. It is the mean if alpha is one over the number of workers, which also makes the rule here
-    independent of that number. The first step after a change of membership does without the momentum.
+    With `momentum` the central model z also moves by a multiple of its last change, as in the paper:
+    ``z = mean + momentum * (z - z_before)``. The paper's central model moves by the sum of the
+    corrections ``alpha * (w - z)``. That equals the mean if alpha is one over the number of workers.
+    The rule here is therefore independent of the number of workers. The first step after a change of
+    membership has no momentum.
 
-    *When*: many workers with small local batches. The learning rate is that of one worker's batch. Each
-    worker's noise is kept, which the large batch of S-SGD loses. KungFu's README reports S-SGD ahead
-    with 8 GPUs and SMA ahead with 16. With few workers S-SGD converges faster. Every step waits for the
-    slowest worker.
+    *When*: many workers with small local batches. Use the learning rate of one worker's batch. SMA
+    keeps the noise of each worker, which the large batch of S-SGD loses. KungFu's README reports that
+    S-SGD is better with 8 GPUs and SMA is better with 16. With few workers S-SGD converges faster.
+    Every step waits for the slowest worker.
 
-    *Cost*: each worker sends and receives as many bytes a step as the model has, whatever the number of
-    workers. With `momentum` two more copies of the model are kept.
+    *Cost*: each worker sends and receives as many bytes per step as the model has, for any number of
+    workers. `momentum` needs two more copies of the model.
 
-    The workers' models differ. `merge` makes them one, the mean. Call it before the model is evaluated
-    or saved, or use any worker's model, which is slightly worse. A joining worker begins with the model
-    and the moments of the lowest rank that stayed; those that stay keep theirs. One worker trains as
-    with `optimizer` alone, bit for bit.
+    The workers' models differ; `merge` replaces them by their mean. Call `merge` before the model is
+    evaluated or saved, or use any worker's model, which is slightly worse. A joining worker begins with
+    the model and the moments of the lowest remaining rank; the remaining workers keep theirs. One
+    worker trains exactly as with `optimizer` alone, bit for bit.
 
     Source: Koliousis et al., CROSSBOW: Scaling Deep Learning with Small Batch Sizes on Multi-GPU
     Servers, VLDB 2019.
 
     Args:
-        optimizer: any optimizer of MindSpore; its moments stay this worker's own.
-        alpha: above 0, at most 1 (each step begins with the mean itself).
-        momentum: of the central model, at least 0 and below 1.
-        name: of the exchange among the workers.
+        optimizer: any MindSpore optimizer. Its moments stay local to the worker.
+        alpha: above 0, at most 1 (with 1, each step begins with the mean itself).
+        momentum: momentum of the central model, at least 0 and below 1.
+        name: the name of the exchange among the workers.
 
     Raises:
         TypeError: if `alpha` or `momentum` isn't a number.
@@ -186,7 +188,7 @@ class SynchronousAveragingOptimizer(Replicas, Synchronising):
 
     @ms.jit(backend="ms_backend")
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-        """Draw the model to the mean of all workers', and update it.
+        """Move the model towards the mean of all workers' models, and update it.
 
         Args:
             gradients: a tuple of tensors, this worker's gradients in the parameters' order.
@@ -201,8 +203,8 @@ class SynchronousAveragingOptimizer(Replicas, Synchronising):
 def fraction(name: str, value: Any, *, zero: bool) -> float:
     """Return `value` as a float.
 
-    It raises TypeError or ValueError unless the value lies between 0 and 1, or is 0 (with `zero`), or 1
-    (without).
+    Raise TypeError or ValueError unless the value lies between 0 and 1. The value 0 is allowed with
+    `zero`, and the value 1 without it.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, not {value!r}")

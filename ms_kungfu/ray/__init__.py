@@ -1,4 +1,4 @@
-"""Jobs on a Ray cluster: ``kungfu-run -engine ray``, and the same from Python.
+"""Run jobs on a Ray cluster: ``kungfu-run -engine ray``, or the same from Python.
 
 It needs ``ms_kungfu[ray]``.
 """
@@ -39,40 +39,40 @@ def run(
 ) -> list[Any]:
     """Train on a Ray cluster, and return when the job has ended and Ray has its resources back.
 
-    What workers print comes to this process's output. Ctrl-C ends the job. It is ``KeyboardInterrupt``
-    then, in the main thread.
+    The workers' output is written to this process's output. Ctrl-C ends the job and raises
+    ``KeyboardInterrupt`` in the main thread.
 
     Args:
-        command_or_function: what each worker runs. Either the words of a command (``["python",
+        command_or_function: what each worker runs. Either a command as a list of words (``["python",
             "train.py"]``), or a function without arguments, which cloudpickle pickles. The function
-            runs in a process of its own, as the program would. Modules beside this program's script, or
-            in ``sys.path[0]`` of this process, are found there if the folder is on the worker's node.
-        num_workers: how many there are, or ``(least, most)``. With two numbers the job begins with what
-            the cluster has resources for, and follows nodes that come and go.
-        address: as for ``ray.init``, if the program hasn't called that yet. Without one it is the
-            cluster of ``RAY_ADDRESS``, or one that runs here, or one for this call (``"local"``).
-        cpus_per_worker: Ray's CPUs that each worker takes.
-        gpus_per_worker: Ray's GPUs that each worker takes.
-        npus_per_worker: Ray's NPUs that each worker takes.
+            runs in a separate process, as a program would. Modules next to this program's script, or in
+            ``sys.path[0]`` of this process, can be imported if the folder exists on the worker's node.
+        num_workers: the number of workers, or ``(least, most)``. With two numbers the job begins with
+            as many workers as the cluster has resources for, and follows nodes that come and go.
+        address: as for ``ray.init``, if the program hasn't called that yet. By default the cluster of
+            ``RAY_ADDRESS``, else a cluster that runs here, else a new one for this call (``"local"``).
+        cpus_per_worker: the number of Ray CPUs per worker.
+        gpus_per_worker: the number of Ray GPUs per worker.
+        npus_per_worker: the number of Ray NPUs per worker.
         wait_s: how long to wait for the resources of the least number of workers, in seconds.
-        flags: further ones of kungfu-run, ``["-recover=replace"]``.
+        flags: further flags of kungfu-run, ``["-recover=replace"]``.
         runtime_env: as for ``ray.init``, if the program hasn't called that yet.
 
     Returns:
-        What the function has returned (whatever cloudpickle takes) at the workers that came to its end
-        in the last cluster, by their ranks. Of a command an empty list.
+        The function's return values, by rank, from the workers of the last cluster that completed it.
+        A value can be anything that cloudpickle pickles. For a command, an empty list.
 
     Raises:
         FunctionError: if a job of a function fails, with the rank and the exception of the worker that
-            failed first. (A worker that just dies, and that the others go on without, is no failure.)
-            `returncode` is kungfu-run's exit status, after a SIGTERM 143.
-        subprocess.CalledProcessError: if a job of a command fails, with the same `returncode`; the base
-            of FunctionError.
+            failed first. (A worker failure that the other workers survive isn't a failure of the job.)
+            `returncode` is kungfu-run's exit status, 143 after a SIGTERM.
+        subprocess.CalledProcessError: if a job of a command fails, with the same `returncode`. It
+            is the base class of FunctionError.
         KeyboardInterrupt: in the main thread, after Ctrl-C.
         RuntimeError: if the job can't start or Ray fails.
-        ValueError: for an argument that makes no sense; before anything starts.
-        TypeError: for an argument of another type, before anything starts. At the end, if what a worker
-            has returned can't be pickled.
+        ValueError: for an invalid argument, before anything starts.
+        TypeError: for an argument of a wrong type, before anything starts. Also at the end, if a
+            worker's return value can't be pickled.
     """
     least, most = arguments.least_and_most(num_workers)
     words = ["-engine=ray", f"-np={least}", f"-min-np={least}", f"-max-np={most}"]
@@ -80,7 +80,7 @@ def run(
     words += arguments.resources(cpus_per_worker, gpus_per_worker, npus_per_worker)
     if address is not None:
         if not isinstance(address, str):
-            raise TypeError(f"address={address!r} is no text, like '10.0.0.1:6379'")
+            raise TypeError(f"address={address!r} is not a string like '10.0.0.1:6379'")
         words.append(f"-address={address}")
     function, name = None, ""
     if callable(command_or_function):
@@ -103,12 +103,12 @@ def run(
     from ms_kungfu.ray.placing import ARGUMENTS
 
     if runtime_env is not None and ray.is_initialized():
-        raise ValueError("runtime_env is of ray.init, which has been called already; give it there")
+        raise ValueError("runtime_env has no effect, because ray.init has been called already; pass it to ray.init")
     pickled = None
     if function is not None:
         try:
             pickled = pickle.dumps((_folders(), cloudpickle.dumps(function)))
-        except Exception as error:  # any exception of a `__reduce__`
+        except Exception as error:  # a `__reduce__` method may raise anything
             raise TypeError(f"{name} can't be pickled: {error}") from error
     try:
         outcome = run_job(request, pickled, runtime_env, ARGUMENTS)
@@ -127,10 +127,10 @@ def run(
 
 
 def _folders() -> list[str]:
-    """Return the folders of this program's own modules: beside its script, and those that it has put first."""
+    """Return the folders of this program's own modules: the script's folder, and those first in sys.path."""
     folders = [sys.path[0]] if sys.path else []
     main = sys.modules.get("__main__")
     script = getattr(main, "__file__", None)
-    if script and getattr(main, "__spec__", None) is None:  # of a module (-m) it is the folder of a package
+    if script and getattr(main, "__spec__", None) is None:  # with -m, the script is a module in a package's folder
         folders.append(os.path.dirname(script))
     return [*dict.fromkeys(os.path.abspath(folder) for folder in folders if folder)]

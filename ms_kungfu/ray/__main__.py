@@ -1,4 +1,4 @@
-"""``kungfu-run -engine ray``, which executes this program."""
+"""``kungfu-run -engine ray``, which runs this module."""
 
 from __future__ import annotations
 

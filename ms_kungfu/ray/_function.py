@@ -1,4 +1,4 @@
-"""The program of workers that run a function: ``python -m ms_kungfu.ray._function``."""
+"""The program that runs a function in a worker: ``python -m ms_kungfu.ray._function``."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ms_kungfu.runtime import cluster_version, current_rank, detached, init
 
 
 def main() -> None:
-    """Run the function. Its end is written to the agent's folder, except for a worker that the cluster has removed."""
+    """Run the function, and write its result to the agent's folder, unless the cluster has removed this worker."""
     sys.excepthook = _tell
     folder = Path(env.RAY_FOLDER.get() or "")
     version, rank, begun = 0, env.RANK_ID.get(), False
     try:
         paths, pickled = pickle.loads((folder / FUNCTION).read_bytes())
-        # Modules beside the driver's script are found as they are there.
+        # Put the folders of the driver's modules first, so that imports work as in the driver.
         sys.path[:0] = [path for path in paths if path not in sys.path]
         function = pickle.loads(pickled)
         init()
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Report an end. The driver reports Ctrl-C: each worker ends by it as any program does, silently."""
+    """Report an exception. Ctrl-C ends the worker silently, because the driver reports it."""
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
 

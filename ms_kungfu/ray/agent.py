@@ -1,7 +1,7 @@
-"""The actor of each node, which starts that host's kungfu-run and passes on its output.
+"""The actor of each node. It starts that host's kungfu-run and forwards its output.
 
-It ends with the actor's process, which Ray ends with the driver or with its raylet. kungfu-run ends with the actor
-(PR_SET_PDEATHSIG), and its supervisor ends the workers.
+It ends with the actor's process, which Ray ends together with the driver or the raylet. kungfu-run ends with the actor
+(PR_SET_PDEATHSIG), and kungfu-run's supervisor ends the workers.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from ms_kungfu import env
 from ms_kungfu.launcher.agent.output import LineSplitter
 from ms_kungfu.launcher.options import PROGRAM
 
-Lines = list[tuple[int, bytes]]  # descriptor (1, 2) and line
+Lines = list[tuple[int, bytes]]  # (descriptor 1 or 2, line)
 _PR_SET_PDEATHSIG = 1
-_MOST_CHUNKS = 64  # chunks that the driver hasn't fetched; then kungfu-run waits, and so do the workers
+_MOST_CHUNKS = 64  # most chunks that the driver hasn't fetched; beyond it, kungfu-run and the workers block
 _CHUNK_BYTES = 1 << 16
-FUNCTION = "function"  # the file in KUNGFU_RAY_FOLDER, beside the function's result
+FUNCTION = "function"  # the file in KUNGFU_RAY_FOLDER, next to the function's result
 
 
 def run_launcher() -> None:
-    """Run a kungfu-run that an agent starts: ``python -c ... PARENT WORDS``."""
+    """Run kungfu-run in a process that an agent starts: ``python -c ... PARENT WORDS``."""
     if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) or os.getppid() != int(sys.argv.pop(1)):
-        sys.exit(1)  # it has ended meanwhile
-    # Ray blocks SIGINT in its processes, and has handlers of its own.
+        sys.exit(1)  # the agent has ended meanwhile
+    # Ray blocks SIGINT in its processes, and sets its own handlers.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -45,7 +45,7 @@ def run_launcher() -> None:
 
 
 class Agent:
-    """Each method that waits has a thread of Ray's."""
+    """The actor of a node. Ray runs each waiting method in a thread."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -54,7 +54,7 @@ class Agent:
         self._has_started, self._why_not, self._code = threading.Event(), "", 0
 
     def free_ports(self, address: str, ports: Sequence[int]) -> list[int]:
-        """Return those among `ports` on which a process can listen here."""
+        """Return the ports in `ports` on which a process can listen here."""
         found = []
         for port in ports:
             with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
@@ -69,25 +69,26 @@ class Agent:
     def start(
         self, words: Sequence[str], variables: Mapping[str, str], folder: str, cpus: float, function: bytes | None
     ) -> None:
-        """Start ``kungfu-run WORDS`` in the driver's folder, with its environment, for workers of `cpus` each."""
+        """Start ``kungfu-run WORDS`` in the driver's folder and environment, with `cpus` for each worker."""
         if not _has_working_dir():
             try:
                 os.chdir(folder)
             except OSError as error:
                 raise ValueError(
                     f"{folder}, in which the job was started, can't be used on {socket.gethostname()}: "
-                    f"{error.strerror}; have it on all nodes, or have Ray bring it (working_dir of runtime_env)"
+                    f"{error.strerror}; create it on all nodes, or let Ray copy it (working_dir of runtime_env)"
                 ) from None
-        # `python` is this one, as for kungfu-distribute.
+        # `python` means this interpreter, as in kungfu-distribute.
         environment = {**os.environ, **variables, "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"}
-        # If the user hasn't set it Ray does, for this process alone.
+        # If the user hasn't set it, Ray sets it for this process only.
         if environment.get("OMP_NUM_THREADS") == str(max(1, math.floor(_own_cpus()))):
             environment["OMP_NUM_THREADS"] = str(max(1, math.floor(cpus)))
         if function is not None:
             self._folder = tempfile.TemporaryDirectory(prefix="ms_kungfu-ray-")
             Path(self._folder.name, FUNCTION).write_bytes(function)
             environment[env.RAY_FOLDER.name] = self._folder.name
-        # A thread starts a process by PR_SET_PDEATHSIG, and has to live as long.
+        # PR_SET_PDEATHSIG depends on the thread that starts the process, so this thread must live as long as the
+        # process.
         try:
             threading.Thread(target=self._run, args=(words, environment), daemon=True).start()
             self._has_started.wait()
@@ -109,7 +110,7 @@ class Agent:
             ]
             for reader in readers:
                 reader.start()
-        except (OSError, RuntimeError) as error:  # no more processes, no memory, words that are too long; no thread
+        except (OSError, RuntimeError) as error:  # no more processes or threads, no memory, or words too long
             self._why_not = getattr(error, "strerror", None) or str(error)
             return
         finally:
@@ -128,7 +129,7 @@ class Agent:
             self._chunks.put([(descriptor, rest + b"\n")])
 
     def output(self) -> Lines | None:
-        """Return its output since the last call, as soon as there is some; None: that was all, it has ended."""
+        """Return the output since the last call, as soon as there is some. None: kungfu-run has ended."""
         lines = self._chunks.get()
         while lines is not None and not self._chunks.empty():
             more = self._chunks.get()
@@ -139,7 +140,7 @@ class Agent:
         return lines
 
     def code(self) -> int:
-        """Return the exit code of the ended kungfu-run, as in a shell."""
+        """Return the exit code of the ended kungfu-run, in a shell's form."""
         return self._code if self._code >= 0 else 128 - self._code
 
     def signal(self, number: int) -> None:
@@ -147,7 +148,7 @@ class Agent:
             self._process.send_signal(number)
 
     def returned(self) -> list[bytes]:
-        """Return the function's results here, an `End` for each of its workers that came to one."""
+        """Return the function's results on this host: an `End` for each of its workers that has one."""
         if self._folder is None:
             return []
         files = [path for path in Path(self._folder.name).iterdir() if path.name.isdecimal()]
@@ -156,14 +157,14 @@ class Agent:
 
 
 def _own_cpus() -> float:
-    """Return the CPUs that Ray has given this process."""
+    """Return the number of CPUs that Ray has given this process."""
     import ray
 
     return float(ray.get_runtime_context().get_assigned_resources().get("CPU", 0.0))
 
 
 def _has_working_dir() -> bool:
-    """Return whether Ray has put this process in the working directory that the user wanted on all nodes."""
+    """Return whether Ray has put this process in the working directory that the user requested for all nodes."""
     import ray
 
     return bool(ray.get_runtime_context().runtime_env.get("working_dir"))

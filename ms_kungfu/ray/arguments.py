@@ -1,4 +1,4 @@
-"""Check the arguments of `ms_kungfu.ray.run`; the messages name these, not the flags that they become. Pure."""
+"""Check the arguments of `ms_kungfu.ray.run`. Messages name the arguments, not the resulting flags. Pure."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ def function_name(function: Callable[..., Any]) -> str:
 
 
 def check_function(function: Callable[..., Any]) -> None:
-    """Raise TypeError if workers, which pass no arguments, couldn't call it."""
+    """Raise TypeError if the function can't be called without arguments, as the workers call it."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # a function of C's, without a signature
+    except ValueError:  # a C function without a signature
         return
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     needed = [each.name for each in parameters if each.default is each.empty and each.kind not in kinds]
     if needed:
         name = function_name(function)
         raise TypeError(
-            f"workers call {name} without arguments, and it needs {', '.join(needed)}; "
-            f"give functools.partial({name}, ...) or a lambda"
+            f"workers call {name} without arguments, but it needs {', '.join(needed)}; "
+            f"pass functools.partial({name}, ...) or a lambda"
         )
 
 
 def command_words(command: object) -> list[str]:
-    """Return the command's words. TypeError or ValueError says what is wrong."""
+    """Return the command's words. Raise TypeError or ValueError if they are invalid."""
     if isinstance(command, str):
-        raise TypeError(f"command_or_function={command!r} is a string; give the command's words: {_split(command)}")
+        raise TypeError(f"command_or_function={command!r} is a string; pass the command's words: {_split(command)}")
     if not isinstance(command, Sequence) or not all(isinstance(word, (str, os.PathLike)) for word in command):
         raise TypeError(
             f"command_or_function={command!r} is neither a function nor the words of a command, "
             "like ['python', 'train.py']"
         )
     if not command:
-        raise ValueError("command_or_function is empty; give a command's words, like ['python', 'train.py']")
+        raise ValueError("command_or_function is empty; pass a command's words, like ['python', 'train.py']")
     return [str(os.fspath(word)) for word in command]
 
 
 def further_flags(flags: object) -> list[str]:
     if isinstance(flags, str):
-        raise TypeError(f"flags={flags!r} is a string; give a list: {_split(flags)}")
+        raise TypeError(f"flags={flags!r} is a string; pass a list: {_split(flags)}")
     if not isinstance(flags, Sequence) or not all(isinstance(word, str) for word in flags):
-        raise TypeError(f"flags={flags!r} is no list of kungfu-run's flags, like ['-recover=replace']")
+        raise TypeError(f"flags={flags!r} is not a list of kungfu-run's flags, like ['-recover=replace']")
     return [*flags]
 
 
@@ -63,7 +63,7 @@ def least_and_most(num_workers: object) -> tuple[int, int]:
         raise TypeError(f"num_workers={num_workers!r} is neither a number nor (least, most)")
     least, most = pair
     if least < 1:
-        raise ValueError(f"num_workers={num_workers!r}: a job has 1 worker at least")
+        raise ValueError(f"num_workers={num_workers!r}: a job needs at least 1 worker")
     if most < least:
         raise ValueError(f"num_workers={num_workers!r}: the most, {most}, is less than the least, {least}")
     return least, most
@@ -72,14 +72,14 @@ def least_and_most(num_workers: object) -> tuple[int, int]:
 def amount(name: str, value: object) -> float:
     """Return an amount of a resource, or of seconds."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name}={value!r} is no number")
+        raise TypeError(f"{name}={value!r} is not a number")
     if not 0 <= value < math.inf:
-        raise ValueError(f"{name}={value!r} is no amount; give a number that is 0 or more")
+        raise ValueError(f"{name}={value!r} is not an amount; pass a number that is 0 or more")
     return value
 
 
 def resources(*counts: object) -> list[str]:
-    """Return the flags of CPUs, GPUs and NPUs a worker."""
+    """Return the flags for the CPUs, GPUs and NPUs per worker."""
     found = [amount(name, count) for name, count in zip(_RESOURCES, counts)]
     if not any(found):
         raise ValueError("cpus_per_worker=0: a worker needs more than 0 CPUs, GPUs or NPUs of a node")
@@ -89,5 +89,5 @@ def resources(*counts: object) -> list[str]:
 def _split(text: str) -> list[str]:
     try:
         return shlex.split(text)
-    except ValueError:  # an open quote
+    except ValueError:  # a quote without an end
         return text.split()

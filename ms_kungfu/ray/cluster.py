@@ -1,4 +1,4 @@
-"""Requests to Ray: its nodes, a part of one, and more of them."""
+"""Requests to Ray: list its nodes, reserve a part of a node, and ask for more nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Callable, NamedTuple
 
 import ray
-from ray._private import state  # only this module of Ray's has a node's free resources, and which node drains
+from ray._private import state  # only this Ray module has a node's free resources, and which node drains
 from ray.autoscaler.sdk import request_resources
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
@@ -22,13 +22,13 @@ from ms_kungfu.ray.placing import Node
 
 _CALL_S = 5.0
 _LOOK_S = 0.02
-_AT_A_TIME = 8  # calls of an agent: its output, its end, and signals meanwhile
+_AT_A_TIME = 8  # concurrent calls of an agent: output, end and signals
 
 
 class Connection(NamedTuple):
-    """`ours`: this program connects and disconnects Ray.
+    """A connection to Ray. `ours`: this program connects and disconnects Ray.
 
-    `found`: the user hasn't named the cluster, it just runs here.
+    `found`: the user hasn't named the cluster, but one runs here.
     """
 
     ours: bool
@@ -36,9 +36,9 @@ class Connection(NamedTuple):
 
 
 def connect(address: str | None, runtime_env: Mapping[str, Any] | None) -> Connection:
-    """Connect to a cluster; ConnectionError without one.
+    """Connect to a cluster. Raise ConnectionError if there is none.
 
-    Without an address it is one that runs here, or else one for this program alone.
+    Without an address, use a cluster that runs here, or else start one for this program alone.
     """
     if ray.is_initialized():
         return Connection(False, False)
@@ -58,9 +58,9 @@ def connect(address: str | None, runtime_env: Mapping[str, Any] | None) -> Conne
 
 
 def _check_there(address: str) -> None:
-    """Check an address, which Ray itself tries for two minutes.
+    """Check an address, because Ray itself would retry for two minutes.
 
-    ConnectionError if nothing listens there, ValueError for another kind of address.
+    Raise ConnectionError if nothing listens there, and ValueError for another kind of address.
     """
     if "://" in address:
         raise ValueError("the driver runs on a node of the cluster; write HOST:PORT there, or use ray job submit")
@@ -69,7 +69,7 @@ def _check_there(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise ValueError(
-            "that is no address; write HOST:PORT, auto for a cluster that runs here, or local for a new one"
+            "that is not an address; write HOST:PORT, auto for a cluster that runs here, or local for a new one"
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CALL_S).close()
@@ -97,9 +97,9 @@ def nodes() -> list[Node]:
 
 
 class Watch:
-    """Ask for `nodes` in a thread of its own.
+    """Request `nodes` from Ray in a separate thread.
 
-    Without its head's GCS Ray answers nothing, and after a minute of that it ends this process.
+    Without its head's GCS, Ray doesn't answer, and after a minute it ends this process.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Watch:
         self._asked_at: float | None = None
 
     def answer(self) -> list[Node] | None:
-        """Return the nodes; None: not yet, call again."""
+        """Return the nodes. None: no answer yet, call again."""
         if self._asked_at is None:
             self._asked_at = run_time()
             threading.Thread(target=self._ask, daemon=True).start()
@@ -123,16 +123,16 @@ class Watch:
     def _ask(self) -> None:
         try:
             self._answers.put(nodes())
-        except Exception as error:  # the driver's, which has asked
+        except Exception as error:  # raised in the driver, which has asked
             self._answers.put(error)
 
     def silent_s(self) -> float:
-        """Return for how long an answer has been awaited."""
+        """Return how long this has waited for an answer."""
         return 0.0 if self._asked_at is None else run_time() - self._asked_at
 
 
 def in_time(call: Callable[[], object], limit_s: float) -> bool:
-    """Return whether a call of Ray's has ended in time. Its exceptions are ignored."""
+    """Return whether a Ray call has ended in time. Its exceptions are ignored."""
 
     def run() -> None:
         with contextlib.suppress(Exception):
@@ -145,18 +145,18 @@ def in_time(call: Callable[[], object], limit_s: float) -> bool:
 
 
 def wish(needs: Mapping[str, float], count: int) -> None:
-    """Have an autoscaler, if there is one, provide resources for so many workers."""
+    """Make an autoscaler, if there is one, provide resources for this number of workers."""
     request_resources(bundles=[dict(needs)] * count)
 
 
 def reserve(node: str, needs: Mapping[str, float], slots: int) -> PlacementGroup:
-    """Reserve resources for so many workers on a node, for the agent there. Ray grants them later."""
+    """Reserve resources for this number of workers on a node, for the agent there. Ray grants them later."""
     bundle = {name: count * slots for name, count in needs.items()}
     return placement_group([bundle], bundle_label_selector=[{"ray.io/node-id": node}])
 
 
 def start_agent(node: str, group: PlacementGroup | None, needs: Mapping[str, float], slots: int) -> Any:
-    """Start an agent in what was reserved; without that, one that takes nothing."""
+    """Start an agent in the reserved resources, or without resources if none are reserved."""
     where: object = NodeAffinitySchedulingStrategy(node, soft=False)
     if group is not None:
         where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
@@ -169,18 +169,19 @@ def start_agent(node: str, group: PlacementGroup | None, needs: Mapping[str, flo
 
 
 def end_agent(agent: Any) -> None:
-    """End an agent at once, with all that it has started."""
+    """End an agent at once, with everything that it has started."""
     with contextlib.suppress(Exception):  # the node has ended, or Ray has
         ray.kill(agent)
 
 
 def give_back(groups: Iterable[PlacementGroup], limit_s: float) -> None:
-    """Release what was reserved. Return when Ray reports it as free, after that time at the latest."""
+    """Release reserved resources. Return when Ray reports them as free, or after the time limit."""
     left = {group.id.hex() for group in groups}
     for group in groups:
         with contextlib.suppress(Exception):
             remove_placement_group(group)
-    # A group counts as removed before its nodes have it back, and until then they have resources of its name.
+    # Ray counts a group as removed before its nodes have the resources back. Until then they have resources named
+    # after it.
     deadline = run_time() + limit_s
     while left and run_time() < deadline:
         held = {name for resources in state.available_resources_per_node().values() for name in resources}

@@ -1,12 +1,12 @@
-"""A job on a Ray cluster: one agent a node, each with that host's kungfu-run, until the job's exit status.
+"""A job on a Ray cluster: one agent per node, each running its host's kungfu-run, until the job's exit status.
 
-The job is one of several hosts as any other. Its head node is the node of the driver, and with it the job ends, as the
-actors do with their driver. (A node that can't have a worker is a head node without slots.) If leadership moves, by an
-etcd, others continue without its kungfu-run, but not without the driver.
+The job works like any other on several hosts. Its head node is the driver's node, and the actors end with the driver.
+(A node that can't have a worker becomes a head node without slots.) With an etcd, leadership can move. The job then
+continues without the first host's kungfu-run, but not without the driver.
 
-Ray only adds the list of hosts. A new node joins (``-join``), and the driver then requests as many workers as there are
-slots. A node that Ray is about to take away gets a SIGTERM, by which its host leaves. The controller handles a lost
-node. It alone decides on failures, versions and the end.
+Ray only provides the list of hosts. A new node joins (``-join``), and the driver then requests as many workers as
+there are slots. If Ray is about to remove a node, its kungfu-run gets a SIGTERM, and its host leaves. The controller
+handles a lost node. Only the controller decides on failures, versions and the end.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ from ms_kungfu.ray import cluster
 from ms_kungfu.ray.placing import FLAGS, Names, Node, Words, deal, too_small
 
 _LOOK_S = 1.0
-_AGENT_S = 120.0  # for Ray to start an agent's process
-_AGAIN_S = 10.0  # after a node couldn't join
+_AGENT_S = 120.0  # limit for Ray to start an agent's process
+_AGAIN_S = 10.0  # pause before a node that couldn't join is tried again
 _LAST_WORDS_S = 10.0
-_SETTLE_S = 5.0  # until Ray knows what an ended process had
-_SILENT_S = 5.0  # until the driver reports a Ray that doesn't answer
+_SETTLE_S = 5.0  # until Ray knows which resources an ended process had
+_SILENT_S = 5.0  # until the driver reports that Ray doesn't answer
 _PORTS = range(12000, 28000)  # below the ephemeral ports of most systems
 _TRIED_PORTS = 64
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ASKS_BEFORE_A_KILL = 3
-_ADDRESS = "RAY_ADDRESS"  # Ray's own variable, without an address argument
+_ADDRESS = "RAY_ADDRESS"  # Ray's own variable, used without an address argument
 _OF_A_JOINING_HOST = ("q", "v", "logdir", "logfile")
 
 
 class JobError(Exception):
-    """The job can't start, or continue; the message is for the user."""
+    """The job can't start or continue. The message is for the user."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A job's exit status (`code`), its function's results (`returned`, pickled `End` objects), and its signals."""
+    """The result of a job: exit status (`code`), function results (`returned`, pickled `End` objects) and signals."""
 
     code: int
     returned: list[bytes] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Outcome:
 
 @dataclass
 class _Host:
-    """A host. `joins`: it was ordered to, and the job's store doesn't know it yet. `has_ended`: its kungfu-run."""
+    """A host. `joins`: its join was requested, but the store doesn't list it yet. `has_ended`: its kungfu-run ended."""
 
     node: str
     name: str
@@ -85,9 +85,9 @@ class _Host:
 
 
 class Driver:
-    """The driver of one job, whose workers run `function` (bytes) by `ms_kungfu.ray._function`.
+    """The driver of one job, whose workers run `function` (bytes) with `ms_kungfu.ray._function`.
 
-    `words`: the user's. `is_found`: the user hasn't named the cluster.
+    `words`: the user's terms for messages. `is_found`: the user hasn't named the cluster.
     """
 
     def __init__(
@@ -96,10 +96,10 @@ class Driver:
         self._request, self._function, self._words, self._is_found = request, function, words, is_found
         self._quiet = any(word in ("-q=true", "-q=t", "-q=1") for word in request.flags)
         self._secret = env.JOB_SECRET.get() or secrets.token_hex(32)
-        self._hosts: dict[str, _Host] = {}  # by the IDs of their nodes
-        self._head: _Host | None = None  # None: the lease has moved from the first host, and may again
-        self._not_before: dict[str, float] = {}  # node -> when it may be tried again
-        self._told: set[str] = set()  # messages that are logged once
+        self._hosts: dict[str, _Host] = {}  # hosts by node ID
+        self._head: _Host | None = None  # None: the lease has moved from the first host, and may move again
+        self._not_before: dict[str, float] = {}  # node -> the earliest time for another attempt
+        self._told: set[str] = set()  # messages that were logged and are logged only once
         self._signals: list[int] = []
         self._url, self._port = "", 0
         self._watch, self._is_silent = cluster.Watch(), False
@@ -107,7 +107,7 @@ class Driver:
         self._returned: list[bytes] = []
 
     def run(self) -> Outcome:
-        """Run the job. JobError without one. Nothing of the job is left when this returns."""
+        """Run the job. Raise JobError if it can't run. Nothing of the job remains when this returns."""
         with self._catch_signals():
             try:
                 code = self._follow() if self._begin() else 128 + self._signals[0]
@@ -125,10 +125,10 @@ class Driver:
             cluster.wish(self._request.needs, 0)
         cluster.give_back(self._groups, _SETTLE_S)
 
-    # ---- the beginning ----
+    # ---- start ----
 
     def _begin(self) -> bool:
-        """Begin the job. Return False if a signal has come before."""
+        """Begin the job. Return False if a signal has arrived first."""
         request = self._request
         cluster.wish(request.needs, request.most)
         nodes = self._wait_for_room()
@@ -136,7 +136,7 @@ class Driver:
             return False
         own = next((node for node in nodes if node.id == cluster.own_node()), None)
         if own is None:
-            raise JobError("Ray has just given up the node that this program runs on; start it again on one that lives")
+            raise JobError("Ray has just declared this program's node dead; start the program again on a live node")
         names = self._names = Names(nodes)
         dealt = {own.id: 0, **deal(nodes, request.needs, request.most)}
         for node in sorted((node for node in nodes if node.id in dealt), key=lambda node: node.id != own.id):
@@ -152,7 +152,7 @@ class Driver:
             raise self._too_small(cluster.nodes())
         common = [port for port in ports if all(port in each for each in free.values())]
         if len(common) < 2:
-            raise JobError("the nodes have no port in common that is free on all of them; are there firewalls between?")
+            raise JobError("no port is free on all nodes; check for firewalls between them")
         self._port, config_port = common[:2]
         self._start_all(min(there, request.most), config_port)
         return True
@@ -169,7 +169,7 @@ class Driver:
                 raise self._too_small(nodes)
             if request.wait_s:
                 self._say_once(
-                    f"waiting until {request.size} workers fit, {request.wait_s:g} s at most ({self._words.wait})"
+                    f"waiting until {request.size} workers fit, at most {request.wait_s:g} s ({self._words.wait})"
                 )
             time.sleep(_LOOK_S)
 
@@ -191,7 +191,7 @@ class Driver:
         return host
 
     def _ask_all(self, ports: list[int]) -> dict[str, list[int]]:
-        """Return the free ports on the nodes of all agents that Ray has started in time; the others are given up."""
+        """Return the ports that are free on all nodes. Drop agents that Ray hasn't started in time."""
         asked = {host.agent.free_ports.remote(_address(host.name), ports): host for host in self._hosts.values()}
         deadline = run_time() + _AGENT_S
         waiting, free = list(asked), {}
@@ -223,7 +223,7 @@ class Driver:
             self._start(host, [*words, f"-self={host.name}", *request.command])
 
     def _start(self, host: _Host, words: list[str]) -> None:
-        """Start a host. JobError if that fails."""
+        """Start a host. Raise JobError if that fails."""
         try:
             cpus = self._request.needs.get("CPU", 0.0)
             ray.get(host.agent.start.remote(words, self._variables(), os.getcwd(), cpus, self._function))
@@ -232,7 +232,7 @@ class Driver:
         host.listen()
 
     def _variables(self) -> dict[str, str]:
-        """Return the user's variables that have a meaning for a kungfu-run."""
+        """Return the user's environment variables that kungfu-run uses."""
         names = [variable.name for variable in env.VARIABLES if "user" in variable.set_by]
         names += [name for name in os.environ if name.startswith("ETCDCTL_")]
         return {**{name: os.environ[name] for name in names if name in os.environ}, env.JOB_SECRET.name: self._secret}
@@ -262,9 +262,9 @@ class Driver:
                 self._mind_silence()
 
     def _pass_on(self, number: int) -> None:
-        """Pass a signal to the head node, which ends the job on all hosts, or to one that reports to the head node."""
+        """Send a signal to the head node, which ends the job everywhere, or to a host that reports to it."""
         if number == signal.SIGTERM and has_leadership(self._url):
-            number = signal.SIGINT  # by the other signal the head node's host would leave, and the job continue
+            number = signal.SIGINT  # with the other signal only this host would leave, and the job continue
         told = self._head or next(iter(self._hosts.values()))
         told.agent.signal.remote(number)
 
@@ -272,8 +272,8 @@ class Driver:
         is_silent = self._watch.silent_s() > _SILENT_S
         if is_silent and not self._is_silent:
             self._say(
-                "Ray's head (its GCS) doesn't answer: training goes on, no node comes or goes meanwhile; unless it is "
-                "back within a minute of its loss Ray ends this program, and the job with it"
+                "Ray's head (its GCS) doesn't answer: training continues, and no node joins or leaves; unless it is "
+                "back within a minute of its loss, Ray ends this program and the job"
             )
         elif self._is_silent and not is_silent:
             self._say("Ray's head (its GCS) answers again")
@@ -282,23 +282,23 @@ class Driver:
     def _hear(self, host: _Host) -> None:
         try:
             lines = ray.get(host.output)
-        except ActorUnavailableError:  # Ray doesn't know yet whether it has ended
+        except ActorUnavailableError:  # Ray doesn't know yet whether the agent has ended
             host.listen()
             return
         except RayActorError:
             if self._ends_job(host):
                 raise JobError(f"the agent of {host.name}, the head node, has failed, and the job with it") from None
             what = f"the {'agent on' if self._is_there(host) else 'node of'} {host.name} has failed"
-            self._say(f"{what}, and with it the host's workers")
+            self._say(f"{what}, with the host's workers")
             self._drop(host)
             if not self._signals and self._still_starts():
-                raise JobError(f"{what} before the job has begun; start it again") from None
+                raise JobError(f"{what} before the job has begun; start the job again") from None
             return
         if lines is None:
             host.output, host.has_ended = None, True
             if not self._ends_job(host):
                 if host is self._head:
-                    self._say(f"{PROGRAM} on {host.name}, the head node, has ended, and the others go on")
+                    self._say(f"{PROGRAM} on {host.name}, the head node, has ended, and the other hosts continue")
                 self._drop(host)
             return
         for descriptor, line in lines:
@@ -306,10 +306,9 @@ class Driver:
         host.listen()
 
     def _ends_job(self, host: _Host) -> bool:
-        """Return whether the job ends with that host's kungfu-run, or agent.
+        """Return whether the job ends with that host's kungfu-run or agent.
 
-        It does with the head node's; otherwise the store knows. Without an answer the job ends with the head node's, or
-        with the last host's.
+        It ends with the head node's. Without an answer from the store, it also ends with the last host's.
         """
         if self._head is not None and self._head is not host:
             return False
@@ -317,7 +316,7 @@ class Driver:
             return True
         try:
             found = open_leadership(self._url, timeout_s=_SILENT_S).look()
-            # A snapshot may be an earlier job's, of the same name; the port is this one's.
+            # A snapshot may belong to an earlier job of the same name; the port belongs to this job.
             return (
                 not may_go_on(found, host.name)
                 or LeaderSnapshot.from_json(found.snapshot).first.runners[0].port != self._port
@@ -326,7 +325,7 @@ class Driver:
             return host is self._head
 
     def _is_there(self, host: _Host) -> bool:
-        """Return whether Ray still counts its node, if only the actor has failed."""
+        """Return whether Ray still lists the host's node, so that only the actor has failed."""
         found: list[Node] = []
         cluster.in_time(lambda: found.extend(cluster.nodes()), _SILENT_S)
         return any(node.id == host.node for node in found)
@@ -337,9 +336,9 @@ class Driver:
             if host is not None and node.leaves and not host.leaves:
                 host.leaves = True
                 if host.node == cluster.own_node():
-                    self._say(f"Ray is about to take {host.name} away, this program's node: the job will end with it")
+                    self._say(f"Ray is about to remove {host.name}, this program's node: the job will end")
                 else:
-                    self._say(f"Ray is about to take {host.name} away: it leaves the job")
+                    self._say(f"Ray is about to remove {host.name}: it leaves the job")
                     host.agent.signal.remote(signal.SIGTERM)
         now, placed = run_time(), sum(host.slots for host in self._hosts.values())
         coming = [node for node in nodes if node.id not in self._hosts and self._not_before.get(node.id, 0.0) <= now]
@@ -352,7 +351,7 @@ class Driver:
     def _join(self, node: Node, slots: int) -> None:
         name = self._names.name(node, [host.name for host in self._hosts.values()])
         if name is None:
-            self._say_once(f"a node at {node.address} is left out: it can have no name of its own among the hosts")
+            self._say_once(f"a node at {node.address} is left out: another host has the same address")
             return
         host = self._add(node, name, slots)
         flags = [word for word in self._request.flags if word[1:].partition("=")[0] in _OF_A_JOINING_HOST]
@@ -367,7 +366,7 @@ class Driver:
             self._drop(host)
 
     def _fill(self) -> None:
-        """Request as many workers as there are slots, once the job knows of new ones."""
+        """Request as many workers as there are slots, once the job knows about new slots."""
         with contextlib.suppress(ConfigServerError, ValueError):  # retried later
             store = open_store(self._url, self._secret)
             held = store.get()
@@ -380,20 +379,20 @@ class Driver:
                     host.joins = False
 
     def _still_starts(self) -> bool:
-        """Return whether the head node waits for the other hosts, by its own status."""
+        """Return whether the head node's status says that it waits for other hosts."""
         with contextlib.suppress(ConfigServerError):
             status = open_store(self._url, self._secret).status()
             return isinstance(status, dict) and status.get("state") == "starting"
         return False
 
-    # ---- the end ----
+    # ---- end ----
 
     def _end(self, last: _Host) -> int:
-        """Let the others end by themselves, with their messages."""
+        """Let the other hosts end without help, so that their messages appear."""
         self._head = last
         code = int(ray.get(last.agent.code.remote()))
         if self._signals and code == 128 + signal.SIGINT:
-            code = 128 + self._signals[0]  # for which it may have got that signal
+            code = 128 + self._signals[0]  # the exit code for that signal
         if self._function is not None:
             self._collect(last)
         deadline = run_time() + _LAST_WORDS_S
@@ -413,7 +412,7 @@ class Driver:
     def _drop(self, host: _Host) -> None:
         if host is self._head:
             self._head = None
-        if self._function is not None and host.has_ended:  # without it the agent may never answer
+        if self._function is not None and host.has_ended:  # otherwise the agent may never answer
             self._collect(host)
         del self._hosts[host.node]
         cluster.end_agent(host.agent)
@@ -424,7 +423,7 @@ class Driver:
 
     @contextlib.contextmanager
     def _catch_signals(self) -> Iterator[None]:
-        """Catch signals in the main thread, the only one in which Python has them."""
+        """Catch signals. Python runs handlers in the main thread only."""
         before: dict[int, Any] = {}
 
         def note(number: int, frame: FrameType | None) -> None:
@@ -449,7 +448,7 @@ class Driver:
 
 
 def of_host(name: str, line: bytes) -> bytes:
-    """Return a line of another host's kungfu-run, with that host's name."""
+    """Return a line of another host's kungfu-run, with the host's name inserted."""
     program = PROGRAM.encode()
     for said, instead in ((b"[%b] ", b"[%b %b] "), (b"%b: ", b"%b on %b: ")):
         if line.startswith(said % program):
@@ -474,7 +473,7 @@ def run(
     runtime_env: Mapping[str, Any] | None = None,
     words: Words = FLAGS,
 ) -> Outcome:
-    """Run a job. JobError if that isn't possible."""
+    """Run a job. Raise JobError if it can't run."""
     address, name = request.address, words.address
     if address in (None, "auto") and (named := os.environ.get(_ADDRESS)):
         address, name = named, f"{_ADDRESS}="
@@ -486,7 +485,7 @@ def run(
             f"{name}{address}: no Ray cluster {why}; start one (ray start --head), or leave {name.strip(' =')} out for "
             "a new one"
         ) from None
-    except Exception as error:  # Ray has no class of its own for errors there
+    except Exception as error:  # Ray has no exception class for these errors
         where = "Ray doesn't start" if address is None else f"{name}{address}"
         raise JobError(f"{where}: {_first_line(error)}") from None
     try:

@@ -1,4 +1,4 @@
-"""The results of a function of `ms_kungfu.ray.run` at each worker, and the caller's result. Pure."""
+"""The results of a `ms_kungfu.ray.run` function on each worker, and the result for the caller. Pure."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ RETURNED, UNSENT, RAISED = "returned", "unsent", "raised"
 
 
 class FunctionError(subprocess.CalledProcessError):
-    """Training by a function has failed.
+    """Training with a function has failed.
 
-    Its cause (``__cause__``) is the worker's exception, if that could be sent. `cmd` is the function's
-    name.
+    Its cause (``__cause__``) is the worker's exception, if that could be pickled. `cmd` is the
+    function's name.
 
     Args:
         returncode: kungfu-run's exit status.
         function: the function's name.
-        rank: of the worker that failed first. None if it wasn't the function that failed (a signal, no
-            memory).
-        error: that exception's type and text, ``"ValueError: no such file"``.
-        traceback: the same with the worker's lines.
+        rank: the rank of the worker that failed first. None if the function didn't fail, but for
+            example a signal or a lack of memory ended the job.
+        error: the exception's type and text, ``"ValueError: no such file"``.
+        traceback: the exception's traceback, with the worker's lines.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class FunctionError(subprocess.CalledProcessError):
 
 
 class End(NamedTuple):
-    """How the function has ended at one worker.
+    """How the function has ended on one worker.
 
-    `at`: seconds since 1970. `data`: the returned value or raised exception, pickled; empty if it can't be. `text`:
-    describes the exception, or the value that can't be sent.
+    `at`: seconds since 1970. `data`: the returned value or raised exception, pickled; empty if pickling
+    failed. `text`: describes the exception, or the value that couldn't be pickled.
     """
 
     kind: str
@@ -55,49 +55,49 @@ class End(NamedTuple):
 
 
 def end_by_value(value: object, version: int, rank: int, at: float, dumps: Callable[[Any], bytes]) -> End:
-    """Return the end by a returned value."""
+    """Return the `End` for a returned value."""
     try:
         return End(RETURNED, version, rank, at, dumps(value))
-    except Exception as error:  # any exception of a `__reduce__`
+    except Exception as error:  # a `__reduce__` method may raise anything
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         return End(UNSENT, version, rank, at, text=f"(of {kind}) can't be pickled: {_text(error)}")
 
 
 def end_by_error(error: BaseException, version: int, rank: int, at: float, dumps: Callable[[Any], bytes]) -> End:
-    """Return the end by an exception."""
+    """Return the `End` for an exception."""
     try:
         data = dumps(error)
-    except Exception:  # its text is enough
+    except Exception:  # if it can't be pickled, its text is enough
         data = b""
     lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return End(RAISED, version, rank, at, data, _text(error), lines)
 
 
 def values(function: str, ends: Sequence[End]) -> list[Any]:
-    """Return what the last cluster's workers have returned, by their ranks.
+    """Return the values that the last cluster's workers have returned, by rank.
 
-    It raises TypeError if one of the values can't be read.
+    Raise TypeError if a value can't be unpickled.
     """
     came = [end for end in ends if end.kind != RAISED]
     last = max((end.version for end in came), default=0)
     found = {}
     for end in sorted(end for end in came if end.version == last):
         if end.kind == UNSENT:
-            raise TypeError(f"training has ended well, but what {function} returned at rank {end.rank} {end.text}")
+            raise TypeError(f"training succeeded, but the value that {function} returned at rank {end.rank} {end.text}")
         try:
             found[end.rank] = pickle.loads(end.data)
         except Exception as error:
             raise TypeError(
-                f"training has ended well, but what {function} returned at rank {end.rank} can't be read here: "
+                f"training succeeded, but the value that {function} returned at rank {end.rank} can't be unpickled: "
                 f"{_text(error)}"
             ) from error
     return [value for _, value in sorted(found.items())]
 
 
 def failure(function: str, code: int, ends: Sequence[End]) -> FunctionError:
-    """Return the exception of a job that has ended with that exit status.
+    """Return the exception for a job that has ended with that exit status.
 
-    The first one is the one that may have caused the others.
+    The first worker's exception is used, because it may have caused the others.
     """
     raised = sorted((end for end in ends if end.kind == RAISED), key=lambda end: end.at)
     if not raised:
@@ -106,7 +106,7 @@ def failure(function: str, code: int, ends: Sequence[End]) -> FunctionError:
     error = FunctionError(code, function, first.rank, first.text, first.traceback)
     try:
         cause = pickle.loads(first.data)
-    except Exception:  # an exception of the worker's own modules, or one with a constructor of its own
+    except Exception:  # an exception class from the worker's modules, or with a custom constructor
         cause = None
     error.__cause__ = cause if isinstance(cause, BaseException) else None
     return error

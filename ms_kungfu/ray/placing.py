@@ -1,4 +1,4 @@
-"""Which of Ray's nodes have workers, how many, and their hosts' names. Pure."""
+"""Decide which of Ray's nodes have workers, how many, and the hosts' names. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_LOOPBACK = 2**16
 
 @dataclass(frozen=True)
 class Node:
-    """A node of Ray's. `free`: its free resources. `leaves`: Ray is about to take it away."""
+    """A Ray node. `free`: its free resources. `leaves`: Ray is about to remove it."""
 
     id: str
     address: str
@@ -22,16 +22,16 @@ class Node:
     leaves: bool = False
 
     def room(self, needs: Mapping[str, float]) -> int:
-        """Return how many workers fit, each of which takes `needs`."""
+        """Return how many workers fit if each requires `needs`."""
         if self.leaves:
             return 0
         return min(math.floor(self.free.get(name, 0.0) / count + _ROUNDING) for name, count in needs.items())
 
 
 def deal(nodes: Iterable[Node], needs: Mapping[str, float], most: int) -> dict[str, int]:
-    """Return how many workers each node has, by its ID, `most` in all.
+    """Return the number of workers per node, by node ID, `most` in total.
 
-    Few nodes with many are better than many with few, so the nodes with most free resources come first.
+    A few nodes with many workers each are better than many with few, so nodes with the most free resources come first.
     """
     dealt: dict[str, int] = {}
     for node in sorted(nodes, key=lambda node: -node.room(needs)):
@@ -42,27 +42,27 @@ def deal(nodes: Iterable[Node], needs: Mapping[str, float], most: int) -> dict[s
 
 
 class Names:
-    """A host's name is the address of its node.
+    """Choose the hosts' names: a host's name is the address of its node.
 
-    Nodes that share one are raylets on one machine, as in tests of Ray's. If all do, each host has an address of its
-    own on the loopback (127.0.0.0/8), as with hosts that one machine plays (``-self``). Otherwise the first of them is
-    the machine's host, and the others are left out.
+    Nodes with the same address are raylets on one machine, as in Ray's own tests. If all nodes share an address, each
+    host gets its own address on the loopback (127.0.0.0/8), like hosts simulated on one machine (``-self``). Otherwise
+    the first such node becomes the machine's host, and the others are left out.
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        """`nodes`: those on which the job may begin."""
-        self._machine = ""  # the address of the machine that plays all hosts
+        """`nodes`: the nodes on which the job may begin."""
+        self._machine = ""  # the address of the machine that simulates all hosts
         if len({node.address for node in nodes}) == 1 and (len(nodes) > 1 or _is_loopback(nodes[0].address)):
             self._machine = nodes[0].address
         self._given = 0
 
     def name(self, node: Node, taken: Collection[str]) -> str | None:
-        """Return the name of a new node, if others have the names in `taken`. None: it can't be a host of this job."""
+        """Return a new node's name, given the names in `taken`. None: the node can't be a host of this job."""
         if self._machine:
             if node.address != self._machine or self._given >= _MOST_LOOPBACK:
                 return None
             name = f"127.0.{self._given // 250}.{self._given % 250 + 1}"
-            self._given += 1  # no host gets the name of a removed one, of which its job may not know yet
+            self._given += 1  # don't reuse a removed host's name: the job may still use it
             return name
         name = f"[{node.address}]" if ":" in node.address else node.address
         return None if name in taken or _is_loopback(node.address) else name
@@ -74,7 +74,7 @@ def _is_loopback(address: str) -> bool:
 
 @dataclass(frozen=True)
 class Words:
-    """The user's names for the request."""
+    """The terms for messages: argument or flag names that the user knows."""
 
     size: str
     least: str
@@ -98,9 +98,9 @@ def too_small(
     is_found: bool,
     words: Words = FLAGS,
 ) -> str:
-    """Return the message for a user that wants `size` workers and needs `least`.
+    """Return the message for a user that requests `size` workers and needs at least `least`.
 
-    `is_found`: the user hasn't named the cluster at that address, and may not know that there is one.
+    `is_found`: the user hasn't named the cluster at that address, and may not know about it.
     """
     room = sum(node.room(needs) for node in nodes)
     each = " and ".join(f"{count:g} {name}" for name, count in needs.items())
@@ -110,10 +110,14 @@ def too_small(
     has = " and ".join(f"{free[name]:g} {name}" for name in needs)
     waited = f" after {waited_s:g} s" if waited_s else ""
     what = words.least if least < size else words.size
-    found = f"; it was found running here: {words.for_a_new_one} has a new one for this job alone" if is_found else ""
+    found = (
+        f"; the cluster was found running here: {words.for_a_new_one} starts a new one for this job alone"
+        if is_found
+        else ""
+    )
     return (
         f"{what}{least} is more than the {room} worker{'' if room == 1 else 's'} that fit on the Ray cluster at "
         f"{address}{waited}: its {'1 node has' if len(nodes) == 1 else f'{len(nodes)} nodes have'} {has} free, and a "
-        f"worker takes {each}; give a smaller {what.strip(' =')}, add nodes, or let it wait for some "
+        f"worker requires {each}; request a smaller {what.strip(' =')}, add nodes, or let it wait for some "
         f"({words.for_example}){found}"
     )

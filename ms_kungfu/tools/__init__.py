@@ -1,1 +1,1 @@
-"""Programs around a training. Those for users have a module of their command's name in ms_kungfu."""
+"""Tools for training jobs. Each tool for users has a module in ms_kungfu with its command's name."""

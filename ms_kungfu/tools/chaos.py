@@ -1,18 +1,18 @@
 """Kill and resize a user's job while it runs, and report whether it survives: ``python -m ms_kungfu.chaos``.
 
 The job runs under ``kungfu-run -w -recover replace``. Every few seconds a random worker is killed by SIGKILL, or the
-cluster is resized at random; never the last worker that is known to have the training state. After ``-for`` seconds it
-may finish. Then the program checks
+cluster is resized at random. The last worker that is known to have the training state is never killed. After ``-for``
+seconds the job may finish. Then this program checks
 
 - that the program has workers of ms_kungfu, and that some were killed or resized,
 - that the job finished with exit status 0,
-- that the ledger is exact (``python -m ms_kungfu.dataset.audit``), if the program writes one: KUNGFU_LEDGER_DIR is set
-  for it,
+- that the ledger is exact (``python -m ms_kungfu.dataset.audit``), if the program writes one (KUNGFU_LEDGER_DIR is set
+  for it),
 - that all workers ended with the same parameters, if each prints a line ``parameters CHECKSUM``,
-- that no worker that lived for a while, nor the launcher, gathered descriptors, mappings of shared memory, or memory,
-- that no process and no file in /dev/shm of the job is left.
+- that descriptors, mappings of shared memory, and memory did not grow in the launcher and in long-lived workers,
+- that no process and no file in /dev/shm of the job remains.
 
-Exit status: 0 all is well, 1 something is not (named), 2 wrong command line.
+Exit status: 0 no problems, 1 problems (named in the output), 2 invalid command line.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from typing import Callable
 
 from ms_kungfu._processes import children, descendants, end_launcher, ended_by_signals, stat_of
 
-_MEMORY_SLACK = 1.3  # the growth that a process may have in the second half of its samples
+_MEMORY_SLACK = 1.3  # allowed growth of a process in the second half of its samples
 _MEMORY_SLACK_BYTES = 64 << 20
 _FD_SLACK = 4
 _PERIOD_S = 0.5
-_START_S = 20.0  # a worker imports and compiles
-_JUDGED_S = 20.0  # a process is sampled at least for so long, after its start
+_START_S = 20.0  # the time in which a worker imports and compiles
+_JUDGED_S = 20.0  # the least time for which a process is sampled after its start
 _SHM = "/dev/shm"
-_KILLS = 0.7  # part of the actions; the rest are resizes
+_KILLS = 0.7  # fraction of kills among the actions; the rest are resizes
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Sample:
 
 
 def leaks(samples: Sequence[Sample], typical: Callable[[Iterable[int]], float] = max) -> list[str]:
-    """Return the process's growth: the second half of its samples against the first, by the most or by `typical`."""
+    """Return the process's growth: the second half of its samples against the first, by maximum or by `typical`."""
     half = len(samples) // 2
     if half < 3:
         return []
@@ -79,9 +79,9 @@ def settled(samples: Sequence[Sample], start_s: float) -> Sequence[Sample]:
 
 
 def launcher_leaks(samples: Sequence[tuple[int, Sample]]) -> list[str]:
-    """Return the same for the launcher, given how many workers it had at each look.
+    """Return the launcher's growth, given the number of workers at each sample.
 
-    Its resources depend on them, and a moment of joining and leaving takes more.
+    Its resources depend on that number. While workers join and leave, the launcher briefly needs more.
     """
     found = []
     for size in sorted({size for size, _ in samples}):
@@ -104,7 +104,7 @@ def sample(pid: int) -> Sample | None:
 
 
 def _started(pid: int) -> str | None:
-    """Return when the process was started: IDs are reused. None if it has ended, even if it is a zombie."""
+    """Return when the process was started, because IDs are reused. None if it has ended, even if it is a zombie."""
     with contextlib.suppress(OSError):
         fields = stat_of(pid)
         return None if fields[0] in "ZX" else fields[19]
@@ -138,11 +138,11 @@ class _Job:
         self.url = ""
         self.checksums: list[str] = []
         self.members: set[int] = set()  # processes known to be in the cluster
-        self.has_changed = False  # the launcher got a request for another cluster
+        self.has_changed = False  # the launcher got a request for another cluster version
         self.has_followed = False  # the workers have adopted one
         self.samples: dict[int, list[Sample]] = {}
-        self.launcher: list[tuple[int, Sample]] = []  # with the number of workers
-        self._processes: set[tuple[int, str]] = set()  # IDs, and when they were started
+        self.launcher: list[tuple[int, Sample]] = []  # (number of workers, sample)
+        self._processes: set[tuple[int, str]] = set()  # (process ID, start time)
         self._shm_before = {*os.listdir(_SHM)}
         self._shm_used: set[str] = set()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -163,7 +163,7 @@ class _Job:
                 self._note(int(found[2]))
 
     def _note(self, size: int) -> None:
-        # If all processes are in it, the members are known.
+        # If all processes are in the cluster, all are members.
         workers = self.workers()
         if len(workers) == size:
             self.members |= set(workers)
@@ -189,10 +189,10 @@ class _Job:
             self._shm_used |= _shm_files(pid)
 
     def left(self) -> list[str]:
-        """Return what is left of the job after its end."""
+        """Return what remains of the job after its end."""
         files = ({*os.listdir(_SHM)} - self._shm_before) & self._shm_used
         running = sorted(pid for pid, started in self._processes if _started(pid) == started)
-        return [f"process {pid} is left" for pid in running] + [f"{_SHM}/{name} is left" for name in sorted(files)]
+        return [f"process {pid} remains" for pid in running] + [f"{_SHM}/{name} remains" for name in sorted(files)]
 
     def wait(self, timeout: float) -> int | None:
         try:
@@ -206,21 +206,29 @@ class _Job:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m ms_kungfu.chaos",
-        description="Kills and resizes a job while it runs, and checks that it goes on as if nothing had happened.",
-        epilog="Behind -- come kungfu-run's flags and the program: python -m ms_kungfu.chaos -- -np 2 python train.py",
+        description="Kills and resizes a job while it runs, and checks that it continues without errors.",
+        epilog="Give kungfu-run's flags and the program after --: python -m ms_kungfu.chaos -- -np 2 python train.py",
     )
-    parser.add_argument("-seed", type=int, help="of what is done when (default: random, printed)")
-    parser.add_argument("-every", type=float, default=5.0, metavar="S", help="about every S seconds (default 5)")
-    parser.add_argument("-for", dest="duration", type=float, default=120.0, metavar="S", help="so long (default 120)")
-    parser.add_argument("-resize", default="1:4", metavar="A:B", help="sizes to resize to (default 1:4)")
-    parser.add_argument("-finish", type=float, default=600.0, metavar="S", help="it may take so long to finish then")
+    parser.add_argument("-seed", type=int, help="seed of the random actions (default: random, printed)")
+    parser.add_argument("-every", type=float, default=5.0, metavar="S", help="average time between actions (default 5)")
+    parser.add_argument(
+        "-for", dest="duration", type=float, default=120.0, metavar="S", help="duration of the actions (default 120)"
+    )
+    parser.add_argument("-resize", default="1:4", metavar="A:B", help="range of sizes for resizes (default 1:4)")
+    parser.add_argument(
+        "-finish",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="time limit for the job to finish afterwards (default 600)",
+    )
     parser.add_argument("command", nargs="+", metavar="-- [kungfu-run flags] program")
     args = parser.parse_args(arguments)
     low, _, high = args.resize.partition(":")
     if not (low.isdigit() and high.isdigit() and 1 <= int(low) <= int(high)):
         parser.error(f"-resize {args.resize} is not A:B with 1 <= A <= B")
     if args.every <= 0 or args.duration <= 0:
-        parser.error(f"-every {args.every:g} -for {args.duration:g}: both are positive numbers of seconds")
+        parser.error(f"-every {args.every:g} -for {args.duration:g}: both must be positive numbers of seconds")
     args.sizes = range(int(low), int(high) + 1)
     return args
 
@@ -242,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"chaos: {done['kills']} kills, {done['resizes']} resizes, seed {seed}")
     for text in wrong:
         print(f"chaos: WRONG: {text}")
-    well = "all is well" if is_audited else "nothing else is wrong; whether samples were lost wasn't looked at"
+    well = "no problems" if is_audited else "no problems, but lost samples weren't checked"
     print(f"chaos: {well}" if not wrong else "chaos: NOT well")
     return 1 if wrong else 0
 
@@ -276,7 +284,7 @@ def _disturb(job: _Job, rng: random.Random, every: float, duration: float, sizes
 
 
 def _finish(job: _Job, limit_s: float) -> int | None:
-    print("chaos: the job is left alone", flush=True)
+    print("chaos: no more actions; waiting for the job to finish", flush=True)
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         code = job.wait(_PERIOD_S)
@@ -287,18 +295,14 @@ def _finish(job: _Job, limit_s: float) -> int | None:
 
 
 def _check(job: _Job, code: int | None, ledger: Path) -> tuple[list[str], bool]:
-    """Return what is wrong, and whether there was a ledger for that."""
+    """Return the problems, and whether a ledger was checked."""
     from ms_kungfu.dataset import audit
 
     wrong = []
     if not job.has_changed:
-        wrong.append(
-            "nothing was done to the job before it ended, so nothing is shown; train for longer, or -every less"
-        )
+        wrong.append("the job ended before any action, so nothing was tested; train for longer, or decrease -every")
     elif not job.has_followed:
-        wrong.append(
-            "the program has no workers: none followed a change of the cluster; it has to train by way of ms_kungfu"
-        )
+        wrong.append("no worker followed a change of the cluster; the program must train with ms_kungfu")
     if code is None:
         wrong.append("the job did not finish")
     elif code != 0:
@@ -310,7 +314,7 @@ def _check(job: _Job, code: int | None, ledger: Path) -> tuple[list[str], bool]:
         if not found.exact:
             wrong.append("the ledger is not exact")
     else:
-        print("chaos: the program writes no ledger here; one that it names itself is for ms_kungfu.dataset.audit")
+        print("chaos: no ledger in KUNGFU_LEDGER_DIR; check a ledger elsewhere with ms_kungfu.dataset.audit")
     if len(set(job.checksums)) > 1:
         wrong.append(f"the workers' parameters differ: {', '.join(sorted(set(job.checksums)))}")
     print(f"chaos: {len(job.checksums)} workers reported their parameters")
@@ -320,7 +324,7 @@ def _check(job: _Job, code: int | None, ledger: Path) -> tuple[list[str], bool]:
     wrong += job.left()
     print(
         f"chaos: {len(judged)} of {len(job.samples)} worker processes lived for {_START_S + _JUDGED_S:g} s and were "
-        f"judged by what they hold, and so was the launcher, looked at {len(job.launcher)} times"
+        f"checked for growth, as was the launcher with {len(job.launcher)} samples"
     )
     for pid, samples in judged.items():
         print(f"chaos: worker process {pid}: at first {samples[0]}, at last {samples[-1]}")

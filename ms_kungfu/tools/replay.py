@@ -1,15 +1,15 @@
-"""Run a training with shards again and report differences of its bits.
+"""Run training with shards again, and report differences of its exact results.
 
 The command is ``python -m ms_kungfu.replay LEDGER --until STEP -- python train.py ...``.
 
-The bits of such a training are a function of its program and seed, whatever its cluster did (docs/shards.md). So one
-worker that runs the program again gets the same ones, unless hardware, or something that the bits must not depend on,
-has changed them. It compares the fingerprints that the ledger has every so many steps. The first difference is named,
-with the parameter, and ends the program.
+The exact results (bits) of such training depend on its program and seed, not on the cluster (docs/shards.md). So one
+worker that runs the program again gets the same bits. They differ only if the hardware, or a value that they must not
+depend on, has changed them. The replay compares the fingerprints that the ledger has at regular steps. At the first
+difference, it reports step and parameter and ends the program.
 
-The program runs as its ledger says, with as many cores as a worker had and oneDNN capped at the same instruction set.
-It requests no other size and writes no ledger; ms_kungfu's and MindSpore's own callbacks write no checkpoints. It
-writes its own files again: give it another folder for these.
+The program runs under the ledger's conditions: with the same number of cores per worker, and with oneDNN limited to
+the same instruction set. The replay requests no resize and writes no ledger. Callbacks of ms_kungfu and MindSpore
+write no checkpoints. The program's own files are written again, so give it another folder for these.
 
 Exit status: 0 the same bits, 1 they differ, 2 they can't be compared (the message says why).
 """
@@ -49,7 +49,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         command = arguments[cut + 1 :]
         if not command:
-            raise KungFuError("give the program to run again: -- python train.py ARGUMENT ...")
+            raise KungFuError("no program given; give the program to run again: -- python train.py ARGUMENT ...")
         orders = plan(options.ledger, options.until, options.checkpoint)
         machine = next(iter(orders.conditions.values()), {})
         cores = _cores(machine)
@@ -57,7 +57,7 @@ def main(words: Sequence[str] | None = None) -> int:
             if options.checkpoint is not None:
                 (Path(folder) / options.checkpoint.name).symlink_to(options.checkpoint.resolve())
                 orders = Orders(orders.recorded, orders.conditions, folder)
-            with ended_by_signals():  # and the program with it
+            with ended_by_signals():  # end the program too
                 status, outcome = _run(command, orders, Path(folder) / "orders.json", cores, machine.get("isa"))
         return _tell(orders, status, outcome)
     except (OSError, ValueError, KungFuError) as error:
@@ -75,22 +75,24 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog=_PROGRAM,
         usage="%(prog)s [-h] LEDGER [--until STEP] [--from CHECKPOINT] -- PROGRAM [ARGUMENT ...]",
-        description="Runs a training with shards again, as one worker, and compares its bits with those on record.",
+        description="Runs training with shards again as one worker, and compares its bits with the recorded ones.",
         epilog="Exit status: 0 the same bits, 1 they differ (step and parameter are named), 2 they can't be compared.",
     )
-    parser.add_argument("ledger", metavar="LEDGER", type=Path, help="ledger= or KUNGFU_LEDGER_DIR of the training")
-    parser.add_argument("--until", metavar="STEP", type=int, help="the last step to compare (default: all on record)")
+    parser.add_argument("ledger", metavar="LEDGER", type=Path, help="the training run's ledger= or KUNGFU_LEDGER_DIR")
+    parser.add_argument(
+        "--until", metavar="STEP", type=int, help="the last step to compare (default: all recorded steps)"
+    )
     parser.add_argument(
         "--from", metavar="CHECKPOINT", type=Path, dest="checkpoint",
-        help="begin with this file step-N.ckpt of checkpoint_dir (default: from the beginning)",
+        help="the file step-N.ckpt of checkpoint_dir to start from (default: start from the beginning)",
     )  # fmt: skip
     return parser
 
 
 def plan(folder: Path, until: int | None = None, checkpoint: Path | None = None) -> Orders:
-    """Return the fingerprints to compare: the ledger's in `folder` after the step of `checkpoint`, up to `until`.
+    """Return the ledger's fingerprints to compare: after the step of `checkpoint`, up to `until`.
 
-    KungFuError says why nothing can be compared.
+    Raise KungFuError if nothing can be compared.
     """
     files, problems, _ = ledger.read(folder)
     if not files:
@@ -101,14 +103,14 @@ def plan(folder: Path, until: int | None = None, checkpoint: Path | None = None)
     steps = [record for record in records if isinstance(record.claim, Claim)]
     if not any(record.claim.shards for record in steps if isinstance(record.claim, Claim)):
         raise KungFuError(
-            f"the ledger {folder} is of a training without shards, whose bits depend on what became of its cluster: "
-            "only one with ElasticDataset(..., shards=) can be run again"
+            f"the ledger {folder} records training without shards, whose exact result depends on the changes of its "
+            "cluster: only a run with ElasticDataset(..., shards=) can be replayed"
         )
     found = [(record, record.fingerprint.step) for record in steps if record.fingerprint is not None]
     if not found:
         raise KungFuError(
-            f"the ledger {folder} has no fingerprints: ElasticTraining and KungFuElasticCallback take them every "
-            "ledger_fingerprints= steps, which is 50 by default"
+            f"the ledger {folder} has no fingerprints: ElasticTraining and KungFuElasticCallback record one every "
+            "N steps, where N is ledger_fingerprints= (50 by default)"
         )
     first, last = min(step for _, step in found), max(step for _, step in found)
     after = 0
@@ -120,7 +122,8 @@ def plan(folder: Path, until: int | None = None, checkpoint: Path | None = None)
     if not chosen:
         most = "" if until is None else f" and until step {until}"
         raise KungFuError(
-            f"the ledger {folder} has no fingerprint after step {after}{most}: it has those of steps {first} to {last}"
+            f"the ledger {folder} has no fingerprint after step {after}{most}: "
+            f"its fingerprints are of steps {first} to {last}"
         )
     return Orders(_group(chosen), _conditions(folder, {record.job for record in chosen}))
 
@@ -128,7 +131,7 @@ def plan(folder: Path, until: int | None = None, checkpoint: Path | None = None)
 def _step_of(checkpoint: Path) -> int:
     name = _CHECKPOINT.fullmatch(checkpoint.name)
     if name is None or not checkpoint.is_file():
-        raise KungFuError(f"{checkpoint} is no file step-N.ckpt of a checkpoint_dir")
+        raise KungFuError(f"{checkpoint} is not a file step-N.ckpt of a checkpoint_dir")
     return int(name[1])
 
 
@@ -137,13 +140,13 @@ def _check_begins(folder: Path, steps: Sequence[Record], datasets: set[int]) -> 
         epoch, number = min(record.place for record in steps if record.data == data)
         if (epoch, number) != (0, 0):
             raise KungFuError(
-                f"the ledger {folder} begins in epoch {epoch} with step {number}: give --from CHECKPOINT, the one that "
-                "its training went on from, or a later one"
+                f"the ledger {folder} begins in epoch {epoch} with step {number}: give --from CHECKPOINT with the "
+                "checkpoint that this training continued from, or a later one"
             )
 
 
 def _group(chosen: Sequence[Record]) -> list[Recorded]:
-    """Return one for each step, in order."""
+    """Return one fingerprint per step, in order."""
     steps: dict[tuple[int, int, int], list[Record]] = {}
     for record in chosen:
         steps.setdefault((record.data, *record.place), []).append(record)
@@ -164,7 +167,7 @@ def _group(chosen: Sequence[Record]) -> list[Recorded]:
 
 
 def _conditions(folder: Path, jobs: set[str]) -> dict[str, Mapping[str, Any]]:
-    """Return the machines' numeric environments in the jobs that recorded the fingerprints, by dataset number."""
+    """Return the numeric environments of the jobs that recorded the fingerprints, by dataset number."""
     found: dict[str, Mapping[str, Any]] = {}
     job_of: dict[str, str] = {}
     for header in sorted(ledger.headers(folder), key=lambda header: header.get("time", 0)):
@@ -176,25 +179,25 @@ def _conditions(folder: Path, jobs: set[str]) -> dict[str, Mapping[str, Any]]:
         told = conditions.differences(first, own, f"in job {job}", f"in job {header['job']}")
         if told:
             raise KungFuError(
-                f"the ledger {folder} was recorded under several conditions ({told}): compare what one of them has, by "
-                "--until STEP, or --from CHECKPOINT where the other begins"
+                f"the ledger {folder} was recorded under several conditions ({told}): select steps with the same "
+                "conditions with --until STEP or --from CHECKPOINT"
             )
     return found
 
 
 def _cores(machine: Mapping[str, Any]) -> set[int]:
-    """Return the cores that the program may use: as many as a worker had."""
+    """Return the cores for the program: the same number as a worker had."""
     allowed, cores = sorted(os.sched_getaffinity(0)), machine.get("cores", 1)
     if cores > len(allowed):
         raise KungFuError(
-            f"each worker had {cores} cores, which decide bits, and this process may use {len(allowed)}: run it on a "
-            "machine with as many"
+            f"each worker had {cores} cores, which affect the bits, but this process may use {len(allowed)}: run it on "
+            "a machine with at least that number"
         )
     return set(allowed[:cores])
 
 
 def _run(command: Sequence[str], orders: Orders, path: Path, cores: set[int], isa: str | None) -> tuple[int, Outcome]:
-    """Return the program's exit status, and its result."""
+    """Run the program. Return its exit status and the result of the comparison."""
     orders.save(path)
     own = {env.REPLAY.name: str(path), env.CORES_PER_WORKER.name: str(len(cores))}
     if isa in isa_names():
@@ -226,7 +229,7 @@ def _tell(orders: Orders, status: int, outcome: Outcome) -> int:
     ended = f"was ended by signal {-status}" if status < 0 else f"ended with exit status {status}"
     return failed(
         _PROGRAM,
-        f"the program {ended} when {same} of {len(orders.recorded)}{until} had been compared, and were the same; start "
-        "it with the arguments that it had",
+        f"the program {ended} when {same} of {len(orders.recorded)}{until} had been compared and were equal; start "
+        "it with its original arguments",
         2,
     )

@@ -1,4 +1,4 @@
-"""Check that the primitive works and that two workers meet. install-kungfu.sh runs it in each of two workers."""
+"""Check that a primitive works and that two workers connect. install-kungfu.sh runs this in two workers."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def test_full_etcd_database_is_reported_and_written_once_space_is_free(etcd_of):
         key = base64.b64encode(f"filling{number % 2}".encode()).decode()
         if "error" in etcd.call("/v3/kv/put", {"key": key, "value": filling}):
             break
-    with pytest.raises(ConfigServerError, match="its database is full; free space by etcdctl compact"):
+    with pytest.raises(ConfigServerError, match="its database is full; free space with etcdctl compact"):
         store.put(replace(first, version=1))
     assert store.get() == first
     etcd.compact()
@@ -231,8 +231,8 @@ def test_users_and_passwords_as_etcdctl_has_them(etcd_of, kungfu_run):
         words = ["-w", "-config-server", url, sys.executable, "-c", "import time; time.sleep(1)"]
         return kungfu_run(*words, environment={**NOBODY, **environment})
 
-    refused(run(), url, "wants a user", "set ETCDCTL_USER=NAME:PASSWORD")
-    refused(run(ETCDCTL_USER="kungfu:wrong"), url, "doesn't know user 'kungfu'", "correct ETCDCTL_USER")
+    refused(run(), url, "requires a user", "set ETCDCTL_USER=NAME:PASSWORD")
+    refused(run(ETCDCTL_USER="kungfu:wrong"), url, "rejects user 'kungfu'", "correct ETCDCTL_USER")
     refused(run(ETCDCTL_USER="other:right"), url, "user 'other' may not", "etcdctl role grant-permission")
     for right in ({"ETCDCTL_USER": "kungfu:right"}, {"ETCDCTL_USER": "kungfu", "ETCDCTL_PASSWORD": "right"}):
         well = run(**right)

@@ -93,7 +93,7 @@ def test_nodes_that_come_are_used_and_those_that_go_are_left_in_time(ray_of, kun
     grown = newest(job, 3)
     assert first < members(job, grown, 3)
     ray.drain(second)
-    job.wait_for(r"Ray is about to take 127\.0\.0\.\d away: it leaves the job", timeout=60)
+    job.wait_for(r"Ray is about to remove 127\.0\.0\.\d: it leaves the job", timeout=60)
     job.wait_for(r"^left pid \d+ step \d+", timeout=60)
     newest(job, 2, grown)
     assert "the others go on without it" not in job.output
@@ -121,7 +121,7 @@ def test_a_cluster_that_is_too_small_is_refused_by_a_sentence(ray_of, kungfu_run
     job.assert_exit(1, 120)
     (line,) = [line for line in job.stderr if line.startswith("kungfu-run")]
     assert f"-min-np 2 is more than the 1 worker that fit on the Ray cluster at {ray.address}" in line
-    assert "give a smaller -min-np, add nodes, or let it wait" in line
+    assert "request a smaller -min-np, add nodes, or let it wait" in line
 
 
 @pytest.mark.alone
@@ -169,7 +169,7 @@ def test_killed_agent_is_distinguished_from_lost_node(ray_of, kungfu_run, tmp_pa
     members(job, 0, 2)
     (agent,) = agents("-self=127.0.0.3", program)
     os.kill(agent, signal.SIGKILL)
-    job.wait_for(r"the agent on 127\.0\.0\.3 has failed, and with it the host's workers", timeout=60)
+    job.wait_for(r"the agent on 127\.0\.0\.3 has failed, with the host's workers", timeout=60)
     newest(job, 2)
     assert "the node of" not in job.output
     job.signal(signal.SIGINT)
@@ -309,8 +309,8 @@ def test_functions_run_on_a_machine_with_nothing_started(run_program, tmp_path, 
         "returned True True",
         "returned [4, 4]",
         "returned 7",
-        "TypeError training has ended well, but what returns returned at rank 0 (of _thread.lock) can't be pickled: "
-        "TypeError: cannot pickle '_thread.lock' object",
+        "TypeError training succeeded, but the value that returns returned at rank 0 (of _thread.lock) can't be "
+        "pickled: TypeError: cannot pickle '_thread.lock' object",
     ]
 
 
@@ -338,7 +338,7 @@ def test_job_whose_ray_head_node_is_lost_ends_with_returned_values(start_module,
     (tmp_path / "without_head.py").write_text(WITHOUT_HEAD)
     job = start_module("without_head", tmp_path)
     job.wait_for("^killed", timeout=120)
-    job.wait_for(r"Ray's head \(its GCS\) doesn't answer: training goes on", timeout=30)
+    job.wait_for(r"Ray's head \(its GCS\) doesn't answer: training continues", timeout=30)
     (tmp_path / "enough").touch()
     job.wait_for(r"^returned \[7\]", timeout=40)
     job.assert_exit(0, 60)

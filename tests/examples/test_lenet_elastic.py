@@ -96,7 +96,7 @@ BAD_INPUT = [
     (["--resum"], "train.py: error: "),
     (["--shards", "3"], "train.py: error: "),
     (["--ledger", "train.py"], "File exists: the ledger train.py can't be written"),
-    (["--global-batch-size", "0"], "global_batch_size is an integer of 1 or more, got 0"),
+    (["--global-batch-size", "0"], "global_batch_size must be an integer of 1 or more, got 0"),
     (["--resume"], "resume needs a folder"),
 ]
 # Runs train.py with each list of arguments, in one process: most of a run is importing MindSpore.

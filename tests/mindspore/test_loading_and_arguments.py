@@ -84,7 +84,7 @@ def test_wrong_arguments_are_named():
         KungFuAllReduce("average")
     with pytest.raises(TypeError, match="op must be one of"):
         KungFuAllReduce(3)
-    with pytest.raises(TypeError, match="name must be a text"):
+    with pytest.raises(TypeError, match="name must be a non-empty string"):
         KungFuAllReduce(name="")
     with pytest.raises(ValueError, match="at least 0, not -1"):
         KungFuBroadcast(-1)

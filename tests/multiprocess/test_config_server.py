@@ -124,7 +124,7 @@ GARBAGE = [
     (b" ", 400, "not JSON"),
     (b"garbage", 400, "not JSON"),
     (b"\xff\xfe", 400, "not UTF-8"),
-    (b"[" * 100_000, 400, "nested over 64 deep"),
+    (b"[" * 100_000, 400, "nested more than 64 levels deep"),
     (b"null", 400, "JSON object"),
     ({"Workers": []}, 400, "Workers is empty"),
     ({"Workers": ["127.0.0.1"]}, 400, "127.0.0.1"),
@@ -259,7 +259,7 @@ def test_a_taken_port_is_named(server, start_module):
     program.assert_exit(1)
     assert len(program.lines) == 1
     assert f"127.0.0.1:{one.port}" in program.lines[0]
-    assert "give another -port, or 0" in program.lines[0]
+    assert "use another -port, or 0" in program.lines[0]
 
 
 def test_config_server_listens_on_loopback_only(server):

@@ -83,7 +83,7 @@ PRINTING = [
 def test_output_that_goes_nowhere_is_one_sentence(words):
     for shell, why in ((">/dev/full", "No space left on device"), (">&-", "standard output is closed")):
         done = run(shell, *words)
-        said = f"python -m {words[0]}: what it has to say can't be written: {why}\n"
+        said = f"python -m {words[0]}: the output can't be written: {why}\n"
         assert (done.returncode, done.stderr) == (1, said)
 
 
@@ -92,7 +92,9 @@ def test_bench_of_the_package_says_where_benchmarks_are(source, monkeypatch, cap
     monkeypatch.setattr(bench, "checkout", lambda: source)
     assert bench.main() == 2
     where = str(ROOT) if source == str(ROOT) else "a checkout of ms_kungfu"
-    assert capsys.readouterr().err.endswith(f": not part of the package; run python -m benchmarks in {where}\n")
+    assert capsys.readouterr().err.endswith(
+        f": the benchmarks are not part of the package; run python -m benchmarks in {where}\n"
+    )
 
 
 def test_flags_of_a_folder_with_spaces_are_words_of_a_shell(monkeypatch, capsys, tmp_path):

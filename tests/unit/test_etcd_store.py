@@ -49,7 +49,7 @@ def test_a_url_names_members_and_a_job(url, servers):
         ("etcd://a:2379,/job", "'' is not host:port of a member"),
         ("etcd://a:x/job", "'a:x' is not host:port of a member"),
         ("etcd://a:70000/job", "'a:70000' is not host:port"),
-        ("etcd://me:word@a:2379/job", "give etcd's user by ETCDCTL_USER"),
+        ("etcd://me:word@a:2379/job", "set ETCDCTL_USER=NAME:PASSWORD instead"),
     ],
 )
 def test_a_url_that_makes_no_sense_is_refused_in_a_sentence(url, told):
@@ -62,11 +62,11 @@ def test_a_url_that_makes_no_sense_is_refused_in_a_sentence(url, told):
 @pytest.mark.parametrize(
     ("environment", "told"),
     [
-        ({"ETCDCTL_USER": "me"}, "ETCDCTL_USER names etcd's user as NAME:PASSWORD"),
-        ({"ETCDCTL_PASSWORD": "word"}, "ETCDCTL_USER names etcd's user as NAME:PASSWORD"),
+        ({"ETCDCTL_USER": "me"}, "ETCDCTL_USER must be NAME:PASSWORD"),
+        ({"ETCDCTL_PASSWORD": "word"}, "ETCDCTL_USER must be NAME:PASSWORD"),
         ({"ETCDCTL_CACERT": "/none.crt"}, "ETCDCTL_CACERT=/none.crt has no certificates: No such file"),
-        ({"ETCDCTL_CERT": "/none.crt"}, "ETCDCTL_CERT and ETCDCTL_KEY are a pair"),
-        ({"ETCDCTL_CERT": "/none.crt", "ETCDCTL_KEY": "/none.key"}, "are no pair: No such file"),
+        ({"ETCDCTL_CERT": "/none.crt"}, "only one of ETCDCTL_CERT and ETCDCTL_KEY is set"),
+        ({"ETCDCTL_CERT": "/none.crt", "ETCDCTL_KEY": "/none.key"}, "don't match: No such file"),
     ],
 )
 def test_etcdctl_variables_are_checked(environment, told, monkeypatch):
@@ -185,7 +185,7 @@ def test_a_write_of_which_is_not_known_what_became_is_not_called_stale(member):
     instead = {"header": {"revision": "11"}, "responses": [{"response_range": held(6, mark="other", revision=11)}]}
     first = member((200, held(4)), (503, {"error": "transport is closing", "code": 14}))
     second = member((200, instead))
-    with pytest.raises(StoreUnreachableError, match="what became of a write isn't known"):
+    with pytest.raises(StoreUnreachableError, match="whether a write was applied isn't known"):
         open_store(f"etcd://{first.member},{second.member}/job").put(cluster(2, 5))
 
 
@@ -218,8 +218,8 @@ def test_controller_without_its_lease_gets_an_error(member):
 
 @pytest.mark.parametrize(
     ("kind", "told"),
-    [("etcds", "it doesn't answer by TLS; if it speaks none, write etcd://"),
-     ("etcd", "it hangs up without an answer; if it speaks TLS, write etcds://")],
+    [("etcds", "it doesn't answer with TLS; if it uses none, write etcd://"),
+     ("etcd", "it closes the connection without an answer; if it uses TLS, write etcds://")],
 )  # fmt: skip
 def test_where_only_one_end_speaks_tls_the_other_kind_of_url_is_named(kind, told):
     with socket.create_server(("127.0.0.1", 0)) as etcd:
@@ -296,13 +296,17 @@ def test_a_token_that_is_over_is_asked_for_again(member, monkeypatch):
         (404, {"error": "there is no cluster yet"}, "doesn't answer as etcd's v3 API does"),
         (403, {"error": "etcdserver: permission denied", "code": 7}, "etcdctl role grant-permission ROLE readwrite"),
         (400, {"error": "etcdserver: user name is empty", "code": 3}, "set ETCDCTL_USER=NAME:PASSWORD"),
-        (429, {"error": "etcdserver: mvcc: database space exceeded", "code": 8}, "its database is full; free space by"),
+        (
+            429,
+            {"error": "etcdserver: mvcc: database space exceeded", "code": 8},
+            "its database is full; free space with",
+        ),
         (
             200,
             {"header": {"revision": "1"}, "kvs": [{"value": "bm9uZQ==", "mod_revision": "1"}]},
             "holds no cluster",
         ),
-        (200, {"header": 5}, "tells no revision"),
+        (200, {"header": 5}, "has no revision"),
         (200, "x" * 2_000_000, "answered more than"),
     ],
 )

@@ -170,7 +170,7 @@ def test_mindspore_fusion_configuration_becomes_a_mode():
         (size(-1), ValueError, "at least 0, not -1"),
         ({"mode": "index", "config": None}, ValueError, "can't be empty"),
         (index(), ValueError, "can't be empty"),
-        ({"mode": "index", "config": (1, 2)}, TypeError, "are a list"),
+        ({"mode": "index", "config": (1, 2)}, TypeError, "must be a list"),
         (index(1.0), TypeError, "index of a gradient"),
         (index(True), TypeError, "index of a gradient"),
         (index(-1), TypeError, "index of a gradient"),
@@ -205,8 +205,8 @@ def test_the_command_shows_well_known_models_without_mindspore():
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["nothing.py"], "nothing.py is no file and none of lenet"),
-        (["--fusion", "size:x", "lenet"], "'x' in 'size:x' is no number"),
+        (["nothing.py"], "nothing.py is neither a file nor one of lenet"),
+        (["--fusion", "size:x", "lenet"], "'x' in 'size:x' is neither a number"),
         (["--fusion", "size:-1", "lenet"], "at least 0, not -1"),
         (["--fusion", "index:3,2", "lenet"], "must ascend"),
         (["--fusion", "most", "lenet"], 'must be "none"'),

@@ -68,7 +68,7 @@ def test_a_whole_answer_is_read_to_its_end(served):
 
 @pytest.mark.parametrize(
     ("body", "why"),
-    [(b"", "not JSON"), (b"\xff", "not UTF-8"), (b"[" * 100_000, "nested over"), (b"1" * 5000, "over 64 bits")],
+    [(b"", "not JSON"), (b"\xff", "not UTF-8"), (b"[" * 100_000, "nested more than"), (b"1" * 5000, "over 64 bits")],
 )
 def test_malformed_status_answer_is_an_error_in_a_sentence(served, body, why):
     url = served(OK + b"\r\n" + body)
@@ -120,4 +120,4 @@ def test_peer_without_tls_is_recognized_by_exception_type(kind, error, reason, i
     monkeypatch.setattr("ms_kungfu.cluster_store.exchange.begin", fail)
     with pytest.raises(StoreUnreachableError) as caught:
         open_store(f"{kind}://127.0.0.1:1/config").get()
-    assert ("it doesn't answer by TLS; if it speaks none, write" in str(caught.value)) == is_named
+    assert ("it doesn't answer with TLS; if it uses none, write" in str(caught.value)) == is_named

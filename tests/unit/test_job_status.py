@@ -270,7 +270,7 @@ def test_printing_has_no_characters_that_it_can_not_print(environment):
 
 def test_output_to_a_full_disk_is_an_error_and_to_a_closed_pipe_is_none():
     program = "from ms_kungfu._processes import printing\nwith printing('p'): print('x' * 100000, flush=True)"
-    for shell, code, told in (("{} > /dev/full", 1, "p: what it has to say can't be written: No space left on device"),
+    for shell, code, told in (("{} > /dev/full", 1, "p: the output can't be written: No space left on device"),
                               ("{} | true", 0, "")):  # fmt: skip
         command = shell.format(f'"{sys.executable}" -c "{program}"')
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)

@@ -134,7 +134,7 @@ def test_a_rank_table_of_several_servers_gives_this_hosts_devices(tmp_path: Path
 
 def test_a_rank_table_with_a_mistake_is_refused_before_anything_starts(tmp_path: Path) -> None:
     environ = table(tmp_path, ("a", [(0, 0), (0, 1)]))
-    with pytest.raises(ValueError, match="device 0 of server a is there twice"):
+    with pytest.raises(ValueError, match="device 0 of server a is listed twice"):
         found(environ)
 
 

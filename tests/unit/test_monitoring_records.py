@@ -183,9 +183,9 @@ def test_state_reaches_another_worker():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"interval": 0}, "interval is an integer of 1 or more, got 0"),
-        ({"update_ratio_interval": -1}, "update_ratio_interval is an integer of 0 or more"),
-        ({"log_interval": 1.5}, "log_interval is an integer"),
+        ({"interval": 0}, "interval must be an integer of 1 or more, got 0"),
+        ({"update_ratio_interval": -1}, "update_ratio_interval must be an integer of 0 or more"),
+        ({"log_interval": 1.5}, "log_interval must be an integer"),
         ({"half_life": 0}, "half_life"),
     ],
 )

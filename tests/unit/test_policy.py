@@ -27,9 +27,9 @@ class Wants(Policy):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"size": 0}, "size is an integer of 1 or more, got 0"),
-        ({"size": 2.0}, "size is an integer"),
-        ({"global_batch_size": True}, "global_batch_size is an integer"),
+        ({"size": 0}, "size must be an integer of 1 or more, got 0"),
+        ({"size": 2.0}, "size must be an integer"),
+        ({"global_batch_size": True}, "global_batch_size must be an integer"),
         ({"global_batch_size": 8, "local_batch_size": 2}, "not both"),
         ({"shards": 4}, "a decision with shards needs global_batch_size"),
         ({"global_batch_size": 8, "shards": 0}, "shards is an integer of 1 or more, got 0"),

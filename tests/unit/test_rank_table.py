@@ -87,7 +87,7 @@ MISTAKES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     ),
     (
         lambda d: d["server_list"][1].update(server_id="10.0.0.7"),
-        "server 10.0.0.7 is there twice; a server's devices belong into one entry",
+        "server 10.0.0.7 is listed twice; put all devices of a server into one entry",
     ),
     (
         lambda d: d["server_list"][1].update(device=[]),
@@ -96,7 +96,7 @@ MISTAKES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda d: devices(d).append(3), "device 2 of server 10.0.0.7 must be an object, got 3 as a number"),
     (
         lambda d: devices(d)[1].update(device_id="4"),
-        "device 4 of server 10.0.0.7 is there twice; each rank needs a device of its own",
+        "device 4 of server 10.0.0.7 is listed twice; each rank needs its own device",
     ),
     (
         lambda d: devices(d)[1].update(device_id=0),
@@ -164,7 +164,7 @@ def test_all_mistakes_are_reported_at_once() -> None:
         ("[]", "it must be a JSON object, got an empty list"),
         ('"text"', "it must be a JSON object"),
         ('{"server_group_list": []}', "a global rank table of several jobs, which is not supported"),
-        ('{"group_list": []}', "of the first form, with group_list, but not one group"),
+        ('{"group_list": []}', "a table of the older form without one group"),
     ],
 )
 def test_malformed_rank_table_is_refused(text: str, sentence: str) -> None:

@@ -155,7 +155,9 @@ def test_exception_of_ray_at_the_start_is_reported_in_a_sentence(refusal):
 
 @pytest.mark.parametrize("address", ["nonsense", "nonsense:", ":80", "a:b", "a:0", "a:65536"])
 def test_an_address_that_is_none_is_refused_by_what_one_is(refusal, address):
-    told = f"{address}: that is no address; write HOST:PORT, auto for a cluster that runs here, or local for a new one"
+    told = (
+        f"{address}: that is not an address; write HOST:PORT, auto for a cluster that runs here, or local for a new one"
+    )
     assert refusal(words=[f"-address={address}"]) == (f"-address {told}", [])
     assert refusal(words=[], environment=address) == (f"RAY_ADDRESS={told}", [])
 
@@ -178,5 +180,5 @@ def test_node_that_ray_has_just_declared_dead_is_reported(monkeypatch):
     monkeypatch.setattr(cluster, "wish", lambda *_: None)
     monkeypatch.setattr(cluster, "nodes", lambda: [Node("b", "10.0.0.2", {"CPU": 1.0})])
     monkeypatch.setattr(cluster, "own_node", lambda: "a")
-    with pytest.raises(driver.JobError, match="Ray has just given up the node that this program runs on"):
+    with pytest.raises(driver.JobError, match="Ray has just declared this program's node dead"):
         driver.Driver(parse_command_line(["-engine=ray", "true"])).run()

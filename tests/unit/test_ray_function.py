@@ -37,25 +37,25 @@ def needs(path, rate=0.1, *more, key, **others):
 @pytest.mark.parametrize(
     ("arguments", "error", "told"),
     [
-        ({"command_or_function": "python sums.py"}, TypeError, "give the command's words: ['python', 'sums.py']"),
+        ({"command_or_function": "python sums.py"}, TypeError, "pass the command's words: ['python', 'sums.py']"),
         ({"command_or_function": None}, TypeError, "command_or_function=None is neither a function nor the words"),
         ({"command_or_function": ["python", 3]}, TypeError, "command_or_function=['python', 3] is neither"),
         ({"command_or_function": []}, ValueError, "command_or_function is empty"),
-        ({"command_or_function": needs}, TypeError, "workers call needs without arguments, and it needs path, key"),
-        ({"flags": "-recover=replace -q"}, TypeError, "give a list: ['-recover=replace', '-q']"),
-        ({"flags": 3}, TypeError, "flags=3 is no list"),
+        ({"command_or_function": needs}, TypeError, "workers call needs without arguments, but it needs path, key"),
+        ({"flags": "-recover=replace -q"}, TypeError, "pass a list: ['-recover=replace', '-q']"),
+        ({"flags": 3}, TypeError, "flags=3 is not a list"),
         ({"num_workers": (1, 2, 3)}, TypeError, "num_workers=(1, 2, 3) is neither a number nor (least, most)"),
         ({"num_workers": None}, TypeError, "num_workers=None is neither"),
         ({"num_workers": 1.5}, TypeError, "num_workers=1.5 is neither"),
         ({"num_workers": True}, TypeError, "num_workers=True is neither"),
-        ({"num_workers": 0}, ValueError, "num_workers=0: a job has 1 worker at least"),
+        ({"num_workers": 0}, ValueError, "num_workers=0: a job needs at least 1 worker"),
         ({"num_workers": (3, 1)}, ValueError, "num_workers=(3, 1): the most, 1, is less than the least, 3"),
-        ({"wait_s": -1}, ValueError, "wait_s=-1 is no amount"),
-        ({"wait_s": math.inf}, ValueError, "wait_s=inf is no amount"),
-        ({"wait_s": "10m"}, TypeError, "wait_s='10m' is no number"),
-        ({"cpus_per_worker": -1}, ValueError, "cpus_per_worker=-1 is no amount"),
+        ({"wait_s": -1}, ValueError, "wait_s=-1 is not an amount"),
+        ({"wait_s": math.inf}, ValueError, "wait_s=inf is not an amount"),
+        ({"wait_s": "10m"}, TypeError, "wait_s='10m' is not a number"),
+        ({"cpus_per_worker": -1}, ValueError, "cpus_per_worker=-1 is not an amount"),
         ({"cpus_per_worker": 0}, ValueError, "cpus_per_worker=0: a worker needs more than 0"),
-        ({"address": 6379}, TypeError, "address=6379 is no text"),
+        ({"address": 6379}, TypeError, "address=6379 is not a string"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused_by_their_names(arguments, error, told):
@@ -78,8 +78,8 @@ def test_a_function_goes_by_its_own_name():
 def test_ray_cluster_too_small_for_a_call_is_reported_in_the_calls_terms():
     told = too_small([Node("n", "10.0.0.1", {"CPU": 3.0})], {"CPU": 1.0}, 50, 50, 0, "a:1", True, ARGUMENTS)
     assert told.startswith("num_workers=50 is more than the 3 workers that fit on the Ray cluster at a:1")
-    assert "give a smaller num_workers, add nodes, or let it wait for some (wait_s=600)" in told
-    assert told.endswith('; it was found running here: address="local" has a new one for this job alone')
+    assert "request a smaller num_workers, add nodes, or let it wait for some (wait_s=600)" in told
+    assert told.endswith('; the cluster was found running here: address="local" starts a new one for this job alone')
 
 
 # ---- ends ----
@@ -114,7 +114,7 @@ def test_value_that_cannot_be_pickled_is_named_with_its_rank():
 
 
 def test_value_that_cannot_be_unpickled_is_named_with_its_rank():
-    with pytest.raises(TypeError, match="train returned at rank 3 can't be read here: ModuleNotFoundError: No module"):
+    with pytest.raises(TypeError, match="train returned at rank 3 can't be unpickled: ModuleNotFoundError: No module"):
         values("train", [End("returned", 0, 3, 1.0, b"cno_such_module\nname\n.")])
 
 

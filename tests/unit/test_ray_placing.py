@@ -99,14 +99,14 @@ def test_the_sentence_for_a_cluster_that_is_too_small():
     needs = {"CPU": 1.0, "GPU": 1.0}
     assert too_small([node(1, CPU=3.0, GPU=2.0), node(2, CPU=1)], needs, 5, 4, 0, ADDRESS, False) == (
         "-min-np 4 is more than the 2 workers that fit on the Ray cluster at 10.0.0.1:6379: its 2 nodes have 4 "
-        "CPU and 2 GPU free, and a worker takes 1 CPU and 1 GPU; give a smaller -min-np, add nodes, or let it wait for "
-        "some (-wait 10m)"
+        "CPU and 2 GPU free, and a worker requires 1 CPU and 1 GPU; request a smaller -min-np, add nodes, or let it "
+        "wait for some (-wait 10m)"
     )
     told = too_small([node(1)], CPU, 4, 4, 30, ADDRESS, True)
     assert told.startswith(
         "-np 4 is more than the 0 workers that fit on the Ray cluster at 10.0.0.1:6379 after 30 s: its 1 node has"
     )
-    assert told.endswith("; it was found running here: -address local has a new one for this job alone")
+    assert told.endswith("; the cluster was found running here: -address local starts a new one for this job alone")
 
 
 # ---- the command line ----

@@ -140,9 +140,9 @@ def test_each_ledger_that_cant_be_compared_is_refused_by_a_sentence(train, tmp_p
     folder = train(3, 9)
     assert "begins in epoch 0 with step 2: give --from CHECKPOINT" in refused(folder)
     checkpoint = tmp_path / "step-00000008.ckpt"
-    assert "is no file step-N.ckpt" in refused(folder, checkpoint=checkpoint)
+    assert "is not a file step-N.ckpt" in refused(folder, checkpoint=checkpoint)
     checkpoint.touch()
-    assert "no fingerprint after step 8: it has those of steps 4 to 8" in refused(folder, checkpoint=checkpoint)
+    assert "no fingerprint after step 8: its fingerprints are of steps 4 to 8" in refused(folder, checkpoint=checkpoint)
     assert "after step 0 and until step 1" in refused(train(1, 4, "b"), until=1)
     assert "was recorded under several conditions (cores a worker 1 in job b and 2 in job c)" in refused(
         train(5, 8, "c", found={**HERE, "cores": 2})
@@ -152,7 +152,9 @@ def test_each_ledger_that_cant_be_compared_is_refused_by_a_sentence(train, tmp_p
 
 
 def test_a_training_without_shards_is_refused(train):
-    assert "without shards, whose bits depend on what became of its cluster" in refused(train(1, 4, shards=False))
+    assert "without shards, whose exact result depends on the changes of its cluster" in refused(
+        train(1, 4, shards=False)
+    )
 
 
 def recorded(*had):
@@ -310,5 +312,5 @@ def test_terminated_replay_ends_the_program(train):
 def test_more_cores_than_there_are_are_refused(train, capsys):
     folder = train(1, 4, found={**HERE, "cores": len(os.sched_getaffinity(0)) + 1})
     assert replay.main([str(folder), "--", "true"]) == 2
-    assert "cores, which decide bits, and this process may use" in capsys.readouterr().err
+    assert "cores, which affect the bits, but this process may use" in capsys.readouterr().err
     assert Path(folder).exists()

@@ -34,7 +34,8 @@ def test_without_the_variables_there_is_none():
 def test_a_part_of_them_is_refused_by_the_names_of_the_others(given):
     missing = [name for name in _NAMES if name not in given]
     assert (
-        why_not(dict.fromkeys(given, "/x")) == f"TLS needs {' and '.join(missing)}, too, beside {' and '.join(given)}"
+        why_not(dict.fromkeys(given, "/x"))
+        == f"TLS needs {' and '.join(missing)} too; only {' and '.join(given)} is set"
     )
 
 
@@ -50,7 +51,7 @@ def test_certificate_that_other_hosts_would_reject_is_refused_here(authority, tm
     assert "Hostname mismatch" in why_not(good, "node1")
     other = Authority(tmp_path, "other")
     assert why_not({**good, "KUNGFU_TLS_CA": str(other.file)}).startswith(
-        "the others won't accept the certificate of KUNGFU_TLS_CERT"
+        "other hosts won't accept the certificate of KUNGFU_TLS_CERT"
     )
     assert "certificate has expired" in why_not(authority.sign("10.0.0.1", days="-1"))
     for usage in ("serverAuth", "clientAuth"):  # a host is both

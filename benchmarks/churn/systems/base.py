@@ -1,4 +1,4 @@
-"""What the benchmark asks of a system."""
+"""The interface of a measured system."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 class NotApplicable(Exception):
-    """A scenario that a system has no means for; the message is the reason."""
+    """A system doesn't support a scenario. The message is the reason."""
 
 
 @dataclass(frozen=True)
 class Command:
     """A command of a run.
 
-    `again`: it is started again until it exits with 0, as a scheduler does. No such command runs on a host that is
-    killed: the host is away for a while. `host`: on which of the hosts it runs.
-    `serves`: the run is over without it.
+    `again`: restart the command until it exits with 0, as a scheduler does. Such a command never runs on a host that
+    is killed, because the host is away for a while. `host`: the index of the host that it runs on. `serves`: the run
+    can be over while this command still runs.
     """
 
     name: str
@@ -37,25 +37,25 @@ class Command:
 
 
 class System(ABC):
-    """A system, as its documentation recommends it for failures."""
+    """A system, set up as its documentation recommends for failures."""
 
     checkpoints = False
-    """Whether it needs the best interval between checkpoints, which `search` finds."""
+    """Whether the system uses checkpoints, so that `search` must find the best interval."""
     packages: tuple[str, ...] = ()
-    """The Python packages whose versions count. They are installed for `Plan.python`, or beside ms_kungfu."""
+    """Python packages whose versions are recorded. They are installed for `Plan.python`, or next to ms_kungfu."""
     is_peer = True
     """Whether it runs in the virtual environment of the other systems."""
 
     @abstractmethod
     def commands(self, plan: Plan, folder: Path) -> list[Command]:
-        """Return what starts a job. NotApplicable if it can't run over several hosts."""
+        """Return commands that start a job. Raise NotApplicable if it can't run over several hosts."""
 
     def host_commands(self, plan: Plan, folder: Path, host: int) -> list[Command]:
-        """Return what starts a host again that was killed."""
+        """Return commands that restart a killed host."""
         return [each for each in self.commands(plan, folder) if each.host == host]
 
     def resize(self, plan: Plan, folder: Path, size: int) -> tuple[list[Command], list[tuple[str, int]]]:
-        """Return what changes the number of workers: commands to start, and signals (name, number) to send."""
+        """Return how to change the number of workers: commands to start, and signals (name, number) to send."""
         raise NotApplicable("it can't change the number of workers of a running job on one host")
 
 

@@ -1,1 +1,1 @@
-"""``python -m ms_kungfu.doctor``: report what is installed, what would be used, and the remedies for the rest."""
+"""``python -m ms_kungfu.doctor``: report what is installed, what would be used, and remedies for problems."""

@@ -37,7 +37,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
 
 
 def examine(system: System, checks: Iterable[tuple[str, Check]] = CHECKS) -> Iterator[Finding]:
-    """Yield every finding, as soon as it is there. A check that fails is a finding, too: the others continue."""
+    """Yield each finding as soon as it is known. If a check fails, that is a finding, and the other checks continue."""
     for topic, check in checks:
         try:
             yield from check(system)
@@ -48,11 +48,11 @@ def examine(system: System, checks: Iterable[tuple[str, Check]] = CHECKS) -> Ite
 
 
 def main(arguments: Sequence[str] | None = None, system: System | None = None) -> int:
-    """Run the command. Exit status: 0, or 1 if something is wrong, 2 for a wrong command line."""
+    """Run the command. Exit status: 0 without problems, 1 with problems, 2 for an invalid command line."""
     parser = argparse.ArgumentParser(
         prog="python -m ms_kungfu.doctor",
-        description="Shows what is installed and would be used. ok: it works; missing: it isn't there, and the rest "
-        "works without it; wrong: it has to be mended. A line with -> says how.",
+        description="Shows what is installed and would be used. ok: it works; missing: not installed, and the rest "
+        "works without it; wrong: it must be repaired. A line with -> says how.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON document instead of lines")
     as_json = parser.parse_args(arguments).json

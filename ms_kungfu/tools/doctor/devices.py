@@ -14,7 +14,7 @@ from ms_kungfu.tools.doctor.system import Outcome, System
 _TOOLKIT = "/usr/local/Ascend/ascend-toolkit/latest"
 _DRIVER_INFO = "/usr/local/Ascend/driver/version.info"
 
-# Opens a library; answers NCCL's version, 0 for a library that isn't NCCL.
+# Opens a library and returns NCCL's version, or 0 if the library isn't NCCL.
 _OPEN = """
 import ctypes
 try:
@@ -26,7 +26,7 @@ if hasattr(library, "ncclGetVersion"):
     library.ncclGetVersion(ctypes.byref(version))
 answer(version.value)
 """
-# Answers the CUDA version that the driver supports (12040 is 12.4) and the number of GPUs.
+# Returns the CUDA version that the driver supports (12040 is 12.4), and the number of GPUs.
 _ASK_DRIVER = """
 import ctypes, os
 os.environ.pop("CUDA_VISIBLE_DEVICES", None)
@@ -64,7 +64,7 @@ def check_gpu(system: System) -> Iterator[Finding]:
 
 
 def check_mindspore_gpu(system: System) -> Iterator[Finding]:
-    """Check what MindSpore's own GPU plugin needs of CUDA: without it there is no device target GPU."""
+    """Check the CUDA libraries of MindSpore's own GPU plugin, without which there is no device target GPU."""
     if system.version("mindspore") is None:
         return
     has_gpu = GPU.count(system.names("/dev")) > 0
@@ -118,7 +118,7 @@ def check_nccl(system: System) -> Iterator[Finding]:
 
 
 def _cuda_of_nccl(system: System, path: str) -> int | None:
-    """Return the CUDA that a packaged NCCL is made for."""
+    """Return the CUDA version that a packaged NCCL is built for."""
     if "/nvidia/nccl/" not in path:
         return None
     return next((n for n in (11, 12, 13) if system.version(f"nvidia-nccl-cu{n}") is not None), None)
@@ -169,7 +169,7 @@ def check_hccl(system: System) -> Iterator[Finding]:
 
 
 def check_settings(system: System) -> Iterator[Finding]:
-    """Check the environment's devices: lists and rank table."""
+    """Check the device lists and the rank table in the environment."""
     for kind in (GPU, ASCEND):
         name, topic = kind.variable.name, f"{kind.name.split()[0]} list"
         text = system.environ.get(name)
@@ -221,7 +221,7 @@ def _ask_driver(system: System) -> Outcome:
 def _open(system: System, library: Library) -> list[tuple[str, str, int]]:
     """Return path, error and version of each candidate.
 
-    Each has a process of its own: the loader takes a second library of the same name for the first.
+    Each is opened in a separate process, because the loader treats a second library with the same name as the first.
     """
     paths = candidates(library, system.folders)
     outcomes = [(path, system.run(_OPEN, path)) for path in paths]

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 class Status(enum.Enum):
     OK = "ok"
-    MISSING = "missing"  # not there, and not needed by the rest
-    WRONG = "wrong"  # the installed software can't work like this
+    MISSING = "missing"  # not installed, and not needed by the rest
+    WRONG = "wrong"  # the installed software can't work in this state
 
 
 @dataclass(frozen=True)
 class Finding:
-    """`remedy` says what to do; empty: nothing."""
+    """The result of a check. `remedy`: what to do; empty if nothing."""
 
     topic: str
     status: Status

@@ -11,8 +11,8 @@ from ms_kungfu.tools.doctor.finding import Finding, missing, ok, wrong
 from ms_kungfu.tools.doctor.system import LOAD_RUNTIME, System
 
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
-# Makes, maps and touches the shared memory of a cluster, for as many workers as argument 1 says, as the launcher and
-# the workers do. Answers its size.
+# Creates, maps and touches the shared memory of a cluster with the number of workers in argument 1, in the same way as
+# the launcher and the workers. Returns its size.
 _MAKE_SEGMENT = """
 import mmap, os
 import ms_kungfu._core as core
@@ -23,7 +23,7 @@ with mmap.mmap(fd, size) as memory:
 answer(size)
 """
 _FEWEST_FILES = 256
-_FILES_PER_WORKER = 8  # in the launcher: pipes, a connection to the broker, descriptors that are open for a moment
+_FILES_PER_WORKER = 8  # in the launcher: pipes, a broker connection, and short-lived descriptors
 
 
 def check_cpu(system: System) -> Iterator[Finding]:
@@ -44,7 +44,7 @@ def check_cpu(system: System) -> Iterator[Finding]:
 def check_convolutions(system: System) -> Iterator[Finding]:
     """Check whether MindSpore's convolutions are faster without AVX-512.
 
-    oneDNN's preparation of one, at each launch, may take many times as long as the convolution.
+    At each launch, oneDNN may need much more time to prepare a convolution than to compute it.
     """
     flags = set((system.search(r"^flags\s*:\s*(.+)$", "/proc/cpuinfo") or "").split())
     if system.version("mindspore") is None or not flags.issuperset(_AVX512):
@@ -76,7 +76,7 @@ def check_cores(system: System) -> Iterator[Finding]:
 
 
 def check_shared_memory(system: System) -> Iterator[Finding]:
-    """Make the memory that a job with a worker for each core would share."""
+    """Create the shared memory of a job with one worker per core."""
     workers = min(max(2, system.cores()[1]), 256)
     outcome = system.run(_MAKE_SEGMENT, str(workers))
     if not outcome.error:
@@ -93,7 +93,7 @@ def check_shared_memory(system: System) -> Iterator[Finding]:
 
 
 def check_huge_pages(system: System) -> Iterator[Finding]:
-    """Check huge pages for shared memory. The runtime doesn't request them: the system may give them to all."""
+    """Check huge pages for shared memory. The runtime doesn't request them; the system may use them for all."""
     path = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
     chosen = system.search(r"\[(\w+)\]", path)
     if chosen is None:
@@ -106,7 +106,7 @@ def check_huge_pages(system: System) -> Iterator[Finding]:
 
 
 def check_limits(system: System) -> Iterator[Finding]:
-    """Check RLIMIT_NOFILE, AS and FSIZE: a launcher with a worker for each core needs them."""
+    """Check RLIMIT_NOFILE, AS and FSIZE, which a launcher with one worker per core needs."""
     files, memory, size = (system.limit(name) for name in ("NOFILE", "AS", "FSIZE"))
     needed = max(_FEWEST_FILES, 64 + _FILES_PER_WORKER * system.cores()[1])
     shown = [f"{'no limit' if files is None else files} open files"]

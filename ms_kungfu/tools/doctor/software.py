@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 _KERNELS = {"CPU": "libkungfu_ms_cpu.so", "GPU": "libkungfu_ms_gpu.so", "Ascend": "libkungfu_ms_ascend.so"}
-# Loads the kernels as the first operator of a program would.
+# Loads the kernels in the same way as the first operator of a program.
 _LOADING = "loading ms_kungfu's kernels"
 _LOAD_KERNELS = f"""
 doing("importing MindSpore")
@@ -42,7 +42,7 @@ def check_python(system: System) -> Iterator[Finding]:
 
 
 def check_runtime(system: System) -> Iterator[Finding]:
-    """Check the compiled runtime of ms_kungfu, and that all files are there. Plugins' files are reported later."""
+    """Check ms_kungfu's compiled runtime, and that all files exist. Files of plugins are reported later."""
     outcome, again = system.run(LOAD_RUNTIME), system.reinstall()
     damaged = [file for file in system.damaged() if not file.startswith("plugins/")]
     if outcome.error:
@@ -54,11 +54,11 @@ def check_runtime(system: System) -> Iterator[Finding]:
 
 
 def check_mindspore(system: System) -> Iterator[Finding]:
-    """Check MindSpore, and whether the kernels in this package are for it."""
+    """Check MindSpore, and whether this package has kernels for it."""
     wanted = next((r for r in _requirements(system) if r.name == "mindspore"), None)
     found = system.version("mindspore")
     built = _built_for(system, _KERNELS["CPU"])
-    # Beside a version with kernels the package may stay: a wheel has kernels for several.
+    # If there are kernels for the installed MindSpore, the package may stay: a wheel has kernels for several versions.
     again = system.reinstall()
     install = f'pip install "mindspore=={built[-1]}"' if built else f'pip install "{wanted}", then {again}'
     if found is None:
@@ -78,7 +78,7 @@ def check_mindspore(system: System) -> Iterator[Finding]:
     if outcome.error and outcome.during == _LOADING:
         yield wrong("MindSpore", f"{found} is there, but {outcome.error}", again)
     elif outcome.error:
-        # Without its dependencies: NumPy would change.
+        # Don't reinstall dependencies, which would change NumPy.
         remedy = f'pip install --no-deps --force-reinstall "mindspore=={found}"'
         yield wrong("MindSpore", f"{found} can't be imported: {outcome.error}", remedy)
     elif "error" in outcome.value:
@@ -88,7 +88,7 @@ def check_mindspore(system: System) -> Iterator[Finding]:
 
 
 def check_kernels(system: System) -> Iterator[Finding]:
-    """Check on which devices a program may train, with the installed MindSpore, and whether the CPU's kernels load."""
+    """Check the devices on which programs may train with this MindSpore, and whether the CPU kernels load."""
     found, damaged = system.version("mindspore"), system.damaged()
     for device, name in _KERNELS.items():
         kind = {"GPU": GPU, "Ascend": ASCEND}.get(device)
@@ -108,7 +108,7 @@ def check_kernels(system: System) -> Iterator[Finding]:
 
 
 def _built_for(system: System, kernels: str) -> list[str]:
-    """Return the versions of MindSpore that this package has these kernels for, oldest first."""
+    """Return the MindSpore versions for which this package has such kernels, oldest first."""
     from packaging.version import Version
 
     folder = f"{system.package}/plugins"
@@ -132,13 +132,13 @@ def check_required(system: System) -> Iterator[Finding]:
 
 
 def check_extras(system: System) -> Iterator[Finding]:
-    """Check the optional parts, each with its requirements, except those for work on this package itself."""
+    """Check the optional extras, each with its requirements, except extras for developing this package."""
     always = {str(requirement) for requirement in _requirements(system)}
     for extra in system.own_metadata("Provides-Extra"):
         if extra in _OF_DEVELOPERS:
             continue
         requirements = [r for r in _requirements(system, extra) if str(r) not in always]
-        # One that consists of others adds nothing.
+        # An extra that only combines other extras adds nothing.
         if any(r.name in ("ms-kungfu", "ms_kungfu") for r in requirements):
             continue
         topic = f"extra {extra}"
@@ -153,7 +153,7 @@ def check_extras(system: System) -> Iterator[Finding]:
 
 
 def _requirements(system: System, extra: str = "") -> list[Requirement]:
-    """Return what ms_kungfu needs with this extra ("": none) on this machine and this Python."""
+    """Return the requirements of ms_kungfu with this extra ("": none) for this machine and Python."""
     from packaging.requirements import Requirement
 
     each = map(Requirement, system.own_metadata("Requires-Dist"))

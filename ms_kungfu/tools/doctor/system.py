@@ -1,6 +1,6 @@
-"""The doctor's questions to the machine. The checks use only these, so a test can give them another machine.
+"""The doctor's queries about the machine. The checks use only these, so a test can simulate another machine.
 
-Nothing here raises: an unknown is None, empty, or an Outcome with an error.
+Nothing here raises an exception. An unknown value is None, empty, or an Outcome with an error.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ms_kungfu.launcher.state.policy import signal_name
 
 _MARK = "ms_kungfu.doctor: "
 _STAGE = "ms_kungfu.doctor is "
-# A program for `System.run`: which instructions the reductions use, if the runtime can be loaded.
+# A program for `System.run`: returns the instruction set of the reductions, if the runtime can be loaded.
 LOAD_RUNTIME = "import ms_kungfu._core as core; answer(core.instruction_set())"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a program in another process, or the message why there is none, and its action at that time."""
+    """The result of a program in another process. Without a result: the error, and what the program was doing."""
 
     value: Any = None
     error: str = ""
@@ -46,8 +46,8 @@ class System:
         self.environ: Mapping[str, str] = os.environ
         self.python = platform.python_version()
         self.architecture = platform.machine()
-        self.folders = [folder for folder in sys.path if folder]  # where Python's packages are
-        # The folder of ms_kungfu that holds its build, which isn't that of its sources in an editable installation.
+        self.folders = [folder for folder in sys.path if folder]  # folders of Python's packages
+        # The ms_kungfu folder with the compiled build. In an editable installation it isn't the source folder.
         build = importlib.util.find_spec("ms_kungfu._core")
         self.package = str(Path(str(ms_kungfu.__file__ if build is None else build.origin)).parent)
 
@@ -58,7 +58,7 @@ class System:
             return None
 
     def search(self, pattern: str, path: str) -> str | None:
-        """Return what the group of `pattern` matches in a file, by its lines; None without the file."""
+        """Return the matches of the group in `pattern` in the lines of a file; None without the file."""
         found = re.search(pattern, self.read(path) or "", re.MULTILINE)
         return found.group(1).strip() if found else None
 
@@ -76,10 +76,10 @@ class System:
         return os.path.isfile(path)
 
     def version(self, distribution: str) -> str | None:
-        """Return the installed version of a Python package; None: it isn't installed."""
+        """Return the installed version of a Python package; None if it isn't installed."""
         try:
             return metadata.version(distribution)
-        except Exception:  # damaged metadata counts as none
+        except Exception:  # treat damaged metadata as missing
             return None
 
     def own_metadata(self, field: str) -> list[str]:
@@ -104,24 +104,25 @@ class System:
         return _installation.reinstall()
 
     def cores(self) -> tuple[int, int]:
-        """Return the cores of the machine and those that this process may use."""
+        """Return the number of cores of the machine, and the number that this process may use."""
         return os.cpu_count() or 1, len(os.sched_getaffinity(0))
 
     def convolutions(self) -> Times:
-        """Return the times of a small convolution; NotMeasuredError."""
+        """Return the times of a small convolution. Raise NotMeasuredError if it can't be measured."""
         return measured()
 
     def limit(self, name: str) -> int | None:
-        """Return the soft limit RLIMIT_`name`; None: there is none."""
+        """Return the soft limit RLIMIT_`name`; None if there is no limit."""
         soft, _ = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))
         return None if soft == resource.RLIM_INFINITY else soft
 
     def run(self, program: str, *arguments: str, timeout_s: float = 60.0) -> Outcome:
-        """Run a Python program in a process of its own.
+        """Run a Python program in a separate process.
 
-        Its `answer(VALUE)` gives the outcome. By `doing(WHAT)` it names the cause of a possible crash there.
+        The program calls `answer(VALUE)` to return its result. It calls `doing(WHAT)` so that a later crash can be
+        attributed.
 
-        Libraries are opened only there: one that crashes or hangs must not end the doctor.
+        Libraries are opened only in such a process, because a library that crashes or hangs must not end the doctor.
         """
         prologue = (
             f"import json, sys\ndef answer(value): print({_MARK!r} + json.dumps(value), flush=True)\n"

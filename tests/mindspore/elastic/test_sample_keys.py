@@ -93,14 +93,14 @@ def test_keys_are_one_function():
 @pytest.mark.parametrize(
     ("source", "options", "error", "named"),
     [
-        (generator(9), {"key_column": ""}, TypeError, "key_column is the name of a column"),
-        (generator(9), {"key_column": 3}, TypeError, "key_column is the name of a column"),
-        (generator(9), {"key_column": "x"}, ValueError, "'x', which the source's dataset has already"),
+        (generator(9), {"key_column": ""}, TypeError, "key_column must be a column name"),
+        (generator(9), {"key_column": 3}, TypeError, "key_column must be a column name"),
+        (generator(9), {"key_column": "x"}, ValueError, "'x', which the source's dataset already has"),
         (
             lambda indices: ds.zip((by_function(indices), by_function(indices).rename("x", "z"))),
             {"key_column": "key", "total": 9},
             TypeError,
-            "over one dataset, and ZipDataset has several",
+            "over one dataset; ZipDataset has several",
         ),
     ],
 )

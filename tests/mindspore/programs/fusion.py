@@ -289,7 +289,7 @@ def groups_wait_for_the_collectives_of_the_backward_pass():
 def gradients_that_are_not_the_parameters():
     net = Net()
     reducer, optimizer = KungFuGradReducer(net.trainable_params()), momentum(net)
-    sentence = "1 gradients were brought for 6 parameters; differentiate with respect to"
+    sentence = "got 1 gradients for 6 parameters; differentiate with respect to"
     for call in (reducer, optimizer):
         try:
             call((Tensor(np.zeros(3, np.float32)),))

@@ -139,7 +139,7 @@ def refusals():
     inner = nn.Momentum(net.trainable_params(), 0.1, 0.9)
     ours = KungFuMomentum(net.trainable_params(), 0.1, 0.9)
     for error, said, make in [
-        (TypeError, "goes around an optimizer of MindSpore", lambda: SynchronousSGDOptimizer(net)),
+        (TypeError, "must wrap a MindSpore optimizer", lambda: SynchronousSGDOptimizer(net)),
         (TypeError, "KungFuMomentum synchronises the workers itself", lambda: SynchronousSGDOptimizer(ours)),
         (TypeError, "synchronises", lambda: SynchronousAveragingOptimizer(SynchronousSGDOptimizer(inner))),
         (ValueError, "alpha must be above 0 and at most 1", lambda: SynchronousAveragingOptimizer(inner, alpha=0)),
