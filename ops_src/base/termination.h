@@ -7,8 +7,8 @@
 
 namespace kungfu {
 
-// From now on this process's first SIGTERM writes a byte to `fd`, a pipe that stays open. The second one has its default
-// action, as each has in a forked child.
+// From now on this process's first SIGTERM writes a byte to `fd`, a pipe that stays open. The second one has its
+// default action, as each has in a forked child.
 KF_API void CatchSigterm(int fd);
 
 }  // namespace kungfu

@@ -152,7 +152,7 @@ def test_a_missing_peer_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys:
         (["all_reduce", "--through", "magic"], "no face 'magic'"),
         (["broadcast", "--root", "2"], "root 2"),
         (["gradients", "--models", "vgg"], "no model 'vgg'"),
-        (["step", "--vs", "gloo"], "with mindspore only"),
+        (["step", "--vs", "gloo"], "supports only the peer mindspore"),
     ],
 )
 def test_bad_input_is_one_sentence(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -121,7 +121,7 @@ def test_one_host_that_others_may_join_is_as_one_of_several():
         ("10.0.0.2:", "is not host:slots"),
         ("10.0.0.2:99999999999", "is not host:slots"),
         ("10.0.0.2:2:a:b", "is not host:slots"),
-        ("fd00::2:4", "stands in brackets"),
+        ("fd00::2:4", "write an IPv6 address in brackets"),
         (":4", "'' is neither a host name nor an address"),
         ("10.0.0:4", "'10.0.0' is neither"),
         ("10.0.0.256:4", "'10.0.0.256' is neither"),
@@ -132,7 +132,7 @@ def test_one_host_that_others_may_join_is_as_one_of_several():
         ("[fe80::1%eth0]:4", "is neither"),
         ("[10.0.0.x]:4", "is neither"),
         ("10.0.0.2:1,10.0.0.2:2", "10.0.0.2 is listed 2 times; list it once with all its slots"),
-        ("gpu3:1,GPU3:2", "gpu3 is named 2 times"),
+        ("gpu3:1,GPU3:2", "gpu3 is listed 2 times"),
         (",", "',' is neither"),
     ],
 )
@@ -158,9 +158,9 @@ def test_a_hostfile_is_read_as_kungfu_reads_it(tmp_path):
         ("10.0.0.1 max_slots=4\n", ":1: 'max_slots=4' is neither"),
         ("10.0.0.1 4\n", ":1: '4' is neither"),
         ("10.0.0.1:4\n", ":1: '10.0.0.1:4' is neither a host name nor an address"),
-        ("# nobody\n", " names no host"),
-        ("", " names no host"),
-        ("10.0.0.1\n10.0.0.1\n", "10.0.0.1 is named 2 times"),
+        ("# nobody\n", " contains no host"),
+        ("", " contains no host"),
+        ("10.0.0.1\n10.0.0.1\n", "10.0.0.1 is listed 2 times"),
     ],
 )
 def test_wrong_hostfile_is_refused_with_its_line(text, told, tmp_path):
@@ -211,7 +211,7 @@ def test_several_hosts_on_one_machine_need_self_or_nic():
         (["-H", "10.0.0.2:1,gpu9:1"], "host gpu9 has no address after"),
         (["-H", "127.0.0.1:2,10.0.0.2:2"], "127.0.0.1 is a loopback address"),
         (["-H", "here:2,10.0.0.1:2"], "here is 127.0.1.1 on this machine, which other hosts can't reach"),
-        (["-H", "gpu1:2,10.0.0.1:2"], "gpu1 and 10.0.0.1 are one machine"),
+        (["-H", "gpu1:2,10.0.0.1:2"], "gpu1 and 10.0.0.1 resolve to the same machine"),
     ],
 )
 def test_machine_outside_the_hosts_is_refused_with_the_reason(arguments, told, monkeypatch):
@@ -341,7 +341,7 @@ def test_a_secret_of_another_users_is_none(tmp_path):
     file.write_text(SECRET)
     file.chmod(0o600)
     os.chown(file, 12345, 12345)
-    assert "belongs to another user" in refusal("-H", THREE, "-secret-file", str(file), secret="")
+    assert "another user owns" in refusal("-H", THREE, "-secret-file", str(file), secret="")
 
 
 # ---- limits, strategy, placement ----

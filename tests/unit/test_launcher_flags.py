@@ -79,7 +79,7 @@ def test_help_needs_no_program(help_flag):
         (["/tmp"], "program '/tmp' is not an executable file"),
         (["-nic", "no-such0", "sh"], "-nic no-such0: this machine has no such interface; its interfaces are lo"),
         (["-H", "10.255.255.254:2", "sh"], "this machine has none of the addresses of the hosts 10.255.255.254"),
-        (["-H", "127.0.0.1:1,127.0.0.2:1", "sh"], "this machine is 127.0.0.1 and 127.0.0.2 at once"),
+        (["-H", "127.0.0.1:1,127.0.0.2:1", "sh"], "this machine matches several hosts: 127.0.0.1 and 127.0.0.2"),
         (["-H", "127.0.0.1:none", "sh"], "is not host:slots"),
         (["-H", "127.0.0.1:2", "-np", "3", "sh"], "-np 3: -H 127.0.0.1:2 has 2 slots"),
         (["-np", "3", "-port-range", "10000-10001", "sh"], "-port-range 10000-10001: too small for 3 workers"),

@@ -88,8 +88,8 @@ def test_a_schedule_changes_everything_at_its_step():
     [
         ({"size": "10:0"}, ValueError, "'10:0'"),
         ({"momentum": {1: 0.9}}, TypeError, "can't change 'momentum'"),
-        ({"learning_rate": {-1: 0.1}}, ValueError, "a step is an integer of 0 or more"),
-        ({"local_batch_size": {3: 0}}, ValueError, "local_batch_size is an integer of 1 or more"),
+        ({"learning_rate": {-1: 0.1}}, ValueError, "a step must be an integer of 0 or more"),
+        ({"local_batch_size": {3: 0}}, ValueError, "local_batch_size must be an integer of 1 or more"),
         ({"shards": {3: 4}, "global_batch_size": {2: 8}}, ValueError, "a decision with shards needs global_batch_size"),
     ],
 )
