@@ -199,7 +199,7 @@ class StepUndone(Event, kw_only=True):
 
 
 class ResizeRequested(Event, kw_only=True):
-    """A cluster version is desired.
+    """A new cluster version was requested.
 
     `by`: the requester. It is the program (a schedule or a policy), the controller after a failure or a leave,
     `kungfu-run evict`, or another client such as `kungfu-run resize`.

@@ -53,7 +53,7 @@ class OutsideWatch:
 
 
 def start(member: Member) -> None:
-    """Start the watch on a thread of its own, once a process, in a job whose cluster may change."""
+    """Start the watch on a thread of its own, once per process, in a job whose cluster may change."""
     if os.getpid() in _watched:
         return
     _watched.add(os.getpid())

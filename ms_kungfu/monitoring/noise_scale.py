@@ -82,7 +82,7 @@ class NoiseScaleEstimator:
             batches: the number of samples in each worker's gradient.
 
         Returns:
-            Whether the step had information.
+            Whether the step contributed to the averages.
         """
         estimates = unbiased_estimates(mean_local_squared, reduced_squared, batches)
         if estimates is None:

@@ -87,7 +87,7 @@ def _enter_unreported(
     current: Cluster,
     last: int,
 ) -> _Ended:
-    """Enter the workers of known versions that no agent reports. Return those that were never started."""
+    """Record workers of known versions that no agent reports. Return the workers that were never started."""
     ended: _Ended = []
     for version, cluster in sorted(versions.clusters.items()):
         ended_peers = versions.ended_in(cluster)
