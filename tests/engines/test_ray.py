@@ -137,7 +137,7 @@ def test_ray_job_with_etcd_survives_head_node_and_sigterm_ends_all_hosts(ray_of,
     (agent,) = agents("-self=127.0.0.1", program)
     (head,) = children(agent)
     os.kill(head, signal.SIGKILL)
-    job.wait_for(r"on 127\.0\.0\.1, the controller, has ended, and the others go on", timeout=60)
+    job.wait_for(r"on 127\.0\.0\.1, the head node, has ended, and the other hosts continue", timeout=60)
     newest(job, 2)
     job.signal(signal.SIGTERM)
     job.assert_exit(143, 30)

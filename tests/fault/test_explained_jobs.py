@@ -82,7 +82,7 @@ def resize(before: int, after: int) -> Script:
     return Script(setup, (Happening(1.0, "resize", after),), [resized(1, f"{before} -> {after}", "client: .*resize")])
 
 
-BY_PROGRAM = "program: the program asked for it"
+BY_PROGRAM = "program: the program requested it"
 SCRIPTS = {
     "nothing happens": Script(JOB, ()),
     "rank 0 is killed": killed(0),

@@ -243,7 +243,7 @@ def test_long_output_arrives_whole(distribute):
         (["-H", "a:x", "true"], "'a:x' is not host:slots"),
         (["-H", "-oProxyCommand=x", "true"], "is neither a host name nor an address"),
         (["-H", "a", "-u", "-oX", "true"], "'-oX' is not a user name"),
-        (["-H", "a", "-np", "2", "true"], "-np: the command's own flag"),
+        (["-H", "a", "-np", "2", "true"], "-np: use kungfu-run's own flag"),
         (["-H", "a", "-secret-file", "/no/such", "true"], "-secret-file /no/such can't be read"),
         (["-H", "a", "-secret-file", "/no/such", "x", "-no-secret"], "give only one of them"),
     ],

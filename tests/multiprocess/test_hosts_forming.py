@@ -169,7 +169,7 @@ def test_host_with_another_program_is_reported_there_and_at_the_head_node(kungfu
     }  # fmt: skip
     for run in runs.values():
         run.assert_exit(0)
-    warned = {host: [line for line in run.stderr if "should train alike" in line] for host, run in runs.items()}
+    warned = {host: [line for line in run.stderr if "should run the same training" in line] for host, run in runs.items()}
     assert [len(warned[host]) for host in (A, B, C)] == [1, 1, 0]
     for host in (A, B):
         assert f'{B} runs "' in warned[host][0]

@@ -228,7 +228,7 @@ def test_end_of_a_job_does_not_wait_for_workers_removed_long_ago(watch):
     job = watch("-np", 2, "-leave-grace", "200ms", environment={"STUBBORN": "1"})
     job.wait_for_version(0, 2)
     job.resize("1")
-    job.wait_for("still works after 0.2 s")
+    job.wait_for("still running after 0.2 s")
     job.wait_for_version(1, 1)
     job.finish()  # the other one's end is the job's
 

@@ -279,7 +279,7 @@ def test_option_that_needs_an_elastic_dataset_is_refused(options, sentence):
         ({"lr_rule": "cubic"}, ValueError, "unknown lr_rule 'cubic'"),
         ({"lr_rule": 2.0}, TypeError, "lr_rule is 2.0"),
         ({"monitor": "x"}, TypeError, "monitor must be a ms_kungfu.monitoring.Monitor, got 'x'"),
-        ({"global_batch_size": 0}, ValueError, "global_batch_size is an integer of 1 or more, got 0"),
+        ({"global_batch_size": 0}, ValueError, "global_batch_size must be an integer of 1 or more, got 0"),
         ({"averaged": 5}, TypeError, "averaged must be a list of Parameters"),
     ],
 )

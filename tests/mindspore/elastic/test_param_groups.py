@@ -102,7 +102,7 @@ def test_joining_worker_continues_with_rates_and_counters(mode):
 
 def test_optimizers_that_average_models_refuse_groups_with_the_remedy():
     plain = optim.SGD(nn.Dense(3, 1).trainable_params(), lr=0.1)
-    with pytest.raises(TypeError, match="SGD.*; SynchronousSGDOptimizer takes it"):
+    with pytest.raises(TypeError, match="SGD.*; use SynchronousSGDOptimizer"):
         SynchronousAveragingOptimizer(plain)
 
 
