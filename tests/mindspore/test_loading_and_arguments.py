@@ -162,7 +162,7 @@ try:
     ms.nn.KungFuMomentum(net.trainable_params(), 0.1, 0.9)
 except FutureWarning as warning:
     assert "mindspore.nn.KungFuMomentum is ms_kungfu.optimizers.KungFuMomentum" in str(warning)
-    assert "gradients_mean=False sums" in str(warning)
+    assert "gradients_mean=False to sum" in str(warning)
 warnings.simplefilter("ignore")
 from mindspore.nn import KungFuMomentum, KungFuAdam
 from mindspore.nn.optim import KungFuSGD

@@ -235,7 +235,7 @@ SENTENCES = {
     "unbatched": r"training on a dataset without batch\(\) isn't supported",
     "per_batch_map": r"batch\(per_batch_map=...\) of a function that asks for 'get_rank' isn't supported",
     "partial_map": r"batch\(per_batch_map=...\) of a function that asks for 'rank' isn't supported",
-    "python_sampler": "training on this dataset isn't supported .* a EveryThird draws samples",
+    "python_sampler": "training on this dataset isn't supported .* a sampler of the program's own draws",
     "filter": "training on this dataset isn't supported .* FilterDataset changes which samples there are",
 }
 

@@ -296,7 +296,7 @@ def test_log_files_are_each_hosts_own(hosts, script, tmp_path):
     assert f"worker logs: worker 1 ({B}:10000" in job[A].output
     assert f'files="{logs} on {B}"' in job[A].output
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == sorted(
-        f"{host}.10000.{what}.log" for host in (A, B) for what in ("stdout", "stderr")
+        ["events.jsonl", *(f"{host}.10000.{what}.log" for host in (A, B) for what in ("stdout", "stderr"))]
     )
 
 
@@ -330,7 +330,7 @@ def test_flags_that_differ_are_refused_by_name(kungfu_run, script):
     head = kungfu_run("-self", A, "-np", 2, *words, *script(STAYS), environment={"KUNGFU_JOB_SECRET": SECRET})
     other = kungfu_run("-self", B, "-np", 1, *words, *script(STAYS), environment={"KUNGFU_JOB_SECRET": SECRET})
     other.assert_exit(1)
-    assert other.stderr[-1] == f"kungfu-run: -np is 1 on {B}, and 2 on {A}; give the same flags on all hosts"
+    assert other.stderr[-1] == f"kungfu-run: -np is 1 on {B}, but 2 on {A}; give the same flags on all hosts"
     head.signal(signal.SIGTERM)
     head.assert_exit(143)
 

@@ -390,7 +390,7 @@ REFUSED = {
     "version": (
         {"PYTHONPATH": "."},
         f"{C}:1",
-        f"kungfu-run: ms_kungfu is 9.9 on {C}, {VERSION} on {A}; install the same",
+        f"kungfu-run: ms_kungfu is 9.9 on {C}, but {VERSION} on {A}; install the same",
     ),
     "stranger": ({}, "10.1.2.3:1", f"{A} is a loopback address"),
 }

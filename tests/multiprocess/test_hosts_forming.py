@@ -169,11 +169,13 @@ def test_host_with_another_program_is_reported_there_and_at_the_head_node(kungfu
     }  # fmt: skip
     for run in runs.values():
         run.assert_exit(0)
-    warned = {host: [line for line in run.stderr if "should run the same training" in line] for host, run in runs.items()}
+    warned = {
+        host: [line for line in run.stderr if "should run the same training" in line] for host, run in runs.items()
+    }
     assert [len(warned[host]) for host in (A, B, C)] == [1, 1, 0]
     for host in (A, B):
         assert f'{B} runs "' in warned[host][0]
-        assert f'worker.py --epochs=2", and {A} "' in warned[host][0]
+        assert f'worker.py --epochs=2", but {A} runs "' in warned[host][0]
         assert warned[host][0].endswith('worker.py --epochs=1": all hosts should run the same training"')
         started = next(line for line in runs[A].lines if "worker started: " in line)
         assert host != A or runs[A].lines.index(warned[host][0]) < runs[A].lines.index(started)
@@ -199,7 +201,7 @@ def test_head_node_that_rejected_a_host_reports_how_long_it_still_waits(launch):
     port = free_port()
     head = launch(A, f"{A}:1,{B}:1", port, "-np", 2)
     launch(B, f"{A}:1,{B}:1", port, "-np", 1).assert_exit(1)
-    refused = f"-np is 1 on {B}, and 2 on {A}; give the same flags on all hosts"
+    refused = f"-np is 1 on {B}, but 2 on {A}; give the same flags on all hosts"
     head.wait_for(rf"{refused}.; {B} may still come, for \d+ s more \(KUNGFU_JOIN_TIMEOUT\)")
     launch(B, f"{A}:1,{B}:1", port, "-np", 2, KUNGFU_JOB_SECRET="ff" * 16).assert_exit(1)
     head.wait_for(rf"connection rejected: from={B} .*; {B} may still come, for \d+ s more")

@@ -419,7 +419,7 @@ def test_log_that_cannot_be_written_is_reported_once_and_ends_no_worker(kungfu_r
     job.assert_exit(0)
     assert sorted(job.stdout) == sorted(f"line {i}" for i in (1, 2, 3) for _ in range(3))
     assert (tmp_path / "of somebody else").read_text() == "kept"
-    told = sorted(line for line in job.stderr if "given up" in line)
+    told = sorted(line for line in job.stderr if "can't be written" in line)
     assert told == [
         "kungfu-run: log file logs/127.0.0.1.10000.stdout.log can't be written; the job continues without it: it is a "
         "FIFO or a socket, not a regular file",

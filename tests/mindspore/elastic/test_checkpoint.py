@@ -592,7 +592,10 @@ def test_a_checkpoint_whenever_the_program_wants(tmp_path, new_process):
         ({"checkpoint_every": 5}, "checkpoint_every needs a folder"),
         ({"resume": True}, "resume needs a folder"),
         ({"checkpoint_dir": "x", "checkpoint_every": 0}, "checkpoint_every must be an integer of 1 or more, got 0"),
-        ({"checkpoint_dir": "x", "keep_checkpoints": True}, "keep_checkpoints must be an integer of 1 or more, got True"),
+        (
+            {"checkpoint_dir": "x", "keep_checkpoints": True},
+            "keep_checkpoints must be an integer of 1 or more, got True",
+        ),
         ({"checkpoint_dir": __file__, "resume": True}, "checkpoint_dir: .* is not a folder"),
     ],
 )

@@ -334,7 +334,7 @@ def test_index_of_an_iterator_is_kept_and_half_of_one_is_not(cluster, tmp_path):
     ("make", "error", "named"),
     [
         (lambda path: text_file(path).batch(2), TypeError, "put map and batch behind the result"),
-        (lambda path: generator(9), TypeError, "pass it to ElasticDataset directly"),
+        (lambda path: generator(9), TypeError, "give it to the ElasticDataset directly"),
         (lambda path: ds.TextFileDataset(text_file(path).dataset_files), ValueError, "give it shuffle=False"),
         (
             lambda path: ds.TextFileDataset(text_file(path).dataset_files, num_shards=2, shard_id=0, shuffle=False),

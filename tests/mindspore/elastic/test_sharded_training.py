@@ -169,7 +169,7 @@ def test_step_without_a_sum_is_refused():
 def test_optimizers_that_average_models_are_refused():
     parameters = nn.Dense(2, 2).trainable_params()
     for kind in (SynchronousAveragingOptimizer, PairAveragingOptimizer):
-        with pytest.raises(ValueError, match="averages models"):
+        with pytest.raises(ValueError, match="trains a separate model at each worker"):
             check_optimizer(kind(nn.Momentum(parameters, 0.1, 0.9)))
     with pytest.raises(ValueError, match="overlap"):
         ShardedStep(lambda x: x, KungFuMomentum(parameters, 0.1, 0.9, overlap=True))

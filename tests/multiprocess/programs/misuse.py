@@ -81,7 +81,7 @@ error = raises(kf.CollectiveMismatchError, "bool(8,)", lambda: comm.broadcast(di
 different = np.ones((1, 2) if rank == 0 else (1, 3))
 raises(kf.CollectiveMismatchError, "float64(*, 2)", lambda: comm.all_gather(different, name="w", uneven=True))
 error = raises(ValueError, "at most 16777216", lambda: comm.all_gather_object(b"0" * ((rank == 1) << 24), name="w"))
-assert '"w": rank 1 brings 16777221 bytes' in str(error), error
+assert '"w": rank 1 sends 16777221 bytes' in str(error), error
 
 raises(
     kf.CollectiveMismatchError, "the ranks ask for different sizes: rank 0: 1, rank 1: 2", lambda: kf.resize(rank + 1)
