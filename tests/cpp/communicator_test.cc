@@ -36,7 +36,8 @@ TEST(Forked, AChildOfAMemberIsRefusedAndTheOthersNoticeNothing) {
         call();
         bad++;
       } catch (const Error& error) {
-        if (error.status() != KF_INVALID || std::strstr(error.what(), "a forked child is not a member") == nullptr) bad++;
+        if (error.status() != KF_INVALID || std::strstr(error.what(), "a forked child is not a member") == nullptr)
+          bad++;
       }
     };
     Communicator& mine = ranks.at(0);
