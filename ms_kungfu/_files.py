@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
+import time
 
 _KINDS = {
     stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder", stat.S_IFBLK: "a block device",
     stat.S_IFCHR: "a device",
 }  # fmt: skip
+_RETRY_S = 0.01
 
 
 def open_regular(
@@ -63,3 +66,22 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
     """Return the content of a regular file. Raise OSError as `open_regular` does."""
     with os.fdopen(open_regular(path), "rb") as file:
         return file.read()
+
+
+def lock_within(fd: int, limit_s: float) -> bool:
+    """Lock an open file, and wait up to `limit_s` for other processes. Return whether the lock was taken.
+
+    The kernel releases the lock if this process is killed. A process that stands still with the lock delays others
+    only by the limit.
+
+    Raises:
+        OSError: if the file system has no such locks.
+    """
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(_RETRY_S)
+    return False

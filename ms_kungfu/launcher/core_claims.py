@@ -24,12 +24,11 @@ import logging
 import os
 import random
 import struct
-import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Callable
 
-from ms_kungfu._files import open_regular
+from ms_kungfu._files import lock_within, open_regular
 from ms_kungfu.config_server.secret_file import SecretFileError, made
 from ms_kungfu.launcher.affinity import Shares
 from ms_kungfu.launcher.quota import within_quota
@@ -37,7 +36,6 @@ from ms_kungfu.launcher.quota import within_quota
 _log = logging.getLogger(__name__)
 _NAME = "cores"
 _LOCK_S = 0.5
-_RETRY_S = 0.01
 _FLOCK = struct.Struct("hhqqi4x")
 
 
@@ -121,16 +119,10 @@ class CoreClaims:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        deadline = time.monotonic() + _LOCK_S
         has_lock = False
-        while self._file is not None and not has_lock and time.monotonic() < deadline:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                has_lock = True
-            except BlockingIOError:
-                time.sleep(_RETRY_S)
-            except OSError:
-                break
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                has_lock = lock_within(self._file.fileno(), _LOCK_S)
         try:
             yield
         finally:

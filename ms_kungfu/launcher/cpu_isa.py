@@ -9,7 +9,6 @@ lowest level of all hosts.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import importlib.util
 import json
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Callable
 
 from ms_kungfu import _cpu_isa
-from ms_kungfu._files import open_regular
+from ms_kungfu._files import lock_within, open_regular
 from ms_kungfu.launcher import convolution
 from ms_kungfu.launcher.wire.messages import CpuIsa
 
@@ -35,7 +34,6 @@ _MUCH_SLOWER = 3  # factor; narrower instructions cost far less than this elsewh
 _CPUINFO_BYTES = 8192  # covers the first processor; reading the text of hundreds of processors is slow
 _OF_THE_PROCESSOR = ("vendor_id", "cpu family", "model", "stepping", "microcode", "flags")
 _LOCK_S = 2.0 * convolution.LIMIT_S  # long enough for another process to finish its measurement
-_RETRY_S = 0.02
 _DAY_S = 86400.0
 _MOST_CHARS = 4096
 
@@ -235,16 +233,7 @@ def _keep(found: Times | str, file: Path) -> None:
 
 @contextlib.contextmanager
 def _one_at_a_time(path: Path) -> Iterator[None]:
-    """Hold the lock file. The kernel releases the lock if this process is killed.
-
-    A process that is stopped while it holds the lock doesn't block others for ever.
-    """
-    deadline = time.monotonic() + _LOCK_S
+    """Hold the lock file, or go on without it after `_LOCK_S`."""
     with os.fdopen(open_regular(path, os.O_RDWR | os.O_CREAT), "r+") as file:
-        while time.monotonic() < deadline:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(_RETRY_S)
+        lock_within(file.fileno(), _LOCK_S)
         yield

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ms_kungfu import _files
 from ms_kungfu.launcher import core_claims
 from ms_kungfu.launcher.affinity import Shares
 from ms_kungfu.launcher.core_claims import CoreClaims, within
@@ -104,7 +105,7 @@ def test_launchers_at_one_moment_take_different_cores(tmp_path, monkeypatch) -> 
 
     thread = threading.Thread(target=second)
     monkeypatch.setattr(core_claims, "_LOCK_S", 20.0)
-    monkeypatch.setattr(core_claims, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    monkeypatch.setattr(_files, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     first = CoreClaims(lambda: CORES, quota_of_first, [tmp_path / "run"])
     assert begun(first, 1, 1) == [[0]]
     thread.join(20)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ms_kungfu import _cpu_isa
+from ms_kungfu import _cpu_isa, _files
 from ms_kungfu.launcher import cpu_isa
 from ms_kungfu.launcher.cpu_isa import NotMeasuredError, Times, of_host, other_instructions, settle
 from ms_kungfu.launcher.wire.messages import CpuIsa
@@ -231,8 +231,7 @@ def test_launchers_at_one_moment_measure_once(runs, monkeypatch) -> None:
         time.sleep(0.001)
 
     monkeypatch.setattr(cpu_isa, "_run", slow)
-    clock = SimpleNamespace(monotonic=time.monotonic, time=time.time, sleep=sleep)
-    monkeypatch.setattr(cpu_isa, "time", clock)
+    monkeypatch.setattr(_files, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     found: list[Times] = []
     threads = [threading.Thread(target=lambda: found.append(cpu_isa.measured(cpuinfo(AVX512)))) for _ in range(2)]
     threads[0].start()
