@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import glob
 import os
 import resource
 import signal
@@ -72,13 +71,15 @@ def is_above(pid: int) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """Return a process's children; None if the process has ended."""
-    found: list[int] = []
-    files = glob.glob(f"/proc/{pid}/task/*/children")
-    for file in files:
-        with contextlib.suppress(OSError):  # the thread has ended
-            found += map(int, Path(file).read_text().split())
-    if not files:  # a kernel without CONFIG_PROC_CHILDREN
+    """Return a process's children. The list is empty if the process has ended."""
+    found, is_listed = [], False
+    with contextlib.suppress(OSError):  # the process has ended
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):  # the thread has ended
+                with open(f"/proc/{pid}/task/{task}/children", "rb", buffering=0) as file:
+                    found += [int(child) for child in file.readall().split()]
+                is_listed = True
+    if not is_listed:  # a kernel without CONFIG_PROC_CHILDREN
         for entry in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
                 found += [int(entry)] if stat_of(entry)[1] == str(pid) else []
