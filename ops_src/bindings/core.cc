@@ -51,7 +51,7 @@ class Buffer {
   const char* format() const { return view_.format == nullptr ? "B" : view_.format; }
   std::string Shape() const {
     std::string text = "(";
-    for (int i = 0; i < view_.ndim; i++) text += Text(i == 0 ? "" : ",", view_.shape[i]);
+    for (int i = 0; i < view_.ndim; i++) text += (i == 0 ? "" : ",") + std::to_string(view_.shape[i]);
     return text + (view_.ndim == 1 ? ",)" : ")");
   }
 
@@ -94,37 +94,73 @@ kf_tensor Tensor(const Buffer& input, const Buffer& output, kf_dtype dtype) {
   return {input.data(), output.data(), input.bytes() / SizeOf(dtype)};
 }
 
-// Runs one operation over one array.
-void RunOn(Operation operation, const py::object& in, const py::object& out, int dtype, const std::string& kind) {
-  const Buffer input(in, /*writable=*/false);
-  const Buffer output(out, /*writable=*/true);
-  operation.dtype = DtypeOf(input, dtype);
-  const std::string layout = kind + input.Shape();
-  operation.layout = layout.c_str();
-  const auto who = [&] { return Text(NameOf(operation.kind), " \"", operation.name, "\": "); };
-  if (input.bytes() % SizeOf(operation.dtype) != 0) {
-    throw Error(KF_INVALID, Text(who(), input.bytes(), " bytes aren't a whole number of ", NameOf(operation.dtype)));
+// One operation over one array, which may run any number of times. It holds both buffers. Its name isn't copied.
+class ArrayOperation {
+ public:
+  ArrayOperation(const Operation& operation, const py::object& in, const py::object& out, int dtype,
+                 const std::string& kind = "")
+      : operation_(operation),
+        input_(in, /*writable=*/false),
+        output_(out, /*writable=*/true),
+        layout_(kind + input_.Shape()) {
+    operation_.dtype = DtypeOf(input_, dtype);
+    if (input_.bytes() % SizeOf(operation_.dtype) != 0) {
+      throw Error(KF_INVALID,
+                  Text(Title(), input_.bytes(), " bytes aren't a whole number of ", NameOf(operation_.dtype)));
+    }
+    const auto* const from = static_cast<const char*>(input_.data());
+    const auto* const to = static_cast<const char*>(output_.data());
+    if (from < to + output_.bytes() && to < from + input_.bytes() &&
+        (from != to || input_.bytes() != output_.bytes())) {
+      throw Error(KF_INVALID,
+                  Text(Title(), "out overlaps the input in part; pass the input itself or separate memory"));
+    }
+    tensor_ = {input_.data(), output_.data(), input_.bytes() / SizeOf(operation_.dtype)};
+    operation_.layout = layout_.c_str();
+    operation_.tensors = &tensor_;
+    operation_.num_tensors = 1;
   }
-  // The size is checked against the same communicator that runs the operation, even if another thread changes the
-  // current communicator meanwhile.
-  const auto communicator = Joined();
-  const size_t grow = operation.kind == Kind::kAllGather ? communicator->size() : 1;
-  const size_t shrink = operation.kind == Kind::kReduceScatter ? communicator->size() : 1;
-  if (output.bytes() * shrink != input.bytes() * grow) {
-    throw Error(KF_INVALID, Text(who(), "out has ", output.bytes(), " bytes, but needs ", input.bytes() * grow / shrink,
-                                 " with ", communicator->size(), " ranks"));
+  ArrayOperation(const ArrayOperation&) = delete;
+  ArrayOperation& operator=(const ArrayOperation&) = delete;
+
+  void Run() const {
+    // The size is checked against the same communicator that runs the operation, even if another thread changes the
+    // current communicator meanwhile.
+    const auto communicator = Joined();
+    const size_t grow = operation_.kind == Kind::kAllGather ? communicator->size() : 1;
+    const size_t shrink = operation_.kind == Kind::kReduceScatter ? communicator->size() : 1;
+    if (output_.bytes() * shrink != input_.bytes() * grow) {
+      throw Error(KF_INVALID, Text(Title(), "out has ", output_.bytes(), " bytes, but needs ",
+                                   input_.bytes() * grow / shrink, " with ", communicator->size(), " ranks"));
+    }
+    shards::Step::Get().Refuse(operation_.name, /*gradients=*/false);
+    Waiting([&] { communicator->Run(operation_); });
   }
-  const auto* const from = static_cast<const char*>(input.data());
-  const auto* const to = static_cast<const char*>(output.data());
-  if (from < to + output.bytes() && to < from + input.bytes() && (from != to || input.bytes() != output.bytes())) {
-    throw Error(KF_INVALID, Text(who(), "out overlaps the input in part; pass the input itself or separate memory"));
-  }
-  const kf_tensor tensor{input.data(), output.data(), input.bytes() / SizeOf(operation.dtype)};
-  operation.tensors = &tensor;
-  operation.num_tensors = 1;
-  shards::Step::Get().Refuse(operation.name, /*gradients=*/false);
-  Waiting([&] { communicator->Run(operation); });
+
+ private:
+  std::string Title() const { return Text(NameOf(operation_.kind), " \"", operation_.name, "\": "); }
+
+  Operation operation_;
+  const Buffer input_, output_;
+  const std::string layout_;
+  kf_tensor tensor_{};
+};
+
+Operation AllReduce(const char* name, int op) {
+  return {Kind::kAllReduce, name, nullptr, 0, KF_UINT8, static_cast<kf_op>(op)};
 }
+
+// An all-reduce that a program prepares once and runs many times.
+class PreparedAllReduce {
+ public:
+  PreparedAllReduce(std::string name, const py::object& in, const py::object& out, int op, int dtype)
+      : name_(std::move(name)), operation_(AllReduce(name_.c_str(), op), in, out, dtype) {}
+  void Run() const { operation_.Run(); }
+
+ private:
+  const std::string name_;
+  const ArrayOperation operation_;
+};
 
 // Throws the error that a failed call of the C ABI has recorded.
 void Check(kf_status status) {
@@ -319,9 +355,13 @@ PYBIND11_MODULE(_core, m) {
   m.def(
       "all_reduce",
       [](const char* name, const py::object& in, const py::object& out, int op, int dtype) {
-        RunOn({Kind::kAllReduce, name, nullptr, 0, KF_UINT8, static_cast<kf_op>(op)}, in, out, dtype, "");
+        ArrayOperation(AllReduce(name, op), in, out, dtype).Run();
       },
       py::arg("name"), py::arg("input"), py::arg("output"), py::arg("op"), py::arg("dtype") = -1);
+  py::class_<PreparedAllReduce>(m, "PreparedAllReduce")
+      .def(py::init<std::string, const py::object&, const py::object&, int, int>(), py::arg("name"), py::arg("input"),
+           py::arg("output"), py::arg("op"), py::arg("dtype") = -1)
+      .def("run", &PreparedAllReduce::Run);
   m.def(
       "start_all_reduce",
       [](const char* name, const py::object& in, const py::object& out, int op, int dtype) {
@@ -350,14 +390,14 @@ PYBIND11_MODULE(_core, m) {
       "broadcast",
       [](const char* name, const py::object& in, const py::object& out, uint32_t root, int dtype,
          const std::string& kind) {
-        RunOn({Kind::kBroadcast, name, nullptr, 0, KF_UINT8, KF_SUM, root}, in, out, dtype, kind);
+        ArrayOperation({Kind::kBroadcast, name, nullptr, 0, KF_UINT8, KF_SUM, root}, in, out, dtype, kind).Run();
       },
       py::arg("name"), py::arg("input"), py::arg("output"), py::arg("root"), py::arg("dtype") = -1,
       py::arg("kind") = "");
   m.def(
       "all_gather",
       [](const char* name, const py::object& in, const py::object& out, int dtype, const std::string& kind) {
-        RunOn({Kind::kAllGather, name}, in, out, dtype, kind);
+        ArrayOperation({Kind::kAllGather, name}, in, out, dtype, kind).Run();
       },
       py::arg("name"), py::arg("input"), py::arg("output"), py::arg("dtype") = -1, py::arg("kind") = "",
       "Gather all ranks' arrays. `kind`: the elements' actual type if they are sent as another type; the check between "
@@ -365,7 +405,8 @@ PYBIND11_MODULE(_core, m) {
   m.def(
       "reduce_scatter",
       [](const char* name, const py::object& in, const py::object& out, int op, int dtype) {
-        RunOn({Kind::kReduceScatter, name, nullptr, 0, KF_UINT8, static_cast<kf_op>(op)}, in, out, dtype, "");
+        ArrayOperation({Kind::kReduceScatter, name, nullptr, 0, KF_UINT8, static_cast<kf_op>(op)}, in, out, dtype)
+            .Run();
       },
       py::arg("name"), py::arg("input"), py::arg("output"), py::arg("op"), py::arg("dtype") = -1);
   m.def(

@@ -30,6 +30,12 @@ def test_all_reduces_in_the_background(run_program: Run, np: int) -> None:
     assert run_program(PROGRAMS / "in_background.py", np=np).count("fine") == max(np, 1)
 
 
+@pytest.mark.parametrize("np", [0, 1, 3])
+def test_prepared_all_reduce_reads_current_elements(run_program: Run, np: int) -> None:
+    output = run_program(PROGRAMS / "prepared.py", np=np, watch=np > 1)
+    assert output.count("fine") == max(np - 1, 1)
+
+
 def test_a_size_that_one_worker_proposes_comes_true_at_a_later_step(run_program: Run) -> None:
     output = run_program(PROGRAMS / "proposes.py", 3, 1, 2, np=2, watch=True)
     assert (output.count("left"), output.count("finished")) == (2, 2)
