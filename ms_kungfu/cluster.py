@@ -1,4 +1,4 @@
-"""A cluster version: its workers in rank order, their hosts' runners, and a version number. Pure data."""
+"""A cluster version: its workers in rank order, the runners of their hosts, and a version number. Pure data."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class Cluster:
     workers: tuple[PeerID, ...]
     runners: tuple[PeerID, ...] = field(default=())
     version: int = 0
-    # the name of the writer of this version in the cluster store, if it gave one
+    # the name that the writer of this version gave itself in the cluster store, if any
     writer: str = field(default="", compare=False)
-    # For a job over several hosts: the most workers of each host, and how joining workers are placed on the hosts.
+    # For a job over several hosts: the maximum number of workers on each host, and the placement of joining workers.
     slots: Mapping[str, int] | None = field(default=None, compare=False)
     placement: str = field(default=EVEN, compare=False)
 
@@ -96,10 +96,10 @@ class Cluster:
     ) -> Cluster:
         """Return the next version with `size` workers. Workers in `without` leave first, then the highest ranks.
 
-        A joining worker goes to the host with the fewest workers among the hosts with a free slot, and to the first of
-        equal hosts. `slots` is the number of slots per host (default: the cluster's own). With the placement "fill" it
-        goes to the first host with a free slot. It gets the lowest free port there. Raise ValueError if the size
-        doesn't fit.
+        A joining worker goes to the host with the fewest workers among the hosts with a free slot; of several such
+        hosts, to the first. With the placement "fill" a joining worker goes to the first host with a free slot. It
+        gets the lowest free port of its host. `slots` is the number of slots per host (default: the cluster's own).
+        Raise ValueError if the size doesn't fit.
         """
         if size < 1:
             raise ValueError(f"a cluster has at least 1 worker, got size {size}")
@@ -112,7 +112,7 @@ class Cluster:
         while len(workers) < size:
             if slots is not None and size > sum(slots.values()):
                 room = counted(sum(slots.values()), "slot")
-                raise ValueError(f"{size} workers: the job's hosts have {room}; ask for fewer, or add a host")
+                raise ValueError(f"{size} workers: the job's hosts have {room}; request fewer workers, or add a host")
             host = next_host(present, hosts, slots, self.placement)
             free = (PeerID(host, port) for port in ports if PeerID(host, port) not in taken)
             joining = next(free, None)
@@ -127,7 +127,7 @@ class Cluster:
         """Return the next version without these workers. Raise ValueError if no worker would remain."""
         keep = tuple(worker for worker in self.workers if worker not in leaving)
         if not keep:
-            raise ValueError(f"a cluster has at least 1 worker, and {self.workers[0]} is the last of this one")
+            raise ValueError(f"a cluster has at least 1 worker, and {self.workers[0]} is the only worker left")
         return self.following(keep)
 
     def following(self, workers: Iterable[PeerID]) -> Cluster:
@@ -168,11 +168,11 @@ class Cluster:
             if not isinstance(listed, list):
                 raise ValueError(f"{key} must be a list of 'host:port', got {listed!r}")
             if key == "Workers" and len(listed) > MAX_WORKERS_OF_HOSTS:
-                raise ValueError(f"Workers names {len(listed)}; a job has at most {MAX_WORKERS_OF_HOSTS}")
+                raise ValueError(f"Workers lists {len(listed)} workers; a job has at most {MAX_WORKERS_OF_HOSTS}")
             peers[key] = tuple(PeerID.parse(p) for p in listed)
             if len(set(peers[key])) < len(listed):
                 twice = next(peer for peer, count in Counter(peers[key]).items() if count > 1)
-                raise ValueError(f"{key} names {twice} twice")
+                raise ValueError(f"{key} lists {twice} twice")
         if not peers["Workers"]:
             raise ValueError("Workers is empty; a cluster has at least 1 worker")
         given = document.get("Version", 0)
@@ -191,14 +191,15 @@ def _are_slots(slots: object) -> bool:
 
 
 def next_host(present: Mapping[str, int], hosts: Iterable[str], slots: Mapping[str, int] | None, placement: str) -> str:
-    """Return the host for the next worker; some host has a free slot. `present`: the number of workers per host."""
+    """Return the host for the next worker; at least one has a free slot. `present`: the number of workers per host."""
     free = [host for host in hosts if slots is None or present[host] < slots[host]]
     return free[0] if placement == FILL else min(free, key=present.__getitem__)
 
 
-# Writes to the cluster store are signed. The launcher signs with its job's name, its workers sign with a second word,
-# and a launcher without running workers (-k) signs with a third word. Any other writer is outside the job. It signs
-# with the word below to declare that it names the workers that the version excludes.
+# Each write to the cluster store has a signature that names its writer. There is one signature for the job's launcher
+# (the job's name), one for its workers, and one for a launcher without running workers (-k). Any other writer is
+# outside the job. Such a writer uses the signature below to declare that its document names the workers that the
+# version excludes.
 WRITER_WHO_EVICTS = "evicts"
 
 

@@ -5,24 +5,25 @@ A mismatch raises :class:`~ms_kungfu.errors.CollectiveMismatchError` at every ra
 threads may run operations with different names at the same time. Data is copied only into and out
 of shared memory, and the GIL is released.
 
-The input is anything that ``np.asarray`` accepts: arrays of any layout, numbers, lists, MindSpore
-tensors. A masked array is rejected because its mask would be lost. `out` is a C-contiguous array:
-the input itself, or an array that doesn't overlap the input.
+The input can be anything that ``np.asarray`` accepts: arrays of any layout, numbers, lists,
+MindSpore tensors. A masked array is rejected because its mask would be lost. `out` is a
+C-contiguous array: the input itself, or an array that doesn't overlap the input.
 
 Reductions accept int8 to int64, uint8 to uint64, float16, float32, float64, and bfloat16 from
-``ml_dtypes``. Operations that only move data (broadcast, all_gather, save) accept every dtype
-without objects.
+``ml_dtypes``. Operations that only move data (broadcast, all_gather, save) accept every dtype that
+contains no Python objects.
 
 Results have the same bits on every rank and in every run. 16-bit floats accumulate in float32. Sums
 and products of integers have the input's dtype and wrap around, like ``a + b`` of NumPy arrays:
-uint8 200 + 100 is 44. (``np.sum`` uses a wider dtype; convert before the call if you need that.) A
-mean of integers doesn't overflow. It truncates towards zero, unlike ``np.mean``, which returns a
-float.
+uint8 200 + 100 is 44. (``np.sum`` uses a wider dtype. If you need a wider dtype, convert the array
+before the call.) A mean of integers doesn't overflow. It truncates towards zero, unlike
+``np.mean``, which returns a float.
 
-Ctrl-C, or another signal whose handler raises, ends a waiting collective on Python's main thread:
-the exception is raised within 20 ms. This process is then finished with its cluster, and its later
-calls raise CollectiveAbortedError. The other workers' calls raise that error too; with ``-recover``
-these workers continue once this process has ended.
+Ctrl-C, or another signal whose handler raises an exception, ends a collective that waits on
+Python's main thread. The exception is raised within 20 ms. Afterwards, this process can't
+communicate with its cluster, and its later calls raise CollectiveAbortedError. The other workers'
+calls raise CollectiveAbortedError too. With ``-recover`` the other workers continue as soon as this
+process has ended.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ else:
 #: ``op`` of the reductions -> number in the C ABI. ``mean`` of integers truncates towards zero.
 OPS = {"sum": 0, "mean": 1, "min": 2, "max": 3, "prod": 4}
 _UINT8, _BFLOAT16 = 1, 9
-# Types that the buffer protocol can describe and the runtime can compute with, as NumPy type characters.
+# Types that the buffer protocol can describe and that the runtime can reduce, as NumPy type characters.
 _NUMBERS = frozenset("bBhHiIlLqQefd")
 
 
@@ -90,9 +91,9 @@ def _input(value: ArrayLike) -> Array:
 
 
 def _reducible(array: Array) -> tuple[Array, int]:
-    """Return the array in a form that the buffer protocol supports, and its dtype's number in the C ABI.
+    """Return the array in a form that the buffer protocol supports, and the number of its dtype in the C ABI.
 
-    The number is -1 if the buffer itself describes the dtype.
+    The number is -1 if the buffer protocol can describe the dtype.
     """
     if array.dtype.char in _NUMBERS:
         return array, -1
@@ -131,8 +132,8 @@ def _output(array: Array, out: Array | None) -> Array:
 def all_reduce(array: ArrayLike, op: str = "sum", name: str = "unnamed", out: Array | None = None) -> Array:
     """Reduce an array element by element over all ranks.
 
-    If a rank fails meanwhile, its input is in the result of all survivors or of none. A mean is over
-    the ranks whose input is in the result (docs/recovery.md).
+    If a rank fails during the call, its input is in the result of every survivor or of no survivor. A
+    mean is over the ranks whose input is in the result (docs/recovery.md).
 
     Args:
         array: this rank's input, of the same shape and dtype at every rank.
@@ -144,10 +145,11 @@ def all_reduce(array: ArrayLike, op: str = "sum", name: str = "unnamed", out: Ar
         The result, of the shape and dtype of `array`, with the same bits at every rank.
 
     Raises:
-        ValueError: for an unknown `op`, or an `out` that doesn't fit or overlaps `array` in part.
-        TypeError: for a dtype or an `out` that doesn't fit.
-        KungFuError: see :mod:`ms_kungfu.errors`. PeerLostError if a rank fails and the job doesn't
-            continue without it (``-recover``).
+        ValueError: for an unknown `op`, or an `out` of another shape or dtype. Also for an `out` that
+            partly overlaps `array`.
+        TypeError: for an unsupported dtype, or an `out` that isn't a NumPy array.
+        KungFuError: see :mod:`ms_kungfu.errors`. PeerLostError if a rank fails and the job can't
+            continue without that rank (no ``-recover``).
     """
     _begin(name)
     array = _input(array)
@@ -243,31 +245,32 @@ class Handle:
         return self._output
 
 
-_started: weakref.WeakValueDictionary[str, Handle] = weakref.WeakValueDictionary()  # not waited for yet
+# Handles whose results no caller has waited for yet.
+_started: weakref.WeakValueDictionary[str, Handle] = weakref.WeakValueDictionary()
 
 
 def all_reduce_async(array: ArrayLike, op: str = "sum", name: str | None = None) -> Handle:
     """Start an all-reduce in the background.
 
-    The call returns at once. Operations begin in the order of these calls, which must be the same at
-    all ranks. One background thread runs them, concurrently with the caller's other collectives. Wait
-    for each operation at every rank before the cluster changes (in `step_end` or `resize`). Ctrl-C
-    takes effect when a wait has ended.
+    The call returns at once. Operations begin in the order in which this rank calls the function. That
+    order must be the same at all ranks. One background thread runs them, concurrently with the caller's
+    other collectives. Wait for each operation at every rank before the cluster changes (in `step_end`
+    or `resize`). Ctrl-C takes effect only when a wait has ended.
 
     Args:
         array: this rank's input, of the same shape and dtype at every rank. The data is copied, so
             `array` may change after the call.
         op: as in :func:`all_reduce`.
         name: matches the call with those of the other ranks. By default the operation gets the first
-            unused name from a list. So any number of operations may run at the same time, if all ranks
-            start them and wait for them in the same order.
+            unused name from a list. So any number of operations may run at the same time if all ranks
+            start and await them in the same order.
 
     Returns:
         A handle, whose ``wait()`` returns the result.
 
     Raises:
         ValueError: for an unknown `op`, or if an earlier operation of that name hasn't been waited for.
-        TypeError: for a dtype that doesn't fit.
+        TypeError: for an unsupported dtype.
     """
     _begin(name or "unnamed")
     array, number = _input(array), _op(op)
@@ -296,10 +299,10 @@ def broadcast(array: ArrayLike, root: int = 0, name: str = "unnamed", out: Array
         The root's data, of the shape and dtype of `array`.
 
     Raises:
-        ValueError: for a root that isn't a rank, or an `out` that doesn't fit.
-        TypeError: for a dtype or an `out` that doesn't fit.
-        PeerLostError: at every survivor, if the root fails before all of its data has arrived. An `out`
-            then contains the part that arrived. The next collective works.
+        ValueError: for a root that isn't a rank, or an `out` of another shape or dtype.
+        TypeError: for an unsupported dtype, or an `out` that isn't a NumPy array.
+        PeerLostError: at every survivor, if the root fails before all of its data has arrived. `out`
+            then contains only the data that arrived. The next collective works.
             `ms_kungfu.agreement.told_by_one` retries with another root.
     """
     _begin(name)
@@ -324,11 +327,11 @@ def all_gather(array: ArrayLike, name: str = "unnamed", uneven: bool = False) ->
     """Collect the arrays of all ranks, in rank order.
 
     The result includes failed ranks until the next cluster version. The entry of a failed rank is
-    zeros, the same at every survivor. It looks the same as zeros from a living rank; use
-    `ms_kungfu.agreement.gather_living` to learn which ranks took part.
+    zeros, the same at every survivor. The zeros can't be distinguished from the zeros of a living rank:
+    use `ms_kungfu.agreement.gather_living` to learn which ranks took part.
 
-    With `uneven` the entry of a failed rank has length 0. The ranks first exchange their lengths. Each
-    entry is then sent with the length of the longest entry.
+    With `uneven` the entry of a failed rank has length 0. The ranks first exchange the lengths of their
+    entries. Each rank then pads its entry to the length of the longest entry and sends it.
 
     Args:
         array: this rank's input, of the same shape and dtype at every rank.
@@ -341,14 +344,14 @@ def all_gather(array: ArrayLike, name: str = "unnamed", uneven: bool = False) ->
         list of arrays by rank, of shapes ``(length, *array.shape[1:])``; ``np.concatenate`` joins them.
 
     Raises:
-        TypeError: for a dtype that doesn't fit.
-        ValueError: with `uneven`, if `array` is a number, which has no first axis.
+        TypeError: for an unsupported dtype.
+        ValueError: with `uneven`, if `array` is a single number, which has no first axis.
         KungFuError: see :func:`all_reduce`.
     """
     array = _input(array)
     if uneven:
         if array.ndim == 0:
-            raise ValueError(f"all_gather(uneven=True) requires an array with a first axis, got {array.dtype}()")
+            raise ValueError(f"all_gather(uneven=True) requires an array with at least one axis, got {array.dtype}()")
         kind = f"{array.dtype}(*{''.join(f', {length}' for length in array.shape[1:])}) in bytes "
         parts = _gather_bytes(_movable(array)[0].reshape(-1).view(np.uint8), array.shape[0], name, kind)
         empty = np.empty((0, *array.shape[1:]), array.dtype)
@@ -367,17 +370,17 @@ def _part(length: int, content: Array, like: Array) -> Array:
 def _gather_bytes(
     content: Array, count: int, name: str, kind: str, limit: int | None = None
 ) -> list[tuple[int, Array] | None]:
-    """Return each rank's count and bytes, None for a failed rank; collective.
+    """Collect a count and bytes from each rank; return them by rank, with None for a failed rank. Collective.
 
-    Every rank first sends its two numbers: count and number of bytes. Then it sends its bytes, padded
-    to the most bytes of any rank. The numbers are repeated in front of the bytes; they are zero for a
-    rank that has failed meanwhile.
+    Every rank first sends two numbers: its count and its number of bytes. It then sends the two numbers
+    again, followed by its bytes, which are padded to the length of the longest rank's bytes. If a rank
+    fails between the two messages, its second message is all zeros.
 
     Args:
         content: uint8.
         count: the number of items that the bytes stand for.
         name: the name of the operation.
-        kind: a text that must be equal at all ranks.
+        kind: a string that must be equal at all ranks.
         limit: raise ValueError at every rank if a rank sends more bytes.
     """
     head = np.array([content.size + 1, count], np.int64)
@@ -386,7 +389,7 @@ def _gather_bytes(
     if limit is not None and longest > limit:
         raise ValueError(
             f'"{name}": rank {int(sizes.argmax())} sends {longest} bytes; at most {limit} are allowed; '
-            "send large arrays by all_gather(uneven=True)"
+            "send large arrays with all_gather(uneven=True)"
         )
     row = np.zeros(head.nbytes + longest, np.uint8)
     row[: head.nbytes] = head.view(np.uint8)
@@ -400,7 +403,7 @@ def _gather_bytes(
     ]
 
 
-#: The most bytes that a rank may send in `all_gather_object`.
+#: The maximum number of bytes that a rank may send in `all_gather_object`.
 MAX_OBJECT_BYTES = 16 << 20
 
 
@@ -432,8 +435,8 @@ def all_gather_object(value: Any, name: str = "unnamed") -> list[Any]:
 def reduce_scatter(array: ArrayLike, op: str = "sum", name: str = "unnamed") -> Array:
     """Reduce an array over all ranks, and return this rank's part of the result.
 
-    A failed rank contributes to no part, and a mean is over the ranks that took part. No rank receives
-    the failed rank's own part, so the survivors' parts are then incomplete.
+    A failed rank's input is in no part, and a mean is over the ranks that took part. No survivor
+    receives the part that belongs to the failed rank, so part of the result is then missing.
 
     Args:
         array: this rank's input, of the same shape and dtype at every rank. Its first axis must be
@@ -446,7 +449,7 @@ def reduce_scatter(array: ArrayLike, op: str = "sum", name: str = "unnamed") -> 
 
     Raises:
         ValueError: for an unknown `op`, or a first axis that can't be scattered evenly.
-        TypeError: for a dtype that doesn't fit.
+        TypeError: for an unsupported dtype.
         KungFuError: see :func:`all_reduce`.
     """
     _begin(name)
@@ -504,8 +507,8 @@ def request(rank: int, name: str) -> Saved | None:
 
     This call isn't collective: the other worker isn't interrupted. The copy is always consistent, even
     if that worker saves again or fails meanwhile. Successive requests to a worker never return an older
-    version. A copy from a worker on another host is sent over the network. If that host is lost
-    meanwhile, the worker counts as ended.
+    version. A copy from a worker on another host is sent over the network. If that host is lost during
+    the call, the function treats the worker as ended.
 
     Args:
         rank: the rank that saved the array.
@@ -518,7 +521,7 @@ def request(rank: int, name: str) -> Saved | None:
         ValueError: if there is no such rank, or if an optimizer saved its model under that name.
         CollectiveTimeoutError: if the owner keeps saving, so that no consistent copy can be made. Also
             if the owner's host doesn't answer within KUNGFU_COLLECTIVE_TIMEOUT and isn't lost either.
-        StaleClusterError: if the rank is on another host, and the cluster changes before the copy
+        StaleClusterError: if the rank is on another host and the cluster changes before the copy
             arrives.
         InternalError: if the copy doesn't match the shape and dtype that it was saved with.
     """
@@ -533,6 +536,6 @@ def request(rank: int, name: str) -> Saved | None:
         raise ValueError(f'rank {rank} has saved a "{layout}" under "{name}", not an array')
     value = np.empty(json.loads(shape), dtype_of(kind))
     if value.nbytes != nbytes:
-        raise InternalError(f'"{name}" of rank {rank} has {nbytes} bytes, not those of a {layout}')
+        raise InternalError(f'"{name}" of rank {rank} has {nbytes} bytes, which isn\'t the size of a {layout}')
     version = current().core.request(rank, name, layout, value.reshape(-1).view(np.uint8))
     return Saved(value, version) if version else None

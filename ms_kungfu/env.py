@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Callable, Generic, TypeVar
 
-_MOST_SECONDS = 2e6  # 23 days: poll(2) counts milliseconds in 31 bits
+_MOST_SECONDS = 2e6  # 23 days, because the timeout of poll(2) is a 31-bit number of milliseconds
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -65,7 +65,7 @@ def _natural(text: str) -> int:
 
 def _seconds(text: str) -> float:
     value = float(text)
-    if not 0 < value <= _MOST_SECONDS:  # nor NaN
+    if not 0 < value <= _MOST_SECONDS:  # also rejects NaN
         raise ValueError(text)
     return value
 
@@ -157,7 +157,7 @@ TLS_KEY = _optional(
     "KUNGFU_TLS_KEY", PATH, "The key of this certificate, in PEM and without a password.", set_by="user"
 )
 TLS_CA = _optional(
-    "KUNGFU_TLS_CA", PATH, "The certificate, in PEM, of the CA that signs all hosts' certificates.", "user"
+    "KUNGFU_TLS_CA", PATH, "The certificate, in PEM, of the CA that has signed the certificates of all hosts.", "user"
 )
 CONFIG_SERVER = _optional(
     "KUNGFU_CONFIG_SERVER",
@@ -180,17 +180,18 @@ COLLECTIVE_TIMEOUT = Variable(
     "KUNGFU_COLLECTIVE_TIMEOUT",
     SECONDS,
     600.0,
-    "How long a collective waits for a live rank that doesn't join it. In the last 5 s (at most the last half) of "
-    "this time, the launcher looks for a stuck rank. It logs the rank's stack, and with `-w` kills the rank.",
+    "How long a collective waits for a live rank that doesn't join it. Shortly before this time ends (5 s "
+    "before, but not in its first half), the launcher looks for a stuck rank. It logs the rank's stack, "
+    "and with `-w` kills the rank.",
     set_by="user",
 )
 JOIN_TIMEOUT = Variable(
     "KUNGFU_JOIN_TIMEOUT",
     SECONDS,
     300.0,
-    "Time limit for a new cluster version to assemble, for a new worker to become ready, and for the hosts of a job "
-    "to meet before it begins. In the last 5 s (at most the last half) of the first limit, the launcher ends a stuck "
-    "rank, as with KUNGFU_COLLECTIVE_TIMEOUT.",
+    "Time limit for a new cluster version to assemble, for a new worker to become ready, and for the "
+    "hosts of a job to meet before it begins. While a new cluster version assembles, the launcher ends a "
+    "stuck rank shortly before the limit, as with KUNGFU_COLLECTIVE_TIMEOUT.",
     set_by="user",
 )
 DISTRIBUTE_HOSTS = _optional(
@@ -210,9 +211,9 @@ DEVICE_ENGINE = Variable(
     "KUNGFU_DEVICE_ENGINE",
     Kind(_one_of("auto", "vendor", "staging"), "auto, vendor or staging"),
     "auto",
-    "What reduces between GPUs or Ascend devices. `vendor`: the vendor's library (NCCL, HCCL), or an error. "
-    "`staging`: the runtime, through host memory. `auto`: the vendor's library if all ranks can use it, else the "
-    "runtime.",
+    "What runs reductions between GPUs or Ascend devices. `vendor`: the vendor's library (NCCL, HCCL), or "
+    "an error. `staging`: the runtime, through host memory. `auto`: the vendor's library if all ranks can "
+    "use it, else the runtime.",
     set_by="user",
 )
 DEVICE_CHUNK_BYTES = Variable(
@@ -232,8 +233,9 @@ DEVICE_RUNTIME_LIBRARY = _optional(
 DEVICE_ENGINE_LIBRARY = _optional(
     "KUNGFU_DEVICE_ENGINE_LIBRARY",
     PATH,
-    "NCCL (libnccl) or HCCL (libhccl) to open. Unset: the first of the loaded library, the library of the Python "
-    "package nvidia-nccl-cu*, MindSpore's library, and the library that the loader finds.",
+    "NCCL (libnccl) or HCCL (libhccl) to open. Unset: the first of these that exists: the library that is "
+    "already loaded, the library in the Python package nvidia-nccl-cu*, MindSpore's library, the library "
+    "that the loader finds.",
     set_by="user",
 )
 PEER_TIMEOUT = Variable(
@@ -289,14 +291,15 @@ TEST_COMM_DELAY_MS = Variable(
 MSRUN_SIZE = _optional(
     "KUNGFU_MSRUN_SIZE",
     NUMBER,
-    "V, the number of virtual ranks that `mindspore.communication` reports (`--msrun`). Unset: its own.",
+    "V, the number of virtual ranks that `mindspore.communication` reports (`--msrun`). Unset: MindSpore "
+    "reports its own number of ranks.",
 )
 MSRUN_RANK = Variable("KUNGFU_MSRUN_RANK", NUMBER, 0, "The virtual rank of this worker. It never changes.")
 METRICS_PORT = _optional(
     "KUNGFU_METRICS_PORT",
     NUMBER,
-    "Port of 127.0.0.1 on which a `Monitor` serves its metrics. Further workers of the host use the following ports. "
-    "0: any free port. Unset: no metrics are served.",
+    "Port of 127.0.0.1 on which a `Monitor` serves its metrics. The host's other workers use the next "
+    "ports. 0: any free port. Unset: no metrics are served.",
     set_by="user",
 )
 START_SIZE = _optional(
@@ -382,15 +385,21 @@ SLURM_STEP_NODELIST = _optional(
     "SLURM_STEP_NODELIST", _NODES, "The nodes of the step. Unset: the nodes of the allocation.", set_by="Slurm"
 )
 SLURM_TASKS_PER_NODE = _optional(
-    "SLURM_TASKS_PER_NODE", _COUNTS, "Tasks on each node. They limit its workers if any node has several.", "Slurm"
+    "SLURM_TASKS_PER_NODE",
+    _COUNTS,
+    "The number of tasks on each node. If any node has several tasks, the number limits the workers of each node.",
+    "Slurm",
 )
 SLURM_STEP_TASKS_PER_NODE = _optional(
-    "SLURM_STEP_TASKS_PER_NODE", _COUNTS, "The same for the step. It takes precedence.", "Slurm"
+    "SLURM_STEP_TASKS_PER_NODE",
+    _COUNTS,
+    "The number of tasks on each node in the step. Takes precedence over `SLURM_TASKS_PER_NODE`.",
+    "Slurm",
 )
 SLURM_JOB_CPUS_PER_NODE = _optional(
     "SLURM_JOB_CPUS_PER_NODE",
     _COUNTS,
-    "Cores of the allocation on each node. They limit its workers if srun starts one task per node.",
+    "The number of the allocation's cores on each node. It limits the node's workers if srun starts one task per node.",
     set_by="Slurm",
 )
 SLURM_NODEID = Variable("SLURM_NODEID", NUMBER, 0, "The index of this node among the step's nodes.", set_by="Slurm")
@@ -402,9 +411,9 @@ VARIABLES: tuple[Variable[object], ...] = tuple(v for v in list(globals().values
 
 COMPILE_CACHE = "MS_COMPILER_CACHE_ENABLE"
 
-# Variables of other programs, with their setter and ms_kungfu's use. The code that needs one reads it by name. They
-# aren't in `VARIABLES`, because `VARIABLES` that the user sets are checked before a job starts, and a Ray driver passes
-# them on to all nodes.
+# Variables of other programs: name, setter, and ms_kungfu's use. The code that needs such a variable reads it by name.
+# These variables aren't in `VARIABLES`: the launcher checks the `VARIABLES` that the user sets before a job starts,
+# and a Ray driver passes them on to all nodes.
 OTHERS: tuple[tuple[str, str, str], ...] = (
     ("OMP_NUM_THREADS", "user, else launcher", "Threads of a worker. If it is unset, `kungfu-run` sets it to the "
      "worker's share of the cores."),
@@ -446,7 +455,7 @@ def to_markdown() -> str:
         "Generated by `python -m ms_kungfu.env > docs/environment.md`; edit `ms_kungfu/env.py` instead.",
         "",
         "`kungfu-run` passes its own environment on to the workers, and adds the variables set by the",
-        "launcher. If a value can't be parsed, the program ends with a message that names the variable.",
+        "launcher. If a value can't be parsed, the program exits with a message that names the variable.",
         "",
         "| variable | value | unit | default | set by | meaning |",
         "|---|---|---|---|---|---|",

@@ -23,17 +23,17 @@ class CollectiveMismatchError(KungFuError, ValueError):
 
 
 class PeerLostError(KungFuError):
-    """A peer that the operation needs has failed or left.
+    """A peer that the operation requires has failed or left.
 
-    The communicator is then finished, with one exception: if the root of a broadcast failed, every
-    other rank raises this error, and later operations work.
+    Later operations of the communicator fail, too, with one exception: if the root of a broadcast
+    failed, every other rank raises this error, and later operations work.
     """
 
 
 class CollectiveTimeoutError(KungFuError, TimeoutError):
     """A rank did not call the operation before the deadline.
 
-    The communicator is then finished.
+    Later operations of the communicator fail, too.
     """
 
 
@@ -89,7 +89,7 @@ def _subclasses(cls: type[Exception]) -> list[type[Exception]]:
 
 
 def from_message(text: str) -> Exception:
-    """Return the exception that a message of the runtime stands for.
+    """Return the exception that an error message of the runtime represents.
 
     Args:
         text: the message, which begins with the exception's name.

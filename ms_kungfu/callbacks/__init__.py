@@ -4,21 +4,22 @@ The callbacks need MindSpore, so each is imported on first use. The following se
 `KungFuElasticCallback`.
 
 *Joining and leaving*: before its first step, a joining worker receives all state that decides the
-next step. It continues with the `cur_step_num` of the other workers. In callbacks after this one in
-the list, it also continues with their `cur_epoch_num`. It stops after the same step as the other
+next step. Its `cur_step_num` continues from the other workers' number. Callbacks after this one in
+the list also see the other workers' `cur_epoch_num`. It stops after the same step as the other
 workers. At a leaving worker the callback calls `request_stop`, so ``Model.train`` returns after
-that step. From then on ``ms_kungfu.detached()`` is true, so that the program can skip its final
-work.
+that step. From then on ``ms_kungfu.detached()`` is true, so the program can skip its final work.
 
 *Steps of an epoch*: `batch_num` is the number of steps of the current epoch, as far as it is known.
 MindSpore's callbacks name files and steps by ``(cur_step_num - 1) % batch_num + 1``. With this
-callback, the result is the step in the epoch even if earlier epochs had other numbers of steps. In
-GRAPH mode a joining worker compiles the training step for its first batch before it joins.
+callback, the result is the step in the epoch, even if earlier epochs had different numbers of
+steps. In GRAPH mode a joining worker compiles the training step for its first batch before it
+joins.
 
 *Data*: use an `ElasticDataset`. An ordinary dataset isn't partitioned again after a resize: each
-worker keeps its initial share. Its epochs have the same number of steps at each worker: the number
-at the lowest rank when training began. A worker repeats a share that is shorter, and cuts a share
-that is longer. Sink mode is rejected, because it hides the steps from callbacks.
+worker keeps its initial share. An epoch then has the same number of steps at each worker: the
+number that the lowest rank had when training began. A worker whose share is shorter repeats it, and
+a worker whose share is longer cuts it. Sink mode is rejected, because it hides the steps from
+callbacks.
 
 *Other callbacks*, at any position in the list:
 

@@ -35,8 +35,8 @@ def sync_net_parameters(net: Any, root: int = 0) -> None:
 class BroadcastCallback(Callback):
     """Start training at every worker from the weights and optimizer state of `root`.
 
-    Use it in clusters that don't change. Next to a `KungFuElasticCallback`, it applies to the
-    workers of the first cluster; that callback sends the state to joining workers.
+    Use it in clusters that don't change. Next to a `KungFuElasticCallback`, it affects only the workers
+    of the first cluster: the `KungFuElasticCallback` sends the state to joining workers.
 
     Args:
         root: the rank whose state is sent.

@@ -1,4 +1,4 @@
-"""Encode tensors, arrays and plain values as JSON, and decode them: exactly, and without any code in the data."""
+"""Encode tensors, arrays and plain values as JSON, and decode them: exactly, and without code in the data."""
 
 from __future__ import annotations
 

@@ -95,10 +95,10 @@ class KungFuElasticCallback(Callback):
             at_least(1, global_batch_size, "global_batch_size")
         self._epochs_before = 0
         self._last_step = 0
-        self._epoch_ended = False  # whether an epoch has ended since the last query whether to stop
+        self._epoch_ended = False  # whether an epoch has ended since MindSpore's loop last asked whether to stop
         self._steps = 0  # number of steps in an epoch of an ordinary dataset
         self._others: Others | None = None
-        self._bound: list[ExitStack] = []  # restore the methods of the models in whose call this callback is
+        self._bound: list[ExitStack] = []  # each restores the methods of a model that is running with this callback
         self._sharded: ShardedTraining | None = None
         self._outputs = EpochOutputs()
         self.training: ElasticTraining | None = None
@@ -147,8 +147,8 @@ class KungFuElasticCallback(Callback):
         params = run_context.original_args()
         if params.get("dataset_sink_mode") or _sink_mode_asked_for():
             raise ValueError(
-                "KungFuElasticCallback can't run between steps: dataset_sink_mode=True hides them; "
-                "call model.train(..., dataset_sink_mode=False)"
+                "dataset_sink_mode=True hides the steps from KungFuElasticCallback; call model.train(..., "
+                "dataset_sink_mode=False)"
             )
         elastic_data = isinstance(params.train_dataset, ElasticDataset)
         if not elastic_data:
@@ -253,7 +253,7 @@ class KungFuElasticCallback(Callback):
             self._others.warn_of_what_is_not_carried()
         if change.undone and self._others is not None:
             self._others.undone(params.cur_step_num)
-        # In asynchronous training, this worker may have been moved to the position of the furthest worker.
+        # In asynchronous training, this worker may have advanced to the position of the furthest worker.
         params.cur_step_num += training.step - step
         params.cur_epoch_num += training.epoch - epoch
         self._epochs_before += training.epoch - epoch
@@ -267,7 +267,8 @@ class KungFuElasticCallback(Callback):
         training = self.training
         assert training is not None
         training.epoch_end()
-        # Epochs of an ordinary dataset end at the same step at all workers only if this callback controls the model.
+        # The epochs of an ordinary dataset end at the same step at all workers only if this callback controls the
+        # model.
         self._epoch_ended = _trains_elastic_data(run_context) or bool(self._bound)
         # At a joining worker, Model.train counts epochs from its own start.
         if training.should_stop or training.epoch >= run_context.original_args().epoch_num:
@@ -338,7 +339,7 @@ class KungFuElasticCallback(Callback):
             return
         self._last_step, self._steps = captured["last_step"], captured["steps"]
         Others.received, Others.resumed = captured["callbacks"], not membership.is_joining()
-        # A joining worker receives the outputs at the epoch's end, from workers that had the step.
+        # A joining worker receives the outputs at the epoch's end, from workers that ran the epoch's last step.
         self._outputs.kept = captured.get("outputs") if Others.resumed else None
 
 
@@ -364,8 +365,8 @@ class _StepsOfEpoch(int):
     """A `batch_num` for epochs with different numbers of steps.
 
     MindSpore computes the step in the epoch as ``(cur_step_num - 1) % batch_num + 1``. With a plain
-    integer the result is wrong if earlier epochs had other numbers of steps, and a
-    `ModelCheckpoint` could overwrite its files of this epoch.
+    integer the result is wrong if earlier epochs had other numbers of steps, and a `ModelCheckpoint`
+    could overwrite files that it has written earlier in the same epoch.
     """
 
     _before: int
@@ -380,7 +381,7 @@ class _StepsOfEpoch(int):
 
 
 class _AgreedSteps:
-    """Yield the batches of an ordinary dataset in epochs of `steps_left()` steps; repeat or cut the data for that."""
+    """Yield the batches of an ordinary dataset in epochs of `steps_left()` steps; repeat or cut the data to fit."""
 
     def __init__(self, helper: Any, dataset: Any, steps_left: Callable[[], int | None]) -> None:
         self._batches, self._dataset, self._steps_left = helper, dataset, steps_left
@@ -438,7 +439,7 @@ def _sink_mode_asked_for() -> bool:
     """Return whether ``Model.train`` was called with sink mode on.
 
     On CPU, MindSpore ignores sink mode and reports to callbacks that it is off. The program should
-    fail on CPU already, rather than only when it moves to a device.
+    already fail on CPU, not only when it moves to a device.
     """
     for frame, _ in walk_stack(sys._getframe()):
         if frame.f_code.co_name == "_train" and frame.f_globals.get("__name__", "").startswith("mindspore."):

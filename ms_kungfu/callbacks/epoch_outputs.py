@@ -36,7 +36,8 @@ class EpochOutputs:
         own = params.get("net_outputs")
         agree_on_outputs(params, batch_rows(params))
         agreed, params.net_outputs = params.get("net_outputs"), own  # the other callbacks of this step use their own
-        with suppress(TypeError):  # e.g. a sparse tensor; then a worker that resumes there skips the epoch's end
+        # For example a sparse tensor: a worker that resumes at this step then skips the epoch's end.
+        with suppress(TypeError):
             self.kept = pack(agreed)
 
     def end_epoch(self, training: ElasticTraining | None, params: Any) -> None:

@@ -2,9 +2,9 @@
 
 Each worker evaluates a part of the batches, and the workers exchange the network's outputs. Then each worker updates
 its metrics with the outputs of all batches, in the same order. So every metric, built-in or custom, works unchanged,
-and its result has the same bits as with one worker. The exception is a mean loss of a `dealt` batch. That loss is
-joined from parts, so its rounding differs. Before the evaluation, the network's moving statistics are averaged over the
-workers.
+and its result has the same bits as with one worker. The exception is the mean loss of a `dealt` batch: it is computed
+from the losses of parts, so its rounding differs. Before the evaluation, the network's moving statistics are averaged
+over the workers.
 
 The kind of each evaluation depends on the data:
 
@@ -96,7 +96,7 @@ class Evaluation:
         self._differ = state_transfer.models_differ([model._network])
 
     def run(self, averaged: Any) -> Any:
-        """Return the metrics. The `averaged` tensors are averaged over the workers before, unless models differ."""
+        """Return the metrics. First average the `averaged` tensors over the workers, unless models differ."""
         if not self._differ:
             state_transfer.average(averaged)
         model, params, callbacks, context = self._model, self._params, self._callbacks, self._context

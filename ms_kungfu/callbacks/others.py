@@ -14,8 +14,9 @@ The rules, which docs/elastic-training.md has as a table:
 
 A joining worker receives the state of the callbacks. For a MindSpore callback, the state is all attributes that are
 data. For a callback of the program, it is the result of ``state_dict()``, which goes to ``load_state_dict(state)``. A
-job that resumes from a checkpoint may be another program. It receives only what has changed in MindSpore's callbacks
-since they were first used, so the arguments that it passed to them (a folder, a patience) stay.
+job that resumes from a checkpoint may run another program. From the state of MindSpore's callbacks, it receives only
+the attributes that have changed since the callbacks were first used. So the arguments that the new program passed to
+them (a folder, a patience) stay.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ WRITERS = (ModelCheckpoint, SummaryCollector, BackupAndRestore, OnRequestExit, F
 
 _AT_FIRST = "_kungfu_at_first"  # the attribute in which a callback's initial attributes are saved
 _OWN = {_AT_FIRST, "_first_step"}  # _first_step: a SummaryCollector checks in its first step what it can collect
-_CLOCKS = (TimeMonitor, FlopsUtilizationCollector)  # their state is times of their own process
+_CLOCKS = (TimeMonitor, FlopsUtilizationCollector)  # their state consists of times measured in their own process
 _ENDS = ("on_train_epoch_end", "on_train_end")
 _STEPS = ("on_train_epoch_begin", "on_train_step_begin", "on_train_step_end")
 Hook = Callable[[Any], None]
@@ -61,8 +62,8 @@ Wrapper = Callable[[Any, Hook], Hook]
 class Others:
     """The other callbacks in a call of training with an elastic callback.
 
-    `writes`: returns whether this worker writes the files. It is for workers whose callbacks may differ. With None all
-    workers have the same callbacks, and the lowest living rank writes.
+    `writes`: returns whether this worker writes the files. Pass it if the workers may have different callbacks. With
+    None all workers have the same callbacks, and the lowest living rank writes.
     """
 
     received: dict[str, Any] | None = None  # the received state, until the call of training to which it belongs begins
@@ -72,7 +73,7 @@ class Others:
         self._writes = writes or _is_lowest
         self._are_alike = writes is None
         self._callbacks: dict[str, Any] = {}
-        self._programs: list[Any] = []  # includes MindSpore callbacks that only call functions of the program
+        self._programs: list[Any] = []  # also contains MindSpore callbacks that only call functions of the program
         for callback in callbacks:
             if not is_mindspores(callback) and not type(callback).__module__.startswith("ms_kungfu."):
                 self._programs.append(callback)
@@ -129,13 +130,13 @@ class Others:
         return end
 
     def step_ends(self, request_stop: Callable[[], None]) -> None:
-        """Note that a step ends, and that training does with it if the user has sent MindSpore's request to exit."""
+        """Record the end of a step. Request the end of training if the user has sent MindSpore's request to exit."""
         self.has_stepped = True
         if any(isinstance(callback, OnRequestExit) and callback.exit for callback in self._callbacks.values()):
-            request_stop()  # MindSpore itself looks at the request with MS_ENABLE_GRACEFUL_EXIT=1 only
+            request_stop()  # MindSpore itself checks for the request only with MS_ENABLE_GRACEFUL_EXIT=1
 
     def undone(self, step: int) -> None:
-        """Undo a step that will be repeated, so that its output is written again."""
+        """Forget a step that will be repeated, so that its output is written again."""
         for callback in self._callbacks.values():
             if isinstance(callback, ModelCheckpoint) and callback._last_triggered_step == step:
                 callback._last_triggered_step -= callback._config.save_checkpoint_steps or 1
@@ -151,7 +152,7 @@ class Others:
         replace_attribute(self._hooked, callback, hook, wrapper(callback, getattr(callback, hook)))
 
     def _then_restore(self, key: str) -> Callable[[Any, Hook], Hook]:
-        """Wrap the begin hook of callbacks after the elastic one, which would reset the state received before."""
+        """Wrap the begin hook of callbacks after the elastic one, because that hook would reset the received state."""
 
         def wrapper(callback: Any, begin: Hook) -> Hook:
             def begin_and_restore(run_context: Any) -> None:
@@ -282,7 +283,7 @@ class _Files:
                 told = gather({"ended": self._ended, "at_end": at_end}).values()
                 if any(row["at_end"] for row in told):
                     return
-                # Later files were begun, but may not have been finished.
+                # The writer may have begun later files without finishing them.
                 callback._last_triggered_step = min(callback._last_triggered_step, max(row["ended"] for row in told))
                 if self._writes():
                     with runtime.keep_waiting():
@@ -323,7 +324,7 @@ def _values(callback: Any) -> dict[str, Any]:
         try:
             found[name] = pack(value)
         except TypeError:
-            continue  # a cell, a lock or a writer belongs to its worker
+            continue  # for example a cell, a lock or a writer, which belongs to its worker
     return found
 
 

@@ -19,7 +19,7 @@ def as_one(parts: Sequence[tuple[int, Any]]) -> Any:
     A tensor whose first dimension is the number of samples is concatenated along it, in the order of the parts. A
     single floating-point number is regarded as a mean over the samples, like a loss (``reduction="mean"``). The result
     is the mean over the parts, weighted by their numbers of samples and summed in float64. An output that is the same
-    in all parts doesn't change.
+    in all parts is returned unchanged.
     """
     sizes = [samples for samples, _ in parts]
     values = [value for _, value in parts]

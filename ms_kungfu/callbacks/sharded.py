@@ -103,9 +103,9 @@ def _parts_of(train_cell: Any) -> list[Any]:
 class ShardedTraining:
     """Make each call of `train_cell` train a whole step of shards, between `begin` and `end`.
 
-    ValueError unless `takes_shards` accepts the cell. Any other work that a cell does between gradients and update,
-    such as clipping, must follow the sum over all shards. Only the cell's author can separate that work. The cell's own
-    reducer isn't used. The update receives the mean over the shards, or their sum if the reducer sums
+    ValueError unless `takes_shards` accepts the cell. If a cell does other work between gradients and update, such as
+    clipping, that work must follow the sum over all shards. Only the cell's author can separate that work. The cell's
+    own reducer isn't used. The update receives the mean over the shards, or their sum if the reducer sums
     (``gradients_mean=False``).
     """
 
@@ -115,10 +115,11 @@ class ShardedTraining:
         returns = getattr(train_cell, "return_grad", False)
         if not takes_shards(train_cell):
             raise ValueError(
-                f"Model.train can't train a {kind.__name__}{'(return_grad=True)' if returns else ''} with shards: what "
-                "it does with the gradients must happen once a step, after their sum; train in a loop with "
-                "ms_kungfu.elastic.ShardedStep(forward_backward, update), with clipping and the like in update, "
-                "or without shards"
+                f"Model.train can't train a {kind.__name__}{'(return_grad=True)' if returns else ''} with "
+                "shards: its own work on the gradients would run once per shard, but must run once per "
+                "step, after their sum; train in a loop with "
+                "ms_kungfu.elastic.ShardedStep(forward_backward, update), with clipping and the like in "
+                "update, or without shards"
             )
         self._cell, self._class, self._parts = train_cell, kind, _parts_of(train_cell)
         mean = getattr(train_cell.grad_reducer, "mean", True)
@@ -143,7 +144,7 @@ class ShardedTraining:
 
     @classmethod
     def of(cls, train_cell: Any) -> ShardedTraining:
-        """Return the object that trained with this cell before, if its parts are unchanged, to reuse its graphs."""
+        """Return the earlier object for this cell, to reuse its graphs, if its parts are unchanged; else a new one."""
         kept = vars(train_cell).get("kungfu_sharded")
         if kept is None or any(theirs is not own for theirs, own in zip(kept._parts, _parts_of(train_cell))):
             kept = train_cell.kungfu_sharded = cls(train_cell)
