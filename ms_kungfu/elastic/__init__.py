@@ -18,13 +18,14 @@ ready by then, the resize doesn't wait for their start (docs/resizing.md).
 
 *Learning rates*: `lr_rule` applies to all optimizers of ``mindspore.nn`` in `trained`. It
 multiplies their rates by a factor. For ``"linear"`` the factor is the current size divided by the
-initial size. For ``"sqrt"`` it is the square root of that ratio; a function returns the factor. The
-initial size is the size at the first `begin` with the optimizer. With shards, the rule uses the
-global batch size instead of the cluster size, because a resize doesn't change the batch.
+initial size. For ``"sqrt"`` it is the square root of that ratio. If `lr_rule` is a function, the
+function returns the factor. The initial size is the size at the first `begin` with the optimizer.
+With shards, the rule uses the global batch size instead of the cluster size, because a resize
+doesn't change the batch.
 
 *Asynchronous*: each worker runs its steps independently. This is the default if all optimizers in
 `trained` are asynchronous (`PairAveragingOptimizer`). The workers meet after their current steps
-for one of these reasons:
+only for one of these reasons:
 
 
 - a change of the cluster;
@@ -35,10 +36,10 @@ for one of these reasons:
 `ms_kungfu.membership.sync_points` contains the correctness argument. At a meeting, all workers
 continue from the step, epoch and data position of the furthest worker. The first worker that
 finishes ends the call of training for all; at the others `should_stop` becomes true. In a loop
-without `epochs`, call `end` for that. No two living workers train the same sample in an epoch. The
-samples that slower workers haven't reached are skipped, so a ledger is rejected. Options that
-require all workers at every step are rejected, too (`policy`, `monitor`, `wait`). With
-``asynchronous=False`` the workers meet at every step.
+without `epochs`, the program must call `end` to end the call for all. No two living workers train
+the same sample in an epoch. The samples that slower workers haven't reached are skipped, so a
+ledger is rejected. Options that require all workers at every step are rejected, too (`policy`,
+`monitor`, `wait`). With ``asynchronous=False`` the workers meet at every step.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ from ms_kungfu.elastic.schedule import Schedule, entries, newcomers_ahead
 
 
 class Ahead:
-    """Report the next size of one training's schedule, at one worker.
+    """Report the next size in the schedule of one training, at one worker.
 
-    The lowest living rank reports once in each cluster version, and again if the next entry of the schedule changes. It
-    reports only after the first step of the version: the workers compile in that step and need the cores, and the
-    memory use of a worker isn't known before. It doesn't report while a resize is requested, because the workers of
-    that resize are started first.
+    The lowest living rank reports once in each cluster version, and again if the next entry of the schedule changes.
+    It reports only after the version's first step. In that step the workers compile and need the cores, and until then
+    the memory use of a worker isn't known. It doesn't report while a resize is requested, because the workers of that
+    resize are started first.
     """
 
     def __init__(self, schedule: Schedule | None) -> None:

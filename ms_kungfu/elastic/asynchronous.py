@@ -40,7 +40,7 @@ class AsynchronousSteps:
         samples = None if training.dataset is None else training.dataset.weight
         self.changes.statistics.committed(training.step, samples, None, loss)
         if training.dataset is not None:
-            training.dataset.commit()  # without the other workers, whose positions aren't needed
+            training.dataset.commit()  # without the other workers, because their positions aren't needed
         checkpoint = self.checkpoints.is_due(training.step)
         wanted = self.size_after(training.step)
         if membership.sync_point_is_due(wanted, checkpoint or bool(self.changes.job_end.signal)):
@@ -54,7 +54,7 @@ class AsynchronousSteps:
             membership.sync_point_is_due(call=True)
             self.come_together(None, ended=True)
         if not runtime.detached() and not is_behind() and dataset is not None:
-            dataset.suspended = False  # it was suspended because another worker ended the loop
+            dataset.suspended = False  # the dataset was suspended because another worker ended the loop
 
     def come_together(self, wanted: int | None, checkpoint: bool = False, ended: bool = False) -> Change:
         """Agree on the training's position, and carry out what any worker has requested; collective."""
@@ -68,7 +68,7 @@ class AsynchronousSteps:
             self.checkpoints.write(step)
         job_end.carry_out(step)
         if ended:
-            # If a change is due, too, `begin` carries it out in the next call.
+            # If a change is due, too, `begin` carries out that change in the next call.
             self.changes.suspend(True)
             return membership.no_change()
         membership.note_step(step)
@@ -80,7 +80,7 @@ class AsynchronousSteps:
     def _go_to_the_furthest(self, wanted: int | None, checkpoint: bool, ended: bool) -> tuple[int | None, bool, bool]:
         """Agree on the schedule's size, on whether a checkpoint is due, and on whether training ends; collective."""
         training = self.training
-        # Of two workers at the same step, one may have ended its epoch and the other not yet.
+        # Two workers can be at the same step although only one of them has ended its epoch.
         epoch = training.epoch if training.dataset is None else training.dataset.epoch
         row = np.array([training.step, epoch, wanted or 0, checkpoint, ended, self.changes.job_end.signal], np.int64)
 
@@ -111,7 +111,7 @@ class AsynchronousSteps:
 
 
 def _furthest(rows: Mapping[int, Array]) -> int:
-    """Return the rank at the latest step and then the latest epoch; the lowest one if there are several."""
+    """Return the rank with the latest step, then with the latest epoch, then with the lowest number."""
     return max(rows, key=lambda rank: tuple(rows[rank][:2]))
 
 
@@ -120,7 +120,7 @@ def is_asynchronous(options: Options, optimizers: list[Any], dataset: Shares | N
     able = bool(optimizers) and all(getattr(o, "asynchronous", False) for o in optimizers)
     if options.asynchronous and not able:
         names = ", ".join(type(o).__name__ for o in optimizers) or "no optimizer"
-        raise ValueError(f"asynchronous=True requires PairAveragingOptimizer, but what is trained has {names}")
+        raise ValueError(f"asynchronous=True requires PairAveragingOptimizer, but the trained objects have {names}")
     if options.asynchronous is False or not able:
         return False
     takes_all = {

@@ -1,4 +1,4 @@
-"""Begin a call of training at a worker: together with the other workers, or in the middle of their call."""
+"""Begin a call of training at a worker, either together with the other workers or in the middle of their call."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Beginning:
         if not runtime.detached():
             self._prepare()
         if membership.is_joining() and not runtime.detached():
-            membership.join()  # the other workers train until here
+            membership.join()  # until here, the other workers go on training
         if runtime.detached():
             self.changes.suspend(True)
             return False
-        joins = membership.is_joining()  # true until it has received the state
+        joins = membership.is_joining()  # true until this worker has received the state
         if not self._receive(call, joins):
             return False
         self.carried.scale_rates()
@@ -61,7 +61,7 @@ class Beginning:
         """Do slow preparations before the other workers have to wait for this worker."""
         data, shards = self.training.dataset, self.carried.deals_shards
         if shards:
-            membership.fix_cores()  # before kernels are created: their results depend on the number of cores
+            membership.fix_cores()  # before kernels are created, because their results depend on the number of cores
         if self.prepare is not None and (membership.is_joining() or shards):
             began = membership.monotonic()
             self.prepare()  # with shards, compile the shapes of all ranks, because this rank may change

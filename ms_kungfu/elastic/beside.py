@@ -16,12 +16,13 @@ from ms_kungfu import env, membership
 from ms_kungfu.trained import claims, inventory
 
 _log = logging.getLogger(__name__)
-_LOOKS = (1, 10, 100)  # steps after which copies are compared; a copy that never changes (a teacher) isn't state
+# The steps after which copies are compared; a copy that never changes (e.g. a teacher network) isn't state.
+_LOOKS = (1, 10, 100)
 _NAMES = 3
 
 
 class Beside:
-    """The copies that one training has found. The warning appears once per process."""
+    """The copies that were found in one training. The warning appears once per process."""
 
     _told = False
 
@@ -55,8 +56,8 @@ class Beside:
         Beside._told = True
         _log.warning(
             'misuse: check=beside changed="%s". Training changes this copy of the network (its parameters '
-            "have the same names), but it isn't part of the training state: a joining worker creates it anew, and"
-            " a checkpoint lacks it; pass it to ElasticTraining(net, optimizer, ...), or its state "
+            "have the same names), but the copy isn't part of the training state: a joining worker creates it "
+            "anew, and a checkpoint lacks it; pass the copy to ElasticTraining(net, optimizer, ...), or its state "
             'as components= (docs/elastic-training.md, "State beside the network")',
             ", ".join(map(_described, changed)),
         )

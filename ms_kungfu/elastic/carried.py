@@ -107,7 +107,7 @@ class Carried:
         return self._call
 
     def check_covered(self) -> None:
-        """After the first step, check that ShardedSteps compute everything that depends on the cluster."""
+        """Check, after the first step, that ShardedSteps compute everything that depends on the cluster."""
         if self.deals_shards and not self._is_covered:
             inventory.check_sharded(self.trained)
             self._is_covered = True
@@ -118,7 +118,7 @@ class Carried:
             self._rates.follow(self._rule, self._rates_follow())
 
     def _rates_follow(self) -> int:
-        """Return the number that the rates follow: the global batch size with shards, or else the cluster size."""
+        """Return what the learning rates depend on: the global batch size with shards, otherwise the cluster size."""
         dataset = self._training.dataset
         if dataset is not None and self.deals_shards:
             return dataset.global_batch_size

@@ -1,4 +1,4 @@
-"""Agree with the other workers after a step on a change of the cluster, a stop and consistency; carry them out."""
+"""After a step, agree with the other workers on a cluster change, a stop and consistency; carry out the result."""
 
 from __future__ import annotations
 
@@ -37,17 +37,23 @@ class ClusterChanges:
     def __post_init__(self) -> None:
         self.job_end = LastCheckpoint(self.checkpoints)
         self.prepare: Callable[[], None] = lambda: None
-        """A function that is called before the workers agree on a change; the training's owner sets it."""
+        """A function that is called before the workers agree on a change. The owner of the training sets it."""
         self.agree_on_trained: Callable[[bool], None] = lambda joins: None
-        """A collective function that agrees on the training dataset, at begin and after each change; set likewise."""
+        """A collective function that agrees on the training dataset, at begin and after each change.
+
+        The owner sets it, too.
+        """
         self.may_follow: Callable[[], bool] = lambda: True
-        """Returns whether a prepared change is carried out after this step; the same result at all workers."""
+        """A function that returns whether a prepared change is carried out after this step.
+
+        All workers get the same result.
+        """
         self.consistency: ConsistencyCheck | None = None
         """The consistency check; None before training begins."""
         self.stop_asked = False
         """Whether a stop has been requested at this worker."""
         self._asked_end = 0
-        """The signal that ends the job, as this worker contributes it to the current agreement; 0 for none."""
+        """The job-ending signal that this worker contributes to the current agreement; 0 if there is none."""
         self._stopped = False  # whether all workers have agreed to stop
         self.statistics = StepStatistics(self.training)
         self.steps_here = 0
@@ -67,13 +73,13 @@ class ClusterChanges:
         self.check_sameness()
 
     def leave_loop(self, between: bool) -> None:
-        """End the loop of epochs. `between`: whether the loop allowed changes only between epochs."""
+        """End the loop over epochs. `between`: whether the loop allowed changes of the cluster only between epochs."""
         self.job_end.end()
         if between:
             self.may_follow = lambda: True
 
     def suspend(self, suspended: bool) -> None:
-        """Set whether this worker's loop and dataset end."""
+        """Set whether this worker's loop and dataset are suspended, that is, end early."""
         self.training.should_stop = suspended
         if self.training.dataset is not None:
             self.training.dataset.suspended = suspended
@@ -97,9 +103,11 @@ class ClusterChanges:
             self.consistency.check_all(self.training.step)
 
     def _settle(self, consistency: ConsistencyCheck, same: bool) -> bool:
-        """Decide in the step's agreement whether training, or the job, ends. DivergenceError if the workers differ.
+        """Decide whether training or the job ends, as part of the step's agreement.
 
-        If a change of the cluster is due at the same time, the `begin` of the next call carries it out.
+        DivergenceError if the workers differ.
+
+        If a change of the cluster is due at the same time, `begin` carries out the change in the next call.
         """
         stops, number = self.stop_asked, self._asked_end
         if not same:
@@ -135,7 +143,7 @@ class ClusterChanges:
         return change
 
     def follow(self, change: Change, began: float) -> None:
-        """Carry out what a change brings with it, which began then; collective."""
+        """Do the work that follows a change of the cluster; collective. `began`: the time at which the change began."""
         training = self.training
         if change.detached:
             event_log.changed(training.step, change)

@@ -12,10 +12,10 @@ if older versions can't ignore an addition. A file of a newer format is rejected
 A file is whole or missing: it is written under another name in the same folder, flushed to the disk and renamed. The
 ledgers of all workers are flushed before, so that training can continue with them after a crash of the machine.
 
-The jobs that use a folder one after another are numbered. A job takes its number by creating ``.job-N``, which only one
-of two concurrent jobs can do. Later jobs' files are named like ``step-00000120.job2.ckpt``, and count as newer than all
-files of earlier jobs. So a worker of an old job, on a host that was suspended meanwhile, can't overwrite a newer job's
-file. Within one job, a step has the same state whichever worker writes it, and whenever.
+The jobs that use a folder one after another are numbered. A job takes its number by creating ``.job-N``, which only
+one of two concurrent jobs can do. Later jobs' files are named like ``step-00000120.job2.ckpt``, and count as newer
+than all files of earlier jobs. So a worker of an old job, on a host that was suspended for a while, can't overwrite a
+newer job's file. Within one job, the state of a step doesn't depend on which worker writes it, or when.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ class CheckpointFolder:
                     return
             try:
                 self._write(snapshot)
-            except Exception as error:  # any error of MindSpore: a failed checkpoint must not end training
+            # Catch any error of MindSpore, because a failed checkpoint must not end training.
+            except Exception as error:
                 event_log.checkpoint_failed(snapshot.step, self.folder, error)
 
     def _write(self, snapshot: Snapshot) -> None:
@@ -139,7 +140,8 @@ class CheckpointFolder:
 
         began = membership.monotonic()
         self.folder.mkdir(parents=True, exist_ok=True)
-        if (newest := self._newest_job()) > self.job:  # only for a warning: the names ensure safety
+        # This check only serves a warning: unique file names already prevent overwriting.
+        if (newest := self._newest_job()) > self.job:
             _log.warning(
                 'checkpoint skipped: step=%d folder=%s job=%d reason="job %d has begun to train with it"',
                 snapshot.step, self.folder, self.job, newest,
@@ -158,25 +160,25 @@ class CheckpointFolder:
             _flush(self.folder)
             event_log.checkpoint_written(snapshot.step, path, membership.monotonic() - began)
         except BaseException:
-            for rest in self.folder.glob(f"{self._unfinished}*"):  # MindSpore adds to the name while it writes
+            for rest in self.folder.glob(f"{self._unfinished}*"):  # MindSpore appends to the name while it writes
                 rest.unlink(missing_ok=True)
             raise
         for old in self.paths()[: -self._keep]:
             old.unlink(missing_ok=True)
 
     def take_job(self) -> int:
-        """Reserve and return the next job number for this folder; in a read-only folder it isn't reserved."""
+        """Return the next job number for this folder, and reserve it unless the folder is read-only."""
         while True:
             number = self._newest_job() + 1
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 os.close(os.open(self._mark(number), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
             except FileExistsError:
-                continue  # another job has just taken the number
+                continue  # another job has just reserved the number
             except OSError as error:
                 _log.warning('checkpoint failed: folder=%s error="%s"', self.folder, error)
                 return number
-            return number  # earlier marks stay, because a reader might see neither if one replaced the other
+            return number  # earlier marks stay: if a new mark replaced an old one, a reader might see neither
 
     def _mark(self, job: int) -> Path:
         return self.folder / f".job-{job}"
@@ -207,7 +209,7 @@ class CheckpointFolder:
         return max(self._files(), default=(0, 0))
 
     def check_is_shared(self, newest: Mapping[int, Sequence[int]], rank: int) -> None:
-        """Raise KungFuError if a rank on another host has a newer checkpoint, which this rank would ignore."""
+        """Raise KungFuError if a rank on another host has a newer checkpoint than this rank."""
         found = {each: tuple(value) for each, value in newest.items()}
         other = max(found, key=lambda each: found[each], default=rank)
         if found and found[other] > found.get(rank, (0, 0)):
@@ -233,7 +235,7 @@ class CheckpointFolder:
         paths = self.paths()
         for place, path in reversed(list(enumerate(paths))):
             try:
-                os.close(open_regular(path))  # rejects a FIFO, which MindSpore would wait for
+                os.close(open_regular(path))  # rejects a FIFO, because MindSpore would wait for its writer
                 entries = dict(ms.load_checkpoint(str(path), crc_check=True))
                 host = decode_object(entries.pop(_ENTRY), _MAX_ENTRY, raw_bytes=True, own=True)
                 number, writer = host.pop("format", 1), host.pop("written_by", "of an unknown version")
@@ -337,7 +339,10 @@ class Checkpointing:
 
     @membership.spending("checkpoint")
     def write(self, step: int) -> None:
-        """Make the lowest rank write the state in the background, except in a replay. ValueError without a folder."""
+        """Make the lowest rank write the state in the background, but write nothing in a replay.
+
+        ValueError without a folder.
+        """
         if replaying.current() is not None:
             return
         if self.folder is None:
@@ -346,7 +351,7 @@ class Checkpointing:
         now, mine = self._training.training_state, program.current()
         state_transfer.average(now.averaged)
         if self._training.dataset is not None:
-            self._training.dataset.sync_ledger()  # at all workers, before one of them writes the checkpoint
+            self._training.dataset.sync_ledger()  # sync at all workers, before one of them writes the checkpoint
         own = gather_json({c.name: c.capture() for c in now.components if c.own}, "kungfu/checkpoint")
         mine.checkpoint, mine.writes_checkpoint = step, runtime.current_rank() == min(own)
         if not mine.writes_checkpoint:
@@ -368,8 +373,8 @@ class Checkpointing:
             return
 
         def look() -> str:
-            # The writer stays the lowest rank while it is a member. A worker that was removed still finishes its
-            # checkpoint; then there is one more checkpoint than necessary.
+            # While the writer is a member, it stays the lowest rank. A removed worker still finishes its checkpoint.
+            # In that case there is one checkpoint more than necessary.
             return "writing" if mine.writes_checkpoint else "there" if folder.has(last) else "lost"
 
         folder.job = mine.job
@@ -393,7 +398,7 @@ class Checkpointing:
         resumed = not joined and not goes_on and path not in known and self._restore(self.folder)
         if program.is_behind():
             return False  # the call of training to which the checkpoint belongs will restore it
-        # Also at a joining worker, because the other workers have read the folder before.
+        # A joining worker does this too: the other workers have read the folder already.
         known.add(path)
         return resumed
 
@@ -428,11 +433,12 @@ class Checkpointing:
         host = answer["host"]
         if host is None:
             return False
-        # A rank without its own entry in the checkpoint continues like a joining worker.
+        # If the checkpoint has no entry for this rank, the rank continues like a joining worker.
         beyond = rank >= len(host["own"])
         own = host["own"][0 if beyond else rank]
         found = {**host["components"], **own}
-        conditions = self._conditions() or {"shards": None}  # those of the program, before the checkpoint changes them
+        # The conditions of the program, before the checkpoint changes them.
+        conditions = self._conditions() or {"shards": None}
         batch = "".join(_other_batch(c.capture(), found.get(c.name)) for c in now.components if c.name == "dataset")
         differing = self._resume_components(now, found, answer["path"], of_another=beyond)
         mine.checkpoint, mine.job = None, answer["job"]  # the file's values belong to the job that wrote it
@@ -440,7 +446,8 @@ class Checkpointing:
             event_log.resumed(answer["path"])
         if differing and membership.speaks_for_all():
             _log.warning(
-                'checkpoint differs: path=%s state="%s". This state starts anew, or is left out',
+                'checkpoint differs: path=%s state="%s". State that the file lacks starts anew; '
+                "state that the program lacks is ignored",
                 answer["path"], ", ".join(differing),
             )  # fmt: skip
         if batch and "conditions" not in host and membership.speaks_for_all():  # otherwise the next warning reports it
@@ -456,7 +463,10 @@ class Checkpointing:
     def _resume_components(
         self, now: TrainingState, found: Mapping[str, Any], path: str, of_another: bool
     ) -> list[str]:
-        """Restore the components; collective. KungFuError at all workers if one can't continue from the file."""
+        """Restore the components; collective.
+
+        KungFuError at all workers if one of them can't continue from the file.
+        """
         refusal, differing = "", list[str]()
         try:
             differing = resume_components(now.components, found, of_another=of_another)

@@ -28,10 +28,10 @@ def parameters(cell: nn.Cell) -> list[Any]:
 
 
 def effects(cell: nn.Cell) -> set[str]:
-    """Return the primitives in a cell's graphs, branches and loops that have side effects outside of Parameters.
+    """Return the primitives with side effects outside of Parameters, in a cell's graphs, branches and loops.
 
-    They print, record, raise, communicate, or draw random numbers from an internal state. The result has `PYTHON` if a
-    graph calls the interpreter, which may do anything. MindSpore can't export such a graph.
+    Such primitives print, record, raise, communicate, or draw random numbers from an internal state. The result has
+    `PYTHON` if a graph calls the interpreter, which may do anything. MindSpore can't export such a graph.
     """
     found = set()
     for phase in cell.compile_cache:

@@ -34,8 +34,9 @@ class Piece:
     what: str
     nbytes: int
     tensors: Sequence[Any] = ()
-    numbers: Callable[[], Any] | None = None  # returns numbers on the host as JSON, for a piece without tensors
-    counts: Callable[[], bool] = lambda: True  # whether it has to be equal now
+    # For a piece without tensors: returns the piece's numbers, which are on the host, as JSON.
+    numbers: Callable[[], Any] | None = None
+    counts: Callable[[], bool] = lambda: True  # whether the piece has to be equal now
 
     def word(self) -> int:
         if self.numbers is not None:
@@ -43,7 +44,7 @@ class Piece:
         return content(self.tensors)
 
     def value(self) -> str:
-        """Return the value of a single number for a message."""
+        """Return the value for a message if the piece is a single number."""
         if self.numbers is not None:
             return json.dumps(self.numbers())
         return f"{self.tensors[0].asnumpy().item():.6g}" if sum(t.size for t in self.tensors) == 1 else ""
@@ -155,7 +156,10 @@ class ConsistencyCheck:
         return content_of(repr(words).encode()) if words else 0
 
     def words(self) -> dict[str, tuple[int, str]]:
-        """Return for each piece a hash and its value for a message, which is empty unless the value is short."""
+        """Return, for each piece, a hash and a text of its value for a message.
+
+        The text is empty unless the value is short.
+        """
         return {piece.what: (piece.word(), piece.value()) for piece in self._pieces if piece.counts()}
 
     def check_all(self, step: int) -> None:
@@ -179,8 +183,9 @@ def check(step: int, everyones: Mapping[int, Mapping[str, Sequence[Any]]]) -> No
     )
     more = f", and so do {len(apart) - 1} more weights, rates or scales" if len(apart) > 1 else ""
     raise DivergenceError(
-        f"step {step}: {what} has to be equal on all workers and differs: {told}{more}. Some workers changed it in "
-        "another way than the others: by a callback with local numbers; a condition on the rank; an update that isn't "
-        "reduced; code behind step_end in a loop, which a joining worker misses; with shards, a forward pass that "
-        "writes to it. Do the same on all workers. If the parameter is meant to differ, name it in averaged=[...]"
+        f"step {step}: {what} has to be equal on all workers and differs: {told}{more}. Some workers "
+        "changed it differently from the others. Possible causes: a callback that uses local numbers; a "
+        "condition on the rank; an update that isn't reduced; code after step_end in a loop, which a "
+        "joining worker doesn't run; with shards, a forward pass that writes to it. Make the same change "
+        "on all workers. If the parameter is meant to differ, name it in averaged=[...]"
     )

@@ -22,8 +22,8 @@ from ms_kungfu.trained.claims import content_of
 _log = logging.getLogger(__name__)
 
 _CAUSES = (
-    "stock Dropout and random operations (ms_kungfu docs/shards.md has what to use instead), state that the program "
-    "keeps by itself, another number of cores or another processor make it so"
+    "possible causes: stock Dropout and random operations (docs/shards.md lists replacements), state that "
+    "the program keeps itself, another number of cores, another processor"
 )
 LOSS = "the loss"
 
@@ -31,7 +31,9 @@ LOSS = "the loss"
 def difference(
     rows: Mapping[int, Sequence[int]], again: Mapping[int, Sequence[int]], names: Sequence[str | None]
 ) -> str | None:
-    """Describe how the ranks' gradients differ, given the hashes of each rank, and of the second run at new ranks.
+    """Describe how the ranks' gradients differ.
+
+    `rows`: the hashes of each rank; `again`: of the second run at new ranks.
 
     Return None if all gradients that have a name are equal. Pure.
     """
@@ -76,8 +78,8 @@ class DeterminismProbe:
         ``compute(shard)`` computes a shard without contributing its gradients. `conditions` is the numeric environment.
 
         Raises:
-            DivergenceError: at all workers, if the environments or a gradient differ. It is only a
-                warning with ``check="warn"``, or if only the loss differs.
+            DivergenceError: at all workers, if the environments or a gradient differ. The probe only logs a warning
+                with ``check="warn"``, or if only the loss differs.
         """
         if version == self._version:
             return

@@ -27,7 +27,7 @@ def scheduled(step: int, size: int, wait: bool) -> None:
     own = program.current().told
     present = membership.size()
     if own.pending is not None and own.pending.size != size:
-        _tell_missed(own.pending, f"the entry of step {step} came first")
+        _tell_missed(own.pending, f"the entry of step {step} was due first")
     own.pending, own.waits = Entry(step, size) if size != present else None, wait
     if own.pending is None or not membership.speaks_for_all():
         return
@@ -86,7 +86,7 @@ def job_ends(step: int, name: str) -> None:
 
 
 def passes(call: int, call_of_state: int) -> None:
-    """Log once that this worker runs a call of training without steps, since the state belongs to a later call."""
+    """Log once that this worker runs a call of training without steps, because the state belongs to a later call."""
     own = program.current().told
     if not own.told_passing:
         own.told_passing = True
@@ -97,7 +97,7 @@ def passes(call: int, call_of_state: int) -> None:
 
 
 def changed(step: int, change: Change, seconds: float = 0.0) -> None:
-    """Log that the cluster has changed, or has removed this worker. `seconds`: how long training stood for it."""
+    """Log that the cluster has changed, or has removed this worker. `seconds`: how long training was paused for it."""
     own = program.current().told
     if change.detached:
         entry, own.pending = own.pending, None
@@ -106,7 +106,7 @@ def changed(step: int, change: Change, seconds: float = 0.0) -> None:
         _log.info("left: size=%d step=%d reason=%s", change.old_size, step, reason)
         return
     version = membership.cluster_version()
-    # A worker can't know whether a joining worker was requested, or replaces a worker that failed long ago.
+    # A worker can't know whether a joining worker was requested or replaces a worker that failed long ago.
     reason = "joined" if change.new_size > change.old_size else "request"
     if change.new_size == change.old_size:
         reason = _with_as_many(change)
@@ -130,13 +130,13 @@ def changed(step: int, change: Change, seconds: float = 0.0) -> None:
 
 
 def checkpoint_written(step: int, path: Path, seconds: float) -> None:
-    """A checkpoint is on the disk."""
+    """Log that a checkpoint is on the disk."""
     _log.info("checkpoint written: step=%d path=%s", step, path)
     membership.report("checkpoint_written", step=step, path=str(path), seconds=seconds)
 
 
 def checkpoint_failed(step: int, folder: Path, error: Exception) -> None:
-    """A checkpoint couldn't be written."""
+    """Log that a checkpoint couldn't be written."""
     what = f"{type(error).__name__}: {error}"
     _log.warning(
         'checkpoint failed: step=%d folder=%s error="%s". Training goes on, earlier ones stay', step, folder, what
@@ -145,7 +145,7 @@ def checkpoint_failed(step: int, folder: Path, error: Exception) -> None:
 
 
 def resumed(path: str) -> None:
-    """All workers have a checkpoint's state."""
+    """Log that all workers have a checkpoint's state."""
     _log.info("resumed: path=%s workers=%d", path, membership.size())
     membership.report("resumed", path=path)
 
@@ -169,5 +169,5 @@ def _tell_missed(entry: Entry, why: str) -> None:
 def _at_exit() -> None:
     own = program.current().told
     if own.pending is not None:
-        remedy = "" if own.waits else "; wait=True has training wait for them"
-        _tell_missed(own.pending, f"the program was over before its workers were ready{remedy}")
+        remedy = "" if own.waits else "; with wait=True, training waits for them"
+        _tell_missed(own.pending, f"the program ended before the new workers were ready{remedy}")

@@ -38,7 +38,8 @@ class Evictions:
         return None if self._held is None else list(astuple(self._held))
 
     def restore(self, held: Any) -> None:
-        # A checkpoint of an older version lacks the value or has host and port. Another job's value doesn't apply here.
+        # A checkpoint of an older version lacks the value or has host and port. A value of another job doesn't apply
+        # here.
         self._held = _Eviction(*held) if held is not None and held[0] == env.JOB.get() else None
 
     def order(self, ranks: Sequence[int], decider: int) -> None:
@@ -78,7 +79,8 @@ class Evictions:
 
 def _uids() -> dict[int, int]:
     """Return the uid of each living rank; collective. Addresses don't identify a process, because they are reused."""
-    row = np.array(divmod(membership.uid(), 1 << 48))  # a version may be too large for a word with all three
+    # A version number may be too large to fit all three numbers into one word.
+    row = np.array(divmod(membership.uid(), 1 << 48))
     return {
         rank: (int(each[0]) << 48) + int(each[1]) for rank, each in gather_living(row, "kungfu/policy/uids").items()
     }

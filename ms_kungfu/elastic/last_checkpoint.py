@@ -7,8 +7,8 @@
 4. The launcher sends the signal once all workers have closed their connections. The signal ends the program as if it
    had arrived in the middle of a step.
 
-A program with its own handler for the signal continues training until the signal arrives. The handler then decides how
-the program ends.
+A program with its own handler for the signal continues training until the signal arrives. The handler then determines
+how the program ends.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class LastCheckpoint:
         if not number:
             return
         event_log.job_ends(step, signal.Signals(number).name)
-        if program.current().checkpoint != step:  # otherwise the step's checkpoint was due anyway
+        if program.current().checkpoint != step:  # otherwise this step's checkpoint has been written already
             self.checkpoints.write(step)
         if self.checkpoints.folder is not None:
             self.checkpoints.folder.wait()
@@ -66,4 +66,4 @@ class LastCheckpoint:
             return
         while threading.main_thread().is_alive():
             membership.current().ports.sleep(_LOOK_S)
-        sys.exit()  # KeyboardInterrupt has ended the main thread, and this is another thread
+        sys.exit()  # KeyboardInterrupt has ended the main thread; this code runs in another thread

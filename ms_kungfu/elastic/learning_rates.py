@@ -1,6 +1,7 @@
 """Read, set, hold and scale the learning rates of MindSpore's optimizers.
 
-A list of rates keeps its last rate after its end. The scale is a factor that depends on the cluster's size.
+After the end of a list of rates, its last rate applies. The scale is a factor that depends on the
+cluster's size.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class LearningRates:
     def of(trained: Iterable[Any], size: int, follows: str = "workers") -> LearningRates:
         """Return the `LearningRates` of the optimizers in `trained`; the same object for the same optimizers.
 
-        Several calls of training therefore scale from the same initial size. `follows` names what `size` counts.
+        Several calls of training therefore scale from the same initial size. `follows` is the name of the quantity in
+        `size`.
 
         Raises:
             ValueError: if there is no optimizer, or an optimizer's rate can't be scaled.
@@ -66,7 +68,9 @@ class LearningRates:
             )
         optimizers = [cell for cell in cells if isinstance(cell, nn.Optimizer)]
         if not optimizers:
-            raise ValueError("lr_rule requires an optimizer of mindspore.nn in what is trained, but there is none")
+            raise ValueError(
+                "lr_rule requires an optimizer of mindspore.nn among the trained objects, but there is none"
+            )
         if any(isinstance(optimizer, nn.LARS) for optimizer in optimizers):
             raise ValueError("lr_rule can't scale the learning rate of nn.LARS, which keeps it in two places")
         known = vars(optimizers[0]).get("_kungfu_learning_rates")
@@ -82,8 +86,9 @@ class LearningRates:
         there = state.get("follows", self._follows)
         if there != self._follows:
             raise KungFuError(
-                f"the lr_rule of the received state follows the number of {there}, but here it follows the number of "
-                f"{self._follows} (with shards: the global batch); keep shards= as training began, or omit lr_rule"
+                f"the lr_rule of the received state follows the number of {there}, but here it follows the "
+                f"number of {self._follows} (with shards: the global batch); use the same shards= as when "
+                "training began, or omit lr_rule"
             )
         self.start_size, self.factor = state["start_size"], state["factor"]
 
@@ -112,7 +117,8 @@ class LearningRates:
                 optimizer.learning_rate = _wrap(optimizer, rates, "learning_rate_factor")
             return [_parameter_of(optimizer.learning_rate)]
         wrapped: dict[int, ScaledSchedule] = {}
-        for i, rate in enumerate(list(rates)):  # one per parameter of the optimizer; parameters in a group share one
+        # One rate per parameter of the optimizer; parameters in a group share a rate.
+        for i, rate in enumerate(list(rates)):
             if _parameter_of(rate) is None:
                 if id(rate) not in wrapped:
                     wrapped[id(rate)] = _wrap(optimizer, rate, f"learning_rate_factor_{i}")

@@ -33,12 +33,15 @@ class Measuring:
     def begin(self) -> None:
         """Start the monitor and the policies as training begins, or continues, at this worker."""
         if self.monitor is not None and not self._training.should_stop:
-            # Don't use requires_grad: it is also set for MindSpore's moments, which copy the flag.
+            # Don't use requires_grad: MindSpore's moments copy the flag, so it is set for them too.
             parameters = [p for optimizer in self._training.optimizers for p in optimizer.parameters]
             self.monitor.begin(parameters, self._training.step)
 
     def expect_epochs(self, count: int) -> None:
-        """Set the number of epochs, from which the total number of samples follows unless the program has set it."""
+        """Set the number of epochs.
+
+        It determines the total number of samples unless the program has set that number.
+        """
         dataset = self._training.dataset
         if self.policies is not None and self.policies.total_samples is None and dataset is not None:
             self.policies.total_samples = count * dataset.total_samples
@@ -74,7 +77,7 @@ class Measuring:
             self.policies.on_resized(size, self._training.dataset)
 
     def took(self, seconds: float) -> None:
-        """Report for how many seconds the change has delayed training."""
+        """Report how many seconds the change has delayed training."""
         if self.policies is not None:
             self.policies.took(seconds)
         if self.monitor is not None:

@@ -14,7 +14,8 @@ from ms_kungfu.elastic.options import Options
 from ms_kungfu.trained import inventory
 
 _log = logging.getLogger(__name__)
-_STEPS = 10  # usually more than the steps of gradient accumulation; the consistency check finds differences within 100
+# Usually more than the steps of gradient accumulation; the consistency check finds differences within 100 steps.
+_STEPS = 10
 
 
 class MisuseWarnings:
@@ -42,8 +43,9 @@ class MisuseWarnings:
         if theirs and self._synchronises:
             self._say(
                 "twice",
-                "The gradients are reduced twice: by MindSpore's DistributedGradReducer, which parallel_mode=%r or the "
-                "program creates, and by ms_kungfu's optimizer or reducer; leave the former out",
+                "The gradients are reduced twice: by MindSpore's DistributedGradReducer, which "
+                "parallel_mode=%r or the program creates, and by ms_kungfu's optimizer or reducer; leave "
+                "MindSpore's reducer out",
                 mode,
             )
         elif mode != "stand_alone" or mean:
@@ -66,8 +68,9 @@ class MisuseWarnings:
         if not Collective._made:  # a custom reducer may not report its reductions
             self._say(
                 "unreduced",
-                "None of %d workers has reduced gradients in %d steps: unless the program does so with ms_kungfu.comm, "
-                "each worker trains a separate model; use an optimizer of ms_kungfu.optimizers, or a KungFuGradReducer",
+                "None of %d workers has reduced gradients in %d steps: unless the program reduces them "
+                "with ms_kungfu.comm, each worker trains a separate model; use an optimizer of "
+                "ms_kungfu.optimizers, or a KungFuGradReducer",
                 workers,
                 _STEPS,
             )
@@ -79,7 +82,7 @@ class MisuseWarnings:
 
 
 def warn_of_one_epoch(options: Options) -> None:
-    """Warn if training of one epoch begins without a dataset, since the cluster then changes only between epochs."""
+    """Warn if training of one epoch begins without a dataset, because the cluster then changes only between epochs."""
     asked = [name for name in ("schedule", "policy") if getattr(options, name)]
     if asked and membership.speaks_for_all():
         _log.warning(

@@ -49,7 +49,7 @@ class Options:
             raise TypeError(f"monitor must be a ms_kungfu.monitoring.Monitor, got {self.monitor!r}")
 
     def as_run(self) -> Options:
-        """Return the options; in a replay without resizes and checkpoints, and with the recorded start."""
+        """Return the options. In a replay, they have the recorded start, and neither resizes nor checkpoints."""
         replay = replaying.current()
         if replay is None:
             return self

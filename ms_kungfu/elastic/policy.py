@@ -41,7 +41,7 @@ class Metrics:
     compute_times: tuple[float, ...] = ()
     """For each worker, the duration of the step without communication."""
     communication_time: float | None = None
-    """Time for which a step waits for communication, without the waiting for late workers."""
+    """Time that a step waits for communication, without the time that it waits for late workers."""
     gradient_noise_scale: float | None = None
     """The noise scale in samples; infinite if noise hides the gradient."""
     noise_scale_steps: int = 0
@@ -82,8 +82,11 @@ class Decision:
     """The number of workers. The cluster changes once new workers are ready. Until then policies are
     called as before."""
     keeps_local_batch: bool | None = None
-    """Needs `size`. A dataset with a fixed global batch changes that batch in proportion, once the
-    cluster has the new size. With shards it changes their number, not their shape."""
+    """Requires `size`.
+
+    A dataset with a fixed global batch changes that batch in proportion, once the cluster has the new
+    size. With shards, the number of shards changes, not their shape.
+    """
     global_batch_size: int | None = None
     """Samples in a step, over all workers. The dataset keeps this batch at any size of the cluster."""
     local_batch_size: int | None = None
@@ -97,8 +100,10 @@ class Decision:
     evict: tuple[int, ...] = ()
     """Ranks to evict."""
     shards: int | None = None
-    """The number of shards in a full step, from the next step on. Needs `global_batch_size`. None
-    keeps the number."""
+    """The number of shards in a full step, from the next step on.
+
+    Requires `global_batch_size`. None keeps the number.
+    """
 
     def __post_init__(self) -> None:
         if not isinstance(self.reason, str) or not self.reason:
@@ -109,7 +114,7 @@ class Decision:
                 raise ValueError(f"{name} must be an integer of 1 or more, got {value!r}")
         if self.global_batch_size is not None and self.local_batch_size is not None:
             raise ValueError(
-                "a decision sets global_batch_size or local_batch_size, not both, got "
+                "a decision can't set both global_batch_size and local_batch_size, got "
                 f"{self.global_batch_size} and {self.local_batch_size}"
             )
         if self.shards is not None and self.global_batch_size is None:
@@ -134,7 +139,7 @@ class Decision:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Decision:
-        """Make a decision of what `to_json` has returned, the `document`."""
+        """Return the decision that `to_json` has encoded as `document`."""
         return cls(**{**document, "evict": tuple(document.get("evict", ()))})
 
 
@@ -250,7 +255,7 @@ class Policies(Policy):
 
 
 def combine(decisions: Iterable[Decision]) -> Decision | None:
-    """Combine several decisions into one; if several change the same value, the first one counts."""
+    """Combine several decisions into one; if several change the same value, the first one applies."""
     changes: dict[str, Any] = {}
     reasons = []
     for decision in decisions:

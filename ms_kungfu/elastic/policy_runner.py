@@ -36,14 +36,15 @@ class PolicyRunner:
         self.monitor = monitor
         self.total_samples = total_samples
         self._evictions = Evictions(evict)
-        self._asked = {  # the hooks that a policy overrides
+        self._asked = {  # the hooks that at least one policy overrides
             hook for hook in HOOKS for part in policies.parts if getattr(type(part), hook) is not getattr(Policy, hook)
         }
         self._wanted_size: int | None = None  # decided, but not requested yet
         self.pending_size: int | None = None
         """The size that was requested since the last change of the cluster; the next change clears it."""
-        # A decided size and the previous size: at the new size, each worker keeps its local batch. The value survives
-        # other changes, such as failures, until the cluster has the size or a policy decides on another size.
+        # A size that a policy has decided on, and the previous size, if each worker keeps its local batch at the new
+        # size. Other changes, such as failures, keep this value until the cluster has the size or a policy decides on
+        # another size.
         self._keeping: tuple[int, int] | None = None
         self._steps_at_size = 0
         self._began = time.monotonic()
@@ -80,14 +81,15 @@ class PolicyRunner:
         if record is None:
             return
         if self._steps_at_size == 1 and self._resize_time is not None and self._step_time is not None:
-            # In the first step of a new cluster, one or all workers compile. That time is part of the change's cost.
+            # In the first step of a new cluster, one or all workers compile. The time for that is part of the change's
+            # cost.
             self._resize_time += max(0.0, record.seconds - self._step_time)
         self._step_time = record.seconds
 
     def on_resized(self, new_size: int, dataset: Shares | None) -> None:
-        """Adjust the batch after a change of the cluster; called at all members that stay.
+        """Adjust the batch after a change of the cluster. Called at all workers that remain.
 
-        The call comes before the state transfer, by which joining workers receive the adjusted batch.
+        The call comes before the state transfer, so that joining workers receive the adjusted batch.
         """
         self.pending_size = None
         if self._keeping is None or self._keeping[0] != new_size:
@@ -204,7 +206,7 @@ class PolicyRunner:
                 "to ElasticTraining or Model.train"
             )
         if decision.learning_rate is not None and not training.optimizers:
-            raise ValueError("a policy asked for a learning rate, but what is trained has no optimizer")
+            raise ValueError("a policy asked for a learning rate, but no trained object is an optimizer")
         if decision.optimizer is not None and not any(hasattr(o, "switch_to") for o in training.optimizers):
             raise ValueError(
                 f"a policy asked for the optimizer {decision.optimizer!r}, but no optimizer here can switch; train "

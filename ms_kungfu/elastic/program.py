@@ -36,7 +36,7 @@ class Entry:
 
 @dataclass
 class Told:
-    """The events that `event_log` has logged."""
+    """What `event_log` needs to remember of the events that it has logged."""
 
     pending: Entry | None = None  # the last requested entry, if its size hasn't been reached
     waits: bool = False  # whether training waits for that size
@@ -50,14 +50,14 @@ class Generators:
     """Which random generators the workers share, by the names of their components; see `randomness`."""
 
     origins: dict[str, int] = field(default_factory=dict)  # hashes of the states at this process's first `begin`
-    shared: dict[str, bool] = field(default_factory=dict)  # the decisions whether workers share a generator
+    shared: dict[str, bool] = field(default_factory=dict)  # for each generator, the decision whether workers share it
     of_source: dict[str, int] | None = None  # the origins of the worker that sent the state
 
     def state(self) -> dict[str, Any]:
         return {"origins": dict(self.origins), "shared": dict(self.shared)}
 
     def receive(self, state: dict[str, Any] | None) -> None:
-        """Take over the `state` of a worker or a checkpoint. `state` is None for a checkpoint of an old version."""
+        """Continue from the `state` of a worker or a checkpoint. `state` is None for a checkpoint of an old version."""
         self.of_source = None if state is None else state["origins"]
         self.shared.update({} if state is None else state["shared"])
 
@@ -73,12 +73,14 @@ class Program:
 
     calls: int = 0  # calls of training begun, over all ElasticTraining objects
     resume: dict[str, Any] | None = None  # the progress of a received state or checkpoint
-    call_of_state: int = 0  # the later call of training to which a received state belongs
-    resuming: bool = False  # whether it has begun in the middle of a call, and hasn't trained yet
+    call_of_state: int = 0  # the number of the later call of training to which a received state belongs
+    resuming: bool = False  # whether this process has begun in the middle of a call and hasn't trained yet
     checkpoint_folders: set[str] = field(default_factory=set)  # folders that this process's training uses
-    call_of_checkpoint: dict[str, int] = field(default_factory=dict)  # folder -> newest checkpoint's call, if later
+    # Folder -> the call of the newest checkpoint, if it is a later call.
+    call_of_checkpoint: dict[str, int] = field(default_factory=dict)
     job: int = 1  # number of this job in the checkpoints' folder; equal at all workers
-    checkpoint: int | None = None  # step of the last checkpoint, until that is on the disk; equal everywhere
+    # The step of the last checkpoint until that checkpoint is on the disk; equal at all workers.
+    checkpoint: int | None = None
     writes_checkpoint: bool = False  # whether this process writes that checkpoint
     told: Told = field(default_factory=Told)
     generators: Generators = field(default_factory=Generators)
@@ -93,7 +95,7 @@ def current() -> Program:
 
 
 def use(program: Program) -> None:
-    """Make `program` the current one in this context; for callers that run several programs in one process."""
+    """Make `program` the current program in this context. For callers that run several programs in one process."""
     _current.set(program)
 
 

@@ -9,10 +9,11 @@
    differs between workers that join together.
 3. The workers of the first cluster decide whether a generator is shared when they begin together. A worker that began
    alone can't decide, so the joining worker decides. It has run the same program from the start, so its own state at
-   its first `begin` shows how the program seeds. This detects a program that seeds by the rank: the worker that began
-   alone keeps rank 0, and a joining worker has another rank.
-4. A decision is final, and is part of the progress, as is the state of (3). So the decision doesn't depend on which
-   ranks live later. This matters after rank 0 has failed: a joining worker's seed may equal that of the new rank 0.
+   its first `begin` shows how the program seeds. This detects a program whose seed depends on the rank: the worker
+   that began alone keeps rank 0, and a joining worker has another rank.
+4. A decision is final. It is part of the progress, like the generator state in (3). So the decision doesn't depend on
+   which ranks are alive later. This matters after rank 0 has failed: a joining worker's seed may equal that of the new
+   rank 0.
 
 
 tests/mindspore/elastic/test_randomness.py
@@ -34,8 +35,8 @@ from ms_kungfu.elastic import program
 from ms_kungfu.elastic.state import Component
 from ms_kungfu.trained.inventory import collect_generators
 
-# The generators, for each of which a separate decision is made. MindSpore has two: the generator, which
-# `mindspore.manual_seed` sets, and the global seed, which datasets use, too. Each of the others is one component.
+# The generators. Each has its own decision. MindSpore has two: the generator that `mindspore.manual_seed` sets, and
+# the global seed, which datasets use, too. Each of the other generators is one component.
 NAMES = ("mindspore_generator", "mindspore_seed", "random_python", "random_numpy", "random_generators")
 
 

@@ -18,10 +18,10 @@ _FORM = "write step:size pairs such as '10:2,20:4,40:1'"
 
 
 def parse_schedule(schedule: Schedule | None) -> SizeRule:
-    """Return a schedule's function ``size_after(step)``: the size to request once `step` steps are done, or None.
+    """Return a schedule's function ``size_after(step)``: the size to request after `step` steps, or None.
 
-    An entry applies at exactly its step. So it is requested once, and not again by a worker that joins later. Step 0 is
-    before the first step. ValueError or TypeError for an invalid schedule.
+    An entry applies only at its step. So its size is requested once, and a worker that joins later doesn't request it
+    again. Step 0 is before the first step. ValueError or TypeError for an invalid schedule.
 
 
     >>> rule = parse_schedule("10:2,20:4")
@@ -52,7 +52,8 @@ def newcomers_ahead(known: Sequence[tuple[int, int]], step: int, size: int) -> t
     `known` has the schedule's `entries`. The next entry is the first one at `step` or later whose size isn't `size`.
     Return (0, size) if there is none, or if the cluster shrinks there.
 
-    Entries after that one are ignored: their workers would wait for long, next to workers that are needed earlier.
+    Entries after the next entry are ignored: their workers would wait for a long time, and would compete with workers
+    that are needed earlier.
 
 
     >>> newcomers_ahead([(10, 2), (20, 4), (40, 1)], 10, 2)
@@ -84,7 +85,7 @@ def _table(entries: Iterable[tuple[int, int]]) -> dict[int, int]:
                 f"schedule entry '{step}:{size}': a cluster has at least 1 worker, got size {size}; {_FORM}"
             )
         if step in table:
-            raise ValueError(f"schedule names step {step} twice; keep one entry for each step")
+            raise ValueError(f"schedule has two entries for step {step}; keep one entry for each step")
         table[step] = size
     if not table:
         raise ValueError(f"the schedule is empty; {_FORM}, or leave it out (None)")

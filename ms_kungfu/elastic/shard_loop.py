@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ms_kungfu.dataset.batches import ShardBatches
 
 _DTYPES = ("Float16", "BFloat16", "Float32", "Float64")
-_ON_CORES = "computed on {} cores a worker (kungfu-run -cores-per-worker K has all alike)"
+_ON_CORES = "computed on {} cores per worker (kungfu-run -cores-per-worker K gives each worker the same number)"
 
 
 class ShardLoop:
@@ -28,7 +28,7 @@ class ShardLoop:
         parameters: the trained Parameters.
         mean: whether the update receives the mean over the step rather than the sum.
         dtypes: returns the dtypes of the gradients, followed by that of the loss, once a shard has been computed. An
-            empty result means that all are the same.
+            empty result means that all dtypes are the same.
         shapes: returns the number of different shard shapes that this worker has computed.
     """
 
@@ -48,9 +48,9 @@ class ShardLoop:
     ) -> Any:
         """Train one step and return its loss over all shards; collective.
 
-        ``compute(shard)`` computes a shard and contributes its gradients. Once the sum over all shards is complete, it
-        updates the Parameters. It returns the loss, a scalar tensor, and whether the sum was complete. `statistics` are
-        the arrays of the moving statistics, which computing a shard changes.
+        ``compute(shard)`` computes a shard and contributes its gradients. If the sum over all shards is then complete,
+        ``compute`` updates the Parameters. It returns the loss, a scalar tensor, and whether the sum was complete.
+        `statistics` are the arrays of the moving statistics, which computing a shard changes.
         """
         core = membership.current().core
         if not self._claimed:
@@ -93,7 +93,7 @@ class ShardLoop:
                 return loss
 
     def _names(self, count: int) -> list[str]:
-        """Return the names of gradients and loss in the order of the hashes: by dtype (kernels/common/groups.h)."""
+        """Return the names of gradients and loss in the order of their hashes: by dtype (kernels/common/groups.h)."""
         if len(self._parameters) + 1 == count:
             names = [f"the gradient of {p.name!r}" for p in self._parameters]
         else:

@@ -36,15 +36,15 @@ class ShardedStep:
             loss = step(image, label)
             elastic.step_end()
 
-    Each worker calls ``forward_backward`` once for each shard that it is assigned. It calls
-    ``update`` once, with the gradients of the whole global batch. If each shard's gradients are the
-    mean over the shard's samples, these are the mean over all samples. Clipping, an overflow check
-    and the optimizer belong in `update`.
+    Each worker calls ``forward_backward`` once for each shard that it is assigned. It calls ``update``
+    once, with the gradients of the whole global batch. If the gradients of each shard are the mean over
+    the shard's samples, `update` receives the mean over all samples. Clipping, an overflow check and
+    the optimizer belong in `update`.
 
-    A call requires the columns exactly as the dataset's iterator has yielded them. It returns the
-    mean loss over the global batch, with the same bits at every worker. Two steps on one batch
-    (e.g. the two networks of a GAN) are two ShardedSteps, which all workers call one after the
-    other.
+    A call requires the columns exactly as the dataset's iterator has yielded them. It returns the mean
+    loss over the global batch, with the same bits at every worker. For two steps on one batch (e.g. for
+    the two networks of a GAN), use two ShardedSteps. All workers call them one after the other, in the
+    same order.
 
     Before each shard, the moving statistics of normalization are reset to their values at the start
     of the step. At the end of the step, they become the mean of their values after each shard.
@@ -56,21 +56,21 @@ class ShardedStep:
             tensors, all with float dtypes.
         update: a function, cell or optimizer that is called with the gradients. An optimizer of
             ms_kungfu doesn't reduce them again.
-        trained: the cells and optimizers, also in lists, that `forward_backward` and `update` use,
-            if these are functions. The step keeps the moving statistics of these cells equal on all
-            workers, and disables the optimizers' own reduction. If a network's moving statistics
-            belong to no step, training fails in its first step, and the error names them.
+        trained: the cells and optimizers, also in lists, that `forward_backward` and `update` use, if
+            these are functions. The step keeps the moving statistics of these cells equal on all
+            workers, and disables the optimizers' own reduction. If moving statistics of a network
+            belong to no ShardedStep, training fails in its first step with an error that names them.
         gradients_mean: whether `update` receives the mean over the shards, rather than the sum.
 
     Raises:
         ValueError: if an optimizer averages models instead of gradients, overlaps its reduction, or
-            sums over the workers. Also if columns aren't those of the iterator, and on a device other
-            than a CPU.
+            sums over the workers. Also if a column doesn't come from the iterator, and on devices other
+            than CPUs.
         KungFuError: if no step of an `ElasticDataset` with shards is in progress.
-        DivergenceError: at all workers, in the first step with a new worker. One cause is workers
-            with different versions, instruction sets or numbers of cores. Another cause is a shard
-            whose gradients differ when it is computed twice, or at two workers; the message names
-            the parameter. A dataset with ``shards_check="warn"`` only logs the difference.
+        DivergenceError: at all workers, in the first step with a new worker. One cause is workers with
+            different versions, instruction sets or numbers of cores. Another cause is a shard whose
+            gradients differ between two computations, at one worker or at two workers. The message
+            names the parameter. A dataset with ``shards_check="warn"`` only logs the difference.
     """
 
     def __init__(
@@ -126,9 +126,9 @@ class ShardedStep:
     def compile(self, dataset: ElasticDataset) -> None:
         """Compile the step for the shapes of all shards of an epoch without running it.
 
-        The step has to accept all columns of `dataset` in their order. To compile before a worker
-        joins, use ``ElasticTraining(..., prepare=lambda: step.compile(data))``. In PyNative mode
-        the method does nothing.
+        The step must accept all columns of `dataset`, in the dataset's order. To compile before a worker
+        joins, use ``ElasticTraining(..., prepare=lambda: step.compile(data))``. In PyNative mode the method
+        does nothing.
 
 
         Args:
@@ -181,29 +181,30 @@ class _Statistics:
         for parameter, value in before:
             if not np.array_equal(parameter.asnumpy(), value, equal_nan=True):
                 raise ValueError(
-                    f"a ShardedStep changes {parameter.name!r} of a network that it hasn't been given; pass each step "
-                    "all networks that it calls in training mode, ShardedStep(..., trained=[net, other_net])"
+                    f"a ShardedStep changes {parameter.name!r}, which belongs to a network that wasn't "
+                    "passed to this step; pass each step all networks that it calls in training mode, "
+                    "ShardedStep(..., trained=[net, other_net])"
                 )
 
 
-# Copying and updating Parameters of this total size takes about as long as a branch.
+# Copying and updating Parameters of this total size takes about as long as a branch in the graph.
 _DEAR_BYTES = 8 << 20
-# These primitives can run again after an undone update: one contributes nothing then, and the random numbers of the
-# other depend only on shard and position.
+# These primitives can run again after an undone update. KungFuSumShards then contributes nothing, and the random
+# numbers of KungFuDropout depend only on shard and position.
 _UNDOABLE = {"KungFuSumShards", "KungFuDropout"}
 
 
 class Shard:
     """The cell that runs once per shard: it computes and contributes gradients, and after the last shard it updates.
 
-    In GRAPH mode a branch around the update is expensive: MindSpore's runtime passes the branch
-    between threads, which takes longer than the update of a small network. Therefore the graph is
-    normally straight: it updates after each shard. If the step isn't complete then, the written
-    Parameters are restored (ops_src/shards/step.h). If there is one shard per worker, that happens
-    in two cases: after a worker has failed, and for the determinism probe.
+    In GRAPH mode a branch around the update is expensive: MindSpore's runtime passes the branch between
+    threads, which takes longer than the update of a small network. Therefore the graph is normally
+    straight: it updates after each shard. If the step isn't complete after a shard, the written
+    Parameters are restored (ops_src/shards/step.h). With one shard per worker, they are restored in
+    only two cases: after a worker has failed, and for the determinism probe.
 
-    A branching graph is used if the update can't be undone (it prints, communicates or draws random
-    numbers), or if a large network begins with several shards per worker.
+    A branching graph is used in two cases: the update can't be undone because it prints, communicates
+    or draws random numbers, or a large network begins with several shards per worker.
     """
 
     def __init__(
@@ -211,7 +212,7 @@ class Shard:
     ) -> None:
         self._branching = _Branching(forward_backward, update)
         self._straight = _Straight(forward_backward, update)
-        self._held_bytes = held_bytes  # total size of the Parameters
+        self._held_bytes = held_bytes  # total size of the Parameters in bytes
         self._goes_straight: bool | None = None  # whether the straight graph is used; None: not known yet
         self._shapes: set[Any] = set()  # column shapes for which the straight graph is compiled
         self._written = _Written()  # the Parameters that the straight graph writes
@@ -219,11 +220,11 @@ class Shard:
         self._queues_flush = False  # whether the threads of PyNative mode's queues flush denormals
 
     def __call__(self, *columns: Any) -> tuple[Any, bool]:
-        """Compute a shard. Return the loss, a scalar tensor, and whether the step is over."""
+        """Compute a shard. Return the loss, a scalar tensor, and whether the step is complete."""
         core = membership.current().core
-        # Flush denormals, like the threads of MindSpore's pool. A graph's first run uses those threads, later runs use
-        # the calling thread. Without this, a joining worker would flush a value that the others keep, e.g. a moment
-        # that decays without gradients. In PyNative mode a queue's thread is the caller.
+        # Flush denormals, like the threads of MindSpore's pool. A graph's first run uses the pool's threads, and later
+        # runs use the calling thread. Without this setting, a joining worker would flush a value that the others keep,
+        # e.g. a moment that decays without gradients. In PyNative mode the calling thread is the thread of a queue.
         if not self._queues_flush and not compiled.graph_mode():
             wait_for_queue()  # raises an error of a queued operation
             flush_denormals_of_queues()
@@ -254,12 +255,12 @@ class Shard:
                 core.undo_update()
 
     def compile(self, *columns: Any, several: bool = False) -> None:
-        """Compile for GRAPH mode. `several`: whether workers begin with more than one shard per step."""
+        """Compile for GRAPH mode. `several`: whether workers have more than one shard per step at first."""
         if not self._is_straight(columns, several):
             self._branching.compile(*columns)
 
     def _is_straight(self, columns: Sequence[Any], several: bool) -> bool:
-        """Return whether to use the straight graph. The answer requires compiling it."""
+        """Return whether to use the straight graph. To find out, the method compiles it."""
         if self._goes_straight is None:
             self._goes_straight = not (several and self._held_bytes > _DEAR_BYTES)
         shapes = tuple(column.shape for column in columns)
@@ -307,7 +308,10 @@ class _Written:
         return all(p.data_ptr() != 0 and p.is_contiguous() for p in self._parameters if p.nbytes > 0)
 
     def look(self) -> list[tuple[int, int]]:
-        """Return the Parameters' addresses and sizes in bytes, during a run. KungFuError if one isn't contiguous."""
+        """Return the Parameters' addresses and sizes in bytes, during a run.
+
+        KungFuError if a Parameter isn't contiguous.
+        """
         if not self.is_plain():
             raise KungFuError("a Parameter of a ShardedStep has become a view of another tensor's memory")
         self._addresses = self._read()
@@ -317,7 +321,9 @@ class _Written:
         """Raise KungFuError if Parameters have moved since the last call of `look`."""
         addresses, self._addresses = self._addresses, None
         if addresses is not None and self._read() != addresses:
-            raise KungFuError("InternalError: Parameters have moved while a graph ran that may have to be undone")
+            raise KungFuError(
+                "InternalError: Parameters have moved in memory during the run of a graph that may have to be undone"
+            )
 
     def _read(self) -> list[int]:
         return [parameter.data_ptr() for parameter in self._parameters]
@@ -370,7 +376,7 @@ def _places(columns: Any, batch: Any) -> list[int]:
     ids = [id(value) for value in values]
     if any(id(column) not in ids for column in columns):
         raise ValueError(
-            "a ShardedStep got a column that the iterator hasn't yielded, and can't get the same column of other "
-            "shards; compute new columns in forward_backward, or in the dataset's pipeline"
+            "a ShardedStep got a column that doesn't come from the iterator, so it can't get that column "
+            "for other shards; compute new columns in forward_backward, or in the dataset's pipeline"
         )
     return [ids.index(id(column)) for column in columns]

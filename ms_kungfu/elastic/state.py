@@ -13,15 +13,15 @@ The state has these pieces. For each of them, a test shows that training differs
 - ``learning_rate``: the initial size of an `lr_rule`, and the current factor.
 - ``param_groups``: the plain numbers in the groups of an optimizer with ``param_groups``
   (``mindspore.experimental.optim``), and the numbers of the program's own schedulers for that
-  optimizer. Their other rates and counters are Parameters.
+  optimizer. The other rates and counters of such an optimizer are Parameters.
 - ``random_mindspore``, ``random_python``, ``random_numpy``: the states of the global random
   generators. A joining worker continues with the states of the source rank, or derives its own
   states from them: see `randomness`.
 - ``random_generators``: the states of ``mindspore.Generator`` objects that are attributes of the
   trained cells.
 
-The state lacks data inside MindSpore's kernels (e.g. a compiled Dropout's generator on CPU) and the
-program's own variables. Add the latter as a :class:`Component`.
+The state doesn't include data inside MindSpore's kernels (e.g. the generator of a compiled Dropout
+on CPU), nor the program's own variables. Add such variables as a :class:`Component`.
 
 All pieces except the parameters and buffers are sent as JSON, which restores integers and floats
 exactly and can't contain code.
@@ -41,16 +41,16 @@ from ms_kungfu.trained import inventory
 class Component:
     """One named piece of state on the host.
 
-    If a component is each worker's own, a checkpoint contains the state of every worker. A joining
-    worker receives the component from its source rank.
+    If a component belongs to each worker separately (`own`), a checkpoint contains the state of every
+    worker. A joining worker receives the component from its source rank.
 
     Args:
         name: the name of the piece, unique in the program.
         capture: returns the state as JSON.
         restore: restores the state at another worker.
         own: whether the state differs between workers by design.
-        derive: a function that is called after the state of another worker has been restored, with
-            that state. It derives this worker's own state.
+        derive: a function that derives this worker's own state. It is called with the state of another
+            worker, after that state has been restored.
     """
 
     name: str
@@ -93,7 +93,7 @@ def attributes_component(name: str, owner: Any) -> Component:
 def groups_component(optimizers: Sequence[Any], schedulers: Sequence[Any]) -> Component:
     """Return a component with the numbers of optimizers with ``param_groups`` and of their schedulers.
 
-    MindSpore's own schedulers are excluded: they count in Parameters, and their numbers are
+    MindSpore's own schedulers are excluded: their counters are Parameters, and their other numbers are
     arguments of the program.
     """
     own = [s for s in schedulers if not type(s).__module__.startswith("mindspore.")]

@@ -1,7 +1,7 @@
 """Transfer the training state to workers that lack it: joining workers, and all workers when training begins.
 
-No worker sends a mixture of old and new values: if the source rank fails, a receiver restores its own values before it
-becomes the source.
+No worker sends a mixture of old and new values: if the source rank fails, a receiver first restores its own values,
+and only then can become the source.
 
 With several hosts, a joining worker receives large tensors from a rank of its own host, if such a rank has the same
 bits. The ranks with the state compare their bits first (`from_the_nearest`). Only hosts without these bits receive them
@@ -34,7 +34,7 @@ from ms_kungfu.trained.inventory import assign, collect_parameters, fingerprint
 _log = logging.getLogger(__name__)
 Received = TypeVar("Received")
 
-# The purpose for which a worker enters the agreement. If the purposes differ, the higher one is served first.
+# The purpose for which a worker enters the agreement. If the purposes differ, the higher purpose comes first.
 _FOR_PARAMETERS, _FOR_STATE = 1, 2
 
 
@@ -47,7 +47,7 @@ def from_the_nearest(root: int, content: Callable[[], int] | None) -> Iterator[N
 
     Args:
         content: returns a hash of the data that this rank could send. It is None if the rank has no such data, or data
-            that differs by design. It is called only if there is a choice of sources.
+            that differs by design. The function is called only if there is a choice of sources.
     """
     where, core = membership.host_of_rank(), membership.current().core
     if len(set(where)) > 1:
@@ -66,18 +66,18 @@ def _agree_on_purpose(purpose: int, lacking: bool, parameters: Sequence[Any], ca
     """Agree with all workers on what to transfer. Return (whether to transfer now, whether a worker lacks the state).
 
     A joining worker runs its program from the start. It may reach `sync_net_parameters`, or an earlier call of
-    training, while the others are about to transfer the whole state. It then continues without a transfer, because it
-    will receive the whole state later. The others wait for its next call.
+    training, while the others are about to transfer the whole state. The joining worker then continues without a
+    transfer, because it will receive the whole state later. The others wait for its next call.
 
     1. Workers that have the state stay in this loop until the joining worker reaches the same call. They repeat the
-       agreement while a worker has entered it for a lower purpose or an earlier call.
-    2. A joining worker makes its calls in the program's order. So it reaches the others' call, or its program ends. If
-       its program ends, it counts as a failed worker, which the next agreement ignores.
+    agreement as long as a worker has entered it for a lower purpose or an earlier call.
+    2. A joining worker makes its calls in the program's order. So it either reaches the others' call, or its program
+    ends. If its program ends, the worker counts as failed, and the next agreement ignores it.
     3. No state is sent before all workers have entered for the same purpose, so the state reaches the objects of its
        own call. Until then the joining worker is behind (`program.is_behind`) and begins no other ms_kungfu collective.
-    4. Until then all workers with the state are in this loop, so they can't enter a collective of the program. So the
-       joining worker skips the program's barriers and rejects its other collectives (`membership.is_catching_up`). It
-       takes part in them again once it has entered for the same purpose.
+    4. Until then all workers with the state are in this loop, so they can't enter a collective of the program.
+    Therefore the joining worker skips the program's barriers, and rejects the program's other collectives
+    (`membership.is_catching_up`). As soon as it has entered for the same purpose, it takes part in both again.
     """
     row = np.array([purpose, lacking, fingerprint(parameters), call], dtype=np.int64)
     while True:
@@ -125,7 +125,7 @@ def share_parameters(parameters: Sequence[Any], root: int = 0) -> None:
 
 @contextlib.contextmanager
 def _whole_or_not_at_all(tensors: Sequence[Any]) -> Iterator[None]:
-    """Restore the tensors' own values if their sender fails, because the next source must not send a mixture."""
+    """Restore the tensors' previous values if their sender fails, because the next source must not send a mixture."""
     for tensor in tensors:
         if getattr(tensor, "has_init", False):
             tensor.init_data()
@@ -142,8 +142,8 @@ def begin_alike(state: TrainingState, data: Mapping[str, Any] | None = None) -> 
     """Make the state equal on all workers when training begins; collective.
 
     If parameters or buffers differ between the workers, all workers take those of the lowest rank. Values that differ
-    by design (models of asynchronous workers, moving statistics) are made equal only when they are trained for the
-    first time. `data` describes the part of the data that must be equal. KungFuError if the data or programs differ.
+    by design (models of asynchronous workers, moving statistics) are made equal only before their first training.
+    `data` describes the part of the data that must be equal. KungFuError if the data or programs differ.
     """
     tensors = [*state.parameters, *state.buffers.values()]
     by_nature = claims.replicas().union(map(id, (*state.averaged, *state.statistics)))
@@ -181,8 +181,8 @@ def begin_alike(state: TrainingState, data: Mapping[str, Any] | None = None) -> 
 def compare_contents(dataset: Shares) -> None:
     """Compare the data of workers that begin, or resume, together; collective.
 
-    KungFuError, at all these workers, if a sample number stands for different content at two of them. If a worker has
-    no contents to compare, the contents aren't recorded as equal.
+    KungFuError, at all these workers, if the same sample number stands for different content at two workers. If a
+    worker has no contents to compare, the contents aren't recorded as equal.
     """
     own = dataset.contents
     row = np.array([own is not None, 0 if own is None else own.word()], dtype=np.int64)
@@ -195,7 +195,7 @@ def compare_contents(dataset: Shares) -> None:
         first = min(everyones)
         others = [rank for rank, each in everyones.items() if contents.differing([everyones[first], each])]
         apart = contents.difference(everyones.values())
-        if not apart:  # some workers may compare all samples, others only a part
+        if not apart:  # some workers may compare all samples, and others only some samples
             return
         raise KungFuError(
             f"ElasticDataset: {apart} at rank {first} differ from those at rank "
@@ -291,7 +291,7 @@ def from_lowest_rank(receive: Callable[[int], Received], able: bool = True, pref
         return preferred if preferred in roots else roots[0]
 
     return told_by_one(
-        np.array(able), "kungfu/state/root", choose, lambda root, _: receive(root), "handed over the training state"
+        np.array(able), "kungfu/state/root", choose, lambda root, _: receive(root), "sent the training state"
     )
 
 
@@ -322,7 +322,7 @@ def broadcast_tensors(state: TrainingState, root: int, keep: bool = False) -> No
 
     broadcast_parameters(list(state.parameters), root, "kungfu/state/parameters", keep)
     for name, buffer in state.buffers.items():
-        # Not by the kernel, which supports Parameters only: the memory of another tensor may be shared.
+        # Don't use the kernel: it supports only Parameters, because another tensor may share its memory.
         values = buffer.asnumpy()
         content = np.frombuffer(values.tobytes(), dtype=np.uint8)
         received = comm.broadcast(content, root=root, name=f"kungfu/state/buffer/{name}")

@@ -1,6 +1,7 @@
 """The statistics of this worker's steps, for the job's event log.
 
-A step costs two reads of the clock and a few additions. About once a second, at the end of a step, they are reported.
+Per step, the statistics cost two reads of the clock and a few additions. They are reported about once a second, at the
+end of a step.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from ms_kungfu.elastic.program import Training
 from ms_kungfu.monitoring.monitor import number_of
 
 _REPORT_S = 1.0
-_MOST_RANKS = 64  # that report once a second; more do it more seldom
+_MOST_RANKS = 64  # up to this number of ranks, each reports once a second; with more, each reports less often
 
 
 class StepStatistics:
-    """Of one training. `training`: has the optimizers and the dataset."""
+    """The statistics of one training. `training`: has the optimizers and the dataset."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
-        self._began: float | None = None  # the present step; None before the first
-        self._took, self._step = 0.0, 0  # the step that has just ended
+        self._began: float | None = None  # when the current step began; None before the first step
+        self._took, self._step = 0.0, 0  # duration and number of the step that has just ended
         self._is_first = True
         self._clear()
 
@@ -37,7 +38,7 @@ class StepStatistics:
             self._collectives, self._spent = member.core.traffic()[3], dict(member.spent)
 
     def mark(self) -> None:
-        """Note that a step ends now, before it is agreed on."""
+        """Record that a step ends now, before the workers agree on it."""
         began = self._began
         self.resume()
         assert self._began is not None
@@ -45,14 +46,17 @@ class StepStatistics:
         self._took = 0.0 if began is None else self._began - began
 
     def resume(self) -> None:
-        """Note that the next step begins now: the time until here belongs to no step."""
+        """Record that the next step begins now. The time since the last step belongs to no step."""
         is_first, self._began = self._began is None, membership.monotonic()
         if is_first:
             self._clear()
 
     def committed(self, step: int, samples: int | None, trained: int | None, loss: Any) -> None:
-        """Count the step that ended at `mark`: it stands. `samples`: of this worker; `trained`: of all, if known."""
-        if self._is_first:  # when it began isn't known
+        """Count the step that ended at `mark`, which is now final.
+
+        `samples`: this worker's; `trained`: all workers', if known.
+        """
+        if self._is_first:  # the beginning of the first step isn't known
             return
         self._times.append(self._took)
         self._samples += samples or 0
@@ -64,7 +68,7 @@ class StepStatistics:
             self._report(loss)
 
     def end(self) -> None:
-        """Report the last steps: training is over."""
+        """Report the last steps, because training is over."""
         if self._times:
             self._report(None)
         self._began = None
@@ -96,9 +100,10 @@ class StepStatistics:
         self._clear()
 
     def _of_all(self, loss: Any) -> dict[str, Any]:
-        """Return what one worker reports for all."""
+        """Return the values that one worker reports for all workers."""
         found: dict[str, Any] = {}
-        with contextlib.suppress(Exception):  # whatever the program calls a loss; its training is worth more
+        # The program may pass anything as its loss, and an error here must not end training.
+        with contextlib.suppress(Exception):
             number = number_of(loss)
             found["loss"] = number if math.isfinite(number) else None if loss is None else str(number)
         if self._training.optimizers:

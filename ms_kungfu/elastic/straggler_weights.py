@@ -11,7 +11,7 @@ _GAIN = 1.1  # a new partition must shorten a step by this factor, because it ha
 
 
 def speeds(seconds: dict[int, float], size: int) -> list[int]:
-    """Return each rank's speed, from its seconds per shard: an integer, 1000 for the fastest rank. Pure.
+    """Return each rank's speed as an integer, computed from its seconds per shard. The fastest rank has 1000. Pure.
 
     A rank without a time has the speed 1000.
     """
@@ -41,8 +41,8 @@ class StragglerWeights:
     def step_end(self, version: int, size: int, shards: int, weights: list[int], counts: bool = True) -> list[int]:
         """Return the weights for the next steps; collective.
 
-        `counts`: whether this worker's time is only computation. It isn't if a shard was the first of its shape,
-        because that shape was compiled.
+        `counts`: whether this worker's time consists of computation only. If a shard was the first of its shape, the
+        time includes compiling that shape.
         """
         if version != self._version:
             self._version, self._steps = version, 0

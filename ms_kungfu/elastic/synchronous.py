@@ -31,7 +31,7 @@ class SynchronousSteps:
     def __post_init__(self) -> None:
         self.misuse_warnings = MisuseWarnings()
         self.last = LastStep(lambda: self.training.training_state)
-        self._are_told = False  # whether the caller reports the beginning of each step
+        self._are_told = False  # whether the caller announces the beginning of each step
 
     def begin(self) -> None:
         """Begin the next step of the program."""
@@ -76,7 +76,7 @@ class SynchronousSteps:
         return change
 
     def _do_again(self) -> Change:
-        """Undo the step, so that it has no effect."""
+        """Undo the step, so that it has no effect and can run again."""
         self.training.step -= 1
         participants = self.last.take_participants()
         if self.training.dataset is not None:

@@ -69,10 +69,12 @@ class ElasticTraining:
         resume: whether to start from the newest checkpoint in `checkpoint_dir`, if there is one. The
             number of workers may differ. If false, a folder with checkpoints is rejected.
         prepare: a function that a joining worker calls before it joins, to compile its first step.
-        policy: one `Policy` or several (docs/policies.md). Their size overrides the schedule's.
+        policy: one `Policy` or several (docs/policies.md). A size that they request overrides the
+            schedule's size.
         monitor: the monitor of the steps (docs/monitoring.md). Policies create one if it is None.
         evict: evicts workers for a policy. One worker calls this function with their ranks.
-        total_samples: the samples trained by the end of training, for policies; `epochs` computes it.
+        total_samples: the number of samples that all workers will have trained when training ends.
+            Policies use it; `epochs` computes it.
         asynchronous: whether workers run their steps independently. None: the optimizers decide.
 
     Raises:
@@ -122,7 +124,7 @@ class ElasticTraining:
         self.carries_more = bool(components)
         """Whether the program has passed its own components, so that it needs no warning about missing state."""
         self.optimizers = inventory.collect_optimizers(trained)
-        """The MindSpore optimizers in what is trained, without optimizers inside another optimizer."""
+        """The MindSpore optimizers among the trained objects, without optimizers inside another optimizer."""
         self._measuring = measuring = Measuring(self, options, total_samples)
         self.monitor = measuring.monitor
         self.asynchronous = is_asynchronous(options, self.optimizers, dataset, self.monitor)
@@ -177,9 +179,9 @@ class ElasticTraining:
     def begin(self) -> None:
         """Start a call of training; a joining worker receives the state here.
 
-        Collective. The others may be in a later call (``for ...: model.train(1, ...)``). Then
-        `should_stop` is true at the joining worker, and its dataset is suspended, until it reaches that
-        call. There it receives the state; the others wait meanwhile.
+        The method is collective. If the others are in a later call (``for ...: model.train(1, ...)``),
+        `should_stop` is true at the joining worker, and its dataset is suspended, until the joining worker
+        reaches their call. It receives the state in that call; until then the others wait.
         """
         runtime.init()
         self._synchronous.misuse_warnings.look(self.carried.trained)
@@ -199,8 +201,8 @@ class ElasticTraining:
 
         Args:
             loss: this worker's loss, a number or a tensor.
-            samples: the number of samples that this worker trained in the step; by default the
-                dataset's.
+            samples: the number of samples that this worker trained in the step; by default the number from
+                the dataset.
 
         Returns:
             What changed, and whether the step was undone (docs/recovery.md).
@@ -215,7 +217,7 @@ class ElasticTraining:
             return membership.no_change()
         runtime.init()
         program.current().resuming = False
-        from ms_kungfu.ops import wait_for_queue  # loads MindSpore, which importing this module doesn't
+        from ms_kungfu.ops import wait_for_queue  # loads MindSpore; importing this module doesn't
 
         # Operations that PyNative mode has queued belong to this step, and to its cluster version.
         wait_for_queue()
@@ -239,18 +241,18 @@ class ElasticTraining:
     def request_stop(self) -> None:
         """Request that training end at all workers after the same step.
 
-        A single worker may request the stop. All agree on it in the next `step_end`, perhaps in the next
-        epoch, and `should_stop` is true afterwards. Asynchronous workers leave their loop instead, as
-        `end` ends training for all.
+        A single worker may request the stop. All workers agree on the stop in the next `step_end`, which
+        may be in the next epoch. Afterwards `should_stop` is true. Asynchronous workers leave their loop
+        instead, as `end` ends training for all.
         """
         self.changes.stop_asked = True
 
     def agree_on_stop(self) -> bool:
         """Return whether to stop at this end of an epoch, because a worker has requested a stop.
 
-        The method is collective. Right after a change of the cluster, the workers don't agree here,
-        because workers that joined may not be at this epoch's end. They agree at the next step's
-        end instead.
+        The method is collective. Right after a change of the cluster, the workers don't agree here, because
+        workers that joined may not be at the end of this epoch. They agree at the end of the next step
+        instead.
         """
         if not self.asynchronous and not self.should_stop:
             self.changes.agree_on_stop()
@@ -282,8 +284,8 @@ class ElasticTraining:
     def end(self) -> None:
         """End the call of training; if the workers are asynchronous, it ends for all workers.
 
-        Collective; `epochs` calls it. It notifies the policies, closes the monitor's files, and writes
-        the last checkpoint again if its writer failed before it was complete.
+        The method is collective; `epochs` calls it. It notifies the policies, closes the monitor's files,
+        and writes the last checkpoint again if its writer failed before it was complete.
 
         Raises:
             DivergenceError: at every worker, if workers differ in a value that must be equal.
@@ -306,9 +308,10 @@ class ElasticTraining:
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the remaining epochs, out of `count`, of a call of training.
 
-        The method calls `begin`, then yields ``range(count)``; at a joining worker it starts with
-        the others' epoch. It also yields an epoch whose steps are done but which hasn't ended yet.
-        A worker that joins or resumes there gets no batch, and runs the code after the epoch.
+        The method calls `begin`, then yields ``range(count)``; at a joining worker it starts with the
+        others' epoch. It also yields an epoch that hasn't ended although all of its steps are done. A
+        worker that joins or resumes in such an epoch gets no batch, and runs the code after the epoch's
+        batches.
 
         Without a dataset, the cluster changes only between epochs, not in the last epoch. Only the
         program knows which steps of an epoch a joining worker would have to skip.

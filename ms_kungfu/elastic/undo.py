@@ -2,9 +2,9 @@
 
 Each reduction is complete, and has the same result at all survivors. If an update follows each reduction (e.g. a GAN's
 two optimizers), a worker that fails in between contributes only to the first update. Its samples are then partly
-trained. All survivors detect this at the end of the step, from the generations in which the step's reductions ended:
-these are the same at all survivors. The survivors restore the Parameters and buffers from before the step, assign its
-samples again, and don't count the step.
+trained. All survivors detect this at the end of the step, from the generations in which the step's reductions ended.
+These generations are the same at all survivors. The survivors restore the Parameters and buffers from before the step,
+assign its samples again, and don't count the step.
 
 Undoing requires a copy of the state before each step. A training makes the copies only if it has several gradient
 reducers, or has had a step with several reductions.
@@ -38,7 +38,7 @@ class LastStep:
         self._host: list[tuple[Callable[[Any], None], Any]] = []
 
     def watch(self, trained: Any) -> None:
-        """Check whether the trained objects contain several gradient reducers."""
+        """Find out whether the trained objects contain several gradient reducers."""
         # Steps with shards are never undone, so they need no copy.
         self._several = len(inventory.reducers(trained, left_to_shards=False)) > 1
 
@@ -65,8 +65,9 @@ class LastStep:
         ranks = ", ".join(map(str, partly))
         if kept is None:
             raise KungFuError(
-                f"step {step}: rank {ranks} failed between two gradient reductions, and the step can't be undone: no "
-                "earlier step had several reductions, so the state wasn't saved. Resume from a checkpoint"
+                f"step {step}: rank {ranks} failed between two gradient reductions, and the step can't be "
+                "undone: the state is saved only after a first step with several reductions, and this was "
+                "the first such step. Resume from a checkpoint"
             )
         for tensor, values in kept:
             inventory.assign(tensor, values)

@@ -36,8 +36,8 @@ def _move_toward(share, parameter, goal):  # type: ignore[no-untyped-def]  # rea
 class Delegating(nn.Optimizer):
     """An optimizer that wraps `optimizer`.
 
-    Attributes that this object doesn't have are taken from `optimizer`: its learning rate, ``get_lr``,
-    global step.
+    If this object lacks an attribute (learning rate, ``get_lr``, global step), it is taken from
+    `optimizer`.
     """
 
     _takes_groups = False
@@ -53,8 +53,8 @@ class Delegating(nn.Optimizer):
             )
         # Don't call the constructor of nn.Optimizer: it would create another learning rate and another global step.
         nn.Cell.__init__(self, auto_prefix=False)
-        # Do this first: MindSpore rejects a parameter whose name is already an attribute, as it is after the next
-        # line.
+        # Do this first: MindSpore rejects a parameter whose name is already an attribute, and after the next line it
+        # is one.
         self.parameters = optimizer.parameters
         self.optimizer = optimizer
         hold_last_rate(optimizer)
@@ -70,7 +70,7 @@ class Delegating(nn.Optimizer):
 
 
 class Synchronising(Mended, Delegating):
-    """An optimizer that wraps a MindSpore optimizer and does more before or after its update.
+    """An optimizer that wraps a MindSpore optimizer and does additional work before or after its update.
 
     Args:
         optimizer: a plain MindSpore optimizer.
@@ -101,8 +101,9 @@ class Merge(nn.Cell):
     """Make parameters equal on all workers, in place. MindSpore's graphs that contain them use the new values.
 
     Models and moments become their mean over the workers. Counters such as the global step, and the
-    optimizer's single numbers (learning rate, powers of Adam's betas), become their maximum. These are
-    already equal on workers with the same number of steps, and then keep their bits.
+    optimizer's single numbers (learning rate, powers of Adam's betas), become their maximum. On workers
+    with the same number of steps, counters and single numbers are already equal, so they keep their
+    bits.
     """
 
     def __init__(self, parameters: Any, name: str) -> None:
@@ -147,8 +148,8 @@ class Replicas:
         """Replace every worker's model, and the optimizer's moments, by the mean over all workers.
 
         Collective; call it between steps. The optimizer's single numbers, such as the global step, become
-        the maximum over all workers. It works in GRAPH and PyNative mode. Compiled graphs stay valid and
-        use the new values.
+        the maximum over all workers. The method works in GRAPH and PyNative mode. Compiled graphs stay
+        valid and use the new values.
         """
         runtime.init()
         wait_for_queue()

@@ -36,13 +36,14 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
     *Matched state*: S-SGD needs equal models. At a switch to S-SGD, all workers take the mean of their
     models and of the inner optimizer's moments. They take the maximum of single numbers (global step,
     learning rate, powers of Adam's betas). From then on they agree bit for bit. The other algorithms
-    begin with the present models.
+    begin with the models as they are.
 
-    *When*: noisy averaging explores in the beginning, and S-SGD converges at the end. The reverse order
-    suits clusters with occasional stragglers. A policy can find out which order is better.
+    *When*: averaging has more noise and so explores in the beginning, and S-SGD converges at the end.
+    The reverse order suits clusters with occasional stragglers. A policy can find out which order is
+    better.
 
-    *Cost*: the cost of the present algorithm. A switch to S-SGD costs one all-reduce of model and
-    moments.
+    *Cost*: each step has the cost of the current algorithm. A switch to S-SGD costs one all-reduce of
+    model and moments.
 
     Source: Mai et al., KungFu: Making Training in Distributed Machine Learning Adaptive, OSDI 2020. The
     classes of the algorithms list their own sources.

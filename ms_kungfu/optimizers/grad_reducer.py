@@ -23,15 +23,15 @@ from ms_kungfu.trained.rates import hold_last_rate
 
 @constexpr
 def check_count(brought, planned):  # type: ignore[no-untyped-def]  # these are read by MindSpore's parser
-    """Raise ValueError unless the number of gradients equals the number in the plan."""
+    """Raise ValueError unless the number of gradients equals the number of parameters in the plan."""
     if brought != planned:
         raise ValueError(
-            f"got {brought} gradients for {planned} parameters; differentiate with respect to the optimizer's "
-            "parameters: all of them, in the same order"
+            f"got {brought} gradients for {planned} parameters; differentiate with respect to all of the "
+            "optimizer's parameters, in the optimizer's order"
         )
 
 
-# Use slices: with ResNet-50's 161 gradients taken one by one, a graph took seconds longer to compile.
+# Use slices: if ResNet-50's 161 gradients were taken one by one, a graph took seconds longer to compile.
 def take(tensors, stretches):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
     """Return the concatenated stretches [start, stop) of a tuple."""
     taken = ()
@@ -53,9 +53,9 @@ class BackgroundReduction(nn.Cell):
     """Start the reduction of each group of gradients, then wait for all of them.
 
     A backward pass computes the last gradients first, so the reduction of the last group starts first.
-    The first operation is called ``name/0``, as it is without overlap. So ranks with different numbers
-    of groups, or with and without overlap, get an error at the first operation instead of waiting for
-    each other.
+    The first operation is called ``name/0``, as it is without overlap. So if ranks have different
+    numbers of groups, or only some ranks overlap, they get an error at the first operation instead of
+    waiting for each other.
     """
 
     def __init__(self, plan: Plan, op: str, name: str) -> None:
@@ -92,12 +92,12 @@ class KungFuGradReducer(nn.Cell):
         grads = ops.clip_by_global_norm(self.reducer(grads))
         self.optimizer(grads)
 
-    Don't also use an optimizer of ms_kungfu, which would reduce again. Every rank passes the same
+    Don't also use an optimizer of ms_kungfu, because it would reduce again. Every rank passes the same
     gradients in the same order, under the same `name`.
 
-    The ``comm_fusion`` ids of `parameters` and MindSpore's configuration determine which gradients are
-    reduced together (docs/fusion.md). Both are read when the reducer is first compiled or called, and
-    later changes have no effect.
+    MindSpore's configuration and the ``comm_fusion`` ids of `parameters` determine which gradients are
+    reduced together (docs/fusion.md). Both are read when the reducer is first compiled or called. Later
+    changes have no effect.
 
     Args:
         parameters: the parameters of the gradients, in the same order. Without `parameters`, any
@@ -134,14 +134,14 @@ class KungFuGradReducer(nn.Cell):
         if fusion is not None:
             parse(fusion)
             if parameters is None:
-                raise ValueError("fusion= needs parameters; pass them to the reducer too")
+                raise ValueError("fusion= requires parameters=; pass the model's parameters to the reducer too")
         if overlap is not None and not isinstance(overlap, bool):
             raise TypeError(f"overlap must be True, False or None, not {overlap!r}")
         if overlap and parameters is None:
-            raise ValueError("overlap= needs parameters; pass them to the reducer too")
+            raise ValueError("overlap= requires parameters=; pass the model's parameters to the reducer too")
         self.mean = mean
         self._op = ReduceOp.MEAN if mean else ReduceOp.SUM
-        # Create it in any case: this loads the kernels and joins the cluster now instead of in the first step.
+        # Always create it: the constructor loads the kernels and joins the cluster now instead of in the first step.
         self.all_reduce = AllReduceGradients(self._op, [name])
         self.grouped = parameters is not None
         self.planned_parameters = tuple(parameters or ())
@@ -151,7 +151,7 @@ class KungFuGradReducer(nn.Cell):
         self.rows = SparseReduction()
         self.left_to_shards = False  # True: a ShardedStep has summed the gradients
         claims.serves(self)
-        self.begins_alike = True  # if so, the first reduction fails if the ranks' parameters differ
+        self.begins_alike = True  # whether the first reduction fails if the ranks' parameters differ
 
     def leave_to_shards(self, mean: bool = True) -> None:
         """Leave the reduction to a `ShardedStep`, which reduces the gradients over the shards.
@@ -165,19 +165,19 @@ class KungFuGradReducer(nn.Cell):
         """
         if self._overlap:
             raise ValueError(
-                "overlap=True reduces the gradients during one backward pass, but a step of shards has several; "
-                "omit it with an ElasticDataset(shards=)"
+                "overlap=True reduces the gradients during one backward pass, but a step with shards has "
+                "several; omit overlap= with an ElasticDataset(shards=)"
             )
         if mean and not self.mean:
             raise ValueError(
-                "gradients_mean=False sums the gradients over the workers, on whose number nothing depends with an "
-                "ElasticDataset(shards=); leave it out, or give it to the ShardedStep too, for the sum over the "
-                "shards"
+                "gradients_mean=False sums the gradients over the workers, but with "
+                "ElasticDataset(shards=) the result must not depend on the number of workers; leave it "
+                "out, or pass it to the ShardedStep too, for the sum over the shards"
             )
         self.left_to_shards = True
 
     def fusion_plan(self) -> Plan:
-        """Return which gradient is in which group, and in what order; ``print`` the result.
+        """Return which gradients are in which group, and in what order. To see the plan, ``print`` the result.
 
         Returns:
             The plan in use, or the plan that would be used now.
@@ -192,9 +192,9 @@ class KungFuGradReducer(nn.Cell):
         """Return whether groups overlap the backward pass, from the argument or the default."""
         return over_a_network() if self._overlap is None else self._overlap
 
-    # Cached, so Python evaluates it when MindSpore's parser first sees it; a property would be compiled instead. At
-    # that time a program has set its fusion ids, which it may do after it created the optimizer (MindSpore's tutorial
-    # does).
+    # Cached, so Python evaluates it when MindSpore's parser first reads it; a property would be compiled instead. At
+    # that time the program has set its fusion ids. It may set them after it has created the optimizer, as MindSpore's
+    # tutorial does.
     @cached_property
     def plan(self) -> Plan:
         """The plan, which is read from the configuration at first use."""
@@ -269,7 +269,9 @@ class Reducing(Mended):
         self.grad_reducer = KungFuGradReducer(self.parameters, gradients_mean, fusion=fusion, overlap=overlap)
 
     def fusion_plan(self) -> Plan:
-        """Return which gradients are reduced together, their sizes and their order; ``print`` the result.
+        """Return which gradients are reduced together, their sizes and their order.
+
+        To see the plan, ``print`` the result.
 
         docs/fusion.md explains the plan.
         """
@@ -286,5 +288,5 @@ class Reducing(Mended):
         Returns:
             What MindSpore's optimizer returns.
         """
-        # The parser resolves a bare super() from the object's class, which would lead back here.
+        # The parser resolves a bare super() from the object's class, so the call would lead back here.
         return super(Reducing, self).construct(self.grad_reducer(gradients))  # type: ignore[misc]  # noqa: UP008

@@ -22,8 +22,8 @@ class OverflowAgreement(nn.Cell):
             self.optimizer(gradients)
         self.scaler.update(overflow)
 
-    It exchanges 4 bytes per step. It isn't needed if a `KungFuGradReducer` reduces the gradients before
-    the check. An infinity or NaN of one rank is then in every rank's sum or mean.
+    The agreement exchanges 4 bytes per step. It isn't needed if a `KungFuGradReducer` reduces the
+    gradients before the check: an infinity or NaN of one rank is then in every rank's sum or mean.
 
     Args:
         name: the name of the exchange among the workers.

@@ -72,18 +72,17 @@ class PairAveragingOptimizer(Pairing, Synchronising):
 
     Each step, with w this worker's model and g the gradient of its own batch at w::
 
-        p = the model of one other worker, as it was saved last
-        w = (w + p) / 2
-        w = optimizer's update of w by g
+        p = the latest saved model of one other worker w = (w + p) / 2 w = optimizer's update of w by g
         save w, for the other workers to request
 
-    No step waits for another worker. A model is read from shared memory without its owner's help. With
-    `prefetch` it is copied in the background while the next gradients are computed. A model from
-    another host is sent over the network, and the step that uses it waits for it.
+    No step waits for another worker. A worker reads another worker's model from shared memory, without
+    that worker's help. With `prefetch` the model is copied in the background while the next gradients
+    are computed. A model from another host is sent over the network, and the step that uses the model
+    waits for it.
 
     In the paper both workers of a pair take the average at the same time. Here, as in KungFu, only the
-    requesting worker takes it. A worker without a partner (a single worker, or the first that has
-    saved) trains exactly as with `optimizer` alone, bit for bit.
+    requesting worker takes the average. A worker trains exactly as with `optimizer` alone, bit for bit,
+    if no other worker has saved a model yet (or it is the only worker).
 
     *When*: workers of different or changing speed, or a slow network. A worker that slows down, fails
     or joins doesn't delay the others. With many workers, a model takes longer to reach all of them, so
@@ -92,8 +91,8 @@ class PairAveragingOptimizer(Pairing, Synchronising):
     fast.
 
     *Cost*: in each step a worker writes its model and reads one model, for any number of workers.
-    Memory: twice the model for the store, once for the requested model, and once more with several
-    hosts.
+    *Memory*: the store takes twice the size of the model. The requested model takes its size once, or
+    twice with several hosts.
 
     The workers' models differ; `merge` replaces them by one. A joining worker begins with the model and
     the moments of the lowest remaining rank; the remaining workers keep theirs. Each worker makes steps
@@ -136,13 +135,13 @@ class PairAveragingOptimizer(Pairing, Synchronising):
     def publish(self) -> None:
         """Save this worker's model now, between steps, as each step does at its end.
 
-        Call it after the model was changed by other means, for example loaded. Otherwise the other workers
-        get the older model until this worker's next step.
+        Call it after the program has changed the model outside of a step, for example loaded it. Otherwise
+        the other workers get the older model until this worker's next step.
         """
         self._publish()
 
     def merge(self) -> None:
-        """Replace the workers' models by one, and save it for the other workers; see `Replicas.merge`."""
+        """Replace the workers' models by one merged model, and save it for the other workers; see `Replicas.merge`."""
         super().merge()
         self.publish()
 

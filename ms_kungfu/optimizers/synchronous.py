@@ -20,18 +20,18 @@ class SynchronousSGDOptimizer(Synchronising):
     """Synchronous SGD (S-SGD): average the gradients over all workers, then let `optimizer` update.
 
     Every worker makes the same update, so their models stay equal, bit for bit. So n workers with a
-    local batch of b train like one worker with a batch of n * b.
+    local batch of b samples train like one worker with a batch of n * b samples.
 
     *When*: use it by default. Its weakness is the large global batch of many workers with a fixed local
-    batch. The learning rate must be scaled and warmed up for that batch, and beyond some size the
-    accuracy drops anyway. Then average models instead (:class:`SynchronousAveragingOptimizer`). Every
-    step waits for the slowest worker.
+    batch. The learning rate must be scaled and warmed up for that batch. Beyond some batch size the
+    accuracy drops even so; use :class:`SynchronousAveragingOptimizer` then. Every step waits for the
+    slowest worker.
 
     *Cost*: each worker sends and receives as many bytes per step as the gradients have, for any number
     of workers. The gradients are sent in fusion groups (docs/fusion.md). `overlap` hides the reduction
     behind the backward pass; it is on by default with several hosts.
 
-    ``KungFuMomentum`` and similar classes do the same for MindSpore's own optimizers, by inheritance.
+    ``KungFuMomentum`` and similar classes do the same, as subclasses of MindSpore's own optimizers.
 
     Source: Goyal et al., Accurate, Large Minibatch SGD, 2017 (arXiv:1706.02677).
 
@@ -91,7 +91,7 @@ _speed = composite.MultitypeFuncGraph("speed")
 @_lead.register("Number", "Tensor", "Tensor", "Tensor")
 def _lead_by(momentum, steady, velocity, mean):  # type: ignore[no-untyped-def]
     """Return the central model of one tensor: the mean plus its momentum."""
-    # Select instead of multiply: values from an older cluster may be infinite.
+    # Select instead of multiplying by 0: values from an older cluster may be infinite.
     return ops.select(steady, mean + momentum * velocity, mean)
 
 
@@ -144,7 +144,7 @@ class SynchronousAveragingOptimizer(Replicas, Synchronising):
         w = w - alpha * (w - z)
         w = optimizer's update of w by g
 
-    With `momentum` the central model z also moves by a multiple of its last change, as in the paper:
+    With `momentum` the central model z also moves by `momentum` times its last change, as in the paper:
     ``z = mean + momentum * (z - z_before)``. The paper's central model moves by the sum of the
     corrections ``alpha * (w - z)``. That equals the mean if alpha is one over the number of workers.
     The rule here is therefore independent of the number of workers. The first step after a change of
@@ -203,8 +203,8 @@ class SynchronousAveragingOptimizer(Replicas, Synchronising):
 def fraction(name: str, value: Any, *, zero: bool) -> float:
     """Return `value` as a float.
 
-    Raise TypeError or ValueError unless the value lies between 0 and 1. The value 0 is allowed with
-    `zero`, and the value 1 without it.
+    Raise TypeError or ValueError unless the value lies between 0 and 1. The value 0 is allowed only
+    with `zero`, and the value 1 only without it.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, not {value!r}")

@@ -19,11 +19,11 @@ class NoiseScalePolicy(Policy):
     communication. These times are measured at the sizes that this training has had, and
     extrapolated to other sizes.
 
-    The policy compares sizes by a time: how long each size takes for the progress that the current
-    size `m` makes in H seconds. Training at `n` takes ``H * progress rate(m) / progress rate(n)``
-    seconds, plus the duration of the resize. The best size has the smallest ``time * n ** price``.
-    The policy requests that size under two conditions: its cost is lower by `improvement`, and it
-    was the best size `patience` times in a row.
+    The policy computes for each size how long it takes to make the progress that the current size `m`
+    makes in H seconds. Training at `n` takes ``H * progress rate(m) / progress rate(n)`` seconds, plus
+    the duration of the resize. The best size has the smallest ``time * n ** price``. The policy
+    requests that size under two conditions: its cost is lower by `improvement`, and it was the best
+    size `patience` times in a row.
 
     An `ElasticDataset` with a fixed global batch changes that batch in proportion, once the cluster
     has the new size. With shards it changes the number of shards, not their shape.
@@ -104,7 +104,8 @@ class NoiseScalePolicy(Policy):
         nearest = min(self._times, key=lambda known: abs(math.log(known / size)))
         seconds, communication = self._times[nearest]
         if len(self._times) > 1:
-            # A line through the two nearest sizes, which never falls: more workers don't make a step shorter.
+            # Extrapolate by a line through the two nearest sizes. The line never falls, because more workers don't
+            # make a step shorter.
             other = min((s for s in self._times if s != nearest), key=lambda known: abs(math.log(known / size)))
             slope = max(0.0, (self._times[other][0] - seconds) / (other - nearest))
         else:
@@ -135,7 +136,7 @@ class NoiseScalePolicy(Policy):
         return sum(self._resizes[-3:]) / len(self._resizes[-3:]) if self._resizes else self._resize_time
 
     def horizon(self, q: Metrics) -> float:
-        """Return for how many seconds training would continue at the current size, given the metrics `q`."""
+        """Return how many seconds training would continue at the current size, given the metrics `q`."""
         if self._horizon is not None:
             return self._horizon
         if q.total_samples is not None and q.batch_size:
@@ -159,7 +160,8 @@ class NoiseScalePolicy(Policy):
             return self._change(second, "one worker can't measure the noise scale alone; two workers can")
         if q.gradient_noise_scale is None or q.noise_scale_steps < self._min_measurements or q.step % self._interval:
             return None
-        # The scale is infinite if noise hides the gradient. Limit it to a number beyond what the largest cluster needs.
+        # The scale is infinite if noise hides the gradient. Limit it to a number that is larger than any cluster
+        # needs.
         noise = min(q.gradient_noise_scale, 1e3 * q.local_batch_size * self._sizes[-1])
         horizon = self.horizon(q)
         here = q.cluster_size
@@ -230,7 +232,7 @@ class NoiseScaleLearningRate(Policy):
     """Set the learning rate that fits the batch.
 
     The rate is ``max_learning_rate / (1 + noise_scale / batch_size)``. The formula uses the simple
-    noise scale instead of the noise scale that includes the curvature.
+    noise scale, not the noise scale that includes the curvature.
 
 
     Source: McCandlish et al., An Empirical Model of Large-Batch Training, 2018, equation 2.9.

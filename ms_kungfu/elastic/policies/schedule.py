@@ -38,7 +38,7 @@ class SchedulePolicy(Policy):
             _ = Decision("a check", **self._changes_at(step))
 
     def before_train(self, q: Metrics) -> Decision | None:
-        """Return the decision of step 0, if `q` is before the first step."""
+        """Return the decision of step 0 if `q` describes the time before the first step."""
         return self._at(0) if q.step == 0 else None
 
     def after_step(self, q: Metrics) -> Decision | None:

@@ -14,7 +14,7 @@ class StragglerPolicy(Policy):
     The policy compares the workers' computation times, not the times of their steps. In synchronous
     training, all steps take as long as the slowest worker's step. With two workers, the faster worker
     is the median. The policy evicts one worker at a time, and only if that raises the throughput. So
-    the remaining workers' faster steps must outweigh the loss of one worker.
+    the steps of the remaining workers must become fast enough to outweigh the loss of one worker.
 
     Args:
         slowdown: a straggler's computation time divided by the median, above 1.

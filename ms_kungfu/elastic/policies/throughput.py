@@ -10,7 +10,7 @@ from ms_kungfu.elastic.policy import Decision, Metrics, Policy
 
 
 def candidates(min_size: int, max_size: int, sizes: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the `sizes` between `min_size` and `max_size`; by default doubled from `min_size` up to `max_size`."""
+    """Return the `sizes` from `min_size` to `max_size`. By default, double `min_size` up to `max_size`."""
     if not 1 <= min_size <= max_size:
         raise ValueError(f"min_size must be from 1 to max_size, got min_size={min_size} and max_size={max_size}")
     if sizes is None:
@@ -32,13 +32,13 @@ class ThroughputPolicy(Policy):
     Args:
         max_size: the maximum number of workers.
         min_size: the minimum number of workers.
-        sizes: the sizes to try, ascending; by default doubled from `min_size` to `max_size`.
+        sizes: the sizes to try, ascending. By default, `min_size` is doubled up to `max_size`.
         efficiency: the fraction of the ideal gain that a larger size must reach. From 2 to 4
             workers the throughput ideally doubles, so 0.5 requires 1.5 times the throughput.
         window: the number of steps that are measured at a size; the policy uses their median.
         warmup: the number of steps after a change that aren't measured, because they compile.
-        drop: the change of the throughput at the found size, as a fraction, that starts a new search.
-            A cause may be another job on the machine. The search begins at the smallest size.
+        drop: a new search starts if the throughput at the found size changes by this fraction, for
+            example because of another job on the machine. The search begins at the smallest size.
             None: never.
 
     Raises:

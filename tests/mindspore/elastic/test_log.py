@@ -34,6 +34,6 @@ def test_a_job_that_is_over_before_it_grows_says_so_and_names_the_remedy(run_ela
     lines = said(reports, 0)
     assert lines[0] == "INFO: resize requested: 1 -> 3 workers step=2 reason=schedule wait=False"
     assert lines[-1] == (
-        'WARNING: resize missed: workers=3 step=2 reason="the program was over before its workers were ready; '
-        'wait=True has training wait for them"'
+        'WARNING: resize missed: workers=3 step=2 reason="the program ended before the new workers were ready; '
+        'with wait=True, training waits for them"'
     )

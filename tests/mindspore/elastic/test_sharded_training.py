@@ -101,7 +101,7 @@ def test_gradient_that_is_no_function_of_the_shard_is_logged_if_requested(run_el
 def test_ranks_with_other_numbers_of_cores_are_refused(run_elastic):
     seen = run_elastic(PROGRAM, "graph", "plain", "8", "none", "1", "2:1:wide", np=2, ledger=False, status=1)
     assert "computed on 1 cores a worker" in seen.output
-    assert "computed on 2 cores a worker (kungfu-run -cores-per-worker K has all alike)" in seen.output
+    assert "computed on 2 cores a worker (kungfu-run -cores-per-worker K gives each worker the same number)" in seen.output
     assert not seen.by_step("step").get(2)
 
 
@@ -178,6 +178,6 @@ def test_optimizers_that_average_models_are_refused():
 def test_columns_are_the_iterators():
     step = ShardedStep(lambda x: x, KungFuMomentum(nn.Dense(2, 2).trainable_params(), 0.1, 0.9))
     for (x,) in dataset(global_batch_size=8, shards=2).create_tuple_iterator():
-        with pytest.raises(ValueError, match="that the iterator hasn't yielded"):
+        with pytest.raises(ValueError, match="that doesn't come from the iterator"):
             step(x + 1)
         break
