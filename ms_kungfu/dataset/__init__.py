@@ -1,7 +1,7 @@
 """Data that follows the cluster: :class:`ElasticDataset`.
 
-It loads on first use because it needs MindSpore. :func:`indexed` gives each sample of a dataset a
-number.
+:class:`ElasticDataset` loads on first use because it needs MindSpore. :func:`indexed` gives each
+sample of a dataset a number.
 """
 
 from __future__ import annotations

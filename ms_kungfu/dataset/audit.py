@@ -3,25 +3,25 @@
 The audit reads only what the workers of an ElasticDataset with a ``ledger`` wrote (`ms_kungfu.dataset.ledger`). Exit
 status:
 - 0: every finished epoch trained each sample exactly once. With ``drop_remainder``, a remainder smaller than a global
-  batch is exempt. The last, unfinished epoch trained no sample twice. No two records contradict each other, and no
-  record is missing.
+  batch may stay untrained. The last, unfinished epoch trained no sample twice. No two records contradict each other,
+  and no record is missing.
 - 1: a condition above doesn't hold, or no step is on record. The report names the samples, contradictions and gaps.
 - 2: there is no ledger, or this version can't read it.
-- 2: there is no ledger, or none that this version can read.
 
 The audit checks these conditions:
 - All workers in a step agree on the step: cluster version, members, participants, batch, seed and total. A worker's
-  record doesn't count if the other workers' records don't include that worker: it failed, and the step was committed
-  without it.
+  record doesn't count if the other workers' records don't include that worker: that worker failed, and the step was
+  committed without it.
 - Each worker received the share that follows from the batch and the members.
 - If a step is partitioned into shards (format 3), its whole batch is trained even if workers failed in the step. Each
-  worker trained at least its assigned shards. Each shard of a failed worker was trained by exactly one other worker. A
-  participant that failed before it wrote a record counts with its assigned shards, if no other record has them.
+  worker trained at least its assigned shards. Each shard of a failed worker was trained by exactly one other worker.
+  If a participant failed before it wrote a record, it counts as having trained its assigned shards, unless another
+  record has them.
 - The lines of a file are consecutive: each line continues the ``crc`` of the line before, and steps and ends of epochs
   have consecutive numbers. Only the last line may be torn.
 - A worker that takes part in a step of a cluster version also takes part in all earlier steps of that version, and has
-  a record of each. Its last record may be missing if it failed before it wrote that record. The report lists this as a
-  note, because the other workers' records contain its share.
+  a record of each. Only its last record may be missing, if it failed before it wrote that record. The report lists
+  that as a note, because the other workers' records contain its share.
 - If workers recorded checksums after a step (`ledger_fingerprints`), the checksums are the same on all workers.
 - Epochs have consecutive numbers, steps of an epoch have consecutive numbers, and a job's cluster versions increase.
 - Over an epoch, the shares of the participants contain each position of the permutation once.
@@ -82,9 +82,11 @@ def audit(files: dict[str, list[Record]], problems: Iterable[str] = (), notes: I
         else:
             text = f"{record.where}: no record from {name_of(record.data, *record.place)} on: {record.claim.reason}"
             if record.claim.goes_on:
-                report.problems.append(f"{text}; its worker trained on without, as ledger_errors='warn' asks")
+                report.problems.append(
+                    f"{text}; its worker continued to train without a ledger, because of ledger_errors='warn'"
+                )
             else:
-                report.notes.append(f"{text}; its worker ended")
+                report.notes.append(f"{text}; its worker stopped training")
     for data in sorted({*steps, *(data for data, _ in ends)}):
         found = steps[data]
         agreed = {place: _agree(name_of(data, *place), records, report) for place, records in sorted(found.items())}
@@ -121,7 +123,7 @@ def _follow_one_another(records: Sequence[Record], report: Report) -> None:
         if not follows or (ended and ends):
             after = f"the end of {name_of(before.data, before.epoch)}" if ended else name_of(before.data, *before.place)
             now = "its end" if ends else name_of(record.data, *record.place)
-            report.problems.append(f"{record.where}: {now} after {after}: lines are missing, doubled or out of place")
+            report.problems.append(f"{record.where}: {now} after {after}: lines are missing, repeated or out of order")
 
 
 def _attend(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, Claim], report: Report) -> None:
@@ -143,8 +145,8 @@ def _attend(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, C
     took_part = {rank for claim in agreed.values() for rank in claim.participants}
     if silent := sorted(took_part - {record.rank for records in found.values() for record in records}):
         report.notes.append(
-            f"there are no files of rank {', '.join(map(str, silent))}: where hosts share no folder, copy all of their "
-            "ledgers into one and look at that"
+            f"there are no files of rank {', '.join(map(str, silent))}; if the hosts don't share a folder, "
+            "copy the ledgers of all hosts into one folder and audit that folder"
         )
     for (_, version), places in versions.items():
         sizes = sorted({agreed[place].size for place in places})
@@ -165,13 +167,17 @@ def _attend(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, C
                     report.problems.append(f"{name_of(data, *lacking[0])}: {kind} {until}{more}")
             if where[-1] not in recorded:
                 report.notes.append(
-                    f"{name_of(data, *where[-1])}: no record of rank {rank}, whose last step of version {version} it "
-                    "is: it died before it wrote, or could not write (its log says so), and the others tell its share"
+                    f"{name_of(data, *where[-1])}: no record of rank {rank} in its last step of version "
+                    f"{version}: the rank failed before it wrote the record, or couldn't write it (see its "
+                    "log). The other ranks' records contain its share"
                 )
 
 
 def _compare(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, Claim], report: Report) -> None:
-    """Check that all workers had the same checksums. Report only the first step that differs: later steps follow."""
+    """Check that all workers had the same checksums.
+
+    Report only the first step that differs, because later steps differ as a consequence.
+    """
     for place, claim in agreed.items():
         had: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
         for record in found[place]:
@@ -184,7 +190,7 @@ def _compare(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, 
             told = "; ".join(f"{bits} at rank {', '.join(map(str, sorted(who)))}" for bits, who in ranks.items())
             more = f" (and {counted(len(apart) - 1, 'more tensor')})" if len(apart) > 1 else ""
             report.problems.append(
-                f"{name_of(data, *place)}: after it {tensor!r} differed between workers: {told}{more}"
+                f"{name_of(data, *place)}: after this step {tensor!r} differed between workers: {told}{more}"
             )
             return
 
@@ -208,7 +214,8 @@ def _compare_contents(data: int, found: dict[_Place, list[Record]], agreed: dict
                 for bits, records in by_hash.items()
             )
             report.problems.append(
-                f"{name_of_data(data)}the processes had other contents behind the same sample numbers: hash {told}"
+                f"{name_of_data(data)}the same sample numbers stood for different contents in the "
+                f"processes: hash {told}"
             )
             return 0
     if len(known) < len(of_files):
@@ -217,18 +224,20 @@ def _compare_contents(data: int, found: dict[_Place, list[Record]], agreed: dict
 
 
 def _end(name: str, records: list[Record], steps: int, report: Report) -> End | None:
-    """Return the records of an epoch's end by all workers that reached it."""
+    """Return the records of an epoch's end, one for each worker that reached it."""
     said = {(record.step, record.claim): record for record in records}
     if len(said) > 1 or any(counted != steps for counted, _ in said):
         counts = ", ".join(f"{record.step} by rank {record.rank} ({record.where})" for record in said.values())
-        report.problems.append(f"{name}: {counted(steps, 'step')} on record, its end after step {counts}")
+        report.problems.append(
+            f"{name}: {counted(steps, 'step')} on record, but the epoch's end is recorded after step {counts}"
+        )
     return next((claim for _, claim in said if isinstance(claim, End)), None)
 
 
 def _agree(name: str, records: Sequence[Record], report: Report) -> Claim:
-    """Return the records of a step by the workers that are in the step."""
+    """Return the records of a step from the workers that took part in the step."""
     claims = Counter(record.claim for record in records if isinstance(record.claim, Claim))
-    # The claim that all participants with a record of the step agree on.
+    # Find the claim on which all participants with a record of the step agree.
     stands = [c for c in claims if all(r.claim == c for r in records if r.rank in c.participants)]
     agreed = stands[0] if len(stands) == 1 else claims.most_common(1)[0][0]
     if len(stands) != 1:
@@ -244,17 +253,17 @@ def _agree(name: str, records: Sequence[Record], report: Report) -> Claim:
         if record.claim != agreed:
             if len(stands) == 1:
                 report.notes.append(
-                    f"{name}: the record of rank {record.rank}, which is not in the step, doesn't count"
+                    f"{name}: the record of rank {record.rank}doesn't count, because the rank took no part in the step"
                 )
             continue
         if record.rank in seen:
-            report.problems.append(f"{name}: rank {record.rank} recorded it twice ({record.where})")
+            report.problems.append(f"{name}: rank {record.rank} recorded the step twice ({record.where})")
         seen.add(record.rank)
         if agreed.shards is not None:
             continue  # handled in `_trained`
         share = Step(record.step, agreed.batch, agreed.members, agreed.ranks).share(record.rank)
         if not _is_delivered(record.share, share, agreed.batch):
-            own = f"rank {record.rank} trained {_text(record.share)}, its share is {_text(share)} ({record.where})"
+            own = f"rank {record.rank} trained {_text(record.share)}, but its share is {_text(share)} ({record.where})"
             report.problems.append(f"{name}: {own}")
     return agreed
 
@@ -270,7 +279,8 @@ def _is_delivered(given: tuple[Range, ...], share: tuple[Range, ...], batch: tup
     return np.array_equal(sharding.positions(given), sharding.positions(share))
 
 
-_Trained = tuple[list[Range], int]  # the ranges trained in a step; how many samples returned to the pool after failures
+# The ranges trained in a step, and the number of samples that returned to the pool after failures.
+_Trained = tuple[list[Range], int]
 
 
 def _trained(name: str, claim: Claim, records: Sequence[Record], report: Report) -> _Trained:
@@ -295,8 +305,8 @@ def _trained(name: str, claim: Claim, records: Sequence[Record], report: Report)
             given = []
         if not set(dealt[rank]) <= set(given) or len(set(given)) < len(given):
             report.problems.append(
-                f"{name}: rank {rank} trained {_text(record.share)}, and was assigned the shards {dealt[rank]} of "
-                f"{unit} samples each of {_text(claim.batch)} ({record.where})"
+                f"{name}: rank {rank} trained {_text(record.share)}, but was assigned the shards "
+                f"{dealt[rank]} of {unit} samples each of {_text(claim.batch)} ({record.where})"
             )
         for shard in given:
             (times if dealt[rank] or shard < count - 1 else idle)[shard] += 1
@@ -307,8 +317,8 @@ def _trained(name: str, claim: Claim, records: Sequence[Record], report: Report)
         others = {shard for rank in unwritten for shard in dealt[rank]} | (lost if unwritten or idle[shard] else set())
         if times[shard] == 0 and shard in others:
             times[shard] = 1
-        # A second sum in a step assigns shards to the living ranks, so another rank may have received the shard
-        # before.
+        # A second sum in a step assigns the shards to the living ranks again, so another rank may have received a
+        # shard before.
         if claim.shards.sums > 1 and failed:
             times[shard] = min(times[shard], 1)
         if times[shard] != 1:
@@ -336,7 +346,7 @@ def _cover(
     end: End | None,
     report: Report,
 ) -> Epoch:
-    """Return what the participants of all steps trained in total."""
+    """Return the account of an epoch: what the participants of all its steps trained in total."""
     first = next(iter(steps.values()))
     total, last_step = first.total, max(steps)
     missing_steps = sorted(set(range(last_step + 1)) - set(steps))
@@ -374,8 +384,8 @@ def _cover(
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m ms_kungfu.dataset.audit",
-        description="Proves from the ledger of an ElasticDataset that each sample was trained once an epoch.",
-        epilog="Exit status: 0 exact, 1 not exact (what isn't is named), 2 no ledger there, or one of a newer format.",
+        description="Proves from the ledger of an ElasticDataset that each sample was trained once per epoch.",
+        epilog="Exit status: 0 exact; 1 not exact, the report says why; 2 no ledger, or a ledger of a newer format.",
     )
     parser.add_argument("logdir", metavar="LOGDIR", type=Path, help="the training run's ledger= or KUNGFU_LEDGER_DIR")
     parser.add_argument("--json", action="store_true", help="the whole report as JSON")

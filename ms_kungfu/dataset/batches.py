@@ -18,7 +18,7 @@ from ms_kungfu.ops import wait_for_queue
 
 
 def _next(batches: Iterator[Any], expected: int, keeps_rows: bool) -> tuple[Any, int]:
-    """Return a pipeline's next batch and its number of samples, which must be `expected`.
+    """Return a pipeline's next batch and the batch's number of samples, which must be `expected`.
 
     A function mapped over whole batches may return a different number of rows. The number of samples is then
     `expected`, because the dataset's own sampler chose the samples.
@@ -29,14 +29,14 @@ def _next(batches: Iterator[Any], expected: int, keeps_rows: bool) -> tuple[Any,
         return batch, expected
     if given != expected:
         raise ValueError(
-            f"a step takes {expected} samples from the source of this ElasticDataset, which gave {given}; a source "
-            "gives each sample that it is asked for, once"
+            f"a step requires {expected} samples from the source of this ElasticDataset, but the source "
+            f"yielded {given}; a source must yield each requested sample once"
         )
     return batch, given
 
 
 class Batches:
-    """Iterate over the epochs of an ElasticDataset. One MindSpore pipeline is used while the partition stays the same.
+    """Iterate over the epochs of an ElasticDataset. The same MindSpore pipeline is used until the partition changes.
 
     Args:
         kind: how to make the pipeline's own iterator, together with `options`.
@@ -48,7 +48,7 @@ class Batches:
         self._epochs_left = num_epochs
         self._inner: Iterator[Any] | None = None
         self._coming: NDArray[np.int64] = np.empty(0, np.int64)  # positions that `_inner` hasn't delivered yet
-        self._dealt_for: tuple[int, ...] = ()  # `_inner` is valid while this stays the same
+        self._dealt_for: tuple[int, ...] = ()  # `_inner` is valid as long as this value stays the same
         dataset._put_back()
 
     def __iter__(self) -> Iterator[Any]:
@@ -66,8 +66,8 @@ class Batches:
         goes_on = dataset.driven and dataset._dealing.dealt.version == runtime.cluster_version()
         if cursor.taken and goes_on and dataset.shards is not None:
             raise KungFuError(
-                "a step of shards ends with its batch: call step_end() behind each; to accumulate gradients over more "
-                "samples, use more shards"
+                "with shards, each batch is a whole step: call step_end() after each batch; to accumulate "
+                "gradients over more samples, use more shards"
             )
         if cursor.taken and not goes_on:
             dataset.commit(self._participants())
@@ -85,12 +85,13 @@ class Batches:
         step = dataset._take()
         if step is None and cursor.taken and dataset._passes_left:
             raise KungFuError(
-                "gradients were accumulated over the end of a pass of repeat(), whose last batches count as trained "
-                "there; apply them before, or train more epochs instead of repeat()"
+                "gradients were accumulated across the end of a pass of repeat(), but the last batches of "
+                "a pass count as trained at its end; apply the gradients before the end of the pass, or "
+                "train more epochs instead of using repeat()"
             )
-        if step is None and cursor.taken:  # gradients accumulated to the end of the epoch are applied
+        if step is None and cursor.taken:  # gradients accumulated up to the end of the epoch have been applied
             dataset.commit(self._participants())
-            return self._next()  # what a failed worker had taken is still to be trained
+            return self._next()  # the samples that a failed worker had taken must still be trained
         if step is None:
             return self._end_epoch()
         batch = self._first(step)
@@ -112,21 +113,21 @@ class Batches:
         _, partly = self._reductions.take_commits()
         if partly:
             raise KungFuError(
-                f"rank {', '.join(map(str, partly))} died between two gradient reductions of a step, so its samples "
-                "are in the first update and not in the last; ElasticTraining undoes such a step, a loop without it "
-                "can't go on"
+                f"rank {', '.join(map(str, partly))} failed between two gradient reductions of a step, so "
+                "its samples are in the first update but not in the last; ElasticTraining undoes such a "
+                "step, but a loop without ElasticTraining can't continue"
             )
         return self._reductions.take_participants()
 
     def _first(self, step: sharding.Step) -> Any:
-        """Return what is yielded for the step."""
+        """Return the batch that is yielded for the step."""
         return self._receive(max(sharding.count(step.share(self._dataset._dealing.dealt.rank)), 1))
 
     def _receive(self, expected: int) -> Any:
         """Return the pipeline's next batch, which must have `length` samples."""
         assert self._inner is not None
         batch, given = _next(self._inner, expected, self._source.keeps_rows)
-        # Record what was delivered, not what the step assigns: the audit compares the two.
+        # Record the samples that were delivered, not those that the step assigns. The audit compares the two.
         if self._dataset.keeps_ledger:
             self._dataset._recording.deliver(sharding.ranges(self._coming[:given]))
             self._coming = self._coming[given:]
@@ -136,8 +137,9 @@ class Batches:
         dataset, cursor = self._dataset, self._dataset._cursor
         if cursor.steps == 0:
             raise ValueError(
-                f"drop_remainder leaves nothing of {dataset._total} samples where a step takes "
-                f"{dataset.global_batch_size}; train smaller batches or fewer workers, or keep the remainder"
+                f"drop_remainder leaves no step: the dataset has {dataset._total} samples and a step "
+                f"requires {dataset.global_batch_size}; use smaller batches or fewer workers, or keep the "
+                "remainder"
             )
         self.stop()
         if dataset._end_epoch():
@@ -171,20 +173,24 @@ class ShardBatches(Batches):
         self.count = shards.count(self._length, self._unit)
         """Of this step."""
         self.last_share = shards.last_share(self._length, self._unit)
-        """Weight of the step's last shard; the other shards have weight 1."""
+        """Weight of the step's last shard. The other shards have weight 1."""
         self.own = dataset.shards_of(self.count)
         self._coming_shards = list(self.own) or [self.count - 1]
         self.first = self._coming_shards[0]
         """The shard that the iterator yields."""
         self._parts = 0
         self._batches_by_shard: dict[int, Any] = {}
-        self._looked_at: dict[int, tuple[sharding.Range, ...]] = {}  # shards of other workers, not recorded
+        # Shards that were read but not recorded, because other workers own them.
+        self._looked_at: dict[int, tuple[sharding.Range, ...]] = {}
         self._yielded[membership.current()] = self
         return self.batch(self.first)
 
     @property
     def weights(self) -> list[int]:
-        """Return the assignment weights of this step by rank: the number of shards each. Empty: all ranks are equal."""
+        """Return the assignment weights of this step by rank: each rank's number of shards.
+
+        Empty: all ranks are equal.
+        """
         return self._dataset._step_weights
 
     @property
@@ -203,12 +209,14 @@ class ShardBatches(Batches):
         return self._dataset.conditions()
 
     def check_deal(self, dealt: list[int]) -> None:
-        """Raise KungFuError if the runtime assigns other shards than the pipeline delivers.
+        """Raise KungFuError if the runtime assigns different shards from those that the pipeline delivers.
 
-        A second ShardedStep with the same batch may begin after a failure in the first.
+        They may differ if a second ShardedStep with the same batch begins after a failure in the first.
         """
         if self._parts == 1 and dealt != self.own:
-            raise KungFuError(f"shards {dealt} of a step are this worker's, and its data is of shards {self.own}")
+            raise KungFuError(
+                f"shards {dealt} of a step are assigned to this worker, but its data belongs to shards {self.own}"
+            )
 
     def weigh(self, weights: list[int]) -> None:
         """Assign shards to ranks in proportion to these weights, beginning with the next step."""

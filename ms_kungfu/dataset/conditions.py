@@ -1,7 +1,7 @@
 """The numeric environment of training with shards: what the exact results depend on besides the program.
 
-The header of each ledger file and each checkpoint contain the numeric environment. Workers compare it when a worker
-joins. A job that resumes and a replay report each value that differs.
+The header of each ledger file contains the numeric environment, and so does each checkpoint. Workers compare it when a
+worker joins. A job that resumes and a replay report each value that differs.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ NAMES = {
     "seed": "seed",
 }
 ARGUMENTS = ("shards", "global_batch", "seed")
-"""Values that the program sets. Each step records them too, because a policy may change the batch."""
-_CPU_CHARS = 48  # the available space in the ledger's header
+"""Values that the program sets. Each step's record has them too, because a policy may change the batch."""
+_CPU_CHARS = 48  # the space that the ledger's header has for the processor's name
 
 
 def of_machine(cores: int) -> dict[str, Any]:

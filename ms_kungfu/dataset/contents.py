@@ -1,9 +1,9 @@
 """Check whether a sample number stands for the same content in each process.
 
-A partition consists of numbers. If a program shuffles or splits its files without a seed, or lists a folder unsorted,
-a number stands for a different sample in each process. Then some samples are trained twice and others never, although
-each number is trained exactly once. So each process reads some samples when training begins, and the workers compare
-hashes of these samples.
+A partition consists of numbers. If a program shuffles or splits its files without a seed, or doesn't sort the listing
+of a folder, a number stands for a different sample in each process. Then some samples are trained twice and others
+never, although each number is trained exactly once. So each process reads some samples when training begins, and the
+workers compare hashes of these samples.
 
 The process reads the source's own dataset, below all `map` operations, because augmentation differs between workers by
 design. A source that augments in ``__getitem__`` returns different bytes at each read. So the process reads each
@@ -23,7 +23,8 @@ CHECKS = ("some", "all", "none")
 READS = 4
 """Reads of each sample in `chosen`. A source that changes 1 % of its reads looks stable once in 10**8 cases."""
 _CHOSEN = 8
-_BLOCKS = 1024  # most hashes of "all" in a message or checkpoint; above it a hash covers several samples
+# The maximum number of hashes of "all" in a message or checkpoint; with more samples, a hash covers several samples.
+_BLOCKS = 1024
 _SHOWN = 20
 _HASH_BYTES = 6
 
@@ -72,7 +73,7 @@ def _add(digest: Any, value: Any) -> None:
         return
     array = np.asarray(value)
     if array.dtype.hasobject:
-        raise UnstableError(f"a column of type {type(value).__name__} has no bytes that could be compared")
+        raise UnstableError(f"a column of type {type(value).__name__} has no bytes to compare")
     digest.update(f"{array.dtype.str}{array.shape}".encode())
     digest.update(np.ascontiguousarray(array).tobytes())
 
@@ -143,7 +144,7 @@ def _is_known(which: tuple[int, int], found: Mapping[tuple[int, int], set[str]])
 
 
 def difference(everyones: Iterable[Contents]) -> str:
-    """Return ``samples 3 and 24-31 (column "path")``; empty if no two of them differ."""
+    """Return ``samples 3 and 24-31 (column "path")``; empty if none of `everyones` differ."""
     everyones = list(everyones)
     apart = differing(everyones)
     if not apart:
@@ -164,7 +165,8 @@ def the_same(own: Contents | None, of_others: Sequence[Any] | None, total: int) 
         return None
     if apart := difference([own, restored(of_others)]):
         raise ValueError(
-            f"ElasticDataset: {apart} of {total} at this worker differ from those that training began with; {REMEDY}"
+            f"ElasticDataset: {apart} of {total} at this worker differ from the samples that training "
+            f"began with; {REMEDY}"
         )
     return own
 
@@ -179,8 +181,9 @@ def text_of(ranges: Sequence[tuple[int, int]]) -> str:
 
 
 REMEDY = (
-    "a number must stand for the same sample in each process: sort the listing of a folder, and seed what shuffles or "
-    "splits (contents_check='none' leaves contents out, if each worker is meant to have its own)"
+    "a number must stand for the same sample in each process: sort the listing of a folder, and set a "
+    "seed for each shuffle and split (if each worker is meant to have its own samples, "
+    "contents_check='none' turns this check off)"
 )
 
 

@@ -26,8 +26,8 @@ class BatchSize:
     def __post_init__(self) -> None:
         if (self.per_worker is None) == (self.of_all is None):
             raise ValueError(
-                "an ElasticDataset has either batch_size (samples of a worker) or global_batch_size (of all workers), "
-                "or neither where its source has a batch() of its own; got "
+                "pass either batch_size (samples per worker) or global_batch_size (samples of all "
+                "workers) to ElasticDataset, or neither if its source has a batch(); got "
                 f"batch_size={self.per_worker!r} and global_batch_size={self.of_all!r}"
             )
         if self.per_worker is not None:
@@ -40,8 +40,8 @@ class BatchSize:
             raise ValueError(f"a step has at most {MOST_SHARDS} shards, got shards={self.shards}")
         if self.of_all is None or self.of_all % self.shards:
             raise ValueError(
-                f"a step of {self.shards} shards takes a global_batch_size that they divide, so that all have the "
-                f"same shape, not {'a batch_size' if self.of_all is None else self.of_all}"
+                f"shards={self.shards} must divide global_batch_size, so that all shards have the same "
+                f"shape, got {'a batch_size' if self.of_all is None else self.of_all}"
             )
 
     @property
@@ -60,7 +60,7 @@ class BatchSize:
 
 @dataclass(frozen=True)
 class Dealt:
-    """The cluster that the steps are assigned to at present."""
+    """The cluster to which steps are currently assigned."""
 
     version: int
     size: int
@@ -76,11 +76,11 @@ class Dealing:
         self.dealt = Dealt(-1, 0, 0, ())  # until the first step
         self.changes = 0
         """How often the partition became invalid, not counting new cluster versions and epochs."""
-        self._weights: tuple[int, ...] = ()  # weights of the ranks,
-        self._weighed_in = -1  # valid in this cluster version only: ranks change with the version
+        self._weights: tuple[int, ...] = ()  # weights of the ranks in version `_weighed_in`
+        self._weighed_in = -1  # the cluster version in which `_weights` is valid, because ranks change with the version
 
     def present(self) -> Dealt:
-        """Return the present cluster. While a step is uncommitted, return the cluster that it was assigned to."""
+        """Return the present cluster or, while a step is uncommitted, the cluster to which that step was assigned."""
         now = runtime.cluster_version(), runtime.current_cluster_size(), runtime.current_rank()
         if now == (self.dealt.version, self.dealt.size, self.dealt.rank):
             return self.dealt

@@ -36,8 +36,8 @@ def _global_batch(pipeline: pipelines.Pipeline, shuffle: bool) -> int:
     if env.RANK_ID.get() == 0:
         order = "permutation" if shuffle else "sequential"
         _log.info(
-            "dataset: global_batch_size=%d batch=%d workers=%d order=%s. The global batch stays at any size of the "
-            "cluster; batch_size=%d would let it grow with the workers",
+            "dataset: global_batch_size=%d batch=%d workers=%d order=%s. The global batch stays the same "
+            "at any cluster size; with batch_size=%d it would grow with the number of workers",
             samples, pipeline.batch_size, workers, order, pipeline.batch_size,
         )  # fmt: skip
     return samples
@@ -73,7 +73,7 @@ class ElasticDataset(Shares, ds.Dataset):
             unbatched pipeline that yields these samples in this order.
         batch_size: number of samples that a worker trains in a step. The global batch grows and shrinks
             with the cluster.
-        global_batch_size: number of samples that all workers together train in a step. It stays
+        global_batch_size: number of samples that all workers together train in a step. The number stays
             constant, so training has the same steps over the same samples at any cluster size. Give
             either `batch_size` or `global_batch_size`, or neither if `source` has a ``batch(b)``. Then
             the global batch is b for each worker that the job began with, or b for each of the
@@ -83,7 +83,8 @@ class ElasticDataset(Shares, ds.Dataset):
             epoch. Otherwise samples keep their own order.
         seed: seed of the permutations and of `key_column`.
         drop_remainder: leave out the samples at the end of an epoch that don't fill a global batch. By
-            default they are trained, unless `source` has a ``batch(..., drop_remainder=True)``.
+            default those samples are trained, unless `source` has a ``batch(...,
+            drop_remainder=True)``.
         ledger: a folder in which each worker records what it trained, for ``python -m
             ms_kungfu.dataset.audit``. Default: ``KUNGFU_LEDGER_DIR``, else nothing is recorded.
         ledger_errors: what happens if the ledger can't be written, for example on a full disk.
@@ -118,7 +119,7 @@ class ElasticDataset(Shares, ds.Dataset):
         ValueError: for an invalid argument or combination of arguments.
     """
 
-    _made = 0  # joining workers run the program from its start, so they count datasets as the other workers do
+    _made = 0  # Joining workers run the program from its start, so they number datasets as the other workers do.
 
     def __init__(
         self,
@@ -141,8 +142,9 @@ class ElasticDataset(Shares, ds.Dataset):
         ds.Dataset.__init__(self)
         if not (isinstance(source, ds.Dataset) or callable(source)):
             raise TypeError(
-                "the source of an ElasticDataset is a pipeline of mindspore.dataset, or a function of positions, not "
-                f"{type(source).__name__}; mindspore.dataset.NumpySlicesDataset takes arrays"
+                "the source of an ElasticDataset must be a mindspore.dataset pipeline, or a function of "
+                f"sample numbers, not {type(source).__name__}; for arrays, use "
+                "mindspore.dataset.NumpySlicesDataset"
             )
         pipeline = pipelines.take_apart(source) if isinstance(source, ds.Dataset) else None
         self._source = (
@@ -151,24 +153,26 @@ class ElasticDataset(Shares, ds.Dataset):
         )  # fmt: skip
         folder = ledger if ledger is not None else env.LEDGER_DIR.get()
         if ledger_errors not in ERRORS:
-            raise ValueError(f"ledger_errors is {' or '.join(map(repr, ERRORS))}, got {ledger_errors!r}")
+            raise ValueError(f"ledger_errors must be {' or '.join(map(repr, ERRORS))}, got {ledger_errors!r}")
         if shards_check not in ("raise", "warn"):
-            raise ValueError(f"shards_check is 'raise' or 'warn', got {shards_check!r}")
+            raise ValueError(f"shards_check must be 'raise' or 'warn', got {shards_check!r}")
         if shards is None and shards_check != "raise":
-            raise ValueError("shards_check goes with shards")
+            raise ValueError("shards_check requires shards")
         self._shards_check = shards_check
         self._contents_check = env.CONTENTS_CHECK.get() if contents_check is None else contents_check
         if self._contents_check not in contents.CHECKS:
             raise ValueError(
-                f"contents_check is {', '.join(map(repr, contents.CHECKS[:-1]))} or {contents.CHECKS[-1]!r}, got "
-                f"{self._contents_check!r}"
+                f"contents_check must be {', '.join(map(repr, contents.CHECKS[:-1]))} or "
+                f"{contents.CHECKS[-1]!r}, got {self._contents_check!r}"
             )
         self._contents_are_read = False
         every = _FINGERPRINTS
         if ledger_fingerprints is not None:
             every = at_least(0, ledger_fingerprints, "ledger_fingerprints")
             if shards is None:
-                raise ValueError("ledger_fingerprints are of bits that the cluster doesn't decide; give shards, too")
+                raise ValueError(
+                    "ledger_fingerprints requires results that don't depend on the cluster; give shards, too"
+                )
         samples, passes = (None, 1) if pipeline is None else (pipeline.total, pipeline.passes)
         if total is not None:
             samples = at_least(1, total, "total")
@@ -311,7 +315,7 @@ class ElasticDataset(Shares, ds.Dataset):
         return self._full_batch().output_types()
 
     def _full_batch(self) -> ds.Dataset:
-        """Return a pipeline over one full batch. A function that is mapped over batches may accept no other size."""
+        """Return a pipeline over one full batch: a function that is mapped over batches may accept no other size."""
         batch = self.get_batch_size()
         return self._source.batches([0] * batch, batch, self._seed, self._cursor.epoch)
 
@@ -331,14 +335,14 @@ class ElasticDataset(Shares, ds.Dataset):
         return self._source.batches([0], self._batch.of(1), self._seed, self._cursor.epoch).to_json(filename)
 
     def parse(self, children: Any = None) -> Any:
-        """Reject `children` and never return, because no operation may follow an ElasticDataset.
+        """Reject `children`, because no operation may follow an ElasticDataset. The method never returns.
 
         Raises:
             TypeError: always.
         """
         raise TypeError(
-            "an ElasticDataset is the last part of a pipeline; put map, filter and the like into its source, and give "
-            "the size of a batch to the ElasticDataset"
+            "an ElasticDataset must be the last part of a pipeline; put map and similar operations into "
+            "its source, and pass the batch size to ElasticDataset"
         )
 
     def __deepcopy__(self, memory: Any) -> Any:

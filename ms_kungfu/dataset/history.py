@@ -1,6 +1,6 @@
 """Find the records in a ledger that belong to the training run.
 
-A job that continues from a checkpoint replaces the records that earlier jobs wrote after the checkpoint.
+If a job continues from a checkpoint, its records replace those that earlier jobs wrote after the checkpoint.
 
 Jobs are ordered by their numbers in the checkpoint folder. A job that continues from a step comes after a job that
 recorded the previous step. Clocks decide only if neither rule does, for example for two training runs that started
@@ -21,7 +21,7 @@ _Place = tuple[int, int]  # epoch and step
 
 @dataclass
 class History:
-    """The records of the training run: all of the last job's, and earlier jobs' records from before it began."""
+    """The records of the training run: all of the last job's, and the earlier jobs' records of steps before it."""
 
     records: list[Record]
     jobs: int
@@ -45,7 +45,7 @@ def history(records: list[Record]) -> History:
             data, (epoch, step) = next(iter(first.items()))
             found.notes.append(
                 f"job {job} begins with {name_of(data, epoch, step)}: {left_out} records of earlier jobs "
-                "from there on are not counted"
+                "from that step on don't count"
             )
         found.records = before + new
     return found

@@ -60,8 +60,8 @@ def indexed(
         dataset: a dataset of ``mindspore.dataset``, such as ``TFRecordDataset``, ``CSVDataset``,
             ``TextFileDataset``, or a ``GeneratorDataset`` over a function. It must have no shards and
             ``shuffle=False``. The result has the samples in the dataset's order.
-        folder: the folder for the copy, used for this dataset only. It is on each host, or on a shared
-            disk.
+        folder: the folder for the copy, used for this dataset only. The folder is local to each host,
+            or on a shared disk.
         num_shards: number of shards of the result, as ``--msrun`` requires. An `ElasticDataset` doesn't
             need it.
         shard_id: shard of the result that this process reads.
@@ -77,8 +77,8 @@ def indexed(
     """
     if not isinstance(dataset, ds.Dataset) or dataset.children:
         raise TypeError(
-            f"indexed takes a dataset such as TFRecordDataset(...), got {type(dataset).__name__}; put map and batch "
-            "behind the result"
+            f"indexed takes a dataset such as TFRecordDataset(...), got {type(dataset).__name__}; apply "
+            "map and batch to the result"
         )
     name, shards = type(dataset).__name__, getattr(dataset, "num_shards", None)
     if (shards or 1) > 1:
@@ -88,7 +88,7 @@ def indexed(
             f"indexed: the samples of a {name} already have numbers; give it to the ElasticDataset directly"
         )
     if getattr(dataset, "shuffle_flag", 0) and not isinstance(dataset, ds.GeneratorDataset):
-        raise ValueError(f"indexed: {name} shuffles, so its samples have no numbers; give it shuffle=False")
+        raise ValueError(f"indexed: {name} shuffles, so its samples have no fixed numbers; pass shuffle=False to it")
     path, described = Path(folder), _described(dataset)
     path.mkdir(parents=True, exist_ok=True)
     with open(path / "lock", "wb") as lock:
@@ -100,7 +100,7 @@ def indexed(
 
 
 def _described(dataset: Any) -> dict[str, Any]:
-    """Return a description of the dataset, which shows whether a copy is still valid."""
+    """Return a description of the dataset. A copy is valid as long as the description stays the same."""
     files = [(str(file), os.stat(file)) for file in getattr(dataset, "dataset_files", ())]
     return {
         "format": _FORMAT,

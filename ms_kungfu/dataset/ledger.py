@@ -1,8 +1,8 @@
 """Write the ledger of trained samples, and read it for `ms_kungfu.dataset.audit`.
 
 Each worker appends to its own file. It writes one line of JSON per committed step, with one ``write`` call per line.
-So a killed worker leaves at most one torn line, the last one. The lines are not synced to disk: they survive a crash
-of the process but not of the machine.
+So a killed worker leaves at most one torn line, the last one. The lines are not synced to disk, so they survive a
+crash of the process but not a crash of the machine.
 
 A file begins with a header:
 - ``ledger``: the format of the file; ``written_by``: the version of ms_kungfu that wrote the file.
@@ -39,10 +39,11 @@ number of steps since training began. ``tensors`` maps each tensor's name in a c
 bytes. All workers have the same fingerprint. `ms_kungfu.replay` compares it with the fingerprint of another run.
 
 The last entry of a line is ``crc``, a CRC of the line's text that continues from the ``crc`` of the line before. So a
-file shows if a line is missing, doubled or altered. Only whole lines missing at the end go unnoticed; the files of
-other workers show these. The header's ``crc`` is independent, because the header is the only line that is rewritten.
+reader detects a line that is missing, repeated or altered. Only if whole lines are missing at the end, this file
+doesn't show it; the files of other workers do. The header's ``crc`` is independent, because the header is the only
+line that is rewritten.
 
-*Formats.* Format 1 predates headers: it has no ``crc``, and ``share`` is computed instead of observed. Format 2 has no
+*Formats.* Format 1 has no header and no ``crc``, and its ``share`` is computed instead of observed. Format 2 has no
 shards; files without shards still use format 2. Format 3 has shards and their partition
 (`ops_src/shards/partition.h`), which the audit recomputes. A different partition needs a new format. An entry that
 readers may ignore is added to a header or a line without a new format. A new kind of line, or a new meaning of an
@@ -75,10 +76,11 @@ from ms_kungfu.errors import KungFuError
 FORMAT = 3  # the newest format that this version reads; ledgers with shards have it
 _WITHOUT_SHARDS = 2
 ERRORS = ("raise", "warn")
-_HEADER_BYTES = 1024  # a fixed length: a full disk has no space for a longer one
+_HEADER_BYTES = 1024  # fixed, because a full disk has no space for a longer header
 _REASON_CHARS = 80
 _MAX_LINE = 64 * 1024 * 1024
-_WRONG = (ValueError, LookupError, TypeError, AttributeError, OverflowError)  # errors from a line that isn't a record
+# The errors that parsing raises if a line isn't a record.
+_WRONG = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 _PLACE = ("epoch", "step", "steps", "rank", "version")
 _log = logging.getLogger(__name__)
 _process = secrets.token_hex(6)
@@ -98,24 +100,26 @@ def worker_of(file: str) -> str:
 
 
 def seal(values: dict[str, Any], before: int = 0) -> tuple[bytes, int]:
-    """Return (the line of `values` without its end, its crc), where `before` is the crc of the line before it."""
+    """Return (the line of `values` without its newline, the line's crc). `before` is the crc of the line before."""
     text = json.dumps(values, separators=(",", ":")).encode()[:-1]
     crc = zlib.crc32(text, before)
     return text + b',"crc":"%08x"}' % crc, crc
 
 
 def is_sealed(line: bytes, before: int = 0) -> bool:
-    """Return whether the line was written directly after the line that has the crc `before`."""
+    """Return whether the line was written directly after the line with the crc `before`."""
     text, _, rest = line.rpartition(b',"crc":"')
     return rest == b'%08x"}' % zlib.crc32(text, before)
 
 
 class Ledger:
-    """This worker's ledger file in `folder`. The folder is created if it is missing, the file at the first line.
+    """This worker's ledger file in `folder`.
 
-    If a line can't be written and `errors` is "raise", that line and each later one raise OSError. With "warn" the
-    file ends at that line, a warning is logged, and training continues without a record. In both cases the header
-    contains the reason.
+    The folder is created now if it is missing. The file is created with its first line.
+
+    If a line can't be written and `errors` is "raise", OSError is raised for that line and for each later line. With
+    "warn" the file ends before that line, a warning is logged, and training continues without a record. In both cases
+    the header contains the reason.
 
     `sharded`: steps are partitioned into shards. `conditions`: the numeric environment for the header. `fingerprints`:
     number of steps between two fingerprints; 0: none. `contents`: hashes of the source's samples for the header; None:
@@ -186,7 +190,7 @@ class Ledger:
             if self._errors == "raise":
                 raise self._error
             return
-        # Read the job and time only now: a standby doesn't know its job's number at its start.
+        # Read the job and time only now, because a standby doesn't know its job's number when it starts.
         values = {"job": job(), "time": round(time.time(), 3), "data": self._data, **values}
         try:
             if self._file is None:
@@ -205,10 +209,10 @@ class Ledger:
 
     def _create(self) -> Any:
         stem = f"{job()}-{runtime.uid():x}-{self._data}"
-        for number in range(1000):  # a worker may be a shell script that runs several programs
+        for number in range(1000):  # a worker may be a shell script that runs several programs, each with its own file
             with suppress(FileExistsError):
                 return (self._folder / f"{stem}{f'.{number}' if number else ''}.jsonl").open("xb", buffering=0)
-        raise OSError(errno.EEXIST, f"{self._folder} has a thousand files of the worker {stem}")
+        raise OSError(errno.EEXIST, f"{self._folder} already has 1000 files of the worker {stem}")
 
     def _header(self, stopped: dict[str, Any] | None = None) -> bytes:
         line, _ = seal(
@@ -246,10 +250,15 @@ class Ledger:
         path = self._folder if self._file is None else self._file.name
         text = f"{reason}: the ledger {path} can't be written"
         if goes_on:
-            _log.warning("ledger failed: error=\"%s\". Training goes on without it, as ledger_errors='warn' asks", text)
+            _log.warning(
+                "ledger failed: error=\"%s\". Training continues without the ledger, because of ledger_errors='warn'",
+                text,
+            )
             self._error = error
             return
-        remedy = "training ends here, since it would not be on record (ledger_errors='warn' goes on)"
+        remedy = (
+            "training ends here, because later steps would not be recorded (with ledger_errors='warn' it continues)"
+        )
         self._error = OSError(error.errno, f"{text}; {remedy}")
         raise self._error from error
 
@@ -300,7 +309,7 @@ class End:
 
 @dataclass(frozen=True)
 class Stop:
-    """The record that a worker could no longer write the ledger, and why."""
+    """The record that says why a worker could no longer write its ledger."""
 
     reason: str
     goes_on: bool
@@ -433,7 +442,10 @@ def _read_file(path: Path, problems: list[str], notes: list[str]) -> list[Record
         problems.append(f"{path.name}: can't be read: {error.strerror}")
         return []
     if torn:
-        notes.append(f"{path.name}, line {len(lines) + 1}: torn, not counted (its worker was killed while it wrote)")
+        notes.append(
+            f"{path.name}, line {len(lines) + 1}: incomplete, not counted (its worker was killed while it "
+            "wrote the line)"
+        )
     elif not lines:
         notes.append(f"{path.name}: empty (its worker was killed, or its disk was full, before its first line)")
     records: list[Record] = []
@@ -453,11 +465,17 @@ def _read_file(path: Path, problems: list[str], notes: list[str]) -> list[Record
             if header is not None:
                 before, crc = crc, int(line["crc"], 16)
                 if not is_sealed(content, before):
-                    problems.append(f"{where}: isn't what was written after the line before it; not counted")
+                    problems.append(
+                        f"{where}: doesn't continue the line before it (altered, or a line is missing); not counted"
+                    )
                     continue
             records.append(replace(_parse(line, where), contents=contents))
         except _WRONG:
-            lost = " (nor has the file the header of one that has them)" if b'"crc":' in content and not header else ""
+            lost = (
+                " (the file has no header, but its lines have a crc, which requires a header)"
+                if b'"crc":' in content and not header
+                else ""
+            )
             problems.append(f"{where}: not a record of a step{lost}")
     stopped = None if header is None else header.get("stopped")
     if header is not None and stopped:
@@ -478,7 +496,7 @@ def _contents(header: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def _header_in(name: str, line: bytes) -> dict[str, Any] | None:
-    """Return the header in the first line, or None if there is none, as in the first format."""
+    """Return the header in the first line; None if there is no header, as in format 1."""
     try:
         header = decode_object(line, _MAX_LINE, raw_bytes=True, own=True)
         number = header["ledger"]

@@ -28,8 +28,8 @@ _NO_SEED = 5489  # the default of MindSpore's get_seed()
 _BATCHES = (BatchDataset, PaddedBatchDataset)
 _KEEPS_SAMPLES = (MapDataset, RenameDataset, ProjectDataset, *_BATCHES)
 _FORM = (
-    "{}; give a pipeline over one dataset that takes a sampler, with any map, rename, project, shuffle, batch and "
-    "repeat, or a function of a list of sample numbers and total="
+    "{}; pass a pipeline over one dataset that accepts a sampler (map, rename, project, shuffle, batch "
+    "and repeat are allowed), or pass a function of a list of sample numbers, and total="
 )
 Sizes = Union[int, Callable[[Any], int]]
 
@@ -43,7 +43,7 @@ class Pipeline:
     total: int
     """Number of samples in all shards."""
     chosen: list[int] | None = None
-    """The sample numbers, if the sampler selects others than the first `total`."""
+    """The sample numbers, unless the sampler selects the first `total` samples."""
     drawn_from: int | Drawing | None = None
     """How the samples of an epoch are drawn, if an epoch doesn't contain each sample once.
 
@@ -71,15 +71,15 @@ def nodes_of(pipeline: ds.Dataset) -> list[ds.Dataset]:
 def leaves_of(pipeline: ds.Dataset) -> list[Any]:
     """Return separate copies of the datasets that the pipeline reads.
 
-    This process itself reads a GeneratorDataset of the program. Forked workers would each start with a copy of this
-    process's random generators, and so all augment in the same way.
+    A GeneratorDataset of the program is read in this process, not in forked processes. Each forked process would start
+    with a copy of this process's random generators, so all of them would augment in the same way.
     """
     if pipeline.children:
         return [leaf for child in pipeline.children for leaf in leaves_of(child)]
     leaf = copy.deepcopy(pipeline)
     leaf.parent = []
     if getattr(leaf, "decode", False):
-        leaf.decode = False  # the file's bytes are enough to compare
+        leaf.decode = False  # for a comparison, the file's bytes are sufficient
     if isinstance(leaf, ds.GeneratorDataset):
         leaf.num_parallel_workers = 1
     return [leaf]
@@ -98,8 +98,8 @@ def take_apart(pipeline: ds.Dataset) -> Pipeline:
         if isinstance(node, RepeatDataset):
             if node.count > 1 and batch is not None:
                 raise ValueError(
-                    "repeat() below batch() fills batches from two passes over the samples; write batch() first, "
-                    "repeat() behind it"
+                    "with repeat() before batch(), a batch can have samples of two passes; call batch() "
+                    "first, then repeat()"
                 )
             passes *= max(node.count, 1)  # -1 (endless): MindSpore also counts each pass as an epoch
         elif isinstance(node, ShuffleDataset):
@@ -111,12 +111,13 @@ def take_apart(pipeline: ds.Dataset) -> Pipeline:
                 batch = node
         elif isinstance(node, BucketBatchByLengthDataset):
             raise TypeError(
-                "bucket_batch_by_length makes batches of other sizes by their samples' lengths, where the samples of a "
-                "step are the same for all workers; padded_batch() pads each batch to its longest sample, and "
+                "bucket_batch_by_length chooses a batch's samples and size by the samples' lengths, but in an "
+                "ElasticDataset each step's samples are fixed for all workers; padded_batch() pads each batch to its "
+                "longest sample, and "
                 'batch(per_batch_map=...) to the boundary of a bucket (docs/data.md, "Samples of many lengths")'
             )
         else:
-            raise TypeError(_FORM.format(f"{type(node).__name__} changes which samples there are"))
+            raise TypeError(_FORM.format(f"{type(node).__name__} changes the set of samples"))
     kept.append(leaf)
     kept[0].parent = []
     for parent, child in zip(kept, kept[1:]):
@@ -133,10 +134,12 @@ def take_apart(pipeline: ds.Dataset) -> Pipeline:
 
 def _check_batch(node: Any, other: Any) -> None:
     if other is not None:
-        raise TypeError("a pipeline with two batch() has no samples to partition; leave one of them out")
+        raise TypeError(
+            "a pipeline with two batch() operations has no single samples to partition; leave one batch() out"
+        )
     if node.batch_size_func is not None:
         raise TypeError(
-            "batch() with a function for its size has no batch size that could be divided; give it a number, or "
+            "a batch() whose size is a function has no fixed batch size to divide; pass a number, or call "
             "set_batch_size() of the ElasticDataset between steps"
         )
 
@@ -147,29 +150,33 @@ def _shuffles(sampler: Any) -> bool:
 
 
 def _check_below(sampler: Any) -> None:
-    """Check the samplers below `sampler`, as ``split()`` leaves them. They stay; a partition replaces `sampler`."""
+    """Check the samplers below `sampler`, such as those that ``split()`` adds.
+
+    They stay; a partition replaces only `sampler`.
+    """
     below = getattr(sampler, "child_sampler", None)
     while below is not None:
         name = type(below).__name__
         if isinstance(below, ds.DistributedSampler):
             raise TypeError(
-                f"a {name} below a {type(sampler).__name__} leaves each worker samples of its own, which can't be "
-                "partitioned again; shard behind the other sampler, or leave the shards out"
+                f"a {name} below a {type(sampler).__name__} gives each worker a separate set of samples, "
+                "which can't be partitioned again; shard after the other sampler, or leave the shards out"
             )
         if isinstance(below, ds.Sampler):
-            raise TypeError(f"a {name} below a {type(sampler).__name__} may give other samples to each pipeline")
+            raise TypeError(f"a {name} below a {type(sampler).__name__} may select different samples in each pipeline")
         draws = below.is_shuffled() and not isinstance(below, ds.SequentialSampler)  # includes the samplers below
         if draws and ds.config.get_seed() == _NO_SEED:
             raise ValueError(
-                f"a {name} below a {type(sampler).__name__} draws other samples in each pipeline and at each worker as "
-                "long as there is no seed, so what split() has divided would mix; call mindspore.set_seed(n) before, "
-                "or split(..., randomize=False) a dataset with shuffle=False"
+                f"a {name} below a {type(sampler).__name__} draws different samples in each pipeline and "
+                "at each worker if no seed is set, so the parts of split() would overlap; call "
+                "mindspore.set_seed(n) before, or use split(..., randomize=False) on a dataset with "
+                "shuffle=False"
             )
         below = below.child_sampler
 
 
 def _samples_of(leaf: Any) -> tuple[int | None, int, list[int] | None, int | Drawing | None]:
-    """Return a dataset's shards, its number of samples, their numbers if not the first ones, and how it draws."""
+    """Return a dataset's shards, number of samples, sample numbers (None: the first ones), and how it draws."""
     _check_numbered(leaf)
     sampler = leaf.sampler
     _check_below(sampler)
@@ -183,10 +190,11 @@ def _samples_of(leaf: Any) -> tuple[int | None, int, list[int] | None, int | Dra
         return (None, *_drawn(leaf, sampler))
     if sampler is not None and not isinstance(sampler, (ds.RandomSampler, ds.DistributedSampler)):
         own = type(sampler).__module__ != ds.RandomSampler.__module__ or type(sampler).__name__ == "IterSampler"
-        what = "a sampler of the program's own" if own else f"a {type(sampler).__name__}"
+        what = "a custom sampler" if own else f"a {type(sampler).__name__}"
         raise TypeError(
-            f"{what} draws or orders samples in each worker by itself, and the workers of an ElasticDataset share one "
-            "order; leave it out, choose samples by SubsetSampler([numbers]), or draw them by WeightedRandomSampler"
+            f"{what} draws or orders samples separately in each worker, but the workers of an "
+            "ElasticDataset share one order; leave it out, or choose samples with "
+            "SubsetSampler([numbers]), or draw them with WeightedRandomSampler"
         )
     num_shards = sampler.num_shards if isinstance(sampler, ds.DistributedSampler) else None
     drawn = sampler.num_samples if sampler is not None else None
@@ -201,7 +209,7 @@ def _samples_of(leaf: Any) -> tuple[int | None, int, list[int] | None, int | Dra
 
 
 def is_numbered(leaf: Any) -> bool:
-    """Return whether a dataset can return any sample by number, and doesn't only read sequentially."""
+    """Return whether a dataset can return any sample by its number, rather than only read samples sequentially."""
     if isinstance(leaf, ds.GeneratorDataset):
         return hasattr(leaf.source, "__getitem__")
     return hasattr(leaf, "use_sampler")
@@ -212,26 +220,27 @@ def _check_numbered(leaf: Any) -> None:
     name = type(leaf).__name__
     if getattr(leaf, "has_batch_sampler", False):
         raise TypeError(
-            f"the batch_sampler of a {name} makes the batches of one process; leave it and collate_fn out, write "
-            "batch(n) behind the dataset, and collate by its per_batch_map"
+            f"the batch_sampler of a {name} chooses the batches for one process; leave out batch_sampler "
+            "and collate_fn, call batch(n) on the dataset, and collate with its per_batch_map"
         )
     if is_numbered(leaf):
         return
     if isinstance(leaf, ds.GeneratorDataset):
         raise TypeError(
-            "a GeneratorDataset over a function or an iterator has no numbered samples to partition; give it an "
-            "object with __getitem__ and __len__, or ms_kungfu.dataset.indexed(GeneratorDataset(...), folder), which "
-            "reads it once"
+            "a GeneratorDataset over a function or an iterator has no numbered samples to partition; pass "
+            "it an object with __getitem__ and __len__, or pass "
+            "ms_kungfu.dataset.indexed(GeneratorDataset(...), folder), which reads it once, to "
+            "ElasticDataset"
         )
     raise TypeError(
-        f"{name} is read in order alone, without numbered samples to partition; give "
-        f"ms_kungfu.dataset.indexed({name}(..., shuffle=False), folder), which reads it once, and put map and "
-        "batch behind it"
+        f"{name} can only be read in order, so it has no numbered samples to partition; pass "
+        f"ms_kungfu.dataset.indexed({name}(..., shuffle=False), folder), which reads it once, and apply "
+        "map and batch to the result"
     )
 
 
 def _drawn(leaf: Any, sampler: Any) -> tuple[int, None, Drawing]:
-    """Return how many samples a WeightedRandomSampler draws, None, and how it draws them."""
+    """For a WeightedRandomSampler, return the number of samples that it draws, None, and how it draws them."""
     weights = tuple(map(float, sampler.weights))
     leaf.use_sampler(ds.SequentialSampler())
     there = int(leaf.get_dataset_size())
@@ -241,15 +250,17 @@ def _drawn(leaf: Any, sampler: Any) -> tuple[int, None, Drawing]:
     possible = sum(weight > 0 for weight in weights)
     if not sampler.replacement and drawn > possible:
         raise ValueError(
-            f"a WeightedRandomSampler(replacement=False) draws {drawn} of {possible} samples with a weight; draw less"
+            f"a WeightedRandomSampler(replacement=False) draws {drawn} samples, but only {possible} "
+            "samples have a weight above 0; draw fewer"
         )
     return drawn, None, Drawing(weights, bool(sampler.replacement))
 
 
 def batched(pipeline: ds.Dataset, size: Sizes) -> ds.Dataset:
-    """Add batches of this size, or of the sizes that a function returns. No sample is left out.
+    """Batch the pipeline with this size, or with the sizes that a function returns. No sample is left out.
 
-    A ``batch()`` of `pipeline` is reused with all its other settings; otherwise one is added. `pipeline` is changed.
+    If `pipeline` has a ``batch()``, it is reused with all its other settings. Otherwise a ``batch()`` is added.
+    `pipeline` is changed.
     """
     node = _batch_of(pipeline)
     if node is None:

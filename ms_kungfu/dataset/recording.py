@@ -30,8 +30,9 @@ class Recording:
 
     def __init__(self, ledger: Record | None) -> None:
         self.ledger = ledger
-        self._delivered: list[tuple[Range, ...]] = []  # to this worker, for the first uncommitted steps
-        self._fingerprint: dict[str, Any] | None = None  # of the step that has ended
+        # The shares delivered to this worker, for the first uncommitted steps.
+        self._delivered: list[tuple[Range, ...]] = []
+        self._fingerprint: dict[str, Any] | None = None  # the fingerprint of the step that has ended
 
     def sync(self) -> None:
         """Sync the records to disk, so that they survive a crash of the machine."""
@@ -63,11 +64,11 @@ class Recording:
             self._delivered.append(share)
 
     def forget(self) -> None:
-        """Forget what was delivered, because it isn't trained."""
+        """Forget the delivered shares, because they aren't trained."""
         self._delivered = []
 
     def commit(self, epoch: int, steps: Sequence[Step], rank: int, common: dict[str, Any], by_shards: bool) -> None:
-        """Record trained steps. With `by_shards` it is one step, which contains everything that was delivered."""
+        """Record trained steps. With `by_shards` there is one step, and it contains all delivered shares."""
         delivered, self._delivered = self._delivered, []
         if by_shards:
             delivered = [tuple(part for each in delivered for part in each)]

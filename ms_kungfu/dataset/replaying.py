@@ -1,8 +1,8 @@
 """Run a program again for `ms_kungfu.replay`, and compare its steps with the recorded ones.
 
-The replay writes its orders to a file that KUNGFU_REPLAY names, and reads the result from a file next to it. The
-program ends with SystemExit at a difference, or if nothing is left to compare. So it doesn't repeat the work that it
-does after training.
+The replay command writes its orders to the file in KUNGFU_REPLAY, and reads the result from a file next to it. At a
+difference, or as soon as nothing is left to compare, the program ends with SystemExit. So the work after training
+isn't repeated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ms_kungfu.dataset.conditions import differences
 from ms_kungfu.dataset.sharding import EpochCursor, Range, Step
 
 _log = logging.getLogger(__name__)
-_AS_IT_WAS = "start the program with the arguments and the data that it had"
+_AS_IT_WAS = "start the program with the arguments and the data of the recorded run"
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Outcome:
 
     @staticmethod
     def load(orders: Path) -> Outcome:
-        """Return the result, even if the program wrote none."""
+        """Return the result of the replay, or an empty result if the program wrote none."""
         path = _beside(orders)
         return Outcome(**json.loads(path.read_text())) if path.exists() else Outcome()
 
@@ -114,7 +114,9 @@ def difference(recorded: Recorded, tensors: Mapping[str, str]) -> str:
     others = [(ranks, names[name]) for ranks, names in recorded.tensors if names[name] != tensors[name]]
     alike = [rank for ranks, names in recorded.tensors if names[name] == tensors[name] for rank in ranks]
     if alike:
-        where = f" at {_ranks([r for ranks, _ in others for r in ranks])}; {_ranks(alike)} had the bits of this run"
+        where = (
+            f" at {_ranks([r for ranks, _ in others for r in ranks])}; {_ranks(alike)} had the same bits as this run"
+        )
     else:
         had = " and ".join(f"{checksum} at {_ranks(ranks)}" for ranks, checksum in others)
         where = f": {had}, {tensors[name]} here"
@@ -136,12 +138,12 @@ class Replay:
         self._outcome = Outcome()
 
     def begin(self, data: int, conditions: Callable[[], Mapping[str, Any]]) -> Comparison:
-        """Start comparing with one dataset. First report the changes of its numeric environment."""
+        """Start comparing the steps of one dataset. First report how the numeric environment has changed."""
         told = differences(self.orders.conditions.get(str(data), {}), conditions())
         if told:
             _log.warning(
-                'numeric environment differs: differing="%s". Bits may differ from the training on record by '
-                "that alone",
+                'numeric environment differs: differing="%s". This alone may make bits differ from the recorded '
+                "training",
                 told,
             )
         return Comparison(self, data)
@@ -155,7 +157,9 @@ class Replay:
         Raise SystemExit after the last step, or at a difference.
         """
         if common["size"] > 1:
-            self._end(wrong="a program is run again as one worker; leave kungfu-run out of the command, or give -np 1")
+            self._end(
+                wrong="a replay runs the program as one worker; leave kungfu-run out of the command, or pass -np 1"
+            )
         recorded = self._left.pop(place, None)
         if recorded is None:
             return
@@ -167,7 +171,10 @@ class Replay:
             ("positions of the batch", recorded.batch, step.batch),
         ):
             if there != here:
-                self._end(wrong=f"step {recorded.step}: {what} were {there} and are {here}; {_AS_IT_WAS}")
+                self._end(
+                    wrong=f"step {recorded.step}: {what} were {there} in the recorded run and are {here} now; "
+                    f"{_AS_IT_WAS}"
+                )
         try:
             differing = difference(recorded, common["fingerprint"]["tensors"])
         except ValueError as error:
@@ -215,5 +222,8 @@ def _open(path: str) -> Replay:
     try:
         return Replay(Path(path))
     except OSError as error:
-        reason = f"{env.REPLAY.name}={path} can't be read: {error.strerror}; python -m ms_kungfu.replay alone sets it"
+        reason = (
+            f"{env.REPLAY.name}={path} can't be read: {error.strerror}; only python -m ms_kungfu.replay sets "
+            "this variable"
+        )
         raise ValueError(reason) from None

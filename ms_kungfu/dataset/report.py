@@ -8,12 +8,12 @@ from typing import Any
 
 from ms_kungfu._words import counted
 
-_SHOWN = 20  # samples or problems listed before the text only counts the rest
+_SHOWN = 20  # the number of samples or problems that the text lists; it only counts the rest
 
 
 @dataclass
 class Epoch:
-    """The ledger's account of an epoch. Samples are numbers in the source, not positions in the permutation."""
+    """What the ledger says about an epoch. Samples are numbers in the source, not positions in the permutation."""
 
     data: int
     epoch: int
@@ -86,7 +86,7 @@ def to_text(report: Report) -> str:
         else:
             text = f"{steps}, {epoch.trained} of {counted(total, 'sample')}"
         if epoch.dropped:
-            text += f", the remainder of {len(epoch.dropped)} dropped"
+            text += f", {len(epoch.dropped)} dropped by drop_remainder"
         if epoch.given_back:
             text += f"; {epoch.given_back} of them assigned again after a failure"
         lines.append(f"{name_of(epoch.data, epoch.epoch)}: {text}")

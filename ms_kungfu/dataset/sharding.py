@@ -9,8 +9,8 @@ back to the end of the pool. After a change of membership, a worker needs only t
 Rules
 - A step takes `global_batch` samples. The last samples of an epoch are trained too. If fewer than one and a half
   global batches remain, the last two steps share them evenly. If one global batch or less remains, the last step takes
-  them all. So no step is tiny, and none is larger than requested. An epoch has ``ceil(total / global_batch)`` steps at
-  any cluster size, and more only if shares came back to the pool. With `drop_remainder`, samples that don't fill a
+  them all. So no step is tiny, and no step is larger than requested. An epoch has ``ceil(total / global_batch)`` steps
+  at any cluster size, and more only if shares went back to the pool. With `drop_remainder`, samples that don't fill a
   global batch are left out.
 - If steps are partitioned into shards, the same rules apply to shards instead of samples. A shard has `unit` samples;
   the last shard of an epoch has the rest.
@@ -19,8 +19,8 @@ Rules
 - A worker may play several ranks of a world of fixed size (``kungfu-run --msrun``). A step's samples are then assigned
   to the ranks in blocks that are as even as possible. A worker's share is the blocks of its ranks, one after the
   other.
-- If a step has fewer samples than workers, the last workers have none. They still take part: they repeat the step's
-  last sample and contribute with weight 0. If all workers with a sample of their own fail, the update uses the
+- If a step has fewer samples than workers, the last workers have no sample. They still take part: they repeat the
+  step's last sample and contribute with weight 0. If all workers with their own sample fail, the update uses the
   repeated sample. That sample then counts as trained and doesn't go back to the pool.
 """
 
@@ -104,7 +104,7 @@ def keys(samples: Sequence[int], seed: int, epoch: int) -> NDArray[np.uint32]:
 
 
 def step_length(left: int, global_batch: int, drop_remainder: bool = False, unit: int = 1) -> int:
-    """Return the number of samples in the next step if `left` samples remain; 0 if the epoch is over.
+    """Return the number of samples in the next step if `left` samples remain; 0 at the end of the epoch.
 
     The number is a multiple of `unit`, except in the last step. `unit` divides `global_batch`.
     """
@@ -117,7 +117,7 @@ def step_length(left: int, global_batch: int, drop_remainder: bool = False, unit
 
 
 def count_full(left: int, global_batch: int, drop_remainder: bool = False, unit: int = 1) -> int:
-    """Return how many of the next steps have a whole global batch, if `left` samples remain."""
+    """Return how many of the next steps have a full global batch if `left` samples remain."""
     if drop_remainder:
         return left // global_batch
     left = -(-left // unit) * unit
@@ -309,8 +309,8 @@ class EpochCursor:
         """Continue from another worker's `state`. Raise ValueError if that worker has different data."""
         if state["total"] != self.total:
             raise ValueError(
-                f"this worker's data has {self.total} samples, that of the others {state['total']}; start all workers "
-                "with the same data"
+                f"this worker's data has {self.total} samples, and the other workers' data has "
+                f"{state['total']}; start all workers with the same data"
             )
         self.epoch, self.steps, self.taken = state["epoch"], state["steps"], []
         self.pool = tuple((first, last) for first, last in state["pool"])

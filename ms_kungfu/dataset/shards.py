@@ -49,7 +49,7 @@ def shards_in(share: Iterable[sharding.Range], batch: Iterable[sharding.Range], 
 def deal(
     rest: Positions, global_batch: int, unit: int, drop_remainder: bool, shards_of: Callable[[int], list[int]]
 ) -> tuple[Positions, Positions]:
-    """Return what a worker will be assigned if nothing changes until the end of the epoch. `rest` is untrained.
+    """Return a worker's assignment if nothing changes until the end of the epoch. `rest`: the untrained positions.
 
     The result is the positions of the worker's shards, one shard after the other, and the length of each shard.
     ``shards_of(n)`` returns the worker's shards of a step with n shards.

@@ -41,7 +41,7 @@ class Shares:
     """The samples of a dataset. They are partitioned again whenever the cluster changes."""
 
     weight = 0
-    """Number of this worker's samples since the last step (0 if repeated); it weights the gradients."""
+    """This worker's number of samples since the last step (0 if they are repeated). It weights the gradients."""
     step_shards: tuple[int, ...] = ()
     """Number of samples in each shard of the step assigned last; empty without shards."""
     contents: Contents | None = None
@@ -67,16 +67,16 @@ class Shares:
         self._passes, self._steps_before = passes, 0  # number of steps in the finished passes of this epoch
         self._seed = index(seed)
         if shards is not None and not 0 <= self._seed < 1 << 64:
-            raise ValueError(f"with shards a seed is at least 0 and below 2**64, got {seed}")
+            raise ValueError(f"with shards, seed must be at least 0 and below 2**64, got {seed}")
         self._order = sharding.Order(total, drawn_from or total, shuffle)
         self._dealing = Dealing(self._cursor, shards is not None)
         self._recording = Recording(ledger)
-        self._step_weights: list[int] = []  # by rank, for the partition of this step
+        self._step_weights: list[int] = []  # weights by rank, for the partition of this step
         self.weight = self._sums = 0  # _sums: how many ShardedSteps have run on this step
         self._as_dealt: dict[str, Any] = {}  # values of the current step of shards, which may differ for the next step
         self.training: tuple[str, int] | None = None
         """For the ledger: the checkpoint folder and the job's number in it; None without checkpoints."""
-        self.driven: Driver | None = None  # the driver calls `commit`
+        self.driven: Driver | None = None  # if set, this driver calls `commit`
         self.suspended = False  # if true, no more steps are assigned
 
     @property
@@ -179,7 +179,7 @@ class Shares:
                 batch.
         """
         if shards is not None and self.shards is None:
-            raise ValueError("this ElasticDataset has no shards; give shards= when it is made")
+            raise ValueError("this ElasticDataset has no shards; pass shards= to its constructor")
         self._hold(BatchSize(batch_size, global_batch_size, self.shards if shards is None else shards))
         self._dealing.changes += 1
 
@@ -205,7 +205,8 @@ class Shares:
         common = self._ledger_common(dealt)
         if self.shards is None:
             if dealt.version != runtime.cluster_version():
-                # The step was assigned in a cluster with other ranks. A manual resize has ended that cluster.
+                # The step was assigned in an earlier cluster with different ranks. A manual resize has ended that
+                # cluster.
                 participants = membership.participants_of(dealt.version)
             living = dealt.members if participants is None else tuple(r for r in dealt.members if r in participants)
             if dealt.rank not in living:
@@ -223,8 +224,9 @@ class Shares:
         """Return the members of a step of shards. The whole step is trained even if workers fail."""
         if not self._sums:
             raise KungFuError(
-                "this ElasticDataset has shards, and nothing summed those of the step: train with Model.train and "
-                "KungFuElasticCallback, or call a ms_kungfu.elastic.ShardedStep with each batch"
+                "this ElasticDataset has shards, but the shards of this step were never summed: train "
+                "with Model.train and KungFuElasticCallback, or call a ms_kungfu.elastic.ShardedStep with "
+                "each batch"
             )
         return members_of_a_step_of_shards() if dealt.version == runtime.cluster_version() else dealt.members
 
@@ -270,7 +272,7 @@ class Shares:
         }  # fmt: skip
 
     def _end_epoch(self) -> bool:
-        """Begin the next pass. The present pass is trained or left out. Return whether the epoch is over."""
+        """Begin the next pass, because the present pass is trained or left out. Return whether the epoch is over."""
         if self._recording.ledger is not None:
             dealt = self._dealing.present()
             self._recording.ledger.end(self._cursor, dealt.rank, self._ledger_common(dealt))

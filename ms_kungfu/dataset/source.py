@@ -18,8 +18,8 @@ Given = Union[ds.Dataset, Callable[[list[int]], ds.Dataset]]
 class _Numbers(list[int]):
     """A list of integers that the copies of a MindSpore pipeline share.
 
-    MindSpore's SubsetSampler checks each number, and each iterator copies each number. Without sharing, that takes
-    longer than the rest of a new partition.
+    MindSpore's SubsetSampler checks each number, and each iterator copies each number. Without sharing, this takes
+    longer than all other work for a new partition.
     """
 
     def __deepcopy__(self, memo: Any) -> _Numbers:
@@ -59,7 +59,7 @@ class Source:
             raise TypeError(f"key_column must be a column name (a string), got {key_column!r}")
         if isinstance(given, ds.Dataset) and key_column in pipelines.nodes_of(given)[-1].get_col_names():
             raise ValueError(
-                f"key_column adds the column {key_column!r}, which the source's dataset already has; use another name"
+                f"key_column={key_column!r}: the source's dataset already has a column of this name; use another name"
             )
 
     def num_classes(self) -> int | None:
@@ -67,7 +67,7 @@ class Source:
         return self._given.num_classes() if isinstance(self._given, ds.Dataset) else None
 
     def batches(self, numbers: list[int], size: pipelines.Sizes, seed: int, epoch: int) -> ds.Dataset:
-        """Return a pipeline over these samples, in this order. `seed` and `epoch` determine their keys."""
+        """Return a pipeline over these samples, in this order. `seed` and `epoch` determine the samples' keys."""
         if isinstance(self._given, ds.Dataset):
             pipeline = copy.deepcopy(self._given)
             sampler = ds.SubsetSampler([0])
@@ -134,7 +134,7 @@ class Source:
                             raise contents.UnstableError(f"sample {number} differs from one read to the next")
                 finally:
                     for iterator in iterators:
-                        iterator.stop()  # its threads read ahead and use the random generators
+                        iterator.stop()  # the iterator's threads read ahead and use the random generators
                 if rows < len(numbers):
                     raise contents.UnstableError(f"the source yielded {rows} of {len(numbers)} samples")
         finally:

@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _StopError(BaseException):
-    """Ends a program at its first step. It isn't an Exception, so that the program doesn't handle it."""
+    """Ends a program at its first step. It isn't a subclass of Exception, so that the program doesn't catch it."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -111,7 +111,7 @@ def _plan_of_result(where: str, function: str, fusion: Any) -> Plan:
 
 
 def _plan_of_program(program: str, arguments: list[str], fusion: Any) -> Plan:
-    """Run the program and return the plan of its first step. By then the program has set its fusion ids."""
+    """Run the program and return the plan of its first step. At that step the program has set its fusion ids."""
     # MindSpore logs the stopped compilation as an error, and writes a file about it to the current folder.
     quiet = {"GLOG_v": "4", **os.environ}
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, {**quiet, "MS_OM_PATH": folder}):
@@ -144,7 +144,7 @@ def _plan_of_first_step(program: str, arguments: list[str], fusion: Any) -> Plan
                 said.seek(0)
                 sys.stderr.write(said.read())
     if not plans:
-        raise LookupError(f"{program} ended without a step of an optimizer of ms_kungfu or of a KungFuGradReducer")
+        raise LookupError(f"{program} ended before an optimizer of ms_kungfu or a KungFuGradReducer ran a step")
     return plans[0]
 
 

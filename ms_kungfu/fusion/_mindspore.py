@@ -14,7 +14,7 @@ from ms_kungfu.fusion.plan import Gradient, Plan, make_plan
 
 
 def mode_of(fusion: Any = None, kind: str = "allreduce") -> Mode:
-    """Return `fusion` if it isn't None, else the present ``ms.set_auto_parallel_context(comm_fusion=...)``."""
+    """Return the mode of `fusion`; if it is None, of the present ``ms.set_auto_parallel_context(comm_fusion=...)``."""
     return configured(ms.get_auto_parallel_context("comm_fusion"), kind) if fusion is None else parse(fusion)
 
 

@@ -25,7 +25,7 @@ class Mode(NamedTuple):
     def __str__(self) -> str:
         if self.name == "index":
             return f"index: groups end at {', '.join(map(str, self.split_points))}"
-        return "none: nothing is fused" if self.name == "none" else f"{self.name}: up to {self.limit_mb} MB a group"
+        return "none: nothing is fused" if self.name == "none" else f"{self.name}: up to {self.limit_mb} MB per group"
 
 
 NONE = Mode("none")
@@ -33,10 +33,11 @@ AUTO = Mode("auto", AUTO_MB)
 
 
 def for_overlap(mode: Mode, nbytes: int) -> Mode:
-    """Return `mode` for `nbytes` of gradients, if groups are reduced while later gradients are computed.
+    """Adapt `mode`, for `nbytes` of gradients, to groups that are reduced while later gradients are computed.
 
-    For "auto" the result is eight groups of 2 to 16 MB. The backward pass can hide their reduction.
-    Each group is large enough to use nearly the full speed of a network (docs/performance.md).
+    For "auto" the result is eight groups of 2 to 16 MB. The backward pass can hide the reduction of
+    groups of this size, and each group is large enough for nearly the full speed of a network
+    (docs/performance.md).
     """
     return Mode("auto", min(max(-(-nbytes // (8 * MB)), 2), 16)) if mode.name == "auto" else mode
 
@@ -96,7 +97,7 @@ def _size(config: Any) -> Mode:
         raise TypeError(f"the size of a fusion group must be a whole number of MB, not {config!r}")
     if config < 0:
         raise ValueError(f"the size of a fusion group in MB must be at least 0, not {config}")
-    # MindSpore skips its fusion pass then, even if parameters have ids.
+    # With 0 MindSpore skips its fusion pass, even if parameters have ids.
     return NONE if config == 0 else Mode("size", config)
 
 

@@ -1,4 +1,4 @@
-"""Partition the gradients of a step into groups that are reduced together: a pure function, equal on all ranks."""
+"""Partition the gradients of a step into groups that are reduced together. Pure: all ranks compute the same groups."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Plan:
         return tuple(tuple(_runs(group.members)) for group in self.groups)
 
     def pieces(self) -> tuple[tuple[int, int, int], ...]:
-        """Return the inverse of `pieces`: the stretches of the groups that form the list of gradients.
+        """Return the inverse of `runs`: the stretches of the groups that form the list of gradients.
 
         Returns:
             Tuples ``(group, start, stop)``, in the order of the gradients.

@@ -1,4 +1,4 @@
-"""A worker's side of a change of membership: the ranks of the cluster, and how they adopt the next version.
+"""The worker's part of a change of membership: the ranks of the cluster, and how they adopt the next version.
 
 Only the thread that trains may call these functions, except :func:`evict` and :func:`join`. No function may run during
 another collective of this process. Call :func:`ms_kungfu.runtime.init` first. Each file contains the correctness
@@ -68,7 +68,7 @@ def watch_reductions() -> Reductions:
 
 
 def take_participants() -> list[int]:
-    """Call :meth:`Reductions.take_participants` on an object that all callers without their own one share."""
+    """Call :meth:`Reductions.take_participants` on an object that is shared by all callers that don't own one."""
     return current().outcomes.of_nobody.take_participants()
 
 

@@ -1,8 +1,9 @@
-"""Child processes of a worker, such as a data loader's: what they answer, and that they don't join.
+"""Child processes of a worker, such as data loaders: which rank and size they report, and why they can't join.
 
-A child has the environment of its worker, and so its name and secret. The worker keeps in KUNGFU_PARENT what a child
-answers: its own rank and size. A child that finds it there requests no slot. A worker replaces the value in place, so
-that a thread of the same process that reads the environment meanwhile finds the old text or the new one.
+A child inherits its worker's environment, and with it the worker's name and secret. The worker keeps its own rank and
+size in KUNGFU_PARENT, and a child reports these numbers as its own. A child that finds the variable requests no slot.
+The worker replaces the value in place, so a thread that reads the environment at that moment finds either the old text
+or the new text.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ms_kungfu.membership.member import Member, current
 
 
 class Answers(NamedTuple):
-    """What a process answers that has no slot: its worker's numbers, or those that it was started for."""
+    """The numbers that a process without a slot reports: its worker's, or those for which it was started."""
 
     rank: int
     size: int
@@ -26,13 +27,13 @@ class Answers(NamedTuple):
 
 
 def announce(member: Member, answers: Answers) -> None:
-    """Note for child processes that start from now on what this worker is."""
+    """Record this worker's numbers for the child processes that start from now on."""
     if member.ports.owns_process:
         os.environ[env.PARENT.name] = ":".join(map(str, (os.getpid(), *answers)))
 
 
 def parents_answers(member: Member) -> Answers | None:
-    """Return what the worker that this process is a child of answers; None if this process may be the worker itself."""
+    """Return the numbers of this process's worker if this process is a child; None if it may be the worker itself."""
     parent = member.get(env.PARENT)
     if parent is None or parent[0] == os.getpid() or not is_above(parent[0]):
         return None
@@ -40,18 +41,18 @@ def parents_answers(member: Member) -> Answers | None:
 
 
 def may_take_a_slot(member: Member) -> bool:
-    """Return whether this process, by asking for its rank, may take the slot of a worker that hasn't asked yet."""
+    """Return whether this process could take the slot of a worker that hasn't requested it yet."""
     from multiprocessing import parent_process
 
     return parent_process() is not None and parents_answers(member) is None
 
 
 def refuse() -> None:
-    """Raise ValueError, as a forked child does: a child doesn't communicate."""
+    """Raise ValueError, because a child process must not communicate. A forked child calls this function, too."""
     answers = current().parents_answers
     assert answers is not None
     raise ValueError(
-        f"process {os.getpid()} is a child of the worker of rank {answers.rank} and no member of the cluster: it may "
-        "ask for rank and size; communicate in the worker. Of a program that starts processes by spawn, each runs the "
-        'lines outside of `if __name__ == "__main__":` again'
+        f"process {os.getpid()} is a child process of the worker of rank {answers.rank}, not a member of the cluster: it "
+        "can read rank and size, but only the worker can communicate. If the program starts processes with spawn, each "
+        'of them runs the lines outside of `if __name__ == "__main__":` again'
     )

@@ -1,6 +1,6 @@
 """Fix the number of a worker's cores, if the bits of its results depend on it.
 
-Some of MindSpore's CPU kernels split their work by the number of cores in the affinity mask when they are launched.
+When some of MindSpore's CPU kernels are launched, they split their work by the number of cores in the affinity mask.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def fix_cores() -> None:
 
     The number is that of ``-cores-per-worker``, or one without that flag. Later calls do nothing.
 
-    If there is a launcher, it does the pinning for all workers. It spreads the workers evenly over the cores, and
-    would undo a worker's own choice at the next change of the cluster.
+    If there is a launcher, it does the pinning for all workers. The launcher spreads the workers evenly over the
+    cores. At the next change of the cluster it would undo a worker's own choice.
     """
     member = current()
     if member.cores_fixed:
@@ -45,9 +45,9 @@ def fix_cores() -> None:
 def let_wakers_go_on() -> None:
     """Keep the calling thread from preempting the thread that wakes it, if there is only one core.
 
-    The MindSpore thread that has run a graph wakes its caller while it holds a spin lock. The caller acquires that lock
-    at once. If the caller preempted that thread on their only core, it would spin for the rest of its time slice:
-    0.6 ms.
+    The MindSpore thread that has run a graph wakes its caller while it holds a spin lock. The caller acquires the same
+    lock at once. If the caller preempted the MindSpore thread on their only core, the caller would spin for the rest
+    of its time slice: 0.6 ms.
     """
     if core_count() == 1 and os.sched_getscheduler(0) == os.SCHED_OTHER:
         with contextlib.suppress(OSError):  # a sandbox may forbid the call

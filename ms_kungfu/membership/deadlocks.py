@@ -1,11 +1,12 @@
 """Detect ranks that wait for each other in different operations: the worker's part.
 
-A thread sleeps until one of this process's threads has waited in a collective for 0.1 s. During such a wait, the thread
-checks every 0.1 s whether the process makes progress. ``ops_src/collectives/host/deadlock.h`` contains the correctness
-argument, and decides. For point 1 of that argument, this file provides what only Python knows:
+A thread sleeps until one of this process's threads has waited in a collective for 0.1 s. During such a wait, the
+thread checks every 0.1 s whether the process makes progress. The code of ``ops_src/collectives/host/deadlock.h``
+decides, and that file contains the correctness argument. For point 1 of the argument, this file provides facts that
+only Python knows:
 
-- whether only the main thread begins collectives. A user's thread may begin the missing one at any time, and so may
-  the handler of a timer's signal;
+- whether only the main thread begins collectives. Otherwise a user's thread, or the handler of a timer's signal, may
+  begin the missing collective at any time;
 - whether the main thread, if it isn't in a collective itself, is in a MindSpore call that waits for kernels;
 - the main thread's position in the program.
 """
@@ -27,7 +28,8 @@ from ms_kungfu.errors import KungFuError
 _LOOK_EVERY_S = 0.1
 _WAITS_FOR_KERNELS = ("mindspore.graph.api", "mindspore.common.api")
 _BEGIN_NOTHING = ("ms_kungfu", "mindspore")  # packages whose threads begin no collectives
-_FEEDERS = "multiprocessing.queues"  # its threads only write; threads of multiprocessing.pool run user functions
+# The threads of this module only write; threads of multiprocessing.pool run user functions.
+_FEEDERS = "multiprocessing.queues"
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _NOT_THE_PROGRAM = ("ms_kungfu", "mindspore")
 
@@ -59,7 +61,7 @@ def watch(core: Any) -> None:
 
 
 def begin_nothing(frames: Mapping[int, FrameType]) -> bool:
-    """Return whether, as far as can be known, none of the threads with these frames begins collectives."""
+    """Return whether none of the threads with these frames begins collectives, as far as this function can tell."""
     for frame in frames.values():
         # `_worker` is the innermost frame of an executor's idle thread, whose next task another thread has to submit.
         # A thread that runs a task written in C is in another function of the same module.
@@ -67,7 +69,7 @@ def begin_nothing(frames: Mapping[int, FrameType]) -> bool:
             continue
         first = "threading"
         at: FrameType | None = frame
-        while at is not None:  # outwards, to the function that the thread was started with
+        while at is not None:  # outwards, to the function with which the thread was started
             first = _module(at) if _module(at) != "threading" else first
             at = at.f_back
         if _package(first) not in _BEGIN_NOTHING and first != _FEEDERS:

@@ -37,7 +37,10 @@ def lost_ranks() -> list[int]:
 
 
 def speaks_for_all() -> bool:
-    """Return whether this process is the lowest living rank, which logs a message that is the same at all ranks."""
+    """Return whether this process is the lowest living rank.
+
+    Only that rank logs messages that are the same at all ranks.
+    """
     member = current()
     return not member.detached and not member.deferred and member.speaks_first()
 
@@ -78,9 +81,9 @@ def check_caught_up(what: str) -> None:
     """Raise KungFuError if this process is catching up, because the other workers don't call this collective."""
     if current().catching_up:
         raise KungFuError(
-            f"{what} at a joining worker: the other workers are in a later call of training, and wait there for this "
-            "worker; between calls of training use only the collectives kf.run_barrier() and sync_net_parameters, or "
-            "keep the result of each call in a file"
+            f"{what} at a joining worker: the other workers wait for this worker in a later call of "
+            "training; between calls of training use only the collectives kf.run_barrier() and "
+            "sync_net_parameters, or save the result of each call in a file"
         )
 
 
@@ -103,9 +106,9 @@ def is_first_cluster() -> bool:
 
 
 def answers_without_slot() -> Answers | None:
-    """Return what a process without a slot answers: its worker's numbers, or those that it was started for.
+    """Return the numbers of a process without a slot: its worker's, or those for which it was started.
 
-    None in a cluster, and in a process that `kungfu-run` hasn't started.
+    None in a process that is in a cluster, or that `kungfu-run` hasn't started.
     """
     member = current()
     if member.parents_answers is not None:
@@ -180,6 +183,6 @@ def uid() -> int:
 def _uid(version: int, peer: PeerID) -> int:
     try:
         host = int(ipaddress.IPv4Address(peer.host))
-    except ValueError:  # a name
+    except ValueError:  # the host is given by name, not by address
         host = zlib.crc32(peer.host.encode())
     return version << 48 | host << 16 | peer.port

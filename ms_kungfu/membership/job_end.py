@@ -23,7 +23,7 @@ class JobEnd:
         """The number of the signal that ends the job; 0 if the job isn't ending."""
         self._member = member
         self._lock = threading.Lock()
-        self._watch: EndWatch | None = None  # guarded by _lock, as is _closed
+        self._watch: EndWatch | None = None  # guarded by _lock, like _closed
         self._closed = member.ports.event()
         member.ports.start_thread("kungfu-end", self._wait)
 

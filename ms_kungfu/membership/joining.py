@@ -22,7 +22,7 @@ from ms_kungfu.membership.member import Member, current
 
 _log = logging.getLogger(__name__)
 _NICE_OF_THE_DETACHED = 10
-_LEAVING_S = 10.0  # a program that has ended by then needs no warning
+_LEAVING_S = 10.0  # no warning for a program that ends within this time
 _ANSWER_S = 10.0
 _handles_sigterm = False  # also true if a parent of this process has installed the handler
 
@@ -66,7 +66,8 @@ def join() -> None:
             granted = request_segment(member, None, None, None)
         else:
             granted = member.broker().request_identity(standby)
-        # Other threads that call a collective meanwhile wait for the lock. This thread's own collectives don't.
+        # Other threads that call a collective during this time wait for the lock. This thread's own collectives don't
+        # wait.
         member.entering = True
         try:
             enter_first(member, granted)
@@ -104,7 +105,7 @@ def enter(member: Member, granted: Granted, has_state: bool) -> None:
     finally:
         for fd in fds:
             member.ports.close(fd)
-    if member.ended_steps.last is not None:  # so that other threads find the step in the new version
+    if member.ended_steps.last is not None:  # other threads must find the step in the new version
         member.core.note_step(member.ended_steps.last, member.ended_steps.each_s)
     member.cluster = granted.cluster
     member.superseded = member.sync_points = 0
@@ -156,10 +157,10 @@ def _tell_who_works_on(member: Member) -> None:
     def tell() -> None:
         ports.sleep(_LEAVING_S)
         _log.warning(
-            "still running: seconds=%.0f. This worker has left the cluster and still works. No other "
-            "worker waits for it, and the launcher ends it when its slot is needed or the job ends. "
-            "ms_kungfu.detached() is True in a worker that has left: skip what only a worker of the "
-            "cluster does, such as an evaluation at the end",
+            "still running: seconds=%.0f. This worker has left the cluster, but its program still runs. "
+            "No other worker waits for it, and the launcher ends it when its slot is needed or the job "
+            "ends. ms_kungfu.detached() is True in a worker that has left: skip work that only a worker "
+            "of the cluster should do, such as a final evaluation",
             ports.monotonic() - left,
         )
 
@@ -192,7 +193,7 @@ def _ask_to_leave(member: Member, told: int) -> None:
             raise ResizeError("this process is in no cluster")
         member.broker().request_leave(member.self_id, _ANSWER_S, terminated=True)
     except KungFuError:
-        # The job is ending, or no worker would be left to continue. SIGTERM ends the process, as it does by default.
+        # The job is ending, or no worker would remain to continue. SIGTERM ends the process, as it does by default.
         os.kill(os.getpid(), signal.SIGTERM)
 
 

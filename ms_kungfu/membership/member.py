@@ -86,7 +86,7 @@ class EndedSteps:
 
     @property
     def last_took_longer_s(self) -> float:
-        """Return by how much the last step took longer than the median; 0 if not known."""
+        """Return how many seconds longer than the median the last step took; 0 if unknown."""
         times = list(self._times)
         return max(0.0, times[-1] - times[-2] - self.each_s) if len(times) > 2 else 0.0
 
@@ -108,7 +108,7 @@ class Ports:
     event: Callable[[], threading.Event] = threading.Event
     start_thread: Callable[[str, Callable[[], None]], None] = _start_thread
     close: Callable[[int], None] = os.close
-    max_workers: int = MAX_WORKERS  # for a job on one host
+    max_workers: int = MAX_WORKERS  # the limit for a job on one host
     max_workers_of_hosts: int = MAX_WORKERS_OF_HOSTS
     poll_s: float = 0.001
     owns_process: bool = True  # whether the member may change the process's signal handlers and priority
@@ -138,14 +138,15 @@ class Member:
         self.self_id = self_id
         self.incarnation = incarnation
         self.cluster: Cluster | None = None
-        self.deferred = False  # whether it was started for a running job and hasn't joined yet
+        self.deferred = False  # whether this process was started for a running job and hasn't joined yet
         self.parents_answers: Any = None  # children.Answers, in a child process of a worker
         self.entering = False
         self.detached = False
-        self.evicted = False  # whether it is detached because a worker or a user evicted it
-        self.received = True  # whether it has the training state
-        self.catching_up = False  # whether it has joined, and the others wait for it in a later call of training
-        self.requested_size: int | None = None  # the size that all ranks want and that isn't in the store yet
+        self.evicted = False  # whether this process is detached because a worker or a user evicted it
+        self.received = True  # whether this process has the training state
+        # Whether this process has joined while the others wait for it in a later call of training.
+        self.catching_up = False
+        self.requested_size: int | None = None  # the size that all ranks have requested and that isn't in the store yet
         self.pending: tuple[int, int] | None = None  # the last requested size that was written, and its version
         self.request: Any = None  # the SizeRequest of `requested_size`, at the rank that writes it
         self.superseded = 0  # the newest prepared version that no member adopts any more

@@ -30,7 +30,7 @@ def disconnect() -> None:
 
 
 def _announce(fd: int) -> str:
-    """Send this worker's store to the broker; return an error message, which is empty if that succeeded."""
+    """Send this worker's store to the broker; return an error message, or an empty string on success."""
     peer, incarnation = identity()
     try:
         answer, fds = _ask({"type": "put_store", "peer": str(peer), "incarnation": incarnation}, fd)

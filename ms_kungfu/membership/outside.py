@@ -1,6 +1,6 @@
-"""The worker's watch for a change of the cluster that waits because this worker comes to the end of no step.
+"""The worker's watch for a cluster change that waits because this worker doesn't reach the end of a step.
 
-The launcher knows the last step of each worker. Only the worker itself knows the line that its program is at.
+The launcher knows the last step of each worker. Only the worker itself knows which line its program is running.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ms_kungfu.membership.member import Member
 
 _log = logging.getLogger(__name__)
 _LIMIT_S = 30.0
-_LOOK_EVERY_S = 1.0  # a `run_time` counts at most 2 s between two readings
-_watched: set[int] = set()  # processes, as in `deadlocks`
+_LOOK_EVERY_S = 1.0  # short, because `run_time` counts at most 2 s between two readings
+_watched: set[int] = set()  # IDs of processes, as in `deadlocks`
 
 
 class OutsideWatch:
-    """Decides when to log; once for each prepared version. Pure: the caller passes time and facts."""
+    """Decides when to log: once for each prepared version. Pure: the caller passes the time and the facts."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -32,14 +32,14 @@ class OutsideWatch:
         self._told = 0
 
     def look(self, now: float, version: int, prepared: int, activity: Any, waits: bool) -> float | None:
-        """Return for how many seconds this worker has been outside of any step while a change waits, if it is to log.
+        """Return for how long this worker has been outside of steps while a change waits; None if no line is due.
 
         Args:
             now: in seconds.
-            version: of the cluster.
+            version: the cluster's version.
             prepared: the newest version that is prepared.
-            activity: differs whenever a step or a collective has ended.
-            waits: whether the main thread is in a collective: then it waits for others.
+            activity: a value that changes whenever a step or a collective has ended.
+            waits: whether the main thread is in a collective, so that it waits for other workers.
         """
         if prepared <= version:
             self._since = None
@@ -53,7 +53,7 @@ class OutsideWatch:
 
 
 def start(member: Member) -> None:
-    """Start the watch on a thread of its own, once per process, in a job whose cluster may change."""
+    """Start the watch in a separate thread, once per process, in a job whose cluster may change."""
     if os.getpid() in _watched:
         return
     _watched.add(os.getpid())
@@ -68,7 +68,7 @@ def start(member: Member) -> None:
 
 
 def look(member: Member, watch: OutsideWatch, frame: FrameType | None) -> None:
-    """Look once. `frame`: the main thread's."""
+    """Check once. `frame`: the frame of the main thread."""
     core, step = member.core, member.ended_steps.last
     if member.cluster is None:
         return
@@ -85,9 +85,10 @@ def look(member: Member, watch: OutsideWatch, frame: FrameType | None) -> None:
     )  # fmt: skip
     if failed:
         _log.warning(
-            "outside steps: rank=%d seconds=%.0f last_step=%s at=%s version=%d failed_ranks=%s. The cluster goes on "
-            "without the failed rank at the end of the next step. If the program waits for that rank's work, such as a "
-            "file, it waits for ever: let it wait in a collective, which ends without failed ranks",
+            "outside steps: rank=%d seconds=%.0f last_step=%s at=%s version=%d failed_ranks=%s. The "
+            "cluster continues without the failed rank only at the end of the next step. If the program "
+            "waits for that rank's work, such as a file, it waits forever: wait in a collective instead, "
+            "which ends without failed ranks",
             *facts,
         )
     else:

@@ -1,4 +1,7 @@
-"""Report that a worker's program has ended, before the interpreter exits: a later crash needs no replacement."""
+"""Report that a worker's program has ended, before the interpreter exits.
+
+If it crashes later, the worker isn't replaced.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Outcomes:
-    """Pass the outcome of each reduction of this process once to each `Reductions` object."""
+    """Pass the outcome of each reduction in this process to each `Reductions` object, exactly once."""
 
     def __init__(self, core: Any) -> None:
         self.core = core
@@ -42,7 +42,7 @@ class Reductions:
         outcomes.owners.add(self)
 
     def forget(self) -> None:
-        """Drop the outcomes so far. Generations are stored plus 1, and 0 stands for no reduction."""
+        """Drop the outcomes so far. A generation is stored as its number plus 1, and 0 stands for no reduction."""
         self._gradient = self._any = self._commits = self._first = self._last = 0
 
     def add(self, gradient: int, latest: int, commits: int, first: int, last: int) -> None:
@@ -73,8 +73,8 @@ class Reductions:
     def take_commits(self) -> tuple[int, list[int]]:
         """Return the number of gradient reductions since the last call, and the ranks that failed between them.
 
-        These ranks took part in the first reduction, whose update is done, but not in the last. The reductions of a
-        plan's groups count as one reduction, because they end with the same participants.
+        The failed ranks took part in the first reduction, whose update is done, but not in the last. The reductions of
+        a plan's groups count as one reduction, because they end with the same participants.
         """
         self._outcomes.look()
         commits, first, last = self._commits, self._first, self._last

@@ -1,9 +1,9 @@
-"""What this worker reports for the job's event log (`ms_kungfu.job_events`), and where its time goes.
+"""This worker's reports for the job's event log (`ms_kungfu.job_events`), and the time it spends on each kind of work.
 
-1. A report never waits and never raises: it goes to the launcher over the connection that this worker has joined by, if
-   that takes it at once. Else it is lost. A process without a launcher reports nothing.
-2. Its values fit the launcher's checks whatever the program passes: the launcher ends the connection of a worker whose
-   message it can't read, and over that connection the worker adopts the next cluster version.
+1. A report never waits and never raises an error. It is sent over the connection with which this worker has joined. If
+the connection can't accept it at once, the report is lost. A process without a launcher reports nothing.
+2. A report's values always pass the launcher's checks, whatever the program passes. Otherwise the launcher would end
+   the connection, and the worker needs that connection to adopt the next cluster version.
    (`test_any_reported_value_is_read`.)
 """
 
@@ -20,7 +20,7 @@ _MOST_CHARACTERS = 4096
 
 
 def report(event: str, **values: Any) -> None:
-    """Report an event of this worker, by its tag and fields (`job_events.WorkerEvent`). Any thread may."""
+    """Report an event of this worker by its tag and fields (`job_events.WorkerEvent`). Any thread may call this."""
     _send({"events": [{"event": event, **values}]})
 
 
@@ -47,7 +47,7 @@ def _readable(value: Any) -> Any:
 
 
 def monotonic() -> float:
-    """Return the time by this process's clock, in seconds, without its pauses."""
+    """Return the time on this process's clock in seconds, without the times when the process was stopped."""
     return current().ports.monotonic()
 
 
@@ -59,4 +59,4 @@ def spending(what: str) -> Iterator[None]:
         yield
     finally:
         spent = current().spent
-        spent[what] = spent.get(what, 0.0) + (monotonic() - began)  # never less, however it is rounded
+        spent[what] = spent.get(what, 0.0) + (monotonic() - began)  # the sum never decreases, even with rounding

@@ -1,8 +1,8 @@
-"""Handle a resize request of the ranks: the lowest living rank writes the request to the cluster store.
+"""Handle a resize request from the ranks: the lowest living rank writes the request to the cluster store.
 
 The rank writes in the background, and retries while the store is unreachable; training continues. If the rank fails,
-the next rank writes the request again. That rank detects a request that the failed rank has already written. The next
-agreement passes the result to all ranks.
+the next rank writes the request again. The next rank detects whether the failed rank has already written the request.
+The next agreement passes the result to all ranks.
 
 The ranks also report a size that they will want later, as a hint to the launcher (`expect`).
 """
@@ -54,7 +54,10 @@ class SizeRequest:
     def __init__(
         self, member: Member, cluster: Cluster, size: int, failed: list[PeerID], previous: SizeRequest | None = None
     ) -> None:
-        """`previous` is the request that this request replaces. It may still be writing, so its thread ends first."""
+        """`previous` is the request that this request replaces.
+
+        Its thread may still be writing, so that thread ends first.
+        """
         self.size = size
         self.version: int | None = None  # the version of the written cluster
         self.refusal = ""
@@ -92,7 +95,7 @@ class SizeRequest:
                 self.settled.set()
                 self._is_over.wait(_CHECK_S if isinstance(error, _NoSlotsError) else _RETRY_S)
             except Exception as error:
-                # Catch any error, because the other ranks have to be notified of it.
+                # Catch any error, because this rank has to report it to the other ranks.
                 known = isinstance(error, (KungFuError, ValueError))
                 self.refusal = str(error) if known else f"{type(error).__name__}: {error}"
                 self.settled.set()
@@ -122,8 +125,8 @@ def _write(
 ) -> int:
     """Write a cluster of `size` workers to the store, and return its version.
 
-    Write nothing if the newest cluster in the store has that size, or if ``is_over()`` is true. Return the newest
-    version or this member's version then.
+    Write nothing if the newest cluster in the store has that size, or if ``is_over()`` is true. In these cases return
+    the newest version or this member's version, respectively.
     """
     store = _store(member)
     if not member.get(env.WATCH):
@@ -133,7 +136,7 @@ def _write(
     most = member.ports.max_workers_of_hosts if is_several else member.ports.max_workers
     if size > most:
         where = "in a job" if is_several else "per host"
-        raise ResizeError(f"{size} workers: at most {most} {where}; ask for fewer")
+        raise ResizeError(f"{size} workers: at most {most} {where}; request fewer")
     ports = member.get(env.PORT_RANGE) or WORKER_PORTS
     while True:
         # The store may have a newer version than this cluster; the new cluster is derived from the newest version.
@@ -149,7 +152,7 @@ def _write(
         if slots is not None and size > sum(slots.values()):
             given = ",".join(f"{host}:{count}" for host, count in slots.items())
             raise _NoSlotsError(
-                f"{size} workers: -H {given} has {sum(slots.values())} slots; ask for fewer, or add slots"
+                f"{size} workers: -H {given} has {sum(slots.values())} slots; request fewer workers, or add slots"
             )
         try:
             return store.put(newest.resized(size, ports, failed, slots)).version
@@ -177,7 +180,7 @@ def propose(size: int) -> int:
 def want(member: Member, size: int) -> None:
     """Record `size` as the size that all ranks want."""
     there = member.pending[0] if member.pending is not None else int(member.core.size())
-    # If another size is being written at this moment, this size has to be written after it.
+    # If another size is being written at this moment, this size has to be written after that size.
     member.requested_size = None if size == there and member.requested_size is None else size
 
 

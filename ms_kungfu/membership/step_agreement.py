@@ -21,7 +21,8 @@ from ms_kungfu.membership.member import Change, Member, current
 from ms_kungfu.membership.requested_size import LATER, PENDING, REFUSED, drop, pursue, refusal_of, unpack, want
 
 _MAX = 3  # the reduction, see comm.OPS
-_GIVE_UP_MARGIN_S = 10.0  # the launcher's timeout comes first; it then prepares a version without the joining workers
+# The launcher's timeout expires earlier; the launcher then prepares a version without the joining workers.
+_GIVE_UP_MARGIN_S = 10.0
 _ALL_BITS = (1 << 64) - 1
 
 Settle = Callable[[bool], bool]
@@ -35,15 +36,15 @@ def step(size: int | None = None, wait: bool = False, word: int = 0, settle: Set
             living rank writes it to the config server. The cluster changes at one of the next steps, once the joining
             workers are ready. None keeps the current request. The ranks always adopt clusters that other clients
             request (``kungfu-run resize``), and versions that exclude failed workers.
-        wait: return only when the requested size is reached, as KungFu's resize does. Without it, training continues
-            meanwhile. The value must be the same at all ranks.
+        wait: return only when the requested size is reached, as KungFu's resize does. Without `wait`, training
+            continues until then. The value must be the same at all ranks.
         word: any number below 2**64, which is compared with the words of the other ranks (see `settle`).
         settle: a function that is called before the cluster changes, at all ranks or at none. Its argument is whether
             all ranks have contributed the same word. The function may be collective. If it returns true, the cluster
             doesn't change in this step; the result must be the same at all ranks. If it raises, the exception leaves
             `step`, and the cluster doesn't change.
 
-    While the config server is unreachable, a requested size isn't written yet, and training continues.
+    As long as the config server is unreachable, a requested size isn't written, and training continues.
 
     Raises:
         ResizeError: at every rank, if the change isn't possible; the cluster doesn't change.
@@ -128,7 +129,8 @@ def follow(member: Member, wait: bool, must: bool = False, word: int = 0, settle
     stays = Change(False, False, present, present)
     ready = True
     while True:
-        # The maxima over the ranks of a word and of its complement are complements only if all words are equal.
+        # Reduce the maximum of the words and the maximum of their complements. The two are complements only if all
+        # words are equal.
         became = pursue(member, wait, must)
         row[:] = (int(core.announced_version()), member.requested_size or 0, became, word, word ^ _ALL_BITS)
         core.all_reduce("kungfu/step", row, row, _MAX)
@@ -185,8 +187,8 @@ def _await_prepared(member: Member, version: int) -> bool:
 def _adopt(member: Member, version: int) -> Change | None:
     """Adopt cluster `version`, on which all current members have agreed.
 
-    Return None, at all members, if no member adopts the version. That happens if the version was superseded meanwhile,
-    or if the ranks that would have transferred the state have failed.
+    Return None, at all members, if no member adopts the version. That happens if a newer version has superseded it, or
+    if the ranks that would have transferred the state have failed.
     """
     before, old_size, old_version = member.cluster, int(member.core.size()), int(member.core.cluster_version())
     granted = request_segment(member, old_version, version, member.get(env.JOIN_TIMEOUT))

@@ -5,25 +5,26 @@ segment (:func:`sync_point_is_due`). If neither word requests a sync point, the 
 :func:`enter_sync_point`, agree on the training's state, and call :func:`follow_sync_point`, which runs the agreement of
 `step_agreement`.
 
-- `announced`, which the launcher writes: the newest prepared version. A new version follows from a failure, an
-  eviction, ``kungfu-run resize``, or a pending size.
+- `announced`, which the launcher writes: the newest prepared version. The causes of a new version are a failure, an
+  eviction, ``kungfu-run resize``, and a pending size.
 - `sync points`, which any member increments: the number of sync points requested so far. A rank requests the next sync
   point if its schedule has a new size, a requested size is rejected, a checkpoint is due, or its steps are done.
 
 1. Both words only grow. So each rank sees a request after its current step at the latest, and the request stays visible
    until all ranks have entered the sync point.
-2. A rank that enters a sync point waits there and requests no other. So all ranks enter the same sync points in the
+2. A rank that enters a sync point waits there and requests no other sync point. So all ranks enter the same sync
+   points in the
    same order, whatever their reasons: each rank contributes its reason. A sync point waits only for the slowest rank's
    current step. (`test_simulated_jobs.py`.)
 3. If a rank fails before or in a sync point, the operations of the other ranks end without it (docs/recovery.md). If
-   the failed rank had requested the sync point, the others meet without a reason and continue. The failure leads to a
-   new version, which is a reason for the next sync point.
+the failed rank had requested the sync point, the others meet for no reason of their own and then continue. The failure
+leads to a new version, which is the reason for the next sync point.
 4. The lowest living rank writes a requested size after its own steps, without a sync point. If that rank fails, the
    next rank writes the size again. All ranks learn the size in a sync point, and keep it until a sync point reports
    that the size is pending.
 5. In a new version, `announced` is that version's number, and `sync points` is 0.
 6. A rank that has done all its steps requests a sync point and waits in it. That sync point ends training for all
-   ranks. So no rank starts other collectives, or exits, while other ranks still expect it.
+   ranks. So no rank starts other collectives or exits while other ranks still expect it in a sync point.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def follow_sync_point(size: int | None) -> Change:
     if has_no_cluster(member, None):
         return no_change()
     try:
-        return follow(member, wait=False)  # before the request, so that all ranks know a size that is already pending
+        # Adopt before the request, so that all ranks know a size that is already pending.
+        return follow(member, wait=False)
     finally:
         if size is not None and not member.detached:
             want(member, size)

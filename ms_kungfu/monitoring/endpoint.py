@@ -16,26 +16,42 @@ _log = logging.getLogger("ms_kungfu.monitoring")
 _GAUGES: tuple[tuple[str, str, Callable[[StepRecord], float | None]], ...] = (
     ("step", "Steps done since training started.", lambda r: r.step),
     ("cluster_size", "Workers.", lambda r: r.cluster_size),
-    ("batch_size", "Samples of a step, of all workers together.", lambda r: r.batch_size),
+    ("batch_size", "Samples in a step, over all workers.", lambda r: r.batch_size),
     ("trained_samples", "Samples trained since training started.", lambda r: r.trained_samples),
     ("loss", "Training loss, mean over the workers.", lambda r: r.loss),
     ("learning_rate", "Learning rate.", lambda r: r.learning_rate),
-    ("step_seconds", "Time of a step.", lambda r: r.seconds),
-    ("communication_seconds", "Time of a step in collectives.", lambda r: r.communication_seconds),
-    ("exposed_communication_seconds", "The part that isn't hidden.", lambda r: r.exposed_seconds),
-    ("hidden_communication_ratio", "Part of the time in collectives that is hidden.", lambda r: r.hidden_fraction),
+    ("step_seconds", "Duration of a step.", lambda r: r.seconds),
+    ("communication_seconds", "Time in collectives during a step.", lambda r: r.communication_seconds),
+    (
+        "exposed_communication_seconds",
+        "Part of the time in collectives that the backward pass doesn't hide.",
+        lambda r: r.exposed_seconds,
+    ),
+    (
+        "hidden_communication_ratio",
+        "Fraction of the time in collectives that the backward pass hides.",
+        lambda r: r.hidden_fraction,
+    ),
     ("gradient_norm", "Norm of the averaged gradient.", lambda r: r.gradient_norm),
-    ("gradient_variance", "Squared distance of a worker's gradient from the mean.", lambda r: r.gradient_variance),
+    (
+        "gradient_variance",
+        "Mean squared distance of a worker's gradient from the mean gradient.",
+        lambda r: r.gradient_variance,
+    ),
     ("gradient_noise_scale", "Simple noise scale, in samples.", lambda r: r.gradient_noise_scale),
-    ("update_ratio", "Norm of an update over that of the weights.", lambda r: r.update_ratio),
-    ("monitor_seconds", "CPU time of a step that monitoring takes.", lambda r: r.monitor_seconds),
+    ("update_ratio", "Norm of an update divided by the norm of the weights.", lambda r: r.update_ratio),
+    ("monitor_seconds", "CPU time that monitoring takes in a step.", lambda r: r.monitor_seconds),
     ("resize_seconds", "Duration of the last change of the cluster.", lambda r: r.resize_seconds),
 )
 _BY_RANK: tuple[tuple[str, str, Callable[[StepRecord], tuple[float, ...]]], ...] = (
-    ("compute_seconds", "Time of a worker's step outside of collectives.", lambda r: r.compute_seconds),
+    ("compute_seconds", "Time outside of collectives during a worker's step.", lambda r: r.compute_seconds),
     ("received_bytes", "Bytes that a worker receives in a step.", lambda r: r.received_bytes),
     ("received_from_bytes", "Bytes that this worker receives from a rank in a step.", lambda r: r.received_from),
-    ("bandwidth_from_bytes_per_second", "The same in a second of communication.", lambda r: r.bandwidth_from),
+    (
+        "bandwidth_from_bytes_per_second",
+        "Bytes that this worker receives from a rank, per second of communication.",
+        lambda r: r.bandwidth_from,
+    ),
 )
 
 
@@ -101,8 +117,8 @@ class MetricsEndpoint:
 def _place() -> int:
     """Return this worker's slot on its host.
 
-    The slot is derived from the worker's port, which no other worker on the host uses while this
-    one lives.
+    The slot is derived from the worker's port. No other worker on the host uses that port while this
+    worker runs.
     """
     own, ports = env.SELF.get(), env.PORT_RANGE.get()
     return int(own.rpartition(":")[2]) - (ports[0] if ports else 10000) if own else 0

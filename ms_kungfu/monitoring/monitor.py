@@ -46,15 +46,17 @@ class Monitor:
     """Measure training, and record the same figures at all workers; see docs/monitoring.md.
 
     Pass the monitor to `MonitorCallback`, `KungFuElasticCallback` or `ElasticTraining`. In any other
-    loop, call `begin` once, then `step_end` after each step. It is collective at measured steps.
-    The monitor measures the reduced gradients. If the loss is scaled, set `gradient_scale`; otherwise
-    the norms are those of the scaled gradients. The noise scale doesn't depend on it.
+    loop, call `begin` once, then `step_end` after each step. `step_end` is collective at measured
+    steps. The monitor measures the reduced gradients. If the loss is scaled, set `gradient_scale`;
+    otherwise the norms are those of the scaled gradients. The noise scale doesn't depend on
+    `gradient_scale`.
 
     Args:
         jsonl: a file to which rank 0 writes each record as a line of JSON. It may be a FIFO that
             another process reads; a step waits while the FIFO is full.
         interval: steps between two measurements. Times and bytes are the mean over these steps.
-        half_life: the measured steps after which a measurement's weight in the noise scale is halved.
+        half_life: the number of measured steps after which a measurement has half of its weight in the
+            noise scale.
         update_ratio_interval: steps between two measurements of the update-to-weight ratio, each of
             which copies the weights; 0 for none.
         log_interval: records between two lines in the log (logger ``ms_kungfu.monitoring``, INFO,
@@ -62,8 +64,8 @@ class Monitor:
         summary: an open MindSpore ``SummaryRecord`` to write to.
         metrics_port: the first port of `MetricsEndpoint`; by default ``KUNGFU_METRICS_PORT``.
         sinks: functions that every worker calls with each record.
-        gradients: which all-reduces are reductions of gradients: their names have this part between
-            the slashes.
+        gradients: identifies the all-reduces that reduce gradients: their names have this part between
+            two slashes.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class Monitor:
         self._gradients = gradients
         self._metrics_port = metrics_port
         self._endpoint: Any = None
-        self._steps = self._samples = 0  # since the last record
+        self._steps = self._samples = 0  # steps and samples since the last record
         self._began = 0.0  # when the first step after the last record began
         self._traffic: tuple[int, int, float, float, list[int]] = (0, 0, 0.0, 0.0, [0])
         self._resize_seconds: float | None = None
@@ -151,8 +153,8 @@ class Monitor:
             shards: the number of samples of each shard, if the step was partitioned into shards
                 (`ElasticDataset.step_shards`). The figures of the gradients are then computed over
                 the shards, so they don't depend on the partition, and `samples` is ignored.
-            trained: samples of all workers in this step, if known (`ElasticDataset.commit`). Otherwise
-                the workers exchange their numbers, without a worker that fails before that.
+            trained: samples of all workers in this step, if known (`ElasticDataset.commit`). Otherwise the
+                workers exchange their numbers; a worker that fails before the exchange isn't counted.
 
         Returns:
             The new record, or None if this step wasn't measured.
@@ -254,7 +256,7 @@ class Monitor:
         told = dict(zip(own, rows.T))
         exposed, busy = told["exposed"], told["busy"]
         scale = self.gradient_scale**2
-        # With shards all workers have the same value, and the mean of equal values is that value, bit for bit.
+        # With shards all workers have the same value. The mean of equal values is exactly that value.
         local, reduced = float(told["squared_norm"].mean()) / scale, reduced / scale
         if shards:  # these values don't depend on the partition
             total, average_loss = float(sum(shards)), float(told["loss"][0])
@@ -320,7 +322,8 @@ class Monitor:
         if port is not None and self._endpoint is None:
             self._endpoint = MetricsEndpoint(lambda: self.last, port)
         if self._jsonl is not None and self._file is None and self.step == 0 and runtime.current_rank() == 0:
-            # A later rank 0 appends. The file stays open, because the reader of a FIFO sees a close as end of file.
+            # A worker that becomes rank 0 later appends. The file stays open, because the reader of a FIFO sees a
+            # close as end of file.
             self._file = self._open_jsonl(os.O_TRUNC)
 
     def _open_jsonl(self, flag: int = 0) -> Any:
@@ -374,7 +377,7 @@ def describe(record: StepRecord) -> str:
 
 
 def number_of(loss: Any) -> float:
-    """Return a loss as a number, which may be a tensor, or the first of several outputs; NaN if there is none."""
+    """Return a loss as a number. The loss may be a tensor, or the first of several outputs. NaN if there is none."""
     while isinstance(loss, (tuple, list)) and loss:
         loss = loss[0]
     if loss is None or isinstance(loss, (tuple, list)):

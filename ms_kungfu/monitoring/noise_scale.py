@@ -6,9 +6,9 @@ McCandlish, Kaplan, Amodei and the OpenAI Dota Team, "An Empirical Model of Larg
 A gradient over b samples has the expected squared norm ``|G|^2 + tr(Sigma) / b``, where G is the
 gradient over all data and Sigma the covariance of one sample's gradient. Two batch sizes yield two
 equations. Data-parallel training has two batch sizes in every step: each worker's own gradient, and
-the mean over all workers. ``tr(Sigma) / |G|^2`` is the *simple noise scale* B. Far below a batch of
-B samples, doubling the batch saves nearly half of the steps. Far above B, doubling the batch saves
-none.
+the mean over all workers. ``tr(Sigma) / |G|^2`` is the *simple noise scale* B. If the batch is far
+smaller than B samples, doubling it saves nearly half of the steps. If it is far larger than B,
+doubling it saves almost no steps.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ def unbiased_estimates(
         batches: the number of samples in each worker's gradient. The numbers may differ, since the
             estimate uses the mean of their inverses.
 
-    Returns:
-        The two estimates. None if the step has no information: it has one worker, a batch of 0, or
-        norms that aren't finite (an overflow).
+    Returns: The two estimates. None if nothing can be estimated from the step: it has only one worker,
+        a batch of 0, or norms that aren't finite (an overflow).
     """
     if len(batches) < 2 or min(batches) <= 0:
         return None

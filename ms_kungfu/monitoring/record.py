@@ -30,8 +30,8 @@ class StepRecord:
             training all steps take equally long, so this field shows which worker is slow.
         communication_seconds: time in collectives, at the worker that spent least time in them.
             That worker arrived last, so it didn't wait for another worker.
-        exposed_seconds: the part of the time in collectives for which the program waited. The
-            backward pass hid the rest.
+        exposed_seconds: the part of the time in collectives during which the program waited. The rest
+            was hidden behind the backward pass.
         hidden_fraction: the hidden part of all workers' time in collectives, 0 to 1.
         received_bytes: for each worker, the bytes that it received from all other workers.
         received_from: bytes that this worker received from each rank.
@@ -80,7 +80,7 @@ class StepRecord:
         return ordered[-1] / median if median > 0 else 1.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON; an infinity becomes the string "inf", which JSON lacks otherwise."""
+        """Return the record as JSON. An infinity becomes the string "inf", because JSON has no infinity."""
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
 
 

@@ -13,9 +13,8 @@ from ms_kungfu.fusion._mindspore import mode_of
 from ms_kungfu.fusion.mode import MB
 from ms_kungfu.ops import _plugin, _reparse
 
-# Collectives without a name share one channel, where they are matched by the order of the calls. Don't count
-# primitives for a name: a joining worker creates a different number of primitives than the others, in a different
-# order.
+# Collectives without a name share one channel, where they are matched by the order of the calls. Don't derive a name
+# by counting primitives: a joining worker creates another number of primitives than the others, in another order.
 UNNAMED = "unnamed"
 
 _DTYPES = (
@@ -36,7 +35,7 @@ def is_undetermined(dtype: Any) -> bool:
 
 
 def placeholders(count: int) -> tuple[Any, Any]:
-    """Return placeholder shapes and dtypes of `count` tensors, while the compiler doesn't know the types.
+    """Return placeholder shapes and dtypes for `count` tensors whose types the compiler doesn't know yet.
 
     The compiler accepts no unknown type from Python. It calls again once it knows the types.
     """
@@ -46,7 +45,7 @@ def placeholders(count: int) -> tuple[Any, Any]:
 def check_root(root: int) -> int:
     """Check that `root` can be a rank, and return it.
 
-    Whether the cluster has this rank is checked at the call.
+    Only a call checks whether the cluster has this rank.
     """
     if isinstance(root, bool) or not isinstance(root, int):
         raise TypeError(f"root must be a rank, not {root!r}")
@@ -58,8 +57,8 @@ def check_root(root: int) -> int:
 class Primitive(PrimitiveWithInfer):
     """A primitive with a kernel in the plugin. Its attributes are fixed at creation.
 
-    `init_attrs` are the arguments for an equal primitive, which MindSpore uses to copy it. They are
-    attributes of the kernel and, by ``add_prim_attr``, in Python.
+    `init_attrs` are the arguments that create an equal primitive. MindSpore uses them to copy the
+    primitive. They are attributes of the kernel and, through ``add_prim_attr``, of the Python object.
 
     The compiler treats a call as having a side effect: equal calls are neither merged nor
     constant-folded, and a call whose result isn't used still runs. All such calls run in program order,
@@ -77,8 +76,9 @@ class Primitive(PrimitiveWithInfer):
         self.init_prim_io_names(inputs=inputs, outputs=outputs)
         for name, value in attributes.items():
             self.add_prim_attr(name, value)
-        # Chains the calls of a graph. Otherwise equal calls are merged, and independent calls run in different orders
-        # in the first step and in later steps. A joining worker and the other workers would then wait for each other.
+        # Chains the calls of a graph. Otherwise the compiler merges equal calls, and independent calls run in a
+        # different order in the first step than in later steps. A joining worker and the other workers would then wait
+        # for each other.
         self.add_prim_attr("side_effect_io", True)
 
     def set_prim_instance_name(self, instance_name: str) -> Any:
@@ -118,7 +118,7 @@ class Collective(Primitive):
     _takes_sparse = False
     """Whether callers convert sparse gradients to dense ones first (`_sparse.SparseReduction`)."""
     _made = False
-    """Whether this process has created a reduction, which computes."""
+    """Whether this process has created a reduction, that is, a collective that computes."""
 
     def __init__(self, kernel: str, name: str | None, **attributes: Any) -> None:
         super().__init__(kernel, ["x"], ["y"], **attributes)
@@ -168,8 +168,8 @@ class Collective(Primitive):
 class SizedCollective(Collective):
     """A collective whose output's shape depends on the size of the cluster.
 
-    `kind` is the collective's name in MindSpore's ``comm_fusion``. That configuration, at the time when
-    the primitive is created, limits the size of the operations into which a tuple is divided.
+    `kind` is the collective's name in MindSpore's ``comm_fusion``. A tuple is divided into operations
+    of limited size. The configuration sets the limit when the primitive is created.
     """
 
     def __init__(self, kernel: str, name: str | None, kind: str, **attributes: Any) -> None:
@@ -177,7 +177,7 @@ class SizedCollective(Collective):
         self.add_prim_attr("fusion_bytes", min(mode_of(kind=kind).limit_mb * MB, 2**62))
 
     def __call__(self, *args: Any) -> Any:
-        membership.join()  # a process that hasn't joined yet doesn't know the size before
+        membership.join()  # a process that hasn't joined yet doesn't know the size
         # Outside a graph, MindSpore caches what it inferred and built for a primitive by its attributes. The size is
         # an attribute, so a call after a resize is built again. In a compiled graph the kernel detects the difference.
         self.add_prim_attr("cluster_size", runtime.current_cluster_size())

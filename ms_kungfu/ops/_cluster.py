@@ -15,8 +15,8 @@ _INT64 = mstype.TensorType(mstype.int64)
 class Cluster(Primitive):
     """Return the participants in the last all-reduce, as two 0-d tensors of int64. Sends nothing.
 
-    The first is a number that changes if the participants change: the cluster version, with the number of failures
-    since then in its highest bits. The second is the number of participants.
+    The first tensor is a number that changes if the participants change: the cluster version, with the number of
+    failures in that version in the highest bits. The second is the number of participants.
     """
 
     def __init__(self) -> None:

@@ -4,7 +4,8 @@ The cache ignores the shapes of a graph's inputs, and all ranks use the folder `
 would load a graph for a different batch size. It would silently compute wrong weights, or NaN.
 
 1. MindSpore reads the environment (``MS_COMPILER_CACHE_ENABLE``) only while its context's ``enable_compile_cache`` is
-   unset. So the value False in the context overrides the environment variable, even if that is set later.
+   unset. So the value False in the context overrides the environment variable, even if the program sets the variable
+   later.
 2. ``set_context`` writes the context through ``set_param`` of its only `_Context` object. This module replaces that
    method, so a later ``set_context`` of the program has no effect on the cache.
 3. `kungfu-run` removes the variable from a worker's environment, so the cache is off even before this module is

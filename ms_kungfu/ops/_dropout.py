@@ -1,4 +1,4 @@
-"""The primitive of `ms_kungfu.nn.Dropout`, whose mask depends only on the shard or process it is for."""
+"""The primitive of `ms_kungfu.nn.Dropout`. Its mask depends only on the shard, or else on the process."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Dropout(Primitive):
     """Return a float tensor with elements dropped, and the mask (true: kept).
 
     While a shard is computed, the mask is determined by the dataset's seed, the step, the shard, and the number of
-    masks generated for the shard before. Otherwise it is determined by `seed`, `rank`, and the number of masks that
-    the process has generated before.
+    masks that were generated for this shard before. Otherwise it is determined by `seed`, `rank`, and the number of
+    masks that the process has generated before.
     """
 
     _talks = False
@@ -41,8 +41,8 @@ class Dropout(Primitive):
     def of(cls, p: float) -> Dropout:
         """Drop each element with probability `p`, rounded to 32 bits.
 
-        The mask depends on the present global seed and this worker's rank. In a process that hasn't joined yet, the
-        rank is the one that it was started for, because creating a layer must not wait.
+        The mask depends on the present global seed and this worker's rank. In a process that hasn't joined yet, it is
+        the rank for which the process was started, because creating a layer must not wait.
         """
         seed = ms.get_seed()
         return cls(min(round(p * 2**32), 2**32 - 1), _seed_of_process() if seed is None else seed, membership.rank())

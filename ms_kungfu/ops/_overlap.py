@@ -14,9 +14,10 @@ from ms_kungfu.ops.reduce_op import check_reduce_op
 class AllReduceStart(Collective):
     """Start reducing a tuple of tensors of one dtype over all ranks, and return at once.
 
-    Returns a tuple of the same number of tensors, which have no value before the wait, followed by a ticket for the
-    wait. The operations run in the order of their starts, which the side effect enforces. The inputs are copied. Each
-    start needs an :class:`AllReduceWait` in the same graph, because only one operation with a name can run at a time.
+    Returns a tuple: the same number of tensors, which have no value until the wait has ended, and a ticket for the
+    wait. The operations run in the order in which they are started; the side effect enforces this order. The inputs
+    are copied. Each start needs an :class:`AllReduceWait` in the same graph, because only one operation with a name
+    can run at a time.
     """
 
     _takes_sparse = True
@@ -37,12 +38,12 @@ class AllReduceWait(Primitive):
 
     The input is one tuple: the results of all starts, then all of their inputs, then the tickets. The output is the
     same tuple with the results' values filled in. `num_tensors` is the number of tensors of each start. When all have
-    ended, the first failure in the given order is raised, so a step that fails in one group updates nothing.
+    ended, the first failure in the order of the input is raised. So if one group fails, the step updates nothing.
     """
 
     def __init__(self, num_tensors: Sequence[int]) -> None:
-        # The side effect puts it into the chain of all collectives. Otherwise a blocking collective could come before
-        # the wait at one rank and after it at another.
+        # The side effect puts this primitive into the chain of all collectives. Otherwise a blocking collective could
+        # come before the wait at one rank and after it at another.
         super().__init__("KungFuAllReduceWait", ["x"], ["y"], num_tensors=tuple(num_tensors))
 
     def _outputs(self, *inputs: dict[str, Any]) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""The present cluster, for a graph, which can't know it when it is compiled."""
+"""Primitives that read the present cluster when a graph runs, because the compiler can't know the later cluster."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _INT64 = mstype.TensorType(mstype.int64)
 class KungFuPlace(Primitive):
     """Return this worker's rank and the number of workers when the step runs.
 
-    Returns two 0-d tensors of int64, which are right even in a graph that was compiled before a resize.
-    It sends nothing. A failed worker counts until the next cluster version.
+    Returns two 0-d tensors of int64. They are right even in a graph that was compiled before a resize.
+    The primitive sends nothing. A failed worker counts until the next cluster version.
     """
 
     def __init__(self) -> None:
@@ -40,11 +40,9 @@ class KungFuBarrier(Primitive):
         return [], _INT64
 
 
-# Create primitives at the call: the parser does so once per call in a graph, and not before the process may join.
+# Create the primitives at the call. In a graph, the parser creates one per call, and only when the process may join.
 def rank():  # type: ignore[no-untyped-def]  # these are read by MindSpore's parser
-    """Return this worker's rank when the step runs.
-
-    It sends nothing.
+    """Return this worker's rank when the step runs. It sends nothing.
 
     Returns:
         A 0-d tensor of int64, which is right even in a graph that was compiled before a resize.

@@ -1,8 +1,8 @@
 """Load the kernels into MindSpore: the only file that loads them.
 
-A plugin fits exactly one version of MindSpore; with another version it would silently compute wrong results. The
-package may contain plugins for several versions, each in a folder with the version's name. It loads the plugin for the
-running MindSpore. After loading it checks the plugin's own MindSpore version again.
+A plugin works with exactly one version of MindSpore. With another version it would silently compute wrong results. The
+package may contain plugins for several versions, each in a folder with the version's name. This module loads the
+plugin for the running MindSpore. After loading, it checks again which MindSpore version the plugin was built for.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ms_kungfu import _core, _device
 from ms_kungfu._installation import is_of_a_wheel, reinstall
 
 _FILES = {"CPU": "libkungfu_ms_cpu.so", "GPU": "libkungfu_ms_gpu.so", "Ascend": "libkungfu_ms_ascend.so"}
-# What the build needs to include each plugin.
+# What must be installed so that the build includes each plugin.
 _NEEDS = {
     "CPU": "MindSpore",
     "GPU": "CUDA's headers (the toolkit, or nvidia-cuda-runtime-cu12, nvidia-cuda-nvcc-cu12 and nvidia-cuda-cccl-cu12)",
-    "Ascend": "a MindSpore that has its Ascend plugin",
+    "Ascend": "a MindSpore package with the Ascend plugin",
 }
 _PLUGINS = Path(_core.__file__).with_name("plugins")
 
@@ -47,7 +47,7 @@ def check_version(built_for: str, running: str) -> None:
 
 
 def _built_for_another(built_for: str, running: str, newest: str) -> ImportError:
-    other = f"a wheel of ms_kungfu for {running}" if is_of_a_wheel() else f"{reinstall()}, which builds them anew"
+    other = f"a wheel of ms_kungfu for {running}" if is_of_a_wheel() else f"{reinstall()}, which builds them again"
     return ImportError(
         f"the kernels of ms_kungfu were built for MindSpore {built_for}, but MindSpore {running} is running; "
         f'`python -m pip install "mindspore=={newest}"`, or {other}'

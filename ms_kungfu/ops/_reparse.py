@@ -7,8 +7,8 @@ looks up the method by name. That method is the override again. So its body runs
 the ranks are silently summed twice.
 
 Jitting the override repairs this, because the object's method is then the intended one. ms_kungfu jits the override
-when an object of the class gets one of ms_kungfu's primitives as an attribute. If ms_kungfu doesn't see the class in
-time, it rejects the compilation.
+when an object of the class gets one of ms_kungfu's primitives as an attribute. If ms_kungfu doesn't see the class
+before it is compiled, it rejects the compilation.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def mend(cls: type) -> None:
     if _is_jitted(construct) or not any(_is_jitted(vars(base)["construct"]) for base in definers[1:]):
         return
     if "construct" not in getattr(inspect.unwrap(construct), "__code__", construct).co_names:
-        return  # it never calls the base's construct
+        return  # the override never calls the base's construct
     _log.debug('jitted: class=%s reason="its construct would run twice otherwise"', definers[0].__qualname__)
     definers[0].construct = mindspore.jit(backend="ms_backend")(construct)  # type: ignore[attr-defined]
 

@@ -2,9 +2,9 @@
 
 ``mindspore.save_checkpoint`` removes the file, writes ``NAME.tmp`` next to it and renames that file.
 ``mindspore.export`` writes directly to the file. If workers save to one path at the same time, as programs for msrun
-do, they write to the same temporary file, and a reader may find no file or part of one. This module makes each save of
-a worker go to a unique name in the same folder, which is then renamed to the path. So a reader always finds a whole
-file, from the last worker that saved, even if a worker is killed while it saves.
+do, they write to the same temporary file, and a reader may find no file or an incomplete file. With this module, each
+save of a worker writes to a unique name in the same folder, and then renames that file to the path. So a reader always
+finds a whole file, from the last worker that saved, even if a worker is killed during a save.
 
 This module replaces the two functions through which MindSpore writes all such files. So the replacement applies even
 to names that the program imported earlier.
@@ -85,7 +85,10 @@ def _is_worker() -> bool:
 
 @contextmanager
 def _folder_beside(path: Path) -> Iterator[Path]:
-    """Return a folder for this call on the same file system. It is hidden, so no callback reads it as a checkpoint."""
+    """Return a folder on the same file system for this call.
+
+    The folder is hidden, so no callback reads it as a checkpoint.
+    """
     folders = f".{path.name}.{socket.gethostname()}-{os.stat('/proc/self/ns/pid').st_ino}-"
     _remove_abandoned(path.parent, folders)
     folder = path.parent / f"{folders}{os.getpid()}-{threading.get_ident():x}-{uuid.uuid4().hex[:6]}"
@@ -97,7 +100,7 @@ def _folder_beside(path: Path) -> Iterator[Path]:
 
 
 def _remove_abandoned(parent: Path, folders: str) -> None:
-    """Remove those of `folders` whose processes, on this host and in this PID namespace, were killed while saving."""
+    """Remove each of `folders` whose process, on this host and in this PID namespace, was killed during a save."""
     for folder in parent.iterdir():
         pid = folder.name[len(folders) :].partition("-")[0]
         if folder.name.startswith(folders) and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
@@ -119,7 +122,7 @@ def _move(source: Path, target: Path) -> None:
 def _look_for_others(path: Path) -> None:
     """Warn once if this worker, then another process, then this worker again has written a path.
 
-    A single write by another process is normal: the next rank may continue after the rank that wrote before.
+    A single write by another process is normal: the next rank may take over from the rank that wrote before.
     """
     global _told
     if _told or path not in _written or env.MSRUN_SIZE.get() is not None or not membership.speaks_for_all():
@@ -131,8 +134,8 @@ def _look_for_others(path: Path) -> None:
     if (found.st_ino, found.st_mtime_ns) != _written[path]:
         _told = True
         _log.warning(
-            "misuse: check=save path=%s. Another process, or another function of this one, wrote the file"
-            " after this worker saved it: each file is whole, and the last one stays; save at one worker "
-            "only, `if kf.current_rank() == 0:`, or to a path of each worker's own",
+            "misuse: check=save path=%s. Another process, or another function of this process, wrote the "
+            "file after this worker had saved it. Each file is whole, and the last one stays. Save at one "
+            "worker only (`if kf.current_rank() == 0:`), or use a different path at each worker",
             path,
         )

@@ -1,4 +1,4 @@
-"""The sum over the shards of a step. `ms_kungfu.elastic.ShardedStep` puts it between gradients and update."""
+"""The sum over the shards of a step. `ms_kungfu.elastic.ShardedStep` inserts it between gradients and update."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SumShards(Collective):
         """The number of contributions; known after the first compilation or call in PyNative mode."""
 
     def __call__(self, *brought: Any) -> Any:
-        """Run in PyNative mode, where MindSpore may skip inference if an equal primitive has run before."""
+        """Run in PyNative mode. MindSpore may skip inference there if an equal primitive has run before."""
         self.dtypes = [str(tensor.dtype) for tensor in brought[0]]
         return super().__call__(*brought)
 

@@ -53,7 +53,7 @@ def _tensor_again(gradient, reduced):  # type: ignore[no-untyped-def]  # read by
 
 @_sparse.register("RowTensor", "Tensor")
 def _rows_again(gradient, reduced):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-    """Return the rows that any rank contributed, once each: LazyAdam updates a repeated row repeatedly."""
+    """Return each row that any rank contributed, only once: LazyAdam would update a repeated row several times."""
     indices = ops.reshape(ops.nonzero(reduced[:, -1] > 0), (-1,))
     values = ops.reshape(ops.gather(reduced[:, :-1], indices, 0), (-1, *gradient.dense_shape[1:]))
     return RowTensorInner(ops.cast(indices, gradient.indices.dtype), values, gradient.dense_shape)

@@ -6,14 +6,17 @@ import functools
 from collections.abc import Sequence
 
 from mindspore import Parameter
-from mindspore.ops.primitive import _pynative_executor  # this location works in every version
+from mindspore.ops.primitive import _pynative_executor  # this import path works in every version of MindSpore
 
 from ms_kungfu.ops._base import Collective, check_root
 from ms_kungfu.ops.broadcast import KungFuBroadcast
 
 
 class KungFuBroadcastInPlace(Collective):
-    """Overwrite the inputs with rank `root`'s values. Parameters only: other tensors may share memory."""
+    """Overwrite the inputs with rank `root`'s values.
+
+    Accepts only Parameters, because other tensors may share memory.
+    """
 
     copies = True
 
@@ -47,8 +50,8 @@ def broadcast_parameters(
     With `keep` this worker takes part but keeps its own values.
 
     Collective: all ranks pass parameters of the same shapes and dtypes in the same order. Call it
-    between steps and outside of a graph. It works in GRAPH and PyNative mode. Compiled graphs stay
-    valid and use the new values. It returns when it is done.
+    between steps and outside of a graph. The function works in GRAPH and PyNative mode. Compiled graphs
+    stay valid and use the new values. The function returns when the copy is complete.
     """
     if not params:
         return

@@ -15,9 +15,9 @@ class KungFuAllGather(SizedCollective):
     or a tuple of tensors of any dtype. The shapes must be the same at all ranks. The gradient is a
     reduce-scatter of the sum.
 
-    A tuple is one operation per dtype. It is divided into several operations if it is larger than
-    MindSpore's ``comm_fusion`` limit for "allgather" (64 MB by default). The limit is read when the
-    primitive is created.
+    A tuple is gathered in one operation per dtype. It is divided into several operations if it is
+    larger than MindSpore's ``comm_fusion`` limit for "allgather" (64 MB by default). The limit is read
+    when the primitive is created.
 
     The output's shape depends on the size of the cluster. Outside a graph, a call adapts to a resize
     automatically. A graph that was compiled before a resize raises RuntimeError (``StaleClusterError:

@@ -13,7 +13,7 @@ class KungFuAllReduce(Collective):
 
     The input is a tensor or a tuple of tensors of any shapes. The output has the same shapes and
     dtypes. Supported dtypes are float16, bfloat16, float32, float64 and (u)int8 to (u)int64. A tuple is
-    one operation per dtype, without copying it into a flat buffer.
+    reduced in one operation per dtype. It isn't copied into a flat buffer.
 
     16-bit floats accumulate in float32. Sums and products of integers wrap in their own dtype, like
     arithmetic on NumPy arrays. A mean of integers doesn't overflow, and truncates towards zero. The
@@ -23,7 +23,7 @@ class KungFuAllReduce(Collective):
 
     - for a sum: the sum of the gradients;
     - for a mean: the mean of the gradients;
-    - for min or max: the sum of the gradients, at the inputs that are the result;
+    - for min or max: the sum of the gradients, but only for the inputs that equal the result;
     - for a product: computed by division through the input.
 
     Args:

@@ -56,7 +56,7 @@ def test_size_superseded_by_another_is_logged_then(lines):
     event_log.scheduled(20, 3, wait=True)
     assert lines() == ["resize requested: 1 -> 3 workers step=20 reason=schedule wait=True"]
     event_log.scheduled(30, 1, wait=True)
-    assert lines() == ['resize missed: workers=3 step=20 reason="the entry of step 30 came first"']
+    assert lines() == ['resize missed: workers=3 step=20 reason="the entry of step 30 was due first"']
     event_log._at_exit()
     assert lines() == []
 
