@@ -1,14 +1,14 @@
 """Provide KungFu's names in MindSpore with an import finder, which Python asks last.
 
-KungFu once modified MindSpore's source tree. That integration had its primitives in
+KungFu once modified MindSpore's source tree. That modified MindSpore had its primitives in
 ``mindspore.ops.operations.kungfu_comm_ops``, its optimizers in ``mindspore.nn.optim.kungfu`` and ``mindspore.nn``, its
 callbacks in ``mindspore.train.callback._kungfu``, and its bindings in ``mindspore._c_expression``. Programs written
 for it import these modules. This package supports such programs without changing MindSpore's files. The imported
 modules return this package's classes and functions, and MindSpore's own modules also resolve the integration's names.
 A name without a counterpart raises an error that names the alternative.
 
-cmake/ms_kungfu_alias.pth and ms_kungfu_names.py are installed next to the package. They serve programs that import
-MindSpore before this package, or without it. Python runs the .pth file at each start. That file imports
+cmake/ms_kungfu_alias.pth and ms_kungfu_names.py are installed next to the package. They are for programs that import
+MindSpore before this package, or without this package. Python runs the .pth file at each start. That file imports
 ms_kungfu_names if a program imports MindSpore. ms_kungfu_names imports this package if the program uses one of these
 names.
 """
@@ -58,7 +58,7 @@ _SUMMED = ("KungFuMomentum", "KungFuSGD")
 
 
 def _later(module: str, name: str, places: Sequence[str]) -> Any:
-    """Resolve names only when a program uses them, because that imports more modules."""
+    """Resolve names only when a program uses them, because resolving imports more modules."""
     if name in _REFUSED:
         # Not an AttributeError: `from ... import` would drop the message.
         raise ImportError(f"ms_kungfu has no {name} of KungFu's MindSpore: {_REFUSED[name]}")

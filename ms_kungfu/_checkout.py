@@ -2,7 +2,7 @@
 
 The source folder has no compiled runtime, so importing it alone fails. The first lines of ``ms_kungfu/__init__.py``
 pass their globals to :func:`use_installed_build`, which makes the package load the installed modules. Copying the
-build into the source folder instead would create a second build that soon becomes outdated.
+build into the source folder would instead create a second build, which soon becomes outdated.
 """
 
 from __future__ import annotations

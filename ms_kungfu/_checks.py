@@ -1,4 +1,4 @@
-"""Checks of arguments that many modules need, so that their messages are equal."""
+"""Argument checks that many modules need. They are shared so that the messages are equal."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def of_user(environ: Mapping[str, str]) -> tuple[str, str]:
     """Return the environment variable with which the user limits oneDNN, and its value; ("", "") if unset."""
     if cap := environ.get(VARIABLE):
         return VARIABLE, cap
-    if cap := environ.get(_FORMER):  # oneDNN reads this one if ONEDNN_MAX_CPU_ISA is unset
+    if cap := environ.get(_FORMER):  # oneDNN reads this variable if ONEDNN_MAX_CPU_ISA is unset
         return _FORMER, cap
     return "", ""
 

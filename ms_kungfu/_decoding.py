@@ -51,7 +51,8 @@ def decode(data: bytes | str, limit: int, *, raw_bytes: bool = False, own: bool 
         raise MalformedError(f"it has {len(data)} bytes; at most {limit} are read")
     try:
         text = data if isinstance(data, str) else data.decode("utf-8")
-        # Check before json.loads: if a program has raised Python's recursion limit, deep nesting crashes the process.
+        # Check the depth before json.loads: if a program has raised Python's recursion limit, deep nesting crashes the
+        # process.
         _check_depth(text, _MAX_OWN_DEPTH if own else MAX_DEPTH)
         if own:
             value = json.loads(text)

@@ -40,8 +40,8 @@ def _is_loaded(path: str) -> bool:
 
 
 def _paths(libraries: Iterable[Library]) -> str:
-    # Libraries that the process has already loaded come first: a second copy of the CUDA runtime would have a
-    # different current device than MindSpore's copy.
+    # Libraries that the process has already loaded come first: a second copy of the CUDA runtime would have its own
+    # current device, which may differ from that of MindSpore's copy.
     found = dict.fromkeys(path for library in libraries for path in candidates(library))
     return ":".join(sorted(found, key=lambda path: not _is_loaded(path)))
 

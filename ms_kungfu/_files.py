@@ -1,4 +1,4 @@
-"""Open files in folders that other programs can write to, without blocking and without following planted links."""
+"""Open files in folders to which other programs can write, without blocking and without following planted links."""
 
 from __future__ import annotations
 

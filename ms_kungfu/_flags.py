@@ -24,7 +24,7 @@ class UsageError(Exception):
 
 
 def failed(program: str, error: object, code: int) -> int:
-    """Print why the program ends, and return the exit status."""
+    """Print why the program ends, and return its exit status."""
     print(f"{program}: {error}", file=sys.stderr)
     return code
 
@@ -44,7 +44,8 @@ class FlagParser(argparse.ArgumentParser):
 
     def flag(self, name: str, help: str, *, type: Callable[[str], Any] = str, metavar: str = "", **more: Any) -> None:
         """Add a flag. `more`: as in add_argument. A flag of type `switch` may stand alone."""
-        # Below, each flag always gets a value: with nargs="?" a switch would consume the program's name after it.
+        # Below, each flag always gets a value: with nargs="?" a switch would consume the next word, such as the
+        # program's name.
         self._is_switch[name] = type is switch
         self.add_argument(f"-{name}", help=help, type=type, metavar=metavar, **more)
 
@@ -76,7 +77,7 @@ class FlagParser(argparse.ArgumentParser):
                 elif words:
                     value = words.pop(0)
                 else:
-                    raise UsageError(f"flag -{name} needs a value")
+                    raise UsageError(f"flag -{name} requires a value")
             spelled.append(f"-{name}={value}")
             self.given.add(name)
         flags = self.parse_args(spelled, flags)
@@ -91,7 +92,7 @@ class FlagParser(argparse.ArgumentParser):
 
 
 def switch(text: str) -> bool:
-    """Return the truth value of a flag's text."""
+    """Return the truth value that a flag's text represents."""
     if text.lower() in ("1", "t", "true"):
         return True
     if text.lower() in ("0", "f", "false"):

@@ -1,4 +1,4 @@
-"""Find out how this package was installed, for messages about problems and their repair."""
+"""Find out how this package was installed, so that messages can name the right command to repair it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def checkout() -> str | None:
 
 
 def is_of_a_wheel() -> bool:
-    """Return whether a prebuilt wheel was installed, which this machine can't rebuild."""
+    """Return whether a prebuilt wheel was installed. This machine can't rebuild such a wheel."""
     own = _own()
     return own is not None and not _source(own)[1]
 

@@ -1,8 +1,8 @@
 """Write the log of logger ``ms_kungfu`` to stderr in a worker whose program doesn't configure logging.
 
-Python hides INFO by default, and so would hide each resize, failure and checkpoint. Under ``kungfu-run`` such records
-are lines on stderr with time and rank, from level ``KUNGFU_LOG_LEVEL`` on. If a program adds a handler to the root
-logger or to ``ms_kungfu``, at any time, the program's handlers and levels apply instead. The log includes the
+By default Python hides INFO records, which include each resize, failure and checkpoint. Under ``kungfu-run`` such
+records are lines on stderr with time and rank, from level ``KUNGFU_LOG_LEVEL`` on. If a program adds a handler to the
+root logger or to ``ms_kungfu``, at any time, the program's handlers and levels apply instead. The log includes the
 runtime's own messages as warnings, for example which ranks have waited long for which.
 """
 
@@ -58,6 +58,6 @@ def set_up(rank: Callable[[], int]) -> None:
         _logger.setLevel(level)
     if not _logger.handlers and not _programs_handlers():
         _logger.addHandler(_UntilTheProgramLogs(rank))
-    # A thread of the runtime's own calls this, for which no collective waits. It needs the GIL, which no collective and
-    # no kernel of MindSpore holds while it waits.
+    # A separate thread of the runtime calls this, and no collective waits for that thread. The thread needs the GIL.
+    # No collective and no MindSpore kernel holds the GIL while it waits.
     _core.set_log(_tell)

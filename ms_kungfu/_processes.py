@@ -23,8 +23,8 @@ STACK_SIGNAL = signal.SIGRTMIN + 13
 def raise_descriptor_limit() -> None:
     """Raise this process's limit on file descriptors to the system's maximum.
 
-    The usual soft limit of 1024 exists for programs that use select(2). Child processes inherit the limit when they
-    fork.
+    The usual soft limit of 1024 exists for programs that use select(2), which this package doesn't. Child processes
+    inherit the limit when they fork.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -33,7 +33,7 @@ def raise_descriptor_limit() -> None:
 
 
 def connection_limit(most: int) -> int:
-    """Return how many connections are allowed, at most `most`: the rest of the process also needs descriptors."""
+    """Return how many connections are allowed, at most `most`: all other code of the process needs descriptors, too."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if soft == resource.RLIM_INFINITY else max(2, min(most, soft // 4))
 
@@ -47,7 +47,8 @@ def stat_of(pid: int | str) -> list[str]:
 def pin_threads(pid: int | str, cores: set[int]) -> bool:
     """Move the threads of process `pid` to `cores`.
 
-    Return whether a thread had to be moved. If so, it may have started other threads meanwhile, so call this again.
+    Return whether a thread had to be moved. If so, that thread may have started other threads in the meantime, so call
+    this again.
     """
     moved = False
     with contextlib.suppress(OSError):
@@ -100,8 +101,8 @@ def show_stacks_when_asked() -> None:
 def ask_for_stack(pid: int) -> bool:
     """Make a worker write its stacks, and return whether it will.
 
-    A worker that hasn't joined yet doesn't handle the signal, which would end it. `pid` may be a script with the
-    worker below it.
+    A worker that hasn't joined yet doesn't handle the signal, so the signal would end it; none is sent. `pid` may be a
+    script with the worker below it.
     """
     for each in (pid, *descendants(pid)):
         with contextlib.suppress(OSError):
@@ -115,7 +116,7 @@ def ask_for_stack(pid: int) -> bool:
 
 @contextlib.contextmanager
 def printing(program: str) -> Iterator[None]:
-    """Print in this block, even with characters that the terminal lacks or if the reader ends early (`... | head`).
+    """Make printing in this block safe: the terminal may lack characters, and the reader may end early (`... | head`).
 
     If the output can't be written, for example because the disk is full, the program ends with a message.
     """
@@ -137,7 +138,7 @@ def printing(program: str) -> Iterator[None]:
 def ended_by_signals() -> Iterator[None]:
     """End the block at SIGTERM or SIGHUP with SystemExit, so that `finally` clauses run. Ignore further signals.
 
-    This does nothing outside of the main thread, or for a signal that is ignored (nohup) or already has a handler.
+    This has no effect outside of the main thread, or on a signal that is ignored (nohup) or already has a handler.
     """
     handled = []
     if threading.current_thread() is threading.main_thread():

@@ -15,7 +15,7 @@ def new_nonce() -> str:
 def proof_of(secret: bytes, role: str, called_nonce: str, callers_nonce: str) -> str:
     """Return the hex of HMAC-SHA256 over role and nonces.
 
-    The role keeps a proof from being reflected as the other end's.
+    Because the role is part of it, an end can't send a proof back as its own.
     """
     return hmac.new(secret, (role + called_nonce + callers_nonce).encode(), "sha256").hexdigest()
 

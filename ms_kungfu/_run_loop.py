@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class _Slices(selectors.DefaultSelector):
-    """A selector that waits in slices, so that even an idle loop reads the clock."""
+    """A selector that waits in slices, so that even an idle loop reads the clock regularly."""
 
     def select(self, timeout: float | None = None) -> Any:
         return super().select(SLICE_S if timeout is None else min(timeout, SLICE_S))
@@ -22,8 +22,8 @@ class _Slices(selectors.DefaultSelector):
 class RunTimeLoop(asyncio.SelectorEventLoop):
     """An asyncio event loop whose timers, timeouts and `time` leave out pauses of the process.
 
-    After a pause the loop first handles events that arrived meanwhile. A timer fires once its remaining time has
-    passed.
+    After a pause the loop first handles the events that arrived during the pause. A timer fires when its remaining
+    time has passed.
     """
 
     def __init__(self, clock: Callable[[], float] = run_time) -> None:
@@ -40,7 +40,10 @@ class _Policy(asyncio.DefaultEventLoopPolicy):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `asyncio.run` in a RunTimeLoop. Other threads that call `asyncio.run` meanwhile also get one."""
+    """Run `asyncio.run` in a RunTimeLoop.
+
+    Other threads that call `asyncio.run` at the same time also get a RunTimeLoop.
+    """
     before = asyncio.get_event_loop_policy()
     asyncio.set_event_loop_policy(_Policy())  # before Python 3.12, asyncio.run can't choose a loop in another way
     try:

@@ -44,8 +44,8 @@ class Tls:
                 why = f"{env.TLS_KEY.name} is not the key of {env.TLS_CERT.name}"
             else:
                 why = (
-                    f"{env.TLS_CERT.name} has to name a certificate, and {env.TLS_KEY.name} its key, without a "
-                    f"password, in PEM ({error.reason or error})"
+                    f"{env.TLS_CERT.name} must be the path of a certificate in PEM, and {env.TLS_KEY.name} "
+                    f"of its key in PEM, without a password ({error.reason or error})"
                 )
             raise ValueError(why) from None
         except ValueError:  # the key needs a password
@@ -56,7 +56,7 @@ class Tls:
             context.load_verify_locations(self.ca)
         except ssl.SSLError as error:
             raise ValueError(
-                f"{env.TLS_CA.name} has to name the CA's certificate, in PEM ({error.reason or error})"
+                f"{env.TLS_CA.name} must be the path of the CA's certificate in PEM ({error.reason or error})"
             ) from None
         return context
 
@@ -95,6 +95,6 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Tls | None:
     missing = [variable.name for variable, value in zip(_VARIABLES, values) if not value]
     if missing:
         there = [variable.name for variable, value in zip(_VARIABLES, values) if value]
-        raise ValueError(f"TLS needs {' and '.join(missing)} too; only {' and '.join(there)} is set")
+        raise ValueError(f"TLS requires {' and '.join(missing)} too; only {' and '.join(there)} is set")
     certificate, key, ca = (os.path.abspath(str(value)) for value in values)
     return Tls(certificate, key, ca)

@@ -1,8 +1,8 @@
 """Exchange data among the living workers: a row from each worker, or one worker's data to all.
 
-An all-gather returns zeros for a failed rank. Here a row says whether its rank took part, so zeros never count as a
-contribution. If the sending rank fails meanwhile, another rank sends. All survivors get the same rows and make the
-same attempts (docs/recovery.md), so they make the same choice.
+An all-gather returns zeros for a failed rank. In this module a row says whether its rank took part, so zeros never
+count as a contribution. If the sending rank fails, another rank sends instead. All survivors get the same rows and
+make the same attempts (docs/recovery.md), so they make the same choice.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def gather_living(row: Array, name: str, nonzero: int | None = None) -> dict[int
     result; the calling rank always is.
 
     Args:
-        nonzero: the index of an entry that no rank sets to zero, and so shows that the rank took part. By default a
-            byte is added for that.
+        nonzero: the index of an entry that no rank sets to zero. A nonzero entry shows that the rank took part. By
+            default a byte is added for this purpose.
     """
     row = np.asarray(row)
     if nonzero is not None:
@@ -80,7 +80,7 @@ def told_by_one(
 ) -> Received:
     """Return `receive(root, rows)`; collective. `choose(rows)` selects the root from the living ranks' rows.
 
-    If the root fails meanwhile, the remaining ranks repeat this with a new root.
+    If the root fails, the remaining ranks repeat this with a new root.
 
     Args:
         choose: a pure function, the same at every rank. Its exceptions are raised at every rank.

@@ -1,4 +1,4 @@
-"""The broker protocol: framing and the handshake for both ends, and the worker's requests.
+"""The broker protocol: framing and handshake for both ends, and the worker's requests.
 
 A connection serves one request at a time. A message is a 4-byte big-endian length and that many bytes of JSON. The
 classes of the messages are in `launcher.wire.messages`. The worker's end uses dictionaries instead, so that it needn't
@@ -34,16 +34,16 @@ T = TypeVar("T")
 MAX_MESSAGE_BYTES = 64 * 1024
 _MAX_POSTED_BYTES = 16 * 1024
 MAX_FDS = 4
-_CROWDED_S = 60.0  # six times the silence that the broker tolerates from an unauthenticated client
+_CROWDED_S = 60.0  # six times as long as the broker waits for a silent unauthenticated client
 
 
 @dataclass(frozen=True)
 class Granted:
     """A slot in `cluster`, with descriptors that the caller owns.
 
-    `fd` is of the segment of that cluster version. If the version is over several hosts, `fd` is this host's segment.
-    Then `between_hosts` are the version's control block and the sockets to this host's transport and to the one for
-    models of the other hosts.
+    `fd` is the descriptor of the cluster version's segment. If the version has several hosts, `fd` is the segment of
+    this host. `between_hosts` are then the version's control block, the socket to this host's transport, and the
+    socket to the transport for models of other hosts.
     """
 
     cluster: Cluster
@@ -56,14 +56,14 @@ class Granted:
 
 @dataclass(frozen=True)
 class Detached:
-    """The committed cluster version doesn't contain the caller. `evicted`: a user or another worker asked for this."""
+    """The committed cluster version doesn't contain the caller. `evicted`: a user or another worker requested this."""
 
     evicted: bool = False
 
 
 @dataclass(frozen=True)
 class Stay:
-    """The agreed version was abandoned before any worker adopted it: its members keep their present version."""
+    """The agreed version was abandoned before any worker adopted it. Its members keep their present version."""
 
 
 class BrokerClient:
@@ -71,21 +71,22 @@ class BrokerClient:
 
     So a cluster change, for which all workers wait, needs no new connection and no new handshake.
 
-    The connection belongs to one thread at a time, and to the process that has opened it: a forked child opens one of
-    its own. Any thread may :meth:`report` meanwhile: a report has no answer. :meth:`request_leave`, :meth:`fix_cores`,
-    :meth:`expect` and :meth:`exchange_store` have each their own connection, and may be called from any thread.
+    The connection belongs to one thread at a time, and to the process that has opened it: a forked child opens its own
+    connection. Other threads may call :meth:`report` at the same time, because a report has no answer.
+    :meth:`request_leave`, :meth:`fix_cores`, :meth:`expect` and :meth:`exchange_store` each use a separate connection,
+    and may be called from any thread.
     """
 
     def __init__(self, address: str, secret: bytes) -> None:
         self._address = address
         self._secret = secret
-        self._connection: Connection | None = None  # guarded by `_sending` against the threads that report
+        self._connection: Connection | None = None  # guarded by `_sending`, because other threads may report
         self._owner = 0
         self._sending = threading.Lock()
 
     @classmethod
     def from_environment(cls) -> BrokerClient:
-        """Return a client of the broker that this process was started with.
+        """Return a client of the broker for which this process was started.
 
         Raise ResizeError if kungfu-run hasn't started this process.
         """
@@ -106,8 +107,8 @@ class BrokerClient:
         """Request a slot. Wait up to `timeout` seconds; None: no limit.
 
         A member of cluster version `member_of` requests the agreed `version`. A joining worker passes None for both:
-        it is ready, and gets an answer when a version that contains it is committed. Only a member can get `Stay`.
-        `step` is the training step, for the launcher's log.
+        it reports that it is ready, and gets an answer when a version that contains it is committed. Only a member can
+        get `Stay`. `step` is the training step, for the launcher's log.
 
         Raises PeerLostError if the launcher has ended, CollectiveTimeoutError after `timeout`, and ResizeError if a
         member's request is rejected. Raises KungFuError if a joining worker's request is rejected, or if the other end
@@ -146,10 +147,10 @@ class BrokerClient:
             raise ResizeError(answer)
 
     def fix_cores(self, each: int, timeout: float) -> int:
-        """Make this host's launcher give each worker the same fixed number of cores, permanently and at every size.
+        """Make this host's launcher give each worker the same number of cores from now on, at every cluster size.
 
-        The number is `each`, unless it was fixed before. Return the number once this process has that many cores; 0:
-        workers aren't pinned.
+        The number is `each`, unless it was fixed before. Return the number as soon as this process has that number of
+        cores. Return 0 if workers aren't pinned.
 
         Raises KungFuError, CollectiveTimeoutError and PeerLostError like :meth:`request_segment`.
         """
@@ -191,7 +192,10 @@ class BrokerClient:
             return receive_with_fds(connection)
 
     def report(self, report: dict[str, Any]) -> None:
-        """Send a report without waiting. It is lost without a connection, or if the launcher is far behind."""
+        """Send a report without waiting.
+
+        The report is dropped if there is no connection, or if the launcher has too many unread reports.
+        """
         body = json.dumps(report).encode()
         if self._owner != os.getpid():
             return
@@ -207,7 +211,7 @@ class BrokerClient:
             return EndWatch(connection)
 
     def close(self) -> None:
-        if self._owner != os.getpid():  # a thread of the parent may have held it during the fork
+        if self._owner != os.getpid():  # a thread of the parent may have held the lock during the fork
             self._sending = threading.Lock()
         with self._sending:
             if self._connection is not None:
@@ -248,19 +252,25 @@ class BrokerClient:
 
 
 class EndWatch:
-    """A connection on which a worker learns that the job is about to end. The launcher waits until it is closed."""
+    """A connection on which a worker learns that the job is about to end.
+
+    The launcher waits until the worker closes it.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def receive(self) -> int:
-        """Wait for the job's end. Return the signal that ends the job; 0 after `hang_up`."""
+        """Wait for the message that the job ends. Return the signal that ends the job; 0 after `hang_up`."""
         with contextlib.suppress(OSError, ProtocolError):
             return int(receive_with_fds(self._connection)[0].get("number", 0))
         return 0
 
     def hang_up(self) -> None:
-        """Close the connection, from any thread. A forked child may have a copy of the descriptor."""
+        """Close the connection.
+
+        Any thread may call this. It works even if a forked child has a copy of the descriptor.
+        """
         with contextlib.suppress(OSError):
             self._connection.socket.shutdown(socket.SHUT_RDWR)
 
@@ -285,7 +295,7 @@ def _explained(who: str, about: str, timeout: float | None) -> Iterator[None]:
 def _meant(
     answer: dict[str, Any], fds: Sequence[int], asked_as: str | None, who: str
 ) -> Granted | Detached | Stay | str:
-    """Return the result of the broker's answer to a request for a slot or to leave. A str is an error message."""
+    """Convert the broker's answer to a request for a slot, or a request to leave. A str is an error message."""
     kind = answer["type"]
     if kind != "slot":
         if kind in ("detached", "leaving"):
@@ -294,11 +304,11 @@ def _meant(
     cluster, rank = Cluster.from_json(answer.get("cluster")), answer.get("rank")
     peer, incarnation = PeerID.parse(answer.get("peer")), answer.get("incarnation")
     if len(fds) != descriptors_of(cluster):
-        raise ProtocolError(f"the broker gave {len(fds)} descriptors with {cluster.dumps()} to {who}")
+        raise ProtocolError(f"the broker sent {len(fds)} descriptors with {cluster.dumps()} to {who}")
     if rank is None or rank != cluster.rank_of(peer) or asked_as not in (None, str(peer)):
-        raise ProtocolError(f"the broker gave rank {rank!r} in {cluster.dumps()} and name {peer} to {who}")
+        raise ProtocolError(f"the broker sent rank {rank!r} in {cluster.dumps()} and name {peer} to {who}")
     if not isinstance(incarnation, int):
-        raise ProtocolError(f"the broker gave incarnation {incarnation!r} to {who}")
+        raise ProtocolError(f"the broker sent incarnation {incarnation!r} to {who}")
     return Granted(cluster, rank, fds[0], peer, incarnation, tuple(fds[1:]))
 
 
@@ -331,12 +341,12 @@ def _answer_on(connection: Connection, timeout: float | None) -> tuple[dict[str,
 
 
 def _software() -> dict[str, str]:
-    """Return a joining worker's software versions, which must be the same in all workers of a job."""
+    """Return a joining worker's software versions. They must be the same in all workers of a job."""
     return {"ms_kungfu": VERSION, "mindspore": mindspore_version()}
 
 
 def descriptors_of(cluster: Cluster) -> int:
-    """Return the number of descriptors that come with a slot.
+    """Return the number of descriptors that the broker sends with a slot.
 
     There is one for the segment. With several hosts there are three more: control block, transport and models.
     """
@@ -346,8 +356,8 @@ def descriptors_of(cluster: Cluster) -> int:
 def _connected(address: str, secret: bytes, timeout: float | None) -> Connection:
     """Return a connection to the broker, after both ends have proved that they know the secret.
 
-    If unauthenticated clients crowd the broker, it lets a connection wait, or ends it before the proof. That doesn't
-    mean that the launcher has ended: in that case connections are refused (ECONNREFUSED).
+    If the broker has too many unauthenticated clients, it makes a connection wait, or closes it before the proof. This
+    doesn't mean that the launcher has ended: if it has, connections are refused (ECONNREFUSED).
     """
     deadline = run_time() + (_CROWDED_S if timeout is None else min(timeout, _CROWDED_S))
     pause = 0.05
@@ -370,11 +380,11 @@ def _connected(address: str, secret: bytes, timeout: float | None) -> Connection
 
 
 class Connection:
-    """One end of a connection, with one deadline for all operations, by `run_time`. It owns the socket."""
+    """One end of a connection. All operations have one deadline on the clock `run_time`. The object owns the socket."""
 
     def __init__(self, connection: socket.socket, timeout: float | None) -> None:
         self.socket = connection
-        self._rest = b""  # of a message that `post` has begun
+        self._rest = b""  # the unsent rest of a message that `post` has begun
         self.extend(timeout)
 
     def close(self) -> None:
@@ -385,16 +395,17 @@ class Connection:
         self._deadline = None if timeout is None else run_time() + timeout
 
     def post(self, body: bytes) -> None:
-        """Send a message if that needs no wait, else drop it. What the kernel doesn't take of one goes with the next.
+        """Send a message if that is possible without waiting; otherwise drop it.
 
-        A writable socket takes more than one such message. Its timeout is left alone, because another thread
-        may receive by it.
+        If the kernel accepts only a part of a message, the rest is sent with the next message. A writable socket
+        accepts more than one such message. The socket's timeout isn't changed, because another thread may be receiving
+        from the socket.
         """
         if len(body) > _MAX_POSTED_BYTES:
             return
         ready = select.poll()
         ready.register(self.socket, select.POLLOUT)
-        with contextlib.suppress(OSError):  # the next request finds out
+        with contextlib.suppress(OSError):  # the next request reports the error
             if not ready.poll(0):
                 return
             data = self._rest + struct.pack(">I", len(body)) + body
@@ -406,7 +417,7 @@ class Connection:
             raise ProtocolError(f"a message of {len(body)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
         data, self._rest = self._rest + struct.pack(">I", len(body)) + body, b""
         sent = self._in_slices(socket.send_fds, self.socket, [data], list(fds)) if fds else 0
-        while sent < len(data):  # sending nothing would fail if the other end has everything and has closed
+        while sent < len(data):  # an empty send would fail if the other end has received everything and has closed
             sent += self._in_slices(self.socket.send, data[sent:])
 
     def receive_bytes(self) -> tuple[bytes, list[int]]:
@@ -454,7 +465,7 @@ def check_same_user(connection: socket.socket) -> int:
 
 
 def receive_fds(connection: socket.socket, max_bytes: int, flags: int = 0) -> tuple[bytes, list[int]]:
-    """Return data and its descriptors, closed on exec. (socket.recv_fds ignores its flags in Python 3.11.)"""
+    """Return data and its descriptors, which are closed on exec. (socket.recv_fds ignores its flags in Python 3.11.)"""
     fds = array.array("i")
     room = socket.CMSG_LEN(MAX_FDS * fds.itemsize)
     data, ancillary, _, _ = connection.recvmsg(max_bytes, room, flags | socket.MSG_CMSG_CLOEXEC)
@@ -494,5 +505,7 @@ def _heard(connection: Connection, kind: str) -> dict[str, Any]:
     message, fds = receive_with_fds(connection)
     close_all(fds)
     if message["type"] != kind:
-        raise ProtocolError(str(message.get("error", f"a message of type {message['type']!r} came for a {kind}")))
+        raise ProtocolError(
+            str(message.get("error", f"expected a message of type {kind}, got type {message['type']!r}"))
+        )
     return message

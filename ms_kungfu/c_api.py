@@ -14,7 +14,8 @@ from ms_kungfu._processes import printing
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        "python -m ms_kungfu.c_api", description="Where the C ABI's headers and library are, for compilers and CMake."
+        "python -m ms_kungfu.c_api",
+        description="Prints where the C ABI's headers and library are, for compilers and CMake.",
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--cmakedir", action="store_true", help="for find_package: -Dms_kungfu_DIR=...")

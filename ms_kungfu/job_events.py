@@ -34,8 +34,8 @@ class Event(Struct, tag=_tag, tag_field="event", omit_defaults=True, kw_only=Tru
     """The fields of every event.
 
     `time`: seconds since 1970, by the controller's clock. `host`, `rank`: the host and rank that the event is about;
-    the rank is that in the cluster version committed at that time. `step`: the training step, counted from 1. `reason`:
-    the cause, in the words of the log line.
+    the rank belongs to the cluster version that was committed at that time. `step`: the training step, counted from 1.
+    `reason`: the cause, in the words of the log line.
     """
 
     time: Optional[float] = None
@@ -183,8 +183,8 @@ class WorkerFailed(Event, kw_only=True):
 class FailureSeen(Event, kw_only=True):
     """The survivors have ended the `step` in which they noticed that `rank` failed.
 
-    The lowest living rank reports this event. `seconds`: how much longer that step took than the median of the recent
-    steps. `survivors`: the number of living ranks, which waited for the step.
+    The lowest living rank reports this event. `seconds`: by how much that step took longer than the median of the
+    recent steps. `survivors`: the number of living ranks, which waited for the step.
     """
 
     seconds: Seconds
@@ -212,7 +212,7 @@ class ResizeRequested(Event, kw_only=True):
 
 
 class ResizeRejected(Event, kw_only=True):
-    """The desired version can't be run."""
+    """The desired version isn't possible, so the controller has rejected it."""
 
     version: Count
     workers: Count
@@ -278,7 +278,7 @@ class Statistics(Event, kw_only=True):
 class RankStatistics(Event, kw_only=True):
     """The fields of `statistics` for each rank, sent once in as many seconds as the job has ranks.
 
-    Entry i of each list belongs to rank i; it is null if rank i hasn't reported.
+    Entry i of each list belongs to rank i. The entry is null if rank i hasn't reported.
     """
 
     seconds: Seconds
@@ -319,7 +319,7 @@ class StepDelayed(Event, kw_only=True):
 
 
 class RuntimeMessage(Event, kw_only=True):
-    """A message that the worker's runtime logs, e.g. which operation has waited for which rank, and for how long."""
+    """A message that the worker's runtime logs, for example, that an operation has waited for a rank for some time."""
 
 
 class CheckpointWritten(Event, kw_only=True):

@@ -23,14 +23,14 @@ _alone = 0  # number of nested keep_waiting blocks
 
 
 def init(device: str | None = None) -> None:
-    """Join the cluster that ``kungfu-run`` has started this process for.
+    """Join the cluster for which ``kungfu-run`` has started this process.
 
     Idempotent; the first call is collective.
 
     A process that is started for a running job doesn't wait here. It joins when it begins to train
     (``ElasticTraining``, ``KungFuElasticCallback``), or at its first collective. So the other workers
     keep training while it imports and compiles. Until it has joined, its rank and size are provisional:
-    the values that it was started with.
+    they are the values with which it was started.
 
     Args:
         device: MindSpore's name of the device: ``"CPU"``, ``"GPU"`` or ``"Ascend"``. For GPU and Ascend
@@ -38,7 +38,8 @@ def init(device: str | None = None) -> None:
 
     Raises:
         ValueError: for another device, or for an invalid value of an environment variable.
-        ImportError: if a library that the device needs is missing. The process hasn't joined then.
+        ImportError: if a library that the device needs is missing. In this case the process hasn't
+            joined.
         CollectiveTimeoutError: if the other members don't join within ``KUNGFU_JOIN_TIMEOUT``.
     """
     target = "CPU" if device is None else _device.check_target(device)
@@ -64,8 +65,8 @@ def init(device: str | None = None) -> None:
                     membership.report_program_end(member)
         member.core.set_delay_for_tests(member.get(env.TEST_COMM_DELAY_MS))
         # Don't leave the cluster at exit. A failing process would then notify the other workers before the launcher
-        # knows its exit code. They would fail first and be blamed. The launcher marks a process as ended within
-        # milliseconds.
+        # knows its exit code. The other workers would fail first, and the launcher would report them as the cause. The
+        # launcher marks a process as ended within milliseconds.
         member.begun = True
 
 
@@ -189,14 +190,14 @@ def detached() -> bool:
 def keep_waiting() -> Iterator[None]:
     """Make the other workers wait during a ``with`` block, without a time limit.
 
-    ``with keep_waiting(): evaluate()`` is for work that this worker does alone. Meanwhile the other
-    workers reach their next collective, and would normally time out after
-    ``KUNGFU_COLLECTIVE_TIMEOUT``. Instead that time starts when the block ends. If blocks are nested,
-    it starts when the outermost block ends.
+    ``with keep_waiting(): evaluate()`` is for work that this worker does alone. During the block the
+    other workers reach their next collective, where they would normally time out after
+    ``KUNGFU_COLLECTIVE_TIMEOUT``. With this block, the timeout starts when the block ends, or when the
+    outermost block ends if blocks are nested.
 
-    This isn't collective, and the block must not call a collective. It has no effect in a cluster of
-    one, or in a process that has left or not joined yet. If this worker fails meanwhile, the other
-    workers handle the failure as usual. If it hangs, they wait forever.
+    The function isn't collective, and the block must not call a collective. It has no effect in a
+    cluster of one, or in a process that has left or not joined yet. If this worker fails meanwhile, the
+    other workers handle the failure as usual. If it hangs, they wait forever.
     """
     global _alone
     init()
@@ -223,9 +224,9 @@ def run_barrier() -> None:
     members have passed this barrier of the program's preparation ("rank 0 downloads, the others wait")
     long before.
 
-    The worker waits like any other once it has joined: when it begins to train, or at its first
-    collective that moves data. If the members are in a later call of training, it waits once it has
-    reached that call.
+    The worker waits like any other worker after it has joined. It joins when it begins to train, or at
+    its first collective that moves data. If the members are in a later call of training, it waits only
+    after it has reached that call.
     """
     init()
     if not membership.is_deferred() and not membership.is_catching_up():
@@ -248,8 +249,8 @@ def resize(size: int) -> tuple[bool, bool]:
     Raises:
         ValueError: for a size below 1.
         CollectiveMismatchError: if the ranks request different sizes.
-        CollectiveTimeoutError: if not all ranks call this function. Ranks that continue training wait
-            as well.
+        CollectiveTimeoutError: if not all ranks call this function. Ranks that continue training
+            instead wait, too.
         ResizeError: if the change isn't possible. The cluster is unchanged.
     """
     init()

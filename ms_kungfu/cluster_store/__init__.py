@@ -25,22 +25,25 @@ def open_store(url: str, secret: str | None = None, writer: str = "", *, timeout
     """Return the store at `url`. Nothing is sent yet. Raise ValueError if the URL is invalid.
 
     Args:
-        secret: the job's secret, which writes may need (`ClusterStore.needs_secret`).
+        secret: the job's secret. Some stores require it for writes (`ClusterStore.needs_secret`).
         writer: the name that is stored with each cluster that is written. Readers get it in ``Cluster.writer``.
         timeout_s: the time limit of each call. For `watch`, it is added to the requested waiting time.
     """
-    # Importing HTTP clients takes as long as all other imports, except NumPy, of a worker without a store.
+    # Import HTTP clients only here: they take as long as all other imports (except NumPy) of a worker without a store.
     if has_leadership(url):
         from ms_kungfu.cluster_store.etcd import EtcdClusterStore
 
         return EtcdClusterStore(url, secret, writer, timeout_s)
     from ms_kungfu.cluster_store.http import HttpClusterStore
 
-    return HttpClusterStore(url, secret, writer, timeout_s)  # it rejects any other URL
+    return HttpClusterStore(url, secret, writer, timeout_s)  # HttpClusterStore rejects any other URL
 
 
 def has_leadership(url: str) -> bool:
-    """Return whether the store at `url` can hold the controller's leadership lease: it survives a host's failure."""
+    """Return whether the store at `url` can hold the controller's leadership lease.
+
+    Such a store survives host failures.
+    """
     return url.partition(":")[0] in ("etcd", "etcds")
 
 

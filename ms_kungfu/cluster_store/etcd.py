@@ -1,7 +1,7 @@
 """The cluster store in etcd (3.4 or newer), through the JSON gateway of etcd's v3 API.
 
 1. One key holds everything: the last version number, its writer, and its cluster, which is null after a delete. So
-etcd's history of this key is the history of versions, in the one order in which all members apply it. Each write is a
+etcd's history of this key is the history of versions, and all members apply it in the same order. Each write is a
 transaction that compares the key's revision with the revision that was read. So no client overwrites a version that it
 hasn't read. If two clients have read the same version, only one write succeeds.
 
@@ -10,11 +10,13 @@ the two attempts is applied, and the other fails. Each write has a unique mark. 
 mark shows whether its first attempt was applied. (`test_etcd_store.py`.)
 
 3. Reads are linearizable (etcd's default): a slow or partitioned member never returns older data than an earlier
-answer. The member asks the leader. If there is none, it reports that, and the client asks the next member.
+answer. The member asks the leader. If there is no leader, the member reports an error, and the client asks the next
+member.
 
 4. A watch begins after the revision of a read, so no change in between is missed. A watch only reports that there is
-something to read, so after a lost watch, a read is sufficient. A watch is lost if its member ends or loses its leader,
-or if the history where it begins was compacted. A watch that is lost silently ends at the caller's time limit.
+something new to read, so if a watch is lost, the client only needs to read again. A watch is lost if its member ends
+or loses its leader, or if etcd has compacted the revision at which it begins. If the loss of a watch isn't reported,
+the watch ends at the caller's time limit.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ class _Held:
 class EtcdClusterStore(EtcdMembers):
     """See :class:`ClusterStore`.
 
-    `led_since`, for a controller's store: the revision at which the controller took the lease. Writes compare it.
+    `led_since`, for a controller's store: the revision at which the controller took the lease. Each write compares the
+    lease's present revision with it.
     """
 
     needs_secret = False
@@ -119,16 +122,16 @@ class EtcdClusterStore(EtcdMembers):
             version, writer, mark = document["Version"], document["Writer"], document["Mark"]
             cluster = document["Cluster"]
             if not isinstance(writer, str) or not isinstance(mark, str):
-                raise ValueError("Writer and Mark are texts")
+                raise ValueError("Writer and Mark must be strings")
             if cluster is not None:
                 cluster = Cluster.from_json(cluster, writer=writer)
             if type(version) is not int or (cluster is not None and cluster.version != version):
-                raise ValueError(f"it has no version, but {version!r}")
+                raise ValueError(f"its version is {version!r}")
             return _Held(number(found, "mod_revision"), seen, version, cluster, mark)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ConfigServerError(
-                f"{self.url}: the key {self._key} holds no cluster of ms_kungfu's ({error!r}); give another name than "
-                "the job's, or delete the key"
+                f"{self.url}: the key {self._key} holds no cluster of ms_kungfu ({error!r}); use another "
+                "job name in the URL, or delete the key"
             ) from None
 
     def _replace(self, held: _Held, version: int, cluster: Cluster | None, writer: str) -> _Held | None:
@@ -157,20 +160,24 @@ class EtcdClusterStore(EtcdMembers):
         try:
             instead = answer["responses"][0]["response_range"]
         except (LookupError, TypeError):
-            raise ConfigServerError(f"{self.url} doesn't answer as etcd's v3 API does: {answer!r:.200}") from None
+            raise ConfigServerError(f"{self.url} gave an answer that isn't of etcd's v3 API: {answer!r:.200}") from None
         kept = self._held(instead, number(answer.get("header"), "revision"))
         if kept.mark == mark:
             return None
         if kept.revision == held.revision:
             raise LeadershipLostError(f"{self.url}: another host decides for the job")
-        if self._turn != turn:  # the previous member may have applied it, and another client may have overwritten it
-            raise StoreUnreachableError(f"config server {self.url}: whether a write was applied isn't known")
+        # The previous member may have applied the write, and another client may have overwritten it since.
+        if self._turn != turn:
+            raise StoreUnreachableError(f"config server {self.url}: it is unknown whether a write was applied")
         return kept
 
     # ---- watching ----
 
     def _waits_for_news(self, revision: int, timeout_s: float) -> bool:
-        """Wait until the key has changed since `revision`, or the time is over. Return False if the watch is lost."""
+        """Wait until the key has changed since `revision`, or until the time limit.
+
+        Return False if the watch is lost.
+        """
         turn = self._turn
         connection, _ = self._connection(turn)
         wanted = {"create_request": {"key": encoded(self._key), "start_revision": str(revision)}}

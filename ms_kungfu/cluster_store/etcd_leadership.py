@@ -70,11 +70,11 @@ class EtcdLeadershipKeys(EtcdMembers):
             )
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ConfigServerError(
-                f"{self.url}: the keys below {self._folder} hold no leadership lease of ms_kungfu ({error}); give "
-                "another name than the job's, or delete them"
+                f"{self.url}: the keys below {self._folder} hold no leadership lease of ms_kungfu "
+                f"({error}); use another job name in the URL, or delete the keys"
             ) from None
 
 
 def _snapshot_in(text: bytes) -> dict[str, Any]:
-    """Return the snapshot. A controller has written it, so its reasons may contain paths."""
+    """Return the snapshot. Its texts may contain paths, because a controller has written them."""
     return decode_object(text, MAX_ANSWER_BYTES, raw_bytes=True)

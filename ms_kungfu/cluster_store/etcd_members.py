@@ -1,8 +1,8 @@
 """The members of an etcd, through the JSON gateway of its v3 API. The client asks each member until one answers.
 
 etcd decides on permissions by users, roles and certificates. etcdctl's variables set the credentials. The time limit
-applies to all members together. A member that can't answer (it is unreachable or has no leader) uses only a part of
-it.
+applies to all members together. A member that can't answer (because it is unreachable or has no leader) uses only a
+part of the limit.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _EXAMPLE = "etcd://10.0.0.1:2379,10.0.0.2:2379/job"
 
 
 class _AwayError(Exception):
-    """This member can't answer; another member may."""
+    """This member can't answer, but another member might."""
 
 
 class EtcdMembers:
-    """Each call opens its own connection, to the member that answered last."""
+    """The members of an etcd. Each call opens its own connection, first to the member that answered last."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         """Raise ValueError if the URL, or etcdctl's environment, is invalid."""
@@ -73,7 +73,7 @@ class EtcdMembers:
         if self._user and not self._token:
             self._log_in(turn, timeout_s)
         code, answer = self._say(turn, path, message, deadline - run_time())
-        # A token is valid for some minutes, and not after a restart.
+        # A token is valid only for some minutes, and becomes invalid when etcd restarts.
         if code == _STRANGER and self._user:
             self._log_in(turn, deadline - run_time())
             code, answer = self._say(turn, path, message, deadline - run_time())
@@ -104,8 +104,9 @@ class EtcdMembers:
             return "it requires a user and a password; set ETCDCTL_USER=NAME:PASSWORD, as for etcdctl"
         if code == _DENIED:
             return (
-                f"user {self._user!r} may not read and write below {self._folder}; grant it to one of its roles: "
-                f"etcdctl role grant-permission ROLE readwrite --prefix=true {self._folder}"
+                f"user {self._user!r} may not read and write below {self._folder}; grant this permission "
+                "to one of the user's roles: etcdctl role grant-permission ROLE readwrite --prefix=true "
+                f"{self._folder}"
             )
         if _FULL in text:
             return "its database is full; free space with etcdctl compact and defrag, then etcdctl alarm disarm"
@@ -143,7 +144,7 @@ class EtcdMembers:
         return http.client.HTTPSConnection(host, port, context=self._tls), name
 
     def _headers(self) -> dict[str, str]:
-        # Then a member that is cut off from the others reports that instead of waiting.
+        # With this header, a member without a leader reports an error instead of waiting.
         headers = {"Content-Type": "application/json", "Grpc-Metadata-hasleader": "true"}
         return {**headers, "Authorization": self._token} if self._token else headers
 
@@ -157,7 +158,7 @@ def _parsed(url: str) -> tuple[tuple[tuple[str, int], ...], str]:
             "the URL contains a user name, but a config server's URL is public; set ETCDCTL_USER=NAME:PASSWORD instead"
         )
     if re.fullmatch(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*", job) is None or parts.query or parts.fragment:
-        raise ValueError(f"{url!r} names no job; write it like {_EXAMPLE}")
+        raise ValueError(f"{url!r} has no job name; write it like {_EXAMPLE}")
     members = []
     for member in parts.netloc.split(","):
         found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))?", member)
@@ -187,7 +188,7 @@ def _tls_of(environ: Mapping[str, str]) -> ssl.SSLContext:
     except OSError as error:
         raise ValueError(f"ETCDCTL_CACERT={authority} has no certificates: {reason(error)}") from None
     if (certificate is None) != (key is None):
-        raise ValueError("only one of ETCDCTL_CERT and ETCDCTL_KEY is set; set both, or none")
+        raise ValueError("only one of ETCDCTL_CERT and ETCDCTL_KEY is set; set both or neither")
     if certificate is not None:
         try:
             context.load_cert_chain(certificate, key)
@@ -215,8 +216,8 @@ def _outcome(name: str, status: int, body: bytes) -> tuple[int, dict[str, Any]]:
 
 def _no_etcd(name: str, status: int, body: bytes) -> ConfigServerError:
     return ConfigServerError(
-        f"{name} doesn't answer as etcd's v3 API does, but {status} {_text(body)}; is it the address for clients of an "
-        "etcd of 3.4 or newer?"
+        f"{name} gave an answer that isn't of etcd's v3 API: {status} {_text(body)}; is this the client "
+        "address of etcd 3.4 or newer?"
     )
 
 

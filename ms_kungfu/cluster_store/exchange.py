@@ -1,7 +1,7 @@
 """One HTTP request, with a limit on its total time and on the bytes of the answer.
 
-It uses http.client instead of urllib, because proxies from the environment and redirects must never get the job's
-secret.
+It uses http.client instead of urllib: urllib follows redirects and uses proxies from the environment, and these must
+never get the job's secret.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Any, Callable
 from ms_kungfu._run_time import SLICE_S, run_time
 
 MAX_ANSWER_BYTES = 1024 * 1024
-FAILURES = (OSError, http.client.HTTPException)  # no answer, a late answer, or an answer that isn't HTTP
+FAILURES = (OSError, http.client.HTTPException)  # for no answer, a late answer, or an answer that isn't HTTP
 
 
 def speaks_tls(error: Exception) -> bool | None:
     """Return whether the other end uses TLS, judged by the error of a call with TLS; None if unknown.
 
-    It relies only on exception types, which Python keeps stable, and on OpenSSL's text for an alert. Other texts and
-    reasons vary. If the peer closed the connection during a handshake, the error was EOF, ZERO_RETURN or
-    UNEXPECTED_EOF_WHILE_READING, depending on the patch release.
+    The function relies only on exception types, which Python keeps stable, and on OpenSSL's text for an alert. Other
+    texts and reasons vary. For example, if the peer closes the connection during a handshake, the error is EOF,
+    ZERO_RETURN or UNEXPECTED_EOF_WHILE_READING, depending on the patch release.
     """
     if not isinstance(error, ssl.SSLError):
         return None
-    # Otherwise the peer closed the connection, or its answer is no TLS record. A peer with too old a version usually
-    # sends an alert.
+    # For other errors, the peer closed the connection, or its answer isn't a TLS record. A peer whose TLS version is
+    # too old usually sends an alert.
     return isinstance(error, ssl.SSLCertVerificationError) or "ALERT" in (error.reason or "")
 
 
@@ -55,7 +55,7 @@ def exchange(
             if len(received) > MAX_ANSWER_BYTES:
                 raise TooLongError(f"answered more than {MAX_ANSWER_BYTES} bytes")
         return response, bytes(received)
-    except socket.timeout:  # also from a single wait, with a text of Python's
+    except socket.timeout:  # a single wait raises it, too, with Python's own text
         raise socket.timeout(f"no complete answer within {timeout_s:g} s") from None
     finally:
         connection.close()
@@ -87,7 +87,7 @@ def begin(
             self.fp = io.BufferedReader(_InTime(sock, wait_no_longer))
 
     connection.response_class = Answer
-    wait_no_longer(timeout_s)  # send all at once: requests are small, and half a request can't be repeated
+    wait_no_longer(timeout_s)  # send everything at once: requests are small, and half a request can't be repeated
     connection.request(method, path, body, dict(headers))
     response = connection.getresponse()
     return response, iter(lambda: response.read1(65536), b"")
@@ -96,14 +96,14 @@ def begin(
 class _InTime(io.RawIOBase):
     """Data from a socket, up to a deadline.
 
-    The socket's timeout limits one slice of a wait (see `run_time`). A server may send a byte now and then, even of
-    the header, so the timeout alone isn't enough.
+    The socket's timeout limits only one slice of a wait (see `run_time`). That isn't enough, because a server may send
+    a single byte from time to time, even of the header.
     """
 
     def __init__(self, sock: socket.socket, wait_no_longer: Callable[[], None]) -> None:
         super().__init__()
-        # Don't use the socket's file object: it would read nothing more after a slice. It is kept so that the socket
-        # stays open while this object exists.
+        # Don't read from the socket's file object: after one slice has timed out, it reads nothing more. Keep it,
+        # because it keeps the socket open while this object exists.
         self._sock, self._open, self._wait_no_longer = sock, sock.makefile("rb", buffering=0), wait_no_longer
 
     def readable(self) -> bool:

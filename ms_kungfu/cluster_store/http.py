@@ -17,7 +17,8 @@ from ms_kungfu.cluster_store.store import StaleVersionError, StoreUnreachableErr
 from ms_kungfu.errors import ConfigServerError
 
 WRITER_HEADER = (
-    "Kungfu-Writer"  # not in the document: a client that edits a document and sends it back is a different writer
+    # A header, not part of the document: a client that edits a document and sends it back is a different writer.
+    "Kungfu-Writer"
 )
 
 
@@ -31,7 +32,8 @@ class HttpClusterStore:
         try:
             parts = urlsplit(url)
             good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != -1
-            # Check the name in its network form: an empty part, or a part of more than 63 letters, is invalid.
+            # Check the name as it is sent in the network: an empty part, or a part of more than 63 letters, is
+            # invalid.
             good = good and bool(str(parts.hostname).encode("idna")) and (parts.path + parts.query).isascii()
         except ValueError:  # the port isn't a number, or brackets don't match
             good = False
@@ -63,17 +65,17 @@ class HttpClusterStore:
         writer = cluster.writer or self._writer
         written = self._cluster(*self._request("PUT", self._path, cluster.dumps().encode(), self._timeout_s, writer))
         if written is None:
-            raise ConfigServerError(f"{self.url} did not answer the PUT with a cluster")
+            raise ConfigServerError(f"{self.url} answered the PUT with something other than a cluster")
         return written
 
     def status(self) -> Any:
         path = f"{self._path.rstrip('/')}/status"
         status, body, _ = self._request("GET", path, None, self._timeout_s, needs_secret=True)
         try:
-            # The status of a job of this user, to be printed: it contains paths and commands.
+            # The status of a job of this user is only printed, so it may contain paths and commands.
             return None if status == 404 else decode(body, MAX_ANSWER_BYTES, raw_bytes=True)
         except MalformedError as error:
-            raise ConfigServerError(f"{self.url} did not answer with a job's status: {error}") from None
+            raise ConfigServerError(f"{self.url} gave an answer that isn't a job's status: {error}") from None
 
     def delete(self) -> None:
         self._request("DELETE", self._path, None, self._timeout_s)
@@ -84,7 +86,7 @@ class HttpClusterStore:
         try:
             return Cluster.from_json(decode(body, MAX_ANSWER_BYTES), writer=writer)
         except ValueError as error:
-            raise ConfigServerError(f"{self.url} did not answer with a cluster: {error}") from None
+            raise ConfigServerError(f"{self.url} gave an answer that isn't a cluster: {error}") from None
 
     def _request(
         self, method: str, path: str, body: bytes | None, timeout_s: float, writer: str = "", needs_secret: bool = False
@@ -114,7 +116,10 @@ class HttpClusterStore:
 
 
 def _tls_for(scheme: str) -> ssl.SSLContext | None:
-    """Return an ssl context with the user's certificates, else the system's. Raise ValueError if they are invalid."""
+    """Return an ssl context with the user's certificates, or else the system's.
+
+    Raise ValueError if they are invalid.
+    """
     if scheme != "https":
         return None
     own = from_environment()

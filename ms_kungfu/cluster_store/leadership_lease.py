@@ -1,14 +1,14 @@
 """The leadership lease of a job's controller, and the snapshot for the next controller, in a store that outlives it.
 
 There are two keys. The *snapshot* contains what the controller has decided so far. The *holder* is the host that has
-the lease. It is bound to a lease of the store, which deletes it if the lease isn't renewed.
+the leadership lease. This key is bound to a lease of the store: the store deletes the key if the lease isn't renewed.
 
-1. Each write compares both keys. The snapshot must be the one that the writer knows, and the holder must be unchanged
-since the revision at which it was written. So if two controllers try to take the lease, only one gets it. If a
+1. Each write compares both keys. The snapshot must be the one that the writer has read, and the holder key must be
+unchanged since the writer's revision of it. So if two controllers try to take the lease, only one gets it. If a
 controller is paused while another takes the lease, the paused controller can't write any more.
 (`test_leadership_lease.py`.)
-2. The expiry of the lease only permits other hosts to try. That at most one controller decides depends on the
-comparisons, and on no clock.
+2. The expiry of the lease only permits other hosts to try. The comparisons alone ensure that at most one controller
+decides; no clock is involved.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from typing import Any, Protocol
 
 from ms_kungfu.errors import ConfigServerError
 
-_MARK = "Mark"  # key of the mark by which a writer recognises its write
+_MARK = "Mark"  # the key of the mark with which a writer recognises its own write
 
 
 class LeadershipLostError(ConfigServerError):
-    """Another controller has the lease, or has written since, so this controller has stepped down."""
+    """Another controller has the lease or has written a newer snapshot, so this controller has stepped down."""
 
 
 class LeadershipGoneError(LeadershipLostError):
-    """The snapshot, and with it everything that was decided, has been deleted from the store."""
+    """The snapshot has been deleted from the store, and all decisions with it."""
 
     def __init__(self) -> None:
-        super().__init__("the store has lost the job's keys: they were deleted, or its data was")
+        super().__init__("the store has lost the job's keys: a client deleted the keys, or the store lost its data")
 
 
 @dataclass(frozen=True)
 class LeadershipState:
     """The keys in the store.
 
-    `revision`: the revision of the snapshot, 0 without one. `holder`: "" without one. `since`: the revision at which
-    the holder took the lease, else 0.
+    `revision`: the revision of the snapshot, or 0 without a snapshot. `holder`: "" if no host has the lease. `since`:
+    the revision at which the holder took the lease, or 0.
     """
 
     snapshot: Mapping[str, Any] | None = None
@@ -62,7 +62,7 @@ class LeadershipKeys(Protocol):
     def swap(
         self, seen: LeadershipState, snapshot: Mapping[str, Any], holder: str = "", lease: int = 0
     ) -> tuple[bool, LeadershipState]:
-        """Write the snapshot, and with a `lease` the holder, if both keys are unchanged since they were `seen`.
+        """Write the snapshot (and, if `lease` is given, the holder) if both keys are unchanged since they were `seen`.
 
         Return whether they were unchanged, and the present keys.
         """
@@ -77,11 +77,14 @@ class LeadershipKeys(Protocol):
         ...
 
     def revoke(self, lease: int) -> None:
-        """Delete the lease and what is bound to it."""
+        """Delete the lease and the keys that are bound to it."""
 
 
 class LeadershipLease:
-    """The controller's side of the lease. One call at a time. After StoreUnreachableError a call may be repeated."""
+    """The controller's side of the lease.
+
+    Make one call at a time. After StoreUnreachableError a call may be repeated.
+    """
 
     def __init__(self, keys: LeadershipKeys, host: str, lease_s: float) -> None:
         self._keys, self._host, self._requested_s = keys, host, lease_s
@@ -97,7 +100,7 @@ class LeadershipLease:
     def take(self, seen: LeadershipState, snapshot: Mapping[str, Any]) -> None:
         """Take the lease. Raise LeadershipLostError if another host has it, or has taken it since `seen` was read."""
         if self._is_own(seen) and seen.holder == self._host:
-            self._holds(seen)  # it was taken by an earlier attempt
+            self._holds(seen)  # an earlier attempt took the lease
         elif seen.holder:
             raise LeadershipLostError(f"{seen.holder} has the lease")
         else:
@@ -112,7 +115,7 @@ class LeadershipLease:
             found = self._keys.look()
             if not self._is_own(found):
                 raise
-            if found.holder:  # from an earlier attempt, which may have taken the lease again
+            if found.holder:  # an earlier attempt wrote it, and may have taken the lease again
                 self._holds(found)
                 self._swap(found, snapshot)
             else:
@@ -131,7 +134,7 @@ class LeadershipLease:
         self.take(found, found.snapshot)
 
     def leave(self) -> None:
-        """Give up the lease, so that the next controller needn't wait."""
+        """Release the lease, so that the next controller needn't wait for its expiry."""
         self._keys.revoke(self._lease)
 
     def _is_own(self, found: LeadershipState) -> bool:

@@ -1,4 +1,4 @@
-"""The interface of a cluster store, of any kind, its errors, and what a store accepts."""
+"""The interface of all cluster stores, their errors, and what a store accepts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class StoreUnreachableError(ConfigServerError):
 
     @property
     def question(self) -> str:
-        """Return the message for a user that has just given the store's URL, which may be wrong."""
+        """Return the message for a user who has just entered the store's URL, because the URL may be wrong."""
         return f"{self}; is it running?"
 
 
@@ -47,14 +47,14 @@ class ClusterStore(Protocol):
         ...
 
     def get(self) -> Cluster | None:
-        """Return the desired cluster; None if there is none."""
+        """Return the desired cluster; None if the store has no cluster."""
         ...
 
     def put(self, cluster: Cluster) -> Cluster:
         """Write `cluster`, whose version must be the next one, and return the stored cluster.
 
         Raise StaleVersionError if another client was faster. The writer's name is `cluster.writer`, or else the name
-        that the store was opened with.
+        with which the store was opened.
         """
         ...
 
@@ -72,23 +72,23 @@ class ClusterStore(Protocol):
 
 
 def next_cluster(document: object, writer: str, held: Cluster | None, last_version: int) -> Cluster:
-    """Return the cluster that a store keeps after a write of `document`; before, it has `held`.
+    """Return the cluster that a store has after a write of `document`; before the write, it has `held`.
 
     `last_version` is the highest version used so far. A document with ``Version`` is a compare-and-swap: it must have
-    the present version plus one, or in an empty store any version that was not used before. So if two writers have
-    read the same version, one succeeds and the other gets StaleVersionError. A document without ``Version`` always
-    becomes the next version. Raise ValueError for an invalid document.
+    the present version plus one. In an empty store it may have any version that was not used before. So if two writers
+    have read the same version, one succeeds and the other gets StaleVersionError. A document without ``Version``
+    always becomes the next version. Raise ValueError for an invalid document.
     """
     wanted = Cluster.from_json(document, writer=writer)
     assert isinstance(document, dict)
     if "Version" not in document:
         wanted = replace(wanted, version=last_version + 1)
     elif held is None and wanted.version <= last_version:
-        raise StaleVersionError(f"Version {wanted.version} has been superseded; the next one is {last_version + 1}")
+        raise StaleVersionError(f"Version {wanted.version} has been superseded; the next version is {last_version + 1}")
     elif held is not None and wanted.version != last_version + 1:
         raise StaleVersionError(
-            f"Version {wanted.version} is not the next one: the present version is {last_version}, so send "
-            f"{last_version + 1} after reading it, or leave Version out to overwrite whatever is there"
+            f"Version {wanted.version} is not the next version: the present version is {last_version}; "
+            f"read it and send version {last_version + 1}, or leave Version out to overwrite any version"
         )
     if "Runners" not in document and held is not None:
         wanted = replace(wanted, runners=held.runners)
@@ -98,14 +98,15 @@ def next_cluster(document: object, writer: str, held: Cluster | None, last_versi
 
 
 class ConfigStore:
-    """What a config server keeps: one cluster or none, and the last version. The caller serialises.
+    """What a config server keeps: at most one cluster, and the last version. The caller makes one call at a time.
 
     `check` may reject a cluster by a ValueError.
     """
 
     def __init__(self, cluster: Cluster | None = None, check: Callable[[Cluster], None] | None = None) -> None:
         self.cluster = cluster
-        self.version = -1 if cluster is None else cluster.version  # the last in use; stays when the cluster is deleted
+        # The last used version; it stays when the cluster is deleted.
+        self.version = -1 if cluster is None else cluster.version
         self._check = check
 
     def put(self, document: object, writer: str = "") -> Cluster:
@@ -117,5 +118,5 @@ class ConfigStore:
         return wanted
 
     def clear(self) -> None:
-        """Delete the cluster, not its version."""
+        """Delete the cluster, but keep its version."""
         self.cluster = None

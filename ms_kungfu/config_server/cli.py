@@ -34,7 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = FlagParser(PROGRAM, f"{PROGRAM} [flags]", "Stores the desired cluster of an elastic job.")
     parser.flag("port", "port to listen on; 0: any free port", type=integer(0, 65535), default=9100, metavar="PORT")
     parser.flag(
-        "host", "address to listen on; any host that can reach it may read", default="127.0.0.1", metavar="HOST"
+        "host",
+        "address to listen on; any host that can reach it may read the cluster",
+        default="127.0.0.1",
+        metavar="HOST",
     )
     parser.flag("init", "JSON file with the first cluster", metavar="FILE")
     parser.flag("endpoint", "path of the URL", default="/config", metavar="PATH")
@@ -79,7 +82,8 @@ async def _serve(
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
     given = os.environ.get("KUNGFU_JOB_SECRET")
-    # A killed server's secret file is still there, and a job may be waiting for a server that has this secret.
+    # If an earlier server was killed, its secret file still exists. A job may be waiting for a server with that
+    # secret.
     server = ConfigServer(ConfigStore(cluster), "", host=host, port=port, path=path, tls=tls)
     left = read_secret(server.url) if port else None
     secret = server.secret = given or left or secrets.token_hex(32)

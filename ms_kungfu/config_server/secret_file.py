@@ -1,7 +1,7 @@
 """The job's secret in a file, for ``kungfu-run resize`` of the same user in another shell.
 
 The file (mode 0600) is in a directory of the user (mode 0700). Both are opened without following links and are checked
-after opening. So neither a link nor another user's directory in /tmp can divert the secret.
+after opening. So neither a link nor another user's directory in /tmp can redirect the secret.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def write_secret(url: str, secret: str) -> SecretFile:
                 return SecretFile(directory / _name(url), inode)
         except (OSError, SecretFileError) as error:
             troubles.append(str(error))
-    raise SecretFileError("the job's secret can't be left in a file: " + "; ".join(troubles))
+    raise SecretFileError("the job's secret can't be written to a file: " + "; ".join(troubles))
 
 
 def read_secret(url: str) -> str | None:
-    """Return the secret that this user's config server at `url` has written; None without a trustworthy file."""
+    """Return the secret that this user's config server at `url` has written; None if no file can be trusted."""
     for directory in own_directories():
         try:
             with opened(directory) as folder:
@@ -102,10 +102,10 @@ def secret_from(environment: Mapping[str, str], url: str) -> str | None:
 
 
 def own_directories() -> Iterator[Path]:
-    """Return candidate directories that only this user can access, best first.
+    """Return candidates for a directory that only this user can access, best first.
 
     The writer and the reader try all of them, because a user's shells may have different variables. For the same
-    reason /tmp comes before $TMPDIR.
+    reason /tmp is tried before $TMPDIR.
     """
     own = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
     if os.path.isdir(own):

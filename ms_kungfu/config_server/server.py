@@ -8,19 +8,19 @@
 - ``GET /config/status`` returns the job's status if the job has embedded the server, else 404.
 - Reading the cluster needs no authentication. The status and writes need ``Authorization: Bearer <secret>``: 401
   without it, 403 if the secret is wrong.
-- 400 means that a document is invalid, 409 that its Version is stale, 413 that it is too long; the answer has the
-  reason. A rejected write changes nothing.
+- 400 means that a document is invalid, 409 that its Version is stale, 413 that it is too long. The body of the answer
+  gives the reason. A rejected write changes nothing.
 
-Each user of the machine may connect, so clients must not be able to disturb the job:
+Every user of the machine may connect, so clients must not be able to disturb the job:
 
 - The server has its own thread and event loop. If the loop fails, the server logs the error and restarts on the same
-  port. The store belongs to the job's event loop, where every write runs.
-- The number of connections is limited, also to a quarter of the process's file descriptors. Each connection serves one
-  request within ten seconds, plus the waiting time for a newer version. At the limit, a new connection closes the
+  port. The store belongs to the job's event loop, and every write runs there.
+- The number of connections is limited, at most to a quarter of the process's file descriptors. Each connection serves
+  one request within ten seconds, plus the waiting time for a newer version. At the limit, a new connection closes the
   connection that has waited longest without a request. So a client that sends its request at once, as ms_kungfu does,
   is served even if many others are silent or slow. A client in the TLS handshake counts too, and is closed first.
-- At most half of the connections may wait for a newer version. Further requests are answered at once, as if their time
-  were over. A store's `watch` then returns early, and its caller repeats it.
+- At most half of the connections may wait for a newer version. Further requests are answered at once, as if their
+  waiting time were over. A store's `watch` then returns early, and its caller repeats it.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ _WRITER = re.compile(r"[0-9A-Za-z]{0,64}")
 _MAX_WAIT_S = 60.0
 _MAX_MESSAGE = 500
 _MAX_CONNECTIONS = 128
-_REQUEST_S = 10.0  # limit from the connection to the end of the answer
+_REQUEST_S = 10.0  # time limit from the connection to the end of the answer
 _BACKLOG = 1024
-_PAUSE_S = 0.1  # after the system had no descriptor or memory for a connection
+_PAUSE_S = 0.1  # pause after the system had no descriptor or memory for a connection
 _RESTART_S = 1.0
 _STOP_S = 2.0
 
@@ -127,7 +127,7 @@ class ConfigServer:
             cluster = self.store.put(document, writer)
         except (ValueError, StaleVersionError):
             raise
-        except Exception as error:  # caused by this document: it is rejected, and nothing has changed
+        except Exception as error:  # the document caused the error: it is rejected, and nothing has changed
             _log.error('internal error: where=config-server error="%r"', error, exc_info=error)
             raise ValueError(f"internal error: {error!r}") from error
         self._changed(cluster)
@@ -159,9 +159,9 @@ class ConfigServer:
         try:
             document = decode(body, _MAX_BODY_BYTES)
         except MalformedError as error:
-            raise ValueError(f"the body can't be a cluster: {error}") from None
+            raise ValueError(f"the body isn't a valid cluster: {error}") from None
         if not _WRITER.fullmatch(writer):
-            raise ValueError(f"{WRITER_HEADER} is at most 64 letters and digits")
+            raise ValueError(f"{WRITER_HEADER} must be at most 64 letters and digits")
         return await self._in_owner(lambda: self.put(document, writer))
 
     async def forget(self) -> None:
@@ -182,7 +182,7 @@ class ConfigServer:
                 outcome.set_exception(error)
             except BaseException as error:
                 outcome.set_exception(RuntimeError("internal error"))
-                raise error  # a bug in the owner: its event loop gets the error
+                raise error  # a bug in the owner of the store: the owner's event loop gets the error
 
         self._owner.call_soon_threadsafe(run)
         return await asyncio.wrap_future(outcome)
@@ -221,8 +221,8 @@ class _Connection(web.RequestHandler):
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """Log an exception that a handler has raised.
 
-        An invalid request, or a request whose body doesn't match its header, is the client's fault and is answered
-        with 400. A client that closes before the answer is also at fault.
+        The client causes some exceptions: an invalid request, a body that doesn't match its header (both get the
+        answer 400), or closing the connection before the answer. These aren't logged.
         """
         if not isinstance(kw.get("exc_info"), (HttpProcessingError, web.RequestPayloadError, ConnectionResetError)):
             self._face.tell_bug(args[0] % args[1:], kw.get("exc_info"))
@@ -234,7 +234,7 @@ class _Connection(web.RequestHandler):
         if status == 500:
             return super().handle_error(request, status, exc, message)
         super().handle_error(request, status, exc, "")  # records the error
-        answer = _sentence(status, "this is not an HTTP request that can be understood")
+        answer = _sentence(status, "this is not a valid HTTP request")
         answer.force_close()
         return answer
 
@@ -246,7 +246,7 @@ class _Connection(web.RequestHandler):
     def abort(self) -> None:
         self._face.connections.pop(self, None)
         if self.transport is not None:
-            self.transport.abort()  # send nothing more: a slow reader would delay the end again
+            self.transport.abort()  # send nothing more, because a slow reader would delay the end again
 
 
 def _has_come_here(error: BaseException) -> bool:
@@ -257,7 +257,8 @@ def _has_come_here(error: BaseException) -> bool:
 class _Face:
     """The HTTP side of one server. Except for `wake` and `stop`, it runs in the server's thread.
 
-    It reads the store's cluster, a single reference that another thread may replace but not modify.
+    It reads the store's cluster through a single reference. Another thread may replace the reference,
+    but doesn't modify the cluster.
     """
 
     def __init__(self, server: ConfigServer, listeners: Sequence[socket.socket]) -> None:
@@ -291,10 +292,10 @@ class _Face:
         self._changed = asyncio.Event()
 
     def tell_bug(self, message: str, error: BaseException | None) -> None:
-        """Log a bug in this module only once, because clients could repeat it at will.
+        """Log a bug in this module only once, because a client could trigger it any number of times.
 
-        The bug may also be in aiohttp, which returns 500 before it calls this module if it can't quote a client's
-        Expect header.
+        The bug may also be in aiohttp: if aiohttp can't quote a client's Expect header, it returns 500 before it calls
+        this module.
         """
         if isinstance(error, UnicodeEncodeError) and not _has_come_here(error):
             return
@@ -303,7 +304,7 @@ class _Face:
             _log.error('internal error: where=config-server error="%s"', message, exc_info=error)
 
     async def serve(self, stopping: threading.Event) -> None:
-        """Serve until `stop`. Raise the exception that made it fail."""
+        """Serve until `stop`. If the server fails, raise the exception that caused it."""
         self._changed, self._stopped = asyncio.Event(), asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(lambda _, what: self.tell_bug(what["message"], what.get("exception")))
@@ -314,7 +315,7 @@ class _Face:
         application.router.add_get(f"{self._server.path.rstrip('/')}/status", self._status)
         for method in ("PUT", "POST", "DELETE"):
             application.router.add_route(method, self._server.path, self._write)
-        # A long poll must not delay the end of the job, and is over if its client has closed the connection.
+        # A long poll must not delay the end of the job, and ends when its client closes the connection.
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
         tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._stopped.wait())]
@@ -377,7 +378,7 @@ class _Face:
             response: web.StreamResponse = await handler(request)
         finally:
             request.protocol.is_served = False
-        response.force_close()  # otherwise an unauthenticated client could keep the connection open
+        response.force_close()  # otherwise an unauthenticated client could keep the connection occupied
         return response
 
     async def _get(self, request: web.Request) -> web.Response:
@@ -434,7 +435,7 @@ class _Face:
                 b"" if request.method == "DELETE" else await request.read()
             )  # a body over client_max_size is answered with 413
         except web.RequestPayloadError:
-            return _sentence(400, "the body is not what its header says")
+            return _sentence(400, "the body doesn't match its header")
         try:
             if not body and request.method != "PUT":
                 await self._server.forget()
@@ -447,7 +448,7 @@ class _Face:
 
 
 def _sentence(status: int, text: str) -> web.Response:
-    # The message may quote the input; a limit keeps the answer to invalid input short.
+    # The message may quote the input, so limit its length.
     shown = text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + "..."
     return web.json_response({"error": shown}, status=status)
 

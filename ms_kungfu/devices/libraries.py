@@ -1,4 +1,4 @@
-"""The possible locations of the vendors' libraries for GPUs and Ascend devices. Nothing is opened here.
+"""The possible locations of the vendors' libraries for GPUs and Ascend devices. This module opens no library.
 
 The locations are library names, and files in Python packages.
 """
@@ -21,7 +21,8 @@ class Library:
 
 
 CUDA_DRIVER = Library("the GPU's driver", ("libcuda.so.1",))
-# The oldest first: MindSpore's GPU plugin is built for CUDA 11, and a process should load only one CUDA runtime.
+# The oldest version comes first: MindSpore's GPU plugin is built for CUDA 11, and a process should load only one CUDA
+# runtime.
 CUDA_RUNTIMES = (
     Library("the CUDA runtime", ("libcudart.so.11.0",), ("nvidia/cuda_runtime/lib/libcudart.so.11.0",)),
     Library("the CUDA runtime", ("libcudart.so.12",), ("nvidia/cuda_runtime/lib/libcudart.so.12",)),

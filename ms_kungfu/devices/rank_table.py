@@ -1,7 +1,7 @@
 """Ascend rank tables: which rank has which device of which server, in the JSON format of MindSpore and HCCL.
 
-A job's table is named by ``RANK_TABLE_FILE`` or ``MINDSPORE_HCCL_CONFIG_PATH``. HCCL reports most mistakes in a table
-as an error number and a time-out. This module reports all mistakes at once, each with a message. ``python -m
+A job's table is named by ``RANK_TABLE_FILE`` or ``MINDSPORE_HCCL_CONFIG_PATH``. For most mistakes in a table, HCCL
+reports only an error number and a time-out. This module reports all mistakes at once, each with a message. ``python -m
 ms_kungfu.devices.rank_table FILE`` checks a table and prints its contents.
 
 The format is version 1.0 in HCCL's user guide ("rank table configuration"), as shown in MindSpore's tutorial on rank
@@ -137,13 +137,13 @@ def read(path: str | os.PathLike[str]) -> RankTable:
 
 
 def find_mistakes(document: object) -> Iterator[str]:
-    """Yield a message for each mistake in a parsed document. Without mistakes it can be used."""
+    """Yield a message for each mistake in a parsed document. A document without mistakes can be used."""
     if not isinstance(document, dict):
         yield f"it must be a JSON object, got {_kind(document)}"
         return
     for key, what in (
         ("server_group_list", "a global rank table of several jobs"),
-        ("group_list", "a table of the older form without one group of instances with a device each"),
+        ("group_list", "a table of the older form whose content isn't one group of instances with one device each"),
     ):
         if key in document and "server_list" not in document:
             yield f"it is {what}, which is not supported; write one with server_list, version {VERSION}"
@@ -222,7 +222,7 @@ def _mistakes_in_servers(servers: list[Any]) -> Iterator[str]:
                 yield f"device_ip {ip} is given twice, to {ips[ip]} and to {which}"
             else:
                 ips[ip] = which
-    # Skip this if a rank can't be read or is listed twice: that has its own message, which a gap would only repeat.
+    # Skip this check if a rank can't be read or is listed twice: that mistake has its own message and causes the gap.
     missing = sorted(set(range(len(ranks))) - set(ranks))
     if missing and all_ranks_known:
         listed = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")

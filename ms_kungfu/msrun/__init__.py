@@ -1,8 +1,8 @@
 """Run programs written for MindSpore's msrun unchanged (``kungfu-run --msrun``).
 
-Such a program calls ``mindspore.communication`` once, at its start, to get the number of ranks and its own rank. It
-sets up its training accordingly. So this package returns the ranks of a *virtual world* of V ranks (``--msrun-size``),
-which never changes even if the workers do. MindSpore itself stays in stand-alone mode.
+Such a program calls ``mindspore.communication`` once, at its start, to get the number of ranks and its own rank. The
+program sets up its training accordingly. So this package returns the ranks of a *virtual world* of V ranks
+(``--msrun-size``), which never changes, even if the workers change. MindSpore itself stays in stand-alone mode.
 
 - `hook` waits until the program imports MindSpore. `answers` then replaces some of MindSpore's functions.
 - `world`: the virtual world. `communication`, `context`: the replaced functions. `reducers`: sums over the virtual

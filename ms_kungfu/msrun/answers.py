@@ -1,7 +1,7 @@
 """Replace some of MindSpore's names for a program.
 
-MindSpore's files aren't changed. MindSpore's own modules keep the names that they bound when they were imported,
-except for the few names that make a training step data parallel.
+MindSpore's files aren't changed. MindSpore's own modules keep the names that they imported earlier, except for the few
+names that make a training step data parallel.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def give() -> None:
     import_module("mindspore.parallel.auto_parallel")  # MindSpore doesn't import this module automatically
     _put(("mindspore.parallel.auto_parallel",), {
         "AutoParallel": communication.refusing(
-            "AutoParallel", "it divides models among devices, and this is data parallelism"
+            "AutoParallel", "it divides models among devices, but only data parallelism is supported"
         )
     })  # fmt: skip
     model, dataset = sys.modules["mindspore.train.model"].Model, sys.modules["mindspore.dataset"].Dataset
@@ -88,7 +88,7 @@ def _functions(communication: ModuleType) -> dict[str, Any]:
 
 
 def _give_process_groups(name: str, relative: str, communication: ModuleType) -> None:
-    """Replace a module's names that torch also has, even if `relative` has them (``ops.gather`` is different)."""
+    """Replace a module's names that torch also has, even if `relative` has other functions of these names."""
     module = sys.modules.get(name)
     for each in getattr(module, "__all__", ()):
         stock, ours = getattr(module, each), communication.of_process_groups(name, each)

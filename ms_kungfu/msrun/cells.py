@@ -1,4 +1,4 @@
-"""Track the cells that a program has created, in order, which is the same on all workers."""
+"""Track the cells that a program has created, in the order of creation, which is the same on all workers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def trained_by_groups() -> int:
 
 
 def _count_of(cell: Any) -> Any:
-    """Return the Parameter with which an optimizer counts its updates; None for other cells, or without a count."""
+    """Return the Parameter in which an optimizer counts its updates; None for all other cells."""
     if isinstance(cell, nn.Optimizer):
         return getattr(cell, "global_step", None)
     if inventory.is_grouped(cell):

@@ -34,7 +34,7 @@ def init(backend_name: str | None = None) -> None:
 
 
 def release() -> None:
-    """Make the program a single process from now on."""
+    """From now on, tell the program that it is a single process."""
     _groups.clear()
     world.end()
 
@@ -70,7 +70,7 @@ def _of_everybody(group: str, rank: int) -> int:
 
 def create_group(group: str, rank_ids: Sequence[int], options: Any = None) -> None:
     """Create a group of all ranks. Reject any other group."""
-    del options  # options of a backend, which isn't used here
+    del options  # options of a backend, and no backend is used here
     if sorted(rank_ids) != list(range(get_group_size())):
         raise refused(
             f"create_group({group!r}, {list(rank_ids)})",

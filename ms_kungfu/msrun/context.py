@@ -18,7 +18,7 @@ _DEFAULTS: dict[str, Any] = {
     "global_rank": None,
 }
 _OWN = ("comm_fusion", "all_reduce_fusion_config")  # MindSpore's own settings that are supported here
-# Values that have no effect, of settings that are otherwise rejected.
+# Settings that are rejected, with the values that are accepted because they have no effect.
 _NOTHING: dict[str, tuple[Any, ...]] = {
     "enable_parallel_optimizer": (False,),
     "pipeline_stages": (1,),
@@ -62,7 +62,7 @@ def _check(name: str, value: Any) -> None:
     if name not in _DEFAULTS and name not in _OWN and value not in _NOTHING.get(name, ()):
         raise refused(
             f"set_auto_parallel_context({name}={value!r})",
-            "it is for models that are divided among devices; only data parallelism is supported",
+            "it is for models that are divided among devices, but only data parallelism is supported",
         )
 
 

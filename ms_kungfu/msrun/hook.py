@@ -1,9 +1,10 @@
 """Replace MindSpore's names in an unchanged program when it imports MindSpore, before it uses the names.
 
-At its start, each Python of the environment runs cmake/ms_kungfu_alias.pth, which is installed next to the package:
-for ``python train.py``, ``python -m``, and Python in a shell script. If ``KUNGFU_MSRUN_SIZE`` is set, that file
-inserts a finder before all others. The finder calls `spec` when ``mindspore`` is imported. (A ``sitecustomize`` module
-would replace an existing one, and a wrapper of the command couldn't reach into a shell script.)
+When a Python interpreter of the environment starts, it runs cmake/ms_kungfu_alias.pth, which is installed next to the
+package. This works for ``python train.py``, ``python -m``, and Python in a shell script. If ``KUNGFU_MSRUN_SIZE`` is
+set, that file inserts a finder before all others. The finder calls `spec` when ``mindspore`` is imported. (A
+``sitecustomize`` module would replace an existing one, and a wrapper of the command has no effect inside a shell
+script.)
 """
 
 from __future__ import annotations

@@ -4,19 +4,19 @@
         loss, gradients = gradient(image, label)
         optimizer(reducer(gradients))
 
-Such a loop doesn't declare where a step ends and what it trains. So a step ends when the loop requests the next batch.
-All cells that the program has created before its first batch are kept equal on all workers. Once the program has a
-reducer, the first sharded dataset that it reads is the one that it trains. A loop over any other dataset is an
+Such a loop doesn't say where a step ends or what it trains. So a step ends when the loop requests the next batch. All
+cells that the program has created before its first batch are kept equal on all workers. The first sharded dataset that
+the program reads after it has created a reducer is the training dataset. A loop over any other dataset is an
 evaluation, in which each worker sees all samples.
 
-A joining worker runs the loops from their start. It learns how many passes over the dataset the other workers have
-begun, and each of its own earlier passes ends at once. Until it has caught up, it takes part in no collective
-(`world.takes_part`).
+A joining worker runs the loops from their start. The joining worker gets the number of passes over the dataset that
+the other workers have begun. Each of its own passes up to there ends at once. Until it has caught up, it takes part in
+no collective (`world.takes_part`).
 
 The cluster changes only after the last step of a pass. A loop may count its batches (`enumerate`) and do something
-every few batches, which all workers must do at the same batch. A worker that joined within a pass would start to count
-from 0. Then it would wait for the others in one operation while they wait in another. Failures don't have this
-problem, because the survivors keep their counts.
+every few batches, which all workers must do at the same batch. A worker that joined within a pass would count from 0.
+It would then wait for the others in one operation while they wait in another. Failures don't have this problem,
+because the survivors keep their counts.
 
 If `Model.train` trains, a loop is an evaluation.
 """
@@ -50,14 +50,17 @@ def _outermost() -> list[Any]:
     for each in gc.get_objects():
         if issubclass(type(each), nn.Cell) and id(each) not in known and any(True for _ in each.get_parameters()):
             raise refused(
-                f"a custom training loop with a {type(each).__name__} that copy.deepcopy, or the like, has created",
+                f"a custom training loop with a {type(each).__name__} that was created by copy.deepcopy or similar",
                 "a joining worker can't identify it; create it by its class, or keep it in another cell",
             )
     return [cell for cell in found if id(cell) not in inner]
 
 
 class _Training:
-    """Training by the program's own loop; there is only one. The cluster changes between passes over its dataset."""
+    """Training by the program's own loop.
+
+    A program has at most one. The cluster changes between passes over its dataset.
+    """
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -88,7 +91,7 @@ class _Training:
 
     def _hear(self, told: Sequence[Any]) -> None:
         passes, broken_off = told
-        # The other workers have left that pass, and the work after it is done.
+        # The other workers have left that pass, and have done the work after it.
         self._passes_of_others = passes + 1 if broken_off else passes
         self._is_broken_off = broken_off
 
@@ -101,7 +104,7 @@ class _Training:
         self._batches, self._updates = 0, cells.updates()
         world.pass_by(self._passes < self._passes_of_others)
         self.in_pass = not world.passes_by()
-        if self.in_pass and self._is_broken_off:  # the other workers do so now, in `break_off`
+        if self.in_pass and self._is_broken_off:  # the other workers do the same now, in `break_off`
             self._leave_out_the_rest()
             self.in_pass = True
 
@@ -140,10 +143,11 @@ class _Training:
         self.in_pass = False
         if self._passes == 1 and not self._passes_of_others and self._updates == cells.updates():
             _log.warning(
-                "misuse: check=msrun. No optimizer has made a step in the first loop over a sharded dataset, "
-                "which is partitioned as the training data, once there is a reducer; evaluate after it"
+                "misuse: check=msrun. The first loop over a sharded dataset after a reducer exists counts "
+                "as the training loop, but no optimizer made a step in it; run an evaluation loop only "
+                "after the training loop"
             )
-        self._elastic.average_statistics()  # for a possible evaluation
+        self._elastic.average_statistics()  # because an evaluation may follow
         # A value that depends on the program's own count over all passes, such as a learning rate, differs on a worker
         # that has joined.
         self._elastic.check_sameness()
@@ -173,9 +177,10 @@ class Unsharded:
             updates = cells.updates()
             if self._looks > 0 and updates != self._updates:
                 raise refused(
-                    "a loop that trains by a dataset that isn't sharded",
-                    f"give it num_shards=get_group_size(), which is {world.size()}, and shard_id=get_rank(); what a "
-                    "program picks by its rank itself, and zip(), can't be partitioned again",
+                    "a loop that trains with a dataset that isn't sharded",
+                    f"give it num_shards=get_group_size(), which is {world.size()}, and "
+                    "shard_id=get_rank(); samples that a program selects by its rank, and zip(), can't be "
+                    "partitioned again",
                 )
             self._looks, self._updates = self._looks + 1, updates
         return next(self._iterator)
@@ -211,8 +216,8 @@ class Loop:
         """Decide at a batch whether this loop trains, before the program has a reducer."""
         if self._looked:
             raise refused(
-                "a loop over a sharded dataset in which nothing reduces gradients",
-                "make a nn.DistributedGradReducer or ops.AllReduce before it, or use Model.train",
+                "a loop over a sharded dataset in a program without a gradient reducer",
+                "create a nn.DistributedGradReducer or ops.AllReduce before the loop, or use Model.train",
             )
         self._looked = True
         return next(self._make(self._source))
@@ -251,17 +256,19 @@ class Loop:
         updates = cells.updates()
         if self._in_pass and updates != self._updates and _training is None:
             raise refused(
-                "a loop that trains, beside Model.train",
-                "the workers partition what Model.train trains, and a loop is an evaluation then; train by one of them",
+                "a training loop in a program that uses Model.train",
+                "with Model.train, the workers partition only its dataset, and each loop counts as an "
+                "evaluation; use either Model.train or a loop for training",
             )
         if self._in_pass and updates != self._updates:
             raise refused(
-                "a second sharded dataset that a loop trains by",
-                "the first one that a loop has read, once there was a reducer, is partitioned among the workers; "
-                "make one to train by, before the loop over epochs, and read it before any that evaluates",
+                "a second sharded dataset in a training loop",
+                "only the first sharded dataset that a loop reads after a reducer exists is partitioned "
+                "among the workers; create one training dataset before the loop over epochs, and read it "
+                "before any evaluation dataset",
             )
         self._updates = updates
-        cut = self._in_pass and world.passes_by()  # of a pass that is over, one batch is enough
+        cut = self._in_pass and world.passes_by()  # for a pass that is over, one batch is enough
         batch = None if cut else next(self._batches, None)
         self._in_pass = batch is not None
         if batch is None:

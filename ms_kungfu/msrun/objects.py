@@ -1,7 +1,7 @@
 """Objects with Parameters that aren't cells (``@ms.jit_class class Accumulator``), in a program with its own loop.
 
-A joining worker gets the values of such objects from the source rank of its state. Workers don't compare them, because
-they may differ between workers by nature. An example is a sum of gradients that haven't been reduced.
+A joining worker gets the values of such objects from the source rank of its state. Workers don't compare these values,
+because they may differ by design. An example is a sum of gradients that haven't been reduced.
 """
 
 from __future__ import annotations

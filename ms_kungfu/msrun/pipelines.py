@@ -15,12 +15,12 @@ from ms_kungfu.msrun import rank_batches, world
 from ms_kungfu.msrun.communication import refused
 from ms_kungfu.msrun.gradient_search import names_in
 
-# Names by which a function of batches receives its rank from the program, or calls for it.
+# Names of parameters through which a function of batches gets its rank, and of functions that it calls to get it.
 _RANKS = {"rank", "rank_id", "local_rank", "shard_id", "device_id", "get_rank", "get_local_rank"}
 
 
 def shards_of(dataset: Any) -> int | None:
-    """Return the number of ranks that a dataset is sharded for; None for one shard, or without a sharding sampler."""
+    """Return for how many ranks a dataset is sharded; None for one shard, or without a sharding sampler."""
     while not isinstance(dataset, ElasticDataset) and len(dataset.children) == 1:
         dataset = dataset.children[0]
     sampler = getattr(dataset, "sampler", None)
@@ -41,24 +41,26 @@ def take_apart(dataset: ds.Dataset, use: str = "training") -> pipelines.Pipeline
     if isinstance(parts.drawn_from, sharding.Drawing):
         raise refused(
             f"{use} on a dataset with a WeightedRandomSampler",
-            "each rank would draw samples of its own; an ElasticDataset of it draws for all workers, without --msrun",
+            "each rank would draw different samples; without --msrun, an ElasticDataset over this dataset "
+            "draws for all workers",
         )
     shards = shards_of(dataset)
     if shards != world.size():
-        seen = "trained once an epoch" if use == "training" else "seen once"
+        seen = "trained once per epoch" if use == "training" else "seen once"
         raise refused(
             f"{use} on a dataset {'that is not sharded' if shards is None else f'in {shards} shards'}",
-            f"give it num_shards=get_group_size(), which is {world.size()}, and shard_id=get_rank(): each sample is "
-            f"{seen}, at any number of workers; what a program picks by its rank itself can't be partitioned again",
+            f"give it num_shards=get_group_size(), which is {world.size()}, and shard_id=get_rank(): each "
+            f"sample is then {seen}, with any number of workers; samples that a program selects by its "
+            "rank can't be partitioned again",
         )
     if parts.batch_size is None:
-        raise refused(f"{use} on a dataset without batch()", "the batch of a rank times V is that of a step")
+        raise refused(f"{use} on a dataset without batch()", "a step has V times the batch of a rank")
     for node in pipelines.nodes_of(parts.samples):
         name = _rank_in(getattr(node, "per_batch_map", None))
         if name is not None:
             raise refused(
-                f"batch(per_batch_map=...) of a function that asks for {name!r}",
-                "a batch is any worker's, so what is made of it may not depend on the rank",
+                f"batch(per_batch_map=...) with a function that uses {name!r}",
+                "any worker may process a batch, so the result must not depend on the rank",
             )
     return parts
 

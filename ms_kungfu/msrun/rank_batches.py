@@ -1,23 +1,24 @@
 """Call the program's gradient functions separately for each virtual rank's batch.
 
-With fewer workers than V, a worker plays several ranks. Its loop gets the batches of these ranks in one batch, one
-after the other. The program processes that batch once, as one rank would, except for gradients. A function from
-``ms.value_and_grad``, ``ms.grad`` or ``ops.GradOperation`` is called once for each rank and returns the mean of the
-gradients. Each call gets the rank's part of each tensor that has as many rows as the batch. The reducer averages the
-results over the workers, weighted by samples. So the step equals a step of msrun, even if the loss isn't a mean over
-samples (a sum, or a factor like ``batch_size * rank_size``). No graph is compiled again when the cluster changes.
+With fewer workers than V, a worker plays several ranks. Its loop gets one batch, in which the batches of these ranks
+follow one after the other. The program processes that batch once, as one rank would, except for gradients. A function
+from ``ms.value_and_grad``, ``ms.grad`` or ``ops.GradOperation`` is called once for each rank and returns the mean of
+the gradients. Each call gets the rank's part of each tensor that has as many rows as the batch. The reducer averages
+the results over the workers, weighted by samples. So the step equals a step of msrun, even if the loss isn't a mean
+over samples (a sum, or a factor like ``batch_size * rank_size``). No graph is compiled again when the cluster changes.
 
 1. A step is *divided* on all workers or on none: it is divided if any of its members plays several ranks. So all
    workers run the program's own collectives in the same way, in Python or in a graph.
 2. In a divided step, a jitted function or a cell in GRAPH mode runs as Python if it uses a gradient function. Python
    then calls the gradient function, itself a graph, once per rank. If `ms_kungfu.msrun.gradient_search` finds no
    gradient function, the function stays a graph, and 3 applies.
-3. The first divided steps detect other gradients: an update without gradients by rank ends training with an error.
+3. The first divided steps detect gradients that were computed in another way: an update without rank-by-rank gradients
+ends training with an error.
 4. Moving statistics are reset to their values at the step's start for each rank's batch, and averaged afterwards.
 5. Of the tensors with as many rows as the batch, those from the step's iterator and those created since are divided. A
-   tensor that existed before the step is passed whole to each rank, because it doesn't contain the batch unless the
-   program copied it there. The code can't know which new tensors derive from the batch. So each decision about a
-   tensor that isn't a column of the batch is a WARNING, once per shape.
+   tensor that existed before the step is passed undivided to each rank, because it doesn't contain the batch unless
+   the program has copied the batch into it. The code can't know which new tensors derive from the batch. So each
+   decision about a tensor that isn't a column of the batch is a WARNING, once per shape.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ from ms_kungfu.trained import inventory
 
 _log = logging.getLogger(__name__)
 _REMEDY = (
-    "call the function that ms.value_and_grad, ms.grad or ops.GradOperation returns from Python or from the jitted "
-    "step, with tensors whose first dimension is that of the dataset's batch; or start with -np {size}, which is "
-    "-msrun-size, and leave out what changes the cluster"
+    "call the gradient function (the result of ms.value_and_grad, ms.grad or ops.GradOperation) from "
+    "Python or from the jitted step, with tensors whose first dimension is the number of samples in the "
+    "dataset's batch; or start with -np {size} (the -msrun-size) and without flags that change the cluster"
 )
 
 
@@ -57,7 +58,7 @@ class _Step:
     """The present step."""
 
     def __init__(self) -> None:
-        self.sizes: list[int] = []  # number of samples of each rank that this worker plays; []: no step
+        self.sizes: list[int] = []  # number of samples of each rank that this worker plays; [] outside of a step
         self.is_divided = False
         self.gradients = 0  # calls of gradient functions, rank by rank
         self.is_inside = False  # whether a gradient function is running
@@ -82,7 +83,7 @@ class _Step:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Mark a running gradient function: functions that it calls get one rank's batch."""
+        """Mark this block as a running gradient function: functions that it calls get one rank's batch."""
         self.is_inside = True
         try:
             yield
@@ -91,7 +92,7 @@ class _Step:
 
     @contextmanager
     def as_python(self) -> Iterator[None]:
-        """Mark a function that would be a graph in another step."""
+        """Mark this block as a function that would run as a graph in another step."""
         self.graphs += 1
         try:
             yield
@@ -121,8 +122,8 @@ def begin(sizes: Sequence[int], members: tuple[int, ...]) -> None:
 def _note_older() -> None:
     """Remember the tensors that exist before a divided step.
 
-    In the first step with these members, they are all tensors of the process. In later steps, tensors that the
-    gradient functions have used since are added.
+    In the first step with these members, remember all tensors of the process. In later steps, add tensors that the
+    gradient functions have used since.
     """
     met, _step.columns, _step.made = [*_step.columns, *_step.made], [], []
     if not _step.is_divided:
@@ -150,10 +151,10 @@ def end() -> None:
         _step.proven_for = _step.members
     elif not cells.has_optimizers() or (cells.updates(), cells.trained_by_groups()) != _step.updates:
         raise refused(
-            "training with fewer workers than ranks by gradients that aren't made rank by rank",
-            f"this worker plays {len(sizes)} of {world.size()} ranks, and its update was not made by a gradient "
-            "function that could be called once a rank, as msrun does, so its gradients may have another scale; "
-            + _REMEDY.format(size=world.size()),
+            "training with fewer workers than ranks and gradients that aren't computed rank by rank",
+            f"this worker plays {len(sizes)} of {world.size()} ranks, but its update didn't use a gradient "
+            "function that can be called once per rank (as under msrun), so its gradients may have "
+            "another scale; " + _REMEDY.format(size=world.size()),
         )
 
 
@@ -230,9 +231,9 @@ def _cut(tree: Any, sizes: Sequence[int]) -> list[Any]:
     if not any(is_batch):
         raise refused(
             "a gradient function that isn't called with the batch",
-            f"this worker plays {len(sizes)} of {world.size()} ranks, whose batches have {samples} samples together, "
-            f"and of the tensors that it is called with, of shapes {[tuple(leaf.shape) for leaf in leaves]}, none "
-            "of this step has as many rows; " + _REMEDY.format(size=world.size()),
+            f"this worker plays {len(sizes)} of {world.size()} ranks, whose batches have {samples} samples "
+            "together, but no tensor of this step in the call has as many rows (shapes "
+            f"{[tuple(leaf.shape) for leaf in leaves]}); " + _REMEDY.format(size=world.size()),
         )
     cut, first = [], 0
     for size in sizes:
@@ -251,18 +252,20 @@ def _are_batch(leaves: Sequence[Any], samples: int, ranks: int) -> list[bool]:
     made = [leaf for leaf in free if id(leaf) not in is_older]
     _step.made += made
     _tell(
-        "existed before the step and have as many rows as this worker's batch: each of its ranks gets all of them; "
-        "make a tensor that holds the batch anew in each step",
+        "existed before the step and have as many rows as this worker's batch: each of its ranks gets all "
+        "rows; if a tensor contains the batch, create it in each step",
         [leaf for leaf in older if _rows(leaf) == samples], samples, ranks,
     )  # fmt: skip
     _tell(
-        "were made in the step and have as many rows as this worker's batch: they are divided among its ranks; if one "
-        "isn't made of the batch's rows, its gradients are wrong: make that one before the loop",
+        "were created in the step and have as many rows as this worker's batch: they are divided among "
+        "its ranks; if a tensor isn't computed from the batch's rows, its gradients are wrong: create it "
+        "before the loop",
         [leaf for leaf in made if _rows(leaf) == samples], samples, ranks,
     )  # fmt: skip
     _tell(
-        "were made in the step and have the batch's samples in another dimension than the first: each of its ranks "
-        "gets all of them; where they hold the batch, give it as the first dimension",
+        "were created in the step and have as many entries as this worker's batch in a dimension other "
+        "than the first: each of its ranks gets the whole tensor; if a tensor contains the batch, make "
+        "the samples its first dimension",
         [leaf for leaf in made if _rows(leaf) != samples and samples in leaf.shape[1:]], samples, ranks,
     )  # fmt: skip
     batch = columns | set(map(id, made))
@@ -287,7 +290,8 @@ def _tell(what: str, tensors: Sequence[Any], samples: int, ranks: int) -> None:
 def _joined(found: Sequence[Any], sizes: Sequence[int]) -> Any:
     """Combine the ranks' results, except the gradients of weights.
 
-    Rows are concatenated, floats are averaged by samples, and integers, which count, are summed.
+    Rows are concatenated, floats are averaged (weighted by samples), and integers are summed, because
+    they are counts.
     """
     first = found[0]
     if isinstance(first, ms.Tensor):
@@ -307,9 +311,10 @@ def _joined(found: Sequence[Any], sizes: Sequence[int]) -> Any:
     elif all(each == first for each in found):
         return first
     raise refused(
-        f"a gradient function that returns {first!r} beside the gradients",
-        f"this worker plays {len(sizes)} ranks, and what {len(sizes)} such values are together isn't known; return "
-        "what has rows of the batch, floats, which are averaged, or integers, which are added up",
+        f"a gradient function that returns {first!r} in addition to the gradients",
+        f"this worker plays {len(sizes)} ranks, and it is unknown how to combine {len(sizes)} such values; "
+        "return tensors with the rows of the batch, floats (which are averaged) or integers (which are "
+        "summed)",
     )
 
 
@@ -344,7 +349,8 @@ class _Statistics:
         self._sums: list[NDArray[Any]] = []
         if self._parameters:
             wait_for_queue()
-            # A cell that computes the loss first (TrainOneStepCell) has changed the statistics once by then.
+            # A cell that computes the loss before the gradients (TrainOneStepCell) has already changed the statistics
+            # once.
             is_first = _step.gradients == 1 and not has_value
             self._before = _step.before if is_first else [p.asnumpy().copy() for p in self._parameters]
             self._sums = [np.zeros(array.shape, np.float64) for array in self._before]
@@ -407,7 +413,7 @@ def _by_rank(made: Callable[..., Any], kind: Any) -> Callable[..., Any]:
     def as_graph() -> Callable[..., Any]:
         return made if ms.get_context("mode") == ms.GRAPH_MODE else _stock_jit(made)
 
-    @functools.wraps(made)  # in a graph, MindSpore's parser finds the original function by this
+    @functools.wraps(made)  # in a graph, MindSpore's parser finds the original function through this attribute
     def gradient(*arguments: Any, **named: Any) -> Any:
         if not _step.divides:
             return made(*arguments, **named)
@@ -457,7 +463,8 @@ def answer_for_cells(compile_and_run: Callable[..., Any]) -> Callable[..., Any]:
             # constant.
             arguments = tuple(map(_changing, arguments))
             if not reduces and next(iter(self.get_parameters()), None) is None:
-                return self.construct(*arguments, **named)  # one call may contain many such calls (clipping)
+                # One call may contain many calls of other cells (e.g. for clipping).
+                return self.construct(*arguments, **named)
         return compile_and_run(self, *arguments, **named)
 
     return run

@@ -1,4 +1,4 @@
-"""Sums over the virtual world. The living workers stand for its V ranks, each for V / size of them."""
+"""Sums over the virtual world. The living workers represent its V ranks: each represents V / size ranks."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def _note() -> None:
 
 @functools.cache
 def _ask_python() -> Any:
-    """Make the plugin's kernels ask at each launch whether this worker takes part, and which worker plays a rank."""
+    """Make the plugin's kernels ask Python at each launch: does this worker take part, and which one plays a rank?"""
     ask = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: int(world.takes_part()))
     who = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_uint8), ctypes.c_int)(
         lambda rank, lives, size: world.player_of(rank, [r for r in range(size) if lives[r]])
     )
     _plugin.load().kungfu_ms_ask_whether_it_takes_part(ask)
     _plugin.load().kungfu_ms_ask_who_plays(who)
-    return ask, who  # the caller must keep them while the plugin uses them
+    return ask, who  # the caller must keep these objects as long as the plugin uses them
 
 
 def _check_place(name: str) -> None:
     if not world.begun():
-        raise RuntimeError(f"{name} needs init() of mindspore.communication first")
+        raise RuntimeError(f"call init() of mindspore.communication before {name}")
     if ms.get_context("device_target") != "CPU":
         raise refused(f"{name} on a device", "operations of a virtual world are supported on CPUs only")
 
@@ -54,8 +54,8 @@ class AllReduce(Collective):
     """``ops.AllReduce``: reduce a tensor over all V ranks by ``"sum"``, ``"min"`` or ``"max"``.
 
     In training the result is computed from the living workers' contributions. A sum is their mean times V, in float64
-    (for integers, rounded to the nearest). A worker that hasn't begun to train takes part in no collective. It gets
-    its own value times V for a sum, and its own value otherwise.
+    (for integers, rounded to the nearest). A worker that hasn't begun to train takes part in no collective. Such a
+    worker gets its own value times V for a sum, and its own value otherwise.
     """
 
     def __init__(self, op: str = "sum", group: str | None = None) -> None:
@@ -147,8 +147,8 @@ class DistributedGradReducer(nn.Cell):
         return grads
 
 
-_SHAPE = "its shape depends on the number of ranks, and each worker stands for several ranks"
-_TO_ONE = "it is between two ranks, and one worker may play both"
+_SHAPE = "its shape depends on the number of ranks, but each worker represents several ranks"
+_TO_ONE = "it connects two ranks, but one worker may play both"
 REFUSED_PRIMITIVES = {
     "AllGather": _SHAPE,
     "ReduceScatter": _SHAPE,
@@ -172,7 +172,9 @@ REFUSED_PRIMITIVES = {
 def all_reduce(tensor: Any, op: str = "sum", group: str | None = None, async_op: bool = False) -> Any:
     """``comm_func.all_reduce``: return the result. There is no handle."""
     if async_op:
-        raise refused("all_reduce(async_op=True)", "it is over when it returns; leave async_op out")
+        raise refused(
+            "all_reduce(async_op=True)", "the operation is complete when the call returns; leave async_op out"
+        )
     return AllReduce(op, group)(tensor), None
 
 

@@ -3,10 +3,10 @@
 Cells that all workers have are kept equal. The other cells are handled here: they stay with the workers that have
 them. A joining worker that has such a cell gets its values from one of those workers.
 
-1. Which cells are common is computed from the lists of all living workers, again whenever a worker joins. So all
-   workers get the same result (`agree`).
-2. A cell may be left out only if no optimizer trains it. Otherwise the workers train different programs, and all of
-   them raise an error.
+1. The common cells are computed from the lists of all living workers, and computed again whenever a worker joins. So
+   all workers get the same result (`agree`).
+2. A cell may be missing at some workers only if no optimizer trains it. Otherwise the workers run different programs,
+and all of them raise an error.
 3. The cluster changes after the last step of a pass. Before the change all workers copy these cells (`copy`), so that
    the cells survive the removal of their only owner. After a failure within a pass, the copy is from the previous
    pass, and a warning says so.
@@ -33,7 +33,7 @@ _SHOWN = 3
 
 
 def named(cells: Iterable[Any]) -> dict[str, Any]:
-    """Return the cells by a key that is equal on all workers: class, parameters, and order among such cells."""
+    """Return the cells by a key that is equal on all workers: class, parameters, and a number among cells that share both."""
     found: dict[str, Any] = {}
     for cell in cells:
         word = f"{type(cell).__name__} {inventory.fingerprint(cell.get_parameters()):x}"
@@ -95,7 +95,7 @@ class Rest:
         told = [f"{name.split()[0]} (rank {', '.join(map(str, ranks))})" for name, ranks in self._apart.items()]
         more = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
         _log.info(
-            'msrun: cells="%s%s". They are not on all workers; all other cells are kept equal',
+            'msrun: cells="%s%s". Only some workers have these cells; all other cells are kept equal',
             ", ".join(told[:_SHOWN]), more,
         )  # fmt: skip
 
@@ -123,7 +123,7 @@ class Rest:
             )
         kept = _ids(cell for other, cell in self._cells.items() if other not in self._apart)
         for parameter, values in zip(self._cells[name].get_parameters(), unpack(packed)):
-            if id(parameter) not in kept:  # other values come with the rest of the state
+            if id(parameter) not in kept:  # all other values arrive with the rest of the state
                 inventory.assign(parameter, values)
 
     def copy(self) -> None:

@@ -47,13 +47,14 @@ def answer_for(method: Callable[..., Any]) -> Callable[..., Any]:
         if is_plain and context.parallel_mode() != "data_parallel":
             raise refused(
                 "Model.train in parallel_mode stand_alone",
-                "nothing in its network reduces gradients; call set_auto_parallel_context(parallel_mode="
-                "'data_parallel', gradients_mean=True) before the Model is made",
+                "its network doesn't reduce gradients; call "
+                "set_auto_parallel_context(parallel_mode='data_parallel', gradients_mean=True) before you "
+                "create the Model",
             )
         given["train_dataset"] = pipelines.elastic(data, by_shards)
         if isinstance(given.get("valid_dataset"), ds.Dataset) and pipelines.shards_of(given["valid_dataset"]):
             given["valid_dataset"] = pipelines.whole(given["valid_dataset"])
-        # The cluster changes between steps, so don't use sink mode, which MindSpore ignores on CPUs anyway.
+        # The cluster changes between steps, so don't use sink mode. MindSpore ignores it on CPUs anyway.
         given["dataset_sink_mode"] = False
         given["sink_size"] = -1
         if "valid_dataset_sink_mode" in given:
@@ -74,8 +75,8 @@ def answer_for(method: Callable[..., Any]) -> Callable[..., Any]:
 def answer_for_eval(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return the replacement for ``Model.eval``.
 
-    In an evaluation of a sharded dataset, all ranks take part, each sample is seen once, and all get the same result.
-    An evaluation of a dataset that isn't sharded stays local to each worker.
+    In an evaluation on a sharded dataset, all ranks take part, each sample is evaluated once, and all ranks get the
+    same result. An evaluation on a dataset that isn't sharded stays local to each worker.
     """
     signature = inspect.signature(method)
 

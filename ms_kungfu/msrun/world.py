@@ -68,17 +68,16 @@ def takes_part() -> bool:
 def writes() -> bool:
     """Return whether this worker has the lowest virtual rank of the living workers.
 
-    MindSpore's callbacks use it to write once. This works if all ranks have a callback, and also if the program gives
-    the callback to rank 0 only: then the worker that plays rank 0 writes.
+    MindSpore's callbacks use it to write once. This works if all ranks have a callback. It also works if the program
+    passes the callback only at rank 0: then the worker that plays rank 0 writes.
     """
     return membership.current().cluster is None or player_of(0) == membership.current().core.rank()
 
 
 def player_of(rank: int, living: Sequence[int] | None = None) -> int:
-    """Return the cluster rank of the worker that stands for a virtual rank.
-
-    The living workers, ordered by virtual rank, each stand for the same number of virtual ranks. `living`: the living
-    workers, if other workers must get the same result; None: the workers that this worker knows to be alive.
+    """Return the cluster rank of the worker that represents a virtual rank. The living workers, ordered by virtual
+    rank, each represent the same number of virtual ranks. `living`: the living workers, if other workers must get the
+    same result; None: the workers that this worker knows to be alive.
     """
     member = membership.current()
     if member.cluster is None:

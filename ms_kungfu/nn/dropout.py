@@ -56,8 +56,8 @@ class Dropout(nn.Cell):
         target = ms.get_context("device_target")
         if target != "CPU":
             raise ValueError(
-                f"ms_kungfu.nn.Dropout has a kernel for CPUs only so far, where shards are computed, and none for "
-                f"{target}; use mindspore.nn.Dropout there"
+                "ms_kungfu.nn.Dropout has a kernel only for CPUs, because shards are supported only "
+                f"there, and no kernel for {target}; use mindspore.nn.Dropout instead"
             )
         self.p = p
         self.dropout = _dropout.Dropout.of(p)

@@ -1,7 +1,4 @@
-"""Run jobs on a Ray cluster: ``kungfu-run -engine ray``, or the same from Python.
-
-It needs ``ms_kungfu[ray]``.
-"""
+"""Run jobs on a Ray cluster: ``kungfu-run -engine ray``, or the same from Python. It needs ``ms_kungfu[ray]``."""
 
 from __future__ import annotations
 
@@ -45,16 +42,18 @@ def run(
     Args:
         command_or_function: what each worker runs. Either a command as a list of words (``["python",
             "train.py"]``), or a function without arguments, which cloudpickle pickles. The function
-            runs in a separate process, as a program would. Modules next to this program's script, or in
-            ``sys.path[0]`` of this process, can be imported if the folder exists on the worker's node.
+            runs in a separate process, as a program would. The function can import modules next to this
+            program's script, or in ``sys.path[0]`` of this process, if the folder exists on the
+            worker's node.
         num_workers: the number of workers, or ``(least, most)``. With two numbers the job begins with
             as many workers as the cluster has resources for, and follows nodes that come and go.
         address: as for ``ray.init``, if the program hasn't called that yet. By default the cluster of
-            ``RAY_ADDRESS``, else a cluster that runs here, else a new one for this call (``"local"``).
+            ``RAY_ADDRESS``, else a cluster that runs on this machine, else a new cluster for this call
+            (``"local"``).
         cpus_per_worker: the number of Ray CPUs per worker.
         gpus_per_worker: the number of Ray GPUs per worker.
         npus_per_worker: the number of Ray NPUs per worker.
-        wait_s: how long to wait for the resources of the least number of workers, in seconds.
+        wait_s: how long to wait for the resources of the minimum number of workers, in seconds.
         flags: further flags of kungfu-run, ``["-recover=replace"]``.
         runtime_env: as for ``ray.init``, if the program hasn't called that yet.
 
@@ -127,7 +126,7 @@ def run(
 
 
 def _folders() -> list[str]:
-    """Return the folders of this program's own modules: the script's folder, and those first in sys.path."""
+    """Return the folders of this program's own modules: the script's folder, and the first folders in sys.path."""
     folders = [sys.path[0]] if sys.path else []
     main = sys.modules.get("__main__")
     script = getattr(main, "__file__", None)

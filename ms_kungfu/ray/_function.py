@@ -18,7 +18,7 @@ from ms_kungfu.runtime import cluster_version, current_rank, detached, init
 
 
 def main() -> None:
-    """Run the function, and write its result to the agent's folder, unless the cluster has removed this worker."""
+    """Run the function. Write its result to the agent's folder unless the cluster has removed this worker."""
     sys.excepthook = _tell
     folder = Path(env.RAY_FOLDER.get() or "")
     version, rank, begun = 0, env.RANK_ID.get(), False

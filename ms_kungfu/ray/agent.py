@@ -1,7 +1,7 @@
-"""The actor of each node. It starts that host's kungfu-run and forwards its output.
+"""The actor on each node. It starts the node's kungfu-run and forwards its output.
 
-It ends with the actor's process, which Ray ends together with the driver or the raylet. kungfu-run ends with the actor
-(PR_SET_PDEATHSIG), and kungfu-run's supervisor ends the workers.
+Ray ends the actor's process when the driver or the raylet ends. kungfu-run ends together with the actor
+(PR_SET_PDEATHSIG), and kungfu-run's supervisor then ends the workers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from ms_kungfu.launcher.options import PROGRAM
 
 Lines = list[tuple[int, bytes]]  # (descriptor 1 or 2, line)
 _PR_SET_PDEATHSIG = 1
-_MOST_CHUNKS = 64  # most chunks that the driver hasn't fetched; beyond it, kungfu-run and the workers block
+# Maximum number of chunks that the driver hasn't fetched; at the limit, kungfu-run and the workers block.
+_MOST_CHUNKS = 64
 _CHUNK_BYTES = 1 << 16
 FUNCTION = "function"  # the file in KUNGFU_RAY_FOLDER, next to the function's result
 
@@ -34,7 +35,7 @@ FUNCTION = "function"  # the file in KUNGFU_RAY_FOLDER, next to the function's r
 def run_launcher() -> None:
     """Run kungfu-run in a process that an agent starts: ``python -c ... PARENT WORDS``."""
     if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) or os.getppid() != int(sys.argv.pop(1)):
-        sys.exit(1)  # the agent has ended meanwhile
+        sys.exit(1)  # the agent has already ended
     # Ray blocks SIGINT in its processes, and sets its own handlers.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -75,12 +76,13 @@ class Agent:
                 os.chdir(folder)
             except OSError as error:
                 raise ValueError(
-                    f"{folder}, in which the job was started, can't be used on {socket.gethostname()}: "
-                    f"{error.strerror}; create it on all nodes, or let Ray copy it (working_dir of runtime_env)"
+                    f"{folder}, the folder in which the job was started, can't be used on "
+                    f"{socket.gethostname()}: {error.strerror}; create it on all nodes, or let Ray copy it "
+                    "(working_dir of runtime_env)"
                 ) from None
         # `python` means this interpreter, as in kungfu-distribute.
         environment = {**os.environ, **variables, "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"}
-        # If the user hasn't set it, Ray sets it for this process only.
+        # If the user hasn't set OMP_NUM_THREADS, Ray sets it, but only for this process.
         if environment.get("OMP_NUM_THREADS") == str(max(1, math.floor(_own_cpus()))):
             environment["OMP_NUM_THREADS"] = str(max(1, math.floor(cpus)))
         if function is not None:
@@ -110,7 +112,8 @@ class Agent:
             ]
             for reader in readers:
                 reader.start()
-        except (OSError, RuntimeError) as error:  # no more processes or threads, no memory, or words too long
+        # No more processes or threads are allowed, no memory is left, or the words are too long.
+        except (OSError, RuntimeError) as error:
             self._why_not = getattr(error, "strerror", None) or str(error)
             return
         finally:
@@ -140,7 +143,7 @@ class Agent:
         return lines
 
     def code(self) -> int:
-        """Return the exit code of the ended kungfu-run, in a shell's form."""
+        """Return the exit code of the ended kungfu-run, in the form that a shell uses."""
         return self._code if self._code >= 0 else 128 - self._code
 
     def signal(self, number: int) -> None:
@@ -164,7 +167,7 @@ def _own_cpus() -> float:
 
 
 def _has_working_dir() -> bool:
-    """Return whether Ray has put this process in the working directory that the user requested for all nodes."""
+    """Return whether this process runs in the working directory that the user requested for all nodes."""
     import ray
 
     return bool(ray.get_runtime_context().runtime_env.get("working_dir"))

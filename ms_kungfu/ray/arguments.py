@@ -65,7 +65,7 @@ def least_and_most(num_workers: object) -> tuple[int, int]:
     if least < 1:
         raise ValueError(f"num_workers={num_workers!r}: a job needs at least 1 worker")
     if most < least:
-        raise ValueError(f"num_workers={num_workers!r}: the most, {most}, is less than the least, {least}")
+        raise ValueError(f"num_workers={num_workers!r}: the maximum, {most}, is less than the minimum, {least}")
     return least, most
 
 

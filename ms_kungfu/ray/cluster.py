@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Callable, NamedTuple
 
 import ray
-from ray._private import state  # only this Ray module has a node's free resources, and which node drains
+from ray._private import state  # only this Ray module reports a node's free resources, and which nodes are draining
 from ray.autoscaler.sdk import request_resources
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
@@ -28,7 +28,7 @@ _AT_A_TIME = 8  # concurrent calls of an agent: output, end and signals
 class Connection(NamedTuple):
     """A connection to Ray. `ours`: this program connects and disconnects Ray.
 
-    `found`: the user hasn't named the cluster, but one runs here.
+    `found`: the user hasn't named a cluster, but a cluster runs on this machine.
     """
 
     ours: bool
@@ -38,7 +38,8 @@ class Connection(NamedTuple):
 def connect(address: str | None, runtime_env: Mapping[str, Any] | None) -> Connection:
     """Connect to a cluster. Raise ConnectionError if there is none.
 
-    Without an address, use a cluster that runs here, or else start one for this program alone.
+    Without an address, use a cluster that runs on this machine, or else start a cluster for this
+    program only.
     """
     if ray.is_initialized():
         return Connection(False, False)
@@ -58,7 +59,7 @@ def connect(address: str | None, runtime_env: Mapping[str, Any] | None) -> Conne
 
 
 def _check_there(address: str) -> None:
-    """Check an address, because Ray itself would retry for two minutes.
+    """Check an address before Ray uses it, because Ray itself would retry for two minutes.
 
     Raise ConnectionError if nothing listens there, and ValueError for another kind of address.
     """
@@ -99,7 +100,7 @@ def nodes() -> list[Node]:
 class Watch:
     """Request `nodes` from Ray in a separate thread.
 
-    Without its head's GCS, Ray doesn't answer, and after a minute it ends this process.
+    If the GCS of Ray's head is lost, Ray doesn't answer, and after a minute it ends this process.
     """
 
     def __init__(self) -> None:
@@ -123,11 +124,11 @@ class Watch:
     def _ask(self) -> None:
         try:
             self._answers.put(nodes())
-        except Exception as error:  # raised in the driver, which has asked
+        except Exception as error:  # `answer` raises it in the driver, which made the request
             self._answers.put(error)
 
     def silent_s(self) -> float:
-        """Return how long this has waited for an answer."""
+        """Return for how many seconds this object has waited for an answer."""
         return 0.0 if self._asked_at is None else run_time() - self._asked_at
 
 
@@ -150,7 +151,7 @@ def wish(needs: Mapping[str, float], count: int) -> None:
 
 
 def reserve(node: str, needs: Mapping[str, float], slots: int) -> PlacementGroup:
-    """Reserve resources for this number of workers on a node, for the agent there. Ray grants them later."""
+    """Reserve resources for this number of workers on a node, for the agent there. Ray grants the resources later."""
     bundle = {name: count * slots for name, count in needs.items()}
     return placement_group([bundle], bundle_label_selector=[{"ray.io/node-id": node}])
 
@@ -180,8 +181,8 @@ def give_back(groups: Iterable[PlacementGroup], limit_s: float) -> None:
     for group in groups:
         with contextlib.suppress(Exception):
             remove_placement_group(group)
-    # Ray counts a group as removed before its nodes have the resources back. Until then they have resources named
-    # after it.
+    # Ray reports a group as removed before its nodes have their resources back. Until then the nodes have resources
+    # that are named after the group.
     deadline = run_time() + limit_s
     while left and run_time() < deadline:
         held = {name for resources in state.available_resources_per_node().values() for name in resources}

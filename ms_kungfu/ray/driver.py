@@ -1,12 +1,12 @@
-"""A job on a Ray cluster: one agent per node, each running its host's kungfu-run, until the job's exit status.
+"""A job on a Ray cluster: one agent per node, which runs the host's kungfu-run, until the job has an exit status.
 
 The job works like any other on several hosts. Its head node is the driver's node, and the actors end with the driver.
-(A node that can't have a worker becomes a head node without slots.) With an etcd, leadership can move. The job then
-continues without the first host's kungfu-run, but not without the driver.
+(A node that can't have a worker becomes a head node without slots.) With etcd, leadership can move to another host.
+The job then continues without the first host's kungfu-run, but not without the driver.
 
 Ray only provides the list of hosts. A new node joins (``-join``), and the driver then requests as many workers as
 there are slots. If Ray is about to remove a node, its kungfu-run gets a SIGTERM, and its host leaves. The controller
-handles a lost node. Only the controller decides on failures, versions and the end.
+handles a lost node. Only the controller decides on failures, versions and the job's end.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _LOOK_S = 1.0
 _AGENT_S = 120.0  # limit for Ray to start an agent's process
 _AGAIN_S = 10.0  # pause before a node that couldn't join is tried again
 _LAST_WORDS_S = 10.0
-_SETTLE_S = 5.0  # until Ray knows which resources an ended process had
-_SILENT_S = 5.0  # until the driver reports that Ray doesn't answer
+_SETTLE_S = 5.0  # the time until Ray reports the resources of an ended process as free
+_SILENT_S = 5.0  # the time after which the driver reports that Ray doesn't answer
 _PORTS = range(12000, 28000)  # below the ephemeral ports of most systems
 _TRIED_PORTS = 64
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -117,7 +117,7 @@ class Driver:
                 for host in self._hosts.values():
                     cluster.end_agent(host.agent)
                 if not cluster.in_time(self._give_back, _LOOK_S if self._is_silent else 2 * _SETTLE_S):
-                    self._say("Ray's head (its GCS) doesn't answer, and doesn't learn that the job has ended")
+                    self._say("Ray's head (its GCS) doesn't answer, so it isn't notified that the job has ended")
         return Outcome(code, self._returned, self._signals)
 
     def _give_back(self) -> None:
@@ -264,7 +264,7 @@ class Driver:
     def _pass_on(self, number: int) -> None:
         """Send a signal to the head node, which ends the job everywhere, or to a host that reports to it."""
         if number == signal.SIGTERM and has_leadership(self._url):
-            number = signal.SIGINT  # with the other signal only this host would leave, and the job continue
+            number = signal.SIGINT  # with the other signal only this host would leave, and the job would continue
         told = self._head or next(iter(self._hosts.values()))
         told.agent.signal.remote(number)
 
@@ -272,8 +272,9 @@ class Driver:
         is_silent = self._watch.silent_s() > _SILENT_S
         if is_silent and not self._is_silent:
             self._say(
-                "Ray's head (its GCS) doesn't answer: training continues, and no node joins or leaves; unless it is "
-                "back within a minute of its loss, Ray ends this program and the job"
+                "Ray's head (its GCS) doesn't answer: training continues, but no node joins or leaves; if "
+                "the head doesn't answer again within a minute of its loss, Ray ends this program and the "
+                "job"
             )
         elif self._is_silent and not is_silent:
             self._say("Ray's head (its GCS) answers again")
@@ -287,7 +288,7 @@ class Driver:
             return
         except RayActorError:
             if self._ends_job(host):
-                raise JobError(f"the agent of {host.name}, the head node, has failed, and the job with it") from None
+                raise JobError(f"the agent of {host.name}, the head node, has failed, and so has the job") from None
             what = f"the {'agent on' if self._is_there(host) else 'node of'} {host.name} has failed"
             self._say(f"{what}, with the host's workers")
             self._drop(host)
@@ -308,7 +309,8 @@ class Driver:
     def _ends_job(self, host: _Host) -> bool:
         """Return whether the job ends with that host's kungfu-run or agent.
 
-        It ends with the head node's. Without an answer from the store, it also ends with the last host's.
+        The job ends with the head node's kungfu-run or agent. If the store doesn't answer, the job also
+        ends with the last host's.
         """
         if self._head is not None and self._head is not host:
             return False
@@ -316,7 +318,8 @@ class Driver:
             return True
         try:
             found = open_leadership(self._url, timeout_s=_SILENT_S).look()
-            # A snapshot may belong to an earlier job of the same name; the port belongs to this job.
+            # The snapshot may belong to an earlier job of the same name. The port shows whether it belongs to this
+            # job.
             return (
                 not may_go_on(found, host.name)
                 or LeaderSnapshot.from_json(found.snapshot).first.runners[0].port != self._port
@@ -338,7 +341,7 @@ class Driver:
                 if host.node == cluster.own_node():
                     self._say(f"Ray is about to remove {host.name}, this program's node: the job will end")
                 else:
-                    self._say(f"Ray is about to remove {host.name}: it leaves the job")
+                    self._say(f"Ray is about to remove {host.name}: the host leaves the job")
                     host.agent.signal.remote(signal.SIGTERM)
         now, placed = run_time(), sum(host.slots for host in self._hosts.values())
         coming = [node for node in nodes if node.id not in self._hosts and self._not_before.get(node.id, 0.0) <= now]
@@ -388,7 +391,7 @@ class Driver:
     # ---- end ----
 
     def _end(self, last: _Host) -> int:
-        """Let the other hosts end without help, so that their messages appear."""
+        """Let the other hosts end by themselves, so that their messages appear."""
         self._head = last
         code = int(ray.get(last.agent.code.remote()))
         if self._signals and code == 128 + signal.SIGINT:
@@ -412,7 +415,7 @@ class Driver:
     def _drop(self, host: _Host) -> None:
         if host is self._head:
             self._head = None
-        if self._function is not None and host.has_ended:  # otherwise the agent may never answer
+        if self._function is not None and host.has_ended:  # the agent of a running kungfu-run may never answer
             self._collect(host)
         del self._hosts[host.node]
         cluster.end_agent(host.agent)

@@ -34,7 +34,9 @@ class FunctionError(subprocess.CalledProcessError):
 
     def __str__(self) -> str:
         if self.rank is None:
-            return f"{self.cmd}: training has failed, with exit status {self.returncode}; its last lines say why"
+            return (
+                f"{self.cmd}: training has failed, with exit status {self.returncode}; see the reason in its last lines"
+            )
         return f"{self.cmd} has failed at rank {self.rank}: {self.error}"
 
 
@@ -42,7 +44,7 @@ class End(NamedTuple):
     """How the function has ended on one worker.
 
     `at`: seconds since 1970. `data`: the returned value or raised exception, pickled; empty if pickling
-    failed. `text`: describes the exception, or the value that couldn't be pickled.
+    failed. `text`: a description of the exception, or of the value that couldn't be pickled.
     """
 
     kind: str

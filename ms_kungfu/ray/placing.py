@@ -31,7 +31,8 @@ class Node:
 def deal(nodes: Iterable[Node], needs: Mapping[str, float], most: int) -> dict[str, int]:
     """Return the number of workers per node, by node ID, `most` in total.
 
-    A few nodes with many workers each are better than many with few, so nodes with the most free resources come first.
+    A few nodes with many workers each are better than many nodes with few workers, so nodes with the most free
+    resources come first.
     """
     dealt: dict[str, int] = {}
     for node in sorted(nodes, key=lambda node: -node.room(needs)):
@@ -46,7 +47,8 @@ class Names:
 
     Nodes with the same address are raylets on one machine, as in Ray's own tests. If all nodes share an address, each
     host gets its own address on the loopback (127.0.0.0/8), like hosts simulated on one machine (``-self``). Otherwise
-    the first such node becomes the machine's host, and the others are left out.
+    the first node with a shared address becomes the machine's host, and the other nodes with that address are left
+    out.
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
@@ -111,7 +113,8 @@ def too_small(
     waited = f" after {waited_s:g} s" if waited_s else ""
     what = words.least if least < size else words.size
     found = (
-        f"; the cluster was found running here: {words.for_a_new_one} starts a new one for this job alone"
+        f"; this cluster was found running on this machine: {words.for_a_new_one} starts a new cluster for "
+        "this job only"
         if is_found
         else ""
     )

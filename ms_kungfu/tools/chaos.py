@@ -2,14 +2,14 @@
 
 The job runs under ``kungfu-run -w -recover replace``. Every few seconds a random worker is killed by SIGKILL, or the
 cluster is resized at random. The last worker that is known to have the training state is never killed. After ``-for``
-seconds the job may finish. Then this program checks
+seconds the job may finish. Then this program checks:
 
 - that the program has workers of ms_kungfu, and that some were killed or resized,
 - that the job finished with exit status 0,
 - that the ledger is exact (``python -m ms_kungfu.dataset.audit``), if the program writes one (KUNGFU_LEDGER_DIR is set
   for it),
 - that all workers ended with the same parameters, if each prints a line ``parameters CHECKSUM``,
-- that descriptors, mappings of shared memory, and memory did not grow in the launcher and in long-lived workers,
+- that the launcher and long-lived workers don't use more descriptors, shared-memory mappings or memory over time,
 - that no process and no file in /dev/shm of the job remains.
 
 Exit status: 0 no problems, 1 problems (named in the output), 2 invalid command line.
@@ -36,12 +36,12 @@ from typing import Callable
 
 from ms_kungfu._processes import children, descendants, end_launcher, ended_by_signals, stat_of
 
-_MEMORY_SLACK = 1.3  # allowed growth of a process in the second half of its samples
+_MEMORY_SLACK = 1.3  # factor by which memory may grow from the first to the second half of a process's samples
 _MEMORY_SLACK_BYTES = 64 << 20
 _FD_SLACK = 4
 _PERIOD_S = 0.5
-_START_S = 20.0  # the time in which a worker imports and compiles
-_JUDGED_S = 20.0  # the least time for which a process is sampled after its start
+_START_S = 20.0  # the time that a worker may need to import and compile
+_JUDGED_S = 20.0  # the minimum time for which a process is sampled after its start
 _SHM = "/dev/shm"
 _KILLS = 0.7  # fraction of kills among the actions; the rest are resizes
 
@@ -56,7 +56,7 @@ class Sample:
 
 
 def leaks(samples: Sequence[Sample], typical: Callable[[Iterable[int]], float] = max) -> list[str]:
-    """Return the process's growth: the second half of its samples against the first, by maximum or by `typical`."""
+    """Return how the process has grown from the first half of its samples to the second, by maximum or by `typical`."""
     half = len(samples) // 2
     if half < 3:
         return []
@@ -73,7 +73,7 @@ def leaks(samples: Sequence[Sample], typical: Callable[[Iterable[int]], float] =
 
 
 def settled(samples: Sequence[Sample], start_s: float) -> Sequence[Sample]:
-    """Return the samples after the process's start; none if too few are left."""
+    """Return the samples after the process's start; an empty list if there are too few."""
     later = samples[int(start_s / _PERIOD_S) :]
     return later if len(later) * _PERIOD_S >= _JUDGED_S else []
 
@@ -139,7 +139,7 @@ class _Job:
         self.checksums: list[str] = []
         self.members: set[int] = set()  # processes known to be in the cluster
         self.has_changed = False  # the launcher got a request for another cluster version
-        self.has_followed = False  # the workers have adopted one
+        self.has_followed = False  # the workers have adopted another cluster version
         self.samples: dict[int, list[Sample]] = {}
         self.launcher: list[tuple[int, Sample]] = []  # (number of workers, sample)
         self._processes: set[tuple[int, str]] = set()  # (process ID, start time)
@@ -175,7 +175,7 @@ class _Job:
     def look(self) -> None:
         workers = self.workers()
         if not self.has_changed:
-            self.members |= set(workers)  # of the first cluster
+            self.members |= set(workers)  # the workers of the first cluster
         own = sample(self.process.pid)
         if own is not None:
             self.launcher.append((len(workers), own))
@@ -250,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"chaos: {done['kills']} kills, {done['resizes']} resizes, seed {seed}")
     for text in wrong:
         print(f"chaos: WRONG: {text}")
-    well = "no problems" if is_audited else "no problems, but lost samples weren't checked"
+    well = "no problems" if is_audited else "no problems, but whether samples were lost wasn't checked"
     print(f"chaos: {well}" if not wrong else "chaos: NOT well")
     return 1 if wrong else 0
 
@@ -302,7 +302,7 @@ def _check(job: _Job, code: int | None, ledger: Path) -> tuple[list[str], bool]:
     if not job.has_changed:
         wrong.append("the job ended before any action, so nothing was tested; train for longer, or decrease -every")
     elif not job.has_followed:
-        wrong.append("no worker followed a change of the cluster; the program must train with ms_kungfu")
+        wrong.append("no worker followed a change of the cluster; the program must use ms_kungfu for training")
     if code is None:
         wrong.append("the job did not finish")
     elif code != 0:

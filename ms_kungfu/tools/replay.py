@@ -1,15 +1,15 @@
-"""Run training with shards again, and report differences of its exact results.
+"""Run training with shards again, and report where its exact results differ.
 
 The command is ``python -m ms_kungfu.replay LEDGER --until STEP -- python train.py ...``.
 
 The exact results (bits) of such training depend on its program and seed, not on the cluster (docs/shards.md). So one
-worker that runs the program again gets the same bits. They differ only if the hardware, or a value that they must not
-depend on, has changed them. The replay compares the fingerprints that the ledger has at regular steps. At the first
-difference, it reports step and parameter and ends the program.
+worker that runs the program again gets the same bits. If the bits differ, either the hardware has changed them, or
+they depend on a value on which they must not depend. The replay compares the fingerprints that the ledger has at
+regular steps. At the first difference, it reports step and parameter and ends the program.
 
 The program runs under the ledger's conditions: with the same number of cores per worker, and with oneDNN limited to
 the same instruction set. The replay requests no resize and writes no ledger. Callbacks of ms_kungfu and MindSpore
-write no checkpoints. The program's own files are written again, so give it another folder for these.
+write no checkpoints. The program writes its own files again, so give it another folder for them.
 
 Exit status: 0 the same bits, 1 they differ, 2 they can't be compared (the message says why).
 """
@@ -49,7 +49,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         command = arguments[cut + 1 :]
         if not command:
-            raise KungFuError("no program given; give the program to run again: -- python train.py ARGUMENT ...")
+            raise KungFuError("no program given; pass the program to run again: -- python train.py ARGUMENT ...")
         orders = plan(options.ledger, options.until, options.checkpoint)
         machine = next(iter(orders.conditions.values()), {})
         cores = _cores(machine)
@@ -103,8 +103,8 @@ def plan(folder: Path, until: int | None = None, checkpoint: Path | None = None)
     steps = [record for record in records if isinstance(record.claim, Claim)]
     if not any(record.claim.shards for record in steps if isinstance(record.claim, Claim)):
         raise KungFuError(
-            f"the ledger {folder} records training without shards, whose exact result depends on the changes of its "
-            "cluster: only a run with ElasticDataset(..., shards=) can be replayed"
+            f"the ledger {folder} records training without shards, whose exact result depends on its "
+            "cluster changes: only a run with ElasticDataset(..., shards=) can be replayed"
         )
     found = [(record, record.fingerprint.step) for record in steps if record.fingerprint is not None]
     if not found:
@@ -186,12 +186,12 @@ def _conditions(folder: Path, jobs: set[str]) -> dict[str, Mapping[str, Any]]:
 
 
 def _cores(machine: Mapping[str, Any]) -> set[int]:
-    """Return the cores for the program: the same number as a worker had."""
+    """Return the cores for the program, as many as each worker had."""
     allowed, cores = sorted(os.sched_getaffinity(0)), machine.get("cores", 1)
     if cores > len(allowed):
         raise KungFuError(
-            f"each worker had {cores} cores, which affect the bits, but this process may use {len(allowed)}: run it on "
-            "a machine with at least that number"
+            f"each worker had {cores} cores, which affect the bits, but this process may use "
+            f"{len(allowed)}: run the replay on a machine with at least that number"
         )
     return set(allowed[:cores])
 
@@ -219,7 +219,11 @@ def _tell(orders: Orders, status: int, outcome: Outcome) -> int:
     if outcome.wrong:
         return failed(_PROGRAM, outcome.wrong, 2)
     if outcome.difference:
-        before = f"the same until step {outcome.step}, in {same}" if outcome.same else "the first that is compared"
+        before = (
+            f"the same until step {outcome.step}, in {same}"
+            if outcome.same
+            else "this is the first step that is compared"
+        )
         print(f"{outcome.difference}; {before}", flush=True)
         return 1
     if outcome.same == len(orders.recorded):

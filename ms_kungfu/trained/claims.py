@@ -1,6 +1,7 @@
 """Record which Parameters each optimizer trains, and whether they are known to be equal on all workers.
 
-If nothing has made an optimizer's Parameters equal, its first reduction compares their content (`claim`).
+If no call has made an optimizer's Parameters equal, the optimizer's first reduction compares their
+content (`claim`).
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _ROW_BYTES = 2048
 # Short, because a message of limited length lists other differences after this text.
 _REMEDY = "all begin alike by KungFuElasticCallback, ElasticTraining or sync_net_parameters"
 
-reducers: weakref.WeakSet[Any] = weakref.WeakSet()  # of this process
+reducers: weakref.WeakSet[Any] = weakref.WeakSet()  # this process's reducers
 _differing: weakref.WeakSet[Any] = weakref.WeakSet()
 _alike: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_claims: list[tuple[Sequence[Any], int]] = []  # of this process: parameters, and a hash of their initial content
+_claims: list[tuple[Sequence[Any], int]] = []  # this process's claims: parameters, and a hash of their initial content
 
 
 def content(tensors: Iterable[Any]) -> int:
@@ -45,8 +46,8 @@ def content_of(data: bytes) -> int:
 def _sums(values: Array) -> bytes:
     """Arrange the bits as a table of 64-bit words, and hash the sums of its rows and of its columns.
 
-    Summing runs at about the speed of memory, and a hash of all bits is slower. Two changes that cancel in a row's sum
-    still change the sums of their columns, and vice versa.
+    Summing runs at about the speed of memory, and a hash of all bits is slower. Two changes that cancel each other in
+    a row's sum still change the sums of their columns, and vice versa.
     """
     content = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     table = content[: content.size // _ROW_BYTES * _ROW_BYTES].view(np.uint64).reshape(-1, _ROW_BYTES // 8)
@@ -68,11 +69,11 @@ def is_marked(tensor: Any) -> bool:
 
 
 def claim(parameters: Iterable[Any]) -> None:
-    """Record that an optimizer is about to train these Parameters for the first time, and requires them to be equal.
+    """Record that an optimizer is about to train these Parameters for the first time, so they must be equal.
 
-    If nothing has made the Parameters equal on all workers, a hash of them is added to the description of each gradient
-    reduction. If the ranks start with different Parameters, the first reduction fails at every rank and says so.
-    Otherwise the hash costs nothing. The call isn't collective: it doesn't wait for other ranks.
+    If no call has made the Parameters equal on all workers, their hash is added to the description of each gradient
+    reduction. If the ranks start with different Parameters, the first reduction fails at every rank with a message
+    that says so. Otherwise the hash costs nothing. The call isn't collective: it doesn't wait for other ranks.
     """
     mine = [p for p in parameters if not is_marked(p)]
     # A worker that joins later receives its Parameters, so it has nothing to compare.
@@ -102,7 +103,7 @@ def _claim() -> str:
 
 
 def serves(reducer: Any) -> None:
-    """Record that this cell reduces gradients over the workers: of its `planned_parameters`, if it has any."""
+    """Record that this cell reduces gradients over the workers (those of its `planned_parameters`, if it has any)."""
     reducers.add(reducer)
 
 

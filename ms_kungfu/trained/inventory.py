@@ -28,14 +28,14 @@ def collect_parameters(trained: Iterable[Any]) -> list[Any]:
             return [p for part in item for p in of(part)]
         held = [p for p in getattr(item, "__dict__", {}).values() if isinstance(p, ms.Parameter)]
         if not held and not is_scheduler(item):
-            raise TypeError(f"expected cells, an optimizer or Parameters to keep the same on all workers, got {item!r}")
+            raise TypeError(f"expected cells, optimizers or Parameters to keep equal on all workers, got {item!r}")
         return held
 
     return list({id(p): p for item in trained for p in of(item)}.values())
 
 
 def collect_cells(trained: Iterable[Any]) -> dict[str, Any]:
-    """Return each cell in `trained`, nested ones included, under a name that is the same on all workers."""
+    """Return each cell in `trained`, including nested cells, under a name that is the same on all workers."""
     import mindspore as ms
 
     def of(item: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -73,7 +73,8 @@ def collect_generators(trained: Iterable[Any]) -> list[Any]:
 def is_grouped(cell: Any) -> bool:
     """Return whether `cell` is an optimizer that keeps its learning rates in ``param_groups``.
 
-    The optimizers of ``mindspore.experimental.optim`` and ``mindspore.mint.optim`` do; they aren't ``nn.Optimizer``s.
+    These are the optimizers of ``mindspore.experimental.optim`` and ``mindspore.mint.optim``, which aren't
+    ``nn.Optimizer``s.
     """
     groups = getattr(cell, "param_groups", None)
     return isinstance(groups, list) and bool(groups) and all(isinstance(g, dict) and "params" in g for g in groups)
@@ -110,8 +111,8 @@ def collect_schedulers(trained: Iterable[Any], optimizers: Sequence[Any]) -> lis
     An optimizer has no reference to its schedulers, so this function searches the process's objects. The order is the
     same on all workers.
 
-    If an optimizer has several schedulers of one class, they aren't found: nothing says in which order they correspond
-    to the schedulers of another worker.
+    If an optimizer has several schedulers of one class, they aren't returned: it is unknown which of them corresponds
+    to which scheduler of another worker.
     """
     given = [item for item in trained if is_scheduler(item)]
     if not any(map(is_grouped, optimizers)):
@@ -197,8 +198,9 @@ def check_sharded(trained: Iterable[Any]) -> None:
     """Raise ValueError if, in a step that is partitioned into shards, a result would depend on the cluster."""
     if beside := reducers(trained, left_to_shards=False):
         raise ValueError(
-            f"{type(beside[0]).__name__} reduces gradients over the workers, next to a ShardedStep that reduces over "
-            "shards; use a ShardedStep for each optimizer, and pass what it updates as update= or trained="
+            f"{type(beside[0]).__name__} reduces gradients over the workers, next to a ShardedStep that "
+            "reduces over shards; use a ShardedStep for each optimizer, and pass the optimizer as update= "
+            "or in trained="
         )
     for statistic in moving_statistics(trained):
         if statistics_of_shards.get(id(statistic)) is not statistic:
@@ -240,7 +242,7 @@ def check_averaged(averaged: Sequence[Any] | None) -> None:
         raise TypeError(f"averaged must be a list of Parameters, got {averaged!r}")
     for tensor in averaged or ():
         if not isinstance(tensor, ms.Tensor) or tensor.dtype not in floats:
-            raise TypeError(f"averaged must hold floating-point Parameters, got {tensor!r} in it")
+            raise TypeError(f"averaged must contain only floating-point Parameters, got {tensor!r}")
 
 
 def assign(tensor: Any, values: Array) -> None:

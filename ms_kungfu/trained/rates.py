@@ -11,9 +11,9 @@ from mindspore.nn.optim.optimizer import _IteratorLearningRate
 class LastingRates(_IteratorLearningRate):
     """A list with one learning rate per step, whose last entry applies to all later steps.
 
-    Such a list (e.g. of ``nn.cosine_decay_lr``) is exactly as long as the training. A step that is repeated after a
-    failure lies beyond its end. This class limits the index rather than extending the list: the number of failures is
-    unknown, and the Parameter, which checkpoints contain, keeps its shape.
+    Such a list (e.g. of ``nn.cosine_decay_lr``) is exactly as long as the training. Steps that are repeated after a
+    failure lie beyond the end of the list. This class limits the index instead of extending the list: the number of
+    failures is unknown, and checkpoints contain the Parameter, which must keep its shape.
     """
 
     def construct(self, global_step):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
@@ -22,12 +22,13 @@ class LastingRates(_IteratorLearningRate):
 
 
 def hold_last_rate(optimizer: nn.Optimizer) -> None:
-    """Let every list of rates of the optimizer, of groups too, continue with its last entry. Idempotent.
+    """Let every list of rates of the optimizer and its groups continue with its last entry.
 
-    It has no effect on what is compiled already.
+    Idempotent. It has no effect on graphs that are compiled already.
     """
     rates: Any = getattr(optimizer, "learning_rate", None)
     for rate in rates if isinstance(rates, nn.CellList) else [rates]:
         if type(rate) is _IteratorLearningRate:
-            # In place: the optimizer's groups hold the same cell several times, under names of their own.
+            # Change the cell in place: the optimizer's groups contain the same cell several times, under different
+            # names.
             rate.__class__ = LastingRates

@@ -86,5 +86,5 @@ def test_the_groups_without_workers(tmp_path):
         capture_output=True,
     )
     assert done.returncode == 0, done.stderr
-    assert "14 gradients, 38.7 KB, in 1 group (auto: up to 64 MB a group)" in done.stdout
+    assert "14 gradients, 38.7 KB, in 1 group (auto: up to 64 MB per group)" in done.stdout
     assert "epoch" not in done.stdout

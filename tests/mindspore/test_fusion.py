@@ -162,7 +162,7 @@ def test_the_command_tells_of_a_program_without_a_step(tmp_path):
     (tmp_path / "a_network.py").write_text(NETWORK)
     (tmp_path / "a_network.py").open("a").write("print('all that it says')\n")
     said = command(tmp_path, "a_network.py", status=2)
-    assert "a_network.py ended without a step" in said
+    assert "a_network.py ended before an optimizer" in said
     assert "all that it says" in said
 
 

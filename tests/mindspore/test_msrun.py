@@ -235,8 +235,8 @@ SENTENCES = {
     "unbatched": r"training on a dataset without batch\(\) isn't supported",
     "per_batch_map": r"batch\(per_batch_map=...\) of a function that asks for 'get_rank' isn't supported",
     "partial_map": r"batch\(per_batch_map=...\) of a function that asks for 'rank' isn't supported",
-    "python_sampler": "training on this dataset isn't supported .* a sampler of the program's own draws",
-    "filter": "training on this dataset isn't supported .* FilterDataset changes which samples there are",
+    "python_sampler": "training on this dataset isn't supported .* a custom sampler draws",
+    "filter": "training on this dataset isn't supported .* FilterDataset changes the set of samples",
 }
 
 

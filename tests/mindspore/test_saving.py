@@ -128,7 +128,7 @@ def test_path_that_another_worker_writes_too_is_warned_of_once(worker, tmp_path,
             path.unlink()
             path.write_bytes(b"of another worker, or a copy")
             ms.save_checkpoint(net_of(1), str(path))
-    told = [record.getMessage() for record in caplog.records if "after this worker saved it" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "after this worker had saved it" in record.getMessage()]
     assert len(told) == (1 if speaks and msrun is None else 0)
     assert all(f"path={path}. Another process" in each for each in told)
 

@@ -128,7 +128,7 @@ def test_difference_names_the_columns_that_differ():
 def test_state_of_other_contents_is_refused_by_number():
     state = json.loads(json.dumps(data(of(np.arange(9)), 9).state()))
     data(of(np.arange(9)), 9).restore(state)
-    with pytest.raises(ValueError, match=r"samples 0, .* and 8 of .* differ from those that training began with"):
+    with pytest.raises(ValueError, match=r"samples 0, .* and 8 of .* differ from the samples that training began with"):
         data(of(np.arange(9)[::-1]), 9).restore(state)
 
 

@@ -135,7 +135,7 @@ def test_the_first_difference_of_two_plans_is_under_one_name():
 def test_fusion_plan_prints_the_group_of_each_gradient():
     plan = make_plan(gradients(1, 2, 0.5, ids=[2, 1, 2]), parse(size(32)))
     assert str(plan).splitlines() == [
-        "3 gradients, 3.5 MB, in 2 groups (size: up to 32 MB a group)",
+        "3 gradients, 3.5 MB, in 2 groups (size: up to 32 MB per group)",
         "gradients/0: 2 gradients, 1.5 MB, float32, comm_fusion 2",
         "     0  p0      1.0 MB",
         "     2  p2    512.0 KB",
@@ -197,7 +197,7 @@ def command(*words, status=0):
 
 
 def test_the_command_shows_well_known_models_without_mindspore():
-    assert command("lenet").startswith("10 gradients, 173.5 KB, in 1 group (auto: up to 64 MB a group)\n")
+    assert command("lenet").startswith("10 gradients, 173.5 KB, in 1 group (auto: up to 64 MB per group)\n")
     shown = command("--fusion", "index:59,119", "resnet50")
     assert shown.startswith("161 gradients, 97.5 MB, in 3 groups (index: groups end at 59, 119)\n")
 

@@ -233,7 +233,7 @@ def test_audit_of_other_contents_behind_the_numbers_is_not_exact(recorded, other
     tell_contents(recorded[1], other)
     report = verdict(recorded[0].parent)
     assert not report.exact
-    assert "the processes had other contents behind the same sample numbers" in report.problems[0]
+    assert "the same sample numbers stood for different contents in the processes" in report.problems[0]
 
 
 def test_samples_that_were_never_trained_are_named(recorded):
@@ -271,7 +271,9 @@ def test_failed_workers_record_of_a_step_committed_without_it_is_ignored(recorde
     report = verdict(first.parent)
     assert report.exact
     assert [e.given_back for e in report.epochs] == [8]
-    assert report.notes == ["epoch 0, step 3: the record of rank 1, which is not in the step, doesn't count"]
+    assert report.notes == [
+        "epoch 0, step 3: the record of rank 1 doesn't count, because the rank took no part in the step"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -279,15 +281,15 @@ def test_failed_workers_record_of_a_step_committed_without_it_is_ignored(recorde
     [
         (lambda line: {**line, "seed": 5}, at(0, 2), "epoch 0, step 2: the workers contradict each other"),
         (lambda line: {**line, "batch": [[33, 49]]}, at(0, 2), "the workers contradict each other"),
-        (lambda line: {**line, "share": [[40, 47]]}, at(0, 2), r"rank 1 trained \[40,47\), its share is \[40,48\)"),
+        (lambda line: {**line, "share": [[40, 47]]}, at(0, 2), r"rank 1 trained \[40,47\), but its share is \[40,48\)"),
         (lambda line: None, at(1, 1), "epoch 1, step 1: no record of rank 1, which takes part until epoch 1, step 3"),
-        (lambda line: None, at(1, 1), "line 8: epoch 1, step 2 after epoch 1, step 0: lines are missing, doubled or"),
+        (lambda line: None, at(1, 1), "line 8: epoch 1, step 2 after epoch 1, step 0: lines are missing, repeated or"),
         (lambda line: {**line, "participants": [1]}, at(0, 1), "epoch 0, step 1: without rank 0, which takes part un"),
-        (lambda line: [line, line], at(1, 1), "rank 1 recorded it twice"),
+        (lambda line: [line, line], at(1, 1), "rank 1 recorded the step twice"),
         (lambda line: {**line, "participants": [0]}, at(0, 0), "line 2: not a record of a step"),
         (lambda line: {**line, "batch": [[0, 65]]}, at(0, 0), "line 2: not a record of a step"),
         (lambda line: {"step": 3}, at(0, 0), "line 2: not a record of a step"),
-        (lambda line: {**line, "steps": 5}, lambda line: "steps" in line, "epoch 0: 4 steps on record, its end after"),
+        (lambda line: {**line, "steps": 5}, lambda line: "steps" in line, "4 steps on record, but the epoch's end is"),
         (lambda line: [3], at(0, 0), "line 2: not a record of a step"),
     ],
 )
@@ -311,7 +313,7 @@ def test_a_torn_last_line_is_no_damage_and_a_torn_line_elsewhere_is(recorded):
     recorded[1].write_bytes(text[:-20])
     report = verdict(recorded[0].parent)
     assert report.exact
-    assert "line 11: torn, not counted" in report.notes[0]
+    assert "line 11: incomplete, not counted" in report.notes[0]
     recorded[1].write_bytes(text[:-20] + b"\n")
     assert not verdict(recorded[0].parent).exact
 
@@ -485,7 +487,7 @@ def test_a_missing_file_is_found(either):
     assert not report.exact
     problem = "epoch 0, step 0: no record of rank 1, which takes part until epoch 1, step 3; so are 6 later steps"
     assert problem in report.problems
-    assert report.notes[0].startswith("there are no files of rank 1: where hosts share no folder, copy all")
+    assert report.notes[0].startswith("there are no files of rank 1; if the hosts don't share a folder, copy")
 
 
 def test_a_missing_epoch_is_found_though_no_file_has_a_line_of_it(recorded):
@@ -690,10 +692,10 @@ def test_a_full_disk_ends_training_or_the_record_and_the_audit_names_it(tmp_path
     if errors == "raise":
         assert done.returncode == 1
         assert re.search(r"\nOSError: \[Errno \d+\] File too large: the ledger \S+ can't be written; ", done.stderr)
-        assert "training ends here, since it would not be on record (ledger_errors='warn' goes on)" in done.stderr
+        assert "training ends here, because later steps would not be recorded (with ledger_errors='warn'" in done.stderr
     else:
         assert (done.returncode, done.stderr.count("File too large")) == (0, 1)
-        assert "Training goes on without it, as ledger_errors='warn' asks" in done.stderr
+        assert "Training continues without the ledger, because of ledger_errors='warn'" in done.stderr
     report = verdict(folder)
     if room < 500:
         assert not report.exact
@@ -708,5 +710,5 @@ def test_a_full_disk_ends_training_or_the_record_and_the_audit_names_it(tmp_path
 
 
 def test_only_two_ways_to_take_an_error(tmp_path):
-    with pytest.raises(ValueError, match="ledger_errors is 'raise' or 'warn', got 'ignore'"):
+    with pytest.raises(ValueError, match="ledger_errors must be 'raise' or 'warn', got 'ignore'"):
         ledger.Ledger(tmp_path, 0, "ignore")

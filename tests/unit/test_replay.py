@@ -86,7 +86,7 @@ def test_an_audit_names_the_first_step_after_which_workers_had_other_bits(train)
     report = verdict(folder)
     assert not report.exact
     assert report.problems == [
-        "epoch 1, step 1: after it 'fc.weight' differed between workers: 00000006 at rank 0; 0000000d at rank 1 "
+        "epoch 1, step 1: after this step 'fc.weight' differed between workers: 00000006 at rank 0; 0000000d at rank 1 "
         "(and 1 more tensor)"
     ]
 
@@ -171,8 +171,8 @@ def recorded(*had):
         ),
         (
             [((2, 0), bits(2)), ((1,), {**bits(2), "moments.fc.weight": "deadbeef"})],
-            "step 2: parameter 'moments.fc.weight' differs at rank 1; ranks 0, 2 had the bits of this run (and 0 more "
-            "of 2 tensors)",
+            "step 2: parameter 'moments.fc.weight' differs at rank 1; ranks 0, 2 had the same bits as this run "
+            "(and 0 more of 2 tensors)",
         ),
         (
             [((0,), bits(7)), ((1,), bits(8))],
@@ -269,7 +269,7 @@ def test_replay_on_another_machine_is_reported_before_training_begins(train, aga
     [
         ({"seed": 4}, "step 2: samples, seed and shuffle were (96, 3, True) and are (96, 4, True)"),
         ({"global_batch": 48}, "step 2: samples of a shard were 3 and are 6"),
-        ({"size": 2}, "a program is run again as one worker; leave kungfu-run out"),
+        ({"size": 2}, "a replay runs the program as one worker; leave kungfu-run out"),
         ({"steps": 5}, "ended with exit status 7 when 2 fingerprints of 4, until step 4, had been compared"),
     ],
 )

@@ -176,5 +176,5 @@ def test_the_state_travels_as_json_and_other_data_are_refused():
     walk.commit([0])
     other.restore(walk.state())
     assert (other.pool, other.steps, other.epoch) == (walk.pool, 1, 0)
-    with pytest.raises(ValueError, match="has 31 samples, that of the others 30"):
+    with pytest.raises(ValueError, match="has 31 samples, and the other workers' data has 30"):
         EpochCursor(31).restore(walk.state())

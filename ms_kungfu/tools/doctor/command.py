@@ -51,8 +51,8 @@ def main(arguments: Sequence[str] | None = None, system: System | None = None) -
     """Run the command. Exit status: 0 without problems, 1 with problems, 2 for an invalid command line."""
     parser = argparse.ArgumentParser(
         prog="python -m ms_kungfu.doctor",
-        description="Shows what is installed and would be used. ok: it works; missing: not installed, and the rest "
-        "works without it; wrong: it must be repaired. A line with -> says how.",
+        description="Shows what is installed and what a job would use. ok: it works; missing: it isn't installed, but "
+        "everything else works without it; wrong: it must be repaired. A line with -> gives the remedy.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON document instead of lines")
     as_json = parser.parse_args(arguments).json

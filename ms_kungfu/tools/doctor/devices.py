@@ -56,7 +56,7 @@ def check_gpu(system: System) -> Iterator[Finding]:
         yield missing("GPU", f"{driver} is loaded, but there is no /dev/nvidia*", remedy)
     elif (outcome := _ask_driver(system)).error:
         remedy = "install the driver's libraries; in a container: start it with --gpus all (NVIDIA's container toolkit)"
-        yield wrong("GPU", f"{nodes} in /dev, {driver}, but a program can't use them: {outcome.error}", remedy)
+        yield wrong("GPU", f"{nodes} in /dev, {driver}, but a program can't use the GPUs: {outcome.error}", remedy)
     else:
         cuda, count = outcome.value
         numbers = f"{count}" if count == nodes else f"{count} ({nodes} in /dev)"
@@ -64,7 +64,7 @@ def check_gpu(system: System) -> Iterator[Finding]:
 
 
 def check_mindspore_gpu(system: System) -> Iterator[Finding]:
-    """Check the CUDA libraries of MindSpore's own GPU plugin, without which there is no device target GPU."""
+    """Check the CUDA libraries of MindSpore's own GPU plugin. Without them, the device target GPU doesn't exist."""
     if system.version("mindspore") is None:
         return
     has_gpu = GPU.count(system.names("/dev")) > 0
@@ -73,14 +73,17 @@ def check_mindspore_gpu(system: System) -> Iterator[Finding]:
     nvcc = f"{system.environ.get('CUDA_HOME', '')}/bin/nvcc"
     if absent:
         remedy = (
-            "pip install the nvidia-...-cu11 packages that hold them, and put their lib folders into LD_LIBRARY_PATH"
+            "pip install the nvidia-...-cu11 packages that contain them, and add their lib folders to LD_LIBRARY_PATH"
         )
-        yield missing("CUDA", f"for MindSpore's GPU plugin there is no {', '.join(absent)}", remedy if has_gpu else "")
+        yield missing(
+            "CUDA", f"MindSpore's GPU plugin needs {', '.join(absent)}, which isn't there", remedy if has_gpu else ""
+        )
     elif not system.is_file(nvcc):
         yield wrong(
             "CUDA",
-            f"{libraries}, but not the nvcc in CUDA_HOME by which MindSpore finds out its version: no file {nvcc}",
-            "set CUDA_HOME to CUDA 11's folder; a script bin/nvcc that prints 'release 11.6, V11.6.124' does, too",
+            f"{libraries}, but MindSpore reads the CUDA version from the nvcc in CUDA_HOME, and there is "
+            f"no file {nvcc}",
+            "set CUDA_HOME to CUDA 11's folder; a script bin/nvcc that prints 'release 11.6, V11.6.124' is sufficient",
         )
     else:
         yield ok("CUDA", libraries)
@@ -110,7 +113,7 @@ def check_nccl(system: System) -> Iterator[Finding]:
         able = outcome.value[0] // 1000
         yield wrong(
             "NCCL",
-            f"{text}: it is made for CUDA {cuda}, the driver can do CUDA {able}",
+            f"{text}: it is built for CUDA {cuda}, but the driver supports only CUDA {able}",
             f"install a newer driver, or pip uninstall nvidia-nccl-cu{cuda} and pip install nvidia-nccl-cu{able}",
         )
     else:
@@ -131,7 +134,9 @@ def check_ascend(system: System) -> Iterator[Finding]:
     if not nodes and version is None:
         yield missing("Ascend", "no device: no /dev/davinci*, no driver")
     elif not nodes:
-        remedy = "to use the host's in a container: start it with Ascend's docker runtime, or --device /dev/davinci0"
+        remedy = (
+            "to use the host's devices in a container: start it with Ascend's docker runtime, or --device /dev/davinci0"
+        )
         yield missing("Ascend", f"driver {version}, but no /dev/davinci*", remedy)
     elif version is None:
         remedy = "install the driver; in a container: mount /usr/local/Ascend/driver"
@@ -199,7 +204,9 @@ def check_settings(system: System) -> Iterator[Finding]:
         table = rank_table.parse(text, str(path))
     except rank_table.RankTableError as error:
         for mistake in error.mistakes:
-            yield wrong("rank table", f"{path}: {mistake}", "mend the file, or let MindSpore's hccl_tools write one")
+            yield wrong(
+                "rank table", f"{path}: {mistake}", "correct the file, or create it with MindSpore's hccl_tools"
+            )
     else:
         yield ok("rank table", f"{path}: {table.size} ranks on {len(table.servers)} servers")
 
@@ -221,7 +228,8 @@ def _ask_driver(system: System) -> Outcome:
 def _open(system: System, library: Library) -> list[tuple[str, str, int]]:
     """Return path, error and version of each candidate.
 
-    Each is opened in a separate process, because the loader treats a second library with the same name as the first.
+    Each is opened in a separate process: in one process, the loader would not open a second library with the same
+    name.
     """
     paths = candidates(library, system.folders)
     outcomes = [(path, system.run(_OPEN, path)) for path in paths]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 class Status(enum.Enum):
     OK = "ok"
-    MISSING = "missing"  # not installed, and not needed by the rest
+    MISSING = "missing"  # not installed, but everything else works without it
     WRONG = "wrong"  # the installed software can't work in this state
 
 

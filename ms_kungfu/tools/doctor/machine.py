@@ -23,7 +23,7 @@ with mmap.mmap(fd, size) as memory:
 answer(size)
 """
 _FEWEST_FILES = 256
-_FILES_PER_WORKER = 8  # in the launcher: pipes, a broker connection, and short-lived descriptors
+_FILES_PER_WORKER = 8  # descriptors in the launcher: pipes, a broker connection, and short-lived ones
 
 
 def check_cpu(system: System) -> Iterator[Finding]:
@@ -44,7 +44,8 @@ def check_cpu(system: System) -> Iterator[Finding]:
 def check_convolutions(system: System) -> Iterator[Finding]:
     """Check whether MindSpore's convolutions are faster without AVX-512.
 
-    At each launch, oneDNN may need much more time to prepare a convolution than to compute it.
+    With AVX-512, oneDNN may need much more time at each launch to prepare a convolution than to compute
+    it.
     """
     flags = set((system.search(r"^flags\s*:\s*(.+)$", "/proc/cpuinfo") or "").split())
     if system.version("mindspore") is None or not flags.issuperset(_AVX512):
@@ -70,8 +71,11 @@ def check_cores(system: System) -> Iterator[Finding]:
     if quota is None:
         yield ok("cores", f"{found}, no quota")
     else:
-        fit = f"kungfu-run takes {within_quota(allowed, quota)} of them; without it, `taskset -c LIST python ...`"
-        remedy = f"on more cores MindSpore's threads spin the quota away: {fit}"
+        fit = (
+            f"kungfu-run uses {within_quota(allowed, quota)} of them; without kungfu-run, use `taskset -c LIST "
+            "python ...`"
+        )
+        remedy = f"on more cores, MindSpore's threads use up the quota by spinning: {fit}"
         yield ok("cores", f"{found}, a quota of {quota:g} by the control group", remedy if quota < allowed else "")
 
 
@@ -81,19 +85,24 @@ def check_shared_memory(system: System) -> Iterator[Finding]:
     outcome = system.run(_MAKE_SEGMENT, str(workers))
     if not outcome.error:
         size = outcome.value / (1 << 20)
-        yield ok("shared memory", f"memfd works: {size:.0f} MiB for {workers} workers, taken as they are touched")
+        yield ok(
+            "shared memory", f"memfd works: {size:.0f} MiB for {workers} workers; pages are allocated on first use"
+        )
     elif _number(system.read("/proc/sys/vm/memfd_noexec")) == 2:
         yield wrong("shared memory", f"memfd: {outcome.error}", "as root: sysctl vm.memfd_noexec=1 (it is 2)")
     else:
         remedy = (
-            "raise `ulimit -f` and `ulimit -v` where they are set; in a container, its seccomp profile has to allow "
-            "memfd_create"
+            "raise `ulimit -f` and `ulimit -v` if they are set; in a container, the seccomp profile must "
+            "allow memfd_create"
         )
         yield wrong("shared memory", f"memfd: {outcome.error}", remedy)
 
 
 def check_huge_pages(system: System) -> Iterator[Finding]:
-    """Check huge pages for shared memory. The runtime doesn't request them; the system may use them for all."""
+    """Check huge pages for shared memory.
+
+    The runtime doesn't request them, but the system may use them for all shared memory.
+    """
     path = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
     chosen = system.search(r"\[(\w+)\]", path)
     if chosen is None:
@@ -101,7 +110,7 @@ def check_huge_pages(system: System) -> Iterator[Finding]:
     elif chosen in ("always", "within_size", "force"):
         yield ok("huge pages", f"of shared memory: {chosen}")
     else:
-        remedy = f"nothing needs them; to try: `echo within_size > {path}` as root"
+        remedy = f"they aren't required; to try them: `echo within_size > {path}` as root"
         yield missing("huge pages", f"of shared memory: {chosen}; ordinary pages are used", remedy)
 
 

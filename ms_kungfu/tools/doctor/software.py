@@ -38,7 +38,11 @@ def check_python(system: System) -> Iterator[Finding]:
     if SpecifierSet(wanted).contains(system.python, prereleases=True):
         yield ok("Python", system.python)
     else:
-        yield wrong("Python", f"{system.python}, but ms_kungfu needs {wanted}", "make a virtual environment of another")
+        yield wrong(
+            "Python",
+            f"{system.python}, but ms_kungfu needs {wanted}",
+            "create a virtual environment with another Python",
+        )
 
 
 def check_runtime(system: System) -> Iterator[Finding]:
@@ -48,7 +52,9 @@ def check_runtime(system: System) -> Iterator[Finding]:
     if outcome.error:
         yield wrong("ms_kungfu", f"its runtime can't be loaded from {system.package}: {outcome.error}", again)
     elif damaged:
-        yield wrong("ms_kungfu", f"files of it are missing or cut in {system.package}: {', '.join(damaged)}", again)
+        yield wrong(
+            "ms_kungfu", f"some of its files are missing or truncated in {system.package}: {', '.join(damaged)}", again
+        )
     else:
         yield ok("ms_kungfu", f"{system.version('ms-kungfu') or 'unknown version'} in {system.package}")
 
@@ -62,7 +68,7 @@ def check_mindspore(system: System) -> Iterator[Finding]:
     again = system.reinstall()
     install = f'pip install "mindspore=={built[-1]}"' if built else f'pip install "{wanted}", then {again}'
     if found is None:
-        what = "not installed: the launcher, the config server and ms_kungfu.comm work without, nothing else does"
+        what = "not installed: only the launcher, the config server and ms_kungfu.comm work without it"
         yield missing("MindSpore", what, install)
         return
     if wanted is not None and not _fits(wanted, found):
@@ -76,7 +82,7 @@ def check_mindspore(system: System) -> Iterator[Finding]:
         return
     outcome = system.run(_LOAD_KERNELS, timeout_s=180.0)
     if outcome.error and outcome.during == _LOADING:
-        yield wrong("MindSpore", f"{found} is there, but {outcome.error}", again)
+        yield wrong("MindSpore", f"{found} is installed, but {outcome.error}", again)
     elif outcome.error:
         # Don't reinstall dependencies, which would change NumPy.
         remedy = f'pip install --no-deps --force-reinstall "mindspore=={found}"'
@@ -84,7 +90,7 @@ def check_mindspore(system: System) -> Iterator[Finding]:
     elif "error" in outcome.value:
         yield wrong("MindSpore", f"{outcome.value['running']}: {outcome.value['error']}", again)
     else:
-        yield ok("MindSpore", f"{outcome.value['running']}, and the kernels are built for it")
+        yield ok("MindSpore", f"{outcome.value['running']}, and the installed kernels are built for it")
 
 
 def check_kernels(system: System) -> Iterator[Finding]:
@@ -95,20 +101,20 @@ def check_kernels(system: System) -> Iterator[Finding]:
         file = f"plugins/{found}/{name}"
         if file in damaged:
             yield wrong(
-                f"{device} kernels", f"{file} is missing or cut: the installation is damaged", system.reinstall()
+                f"{device} kernels", f"{file} is missing or truncated: the installation is damaged", system.reinstall()
             )
         elif system.is_file(f"{system.package}/{file}"):
             yield ok(f"{device} kernels", file)
         else:
             needed = kind is not None and kind.count(system.names("/dev"))
-            how = "a wheel of ms_kungfu that has them" if system.is_of_a_wheel() else system.reinstall()
+            how = "install a wheel of ms_kungfu that has them" if system.is_of_a_wheel() else system.reinstall()
             remedy = f'device_target="{device}" needs them: {how}' if needed else ""
             others = ", ".join(_built_for(system, name))
             yield missing(f"{device} kernels", f"built for MindSpore {others} only" if others else "not built", remedy)
 
 
 def _built_for(system: System, kernels: str) -> list[str]:
-    """Return the MindSpore versions for which this package has such kernels, oldest first."""
+    """Return the MindSpore versions for which this package has these kernels, oldest first."""
     from packaging.version import Version
 
     folder = f"{system.package}/plugins"
@@ -138,7 +144,7 @@ def check_extras(system: System) -> Iterator[Finding]:
         if extra in _OF_DEVELOPERS:
             continue
         requirements = [r for r in _requirements(system, extra) if str(r) not in always]
-        # An extra that only combines other extras adds nothing.
+        # Skip an extra that only combines other extras.
         if any(r.name in ("ms-kungfu", "ms_kungfu") for r in requirements):
             continue
         topic = f"extra {extra}"

@@ -119,8 +119,8 @@ class System:
     def run(self, program: str, *arguments: str, timeout_s: float = 60.0) -> Outcome:
         """Run a Python program in a separate process.
 
-        The program calls `answer(VALUE)` to return its result. It calls `doing(WHAT)` so that a later crash can be
-        attributed.
+        The program calls `answer(VALUE)` to return its result. It calls `doing(WHAT)` before each stage, so that the
+        report of a crash can name the stage.
 
         Libraries are opened only in such a process, because a library that crashes or hangs must not end the doctor.
         """

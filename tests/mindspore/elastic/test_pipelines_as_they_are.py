@@ -238,8 +238,8 @@ def test_replaced_operations_are_logged_once(cluster, caplog, monkeypatch):
     monkeypatch.setenv("RANK_ID", "1")
     ElasticDataset(generator(50).shuffle(9).batch(8))
     assert [record.getMessage() for record in caplog.records] == [
-        "dataset: global_batch_size=16 batch=8 workers=2 order=permutation. The global batch stays at any size of the "
-        "cluster; batch_size=8 would let it grow with the workers"
+        "dataset: global_batch_size=16 batch=8 workers=2 order=permutation. The global batch stays the same at any "
+        "cluster size; with batch_size=8 it would grow with the number of workers"
     ]
 
 
@@ -333,9 +333,9 @@ def test_index_of_an_iterator_is_kept_and_half_of_one_is_not(cluster, tmp_path):
 @pytest.mark.parametrize(
     ("make", "error", "named"),
     [
-        (lambda path: text_file(path).batch(2), TypeError, "put map and batch behind the result"),
+        (lambda path: text_file(path).batch(2), TypeError, "apply map and batch to the result"),
         (lambda path: generator(9), TypeError, "give it to the ElasticDataset directly"),
-        (lambda path: ds.TextFileDataset(text_file(path).dataset_files), ValueError, "give it shuffle=False"),
+        (lambda path: ds.TextFileDataset(text_file(path).dataset_files), ValueError, "pass shuffle=False to it"),
         (
             lambda path: ds.TextFileDataset(text_file(path).dataset_files, num_shards=2, shard_id=0, shuffle=False),
             ValueError,
@@ -353,13 +353,13 @@ def test_index_of_a_dataset_that_has_no_fixed_order_is_refused(tmp_path, make, e
     [
         (lambda: generator(9).repeat(2).batch(3), ValueError, "behind it"),
         (lambda: generator(9).batch(3).batch(3), TypeError, "two batch"),
-        (lambda: generator(9).batch(lambda info: 3), TypeError, "function for its size"),
+        (lambda: generator(9).batch(lambda info: 3), TypeError, "whose size is a function"),
         (bucketed, TypeError, r"padded_batch\(\) .* batch\(per_batch_map=\.\.\.\)"),
         (lambda: generator(9).batch(3).take(2), TypeError, "TakeDataset changes"),
         (lambda: generator(9).batch(3).filter(lambda x: True), TypeError, "FilterDataset changes"),
         (lambda: weighted([1.0] * 8, 9), ValueError, "8 weights over 9 samples"),
-        (lambda: weighted([0.0] * 7 + [1.0] * 2, 3, False), ValueError, "draws 3 of 2 samples with a weight"),
-        (lambda: ds.GeneratorDataset(Samples(9), ["x"], sampler=iter([1])), TypeError, "sampler of the program's own"),
+        (lambda: weighted([0.0] * 7 + [1.0] * 2, 3, False), ValueError, "only 2 samples have a weight"),
+        (lambda: ds.GeneratorDataset(Samples(9), ["x"], sampler=iter([1])), TypeError, "a custom sampler"),
         (lambda: ds.GeneratorDataset(Samples(9), ["x"], batch_sampler=[[0, 1]]), TypeError, "per_batch_map"),
         (lambda: ds.TextFileDataset(__file__).batch(3), TypeError, r"indexed\(TextFileDataset\(..., shuffle=False"),
         (below(ds.DistributedSampler(3, 0)), TypeError, "a DistributedSampler below a SubsetSampler leaves"),

@@ -298,8 +298,8 @@ def test_more_workers_get_more_shards_of_the_same_shape(old, new, expected):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"global_batch_size": 18}, "a step of 4 shards takes a global_batch_size that they divide"),
-        ({"global_batch_size": 16, "shards": 3}, "a step of 3 shards takes a global_batch_size that they divide"),
+        ({"global_batch_size": 18}, "shards=4 must divide global_batch_size"),
+        ({"global_batch_size": 16, "shards": 3}, "shards=3 must divide global_batch_size"),
         ({"local_batch_size": 4}, "not a batch_size"),
     ],
 )

@@ -34,7 +34,7 @@ def replay(tmp_path):
 @pytest.mark.parametrize(
     ("flips", "said"),
     [
-        (["4:1:flip"], "step 4: parameter '0.weight' differs at rank 1; rank 0 had the bits of this run (and 0 more"),
+        (["4:1:flip"], "step 4: parameter '0.weight' differs at rank 1; rank 0 had the same bits as this run"),
         long(["4:0:flip", "4:1:flip"], "step 4: parameter '0.weight' differs: "),
         # Between two fingerprints: by the first behind it all that is trained has followed.
         long(["3:0:flip", "3:1:flip"], "step 4: parameter '0.weight' differs: "),
@@ -44,7 +44,7 @@ def test_a_flipped_bit_is_named_by_step_and_parameter(run_elastic, replay, flips
     # Where it is one worker's alone the end of training finds it, too, and the audit.
     differs = len(flips) == 1
     seen = run_elastic(PROGRAM, "graph", "plain", "8", "none", "2", *flips, np=2, status=int(differs))
-    assert ("epoch 1, step 0: after it '0.weight' differed between workers" in str(seen.audit().problems)) == differs
+    assert ("step 0: after this step '0.weight' differed between workers" in str(seen.audit().problems)) == differs
     status, last, error = replay(seen, ["--until", 6], "graph", "plain", "8", "none", "2")
     assert status == 1, error
     assert last.startswith(said)
@@ -63,7 +63,7 @@ def test_every_history_of_the_cluster_is_one_workers(run_elastic, replay):
     # Another program is none that bits can be compared with.
     status, _, error = replay(seen, [], "graph", "norm", "8", "none", "2")
     assert status == 2
-    assert "is in this program only; start the program with the arguments and the data that it had" in error
+    assert "is in this program only; start the program with the arguments and the data of the recorded run" in error
 
 
 def files_in(folder):

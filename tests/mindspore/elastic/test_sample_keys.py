@@ -95,7 +95,7 @@ def test_keys_are_one_function():
     [
         (generator(9), {"key_column": ""}, TypeError, "key_column must be a column name"),
         (generator(9), {"key_column": 3}, TypeError, "key_column must be a column name"),
-        (generator(9), {"key_column": "x"}, ValueError, "'x', which the source's dataset already has"),
+        (generator(9), {"key_column": "x"}, ValueError, "'x': the source's dataset already has"),
         (
             lambda indices: ds.zip((by_function(indices), by_function(indices).rename("x", "z"))),
             {"key_column": "key", "total": 9},

@@ -484,7 +484,7 @@ def test_an_optimizer_that_reduces_beside_the_steps_is_refused(loop):
 
 
 def test_gradients_are_not_accumulated_over_several_batches_of_shards(loop):
-    with pytest.raises(KungFuError, match=r"call step_end\(\) behind each"):
+    with pytest.raises(KungFuError, match=r"call step_end\(\) after each"):
         loop([nn.Dense(1, 1)], ends=False)
 
 
