@@ -77,7 +77,7 @@ class FlagParser(argparse.ArgumentParser):
                 elif words:
                     value = words.pop(0)
                 else:
-                    raise UsageError(f"flag -{name} requires a value")
+                    raise UsageError(f"flag -{name} needs a value")
             spelled.append(f"-{name}={value}")
             self.given.add(name)
         flags = self.parse_args(spelled, flags)

@@ -33,7 +33,7 @@ _SHOWN = 3
 
 
 def named(cells: Iterable[Any]) -> dict[str, Any]:
-    """Return the cells by a key that is equal on all workers: class, parameters, and a number among cells that share both."""
+    """Return the cells by a key that is equal on all workers: class, parameters, and a number if several share both."""
     found: dict[str, Any] = {}
     for cell in cells:
         word = f"{type(cell).__name__} {inventory.fingerprint(cell.get_parameters()):x}"

@@ -93,7 +93,7 @@ def test_nodes_that_come_are_used_and_those_that_go_are_left_in_time(ray_of, kun
     grown = newest(job, 3)
     assert first < members(job, grown, 3)
     ray.drain(second)
-    job.wait_for(r"Ray is about to remove 127\.0\.0\.\d: it leaves the job", timeout=60)
+    job.wait_for(r"Ray is about to remove 127\.0\.0\.\d: the host leaves the job", timeout=60)
     job.wait_for(r"^left pid \d+ step \d+", timeout=60)
     newest(job, 2, grown)
     assert "the others go on without it" not in job.output

@@ -225,16 +225,16 @@ SENTENCES = {
     "ops_communication": "ops.communication.all_reduce isn't supported",
     "ops_all_reduce": "ops.communication.all_reduce isn't supported",
     "evaluation": "evaluation on a dataset in 2 shards isn't supported",
-    "stand_alone": "nothing in its network reduces gradients",
-    "loop": "a loop over a sharded dataset in which nothing reduces gradients isn't supported",
-    "copied": "a custom training loop with a Dense that copy.deepcopy, or the like, has created isn't supported",
-    "second": "a second sharded dataset that a loop trains by isn't supported",
+    "stand_alone": "its network doesn't reduce gradients",
+    "loop": "a loop over a sharded dataset in a program without a gradient reducer isn't supported",
+    "copied": "a custom training loop with a Dense that was created by copy.deepcopy or similar isn't supported",
+    "second": "a second sharded dataset in a training loop isn't supported",
     "two_sizes": "training on a dataset in 2 shards isn't supported",
     "unsharded": "training on a dataset that is not sharded isn't supported",
     "one_shard": "training on a dataset that is not sharded isn't supported",
     "unbatched": r"training on a dataset without batch\(\) isn't supported",
-    "per_batch_map": r"batch\(per_batch_map=...\) of a function that asks for 'get_rank' isn't supported",
-    "partial_map": r"batch\(per_batch_map=...\) of a function that asks for 'rank' isn't supported",
+    "per_batch_map": r"batch\(per_batch_map=...\) with a function that uses 'get_rank' isn't supported",
+    "partial_map": r"batch\(per_batch_map=...\) with a function that uses 'rank' isn't supported",
     "python_sampler": "training on this dataset isn't supported .* a custom sampler draws",
     "filter": "training on this dataset isn't supported .* FilterDataset changes the set of samples",
 }
@@ -329,7 +329,7 @@ def test_a_broadcast_is_the_next_ones_where_its_player_dies(tmp_path, kungfu_run
 @pytest.mark.parametrize("kind", ["generator", long("zip")])
 def test_loop_over_unsharded_data_is_warned_of(kind, tmp_path, kungfu_run):
     said = Looping(kungfu_run, tmp_path, 1, kind, 1, 0).end(1)
-    assert "a loop that trains by a dataset that isn't sharded isn't supported under kungfu-run --msrun" in said
+    assert "a loop that trains with a dataset that isn't sharded isn't supported under kungfu-run --msrun" in said
 
 
 @pytest.mark.parametrize("cases", ["few", pytest.param("all", marks=pytest.mark.long)])
@@ -361,7 +361,9 @@ def test_gradients_of_any_loss_are_those_of_all_ranks(cases, tmp_path, kungfu_ru
 
 def test_a_gradient_that_is_not_made_rank_by_rank_is_refused(tmp_path, kungfu_run):
     said = Looping(kungfu_run, tmp_path, 1, "vjp", program=GRADIENTS, world=4).end(1)
-    assert "training with fewer workers than ranks by gradients that aren't made rank by rank isn't supported" in said
+    assert (
+        "training with fewer workers than ranks and gradients that aren't computed rank by rank isn't supported" in said
+    )
     assert "start with -np 4, which is -msrun-size" in said
 
 

@@ -93,7 +93,7 @@ def test_cell_of_one_rank_stays_out_of_what_all_keep_alike(together, caplog):
     with caplog.at_level(logging.INFO):
         assert together(*workers) == [[w.net, w.optimizer] for w in workers]
     (told,) = [record.getMessage() for record in caplog.records]
-    assert told == 'msrun: cells="Average (rank 0)". They are not on all workers; all other cells are kept equal'
+    assert told == 'msrun: cells="Average (rank 0)". Only some workers have these cells; all other cells are kept equal'
     (alone,) = together(workers[0])
     assert alone == [workers[0].net, workers[0].optimizer, *workers[0].average]
 

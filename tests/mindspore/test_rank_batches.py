@@ -54,7 +54,7 @@ def test_tensors_derived_from_the_batch_are_cut_and_logged_once(step, caplog):
     expected = ['shapes="[(4, 3), (4, 5)]"', 'shapes="[(3, 4)]"']
     assert [shapes in line for shapes, line in zip(expected, said, strict=True)] == [True, True]
     assert "have as many rows" in said[0]
-    assert "in another dimension than the first" in said[1]
+    assert "in a dimension other than the first" in said[1]
 
 
 def test_tensor_of_an_earlier_step_stays_whole_for_each_rank(step):
@@ -69,7 +69,7 @@ def test_tensor_of_an_earlier_step_stays_whole_for_each_rank(step):
 def test_a_call_with_nothing_of_the_step_is_refused(step):
     weights = ms.Tensor([1.0, 2.0, 3.0, 4.0])
     step()
-    with pytest.raises(RuntimeError, match="none of this step has as many rows"):
+    with pytest.raises(RuntimeError, match="no tensor of this step in the call has as many rows"):
         rank_batches._cut((weights,), SIZES)
 
 
@@ -82,12 +82,12 @@ def test_only_an_update_of_another_gradient_is_refused(kind, step, monkeypatch):
     rank_batches.end()  # without an update
     step()
     optimizer((ms.Tensor([1.0, 1.0]),))
-    with pytest.raises(RuntimeError, match="by gradients that aren't made rank by rank"):
+    with pytest.raises(RuntimeError, match="and gradients that aren't computed rank by rank"):
         rank_batches.end()
 
 
 def test_an_update_that_no_known_optimizer_makes_is_refused(step, monkeypatch):
     monkeypatch.setattr(cells, "living", list)
     step()
-    with pytest.raises(RuntimeError, match="by gradients that aren't made rank by rank"):
+    with pytest.raises(RuntimeError, match="and gradients that aren't computed rank by rank"):
         rank_batches.end()

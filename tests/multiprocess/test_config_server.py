@@ -292,7 +292,7 @@ def test_client_raises_typed_errors_with_the_servers_words(server):
     one = server()
     assert one.client().get() is None
     one.client().put(cluster(2, 0))
-    with pytest.raises(StaleVersionError, match="409 Version 0 is not the next one"):
+    with pytest.raises(StaleVersionError, match="409 Version 0 is not the next version"):
         one.client().put(cluster(2, 0))
     with pytest.raises(ConfigServerError, match="403 this is not the secret"):
         open_store(one.url, "wrong").put(cluster(2, 1))

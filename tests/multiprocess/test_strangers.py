@@ -258,4 +258,4 @@ def test_malformed_request_is_answered_without_an_echo(sent):
 
     head, _, body = asyncio.run(answer()).partition(b"\r\n\r\n")
     assert head.split()[1] == b"400"
-    assert body == b'{"error": "this is not an HTTP request that can be understood"}'
+    assert body == b'{"error": "this is not a valid HTTP request"}'

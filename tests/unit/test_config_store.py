@@ -17,7 +17,7 @@ def test_first_document_is_version_0_unless_it_names_another():
 def test_of_two_writers_that_read_the_same_version_the_second_is_refused():
     store = ConfigStore(Cluster((PeerID("127.0.0.1", 10000),), (), 4))
     assert store.put(document(2, Version=5)).size == 2
-    with pytest.raises(StaleVersionError, match="present version is 5, so send 6"):
+    with pytest.raises(StaleVersionError, match="present version is 5; read it and send version 6"):
         store.put(document(3, Version=5))
     assert store.cluster.size == 2
     assert store.version == 5
@@ -48,7 +48,7 @@ def test_versions_are_not_used_again_after_the_cluster_is_forgotten():
     store.put(document(1, Version=3))
     store.clear()
     assert store.cluster is None
-    with pytest.raises(StaleVersionError, match="the next one is 4"):
+    with pytest.raises(StaleVersionError, match="the next version is 4"):
         store.put(document(1, Version=3))
     assert store.put(document(1)).version == 4
     store.clear()

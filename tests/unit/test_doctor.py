@@ -156,11 +156,11 @@ def test_killed_check_process_is_reported_with_its_activity() -> None:
 def test_files_that_are_missing_are_wrong() -> None:
     gone = ["py.typed", "plugins/2.10.0/libkungfu_ms_cpu.so"]
     status, found, remedy = verdict(software.check_runtime, gone=gone, wheel=True)
-    assert (status, found) == (WRONG, f"files of it are missing or cut in {PACKAGE}: py.typed")
+    assert (status, found) == (WRONG, f"some of its files are missing or truncated in {PACKAGE}: py.typed")
     assert remedy == "`pip install --force-reinstall ms_kungfu`"
     cpu, *_ = findings(software.check_kernels, gone=gone, wheel=True)
     assert (cpu.status, cpu.remedy) == (WRONG, "`pip install --force-reinstall ms_kungfu`")
-    assert "libkungfu_ms_cpu.so is missing or cut" in cpu.found
+    assert "libkungfu_ms_cpu.so is missing or truncated" in cpu.found
     _, gpu, _ = findings(software.check_kernels, listed={"/dev": ["nvidia0"]}, wheel=True)
     assert gpu.remedy == 'device_target="GPU" needs them: a wheel of ms_kungfu that has them'
 
@@ -170,7 +170,7 @@ def load(**value: str) -> dict[str, Any]:
 
 
 def test_mindspore_matches_the_kernels() -> None:
-    assert verdict(software.check_mindspore) == (OK, "2.10.0, and the kernels are built for it", "")
+    assert verdict(software.check_mindspore) == (OK, "2.10.0, and the installed kernels are built for it", "")
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_mindspore_matches_the_kernels() -> None:
         ),
         (
             {"answers": changed("answers", **{software._LOAD_KERNELS: killed(software._LOADING)}), "wheel": True},
-            WRONG, "2.10.0 is there, but the process was killed by SIGBUS, loading ms_kungfu's kernels",
+            WRONG, "2.10.0 is installed, but the process was killed by SIGBUS, loading ms_kungfu's kernels",
             "`pip install --force-reinstall ms_kungfu`",
         ),
         (
@@ -311,7 +311,7 @@ def test_cores() -> None:
 
 def test_shared_memory() -> None:
     assert verdict(machine.check_shared_memory)[:2] == (
-        OK, "memfd works: 540 MiB for 8 workers, taken as they are touched",
+        OK, "memfd works: 540 MiB for 8 workers; pages are allocated on first use",
     )  # fmt: skip
     answers = changed("answers", **{machine._MAKE_SEGMENT: Outcome(error="the process was killed by SIGXFSZ")})
     status, found, remedy = verdict(machine.check_shared_memory, answers=answers)
@@ -368,7 +368,7 @@ def driver(version: int = 12020, count: int = 2, error: str = "") -> dict[str, A
         ),
         (
             {"files": DRIVER, "listed": TWO_GPUS, "answers": driver(error="cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH")},
-            WRONG, "can't use them: cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "install the driver's libraries",
+            WRONG, "can't use the GPUs: cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "install the driver's libraries",
         ),
     ],
 )  # fmt: skip
@@ -412,7 +412,7 @@ def test_nccl(tmp_path: Any) -> None:
     )  # fmt: skip
     status, found, remedy = verdict(devices.check_nccl, answers=driver(11080), **here)
     assert status is WRONG
-    assert "made for CUDA 12, the driver can do CUDA 11" in found
+    assert "built for CUDA 12, but the driver supports only CUDA 11" in found
     assert "pip install nvidia-nccl-cu11" in remedy
     broken = {**here, "libraries": {str(file): Outcome(error="invalid ELF header")}}
     status, found, _ = verdict(devices.check_nccl, **broken)
@@ -496,7 +496,7 @@ def test_the_exit_status_is_1_where_something_is_wrong(capsys: pytest.CaptureFix
     assert cli.main([], Machine(python="3.8.1")) == 1
     out = capsys.readouterr().out
     assert "wrong    Python" in out
-    assert "-> make a virtual environment" in out
+    assert "-> create a virtual environment" in out
 
 
 def test_json_has_the_same_findings(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,7 +41,7 @@ def test_a_url_names_members_and_a_job(url, servers):
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("etcd://a:2379", "names no job; write it like etcd://"),
+        ("etcd://a:2379", "has no job name; write it like etcd://"),
         ("etcd://a:2379/", "names no job"),
         ("etcd://a:2379/a job", "names no job"),
         ("etcd://a:2379/job?x=1", "names no job"),
@@ -175,7 +175,7 @@ def test_write_after_a_concurrent_write_is_stale(member):
         open_store(f"etcd://{one.member}/job").put(cluster(2, 5))
     compare = one.asked[1][1]["compare"][0]
     assert (compare["target"], compare["mod_revision"]) == ("MOD", "7")
-    with pytest.raises(StaleVersionError, match="is not the next one"):
+    with pytest.raises(StaleVersionError, match="is not the next version"):
         open_store(f"etcd://{member((200, held(4))).member}/job").put(cluster(2, 4))
 
 
@@ -185,7 +185,7 @@ def test_a_write_of_which_is_not_known_what_became_is_not_called_stale(member):
     instead = {"header": {"revision": "11"}, "responses": [{"response_range": held(6, mark="other", revision=11)}]}
     first = member((200, held(4)), (503, {"error": "transport is closing", "code": 14}))
     second = member((200, instead))
-    with pytest.raises(StoreUnreachableError, match="whether a write was applied isn't known"):
+    with pytest.raises(StoreUnreachableError, match="it is unknown whether a write was applied"):
         open_store(f"etcd://{first.member},{second.member}/job").put(cluster(2, 5))
 
 
@@ -291,9 +291,9 @@ def test_a_token_that_is_over_is_asked_for_again(member, monkeypatch):
 @pytest.mark.parametrize(
     ("status", "answer", "told"),
     [
-        (200, "<html>", "doesn't answer as etcd's v3 API does, but 200 <html>; is it the address for clients"),
-        (404, "404 page not found", "doesn't answer as etcd's v3 API does, but 404"),
-        (404, {"error": "there is no cluster yet"}, "doesn't answer as etcd's v3 API does"),
+        (200, "<html>", "isn't of etcd's v3 API: 200 <html>; is this the client address"),
+        (404, "404 page not found", "isn't of etcd's v3 API: 404"),
+        (404, {"error": "there is no cluster yet"}, "isn't of etcd's v3 API"),
         (403, {"error": "etcdserver: permission denied", "code": 7}, "etcdctl role grant-permission ROLE readwrite"),
         (400, {"error": "etcdserver: user name is empty", "code": 3}, "set ETCDCTL_USER=NAME:PASSWORD"),
         (

@@ -72,13 +72,13 @@ def test_a_whole_answer_is_read_to_its_end(served):
 )
 def test_malformed_status_answer_is_an_error_in_a_sentence(served, body, why):
     url = served(OK + b"\r\n" + body)
-    with pytest.raises(ConfigServerError, match=f"{url} did not answer with a job's status: .*{why}"):
+    with pytest.raises(ConfigServerError, match=f"{url} gave an answer that isn't a job's status: .*{why}"):
         open_store(url).status()
 
 
 @pytest.mark.parametrize("status", [b"204 No Content", b"302 Found\r\nLocation: http://127.0.0.1:1/"])
 def test_neither_is_nothing(served, status):
-    with pytest.raises(ConfigServerError, match="did not answer with a job's status"):
+    with pytest.raises(ConfigServerError, match="gave an answer that isn't a job's status"):
         open_store(served(b"HTTP/1.1 " + status + b"\r\n\r\n")).status()
 
 

@@ -164,7 +164,7 @@ def test_all_mistakes_are_reported_at_once() -> None:
         ("[]", "it must be a JSON object, got an empty list"),
         ('"text"', "it must be a JSON object"),
         ('{"server_group_list": []}', "a global rank table of several jobs, which is not supported"),
-        ('{"group_list": []}', "a table of the older form without one group"),
+        ('{"group_list": []}', "a table of the older form whose content"),
     ],
 )
 def test_malformed_rank_table_is_refused(text: str, sentence: str) -> None:

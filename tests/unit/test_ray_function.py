@@ -49,7 +49,7 @@ def needs(path, rate=0.1, *more, key, **others):
         ({"num_workers": 1.5}, TypeError, "num_workers=1.5 is neither"),
         ({"num_workers": True}, TypeError, "num_workers=True is neither"),
         ({"num_workers": 0}, ValueError, "num_workers=0: a job needs at least 1 worker"),
-        ({"num_workers": (3, 1)}, ValueError, "num_workers=(3, 1): the most, 1, is less than the least, 3"),
+        ({"num_workers": (3, 1)}, ValueError, "num_workers=(3, 1): the maximum, 1, is less than the minimum, 3"),
         ({"wait_s": -1}, ValueError, "wait_s=-1 is not an amount"),
         ({"wait_s": math.inf}, ValueError, "wait_s=inf is not an amount"),
         ({"wait_s": "10m"}, TypeError, "wait_s='10m' is not a number"),
@@ -79,7 +79,9 @@ def test_ray_cluster_too_small_for_a_call_is_reported_in_the_calls_terms():
     told = too_small([Node("n", "10.0.0.1", {"CPU": 3.0})], {"CPU": 1.0}, 50, 50, 0, "a:1", True, ARGUMENTS)
     assert told.startswith("num_workers=50 is more than the 3 workers that fit on the Ray cluster at a:1")
     assert "request a smaller num_workers, add nodes, or let it wait for some (wait_s=600)" in told
-    assert told.endswith('; the cluster was found running here: address="local" starts a new one for this job alone')
+    assert told.endswith(
+        '; this cluster was found running on this machine: address="local" starts a new cluster for this job only'
+    )
 
 
 # ---- ends ----
@@ -138,7 +140,7 @@ def test_exception_that_cannot_be_unpickled_is_reported_all_the_same():
 
 def test_a_failure_without_an_exception_names_the_status():
     error = failure("train", 137, [returned(0)])
-    assert str(error) == "train: training has failed, with exit status 137; its last lines say why"
+    assert str(error) == "train: training has failed, with exit status 137; see the reason in its last lines"
     assert (error.rank, error.returncode) == (None, 137)
     assert isinstance(error, FunctionError)
 

@@ -106,7 +106,9 @@ def test_the_sentence_for_a_cluster_that_is_too_small():
     assert told.startswith(
         "-np 4 is more than the 0 workers that fit on the Ray cluster at 10.0.0.1:6379 after 30 s: its 1 node has"
     )
-    assert told.endswith("; the cluster was found running here: -address local starts a new one for this job alone")
+    assert told.endswith(
+        "; this cluster was found running on this machine: -address local starts a new cluster for this job only"
+    )
 
 
 # ---- the command line ----

@@ -152,9 +152,7 @@ def test_each_ledger_that_cant_be_compared_is_refused_by_a_sentence(train, tmp_p
 
 
 def test_a_training_without_shards_is_refused(train):
-    assert "without shards, whose exact result depends on the changes of its cluster" in refused(
-        train(1, 4, shards=False)
-    )
+    assert "without shards, whose exact result depends on its cluster changes" in refused(train(1, 4, shards=False))
 
 
 def recorded(*had):
@@ -282,7 +280,7 @@ def test_program_that_cannot_be_compared_is_refused_with_the_reason(train, again
 def test_a_command_line_that_makes_no_sense_is_one_sentence(train, capsys):
     folder = str(train(1, 4))
     for words, said in (
-        ([folder], "give the program to run again: -- python train.py"),
+        ([folder], "pass the program to run again: -- python train.py"),
         ([folder, "--until", "x", "--", "true"], "argument --until: invalid int value: 'x'; -h shows the arguments"),
         ([], "the following arguments are required: LEDGER"),
         ([folder, "--", "/nowhere/program"], "No such file or directory: '/nowhere/program'"),

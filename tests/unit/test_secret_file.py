@@ -71,7 +71,7 @@ def test_one_of_the_users_own_is_taken_where_the_common_one_can_not_be(monkeypat
     monkeypatch.setattr(secret_file, "_EVERYBODYS", (str(own_folders / "gone"),))
     assert own_folders / "other" in write_secret(URL, "abc").path.parents
     monkeypatch.delenv("TMPDIR")
-    with pytest.raises(SecretFileError, match="can't be left in a file"):
+    with pytest.raises(SecretFileError, match="can't be written to a file"):
         write_secret(URL, "abc")
 
 

@@ -66,10 +66,12 @@ def test_files_that_are_something_else_are_named(authority, tmp_path):
     assert why_not({**good, "KUNGFU_TLS_KEY": authority.sign("10.0.0.2")["KUNGFU_TLS_KEY"]}) == (
         "KUNGFU_TLS_KEY is not the key of KUNGFU_TLS_CERT"
     )
-    assert "KUNGFU_TLS_CA has to name the CA's certificate" in why_not(
+    assert "KUNGFU_TLS_CA must be the path of the CA's certificate" in why_not(
         {**good, "KUNGFU_TLS_CA": good["KUNGFU_TLS_KEY"]}
     )
-    assert "KUNGFU_TLS_CERT has to name a certificate" in why_not({**good, "KUNGFU_TLS_CERT": good["KUNGFU_TLS_KEY"]})
+    assert "KUNGFU_TLS_CERT must be the path of a certificate" in why_not(
+        {**good, "KUNGFU_TLS_CERT": good["KUNGFU_TLS_KEY"]}
+    )
     locked = tmp_path / "locked.key"
     command = ["openssl", "pkey", "-in", good["KUNGFU_TLS_KEY"], "-aes256", "-passout", "pass:x", "-out", locked]
     subprocess.run(command, check=True)
