@@ -36,16 +36,24 @@ class FlagParser(argparse.ArgumentParser):
         """`refused`: flags of other programs or commands, each with the reason why it isn't a flag here."""
         super().__init__(prog, usage, description, add_help=False, allow_abbrev=False)
         self._is_switch: dict[str, bool] = {}
+        self._optional: dict[str, re.Pattern[str]] = {}  # flags that may stand alone, and what their values look like
         self.given: set[str] = set()  # the names of the flags in the command line
         self.spelled: list[str] = []  # the same flags as typed, one word each
         self._refused = refused or {}
         self.flag("h", "show this help", type=switch)
         self.flag("help", argparse.SUPPRESS, type=switch)
 
-    def flag(self, name: str, help: str, *, type: Callable[[str], Any] = str, metavar: str = "", **more: Any) -> None:
-        """Add a flag. `more`: as in add_argument. A flag of type `switch` may stand alone."""
-        # Below, each flag always gets a value: with nargs="?" a switch would consume the next word, such as the
-        # program's name.
+    def flag(
+        self, name: str, help: str, *, type: Callable[[str], Any] = str, metavar: str = "", optional: str = "",
+        **more: Any,
+    ) -> None:  # fmt: skip
+        """Add a flag. `more`: as in add_argument. A flag of type `switch` may stand alone.
+
+        So may a flag with `optional`, a regular expression: the next word is its value only if it matches.
+        """
+        if optional:
+            self._optional[name] = re.compile(optional)
+        # Below, each flag always gets a value: with nargs="?" a switch would consume the program's name after it.
         self._is_switch[name] = type is switch
         self.add_argument(f"-{name}", help=help, type=type, metavar=metavar, **more)
 
@@ -74,6 +82,8 @@ class FlagParser(argparse.ArgumentParser):
             if not has_value:
                 if self._is_switch[name]:
                     value = "true"
+                elif name in self._optional and not (words and self._optional[name].fullmatch(words[0])):
+                    value = ""
                 elif words:
                     value = words.pop(0)
                 else:

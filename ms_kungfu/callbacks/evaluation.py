@@ -68,7 +68,7 @@ def together(
         # This includes a worker that is behind the others: they wait for it at their next step or sync point.
         return alone(model, dataset, callbacks, params, add_eval_loss)
     averaged = inventory.moving_statistics([model._network]) if training is None else training.averaged
-    with _off_record(dataset):
+    with _off_record(dataset), membership.doing("evaluation"):
         began = membership.monotonic()
         metrics = Evaluation(model, dataset, callbacks, params, add_eval_loss).run(averaged)
         if membership.speaks_for_all():

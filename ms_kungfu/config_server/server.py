@@ -14,13 +14,11 @@
 Every user of the machine may connect, so clients must not be able to disturb the job:
 
 - The server has its own thread and event loop. If the loop fails, the server logs the error and restarts on the same
-  port. The store belongs to the job's event loop, and every write runs there.
-- The number of connections is limited, at most to a quarter of the process's file descriptors. Each connection serves
-  one request within ten seconds, plus the waiting time for a newer version. At the limit, a new connection closes the
-  connection that has waited longest without a request. So a client that sends its request at once, as ms_kungfu does,
-  is served even if many others are silent or slow. A client in the TLS handshake counts too, and is closed first.
-- At most half of the connections may wait for a newer version. Further requests are answered at once, as if their
-  waiting time were over. A store's `watch` then returns early, and its caller repeats it.
+  port. The store belongs to the job's event loop, where every write runs.
+- The number of connections is limited (`connections`). Each connection serves one request within ten seconds, plus the
+  waiting time for a newer version.
+- At most half of the connections may wait for a newer version. Further requests are answered at once, as if their time
+  were over. A store's `watch` then returns early, and its caller repeats it.
 """
 
 from __future__ import annotations
@@ -35,13 +33,11 @@ import re
 import socket
 import ssl
 import threading
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Callable, TypeVar
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from ms_kungfu._decoding import MalformedError, decode
 from ms_kungfu._processes import connection_limit
@@ -49,17 +45,15 @@ from ms_kungfu.cluster import Cluster
 from ms_kungfu.cluster_store import StaleVersionError
 from ms_kungfu.cluster_store.http import WRITER_HEADER
 from ms_kungfu.cluster_store.store import ConfigStore
+from ms_kungfu.config_server.connections import Connection, Connections, sentence
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _MAX_BODY_BYTES = 256 * 1024
 _WRITER = re.compile(r"[0-9A-Za-z]{0,64}")
 _MAX_WAIT_S = 60.0
-_MAX_MESSAGE = 500
 _MAX_CONNECTIONS = 128
-_REQUEST_S = 10.0  # time limit from the connection to the end of the answer
 _BACKLOG = 1024
-_PAUSE_S = 0.1  # pause after the system had no descriptor or memory for a connection
 _RESTART_S = 1.0
 _STOP_S = 2.0
 
@@ -190,71 +184,15 @@ class ConfigServer:
     def refuse_stranger(self, request: web.Request, what: str) -> web.Response | None:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token:
-            answer = _sentence(401, f"{what} needs the job's secret: Authorization: Bearer <secret>")
+            answer = sentence(401, f"{what} needs the job's secret: Authorization: Bearer <secret>")
             answer.headers["WWW-Authenticate"] = "Bearer"
             return answer
         if not hmac.compare_digest(token.strip().encode("utf-8", "surrogateescape"), self.secret.encode()):
-            return _sentence(403, "this is not the secret of the job that this config server belongs to")
+            return sentence(403, "this is not the secret of the job that this config server belongs to")
         return None
 
 
-class _Connection(web.RequestHandler):
-    """One client's connection, for one request."""
-
-    __slots__ = ("_face", "timer", "is_served")
-
-    def __init__(self, face: _Face, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._face = face
-        self.is_served = False  # whether its request has arrived and isn't answered yet
-        self.timer = self._loop.call_later(_REQUEST_S, self.abort)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._face.connections[self] = None
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self._face.connections.pop(self, None)
-        self.timer.cancel()
-        super().connection_lost(exc)
-
-    def log_exception(self, *args: Any, **kw: Any) -> None:
-        """Log an exception that a handler has raised.
-
-        The client causes some exceptions: an invalid request, a body that doesn't match its header (both get the
-        answer 400), or closing the connection before the answer. These aren't logged.
-        """
-        if not isinstance(kw.get("exc_info"), (HttpProcessingError, web.RequestPayloadError, ConnectionResetError)):
-            self._face.tell_bug(args[0] % args[1:], kw.get("exc_info"))
-
-    def handle_error(
-        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
-    ) -> web.StreamResponse:
-        """Answer a request that aiohttp itself rejects, with a message that doesn't repeat the request."""
-        if status == 500:
-            return super().handle_error(request, status, exc, message)
-        super().handle_error(request, status, exc, "")  # records the error
-        answer = _sentence(status, "this is not a valid HTTP request")
-        answer.force_close()
-        return answer
-
-    def may_wait(self, seconds: float) -> None:
-        """Extend the request's time limit."""
-        self.timer.cancel()
-        self.timer = self._loop.call_later(seconds + _REQUEST_S, self.abort)
-
-    def abort(self) -> None:
-        self._face.connections.pop(self, None)
-        if self.transport is not None:
-            self.transport.abort()  # send nothing more, because a slow reader would delay the end again
-
-
-def _has_come_here(error: BaseException) -> bool:
-    """Return whether an exception passed through code of this module."""
-    return any(frame.f_code.co_filename == __file__ for frame, _ in traceback.walk_tb(error.__traceback__))
-
-
-class _Face:
+class _Face(Connections):
     """The HTTP side of one server. Except for `wake` and `stop`, it runs in the server's thread.
 
     It reads the store's cluster through a single reference. Another thread may replace the reference,
@@ -262,18 +200,13 @@ class _Face:
     """
 
     def __init__(self, server: ConfigServer, listeners: Sequence[socket.socket]) -> None:
+        super().__init__("config-server", connection_limit(_MAX_CONNECTIONS), server.tls)
         self._server = server
         self._listeners = listeners
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed: asyncio.Event
         self._stopped: asyncio.Event
-        self._limit = connection_limit(_MAX_CONNECTIONS)
         self._waiting = 0
-        self._told: set[str] = set()
-        self.connections: dict[_Connection, None] = {}  # in order of arrival
-        self._meeting: dict[
-            asyncio.Future[None], None
-        ] = {}  # TLS handshakes in order of arrival, not yet among the connections
 
     def wake(self) -> None:
         """Signal that the store has changed."""
@@ -291,18 +224,6 @@ class _Face:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def tell_bug(self, message: str, error: BaseException | None) -> None:
-        """Log a bug in this module only once, because a client could trigger it any number of times.
-
-        The bug may also be in aiohttp: if aiohttp can't quote a client's Expect header, it returns 500 before it calls
-        this module.
-        """
-        if isinstance(error, UnicodeEncodeError) and not _has_come_here(error):
-            return
-        if str(error) not in self._told:
-            self._told.add(str(error))
-            _log.error('internal error: where=config-server error="%s"', message, exc_info=error)
-
     async def serve(self, stopping: threading.Event) -> None:
         """Serve until `stop`. If the server fails, raise the exception that caused it."""
         self._changed, self._stopped = asyncio.Event(), asyncio.Event()
@@ -310,7 +231,7 @@ class _Face:
         self._loop.set_exception_handler(lambda _, what: self.tell_bug(what["message"], what.get("exception")))
         if stopping.is_set():  # `stop` was called before the loop existed
             return
-        application = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._once])
+        application = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self.once])
         application.router.add_get(self._server.path, self._get)
         application.router.add_get(f"{self._server.path.rstrip('/')}/status", self._status)
         for method in ("PUT", "POST", "DELETE"):
@@ -320,7 +241,7 @@ class _Face:
         await runner.setup()
         tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._stopped.wait())]
         try:
-            tasks += [asyncio.ensure_future(self._accept(listener, runner.server)) for listener in self._listeners]
+            tasks += [asyncio.ensure_future(self.accept(listener, runner.server)) for listener in self._listeners]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
@@ -329,58 +250,6 @@ class _Face:
                 task.cancel()
             await runner.cleanup()
 
-    async def _accept(self, listener: socket.socket, manager: web.Server | None) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, _ = await loop.sock_accept(listener)
-            except OSError:  # no descriptor or no memory is left, or the client closed first
-                self._make_room()
-                await asyncio.sleep(_PAUSE_S)
-                continue
-            while len(self.connections) + len(self._meeting) >= self._limit:
-                if not self._make_room():
-                    await asyncio.sleep(_PAUSE_S)
-            if self._server.tls is None:
-                await self._meet(connection, manager)
-                continue
-            meeting = asyncio.ensure_future(self._meet(connection, manager))
-            self._meeting[meeting] = None
-            meeting.add_done_callback(lambda done: self._meeting.pop(done, None))
-
-    async def _meet(self, connection: socket.socket, manager: web.Server | None) -> None:
-        loop, tls = asyncio.get_running_loop(), self._server.tls
-        try:
-            await loop.connect_accepted_socket(
-                lambda: _Connection(self, manager, loop=loop, access_log=None), connection, ssl=tls,
-                ssl_handshake_timeout=None if tls is None else _REQUEST_S,
-            )  # fmt: skip
-        except OSError:  # for example a client without TLS or without a certificate
-            connection.close()
-
-    def _make_room(self) -> bool:
-        """Close the connection that has waited longest without having sent a request."""
-        for meeting in self._meeting:
-            del self._meeting[meeting]
-            meeting.cancel()
-            return True
-        for connection in self.connections:
-            if not connection.is_served:
-                connection.abort()
-                return True
-        return False
-
-    @web.middleware
-    async def _once(self, request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
-        assert isinstance(request.protocol, _Connection)
-        request.protocol.is_served = True
-        try:
-            response: web.StreamResponse = await handler(request)
-        finally:
-            request.protocol.is_served = False
-        response.force_close()  # otherwise an unauthenticated client could keep the connection occupied
-        return response
-
     async def _get(self, request: web.Request) -> web.Response:
         try:
             newer_than = int(request.query.get("newer_than", "-1"))
@@ -388,13 +257,13 @@ class _Face:
             if not math.isfinite(wait_s):
                 raise ValueError
         except ValueError:
-            return _sentence(400, "newer_than must be a version and timeout a number of seconds")
+            return sentence(400, "newer_than must be a version and timeout a number of seconds")
         cluster = self._server.store.cluster
         if "newer_than" in request.query:
             cluster = await self._newer(request, newer_than, min(max(wait_s, 0.0), _MAX_WAIT_S))
             if cluster is not None and cluster.version <= newer_than:
                 return web.Response(status=304)
-        return _sentence(404, "there is no cluster yet") if cluster is None else _answer(cluster)
+        return sentence(404, "there is no cluster yet") if cluster is None else _answer(cluster)
 
     async def _status(self, request: web.Request) -> web.Response:
         refused = self._server.refuse_stranger(request, "the job's status")
@@ -402,16 +271,16 @@ class _Face:
             return refused
         document = await self._server.status()
         if document is None:
-            return _sentence(404, "no job has embedded this config server")
+            return sentence(404, "no job has embedded this config server")
         return web.json_response(document)
 
     async def _newer(self, request: web.Request, newer_than: int, wait_s: float) -> Cluster | None:
         """Return the cluster once it is newer than `newer_than`, or the present cluster after `wait_s`."""
-        if self._waiting >= self._limit // 2:
+        if self._waiting >= self.limit // 2:
             wait_s = 0.0
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
-        assert isinstance(request.protocol, _Connection)
+        assert isinstance(request.protocol, Connection)
         request.protocol.may_wait(wait_s)
         self._waiting += 1
         try:
@@ -435,22 +304,16 @@ class _Face:
                 b"" if request.method == "DELETE" else await request.read()
             )  # a body over client_max_size is answered with 413
         except web.RequestPayloadError:
-            return _sentence(400, "the body doesn't match its header")
+            return sentence(400, "the body is not what its header says")
         try:
             if not body and request.method != "PUT":
                 await self._server.forget()
                 return web.json_response({})
             return _answer(await self._server.write(body, request.headers.get(WRITER_HEADER, "")))
         except ValueError as error:
-            return _sentence(400, str(error))
+            return sentence(400, str(error))
         except StaleVersionError as error:
-            return _sentence(409, str(error))
-
-
-def _sentence(status: int, text: str) -> web.Response:
-    # The message may quote the input, so limit its length.
-    shown = text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + "..."
-    return web.json_response({"error": shown}, status=status)
+            return sentence(409, str(error))
 
 
 def _answer(cluster: Cluster) -> web.Response:

@@ -64,7 +64,8 @@ class Beginning:
             membership.fix_cores()  # before kernels are created, because their results depend on the number of cores
         if self.prepare is not None and (membership.is_joining() or shards):
             began = membership.monotonic()
-            self.prepare()  # with shards, compile the shapes of all ranks, because this rank may change
+            with membership.doing("compilation"):
+                self.prepare()  # with shards, compile the shapes of all ranks, because this rank may change
             membership.report("compiled", seconds=membership.monotonic() - began)
         if data is not None:
             data.read_contents()

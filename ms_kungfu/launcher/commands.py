@@ -51,25 +51,33 @@ def _resized(cluster: Cluster, size: int, given: range | None) -> Cluster | str:
     return cluster.resized(size, given or range(first, min(first + 1000, 65535) + 1))
 
 
+def write_without(store: ClusterStore, rank: int) -> str:
+    """Write a cluster without the rank, as ``kungfu-run evict RANK`` does, and return the message for the user.
+
+    Raises ConfigServerError or ValueError.
+    """
+    return _write(store, lambda cluster: _without(cluster, rank))
+
+
+def _without(cluster: Cluster, rank: int) -> Cluster:
+    if rank >= cluster.size:
+        raise ValueError(
+            f"there is no rank {rank}: cluster version {cluster.version} has {counted(cluster.size, 'worker')}"
+        )
+    return replace(cluster.without([cluster.workers[rank]]), writer=WRITER_WHO_EVICTS)
+
+
 def evict(arguments: Sequence[str]) -> int:
     """Evict a rank from a running job.
 
     Exit status: 0 if the config server has a cluster without the rank, otherwise 1 or 2 as for `resize`.
     """
-
-    def next_cluster(cluster: Cluster, rank: int, given: range | None) -> Cluster:
-        if rank >= cluster.size:
-            raise ValueError(
-                f"there is no rank {rank}: cluster version {cluster.version} has {counted(cluster.size, 'worker')}"
-            )
-        return replace(cluster.without([cluster.workers[rank]]), writer=WRITER_WHO_EVICTS)
-
     return _main(
         "evict",
         "RANK",
         "Removes a worker from a running job (-w); the other workers continue.",
         0,
-        next_cluster,
+        lambda cluster, rank, given: _without(cluster, rank),
         arguments,
     )
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ms_kungfu._core import TlsContext
     from ms_kungfu.cluster_store.store import ConfigStore
     from ms_kungfu.config_server.server import ConfigServer
+    from ms_kungfu.launcher.dashboard.server import DashboardServer, Job
 
 T = TypeVar("T")
 
@@ -84,6 +85,7 @@ class Machine:
     waits_for_a_core = staticmethod(waits_for_a_core)
     free_bytes = staticmethod(memory.free_bytes)
     taken_bytes = staticmethod(memory.taken_bytes)
+    resident_bytes = staticmethod(memory.resident_bytes)
 
     def find_devices(self, host: str, *, single: bool, allow_nvlink: bool) -> devices.Devices:
         return devices.find(self.environ, os.listdir("/dev"), host=host, single=single, allow_nvlink=allow_nvlink)
@@ -167,3 +169,10 @@ class Machine:
         from ms_kungfu.config_server.server import ConfigServer
 
         return ConfigServer(store, secret, **options)
+
+    host_name = staticmethod(socket.gethostname)
+
+    def make_dashboard(self, job: Job, **options: Any) -> DashboardServer:
+        from ms_kungfu.launcher.dashboard.server import DashboardServer
+
+        return DashboardServer(job, **options)

@@ -65,6 +65,14 @@ def taken_bytes(pid: int, proc: Path = Path("/proc")) -> int:
     return taken
 
 
+def resident_bytes(pid: int, proc: Path = Path("/proc")) -> int | None:
+    """Return the resident memory of a process, with libraries and shared memory; None if the process has ended."""
+    try:
+        return _kilobytes("VmRSS", (proc / str(pid) / "status").read_text())
+    except (OSError, ValueError):
+        return None
+
+
 def _kilobytes(name: str, text: str) -> int:
     found = re.search(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE)
     if found is None:

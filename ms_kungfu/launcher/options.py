@@ -26,6 +26,7 @@ from ms_kungfu.launcher.state.policy import Recover
 
 PROGRAM = "kungfu-run"
 _MAX_RESTARTS = 10
+_ADDRESS = r"(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]*):([0-9]{1,5})"
 # Unsupported flags of KungFu's kungfu-run, or flags that users may expect, with the alternative to each.
 _NO_FLAGS = {
     "P": "workers are named by -np, -H and -port-range: the first ports of the range on each host",
@@ -105,13 +106,30 @@ def _recover(how: str) -> Recover:
         raise argparse.ArgumentTypeError(f"{how!r} is none of {', '.join(r.value for r in Recover)}") from None
 
 
+def known_address(text: str) -> str:
+    """Return ADDR:PORT with the defaults for missing parts. Raises ArgumentTypeError if it can't be read."""
+    found = re.fullmatch(_ADDRESS, text or ":0")
+    if found is None or int(found[2]) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an address and a port; write it like 127.0.0.1:8080")
+    return f"{found[1] or '127.0.0.1'}:{int(found[2])}"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return the host and the port of -dashboard."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def _path(text: str) -> Path | None:
     return Path(text) if text else None
 
 
-def _flag(name: str, help: str, *, metavar: str, type: Callable[[str], Any] = str, default: Any = None) -> Any:
+def _flag(
+    name: str, help: str, *, metavar: str, type: Callable[[str], Any] = str, default: Any = None, optional: str = ""
+) -> Any:
     """Define a field that a flag sets."""
-    return field(default=default, metadata={"name": name, "help": help, "type": type, "metavar": metavar})
+    what = {"name": name, "help": help, "type": type, "metavar": metavar, "optional": optional}
+    return field(default=default, metadata=what)
 
 
 def _switch(name: str, help: str, default: bool = False) -> Any:
@@ -151,6 +169,14 @@ class Options:
         "file for the launcher's own log; a relative path is in -logdir, if that is given",
         type=_path,
         metavar="FILE",
+    )
+    dashboard: str | None = _flag(
+        "dashboard",
+        "serve a live page of the job, printed as a URL with a token; ADDR:PORT (default 127.0.0.1:0, a free port) is "
+        "an address of the controller's host",
+        type=known_address,
+        metavar="[ADDR:PORT]",
+        optional=_ADDRESS,
     )
     hosts: Hosts = _flag(
         "H",

@@ -53,6 +53,6 @@ def refuse() -> None:
     assert answers is not None
     raise ValueError(
         f"process {os.getpid()} is a child process of the worker of rank {answers.rank}, not a member of the cluster: "
-        "it can read rank and size, but only the worker can communicate. If the program starts processes with spawn, each "
-        'of them runs the lines outside of `if __name__ == "__main__":` again'
+        "it can read rank and size, but only the worker can communicate. If the program starts processes with spawn, "
+        'each of them runs the lines outside of `if __name__ == "__main__":` again'
     )

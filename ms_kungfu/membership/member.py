@@ -154,6 +154,7 @@ class Member:
         self.training_step: int | None = None  # for the launcher's log lines
         self.ended_steps = EndedSteps()
         self.spent: dict[str, float] = {}  # seconds, see `reports.spending`
+        self.activity = 0  # see `reports.doing`
         self.outcomes.by_version.clear()
 
     def get(self, variable: Variable[T]) -> T:

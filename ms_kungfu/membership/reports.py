@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ms_kungfu.membership.member import current
+from ms_kungfu.launcher.wire.messages import ACTIVITIES
+from ms_kungfu.membership.member import Member, current
 
 _MOST_CHARACTERS = 4096
 
@@ -52,11 +53,30 @@ def monotonic() -> float:
 
 
 @contextmanager
+def doing(what: str) -> Iterator[None]:
+    """Report for the duration of this block that the program does `what`, one of `ACTIVITIES` (`-dashboard`)."""
+    member = current()
+    before, member.activity = member.activity, ACTIVITIES.index(what)
+    _note_activity(member)
+    try:
+        yield
+    finally:
+        member.activity = before
+        _note_activity(member)
+
+
+def _note_activity(member: Member) -> None:
+    if member.cluster is not None and not member.deferred:  # the call would make a joining worker join
+        member.core.note_activity(member.activity)
+
+
+@contextmanager
 def spending(what: str) -> Iterator[None]:
     """Count the time of this block as spent on `what`: "data" or "checkpoint"."""
     began = monotonic()
     try:
-        yield
+        with doing(what):
+            yield
     finally:
         spent = current().spent
         spent[what] = spent.get(what, 0.0) + (monotonic() - began)  # the sum never decreases, even with rounding

@@ -261,6 +261,9 @@ PYBIND11_MODULE(_core, m) {
       "set_busy", [](bool busy) { Peer::Get().Current()->SetBusy(busy); }, py::arg("busy"),
       "Set whether this rank does long work alone, so that the other ranks' deadlines wait. Not collective.");
   m.def(
+      "note_activity", [](uint32_t activity) { Peer::Get().Current()->NoteActivity(activity); }, py::arg("activity"),
+      "Report what the program does, as an index of ACTIVITIES, for `kungfu-run -dashboard`. Not collective.");
+  m.def(
       "note_step",
       [](uint64_t step, double each_s) {
         const std::chrono::duration<double> each(each_s);
@@ -549,6 +552,19 @@ PYBIND11_MODULE(_core, m) {
             return std::make_tuple(found->step, Seconds(found->each).count(), Seconds(found->ago).count());
           },
           py::arg("rank"), "Return (last reported step, seconds per step or 0, seconds since the report), or None.")
+      .def(
+          "activity",
+          [](const shm::SegmentControlBlock& control_block, uint32_t rank) {
+            const auto found = control_block.ActivityOf(rank);
+            const double seconds = std::chrono::duration<double>(found.ago).count();
+            return std::make_tuple(
+                found.activity, seconds,
+                py::reinterpret_steal<py::str>(PyUnicode_DecodeUTF8(
+                    found.operations.data(), static_cast<Py_ssize_t>(found.operations.size()), "replace")));
+          },
+          py::arg("rank"),
+          "Return what the rank has reported: (index of its activity, seconds since it began, operations in which its "
+          "process stands still, or '').")
       .def("announce", &shm::SegmentControlBlock::Announce, py::arg("version"),
            "Notify the members that a newer cluster version is desired.")
       .def("hold_deadlines", &shm::SegmentControlBlock::HoldDeadlines, py::arg("held"),

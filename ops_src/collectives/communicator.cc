@@ -65,6 +65,10 @@ void Communicator::NoteStep(uint64_t step, std::chrono::nanoseconds each) {
   if (is_member() && !process_.IsCopy()) control()->NoteStep(rank_, step, each);
 }
 
+void Communicator::NoteActivity(uint32_t activity) {
+  if (is_member() && !process_.IsCopy()) control()->NoteActivity(rank_, activity);
+}
+
 void Communicator::SetBusy(bool busy) {
   if (is_member() && !process_.IsCopy()) control()->SetBusy(rank_, busy);
 }

@@ -126,6 +126,8 @@ class Communicator {
   // Reports that training has finished step `step`. `each` is the usual duration of a step; 0 means that it isn't known
   // yet.
   void NoteStep(uint64_t step, std::chrono::nanoseconds each);
+  // Reports what the program does, for display (ControlBlock::NoteActivity).
+  void NoteActivity(uint32_t activity);
   // Reports whether this rank does long work alone, between two operations. If the rank fails during this work, the
   // other ranks are notified as usual. If the rank hangs, the other ranks wait until the launcher detects the hang.
   void SetBusy(bool busy);

@@ -61,6 +61,8 @@ class ControlBlock {
   // Records that the rank's training has finished step `step`. `each` is the usual duration of a step; 0 if not known
   // yet.
   virtual void NoteStep(uint32_t rank, uint64_t step, std::chrono::nanoseconds each) = 0;
+  // Records what the rank's program does, for display: a number that the launcher knows; 0 for no particular activity.
+  virtual void NoteActivity(uint32_t rank, uint32_t activity) = 0;
   // Sets whether the rank does long work alone. The other ranks' deadlines count only from the end of this work.
   virtual void SetBusy(uint32_t rank, bool busy) = 0;
   virtual bool IsBusy(uint32_t rank) const = 0;

@@ -58,6 +58,7 @@ class PlainControlBlock final : public ControlBlock {
   void Beat(uint32_t rank) override { ranks[rank].heartbeat++; }
   uint32_t Heartbeat(uint32_t rank) const override { return ranks[rank].heartbeat; }
   void NoteStep(uint32_t rank, uint64_t step, std::chrono::nanoseconds) override { ranks[rank].step = step; }
+  void NoteActivity(uint32_t, uint32_t) override {}
   void SetBusy(uint32_t rank, bool busy) override { ranks[rank].busy = busy; }
   bool IsBusy(uint32_t rank) const override { return ranks[rank].busy; }
   void GiveUp(uint32_t rank, kungfu::GaveUp how, kf_status status, const std::string& text) override {

@@ -307,3 +307,41 @@ def test_time_to_ask_restarts_after_a_pause_of_the_controller(answers: bool) -> 
     assert time.seconds == 0.0
     assert time.has_stood_still(12.0)
     assert not time.has_stood_still(14.0)
+
+
+class Dashboard:
+    """A live page that only keeps what it gets, and that always has a client."""
+
+    has_clients = True
+
+    def __init__(self, job, **options):
+        self.job, self.options = job, options
+        self.events, self.samples, self.has_ended = [], [], False
+        self.start = lambda: None
+        self.add, self.sample = self.events.append, self.samples.append
+
+    async def stop(self):
+        self.has_ended = True
+
+
+def test_next_controller_serves_the_dashboard_at_the_same_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Dashboard] = []
+
+    def make(machine, job, **options):
+        made.append(Dashboard(job, **options))
+        return made[-1]
+
+    options = HostsWorld._options
+    monkeypatch.setattr(HostsWorld, "_options", lambda world: replace(options(world), dashboard="127.0.0.1:8000"))
+    monkeypatch.setattr(Machine, "make_dashboard", make)
+    for schedule in variations(JOB, (KILL,), 2, 0.0):
+        made.clear()
+        run(schedule)
+        first, second = made
+        assert [(each.options["host"], each.options["port"]) for each in made] == [("127.0.0.1", 8000)] * 2
+        assert second.options["first_event"] > first.options["first_event"] + len(first.events)
+        assert [type(event).__name__ for event in second.events[:2]] == ["LogBegan", "LeaderChanged"]
+        assert second.has_ended
+        states = [[rank["state"] for rank in sample["ranks"]] for sample in second.samples]
+        assert any(len(each) == 6 for each in states), "the survivors' lanes"
+        assert second.samples[-1]["status"]["cluster"]["size"] == 6

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import ms_kungfu.config_server.connections as connections_module
 import ms_kungfu.config_server.server as server_module
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import open_store
@@ -118,7 +119,7 @@ async def answer_of(url):
 def test_failed_http_face_restarts_on_its_port_and_the_store_is_kept(monkeypatch, caplog):
     monkeypatch.setattr(server_module, "_RESTART_S", 0.0)
     failed = threading.Event()
-    real = server_module._Face._accept
+    real = server_module._Face.accept
 
     async def fail_once(self, *arguments):
         if not failed.is_set():
@@ -126,7 +127,7 @@ def test_failed_http_face_restarts_on_its_port_and_the_store_is_kept(monkeypatch
             raise OSError("no memory")
         await real(self, *arguments)
 
-    monkeypatch.setattr(server_module._Face, "_accept", fail_once)
+    monkeypatch.setattr(server_module._Face, "accept", fail_once)
 
     async def run():
         async with serving() as server:
@@ -158,7 +159,7 @@ def test_client_that_hangs_up_on_a_busy_job_has_written_nothing(caplog):
 
 
 def test_a_request_has_its_time_and_no_more(monkeypatch):
-    monkeypatch.setattr(server_module, "_REQUEST_S", 0.2)
+    monkeypatch.setattr(connections_module, "_REQUEST_S", 0.2)
 
     async def run():
         async with serving() as server:

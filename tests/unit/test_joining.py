@@ -107,7 +107,8 @@ def test_a_host_that_joins_goes_by_the_flags_that_the_others_have():
     given = parse_command_line(
         ["-np", "3", "-port", "4000", "-cores-per-worker", "2", "-allow-nvlink", "-leave-grace", "7s", "-w",
          "-config-server", URL, "-host-timeout", "3s", "-strategy", "ring", "-recover", "replace", "-min-np", "2",
-         "-port-range", "4001-4100", "-peer-timeout", "5s", "-max-restarts", "7", "-cpu-isa", "avx2", "sh"]
+         "-port-range", "4001-4100", "-peer-timeout", "5s", "-max-restarts", "7", "-cpu-isa", "avx2",
+         "-dashboard", ":8000", "sh"]
     )  # fmt: skip
     hosts = replace(
         Hosts(parse_hosts("10.0.0.1:2,10.0.0.2:2"), "10.0.0.1"), most=5, placement="fill", ports=range(5, 9)
@@ -124,7 +125,7 @@ def test_a_host_that_joins_goes_by_the_flags_that_the_others_have():
     assert (options.hosts.most, options.hosts.placement, options.hosts.ports) == (5, "fill", range(5, 9))
     for name, value in [
         ("strategy", "FASTEST"), ("strategy", 1), ("leave_grace_s", "7s"), ("recover", "x"), ("ports", 3),
-        ("cpu_isa", "fastest"), ("cpu_isa", 2),
+        ("cpu_isa", "fastest"), ("cpu_isa", 2), ("dashboard", "x"), ("dashboard", 1),
     ]:  # fmt: skip
         with pytest.raises((ValueError, TypeError)):
             options_from(msgspec.structs.replace(told, flags={**told.flags, name: value}), request, own_host)

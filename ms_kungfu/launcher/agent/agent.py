@@ -376,6 +376,7 @@ HEARD: dict[type, Callable[[Agent, Any], None]] = {
 OBEYED: dict[type, Callable[[HostOfJob, Any], None]] = {
     m.Answer: lambda host, said: host.relay.answer(said.number, said.message),
     m.Hold: lambda host, said: host.hold_deadlines(said.held),
+    m.WatchActivity: lambda host, said: host.segments.watch_activity(said),
     m.Launch: lambda host, said: host.workers.start(said),
     m.Signal: lambda host, said: host.workers.signal(said),
     m.Checkpoint: HostOfJob.checkpoint,

@@ -13,6 +13,7 @@ from ms_kungfu.launcher.state.segment import Asker, Progress
 from ms_kungfu.launcher.wire import messages as m
 
 _TRANSPORTS_LOOK_S = 0.2
+_ACTIVITY_S = 1.0
 
 
 class HostSegment:
@@ -111,6 +112,11 @@ class HostSegment:
         rank_of = [*self._local, -1]  # the transport has the last rank
         return [(rank_of[a], rank_of[b], is_overdue) for a, b, is_overdue in self._segment.awaited()]
 
+    def doing(self, rank: int) -> m.Doing:
+        """Return what a rank of this host does now."""
+        activity, seconds, operations = self._segment.activity(self._local[rank])
+        return m.Doing(m.ACTIVITIES[activity] if activity < len(m.ACTIVITIES) else "", seconds, operations)
+
     def set_ending(self, rank: int, ending: bool) -> None:
         """Record whether a rank is about to be ended. For a rank of another host, record it for the transport."""
         self._segment.set_ending(self._local.get(rank, len(self._local)), ending)
@@ -169,6 +175,7 @@ class HostSegments:
         self._sync_points: dict[int, int] = {}
         self._apart: set[tuple[int, str]] = set()
         self._losses: dict[int, list[m.Loss]] = {}  # kept for the next controller
+        self._is_watched = False  # whether the controller gets the workers' activity
 
     def begin(self) -> None:
         self._look()
@@ -193,6 +200,7 @@ class HostSegments:
         self._failed.clear()
         self._sync_points.clear()
         self._apart.clear()
+        self._is_watched = False
 
     def losses(self) -> dict[int, list[m.Loss]]:
         return {version: self._losses.get(version, []) for version in self.open}
@@ -296,6 +304,23 @@ class HostSegments:
         )  # fmt: skip
         self._later(self._look_s, self._look)
 
+    def watch_activity(self, said: m.WatchActivity) -> None:
+        """Report what the workers do, until the controller no longer needs it."""
+        begins = said.watched and not self._is_watched
+        self._is_watched = said.watched
+        if begins:
+            self._report_activity()
+
+    def _report_activity(self) -> None:
+        if not self._is_watched:
+            return
+        doing = {
+            version: {rank: segment.doing(rank) for rank in segment.ranks()} for version, segment in self.open.items()
+        }
+        memory = {key: self._machine.resident_bytes(pid) for key, pid in self._running().items()}
+        self._send(m.Activity(doing, {key: taken for key, taken in memory.items() if taken is not None}))
+        self._later(_ACTIVITY_S, self._report_activity)
+
     def _any_stands(self, beats: dict[int, dict[int, int]]) -> bool:
         """Return whether the count of a worker hasn't changed since the last look.
 
@@ -311,4 +336,6 @@ class HostSegments:
         return [key for key, pid in running.items() if self._machine.is_starved(pid)]
 
     def _later(self, seconds: float, function: Callable[[], None]) -> None:
+        if function in self._timers:
+            self._timers[function].cancel()
         self._timers[function] = self._loop.call_later(seconds, function)

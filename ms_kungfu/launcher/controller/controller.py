@@ -20,6 +20,7 @@ from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.channel import AnyChannel
 from ms_kungfu.launcher.controller.broker import Broker
 from ms_kungfu.launcher.controller.context import JobContext
+from ms_kungfu.launcher.controller.dashboard import JobDashboard
 from ms_kungfu.launcher.controller.etcd_lease import END_S, RENEW_S, EtcdLease
 from ms_kungfu.launcher.controller.failures import WorkerFailures
 from ms_kungfu.launcher.controller.following import CopiesWatch
@@ -81,6 +82,7 @@ class Controller:
         self._snapshot = SnapshotWriter(self.context, self._started_at)
         self.status = never_raises(self._status)
         self._nodes = JobNodes(self.context, self._snapshot, self.status, self._left_s, self.interrupted, self.hurry)
+        self._dashboard = JobDashboard(self.context, self.status, self.interrupted)
         self._copies = CopiesWatch(lambda: course.is_over)
         self._failures = WorkerFailures(self.context, self._nodes, self._copies)
         self._resizes = Resizes(self.context, self._nodes, self._failures)
@@ -105,6 +107,7 @@ class Controller:
         finally:
             self.course.end(None)
             await self._end(self.course.verdict)
+            await self._dashboard.close()
 
     # ---- status ----
 
@@ -186,6 +189,7 @@ class Controller:
         remote.lease = job.leadership.lease
         remote.hold_deadlines(job.leadership.awaits_store)
         self._hears_hosts.set()
+        self._dashboard.begin()
         return remote
 
     def _new_manager(self, remote: RemoteHosts, snapshot: LeaderSnapshot | None = None) -> WorkerManager:

@@ -47,6 +47,12 @@ class ProcessFacts:
         slots = list(self._segments.slots_of(peer, incarnation))
         return next(filter(None, (segment.progress(rank) for segment, rank in reversed(slots))), None)
 
+    def doing(self, peer: PeerID, incarnation: int) -> m.Doing | None:
+        """Return what the process does, from the newest version that it has joined. None if it isn't known."""
+        slots = list(self._segments.slots_of(peer, incarnation))
+        joined = [(segment, rank) for segment, rank in slots if segment.heartbeat(rank)]
+        return joined[-1][0].doing(joined[-1][1]) if joined else None
+
     def gave_up(self, peer: PeerID, incarnation: int) -> str:
         """Return why a live process can't continue, while the others wait for its exit, or "" if it can continue."""
         slots = self._segments.slots_of(peer, incarnation)
@@ -63,6 +69,11 @@ class ProcessFacts:
         """Return the live processes that currently keep others waiting, with the waiting ranks."""
         awaited = {version: segment.awaited() for version, segment in self._segments.open.items()}
         return self._found(alive, awaited, every_wait=True) if any(awaited.values()) else {}
+
+    def sleeping(self, version: int) -> set[int]:
+        """Return the ranks of a version that sleep in an operation."""
+        segment = self._segments.open.get(version)
+        return set() if segment is None else {rank for rank, *_ in segment.awaited() if isinstance(rank, int)}
 
     def _found(
         self, alive: Collection[tuple[PeerID, int]], awaited: Mapping[int, Waits], every_wait: bool

@@ -148,6 +148,8 @@ class RemoteAgent:
         self.apart: dict[tuple[int, str], str] = {}  # (version, host that it can't reach any more) -> reason
         # set once the checkpoints are written or the host is lost, after `RemoteHosts.checkpoint`
         self.checkpointed = asyncio.Event()
+        self.is_watched = False  # whether it reports its workers' activity
+        self.memory: dict[int, int] = {}  # key of a process -> its resident memory in bytes, while it is watched
         self.early: list[m.FromHost] = []  # messages that came before the workers were attached
         self._owner = owner
         self._channel = channel
@@ -292,6 +294,18 @@ class RemoteAgent:
                 segment.note_waits(self.name, said.awaited[version])
         workers.hanging.look_at(self.name, self._watch, said.now, set(said.stopped), set(said.starved).__contains__)
 
+    def watch_activity(self, watched: bool) -> None:
+        """Make the host report its workers' activity and memory, or end that."""
+        if watched != self.is_watched:
+            self.is_watched, self.memory = watched, {}
+            self.send(m.WatchActivity(watched))
+
+    def _hear_activity(self, workers: Workers, said: m.Activity) -> None:
+        self.memory = said.memory
+        for version, segment in self.segments.items():
+            for rank, doing in said.doing.get(version, {}).items():
+                segment.note_doing(rank, doing)
+
     def _note_words(self, gave_up: m.Words) -> None:
         for version, words in gave_up.items():
             if version in self.segments:
@@ -371,6 +385,7 @@ _OF_WORKERS: dict[type, Callable[[RemoteAgent, Workers, Any], None]] = {
     m.Exited: RemoteAgent._hear_exited,
     m.NoMemory: lambda agent, workers, said: workers.prestarted.no_memory(agent.name, said.key, said.why),
     m.Looked: RemoteAgent._hear_looked,
+    m.Activity: RemoteAgent._hear_activity,
     m.Asks: RemoteAgent._serve,
     m.HungUp: RemoteAgent._hear_hung_up,
     m.Report: lambda agent, workers, said: workers.on_report(agent.name, said),

@@ -15,6 +15,8 @@ from ms_kungfu.launcher.state.stuck import waits_between_hosts
 from ms_kungfu.launcher.state.versions import ClusterVersions
 from ms_kungfu.launcher.wire import messages as m
 
+_DOING_S = 3.0  # for which a report of a host about its workers' activity is valid
+
 
 class NotMadeYet(Exception):
     """The hosts are still making the segment. When it is made, its maker calls `Broker.prepare`."""
@@ -195,6 +197,7 @@ class SpreadSegment:
         # host -> waits of its ranks, and the time of the report
         self._waits: dict[str, tuple[list[tuple[int, int, bool]], float]] = {}
         self._progress: dict[int, tuple[Progress, float]] = {}  # rank -> its progress, and the time of the report
+        self._doing: dict[int, tuple[m.Doing, float]] = {}  # rank -> what it does, and the time of the report
         self._owner = owner
         self._recovers = recovers
         # The hosts at construction. A host that is lost and comes back counts as a different host without this segment.
@@ -324,6 +327,14 @@ class SpreadSegment:
 
     def note_progress(self, rank: int, progress: Progress) -> None:
         self._progress[rank] = (progress, self._owner.machine.monotonic())
+
+    def note_doing(self, rank: int, doing: m.Doing) -> None:
+        self._doing[rank] = (doing, self._owner.machine.monotonic())
+
+    def doing(self, rank: int) -> m.Doing | None:
+        """Return what `rank` does, or None if its host's report is old or missing."""
+        doing, reported = self._doing.get(rank, (None, 0.0))
+        return doing if self._owner.machine.monotonic() - reported < _DOING_S else None
 
     def progress(self, rank: int) -> Progress | None:
         if rank not in self._progress:

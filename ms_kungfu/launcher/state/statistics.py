@@ -59,6 +59,7 @@ class JobStatistics:
     _committed: float = 0.0
 
     def __post_init__(self) -> None:
+        self.latest: dict[int, StepReport] = {}  # rank -> its last report
         self._said_at = self._each_said_at = self.now
         self._loss: object = None
         self._rate: tuple[float | None, float | None] = (None, None)  # the learning rate in the last event, and now
@@ -66,6 +67,7 @@ class JobStatistics:
 
     def add(self, rank: int, report: StepReport) -> None:
         """Add a report of a rank."""
+        self.latest[rank] = report
         for ranks in (self._ranks, self._each):
             ranks.setdefault(rank, _Rank()).add(report)
         if report.trained is None:
@@ -85,6 +87,7 @@ class JobStatistics:
 
     def changed(self) -> None:
         """Record that from now on the ranks belong to other workers."""
+        self.latest.clear()
         self._each.clear()
         self._last.clear()
 

@@ -38,6 +38,8 @@ Cores = Annotated[tuple[Number, ...], Meta(max_length=1 << 16)]
 Command = Annotated[list[RawWord], Meta(min_length=1, max_length=1 << 16)]
 Slots = Annotated[int, Meta(ge=0, le=99_999_999)]
 Words = dict[Count, dict[Rank, Sentence]]
+ACTIVITIES = ("", "data", "checkpoint", "evaluation", "compilation")
+"""What a program does outside of its steps. A worker writes the index into shared memory."""
 Loss = tuple[Rank, Sentence, bool, bool]
 
 
@@ -145,6 +147,18 @@ class Worker(Part):
     code: Optional[Code] = None
     error: Sentence = ""
     standby: Optional[Count] = None
+
+
+class Doing(Part):
+    """What a worker does at this moment.
+
+    `activity`: outside of its steps; "" if nothing in particular; `seconds`: how long it has done that. `operations`:
+    the collective operations in which its process stands still, if it has done that for long.
+    """
+
+    activity: Word = ""
+    seconds: float = 0.0
+    operations: Sentence = ""
 
 
 class ResyncReport(Part):
@@ -592,6 +606,12 @@ class NewLease(Message):
     since: Count
 
 
+class WatchActivity(Message):
+    """While `watched` is true, the host sends `activity` once a second, because a dashboard shows it."""
+
+    watched: bool
+
+
 class Hold(Message):
     """While `held` is true, the workers' deadlines are suspended."""
 
@@ -686,6 +706,13 @@ class Looked(Message):
     taken: Cores = ()
 
 
+class Activity(Message):
+    """What the host's workers do at this moment, per version and rank, and the resident memory of each process."""
+
+    doing: dict[Count, dict[Rank, Doing]]
+    memory: Annotated[dict[Count, Count], Meta(max_length=_MOST_PROCESSES)]
+
+
 class StatusQuestion(Message):
     """A process on the host asks for the job's status."""
 
@@ -736,11 +763,11 @@ class Ends(Message):
 FirstWords = Union[Agent, Ask, WaitingController, TransportConnection]
 FromController = Union[
     Launch, Signal, Checkpoint, Pin, Assign, Stack, Make, Close, Lost, VersionPrepared, Sync, Ending, LoseHost, Answer,
-    JobStatus, NewLease, Hold, End, Beat,
+    JobStatus, NewLease, WatchActivity, Hold, End, Beat,
 ]  # fmt: skip
 FromHost = Union[
-    Started, Exited, Checkpointed, NoMemory, Guardless, Made, Asks, HungUp, Report, Looked, StatusQuestion, Syncs,
-    Unreachable, TransportFailed, Interrupted, Leave, Ends, Beat,
+    Started, Exited, Checkpointed, NoMemory, Guardless, Made, Asks, HungUp, Report, Looked, Activity, StatusQuestion,
+    Syncs, Unreachable, TransportFailed, Interrupted, Leave, Ends, Beat,
 ]  # fmt: skip
 
 NONCE: Reads[Union[Nonce, Error]] = Reads(Union[Nonce, Error])

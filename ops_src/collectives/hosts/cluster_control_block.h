@@ -63,6 +63,7 @@ class ClusterControlBlock final : public ControlBlock {
   void NoteStep(uint32_t rank, uint64_t step, std::chrono::nanoseconds each) override {
     local_.NoteStep(places_.LocalOf(rank), step, each);
   }
+  void NoteActivity(uint32_t rank, uint32_t activity) override { local_.NoteActivity(places_.LocalOf(rank), activity); }
   void SetBusy(uint32_t rank, bool busy) override { local_.SetBusy(places_.LocalOf(rank), busy); }
   bool IsBusy(uint32_t rank) const override {
     return IsHere(rank) ? local_.IsBusy(places_.LocalOf(rank)) : all_.IsBusy(rank);

@@ -61,6 +61,8 @@ struct alignas(kLine) RankStatus {
   std::atomic<uint64_t> step_ns;                   // usual duration of a step; 0: not known yet
   std::atomic<uint64_t> stepped_ns;                // when `step` was reported (monotonic clock); 0: never
   std::atomic<uint32_t> is_ending;                 // written by the launcher: it is about to end this rank
+  std::atomic<uint32_t> activity;                  // what the program does outside of its steps; for readers outside
+  std::atomic<uint64_t> activity_ns;               // when `activity` changed (monotonic clock); 0: never
   alignas(kLine) Counter gave_up;                  // a GaveUp, set once; the fields below are written before it
   uint32_t gave_up_status;
   char gave_up_text[8 * kLine - 8];

@@ -126,6 +126,12 @@ void SegmentControlBlock::NoteStep(uint32_t rank, uint64_t step, std::chrono::na
   mine.stepped_ns.store(static_cast<uint64_t>(Now().count()), std::memory_order_release);
 }
 
+void SegmentControlBlock::NoteActivity(uint32_t rank, uint32_t activity) {
+  RankStatus& mine = segment_->status(rank);
+  mine.activity.store(activity, std::memory_order_relaxed);
+  mine.activity_ns.store(static_cast<uint64_t>(Now().count()), std::memory_order_release);
+}
+
 std::optional<SegmentControlBlock::Awaited> SegmentControlBlock::AwaitedBy(uint32_t rank) const {
   const uint32_t word = segment_->status(rank).awaits.load(std::memory_order_relaxed);
   if (word == 0) return std::nullopt;
@@ -139,6 +145,23 @@ std::optional<SegmentControlBlock::Progress> SegmentControlBlock::ProgressOf(uin
   if (told.count() == 0) return std::nullopt;
   return Progress{its.step.load(std::memory_order_relaxed),
                   std::chrono::nanoseconds(its.step_ns.load(std::memory_order_relaxed)), Now() - told};
+}
+
+SegmentControlBlock::Activity SegmentControlBlock::ActivityOf(uint32_t rank) const {
+  if (rank >= size()) throw Error(KF_INVALID, Text("there is no rank ", rank, " in a cluster of ", size()));
+  const RankStatus& its = segment_->status(rank);
+  const std::chrono::nanoseconds began(its.activity_ns.load(std::memory_order_acquire));
+  Activity found{its.activity.load(std::memory_order_relaxed), Now() - began, ""};
+  if (began.count() == 0) found.ago = std::chrono::nanoseconds(0);
+  const WaitReport& report = its.wait_report;
+  const uint64_t version = report.version.load(std::memory_order_acquire);
+  if ((version & 1) != 0 || report.num_waits.load(std::memory_order_relaxed) == 0) return found;
+  uint64_t words[WaitReport::kTextWords + 1] = {};
+  for (size_t i = 0; i < WaitReport::kTextWords; i++) words[i] = report.text[i].load(std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (report.version.load(std::memory_order_relaxed) == version)
+    found.operations = reinterpret_cast<const char*>(words);
+  return found;
 }
 
 // Writes the error before the word that announces it. The flag in the header tells the other ranks to check this word.

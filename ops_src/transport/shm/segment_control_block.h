@@ -45,6 +45,7 @@ class SegmentControlBlock final : public ControlBlock {
   void Beat(uint32_t rank) override { segment_->status(rank).heartbeat.fetch_add(1, std::memory_order_relaxed); }
   uint32_t Heartbeat(uint32_t rank) const override;
   void NoteStep(uint32_t rank, uint64_t step, std::chrono::nanoseconds each) override;
+  void NoteActivity(uint32_t rank, uint32_t activity) override;
   void SetBusy(uint32_t rank, bool busy) override {
     segment_->status(rank).busy.store(busy ? 1 : 0, std::memory_order_release);
   }
@@ -63,6 +64,14 @@ class SegmentControlBlock final : public ControlBlock {
     std::chrono::nanoseconds each, ago;
   };
   std::optional<Progress> ProgressOf(uint32_t rank) const;
+  // What a rank does now, for display: its last activity and the time since it began, and the operations in which its
+  // process has stood still for long (WaitReport). Only valid on the rank's host. The words aren't read together.
+  struct Activity {
+    uint32_t activity;
+    std::chrono::nanoseconds ago;
+    std::string operations;
+  };
+  Activity ActivityOf(uint32_t rank) const;
 
   // // ---- the rank for which other ranks wait. Hints for the launcher, which checks twice before it acts.
 

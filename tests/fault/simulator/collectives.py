@@ -83,6 +83,9 @@ class Segment:
     def progress(self, rank):
         return None
 
+    def activity(self, rank):
+        return 0, 0.0, ""
+
     def announce(self, version):
         if version < self.announced:
             raise Violation(f"version {version} is announced after {self.announced}")
@@ -161,6 +164,9 @@ class Core:
         pass  # on one host they make no difference
 
     def note_step(self, step, each_s):
+        pass
+
+    def note_activity(self, activity):
         pass
 
     def traffic(self):

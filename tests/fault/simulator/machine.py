@@ -61,6 +61,9 @@ class Machine(machine.Machine):
     def free_bytes(self):
         return self._world.setup.processes - len(self._host.workers())
 
+    def resident_bytes(self, pid):
+        return None
+
     def taken_bytes(self, pid):
         return 1
 

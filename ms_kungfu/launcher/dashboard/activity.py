@@ -1,0 +1,122 @@
+"""What each rank does now, for the live page. Pure.
+
+1. If steps are short, the state is where most of the last second went, by the worker's own report. A snapshot would
+   only show where the rank happens to be. If the last step ended longer ago, the state is what shared memory shows at
+   this moment. (`test_state_of_short_steps_is_where_the_time_went`.)
+
+2. A rank waits for the process at the end of its chain of waits (`stuck.stuck_among`). If steps are short, it waits for
+   the rank that spends the smallest share of its time in operations, because that rank waits for no other
+   (`statistics`). (`test_rank_waits_for_the_one_that_waits_least`.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ms_kungfu.job_events import StepReport
+from ms_kungfu.launcher.wire.messages import Doing
+
+_SHORT_S = 1.0  # a step that has ended this short a time ago shows that steps are short
+_LONG_S = 1.0  # an activity that lasts this long is a state of its own, even if steps were short before
+_STATES = {"data": "data", "checkpoint": "checkpoint", "evaluation": "computing", "compilation": "compiling"}
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """What the controller knows of a rank.
+
+    `pid`, `memory` (bytes): None if unknown. `failed`: why the rank is regarded as failed; "" if it isn't. `note`: what
+    the process does, by the status document. `joins`: whether it hasn't joined yet. `stopped`: by a signal. `step` and
+    `ended_ago_s`: its last step, and the seconds since that step ended. `sleeps`: whether it sleeps in an operation,
+    because of the ranks in `awaits`. `doing`: None if no dashboard was open a moment ago. `report`: its last report on
+    its steps.
+    """
+
+    rank: int
+    host: str
+    pid: int | None = None
+    memory: int | None = None
+    failed: str = ""
+    note: str = ""
+    joins: bool = False
+    stopped: bool = False
+    step: int | None = None
+    ended_ago_s: float | None = None
+    sleeps: bool = False
+    awaits: Sequence[int] = ()
+    doing: Doing | None = None
+    report: StepReport | None = None
+
+    @property
+    def has_short_steps(self) -> bool:
+        return self.report is not None and self.ended_ago_s is not None and self.ended_ago_s <= _SHORT_S
+
+
+@dataclass
+class Activity:
+    """Turn facts into samples. It keeps since when each rank is in its state."""
+
+    _since: dict[int, tuple[tuple[Any, ...], float]] = field(default_factory=dict)
+
+    def sample(self, now: float, facts: Sequence[RankFacts]) -> list[dict[str, Any]]:
+        """Return the list `ranks` of a sample (docs/dashboard.md). `now`: in seconds, by any clock."""
+        in_operations = {each.rank: _share(each.report) for each in facts if each.report and each.has_short_steps}
+        before, self._since = self._since, {}
+        samples = []
+        for each in facts:
+            state, operation, waits_for = _state(each, in_operations)
+            kind = (each.pid, state, tuple(waits_for))
+            was, since = before.get(each.rank, (None, now))
+            since = since if was == kind else now
+            if each.doing is not None and each.doing.activity and operation == each.doing.activity:
+                since = min(since, now - each.doing.seconds)
+            self._since[each.rank] = kind, since
+            samples.append(
+                {
+                    "rank": each.rank, "host": each.host, "pid": each.pid, "memory": each.memory, "step": each.step,
+                    "state": state, "operation": operation or None, "waits_for": list(waits_for),
+                    "seconds": round(now - since, 3),
+                }
+            )  # fmt: skip
+        return samples
+
+
+def _state(facts: RankFacts, in_operations: dict[int, float]) -> tuple[str, str, Sequence[int]]:
+    """Return the rank's state, what it does in words, and the ranks that it waits for."""
+    doing = facts.doing or Doing()
+    if facts.failed:
+        return "failed", facts.failed, ()
+    if facts.joins:
+        return "joining", facts.note, ()
+    if facts.stopped:
+        return "unknown", "stopped by a signal", ()
+    if facts.has_short_steps and not (doing.activity and doing.seconds >= _LONG_S):
+        return _state_of_short_steps(facts, in_operations)
+    if facts.sleeps:
+        return ("waiting" if facts.awaits else "reducing"), doing.operations, facts.awaits
+    if doing.activity:
+        return _STATES[doing.activity], doing.activity, ()
+    return "computing", facts.note or ("" if facts.step is not None else "before its first step"), ()
+
+
+def _state_of_short_steps(facts: RankFacts, in_operations: dict[int, float]) -> tuple[str, str, Sequence[int]]:
+    report = facts.report
+    assert report is not None
+    own, least = in_operations[facts.rank], min(in_operations.values())
+    data, checkpoint = ((part or 0.0) / (report.seconds or 1.0) for part in (report.data, report.checkpoint))
+    parts = {
+        "computing": max(0.0, 1 - own - data - checkpoint),
+        "reducing": least,
+        "waiting": own - least,
+        "data": data,
+        "checkpoint": checkpoint,
+    }
+    state = max(parts, key=lambda name: parts[name])
+    waits_for = [rank for rank, share in in_operations.items() if share == least] if state == "waiting" else []
+    return state, "", waits_for
+
+
+def _share(report: StepReport) -> float:
+    return min(1.0, report.collectives / report.seconds) if report.seconds else 0.0

@@ -1,0 +1,543 @@
+"""The live page's server: which requests it serves, what a client gets, and that no client disturbs the job."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import socket
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ms_kungfu import job_events as e
+from ms_kungfu._flags import UsageError
+from ms_kungfu.launcher.agent.segments import HostSegments
+from ms_kungfu.launcher.controller.dashboard import JobDashboard
+from ms_kungfu.launcher.dashboard import server as server_module
+from ms_kungfu.launcher.dashboard.activity import Activity, RankFacts
+from ms_kungfu.launcher.dashboard.history import History
+from ms_kungfu.launcher.dashboard.metrics import JobMetrics
+from ms_kungfu.launcher.dashboard.requests import CommandRefused, Evict, Refused, Resize, Stop, check_source
+from ms_kungfu.launcher.options import parse_command_line
+from ms_kungfu.launcher.wire import messages as m
+from tests.fed_dashboard import WAIT_S, FedDashboard, status
+
+pytestmark = pytest.mark.timeout(60)
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def began(time=1.0):
+    return e.LogBegan(version=e.VERSION, job="a job", ms_kungfu="1", host="a", time=time)
+
+
+def statistics(number, **values):
+    return e.Statistics(**{"time": float(number), "step": number, "seconds": 1.0, "steps": 2, "samples": 8,
+                           "committed": 0.5, "p50": 0.1, "p99": 0.2, **values})  # fmt: skip
+
+
+def await_that(holds):
+    deadline = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+# ---- security --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dashboard():
+    with FedDashboard() as fed:
+        yield fed
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "10.0.0.1", "", "a b",
+                                  "localhost:1@evil.example", "[::1", "2130706433"])  # fmt: skip
+@pytest.mark.parametrize("path", ["/", "/events", "/metrics"])
+def test_foreign_host_is_refused(dashboard, host, path):
+    code, headers, text = dashboard.request("GET", path, Host=host)
+    assert code in (400, 403)
+    assert b"job" not in text
+
+
+def test_own_names_of_a_host_are_served(dashboard):
+    for host in ("127.0.0.1", "localhost", "LOCALHOST:9", "[::1]:9", "127.0.0.1:65000"):  # ports of a tunnel
+        assert dashboard.request("GET", "/metrics", Host=host)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "is_served"),
+    [("10.0.0.1:80", True), ("10.9.9.9", True), ("node1", True), ("NODE1.cluster:80", True), ("node2", False),
+     ("localhost", True), ("[fe80::1]", True)],
+)  # fmt: skip
+def test_server_on_a_network_has_its_names_and_any_address(host, is_served):
+    def check():
+        check_source({"Host": host}, "10.0.0.1", ("node1", "node1.cluster"), is_page=False)
+
+    if is_served:
+        check()
+    else:
+        with pytest.raises(Refused):
+            check()
+
+
+FOREIGN = [
+    {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "https://127.0.0.1"},
+    {"Origin": "http://127.0.0.1:1"}, {"Sec_Fetch_Site": "cross-site"}, {"Sec_Fetch_Site": "same-site"},
+    {"Host": "evil.example", "Origin": "http://evil.example"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("headers", FOREIGN)
+def test_request_of_another_site_is_refused(dashboard, headers):
+    assert dashboard.post("/resize", {"workers": 3}, **headers)[0] == 403
+    assert dashboard.request("GET", "/events", **headers)[0] == 403
+    assert dashboard.commands == []
+
+
+def test_link_of_another_site_opens_the_page_only(tmp_path):
+    (tmp_path / "page.html").write_text("<title>page</title>")
+    (tmp_path / "page.js").write_text("'use strict'")
+    with FedDashboard(files=tmp_path) as fed:
+        assert fed.request("GET", "/", Sec_Fetch_Site="cross-site")[0] == 200
+        assert fed.request("GET", "/page.js", Sec_Fetch_Site="cross-site")[0] == 403
+        code, headers, text = fed.request("GET", "/page.js")
+        assert (code, headers["Content-Type"], text) == (200, "text/javascript; charset=utf-8", b"'use strict'")
+        assert fed.request("GET", "/page.css")[0] == 404
+
+
+@pytest.mark.parametrize("given", [None, "", "Bearer", "Bearer ", "Bearer x", "Basic {token}", "{token}",
+                                   "Bearer {token}x", "Bearer \xff"])  # fmt: skip
+def test_command_without_the_token_is_refused(dashboard, given):
+    words = {"Content_Type": "application/json"}
+    if given is not None:
+        words["Authorization"] = given.format(token=dashboard.token)
+    for path in ("/resize", "/evict", "/stop"):
+        code, headers, _ = dashboard.request("POST", path, b"{}", **words)
+        assert (code, headers["WWW-Authenticate"]) == (401, "Bearer")
+    assert dashboard.commands == []
+
+
+def test_commands_reach_the_job(dashboard):
+    own = f"http://127.0.0.1:{dashboard.server.port}"
+    from_page = {"Origin": own, "Sec_Fetch_Site": "same-origin"}
+    assert dashboard.post("/resize", {"workers": 3}, **from_page) == (
+        202, {"accepted": True, "message": "accepted by the test"},
+    )  # fmt: skip
+    assert dashboard.post("/evict", {"rank": 2})[0] == 202
+    assert dashboard.post("/stop", {})[0] == 202
+    assert dashboard.commands == [Resize(3), Evict(2), Stop()]
+    dashboard.refusal = "it does not"
+    assert dashboard.post("/stop", {}) == (409, {"error": "it does not"})
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "code"),
+    [
+        ("/resize", b"", 400), ("/resize", b"{}", 400), ("/resize", b'{"workers": 0}', 400),
+        ("/resize", b'{"workers": true}', 400), ("/resize", b'{"workers": 2.5}', 400),
+        ("/resize", b'{"workers": 2, "x": 1}', 400), ("/resize", b"[" * 1000, 400), ("/resize", b"\xff", 400),
+        ("/resize", b'{"workers": 1' + b" " * 2000 + b"}", 413), ("/resize", b'{"workers": 99999999}', 400),
+        ("/evict", b'{"rank": -1}', 400), ("/evict", b"null", 400), ("/stop", b"[]", 400), ("/stop", b'{"a":1}', 400),
+    ],
+)  # fmt: skip
+def test_invalid_body_is_refused(dashboard, path, body, code):
+    words = {"Authorization": f"Bearer {dashboard.token}"}
+    assert dashboard.request("POST", path, body, Content_Type="application/json", **words)[0] == code
+    assert dashboard.request("POST", path, b"{}", Content_Type="text/plain", **words)[0] == 415
+    assert dashboard.commands == []
+
+
+def test_every_answer_has_the_security_headers_and_no_cookie(dashboard):
+    for method, path in (("GET", "/"), ("GET", "/nothing"), ("POST", "/stop"), ("GET", "/stop"), ("GET", "/metrics")):
+        _, headers, _ = dashboard.request(method, path)
+        assert "default-src 'none'; script-src 'self'" in headers["Content-Security-Policy"]
+        assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert (headers["Referrer-Policy"], headers["Cache-Control"]) == ("no-referrer", "no-store")
+        assert not {"Set-Cookie", "Access-Control-Allow-Origin"} & set(headers)
+
+
+# ---- streams ---------------------------------------------------------------------------------------------------------
+
+
+def test_client_gets_past_and_coming_events(dashboard):
+    dashboard.feed(began(), statistics(2))
+    dashboard.sample(3.0, [{"state": "computing", "step": 7}], with_status=False)
+    stream = dashboard.stream()
+    hello, past, first, second = stream.take(4)
+    assert hello[2] == {"job": "a job", "version": e.VERSION, "first": 1, "resumes": False}
+    assert past == ("past", None, [{"time": 3.0, "ranks": [["computing", 7]]}])
+    assert (first[1], first[2]["event"], second[1], second[2]["event"]) == (1, "log_began", 2, "statistics")
+    dashboard.sample(4.0, [{"state": "waiting", "step": 8}])
+    assert stream.take(1) == [
+        ("now", None, {"time": 4.0, "ranks": [{"state": "waiting", "step": 8}], "status": dashboard.current})
+    ]
+    dashboard.feed(statistics(5))
+    assert stream.take(1)[0][1] == 3
+
+
+def test_client_that_reconnects_gets_newer_events_only(dashboard):
+    dashboard.feed(began(), *(statistics(number) for number in range(2, 6)))
+    hello, _, first = dashboard.stream(Last_Event_ID="3").take(3)
+    assert (hello[2]["resumes"], hello[2]["first"], first[1]) == (True, 4, 4)
+    for unknown in ("99", "-1", "x", "1" * 30):
+        hello, _, first = dashboard.stream(Last_Event_ID=unknown).take(3)
+        assert (hello[2]["resumes"], hello[2]["first"], first[1]) == (False, 1, 1), unknown
+
+
+def test_numbers_of_another_server_are_not_continued():
+    with FedDashboard(first_event=1000) as fed:
+        fed.feed(began())
+        assert fed.stream(Last_Event_ID="5").take(1)[0][2]["resumes"] is False
+        assert fed.stream(Last_Event_ID="1000").take(3)[2][1] == 1001
+
+
+@pytest.mark.parametrize("text", ["a\nb", "a\r\n\r\ndata: {}", "</script><script>x()</script>", "a\u2028b",
+                                  "\0\x1b[31m", "\ud800"])  # fmt: skip
+def test_text_of_an_event_is_one_message(dashboard, text):
+    dashboard.feed(e.JobStarted(workers=1, hosts=[text[:200]], command=text), began())
+    _, _, first, second = dashboard.stream().take(4)
+    assert first[2]["command"] == text.replace("\ud800", "?")
+    assert second[2]["event"] == "log_began"
+
+
+def test_last_events_are_sent_before_the_server_ends():
+    with FedDashboard() as fed:
+        stream = fed.stream()
+        stream.take(2)
+        fed.feed(began(), e.JobEnded(exit_code=0))
+    assert [name for _, _, document in stream for name in [document["event"]]] == ["log_began", "job_ended"]
+
+
+def test_slow_client_is_dropped(dashboard, monkeypatch):
+    monkeypatch.setattr(server_module, "_WRITE_S", 0.2)
+    slow = dashboard.stream()  # reads no more
+    await_that(lambda: dashboard.server.num_streams == 1)
+    event = e.RuntimeMessage(reason="x" * 4000)
+    for _ in range(4000):  # more than the sockets hold
+        dashboard.feed(event)
+    await_that(lambda: dashboard.server.num_streams == 0)
+    assert dashboard.stream().take(3)[2][1] == 1  # others are served
+    slow.close()
+
+
+def test_idle_clients_leave_connections_for_others(dashboard):
+    streams = [dashboard.stream() for _ in range(dashboard.server.most_streams)]
+    assert len(streams) >= 150
+    assert {stream.status for stream in streams} == {200}
+    assert dashboard.request("GET", "/events")[0] == 503
+    silent = [socket.create_connection(("127.0.0.1", dashboard.server.port)) for _ in range(200)]
+    assert dashboard.request("GET", "/metrics")[0] == 200
+    assert dashboard.post("/resize", {"workers": 3})[0] == 202
+    dashboard.feed(began())
+    assert all(stream.take(3)[2][2]["event"] == "log_began" for stream in streams)
+    for client in [*silent, *streams]:
+        client.close()
+    await_that(lambda: dashboard.server.num_streams == 0)
+    assert dashboard.stream().status == 200
+
+
+def test_connections_of_a_remote_address_are_limited():
+    limit = server_module._limit_of
+    assert (limit("127.0.0.1"), limit("::1"), limit("10.0.0.1")) == (None, None, server_module._MAX_OF_SOURCE)
+
+
+# ---- the history -----------------------------------------------------------------------------------------------------
+
+
+def test_history_is_bounded_and_keeps_sums():
+    history = History(most=100)
+    history.add(began())
+    for number in range(1, 2001):
+        history.add(statistics(number, loss=1 / number, waiting=0.25))
+        history.add(
+            e.RankStatistics(seconds=2.0, p50=[0.1, None], p99=[0.2, 0.3], computing=[0.5, 0.5], waiting=[0.0, 0.5],
+                             data=[None, None], checkpoint=[None, None])
+        )  # fmt: skip
+        if number % 50 == 0:
+            history.add(e.CheckpointWritten(path="p", seconds=1.0))
+        assert len(history.items) <= 100
+    kept = [item.event for item in history.items]
+    sums = [each for each in kept if isinstance(each, e.Statistics)]
+    assert sum(each.steps for each in sums) == 4000
+    assert sum(each.samples for each in sums) == 16000
+    assert sum(each.seconds for each in sums) == pytest.approx(2000)
+    assert sum(each.committed for each in sums) == pytest.approx(1000)
+    assert {each.waiting for each in sums} == {0.25}
+    assert isinstance(kept[0], e.LogBegan)
+    numbers = [item.number for item in history.items]
+    assert numbers == sorted(numbers)
+    assert numbers[-1] == history.last
+
+
+def test_history_without_statistics_drops_the_oldest():
+    history = History(most=100)
+    history.add(began())
+    for number in range(500):
+        history.add(e.CheckpointWritten(path=str(number), seconds=1.0))
+    kept = [item.event for item in history.items]
+    assert len(kept) <= 100
+    assert isinstance(kept[0], e.LogBegan)
+    assert [each.path for each in kept[1:]] == [str(number) for number in range(501 - len(kept), 500)]
+
+
+def test_client_of_a_thinned_history_gets_no_step_twice():
+    history = History(most=100)
+    seen, items, place, last = [], history.items, 0, 0
+
+    def read(count):
+        nonlocal items, place, last
+        while count and (place < len(items) or items is not history.items):
+            if place == len(items):
+                items = history.items
+                place = history.place_after(last)
+                continue
+            seen.append(items[place])
+            last, place, count = items[place].number, place + 1, count - 1
+
+    for number in range(1, 1001):
+        history.add(statistics(number))
+        read(1 if number % 20 else 40)
+    read(1000)
+    assert sum(item.event.steps for item in seen) == 2000
+    assert history.knows(history.last)
+    assert not history.knows(1)
+
+
+# ---- metrics ---------------------------------------------------------------------------------------------------------
+
+
+def metrics_of(text):
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if line[:1] != "#"}
+
+
+def example_of_metrics():
+    metrics = JobMetrics()
+    for event in (
+        began(0.0), e.JobStarted(workers=2, hosts=["a"], command="c", time=0.0),
+        statistics(1, loss=0.5), statistics(2), statistics(4, p50=0.3),
+        e.WorkerFailed(decision="shrink", time=4.0),
+        e.VersionCommitted(version=1, workers=1, workers_before=2, seconds=1),
+        e.StallEnded(seconds=3.0, rank=1),
+        e.RankStatistics(seconds=2.0, p50=[0.1, 0.1], p99=[0.1, 0.1], computing=[0.1, 0.9], waiting=[0.8, None],
+                         data=[None, None], checkpoint=[None, None]),
+    ):  # fmt: skip
+        metrics.add(event)
+    return metrics.render(status(2, version=7))
+
+
+def test_metrics_are_those_of_the_events_and_the_status():
+    text, kind = example_of_metrics()
+    found = metrics_of(text.decode())
+    assert kind.startswith("text/plain")
+    wanted = {
+        "workers": 2, "version": 7, "steps_total": 6, "samples_total": 24, "goodput_ratio": 1.5 / 4, "loss": 0.5,
+        'failures_total{decision="shrink"}': 1, 'failures_total{decision="replace"}': 0, "resizes_total": 1,
+        "stalls_total": 1, "stalled_seconds_total": 3, 'step_seconds{quantile="0.5"}': 0.3,
+        'step_seconds{quantile="0.99"}': 0.2, 'waiting_ratio{rank="0"}': 0.8,
+    }  # fmt: skip
+    assert {name: found[f"kungfu_job_{name}"] for name in wanted} == pytest.approx(wanted)
+    assert 'kungfu_job_waiting_ratio{rank="1"}' not in found
+
+
+def test_metrics_without_their_library_say_how_to_install_it(dashboard, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
+    code, _, text = dashboard.request("GET", "/metrics")
+    assert (code, "pip install" in text.decode()) == (501, True)
+
+
+def test_each_metric_of_the_grafana_dashboard_exists():
+    board = json.loads((ROOT / "examples" / "grafana" / "kungfu.json").read_text())
+    queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    asked = {name for query in queries for name in re.findall(r"\bkungfu_\w+", query)}
+    existing = {name.partition("{")[0] for name in metrics_of(example_of_metrics()[0].decode())}
+    assert asked
+    assert asked == existing  # none is missing on the board either
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+# ---- what each rank does ---------------------------------------------------------------------------------------------
+
+
+def report(collectives, data=0.0, checkpoint=0.0, seconds=1.0):
+    return e.StepReport(step=5, seconds=seconds, ended=5, samples=0, committed=1.0, p50=0.1, p99=0.1,
+                        collectives=collectives, data=data, checkpoint=checkpoint)  # fmt: skip
+
+
+def doing(activity="", seconds=0.0, operations=""):
+    return m.Doing(activity, seconds, operations)
+
+
+@pytest.mark.parametrize(
+    ("facts", "wanted"),
+    [
+        ({}, ("computing", "before its first step", [])),
+        ({"step": 3}, ("computing", None, [])),
+        ({"failed": "was killed", "sleeps": True}, ("failed", "was killed", [])),
+        ({"joins": True, "note": "starts its program"}, ("joining", "starts its program", [])),
+        ({"stopped": True, "step": 3}, ("unknown", "stopped by a signal", [])),
+        ({"sleeps": True, "awaits": [1, 2], "doing": doing(operations="op")}, ("waiting", "op", [1, 2])),
+        ({"sleeps": True, "doing": doing("evaluation", 9.0)}, ("reducing", None, [])),
+        ({"doing": doing("data", 0.1)}, ("data", "data", [])),
+        ({"doing": doing("evaluation", 0.1)}, ("computing", "evaluation", [])),
+        ({"doing": doing("compilation")}, ("compiling", "compilation", [])),
+        ({"doing": doing("checkpoint", 5.0), "report": report(0.9), "ended_ago_s": 0.5}, ("checkpoint",) * 2 + ([],)),
+        ({"doing": doing("data", 0.1), "report": report(0.1), "ended_ago_s": 0.5, "step": 5}, ("computing", None, [])),
+        ({"sleeps": True, "awaits": [1], "report": report(0.1), "ended_ago_s": 5.0, "step": 5}, ("waiting", None, [1])),
+    ],
+)  # fmt: skip
+def test_state_of_a_rank_follows_from_what_is_known(facts, wanted):
+    (found,) = Activity().sample(100.0, [RankFacts(0, "a", **facts)])
+    assert (found["state"], found["operation"], found["waits_for"]) == wanted
+
+
+def test_state_of_short_steps_is_where_the_time_went():
+    facts = [
+        RankFacts(0, "a", step=5, ended_ago_s=0.1, report=report(0.1, data=0.6)),
+        RankFacts(1, "a", step=5, ended_ago_s=0.1, report=report(0.1, checkpoint=0.7)),
+        RankFacts(2, "a", step=5, ended_ago_s=0.1, report=report(0.2)),
+    ]
+    assert [each["state"] for each in Activity().sample(0.0, facts)] == ["data", "checkpoint", "computing"]
+    busy = [RankFacts(rank, "a", step=5, ended_ago_s=0.1, report=report(0.8)) for rank in range(2)]
+    assert [each["state"] for each in Activity().sample(0.0, busy)] == ["reducing"] * 2
+
+
+def test_rank_waits_for_the_one_that_waits_least():
+    shares = (0.9, 0.1, 0.8)
+    facts = [RankFacts(rank, "a", step=5, ended_ago_s=0.1, report=report(s)) for rank, s in enumerate(shares)]
+    found = Activity().sample(0.0, facts)
+    assert [(each["state"], each["waits_for"]) for each in found] == [
+        ("waiting", [1]), ("computing", []), ("waiting", [1]),
+    ]  # fmt: skip
+
+
+def test_sample_says_for_how_long_a_rank_is_in_its_state():
+    activity = Activity()
+    wait = RankFacts(0, "a", pid=1, sleeps=True, awaits=[1])
+    assert [activity.sample(now, [wait])[0]["seconds"] for now in (10.0, 11.0, 12.5)] == [0.0, 1.0, 2.5]
+    other = RankFacts(0, "a", pid=1, sleeps=True, awaits=[2])
+    assert activity.sample(13.0, [other])[0]["seconds"] == 0.0
+    slow = RankFacts(0, "a", pid=1, doing=doing("data", 4.0))
+    assert activity.sample(14.0, [slow])[0]["seconds"] == 4.0
+
+
+class FakeSegment:
+    def ranks(self):
+        return [3]
+
+    def doing(self, rank):
+        return doing("data", 1.5)
+
+    def close(self):
+        pass
+
+
+def test_host_reports_activity_only_while_it_is_watched(monkeypatch):
+    async def main():
+        sent = []
+        machine = SimpleNamespace(resident_bytes={10: 4096, 11: None}.get)
+        transports = SimpleNamespace(machine=machine)
+        segments = HostSegments(transports, sent.append, 1.0, lambda: {7: 10, 8: 11}, lambda: ([], ()), 1)
+        segments.open[2] = FakeSegment()
+        monkeypatch.setattr("ms_kungfu.launcher.agent.segments._ACTIVITY_S", 0.0)
+        segments.watch_activity(m.WatchActivity(True))
+        segments.watch_activity(m.WatchActivity(True))
+        assert sent == [m.Activity({2: {3: doing("data", 1.5)}}, {7: 4096})]
+        while len(sent) < 3:
+            await asyncio.sleep(0)
+        segments.watch_activity(m.WatchActivity(False))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert len(sent) == 3
+        segments.close()
+
+    asyncio.run(main())
+
+
+# ---- the job's side --------------------------------------------------------------------------------------------------
+
+
+def job(**facts):
+    options = SimpleNamespace(watch=facts.get("watch", True), grace_period_s=30.0)
+    begun = SimpleNamespace(url=facts.get("url"), secret="")
+    return SimpleNamespace(
+        options=options, begun=begun, has_begun=facts.get("has_begun", True),
+        course=SimpleNamespace(is_over=facts.get("is_over", False)),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("facts", "command", "reason"),
+    [
+        ({"watch": False}, Resize(2), "without -w"),
+        ({"watch": False}, Evict(1), "without -w"),
+        ({"has_begun": False}, Resize(2), "hasn't begun"),
+        ({"is_over": True}, Stop(), "already ending"),
+    ],
+)
+def test_job_refuses_a_command_it_cannot_follow(facts, command, reason):
+    dashboard = JobDashboard(job(**facts), dict, lambda number, where: None)
+    with pytest.raises(CommandRefused, match=reason):
+        asyncio.run(dashboard.obey(command))
+
+
+def test_stop_interrupts_the_job_as_sigterm_does():
+    seen = []
+    dashboard = JobDashboard(job(watch=False), dict, lambda *words: seen.append(words))
+    assert "30 s" in asyncio.run(dashboard.obey(Stop()))
+    assert seen == [(15, " from the dashboard")]
+
+
+def test_failed_server_costs_one_line(caplog):
+    caplog.set_level(logging.INFO, "ms_kungfu")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        server = server_module.DashboardServer(SimpleNamespace(), port=taken.getsockname()[1])
+
+        async def main():
+            server.start()
+            server.add(began())
+            await asyncio.get_running_loop().run_in_executor(None, server._thread.join)
+            server.add(began())
+            server.sample({"time": 1.0, "ranks": []})
+            await server.stop()
+
+        asyncio.run(main())
+    assert [re.sub(r":\d+", "", line) for line in caplog.messages] == [
+        'dashboard failed: address=127.0.0.1 error="Address already in use". The job goes on without it'
+    ]
+
+
+def test_address_that_is_not_loopback_is_warned_of(caplog):
+    caplog.set_level(logging.INFO, "ms_kungfu")
+    with FedDashboard(host="0.0.0.0") as fed:
+        url, warning = caplog.records
+        assert re.fullmatch(rf"dashboard: url=http://0.0.0.0:\d+/#token={fed.token}", url.getMessage())
+        assert (warning.levelname, "isn't encrypted" in warning.getMessage()) == ("WARNING", True)
+    caplog.clear()
+    with FedDashboard() as fed:
+        assert [record.levelname for record in caplog.records] == ["INFO"]
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ([], None), (["-dashboard"], "127.0.0.1:0"), (["-dashboard", "0.0.0.0:8000"], "0.0.0.0:8000"),
+        (["-dashboard=:8000"], "127.0.0.1:8000"), (["--dashboard", "[::1]:80"], "[::1]:80"),
+        (["-dashboard", "-q"], "127.0.0.1:0"),
+    ],
+)  # fmt: skip
+def test_flag_has_an_optional_address(words, wanted):
+    assert parse_command_line([*words, "python", "-c", "0"]).dashboard == wanted
+
+
+@pytest.mark.parametrize("value", ["8000", "a:b", "a:99999", "a b:1", "::1:80"])
+def test_address_that_cannot_be_read_is_refused(value):
+    with pytest.raises(UsageError, match="127.0.0.1:8080"):
+        parse_command_line([f"-dashboard={value}", "python", "-c", "0"])
