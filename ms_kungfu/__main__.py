@@ -15,6 +15,7 @@ from ms_kungfu._version import VERSION
 COMMANDS = {
     "kungfu-run": "starts a program as the workers of a job, on one host or several",
     "kungfu-run status": "shows the running jobs: workers, steps, changes and their reasons",
+    "kungfu-run top": "shows one running job live in the terminal: progress, ranks, changes",
     "kungfu-run resize": "changes the number of workers of a running job",
     "kungfu-run evict": "removes a worker from a running job",
     "kungfu-run explain": "describes in sentences what happened in a job, from its event log",

@@ -255,8 +255,9 @@ class Statistics(Event, kw_only=True):
     `seconds`: the wall time that this event covers. `steps`, `samples`: the number that the workers committed together.
     `loss`: the loss of the lowest rank, if the program passes it. `p50`, `p99`: seconds per step: the median over the
     ranks, and the largest. `committed`: the seconds of wall time that went into committed steps. `computing`,
-    `reduction`, `waiting`, `data`, `checkpoint`: shares of the ranks' time. `learning_rate` and `batch` (samples per
-    step) are present if they differ from the previous event.
+    `reduction`, `waiting`, `data`, `checkpoint`: shares of the ranks' time. `epoch`, counted from 1, and `epochs` are
+    of the present call of training. `total_steps`: the last step of that call, as predicted at the present batch size.
+    These three, `learning_rate` and `batch` (samples per step) are present if they differ from the previous event.
     """
 
     seconds: Seconds
@@ -273,6 +274,9 @@ class Statistics(Event, kw_only=True):
     checkpoint: Optional[Share] = None
     learning_rate: Optional[float] = None
     batch: Optional[Count] = None
+    epoch: Optional[Count] = None
+    epochs: Optional[Count] = None
+    total_steps: Optional[Count] = None
 
 
 class RankStatistics(Event, kw_only=True):
@@ -397,3 +401,6 @@ class StepReport(Struct, omit_defaults=True, forbid_unknown_fields=True):
     loss: Loss = None
     learning_rate: Optional[float] = None
     batch: Optional[Count] = None
+    epoch: Optional[Count] = None
+    epochs: Optional[Count] = None
+    total_steps: Optional[Count] = None

@@ -190,16 +190,15 @@ class KungFuElasticCallback(Callback):
         if self._bound:
             others.hook(training.asynchronous)
         if not elastic_data:
-            _log.warning(
-                "misuse: check=dataset type=%s. A resize doesn't partition this dataset again, and each worker trains "
-                "all of its samples unless the program shards it; pass ElasticDataset(train_dataset) to Model.train",
-                type(params.train_dataset).__name__,
-            )
+            _warn_of_ordinary(type(params.train_dataset).__name__)
             if training.should_stop:
                 raise RuntimeError(
                     "this worker can't join: the other workers are in a later call of model.train, and an ordinary "
                     "dataset can't skip to that call; train with an ElasticDataset, or in one call"
                 )
+        training.changes.statistics.epochs = int(params.epoch_num)
+        if not elastic_data and not training.asynchronous:
+            training.changes.statistics.last_step = self._last_step
         params.cur_step_num += training.step - training.first_step
         self._epochs_before = training.epoch
         _tell_steps_of_epoch(params, self._steps)
@@ -352,6 +351,14 @@ def _refuse_ordinary(kind: str, global_batch_size: int | None, resume: bool) -> 
     for option, is_given in {"global_batch_size": global_batch_size is not None, "resume": resume}.items():
         if is_given:
             raise ValueError(f"{option} requires an ElasticDataset, but train_dataset is a {kind}")
+
+
+def _warn_of_ordinary(kind: str) -> None:
+    _log.warning(
+        "misuse: check=dataset type=%s. A resize doesn't partition this dataset again, and each worker trains "
+        "all of its samples unless the program shards it; pass ElasticDataset(train_dataset) to Model.train",
+        kind,
+    )
 
 
 def _tell_steps_of_epoch(params: Any, steps: int) -> None:

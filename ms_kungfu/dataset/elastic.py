@@ -16,7 +16,7 @@ from ms_kungfu.dataset import contents, pipelines, replaying, sharding
 from ms_kungfu.dataset.batches import Batches, ShardBatches
 from ms_kungfu.dataset.conditions import of_machine
 from ms_kungfu.dataset.ledger import ERRORS, Ledger
-from ms_kungfu.dataset.shares import Shares
+from ms_kungfu.dataset.shares import Shares, steps_left
 from ms_kungfu.dataset.source import Given, Source
 
 _FINGERPRINTS = 50  # steps. Checksums of LeNet (0.5 MB) take 0.3 ms, a step takes several ms.
@@ -234,12 +234,9 @@ class ElasticDataset(Shares, ds.Dataset):
 
         With `batch_size` the number depends on the size of the cluster.
         """
-        cursor, batch = self._cursor, self.global_batch_size
         if self.suspended or runtime.detached():
             return max(self.steps, 1)  # Model.train rejects 0
-        coming = sharding.count_steps(cursor.left, batch, cursor.drop_remainder)
-        coming += self._passes_left * sharding.count_steps(self._total, batch, cursor.drop_remainder)
-        return max(self.steps + coming, 1)
+        return max(self.steps + steps_left(self), 1)
 
     def get_batch_size(self) -> int:
         """Return the number of samples in this worker's full batch."""

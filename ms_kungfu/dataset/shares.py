@@ -338,3 +338,11 @@ class Shares:
             return cursor.deal(self.global_batch_size, dealt.members, dealt.rank)
         rest = sharding.positions(cursor.rest)
         return shards.deal(rest, self.global_batch_size, cursor.unit, cursor.drop_remainder, self.shards_of)
+
+
+def steps_left(shares: Shares, epochs: int = 1) -> int:
+    """Return the steps left in `epochs` epochs, of which the present one is the first, at the present batch size."""
+    cursor, batch = shares._cursor, shares.global_batch_size
+    full = sharding.count_steps(shares._total, batch, cursor.drop_remainder)
+    passes = shares._passes_left + (epochs - 1) * shares._passes
+    return sharding.count_steps(cursor.left, batch, cursor.drop_remainder) + passes * full

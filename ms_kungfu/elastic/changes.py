@@ -64,6 +64,11 @@ class ClusterChanges:
         self.training.should_stop = self.stop_asked = self._stopped = False
         self.steps_here = 0
 
+    def expect_epochs(self, count: int) -> None:
+        """Set the number of epochs in this call of training."""
+        self.measuring.expect_epochs(count)
+        self.statistics.epochs = int(count)
+
     def end(self) -> None:
         """End a call of training."""
         self.statistics.end()

@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 from ms_kungfu import membership
+from ms_kungfu.dataset.shares import steps_left
 from ms_kungfu.elastic.program import Training
 from ms_kungfu.monitoring.monitor import number_of
 
@@ -23,6 +24,10 @@ class StepStatistics:
 
     def __init__(self, training: Training) -> None:
         self._training = training
+        self.epochs: int | None = None
+        """The number of epochs in this call of training, if it is known."""
+        self.last_step: int | None = None
+        """The last step of this call, if a program without an ElasticDataset knows it."""
         self._began: float | None = None  # when the current step began; None before the first step
         self._took, self._step = 0.0, 0  # duration and number of the step that has just ended
         self._is_first = True
@@ -101,7 +106,12 @@ class StepStatistics:
 
     def _of_all(self, loss: Any) -> dict[str, Any]:
         """Return the values that one worker reports for all workers."""
-        found: dict[str, Any] = {}
+        training, dataset = self._training, self._training.dataset
+        found: dict[str, Any] = {"total_steps": self.last_step}
+        if self.epochs is not None:
+            found.update(epochs=self.epochs, epoch=min(training.epoch + 1, self.epochs))
+            if dataset is not None and not training.asynchronous:
+                found["total_steps"] = training.step + steps_left(dataset, self.epochs - training.epoch)
         # The program may pass anything as its loss, and an error here must not end training.
         with contextlib.suppress(Exception):
             number = number_of(loss)

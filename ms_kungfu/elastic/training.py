@@ -317,7 +317,7 @@ class ElasticTraining:
         program knows which steps of an epoch a joining worker would have to skip.
         """
         between = self.dataset is None and not self.asynchronous
-        self._measuring.expect_epochs(count)
+        self.changes.expect_epochs(count)
         joins = membership.is_joining()
         if between:
             self.changes.may_follow = lambda: False  # no change after a step

@@ -18,6 +18,7 @@ from ms_kungfu._processes import raise_descriptor_limit
 from ms_kungfu._run_loop import run
 from ms_kungfu.launcher import signals
 from ms_kungfu.launcher.agent.output import Output
+from ms_kungfu.launcher.agent.progress import has_line
 from ms_kungfu.launcher.agent.supervisor import Supervisor, set_process_name
 from ms_kungfu.launcher.commands import evict, resize
 from ms_kungfu.launcher.control import RefusedError
@@ -26,9 +27,11 @@ from ms_kungfu.launcher.explain_command import explain
 from ms_kungfu.launcher.joining import ask
 from ms_kungfu.launcher.options import PROGRAM, JoinRequest, Options, parse_command_line
 from ms_kungfu.launcher.slurm import SpareTaskError
+from ms_kungfu.launcher.state.progress import SHOWN_IN_LINE
 from ms_kungfu.launcher.status_command import status
+from ms_kungfu.launcher.top_command import top
 
-_COMMANDS = {"resize": resize, "evict": evict, "status": status, "explain": explain}
+_COMMANDS = {"resize": resize, "evict": evict, "status": status, "top": top, "explain": explain}
 _SWITCH_INTERVAL_S = 5e-4
 _LEAST_DESCRIPTORS = 32  # for the launcher and one worker
 _NEVER = logging.CRITICAL + 1
@@ -81,7 +84,10 @@ def _run(options: Options) -> int:
         raise_descriptor_limit()  # after the fork, so that the workers keep the user's limit
         # During a change, every worker waits until all are answered. Python's default interval of 5 ms is too long.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        output = Output(options.logdir, quiet=not options.show_workers)
+        output = Output(
+            options.logdir, quiet=not options.show_workers, prefix=options.prefix,
+            several=options.may_have_several_workers, host=options.host.name,
+        )  # fmt: skip
         _set_up_log(options, output)
         try:
 
@@ -143,6 +149,8 @@ def _set_up_log(options: Options, output: Output) -> None:
     screen.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     # Errors are always printed: with -q, too, the user has to know why the job has ended.
     screen.setLevel(logging.ERROR if options.quiet or options.logfile else logging.INFO)
+    if has_line(options, output):
+        screen.addFilter(lambda record: record.levelno > logging.INFO or not record.msg.startswith(SHOWN_IN_LINE))
     log.addHandler(screen)
     if options.logfile is not None:
         options.logfile.parent.mkdir(parents=True, exist_ok=True)

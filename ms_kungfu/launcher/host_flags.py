@@ -101,7 +101,8 @@ HOST_FLAGS: dict[str, dict[str, Any]] = {
     },
     "join": {
         "help": "let this host join the job whose config server is at this URL; the job runs with -w on several hosts. "
-        "All flags but -self ADDRESS:SLOTS, -nic, the secret, -logdir, -logfile, -q and -v come from that job",
+        "All flags but -self ADDRESS:SLOTS, -nic, the secret, -logdir, -logfile, -prefix, -progress, -q and -v come "
+        "from that job",
         "metavar": "URL",
     },
     "joinable": {

@@ -23,6 +23,7 @@ from ms_kungfu.launcher.host_flags import HOST_FLAGS, NO_TORCHRUN_FLAGS, check_u
 from ms_kungfu.launcher.msrun_flags import MSRUN_FLAGS, NO_MPIRUN_FLAGS, NO_MSRUN_FLAGS, settle_words, settle_world
 from ms_kungfu.launcher.state.hosts import Host, HostError, Hosts, parse_hosts, parse_ports
 from ms_kungfu.launcher.state.policy import Recover
+from ms_kungfu.launcher.state.prefix import Prefix, prefix_of
 
 PROGRAM = "kungfu-run"
 _MAX_RESTARTS = 10
@@ -51,6 +52,8 @@ _OWN_FLAGS = {
     "v": "show_workers",
     "logdir": "logdir",
     "logfile": "logfile",
+    "prefix": "prefix",
+    "progress": "progress",
 }  # the flags that a joining host sets itself
 # Strategies between hosts. On one host they have no effect, and the user gets a message (`what_is_done_instead`).
 _STRATEGIES_OF_HOSTS = (
@@ -132,7 +135,7 @@ def _flag(
     return field(default=default, metadata=what)
 
 
-def _switch(name: str, help: str, default: bool = False) -> Any:
+def _switch(name: str, help: str, default: bool | None = False) -> Any:
     return _flag(name, help, metavar="", type=switch, default=default)
 
 
@@ -177,6 +180,20 @@ class Options:
         type=known_address,
         metavar="[ADDR:PORT]",
         optional=_ADDRESS,
+    )
+    prefix: Prefix | None = _flag(
+        "prefix",
+        "what stands before each line of the workers: none, rank ([2]), host:rank, time, or two as time,rank; with "
+        "files, as in time,files, also in the files of -logdir (default: rank on a terminal with several workers, "
+        "else none)",
+        type=prefix_of,
+        metavar="WHAT",
+    )
+    progress: bool | None = _switch(
+        "progress",
+        "show the job's progress in one line at the bottom of the terminal (default on a terminal, without -q); in a "
+        "pipe: as a log line every 10 s",
+        default=None,
     )
     hosts: Hosts = _flag(
         "H",
@@ -316,6 +333,10 @@ class Options:
         return None if self.timeout_s is None else max(0.1, self.timeout_s - elapsed_s)
 
     @property
+    def may_have_several_workers(self) -> bool:
+        return self.size > 1 or self.watch or self.joins
+
+    @property
     def host(self) -> Host:
         """Return the entry for this machine's host."""
         return self.hosts.own
@@ -343,7 +364,7 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest | Engi
         f"{PROGRAM} [flags] program [arguments]\n       {PROGRAM} -join URL [-self ADDRESS:SLOTS] [-secret-file FILE]\n"
         f"       {PROGRAM} resize SIZE [-config-server URL]\n"
         f"       {PROGRAM} evict RANK [-config-server URL]\n       {PROGRAM} status [URL]\n"
-        f"       {PROGRAM} explain LOGDIR",
+        f"       {PROGRAM} top [JOB]\n       {PROGRAM} explain LOGDIR",
         "Runs a program as the workers of a cluster, on this machine. Flags take one dash or two, -name value or "
         "-name=value.",
         _NO_FLAGS,

@@ -14,7 +14,10 @@ from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.wire.messages import CpuIsa, Registration
 
 # Options that may differ between hosts, or that only one host has.
-_OF_EACH_HOST = {"command", "quiet", "show_workers", "logdir", "logfile", "builtin_port", "secret", "delay_s", "hosts"}
+_OF_EACH_HOST = {
+    "command", "quiet", "show_workers", "logdir", "logfile", "prefix", "progress", "builtin_port",
+    "secret", "delay_s", "hosts",
+}  # fmt: skip
 _SHOWN = 160  # the most characters shown of a command that differs
 OF_THE_JOB = [each.name for each in fields(Options) if each.metadata and each.name not in _OF_EACH_HOST]
 

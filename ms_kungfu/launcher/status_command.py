@@ -21,12 +21,13 @@ from ms_kungfu.launcher.options import PROGRAM
 from ms_kungfu.launcher.secret import SecretError, secret_for
 from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot, how_it_has_ended
 from ms_kungfu.launcher.state.policy import Standing
+from ms_kungfu.launcher.state.progress import stall_of, training_of
 from ms_kungfu.launcher.state.states import NodeState
 from ms_kungfu.launcher.status_socket import jobs_of_this_user
 from ms_kungfu.launcher.wire.documents import STATUS
 
 _PROGRAM = "kungfu-run status"
-_ANSWER_S = 3.0
+ANSWER_S = 3.0
 _Document = dict[str, Any]
 
 
@@ -43,7 +44,7 @@ def status(arguments: Sequence[str]) -> int:
         "server's URL, shows all jobs of this user on this machine.",
     )
     parser.flag("config-server", "the URL, as in other commands", metavar="URL")
-    parser.flag("json", "print JSON: one object if a URL is given, else a list", type=switch, default=False)
+    parser.flag("json", "print JSON: a list with one object for each job", type=switch, default=False)
     parser.flag("secret-file", "file with the job's secret, if the job was started on another machine", metavar="FILE")
     try:
         flags, words = parser.parse(arguments)
@@ -56,11 +57,11 @@ def status(arguments: Sequence[str]) -> int:
             raise UsageError(f"{words[0]!r} and -config-server {flags.config_server!r}; give one URL, or none")
         url = words[0] if words else flags.config_server
         if url is not None:
-            shown = [_job_at(url, flags.secret_file)]
+            shown = [job_at(url, flags.secret_file)]
         elif flags.secret_file is not None:
             raise UsageError("-secret-file requires the URL of the job; give the URL, too")
         else:
-            shown = _without_repeats(map(_told, jobs_of_this_user(_ANSWER_S)))
+            shown = _without_repeats(map(readable, jobs_of_this_user(ANSWER_S)))
     except UsageError as error:
         return failed(_PROGRAM, error, 2)
     except StoreUnreachableError as error:
@@ -68,33 +69,33 @@ def status(arguments: Sequence[str]) -> int:
     except ConfigServerError as error:
         return failed(_PROGRAM, error, 1)
     with printing(_PROGRAM):
-        _show(shown, None if not flags.json else shown if url is None else shown[0])
+        _show(shown, flags.json)
     return 1 if any("error" in job for job in shown) else 0
 
 
-def _show(jobs: Sequence[_Document], as_json: object) -> None:
-    if as_json is not None:
-        print(json.dumps(as_json, indent=2), flush=True)
+def _show(jobs: Sequence[_Document], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(jobs, indent=2), flush=True)
     elif not jobs:
         print("no job of this user runs on this machine", flush=True)
     else:
-        print("\n\n".join(as_text(_printable(job), time.time()) for job in jobs), flush=True)
+        print("\n\n".join(as_text(printable_job(job), time.time()) for job in jobs), flush=True)
 
 
-def _printable(told: Any) -> Any:
+def printable_job(told: Any) -> Any:
     """Return a job's strings without characters that control a terminal."""
     if isinstance(told, str):
         return printable(told)
     if isinstance(told, dict):
-        return {key: _printable(value) for key, value in told.items()}
-    return [_printable(each) for each in told] if isinstance(told, list) else told
+        return {key: printable_job(value) for key, value in told.items()}
+    return [printable_job(each) for each in told] if isinstance(told, list) else told
 
 
-def _job_at(url: str, secret_file: str | None) -> _Document:
+def job_at(url: str, secret_file: str | None) -> _Document:
     """Return the status of the job at `url`. Raises ConfigServerError if the job isn't found."""
     try:
         store = open_store(url)
-        for job in jobs_of_this_user(_ANSWER_S):
+        for job in jobs_of_this_user(ANSWER_S):
             if job.get("config_server") and is_same_server(url, job["config_server"]):
                 return job
         secret = secret_for(os.environ, secret_file, url)
@@ -105,7 +106,7 @@ def _job_at(url: str, secret_file: str | None) -> _Document:
             f"no job of this user on this machine has the config server {url}; for a job elsewhere, give its secret "
             f"with -secret-file or {env.JOB_SECRET.name}"
         )
-    store = open_store(url, secret, timeout_s=_ANSWER_S)
+    store = open_store(url, secret, timeout_s=ANSWER_S)
     found = store.status()
     if isinstance(found, dict):
         trouble = _trouble_with(found)
@@ -117,14 +118,15 @@ def _job_at(url: str, secret_file: str | None) -> _Document:
         raise ConfigServerError(f"{url} holds no cluster; is the job running?")
     # A job that was started on a single host writes no snapshot, so an existing snapshot belongs to an earlier job.
     leadership = (
-        open_leadership(url, timeout_s=_ANSWER_S).look()
+        open_leadership(url, timeout_s=ANSWER_S).look()
         if has_leadership(url) and cluster.slots is not None
         else LeadershipState()
     )
     return _held(url, cluster, leadership)
 
 
-def _told(document: _Document) -> _Document:
+def readable(document: _Document) -> _Document:
+    """Return a launcher's answer, or {"error": ...} if it isn't the status of a job."""
     trouble = _trouble_with(document)
     return {"error": trouble} if trouble else document
 
@@ -208,23 +210,26 @@ def as_text(job: Mapping[str, Any], now: float) -> str:
     if "launcher" in job:
         launcher = job["launcher"]
         lines.append(
-            f"job of process {launcher['pid']} on {launcher['host']}, since {_clock(job['started_at'])} "
-            f"({_span(now - job['started_at'])}): {' '.join(job['command'])}"
+            f"job of process {launcher['pid']} on {launcher['host']}, since {clock(job['started_at'])} "
+            f"({span(now - job['started_at'])}): {' '.join(job['command'])}"
         )
     else:
         lines.append(f"config server {job['config_server']}")
-    lines.append(f"  {_states(job)}")
+    lines.append(f"  {states_of(job)}")
     if "launcher" in job and job["config_server"]:
         follows = "" if job["follows_changes"] else ", which it doesn't follow (-w)"
         lines.append(f"  config server {job['config_server']}{follows}")
     if len(job["hosts"]) > 1:
         hosts = (_host(host) for host in job["hosts"])
         lines.append(f"  hosts: {', '.join(hosts)}")
+    if job.get("training"):
+        lines.append(f"  {', '.join(training_of(job['training']))}")
+    lines += [f"  {stall_of(stall)}" for stall in job.get("stalls", ())]
     if job["processes"]:
         version = None if job.get("cluster") is None else job["cluster"]["version"]
         lines += ["", *_table(job["processes"], version)]
     if job.get("changes"):
-        lines += ["", "  last changes:", *(f"    {_change(change)}" for change in job["changes"])]
+        lines += ["", "  last changes:", *(f"    {change_of(change)}" for change in job["changes"])]
     return "\n".join(lines)
 
 
@@ -233,7 +238,8 @@ def _host(host: Mapping[str, Any]) -> str:
     return str(host["name"]) + ("" if state == NodeState.ACTIVE.value else f" ({state})")
 
 
-def _states(job: Mapping[str, Any]) -> str:
+def states_of(job: Mapping[str, Any]) -> str:
+    """Return the state of a job and its cluster versions."""
     cluster, wanted = job.get("cluster"), job.get("wanted")
     parts = [str(job["state"])]
     if cluster:
@@ -243,15 +249,20 @@ def _states(job: Mapping[str, Any]) -> str:
     return ", ".join(parts) + (f": {job['why']}" if job["why"] else "")
 
 
-def _table(processes: Sequence[Mapping[str, Any]], version: int | None) -> list[str]:
-    columns = ["rank", "host", "name", "pid", "device", "step", "step time", "ended", "state"]
-    rows = [
-        [
-            _text(p.get("rank")), p["host"], _text(p.get("peer")), _text(p.get("pid")), _text(p.get("device")),
-            _text(p.get("step")), _seconds(p.get("step_s")), _ago(p.get("step_ended_s_ago")), _state(p, version),
-        ]
-        for p in processes
+COLUMNS = ("rank", "host", "name", "pid", "device", "step", "step time", "ended", "state")
+
+
+def row_of(p: Mapping[str, Any], version: int | None) -> list[str]:
+    """Return the `COLUMNS` of a process. `version`: the committed one."""
+    return [
+        _text(p.get("rank")), p["host"], _text(p.get("peer")), _text(p.get("pid")), _text(p.get("device")),
+        _text(p.get("step")), _seconds(p.get("step_s")), _ago(p.get("step_ended_s_ago")), _state(p, version),
     ]  # fmt: skip
+
+
+def _table(processes: Sequence[Mapping[str, Any]], version: int | None) -> list[str]:
+    columns = list(COLUMNS)
+    rows = [row_of(p, version) for p in processes]
     if all(row[4] == "-" for row in rows):
         columns.pop(4)
         for row in rows:
@@ -284,10 +295,11 @@ def _seconds(seconds: float | None) -> str:
 
 
 def _ago(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{_span(seconds)} ago"
+    return "-" if seconds is None else f"{span(seconds)} ago"
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
+    """Return a duration in whole units."""
     whole = int(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -296,13 +308,15 @@ def _span(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def _clock(moment: float) -> str:
+def clock(moment: float) -> str:
+    """Return a time of day, with the date if it isn't today's."""
     then = time.localtime(moment)
     same_day = time.strftime("%Y%j", then) == time.strftime("%Y%j")
     return time.strftime("%H:%M:%S" if same_day else "%Y-%m-%d %H:%M:%S", then)
 
 
-def _change(change: Mapping[str, Any]) -> str:
+def change_of(change: Mapping[str, Any]) -> str:
+    """Return one change of the cluster with its outcome and reason."""
     before = change["size_before"]
     sizes = counted(change["size"], "worker") if before is None else f"{before} -> {counted(change['size'], 'worker')}"
     if change["refused"] is not None:
@@ -313,4 +327,4 @@ def _change(change: Mapping[str, Any]) -> str:
         outcome = f", after step {change['after_step']}"
     else:
         outcome = ""
-    return f"{_clock(change['wanted_at'])} version {change['version']}: {sizes}{outcome}; {change['why']}"
+    return f"{clock(change['wanted_at'])} version {change['version']}: {sizes}{outcome}; {change['why']}"

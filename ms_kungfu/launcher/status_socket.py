@@ -122,15 +122,24 @@ def never_raises(describe: Callable[[], dict[str, Any]]) -> Callable[[], dict[st
 
 def jobs_of_this_user(timeout_s: float) -> Iterator[dict[str, Any]]:
     """Yield the status from each launcher of this user on this machine; {"error": a message} if one doesn't answer."""
+    return (job for _, job in jobs_by_launcher(timeout_s))
+
+
+def jobs_by_launcher(timeout_s: float, pid: int | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the launchers' process IDs and their answers, as `jobs_of_this_user`. `pid`: ask only this launcher."""
     seen: set[str] = set()
+    prefix = "" if pid is None else f"{pid}."
     for directory in own_directories():
         with contextlib.suppress(OSError, SecretFileError), opened(directory) as folder:
             names = [n for n in os.listdir(folder) if n.endswith(_SUFFIX) and not n.startswith(".") and n not in seen]
+            names = [name for name in names if name.startswith(prefix) and name.partition(".")[0].isdigit()]
             seen.update(names)
             # Ask in parallel, because a launcher that doesn't answer takes until the timeout.
             with ThreadPoolExecutor(_MAX_CLIENTS) as threads:
                 answers = threads.map(lambda name: _ask(folder, name, timeout_s), sorted(names))
-                yield from (found for found in answers if found is not None)
+                for name, found in zip(sorted(names), answers):
+                    if found is not None:
+                        yield int(name.partition(".")[0]), found
 
 
 def _ask(folder: int, name: str, timeout_s: float) -> dict[str, Any] | None:

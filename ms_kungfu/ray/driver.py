@@ -50,7 +50,7 @@ _TRIED_PORTS = 64
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ASKS_BEFORE_A_KILL = 3
 _ADDRESS = "RAY_ADDRESS"  # Ray's own variable, used without an address argument
-_OF_A_JOINING_HOST = ("q", "v", "logdir", "logfile")
+_OF_A_JOINING_HOST = ("q", "v", "logdir", "logfile", "prefix", "progress")
 
 
 class JobError(Exception):

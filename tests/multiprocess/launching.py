@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import pty
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 import uuid
 from pathlib import Path
+
+import pyte
 
 _MARK = "KUNGFU_TEST_MARK"
 GONE_WITHIN_S = 30.0  # a second on an idle machine
@@ -138,6 +144,32 @@ def _command_of(pid):
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     return "?"
+
+
+class Terminal:
+    """A pseudo-terminal in which a program runs, and its rows. `start` starts the program."""
+
+    def __init__(self, start, *words, **more):
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 160, 0, 0))
+        self.program = start(*words, stdout=theirs, stderr=theirs, **more)
+        os.close(theirs)
+        self._emulator, self.received = pyte.Screen(160, 30), b""
+        self._stream, self._ours = pyte.ByteStream(self._emulator), ours
+
+    def read(self):
+        """False at the end."""
+        try:
+            data = os.read(self._ours, 1 << 16)
+        except OSError:  # EIO is how a terminal says that it is closed
+            os.close(self._ours)
+            return False
+        self.received += data
+        self._stream.feed(data)
+        return True
+
+    def rows(self):
+        return "\n".join(row.rstrip() for row in self._emulator.display).rstrip().split("\n")
 
 
 class Job:

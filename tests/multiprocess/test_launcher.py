@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from launching import Terminal
 
 from ms_kungfu.launcher.affinity import allowed_cores
 from ms_kungfu.launcher.controller.following import CopiesWatch
@@ -534,12 +535,109 @@ def test_lines_are_prefixed_and_coloured_on_a_terminal(kungfu_run):
     os.close(ours)
     lines = sorted(received.decode().splitlines())
     plain = [re.sub("\033\\[[0-9;]*[mK]", "", line) for line in lines]
-    assert sorted(plain) == [
-        f"[127.0.0.1.1000{rank}::{what}] {text}"
-        for rank in (0, 1)
-        for what, text in (("stderr", "oops"), ("stdout", "hello"))
-    ]
+    assert sorted(plain) == [f"[{rank}] {text}" for rank in (0, 1) for text in ("hello", "oops")]
     assert all(line.startswith("\033[3") for line in lines)
+
+
+def test_prefix_in_a_pipe_is_given_by_its_flag(kungfu_run):
+    job = kungfu_run("-q", "-np", 2, "-prefix", "host:rank", "sh", "-c", "echo hello; echo oops >&2")
+    job.assert_exit(0)
+    for lines, text in ((job.stdout, "hello"), (job.stderr, "oops")):
+        assert sorted(lines) == [f"[127.0.0.1:{rank}] {text}" for rank in (0, 1)]
+
+
+REPORTS = """
+import os, time
+from ms_kungfu import comm, init, membership
+import numpy as np
+init()
+step = 0
+while not os.path.exists("end"):
+    step += 1
+    comm.all_reduce(np.ones(1), name="x")
+    report = {"step": step, "seconds": 0.1, "ended": 1, "samples": 8, "committed": 0.1, "p50": 0.1, "p99": 0.1}
+    report.update(collectives=0.0, checkpoint=0.0, epoch=1, epochs=2, total_steps=9000000, loss=0.25)
+    membership.report_steps(report)
+    if step == 1:
+        print("trains", flush=True)
+    time.sleep(0.1)
+    membership.step()
+"""
+
+
+def test_terminal_shows_the_progress_below_the_output_until_the_end(kungfu_run, script, tmp_path):
+    terminal = Terminal(kungfu_run, "-np", 2, *script(REPORTS))
+    row = r"step \d+/9000000 \(0%\) \| .* left \| .* samples/s \| loss 0\.25 \| epoch 1/2 \| 2 workers$"
+    while not re.match(row, terminal.rows()[-1]):
+        assert terminal.read(), terminal.rows()
+    above = terminal.rows()[:-1]
+    assert sorted(line for line in above if "trains" in line) == ["[0] trains", "[1] trains"]
+    assert not any("worker started" in line for line in above)
+    (tmp_path / "end").touch()
+    while terminal.read():
+        pass
+    terminal.program.assert_exit(0)
+    rows = terminal.rows()
+    assert not any("epoch 1/2" in line for line in rows)
+    assert sum("summary: " in line for line in rows) == 3
+    assert "summary: goodput=" in rows[-1]
+
+
+@pytest.mark.parametrize("flags", [["-q"], ["-progress=false"]])
+def test_terminal_without_progress_has_no_status_line(kungfu_run, script, tmp_path, flags):
+    (tmp_path / "end").touch()
+    shown = Terminal(kungfu_run, "-np", 2, *flags, *script("import time; time.sleep(1.5); print('done')"))
+    while shown.read():
+        pass
+    shown.program.assert_exit(0)
+    assert b"\033[J" not in shown.received
+    assert (b"worker started" in shown.received) == (flags != ["-q"])
+
+
+# ---- the block about the failure that ends a job ----
+
+FAILS = """
+import os, time
+print("begun", flush=True)
+if os.environ["RANK"] == "1":
+    raise ValueError("no such file")
+try:
+    time.sleep(1000)
+finally:
+    pass
+"""
+
+
+@pytest.mark.parametrize("flags", [[], ["-q"], ["-q", "-v=false"]])
+def test_failure_that_ends_the_job_is_shown_in_a_block(kungfu_run, script, flags):
+    job = kungfu_run("-np", 2, *flags, *script(FAILS))
+    job.assert_exit(1)
+    began = next(i for i, line in enumerate(job.stderr) if line.startswith("---- "))
+    block = job.stderr[began:]
+    assert re.fullmatch(
+        r"---- rank 1 \(127\.0\.0\.1, pid \d+\) failed first: it exited with code 1; its last 5 lines:", block[0]
+    )
+    assert [block[1], block[2], block[5]] == ["| begun", "| Traceback (most recent call last):",
+                                              "| ValueError: no such file"]  # fmt: skip
+    assert block[6] == "----"
+    assert block[7].startswith("kungfu-run: worker 1 (")
+    assert len(block) == 8
+
+
+def test_single_worker_whose_output_is_shown_needs_no_block(kungfu_run, script):
+    worker = script(FAILS.replace('== "1"', '== "0"'))
+    for flags, blocks in ((["-q"], 0), (["-q", "-v=false"], 1)):
+        job = kungfu_run(*flags, *worker)
+        job.assert_exit(1)
+        assert sum(line.startswith("---- rank 0 ") for line in job.stderr) == blocks
+
+
+def test_interrupted_job_has_no_block(kungfu_run, script):
+    job = kungfu_run("-np", 2, *script("import time; print('begun', flush=True); time.sleep(1000)"))
+    job.wait_for("begun", 2)
+    job.signal(signal.SIGTERM)
+    job.assert_exit(128 + signal.SIGTERM)
+    assert not [line for line in job.stderr if line.startswith("----")]
 
 
 # ---- shared memory with a name ----

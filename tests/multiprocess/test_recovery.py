@@ -32,6 +32,21 @@ def test_survivors_go_on_without_a_killed_rank(job, rank):
     assert one.finish(2) == set(pids.values())
 
 
+def test_prefix_is_the_rank_of_the_version_that_the_worker_is_in(job):
+    one = job("-np", 3, "-prefix", "rank")
+    line = r"^\[(.+?)\] in version {} rank (\d) of {} pid (\d+)"
+    first = one.wait_for(line.format(0, 3), 3)
+    pids = {int(match[2]): int(match[3]) for match in first}
+    os.kill(pids[0], signal.SIGKILL)
+    second = one.wait_for(line.format(1, 2), 2)
+    assert all(match[1] == match[2] for match in [*first, *second])
+    assert one.command("resize", 1)[0] == 0
+    (left,) = one.wait_for(r"^\[(.+?)\] left pid (\d+)")
+    assert (left[1], int(left[2])) == ("was 1", pids[2])
+    one.program.signal(signal.SIGUSR1)
+    one.program.assert_exit(0)
+
+
 def test_two_die_at_once_and_later_another_one(job):
     one = job("-np", 4)
     pids = one.in_version(0, 4)

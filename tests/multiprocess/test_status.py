@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -10,7 +11,7 @@ import time
 from urllib.parse import urlsplit
 
 import pytest
-from launching import IN_VERSION, ONE_FOLDER, RECOVERY_PROGRAM, ROOT
+from launching import IN_VERSION, ONE_FOLDER, RECOVERY_PROGRAM, ROOT, Terminal
 
 from ms_kungfu.config_server import secret_file
 from ms_kungfu.launcher.status_socket import jobs_of_this_user
@@ -42,8 +43,7 @@ def one_job(status):
         deadline = time.monotonic() + timeout
         while True:
             code, text = status("--json", *words)
-            found = json.loads(text) if code == 0 else {"error": text}
-            jobs = [found] if isinstance(found, dict) else found
+            jobs = json.loads(text) if code == 0 else [{"error": text}]
             assert len(jobs) == 1, text
             if "error" not in jobs[0] and holds(jobs[0]):
                 return jobs[0]
@@ -87,6 +87,26 @@ def test_ranks_steps_and_the_reasons_of_the_last_changes(job, status, one_job):
     assert lines[-1].endswith("the others go on without it")
     run.finish(2)
     assert status() == (0, "no job of this user runs on this machine")
+
+
+def test_live_view_shows_a_job_until_ctrl_c_or_its_end(job, start_module):
+    run = job("-np", 2)
+    pids = run.in_version(0, 2)
+    environment = {"PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": str(run.program.runtime_dir), "TERM": "xterm"}
+    views = [Terminal(start_module, ONE_FOLDER, "top", environment=environment) for _ in range(2)]
+    for view in views:
+        row = rf" +1 {A} +{pids[1]} +[1-9]\d* .* running$"
+        while not any(re.match(row, line) for line in view.rows()):
+            assert view.read(), view.rows()
+    views[0].program.signal(signal.SIGINT)
+    while views[0].read():
+        pass
+    assert views[0].program.wait() == 0
+    run.finish(2)
+    while views[1].read():
+        pass
+    assert views[1].program.wait() == 0
+    assert views[1].rows()[-1] == "The job has ended."
 
 
 def test_joining_worker_is_shown_in_the_status_before_it_has_joined(job, one_job):
@@ -157,8 +177,10 @@ def test_two_jobs_of_which_one_is_asked_for(job, kungfu_run, script, status):
     assert {j["launcher"]["pid"] for j in json.loads(text)} == {one.program.process.pid, other.process.pid}
     url = one.wait_for(r"config server: url=(http://\S+/config)")[0][1]
     _, text = status(url.replace("127.0.0.1", "localhost"), "-json")
-    assert json.loads(text)["launcher"]["pid"] == one.program.process.pid
-    assert json.loads(status("-config-server", url, "-json")[1])["launcher"]["pid"] == one.program.process.pid
+    (told,) = json.loads(text)
+    assert told["launcher"]["pid"] == one.program.process.pid
+    (told,) = json.loads(status("-config-server", url, "-json")[1])
+    assert told["launcher"]["pid"] == one.program.process.pid
     code, text = status(url, "-config-server", url)
     assert (code, "give one URL, or none" in text) == (2, True)
     other.signal(signal.SIGTERM)
@@ -175,7 +197,7 @@ def test_from_elsewhere_the_secret_shows_it_and_nothing_else_does(job, status, t
     elsewhere.mkdir(mode=0o700)
     there = {"XDG_RUNTIME_DIR": str(elsewhere), "TMPDIR": str(elsewhere)}
     code, text = status(url, "--json", **there, KUNGFU_JOB_SECRET=secret)
-    assert (code, json.loads(text)["launcher"]["pid"]) == (0, run.program.process.pid)
+    assert (code, [job["launcher"]["pid"] for job in json.loads(text)]) == (0, [run.program.process.pid])
     code, text = status(url, **there)
     assert (code, "no job of this user" in text, "\n" in text) == (1, True, False)
     code, text = status(url, **there, KUNGFU_JOB_SECRET="00")

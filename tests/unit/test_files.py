@@ -124,7 +124,7 @@ def test_log_that_fails_later_is_given_up_once(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "write", write)
     output = Output(tmp_path, quiet=True)
     monkeypatch.setattr(output, "say", told.append)
-    out, error = output.attach("w.1", 0)
+    out, error = output.attach(0, "w.1", 0)
     os.close(error)
     real(out, b"one\n")
     assert full.wait(20)

@@ -93,8 +93,9 @@ def test_restarts_are_counted_for_five_minutes():
 @pytest.mark.parametrize(("error", "code", "is_the_programs"), [("", 3, True), ("", -9, False), ("hung", 1, False)])
 def test_exit_code_of_a_surviving_job_is_set_by_program_failures_alone(error, code, is_the_programs):
     job = coordinator(A, B, flags=())
-    assert job.member_failed("worker 1", code, error, "") is is_the_programs
-    assert not job.member_failed("worker 2", 4, "", "") or not is_the_programs  # the first one counts
+    assert job.member_failed(WorkerExited("worker 1", Standing.MEMBER, code, error)) is is_the_programs
+    second = WorkerExited("worker 2", Standing.MEMBER, 4)
+    assert not job.member_failed(second) or not is_the_programs  # the first one counts
     job.finishing = True
     verdict = job.decide(exited(0), Headcount(0, 0, 0))
     assert (verdict.action, verdict.exit_code) == (Action.FAIL, 3 if is_the_programs else 4)
@@ -103,13 +104,13 @@ def test_exit_code_of_a_surviving_job_is_set_by_program_failures_alone(error, co
 def test_worker_lost_with_its_host_is_not_named_as_the_failed_one():
     job = coordinator(A, B, flags=("-recover", "shrink"))
     lost = "was on host a, which was lost: it is silent"
-    job.member_failed("worker 0", 1, lost, "")
+    job.member_failed(WorkerExited("worker 0", Standing.MEMBER, 1, lost))
     killed, leaver = WorkerExited("worker 2", Standing.MEMBER, -9), WorkerExited("worker 3", Standing.LEAVING, 0)
     failed = WorkerExited("worker 1", Standing.MEMBER, 3)
     assert job.decide(killed, Headcount()).reason.endswith(f"the first that failed: worker 0 {lost}")
     verdict = job.decide(failed, Headcount())
     assert (verdict.reason, verdict.exit_code) == ("worker 1 exited with code 3", 3)
-    job.member_failed("worker 1", 3, "", "w.log")
+    job.member_failed(WorkerExited("worker 1", Standing.MEMBER, 3, logs="w.log"))
     for event in (killed, leaver):
         verdict = job.decide(event, Headcount())
         assert verdict.reason.endswith(

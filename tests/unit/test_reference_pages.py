@@ -37,8 +37,9 @@ PROGRAMS = {
         ("ms_kungfu.launcher.cli", ["resize", "-help"]),
         ("ms_kungfu.launcher.cli", ["evict", "-help"]),
     ],
-    "kungfu-run status, kungfu-run explain": [
+    "kungfu-run status, kungfu-run top, kungfu-run explain": [
         ("ms_kungfu.launcher.cli", ["status", "-help"]),
+        ("ms_kungfu.launcher.cli", ["top", "-help"]),
         ("ms_kungfu.launcher.cli", ["explain", "-help"]),
     ],
     "kungfu-distribute": [("ms_kungfu.launcher.distribute", ["-help"])],

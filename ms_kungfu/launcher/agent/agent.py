@@ -25,6 +25,7 @@ from ms_kungfu.launcher.agent.host import HostOfJob
 from ms_kungfu.launcher.agent.job_status import JobStatusAnswer, serve_status
 from ms_kungfu.launcher.agent.leading import OwnController
 from ms_kungfu.launcher.agent.output import Output
+from ms_kungfu.launcher.agent.progress import keep_showing
 from ms_kungfu.launcher.agent.segments import HostSegment, HostSegments
 from ms_kungfu.launcher.agent.succession import Succession
 from ms_kungfu.launcher.agent.supervisor import Supervisor
@@ -79,35 +80,35 @@ class Agent:
     async def run(self) -> int:
         """Return the job's exit code once no process of the job is left here. StartError if the job never began."""
         self._loop = asyncio.get_running_loop()
-        self._ended: asyncio.Future[tuple[int, str]] = self._loop.create_future()
+        self._ended: asyncio.Future[tuple[int, str, int | None]] = self._loop.create_future()
         self._loop.set_exception_handler(self._on_bug)
         in_slurm, catch = self._options.in_slurm, self._machine.catch_signal
         signals.hear(self._loop, self._departure.on_signal, self._supervisor.signal, in_slurm, catch)
         if self._options.timeout_s is not None:
             limit_s = self._options.timeout_s
             self._loop.call_later(self._options.delay_s + limit_s, self._on_timeout, limit_s)
-        code, words = 1, ""
+        code, words, failed = 1, "", None
         close_status = serve_status(self._machine, self._supervisor, self._status.ask)
+        showing = asyncio.ensure_future(keep_showing(self._options, self._output, self._status.ask))
         serving = asyncio.ensure_future(self._serve())
         serving.add_done_callback(self._on_served)
         try:
-            code, words = await self._ended
+            code, words, failed = await self._ended
             return code
         finally:
+            showing.cancel()
             await self.own.leave()
             serving.cancel()
-            await asyncio.wait([serving])
+            await asyncio.wait([serving, showing])
             await self.own.close()
             self._supervisor.wake()
             self._supervisor.close()
-            # A worker that SIGKILL doesn't end keeps its pipes open.
-            hangs = self._host is not None and bool(self._host.workers.running())
-            self._output.close(_OUTPUT_GRACE_S if code or hangs else None, words or None)
+            _close_output(self._output, self._host, code, words, failed)
             close_status()
 
-    def _end(self, code: int, words: str = "") -> None:
+    def _end(self, code: int, words: str = "", failed: int | None = None) -> None:
         if not self._ended.done():
-            self._ended.set_result((code, words))
+            self._ended.set_result((code, words, failed))
 
     def _fail(self, error: BaseException) -> None:
         if not self._ended.done():
@@ -334,7 +335,7 @@ class Agent:
             return  # the result of the controller's process says more
         if said.left:
             _log.info("host left: host=this")
-        self._end(said.code, said.words or "")
+        self._end(said.code, said.words or "", said.failed)
 
     def _watch_controller(self, channel: AnyChannel, leases: Leases) -> None:
         """Exchange heartbeats with the controller. A host that the controller considers failed must soon stop."""
@@ -351,6 +352,13 @@ class Agent:
             self._send(m.Ends(f"nothing came to it from {head} {limit}"))  # arrives if the network is back
             self._end(1, f"{PROGRAM}: nothing came from {head}, which has the job, {limit}; the workers here are ended")
         self._loop.call_later(leases.period_s, self._watch_controller, channel, leases)
+
+
+def _close_output(output: Output, host: HostOfJob | None, code: int, words: str, failed: int | None) -> None:
+    # A worker that SIGKILL doesn't end keeps its pipes open.
+    hangs = host is not None and bool(host.workers.running())
+    block = None if host is None else host.workers.failure_block(failed)
+    output.close(_OUTPUT_GRACE_S if code or hangs else None, words or None, block)
 
 
 def _find_devices(options: Options, machine: Machine) -> Devices:

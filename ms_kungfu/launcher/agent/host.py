@@ -46,6 +46,7 @@ class HostOfJob:
             registration.host, machine, supervisor, output, environment, send, claims, self._server.connections,
             self.segments.report_transports, relay.forget_failed, self.segments.new_words,
         )  # fmt: skip
+        relay.on_placed = self.workers.placed
 
     def close(self) -> None:
         # Close the workers before their dependencies: without its inter-host transport, a worker would seem to fail by

@@ -19,9 +19,12 @@ _LED_S = 10.0  # time for a controller whose job is over to notify the others an
 
 @dataclass(eq=False)
 class OwnController:
-    """This host's controller. `end(code, words)` ends this host's launcher; `fail` ends it because of an error."""
+    """This host's controller. `end(code, words, failed)` ends this host's launcher; `fail` ends it because of an error.
 
-    end: Callable[[int, str], None]
+    `failed`: the key of the process whose failure ends the job.
+    """
+
+    end: Callable[[int, str, int | None], None]
     fail: Callable[[BaseException], None]
     controller: LocalController | None = None
     has_ended: bool = False  # whether the controller has ended without leaving the job to another host
@@ -69,12 +72,13 @@ class OwnController:
             self.fail(error)
         elif error is not None:
             _log.error("internal error: where=controller", exc_info=error)
-            self.end(1, f"{PROGRAM}: internal error: {bug(error)}")
+            self.end(1, f"{PROGRAM}: internal error: {bug(error)}", None)
         elif controller.has_left:
             _log.info("host left: host=this")
-            self.end(0, "")
+            self.end(0, "", None)
         elif not controller.moves:
             self.has_ended = True
-            self.end(leading.result(), controller.last_words or "")
+            self.end(leading.result(), controller.last_words or "", controller.failed)
         elif not controller.has_stepped_down:  # the agents were notified of the end, but perhaps not this one
-            asyncio.get_running_loop().call_later(_END_S, self.end, leading.result(), controller.last_words or "")
+            words = controller.last_words or ""
+            asyncio.get_running_loop().call_later(_END_S, self.end, leading.result(), words, controller.failed)

@@ -104,6 +104,8 @@ class Relay:
         self._held = False  # whether the deadlines of requests are held
         self._reminder: asyncio.TimerHandle | None = None
         self._closed = False
+        self.on_placed: Callable[[str, int, int | None], None] = lambda peer, incarnation, rank: None
+        """A function that is called before a worker gets a rank, or with None the answer that it has left."""
 
     # ---- orders of the controller ----
 
@@ -114,6 +116,8 @@ class Relay:
             return
         if isinstance(asked, m.LeaveRequest) and isinstance(message, m.Leaving):
             self._leaving.append(asked.peer)
+        if isinstance(asked, m.SlotRequest) and isinstance(message, (m.Slot, m.Detached)):
+            self.on_placed(asked.peer, asked.incarnation, message.rank if isinstance(message, m.Slot) else None)
         if isinstance(message, m.CoresFixed):
             self.cores = message.each
         if isinstance(message, m.Slot):

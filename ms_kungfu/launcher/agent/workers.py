@@ -14,6 +14,7 @@ from ms_kungfu.launcher.agent.output import Output
 from ms_kungfu.launcher.agent.supervisor import Supervisor
 from ms_kungfu.launcher.core_claims import CoreClaims
 from ms_kungfu.launcher.machine import Machine
+from ms_kungfu.launcher.state.last_lines import Ended, failure_block
 from ms_kungfu.launcher.state.policy import CANT_RUN
 from ms_kungfu.launcher.state.prestarted import lack_of_memory
 from ms_kungfu.launcher.wire import messages as m
@@ -107,7 +108,7 @@ class HostWorkers:
         try:
             if launch.joins_later:
                 self._check_descriptors()
-            stdout, stderr = self._output.attach(launch.log_name, launch.rank, held=launch.held)
+            stdout, stderr = self._output.attach(launch.key, launch.log_name, launch.rank, held=launch.held)
         except OSError as error:
             raise OSError(error.errno, f"was not started: no pipe for its output: {error.strerror}") from None
         try:
@@ -140,7 +141,31 @@ class HostWorkers:
         """Assign a slot to a standby, and show its output."""
         worker = self._workers[said.key]
         worker.peer, worker.incarnation, worker.rank = said.peer, said.incarnation, said.rank
-        self._output.release(worker.log_name)
+        self._output.place(said.key, said.rank)
+        self._output.release(said.key)
+
+    def placed(self, peer: str, incarnation: int, rank: int | None) -> None:
+        """Note the rank that a worker is about to get; None: it has left the cluster."""
+        for key, worker in self._workers.items():
+            if worker.code is None and (worker.peer, worker.incarnation) == (peer, incarnation):
+                self._output.place(key, rank)
+
+    def failure_block(self, failed: int | None) -> Callable[[], str] | None:
+        """Return what makes the block about the failure that ends the job, once all output has been read.
+
+        `failed`: the key of the process that failed. None if it isn't one of this host, or if its last lines are the
+        last lines of the job's output anyway.
+        """
+        first = None if failed is None else self._workers.get(failed)
+        if first is None or (len(self._workers) == 1 and self._output.shows_workers):
+            return None
+        return lambda: failure_block(
+            self._ended(first), [self._ended(each) for each in self._workers.values() if each is not first]
+        )
+
+    def _ended(self, worker: m.Worker) -> Ended:
+        name = f"{self._output.name_of(worker.key)} ({self._name}, pid {worker.pid})"
+        return Ended(name, worker.code or 0, worker.error, self._output.last_of(worker.key))
 
     def signal(self, said: m.Signal) -> None:
         self._supervisor.signal(said.number, said.key)

@@ -65,6 +65,7 @@ class Controller:
         remove_at_end: Callable[[Path, int], None], term: Term | None = None,
     ) -> None:  # fmt: skip
         self.last_words: str | None = None
+        self.failed: int | None = None
         self._options, self._machine, self._registration, self._term = options, machine, registration, term
         self._remove_at_end = remove_at_end
         self._closers = contextlib.AsyncExitStack()
@@ -121,6 +122,7 @@ class Controller:
         document = outline(self._options, course.state, why, self._snapshot.began_at)
         if job.manager is not None:
             describe(document, job.manager, job.coordinator, job.history)
+            document.update(job.events.training.describe(self._machine.time()))
         return document
 
     def _left_s(self) -> float | None:
@@ -309,7 +311,7 @@ class Controller:
         if verdict is None and leadership.resumes is not None:
             await leadership.leave()  # this controller doesn't end a running job, because another one may continue it
         if verdict is not None and verdict.action is Action.FAIL:
-            self.last_words = f"kungfu-run: {verdict.reason}"
+            self.last_words, self.failed = f"kungfu-run: {verdict.reason}", verdict.failed
         is_noted = await self._note_the_end(verdict)
         if job.manager is not None and not self.has_stepped_down:
             await job.manager.ending.end_all(None if verdict is None else verdict.interrupted_by, self._hurry)
@@ -327,7 +329,7 @@ class Controller:
                 why = self._start_error or "it was ended"
                 await job.remote.end(1, f"kungfu-run: the job has not started: {why}")
             else:
-                await job.remote.end(verdict.exit_code, self.last_words)
+                await job.remote.end(verdict.exit_code, self.last_words, self.failed)
         if is_noted:
             await leadership.release()
         await self._closers.aclose()

@@ -106,7 +106,7 @@ class WorkerFailures:
         restarts = coordinator.restarts_of(process.slot, job.loop.time())
         late = coordinator.count_late(process.slot, process.is_late)
         ended = (process.peer, process.incarnation) in job.workers.broker.facts.ended_programs
-        exited = WorkerExited(who, standing, code, error, logs=logs, restarts=restarts, late=late, has_ended=ended)
+        exited = WorkerExited(who, standing, code, error, logs, restarts, late, ended, process.key)
         verdict = coordinator.decide(exited, job.workers.processes.headcount())
         self._emit_end(process, standing, code, error, verdict if code and not self.is_over else None)
         if verdict.action is Action.FAIL and self._may_be_of_the_hosts(verdict):
@@ -116,7 +116,7 @@ class WorkerFailures:
                 _log.info('worker logs: %s files="%s"', who, logs)
             return
         if code != 0 and standing in (Standing.MEMBER, Standing.JOINING):
-            if coordinator.member_failed(who, code, error, logs):
+            if coordinator.member_failed(exited):
                 _log.warning("program failed: %s exit_code=%d. The job will end with this code", who, code)
         self._continue_without(process, standing, verdict, counted_on)
 

@@ -15,6 +15,7 @@ from ms_kungfu.launcher.event_file import EventFile
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.state.account import JobAccount
+from ms_kungfu.launcher.state.training import TrainingWatch
 from ms_kungfu.launcher.wire.codec import encode
 
 _log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class JobEvents:
     _file: EventFile | None = None
 
     def __post_init__(self) -> None:
-        self.account = JobAccount()
+        self.account, self.training = JobAccount(), TrainingWatch()
         self.kept: collections.deque[e.Event] = collections.deque(maxlen=_KEPT)
         """Return the newest events."""
         self.listeners: list[Callable[[e.Event], None]] = []
@@ -68,6 +69,7 @@ class JobEvents:
         """Record an event now."""
         event.time = round(self.machine.time(), 3)
         self.account.add(event)
+        self.training.add(event)
         self.kept.append(event)
         for listener in self.listeners:
             listener(event)

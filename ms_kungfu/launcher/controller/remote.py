@@ -110,9 +110,12 @@ class RemoteHosts:
         for agent in agents:
             await agent.checkpointed.wait()
 
-    async def end(self, code: int, words: str | None) -> None:
-        """End the other launchers with this exit code, including a launcher that registers meanwhile."""
-        self._last_words = m.End(code, words)
+    async def end(self, code: int, words: str | None, failed: int | None = None) -> None:
+        """End the other launchers with this exit code, including a launcher that registers meanwhile.
+
+        `failed`: the key of the process whose failure ends the job.
+        """
+        self._last_words = m.End(code, words, failed=failed)
         for agent in self.agents.values():
             if not agent.lost:
                 agent.send(self._last_words)

@@ -97,7 +97,7 @@ class JobAccount:
         if self.steps:
             rate = f" samples_per_s={self.samples / self.seconds:.4g}" if self.samples and self.seconds else ""
             samples = f" samples={self.samples}" if self.samples else ""
-            loss = "" if self.loss is None else f" loss={_number(self.loss)}"
+            loss = "" if self.loss is None else f" loss={number_of(self.loss)}"
             lines.append(f"steps={self.steps}{samples}{rate}{loss}")
         if self.goodput is not None:
             lines.append(f'goodput={self.goodput:.0%} committed="{spell(self.committed_s)}"')
@@ -147,8 +147,9 @@ def spell(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-def _number(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.5g}"
+def number_of(value: float | str) -> str:
+    """Return a measured number with five digits."""
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
 def told(ranks: Sequence[int]) -> str:

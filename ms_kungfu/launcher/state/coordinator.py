@@ -58,18 +58,20 @@ class Coordinator:
     def member_finished(self, who: str) -> None:
         self._state.first_to_finish = self._state.first_to_finish or who
 
-    def member_failed(self, who: str, code: int, error: str, logs: str) -> bool:
+    def member_failed(self, exited: WorkerExited) -> bool:
         """Record a failure. Return true if this is the first failure that a program caused.
 
         The job then ends with the exit code of that program.
         """
-        failure = Failure(f"{who} {error or policy.how_it_ended(code)}", policy.exit_code_of(code), bool(error))
+        code, error, logs = exited.code, exited.error, exited.logs
+        reason = f"{exited.who} {error or policy.how_it_ended(code)}"
+        failure = Failure(reason, policy.exit_code_of(code), bool(error), exited.key)
         self._state.first_failure = self._state.first_failure or failure
         # A worker that couldn't be started, or was killed, has an `error`: its program didn't fail.
         if error or not policy.fails_by_itself(code) or self._state.program_failure is not None:
             return False
         named = f", see {logs}" if logs else ""
-        self._state.program_failure = Failure(f"{failure.reason}{named}", failure.exit_code)
+        self._state.program_failure = Failure(f"{failure.reason}{named}", failure.exit_code, key=exited.key)
         return True
 
     @property

@@ -18,6 +18,7 @@ class LocalController(Protocol):
     """The controller of the job (`controller.Controller`). Its own host uses this interface in addition to messages."""
 
     last_words: str | None
+    failed: int | None
 
     @property
     def has_left(self) -> bool:

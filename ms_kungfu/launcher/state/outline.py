@@ -25,4 +25,6 @@ def outline(options: Options, state: JobState, why: str, started_at: float) -> d
         "wanted": None,
         "processes": [],
         "changes": [],
+        "training": None,
+        "stalls": [],
     }

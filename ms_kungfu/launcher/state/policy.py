@@ -40,7 +40,7 @@ class WorkerExited:
     `code` is negative for a signal. `who` names the worker. `error` says why it could not be started or was killed.
     `logs` names its log files, "" without -logdir. `restarts`: the number of recent replacements in its slot. `late`:
     the number of consecutive joining workers, including this one, that weren't ready to join in that slot in time.
-    `has_ended`: its program had ended before.
+    `has_ended`: its program had ended before. `key`: that of its process.
     """
 
     who: str
@@ -51,6 +51,7 @@ class WorkerExited:
     restarts: int = 0
     late: int = 0
     has_ended: bool = False
+    key: int | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ class Verdict:
     reason: str
     exit_code: int = 0
     interrupted_by: int | None = None  # a signal to a launcher, which the workers get, too
+    failed: int | None = None  # the key of the process whose failure ends the job
 
 
 def interrupted(number: int, where: str = "") -> Verdict:
@@ -170,7 +172,8 @@ def decide(event: WorkerExited | WorkerWorksOn, state: Situation) -> Verdict:
         # The cluster has continued without this worker anyway.
         reason = f"{event.who} had left the cluster and then {how}"
         return after_end(reason, state) or Verdict(Action.CONTINUE, reason)
-    return _after_death(event, Failure(f"{event.who} {how}", exit_code_of(event.code)), state)
+    failure = Failure(f"{event.who} {how}", exit_code_of(event.code), key=event.key)
+    return _after_death(event, failure, state)
 
 
 def after_end(reason: str, state: Situation) -> Verdict | None:
@@ -180,11 +183,13 @@ def after_end(reason: str, state: Situation) -> Verdict | None:
     if state.first_failure is not None and not state.finished:
         # A worker that was leaving is the last to exit: the others failed before they could continue without it.
         first = _cause(state.first_failure, state.program_failure)
-        return Verdict(Action.FAIL, f"no worker is left, the first that failed: {first.reason}", first.exit_code)
+        reason = f"no worker is left, the first that failed: {first.reason}"
+        return Verdict(Action.FAIL, reason, first.exit_code, failed=first.key)
     done = f"{reason}; " if reason else ""
     if state.program_failure is not None:
         failed = state.program_failure
-        return Verdict(Action.FAIL, f"{done}the other workers have finished, but {failed.reason}", failed.exit_code)
+        reason = f"{done}the other workers have finished, but {failed.reason}"
+        return Verdict(Action.FAIL, reason, failed.exit_code, failed=failed.key)
     return Verdict(Action.FINISH, f"{done}all workers have finished")
 
 
@@ -197,7 +202,7 @@ def _after_death(event: WorkerExited, failure: Failure, state: Situation) -> Ver
     # If one member finishes early, the others wait in an operation that can't end, and fail because of that.
     before = f"; {state.first_to_finish} was the first to end, with code 0" if state.first_to_finish else ""
     if state.recover is Recover.FAIL:
-        return Verdict(Action.FAIL, failure.reason + before, failure.exit_code)
+        return Verdict(Action.FAIL, failure.reason + before, failure.exit_code, failed=failure.key)
     if event.standing is Standing.JOINING and state.finished:  # the joining worker would have found no member
         return after_end(failure.reason, state) or Verdict(Action.CONTINUE, failure.reason)
     own = failure if not event.error and fails_by_itself(event.code) else None
@@ -210,10 +215,10 @@ def _after_death(event: WorkerExited, failure: Failure, state: Situation) -> Ver
             before = f"; no worker is left, the first that failed: {first.reason}{before}"
         elif by_sigterm:
             before = f"; no worker is left without a SIGTERM{before}"
-        return Verdict(Action.FAIL, failure.reason + before, first.exit_code)
+        return Verdict(Action.FAIL, failure.reason + before, first.exit_code, failed=first.key)
     if state.members - terminated < state.min_size:
         reason = f"{failure.reason}; {would_be_left(state.members - terminated, state.min_size)}"
-        return Verdict(Action.FAIL, reason, first.exit_code)
+        return Verdict(Action.FAIL, reason, first.exit_code, failed=first.key)
     if state.recover is Recover.REPLACE and not state.finished:  # a joining worker would find no member
         if event.has_ended and not fails_by_itself(event.code):
             reason = f"{failure.reason} after its program had ended; no worker replaces it"

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 
 from ms_kungfu.job_events import RankStatistics, Statistics, StepReport
 
+_LASTING = ("learning_rate", "batch", "epoch", "epochs", "total_steps")
+
 
 @dataclass
 class _Rank:
@@ -62,8 +64,8 @@ class JobStatistics:
         self.latest: dict[int, StepReport] = {}  # rank -> its last report
         self._said_at = self._each_said_at = self.now
         self._loss: object = None
-        self._rate: tuple[float | None, float | None] = (None, None)  # the learning rate in the last event, and now
-        self._batch: tuple[int | None, int | None] = (None, None)
+        self._lasting: dict[str, float | int] = {}  # values that are in an event if they have changed
+        self._said: dict[str, float | int] = {}  # those of the last events
 
     def add(self, rank: int, report: StepReport) -> None:
         """Add a report of a rank."""
@@ -82,8 +84,7 @@ class JobStatistics:
             self._committed += report.committed * new / report.ended
             self._newest = report.step
         self._loss = self._loss if report.loss is None else report.loss
-        self._rate = self._rate[0], self._rate[1] if report.learning_rate is None else report.learning_rate
-        self._batch = self._batch[0], self._batch[1] if report.batch is None else report.batch
+        self._lasting.update({k: v for k in _LASTING if (v := getattr(report, k)) is not None})
 
     def changed(self) -> None:
         """Record that from now on the ranks belong to other workers."""
@@ -116,10 +117,9 @@ class JobStatistics:
             waiting=_part(max(0.0, collectives - least)),
             data=_part(sum(data) / seconds) if data else None,
             checkpoint=_part(sum(each.checkpoint for each in ranks.values()) / seconds) or None,
-            learning_rate=None if self._rate[0] == self._rate[1] else self._rate[1],
-            batch=None if self._batch[0] == self._batch[1] else self._batch[1],
+            **{k: v for k, v in self._lasting.items() if self._said.get(k) != v},  # type: ignore[arg-type]
         )
-        self._rate, self._batch = (self._rate[1],) * 2, (self._batch[1],) * 2
+        self._said = dict(self._lasting)
         self._said_at, self._steps, self._samples, self._committed, self._loss = now, 0, 0.0, 0.0, None
         return said
 

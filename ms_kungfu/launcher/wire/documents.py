@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Optional
 from msgspec import Meta
 
 from ms_kungfu.cluster import MAX_WORKERS_OF_HOSTS
+from ms_kungfu.job_events import Loss
 from ms_kungfu.launcher.wire.codec import Reads
 from ms_kungfu.launcher.wire.messages import (
     ClusterPart,
@@ -41,12 +42,14 @@ class Document(Part, omit_defaults=False, forbid_unknown_fields=False):
 class Failure(Document, frozen=True):  # type: ignore[misc]
     """A failure, for the message that ends the job.
 
-    `is_of_launcher`: true if the launcher killed the worker, could not start it, or lost its host.
+    `is_of_launcher`: true if the launcher killed the worker, could not start it, or lost its host. `key`: that of the
+    worker's process.
     """
 
     reason: Sentence
     exit_code: Code
     is_of_launcher: bool = False
+    key: Optional[Count] = None
 
 
 class Change(Document):
@@ -162,6 +165,32 @@ class ProcessState(Document):
     why: Sentence = ""
 
 
+class TrainingState(Document):
+    """How far the training is; null: not known. Rates are those of the last ten seconds.
+
+    `total_steps`: the last step of this call of training, as predicted at the present batch size. `left_s`: the seconds
+    that the steps until then take.
+    """
+
+    step: Optional[Count]
+    total_steps: Optional[Count]
+    epoch: Optional[Count]
+    epochs: Optional[Count]
+    loss: Loss
+    steps_per_s: Optional[Span]
+    samples_per_s: Optional[Span]
+    left_s: Optional[Span]
+
+
+class StallState(Document):
+    """`waiting` ranks sleep in an operation because they wait for `rank`. `why`: what the launcher knows about it."""
+
+    rank: Rank
+    waiting: Annotated[list[Rank], Meta(max_length=MOST)]
+    seconds: Span
+    why: Sentence
+
+
 class Status(Document):
     """The status of a job, as printed by `kungfu-run status -json`. `started_at`: seconds since 1970."""
 
@@ -178,6 +207,8 @@ class Status(Document):
     processes: Annotated[list[ProcessState], Meta(max_length=MOST)]
     changes: Changes
     job: Optional[Word] = None
+    training: Optional[TrainingState] = None
+    stalls: Annotated[list[StallState], Meta(max_length=MOST)] = []
 
 
 LEADER_SNAPSHOT: Reads[LeaderSnapshotDocument] = Reads(LeaderSnapshotDocument)

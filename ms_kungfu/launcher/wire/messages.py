@@ -476,11 +476,11 @@ class Connected(Message):
 class Launch(Message, frozen=True):  # type: ignore[misc]
     """Start a process.
 
-    `key`: the key of the process between launcher and supervisor, unique in the job. `rank`: selects the colour of its
-    output lines. `held`: its output isn't shown until `assign`. `environment`: changes to the environment of the host's
-    launcher; null removes a variable. `cores`: the cores that the process may run on; empty: all. `threads`: the number
-    of OpenMP threads, unless the user sets it. `device`: the index among the host's devices. `needs`: the start is
-    rejected unless the host has memory for this many workers.
+    `key`: the key of the process between launcher and supervisor, unique in the job. `rank`: the rank before its
+    output lines, and their colour. `held`: its output isn't shown until `assign`. `environment`: changes to the
+    environment of the host's launcher; null removes a variable. `cores`: the cores that the process may run on;
+    empty: all. `threads`: the number of OpenMP threads, unless the user sets it. `device`: the index among the
+    host's devices. `needs`: the start is rejected unless the host has memory for this many workers.
     """
 
     key: Count
@@ -619,11 +619,15 @@ class Hold(Message):
 
 
 class End(Message):
-    """The job has ended, or this host has `left` the job. Carries the exit code and the last message."""
+    """The job has ended, or this host has `left` the job. Carries the exit code and the last message.
+
+    `failed`: the key of the process whose failure ends the job, of which its host shows the last lines.
+    """
 
     code: Code
     words: Optional[Sentence] = None
     left: bool = False
+    failed: Optional[Count] = None
 
 
 class Beat(Message):

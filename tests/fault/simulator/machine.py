@@ -209,12 +209,16 @@ class Output:
     """Of which the last words are kept."""
 
     last_words = None
+    is_terminal = shows_workers = False
 
-    def attach(self, name, colour, held=False):
+    def attach(self, key, name, rank, held=False):
         return os.open(os.devnull, os.O_WRONLY), os.open(os.devnull, os.O_WRONLY)
 
-    def release(self, name):
+    def release(self, key):
         pass
 
-    def close(self, timeout_s, last_words=None):
+    def place(self, key, rank):
+        pass
+
+    def close(self, timeout_s, last_words=None, block=None):
         self.last_words = last_words

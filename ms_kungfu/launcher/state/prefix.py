@@ -1,0 +1,54 @@
+"""What stands before each line of a worker's output (`-prefix`). Pure, except for the clock."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass
+
+_WORDS = ("none", "rank", "host:rank", "time", "files")
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """The parts of a prefix, as in ``12:01:03 [10.0.0.2:3] line``.
+
+    `rank`: the rank, after the host's name if `host`. `time`: the time at which the launcher read the line. `files`:
+    whether the files of -logdir have the prefix, too.
+    """
+
+    rank: bool = False
+    host: bool = False
+    time: bool = False
+    files: bool = False
+
+    def before(self, host: str, rank: int | None, last_rank: int | None, colour: int | None = None) -> bytes:
+        """Return the prefix of a line that is read now; b"" if there is none.
+
+        `rank`: None after the worker has left the cluster; `last_rank` is then the last one it had. `colour`: the
+        colour of the rank on a terminal.
+        """
+        parts = []
+        if self.time:
+            parts.append(time.strftime("%H:%M:%S"))
+        if self.rank:
+            place = str(rank) if rank is not None else "-" if last_rank is None else f"was {last_rank}"
+            name = f"[{host}:{place}]" if self.host else f"[{place}]"
+            parts.append(name if colour is None else f"\033[{colour}m{name}\033[0m")
+        return "".join(f"{part} " for part in parts).encode()
+
+
+def prefix_of(text: str) -> Prefix:
+    """Return the prefix that a flag's text describes. Raises ArgumentTypeError for unknown words."""
+    words = text.split(",")
+    unknown = [word for word in words if word not in _WORDS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(_WORDS)}")
+    if "none" in words and len(words) > 1:
+        raise argparse.ArgumentTypeError("none excludes the other words")
+    if "files" in words and len(words) == 1:
+        raise argparse.ArgumentTypeError("files needs a prefix for the files; write time,files or rank,files")
+    if "rank" in words and "host:rank" in words:
+        raise argparse.ArgumentTypeError("rank and host:rank exclude each other")
+    has_host = "host:rank" in words
+    return Prefix("rank" in words or has_host, has_host, "time" in words, "files" in words)

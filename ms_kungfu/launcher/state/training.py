@@ -1,0 +1,75 @@
+"""How far the training of a job is, from its events, for the status document. Pure."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+from ms_kungfu import job_events as e
+
+_WINDOW_S = 10.0  # over which rates are averaged
+
+
+class TrainingWatch:
+    """The latest values of a job's training, and the stalls that haven't ended."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, Any] = {}
+        self._recent: collections.deque[e.Statistics] = collections.deque()
+        self._stalls: dict[int, e.StallBegan] = {}  # by the rank that the others wait for
+
+    def add(self, event: e.Event) -> None:
+        if isinstance(event, e.Statistics):
+            for name in ("step", "loss", "epoch", "epochs", "total_steps"):
+                if (value := getattr(event, name)) is not None:
+                    self._latest[name] = value
+            self._recent.append(event)
+            while len(self._recent) > 2 and (event.time or 0.0) - (self._recent[0].time or 0.0) > _WINDOW_S:
+                self._recent.popleft()
+        elif isinstance(event, e.StallBegan) and event.rank is not None:
+            self._stalls[event.rank] = event
+        elif isinstance(event, e.StallEnded) and event.rank is not None:
+            self._stalls.pop(event.rank, None)
+        elif isinstance(event, e.VersionCommitted):
+            self._recent.clear()  # its rates are of another size
+            self._stalls.clear()  # its ranks are other workers
+
+    def describe(self, now: float) -> dict[str, Any]:
+        """Return the fields `training` and `stalls` of the status document. `now`: in seconds since 1970."""
+        return {"training": self._training(now) if self._latest else None, "stalls": self._told_stalls(now)}
+
+    def _training(self, now: float) -> dict[str, Any]:
+        steps_per_s, samples_per_s = self._rates(now)
+        step, total = self._latest.get("step"), self._latest.get("total_steps")
+        left_s = None
+        if steps_per_s and step is not None and total is not None and total >= step:
+            left_s = round((total - step) / steps_per_s, 1)
+        names = ("step", "total_steps", "epoch", "epochs", "loss")
+        rates = {"steps_per_s": steps_per_s, "samples_per_s": samples_per_s, "left_s": left_s}
+        return {**{name: self._latest.get(name) for name in names}, **rates}
+
+    def _rates(self, now: float) -> tuple[float | None, float | None]:
+        """Return steps and samples per second. The rates fall while no step ends for longer than usual."""
+        if len(self._recent) < 2:
+            return None, None
+        began, *rest = self._recent  # `began` covers a time before, e.g. the start of the program
+        seconds = (rest[-1].time or 0.0) - (began.time or 0.0)
+        idle_s = now - (rest[-1].time or now)
+        if idle_s > 2 * max(each.seconds for each in rest):
+            seconds += idle_s
+        if seconds <= 0:
+            return None, None
+        samples = sum(each.samples for each in rest)
+        rate = sum(each.steps for each in rest) / seconds
+        return float(f"{rate:.4g}"), float(f"{samples / seconds:.4g}") if samples else None
+
+    def _told_stalls(self, now: float) -> list[dict[str, Any]]:
+        return [
+            {
+                "rank": rank,
+                "waiting": stall.waiting,
+                "seconds": round(stall.seconds + max(0.0, now - (stall.time or now)), 1),
+                "why": stall.reason,
+            }
+            for rank, stall in self._stalls.items()
+        ]
