@@ -46,7 +46,8 @@ from ms_kungfu.launcher import network
 from ms_kungfu.launcher.control import RefusedError, call
 from ms_kungfu.launcher.host_flags import check_tls
 from ms_kungfu.launcher.machine import Machine
-from ms_kungfu.launcher.options import JoinRequest, Options, check_program, known_address, known_isa, known_strategy
+from ms_kungfu.launcher.options import JoinRequest, Options, known_address, known_isa, known_strategy
+from ms_kungfu.launcher.program_file import check_program
 from ms_kungfu.launcher.registration import OF_THE_JOB
 from ms_kungfu.launcher.state.hosts import Host, HostError, Hosts, identify, of_interface, parse_hosts
 from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot, how_it_has_ended, may_go_on

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -21,6 +19,7 @@ from ms_kungfu.launcher.cpu_isa import AUTO, NATIVE
 from ms_kungfu.launcher.engine_flags import ENGINE_FLAGS, EngineRequest, engine_request, settle_no_engine
 from ms_kungfu.launcher.host_flags import HOST_FLAGS, NO_TORCHRUN_FLAGS, check_url, secret_of, settle_hosts
 from ms_kungfu.launcher.msrun_flags import MSRUN_FLAGS, NO_MPIRUN_FLAGS, NO_MSRUN_FLAGS, settle_words, settle_world
+from ms_kungfu.launcher.program_file import check_program
 from ms_kungfu.launcher.state.hosts import Host, HostError, Hosts, parse_hosts, parse_ports
 from ms_kungfu.launcher.state.policy import Recover
 from ms_kungfu.launcher.state.prefix import Prefix, prefix_of
@@ -485,32 +484,3 @@ def _check_environment() -> None:
         from_environment()
     except ValueError as error:
         raise UsageError(str(error)) from None
-
-
-def check_program(command: Sequence[str]) -> None:
-    """Raise UsageError if the program can't be started; otherwise each worker would report the error."""
-    program = command[0]
-    if shutil.which(program) is None or os.path.isdir(program):
-        if program.endswith(".py") and os.path.isfile(program):
-            raise UsageError(f"{program} is a Python script; write {PROGRAM} ... python {' '.join(command)}")
-        raise UsageError(f"program {program!r} is not an executable file, and PATH has no program of that name")
-    script = _script_of(command)
-    if script is not None and not os.path.exists(script):
-        raise UsageError(f"script {script!r}, which {program} should run, doesn't exist on this host")
-
-
-def _script_of(command: Sequence[str]) -> str | None:
-    """Return the script that a Python interpreter runs; None for a module, for inline code, or for another program."""
-    if not re.fullmatch(r"(python|pypy)[0-9.]*", os.path.basename(command[0])):
-        return None
-    words = iter(command[1:])
-    for word in words:
-        if not word.startswith("-"):
-            return word
-        if word == "--":
-            return next(words, None)
-        if word == "-" or re.match(r"-[a-zA-Z]*[mc]", word):
-            return None
-        if word in ("-W", "-X", "--check-hash-based-pycs"):
-            next(words, None)
-    return None
