@@ -71,10 +71,10 @@ class BrokerClient:
 
     So a cluster change, for which all workers wait, needs no new connection and no new handshake.
 
-    The connection belongs to one thread at a time, and to the process that has opened it: a forked child opens its own
-    connection. Other threads may call :meth:`report` at the same time, because a report has no answer.
-    :meth:`request_leave`, :meth:`fix_cores`, :meth:`expect` and :meth:`exchange_store` each use a separate connection,
-    and may be called from any thread.
+    The connection belongs to one thread at a time, and to the process that has opened it: a forked child opens its
+    own. Other threads may call :meth:`report` meanwhile, because a report has no answer. :meth:`request_leave`,
+    :meth:`fix_cores`, :meth:`expect` and :meth:`exchange_store` use separate connections, and may be called from any
+    thread.
     """
 
     def __init__(self, address: str, secret: bytes) -> None:
@@ -192,10 +192,7 @@ class BrokerClient:
             return receive_with_fds(connection)
 
     def report(self, report: dict[str, Any]) -> None:
-        """Send a report without waiting.
-
-        The report is dropped if there is no connection, or if the launcher has too many unread reports.
-        """
+        """Send a report, or drop it if there is no connection or the launcher has too many unread reports."""
         body = json.dumps(report).encode()
         if self._owner != os.getpid():
             return
@@ -252,10 +249,7 @@ class BrokerClient:
 
 
 class EndWatch:
-    """A connection on which a worker learns that the job is about to end.
-
-    The launcher waits until the worker closes it.
-    """
+    """A connection on which the launcher announces the job's end, and waits until the worker closes it."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -267,10 +261,7 @@ class EndWatch:
         return 0
 
     def hang_up(self) -> None:
-        """Close the connection.
-
-        Any thread may call this. It works even if a forked child has a copy of the descriptor.
-        """
+        """Close the connection, from any thread, even if a forked child has a copy of the descriptor."""
         with contextlib.suppress(OSError):
             self._connection.socket.shutdown(socket.SHUT_RDWR)
 
@@ -397,9 +388,8 @@ class Connection:
     def post(self, body: bytes) -> None:
         """Send a message if that is possible without waiting; otherwise drop it.
 
-        If the kernel accepts only a part of a message, the rest is sent with the next message. A writable socket
-        accepts more than one such message. The socket's timeout isn't changed, because another thread may be receiving
-        from the socket.
+        If the kernel accepts only a part of a message, the rest is sent with the next message. This method doesn't
+        change the socket's timeout, because another thread may be receiving.
         """
         if len(body) > _MAX_POSTED_BYTES:
             return
@@ -505,7 +495,5 @@ def _heard(connection: Connection, kind: str) -> dict[str, Any]:
     message, fds = receive_with_fds(connection)
     close_all(fds)
     if message["type"] != kind:
-        raise ProtocolError(
-            str(message.get("error", f"expected a message of type {kind}, got type {message['type']!r}"))
-        )
+        raise ProtocolError(str(message.get("error", f"expected a {kind} message, got a {message['type']!r}")))
     return message

@@ -25,8 +25,8 @@ class CollectiveMismatchError(KungFuError, ValueError):
 class PeerLostError(KungFuError):
     """A peer that the operation requires has failed or left.
 
-    Later operations of the communicator fail, too, with one exception: if the root of a broadcast
-    failed, every other rank raises this error, and later operations work.
+    Later operations of the communicator fail, too. The exception is a broadcast whose root failed:
+    every other rank raises this error, and later operations work.
     """
 
 

@@ -266,8 +266,7 @@ class KungFuElasticCallback(Callback):
         training = self.training
         assert training is not None
         training.epoch_end()
-        # The epochs of an ordinary dataset end at the same step at all workers only if this callback controls the
-        # model.
+        # Ordinary epochs end at the same step at all workers only if this callback controls the model.
         self._epoch_ended = _trains_elastic_data(run_context) or bool(self._bound)
         # At a joining worker, Model.train counts epochs from its own start.
         if training.should_stop or training.epoch >= run_context.original_args().epoch_num:

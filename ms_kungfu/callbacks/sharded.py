@@ -115,11 +115,10 @@ class ShardedTraining:
         returns = getattr(train_cell, "return_grad", False)
         if not takes_shards(train_cell):
             raise ValueError(
-                f"Model.train can't train a {kind.__name__}{'(return_grad=True)' if returns else ''} with "
-                "shards: its own work on the gradients would run once per shard, but must run once per "
-                "step, after their sum; train in a loop with "
-                "ms_kungfu.elastic.ShardedStep(forward_backward, update), with clipping and the like in "
-                "update, or without shards"
+                f"Model.train can't train a {kind.__name__}{'(return_grad=True)' if returns else ''} with shards: its "
+                "own work on the gradients would run once per shard, but must run once per step, after their sum; "
+                "train in a loop with ms_kungfu.elastic.ShardedStep(forward_backward, update), with clipping and the "
+                "like in update, or without shards"
             )
         self._cell, self._class, self._parts = train_cell, kind, _parts_of(train_cell)
         mean = getattr(train_cell.grad_reducer, "mean", True)

@@ -104,9 +104,8 @@ class EtcdMembers:
             return "it requires a user and a password; set ETCDCTL_USER=NAME:PASSWORD, as for etcdctl"
         if code == _DENIED:
             return (
-                f"user {self._user!r} may not read and write below {self._folder}; grant this permission "
-                "to one of the user's roles: etcdctl role grant-permission ROLE readwrite --prefix=true "
-                f"{self._folder}"
+                f"user {self._user!r} may not read and write below {self._folder}; grant this permission to one of the "
+                f"user's roles: etcdctl role grant-permission ROLE readwrite --prefix=true {self._folder}"
             )
         if _FULL in text:
             return "its database is full; free space with etcdctl compact and defrag, then etcdctl alarm disarm"

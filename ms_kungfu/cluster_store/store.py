@@ -14,7 +14,7 @@ class StoreUnreachableError(ConfigServerError):
 
     @property
     def question(self) -> str:
-        """Return the message for a user who has just entered the store's URL, because the URL may be wrong."""
+        """Return the message for a store's URL that a user has just entered and that may be wrong."""
         return f"{self}; is it running?"
 
 

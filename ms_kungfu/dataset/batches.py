@@ -137,9 +137,8 @@ class Batches:
         dataset, cursor = self._dataset, self._dataset._cursor
         if cursor.steps == 0:
             raise ValueError(
-                f"drop_remainder leaves no step: the dataset has {dataset._total} samples and a step "
-                f"requires {dataset.global_batch_size}; use smaller batches or fewer workers, or keep the "
-                "remainder"
+                f"drop_remainder leaves no step: the dataset has {dataset._total} samples and a step requires "
+                f"{dataset.global_batch_size}; use smaller batches or fewer workers, or keep the remainder"
             )
         self.stop()
         if dataset._end_epoch():

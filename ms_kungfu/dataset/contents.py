@@ -181,9 +181,8 @@ def text_of(ranges: Sequence[tuple[int, int]]) -> str:
 
 
 REMEDY = (
-    "a number must stand for the same sample in each process: sort the listing of a folder, and set a "
-    "seed for each shuffle and split (if each worker is meant to have its own samples, "
-    "contents_check='none' turns this check off)"
+    "a number must stand for the same sample in each process: sort the listing of a folder, and set a seed for each "
+    "shuffle and split (if each worker is meant to have its own samples, contents_check='none' turns this check off)"
 )
 
 

@@ -83,8 +83,7 @@ class ElasticDataset(Shares, ds.Dataset):
             epoch. Otherwise samples keep their own order.
         seed: seed of the permutations and of `key_column`.
         drop_remainder: leave out the samples at the end of an epoch that don't fill a global batch. By
-            default those samples are trained, unless `source` has a ``batch(...,
-            drop_remainder=True)``.
+            default they are trained, unless `source` has a ``batch(..., drop_remainder=True)``.
         ledger: a folder in which each worker records what it trained, for ``python -m
             ms_kungfu.dataset.audit``. Default: ``KUNGFU_LEDGER_DIR``, else nothing is recorded.
         ledger_errors: what happens if the ledger can't be written, for example on a full disk.
@@ -142,9 +141,8 @@ class ElasticDataset(Shares, ds.Dataset):
         ds.Dataset.__init__(self)
         if not (isinstance(source, ds.Dataset) or callable(source)):
             raise TypeError(
-                "the source of an ElasticDataset must be a mindspore.dataset pipeline, or a function of "
-                f"sample numbers, not {type(source).__name__}; for arrays, use "
-                "mindspore.dataset.NumpySlicesDataset"
+                "the source of an ElasticDataset must be a mindspore.dataset pipeline, or a function of sample "
+                f"numbers, not {type(source).__name__}; for arrays, use mindspore.dataset.NumpySlicesDataset"
             )
         pipeline = pipelines.take_apart(source) if isinstance(source, ds.Dataset) else None
         self._source = (
@@ -170,9 +168,7 @@ class ElasticDataset(Shares, ds.Dataset):
         if ledger_fingerprints is not None:
             every = at_least(0, ledger_fingerprints, "ledger_fingerprints")
             if shards is None:
-                raise ValueError(
-                    "ledger_fingerprints requires results that don't depend on the cluster; give shards, too"
-                )
+                raise ValueError("ledger_fingerprints requires shards, because other results depend on the cluster")
         samples, passes = (None, 1) if pipeline is None else (pipeline.total, pipeline.passes)
         if total is not None:
             samples = at_least(1, total, "total")
@@ -332,7 +328,7 @@ class ElasticDataset(Shares, ds.Dataset):
         return self._source.batches([0], self._batch.of(1), self._seed, self._cursor.epoch).to_json(filename)
 
     def parse(self, children: Any = None) -> Any:
-        """Reject `children`, because no operation may follow an ElasticDataset. The method never returns.
+        """Reject `children` and never return: no operation may follow an ElasticDataset.
 
         Raises:
             TypeError: always.

@@ -39,9 +39,8 @@ number of steps since training began. ``tensors`` maps each tensor's name in a c
 bytes. All workers have the same fingerprint. `ms_kungfu.replay` compares it with the fingerprint of another run.
 
 The last entry of a line is ``crc``, a CRC of the line's text that continues from the ``crc`` of the line before. So a
-reader detects a line that is missing, repeated or altered. Only if whole lines are missing at the end, this file
-doesn't show it; the files of other workers do. The header's ``crc`` is independent, because the header is the only
-line that is rewritten.
+reader detects a line that is missing, repeated or altered. If whole lines are missing at the end, only other workers'
+files show it. The header's ``crc`` is independent, because only the header is rewritten.
 
 *Formats.* Format 1 has no header and no ``crc``, and its ``share`` is computed instead of observed. Format 2 has no
 shards; files without shards still use format 2. Format 3 has shards and their partition
@@ -79,8 +78,7 @@ ERRORS = ("raise", "warn")
 _HEADER_BYTES = 1024  # fixed, because a full disk has no space for a longer header
 _REASON_CHARS = 80
 _MAX_LINE = 64 * 1024 * 1024
-# The errors that parsing raises if a line isn't a record.
-_WRONG = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
+_WRONG = (ValueError, LookupError, TypeError, AttributeError, OverflowError)  # from a line that isn't a record
 _PLACE = ("epoch", "step", "steps", "rank", "version")
 _log = logging.getLogger(__name__)
 _process = secrets.token_hex(6)
@@ -115,11 +113,9 @@ def is_sealed(line: bytes, before: int = 0) -> bool:
 class Ledger:
     """This worker's ledger file in `folder`.
 
-    The folder is created now if it is missing. The file is created with its first line.
-
-    If a line can't be written and `errors` is "raise", OSError is raised for that line and for each later line. With
-    "warn" the file ends before that line, a warning is logged, and training continues without a record. In both cases
-    the header contains the reason.
+    The folder is created now if it is missing. The file is created with its first line. If a line can't be written and
+    `errors` is "raise", OSError is raised for that line and each later one. With "warn" the file ends before that
+    line, a warning is logged, and training continues. The header contains the reason.
 
     `sharded`: steps are partitioned into shards. `conditions`: the numeric environment for the header. `fingerprints`:
     number of steps between two fingerprints; 0: none. `contents`: hashes of the source's samples for the header; None:
@@ -256,9 +252,7 @@ class Ledger:
             )
             self._error = error
             return
-        remedy = (
-            "training ends here, because later steps would not be recorded (with ledger_errors='warn' it continues)"
-        )
+        remedy = "training ends here, because later steps would not be recorded; ledger_errors='warn' continues"
         self._error = OSError(error.errno, f"{text}; {remedy}")
         raise self._error from error
 
@@ -442,10 +436,7 @@ def _read_file(path: Path, problems: list[str], notes: list[str]) -> list[Record
         problems.append(f"{path.name}: can't be read: {error.strerror}")
         return []
     if torn:
-        notes.append(
-            f"{path.name}, line {len(lines) + 1}: incomplete, not counted (its worker was killed while it "
-            "wrote the line)"
-        )
+        notes.append(f"{path.name}, line {len(lines) + 1}: incomplete, not counted (its worker was killed)")
     elif not lines:
         notes.append(f"{path.name}: empty (its worker was killed, or its disk was full, before its first line)")
     records: list[Record] = []
@@ -465,17 +456,11 @@ def _read_file(path: Path, problems: list[str], notes: list[str]) -> list[Record
             if header is not None:
                 before, crc = crc, int(line["crc"], 16)
                 if not is_sealed(content, before):
-                    problems.append(
-                        f"{where}: doesn't continue the line before it (altered, or a line is missing); not counted"
-                    )
+                    problems.append(f"{where}: doesn't continue the line before it; not counted")
                     continue
             records.append(replace(_parse(line, where), contents=contents))
         except _WRONG:
-            lost = (
-                " (the file has no header, but its lines have a crc, which requires a header)"
-                if b'"crc":' in content and not header
-                else ""
-            )
+            lost = " (the file has lines with a crc, but no header)" if b'"crc":' in content and not header else ""
             problems.append(f"{where}: not a record of a step{lost}")
     stopped = None if header is None else header.get("stopped")
     if header is not None and stopped:

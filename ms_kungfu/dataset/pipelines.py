@@ -167,10 +167,9 @@ def _check_below(sampler: Any) -> None:
         draws = below.is_shuffled() and not isinstance(below, ds.SequentialSampler)  # includes the samplers below
         if draws and ds.config.get_seed() == _NO_SEED:
             raise ValueError(
-                f"a {name} below a {type(sampler).__name__} draws different samples in each pipeline and "
-                "at each worker if no seed is set, so the parts of split() would overlap; call "
-                "mindspore.set_seed(n) before, or use split(..., randomize=False) on a dataset with "
-                "shuffle=False"
+                f"a {name} below a {type(sampler).__name__} draws different samples in each pipeline and at each "
+                "worker if no seed is set, so the parts of split() would overlap; call mindspore.set_seed(n) before, "
+                "or use split(..., randomize=False) on a dataset with shuffle=False"
             )
         below = below.child_sampler
 
@@ -227,10 +226,9 @@ def _check_numbered(leaf: Any) -> None:
         return
     if isinstance(leaf, ds.GeneratorDataset):
         raise TypeError(
-            "a GeneratorDataset over a function or an iterator has no numbered samples to partition; pass "
-            "it an object with __getitem__ and __len__, or pass "
-            "ms_kungfu.dataset.indexed(GeneratorDataset(...), folder), which reads it once, to "
-            "ElasticDataset"
+            "a GeneratorDataset over a function or an iterator has no numbered samples to partition; pass it an "
+            "object with __getitem__ and __len__, or pass ms_kungfu.dataset.indexed(GeneratorDataset(...), folder), "
+            "which reads it once, to ElasticDataset"
         )
     raise TypeError(
         f"{name} can only be read in order, so it has no numbered samples to partition; pass "

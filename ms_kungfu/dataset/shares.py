@@ -41,7 +41,7 @@ class Shares:
     """The samples of a dataset. They are partitioned again whenever the cluster changes."""
 
     weight = 0
-    """This worker's number of samples since the last step (0 if they are repeated). It weights the gradients."""
+    """This worker's number of samples since the last step (0 if repeated); it weights the gradients."""
     step_shards: tuple[int, ...] = ()
     """Number of samples in each shard of the step assigned last; empty without shards."""
     contents: Contents | None = None
@@ -224,9 +224,8 @@ class Shares:
         """Return the members of a step of shards. The whole step is trained even if workers fail."""
         if not self._sums:
             raise KungFuError(
-                "this ElasticDataset has shards, but the shards of this step were never summed: train "
-                "with Model.train and KungFuElasticCallback, or call a ms_kungfu.elastic.ShardedStep with "
-                "each batch"
+                "this ElasticDataset has shards, but the shards of this step were never summed: train with "
+                "Model.train and KungFuElasticCallback, or call a ms_kungfu.elastic.ShardedStep with each batch"
             )
         return members_of_a_step_of_shards() if dealt.version == runtime.cluster_version() else dealt.members
 

@@ -131,8 +131,7 @@ class CheckpointFolder:
                     return
             try:
                 self._write(snapshot)
-            # Catch any error of MindSpore, because a failed checkpoint must not end training.
-            except Exception as error:
+            except Exception as error:  # any error of MindSpore, because a failed checkpoint must not end training
                 event_log.checkpoint_failed(snapshot.step, self.folder, error)
 
     def _write(self, snapshot: Snapshot) -> None:
@@ -140,8 +139,7 @@ class CheckpointFolder:
 
         began = membership.monotonic()
         self.folder.mkdir(parents=True, exist_ok=True)
-        # This check only serves a warning: unique file names already prevent overwriting.
-        if (newest := self._newest_job()) > self.job:
+        if (newest := self._newest_job()) > self.job:  # only for a warning: file names prevent overwriting
             _log.warning(
                 'checkpoint skipped: step=%d folder=%s job=%d reason="job %d has begun to train with it"',
                 snapshot.step, self.folder, self.job, newest,
@@ -339,10 +337,7 @@ class Checkpointing:
 
     @membership.spending("checkpoint")
     def write(self, step: int) -> None:
-        """Make the lowest rank write the state in the background, but write nothing in a replay.
-
-        ValueError without a folder.
-        """
+        """Make the lowest rank write the state in the background, except in a replay. ValueError without a folder."""
         if replaying.current() is not None:
             return
         if self.folder is None:
@@ -437,8 +432,7 @@ class Checkpointing:
         beyond = rank >= len(host["own"])
         own = host["own"][0 if beyond else rank]
         found = {**host["components"], **own}
-        # The conditions of the program, before the checkpoint changes them.
-        conditions = self._conditions() or {"shards": None}
+        conditions = self._conditions() or {"shards": None}  # the program's, before the checkpoint changes them
         batch = "".join(_other_batch(c.capture(), found.get(c.name)) for c in now.components if c.name == "dataset")
         differing = self._resume_components(now, found, answer["path"], of_another=beyond)
         mine.checkpoint, mine.job = None, answer["job"]  # the file's values belong to the job that wrote it
@@ -463,10 +457,7 @@ class Checkpointing:
     def _resume_components(
         self, now: TrainingState, found: Mapping[str, Any], path: str, of_another: bool
     ) -> list[str]:
-        """Restore the components; collective.
-
-        KungFuError at all workers if one of them can't continue from the file.
-        """
+        """Restore the components; collective. KungFuError at all workers if one can't continue from the file."""
         refusal, differing = "", list[str]()
         try:
             differing = resume_components(now.components, found, of_another=of_another)

@@ -43,9 +43,8 @@ class MisuseWarnings:
         if theirs and self._synchronises:
             self._say(
                 "twice",
-                "The gradients are reduced twice: by MindSpore's DistributedGradReducer, which "
-                "parallel_mode=%r or the program creates, and by ms_kungfu's optimizer or reducer; leave "
-                "MindSpore's reducer out",
+                "The gradients are reduced twice: by MindSpore's DistributedGradReducer, which parallel_mode=%r or "
+                "the program creates, and by ms_kungfu's optimizer or reducer; leave MindSpore's reducer out",
                 mode,
             )
         elif mode != "stand_alone" or mean:

@@ -70,14 +70,14 @@ def _agree_on_purpose(purpose: int, lacking: bool, parameters: Sequence[Any], ca
     transfer, because it will receive the whole state later. The others wait for its next call.
 
     1. Workers that have the state stay in this loop until the joining worker reaches the same call. They repeat the
-    agreement as long as a worker has entered it for a lower purpose or an earlier call.
+       agreement as long as a worker has entered it for a lower purpose or an earlier call.
     2. A joining worker makes its calls in the program's order. So it either reaches the others' call, or its program
-    ends. If its program ends, the worker counts as failed, and the next agreement ignores it.
+       ends. If its program ends, the worker counts as failed, and the next agreement ignores it.
     3. No state is sent before all workers have entered for the same purpose, so the state reaches the objects of its
        own call. Until then the joining worker is behind (`program.is_behind`) and begins no other ms_kungfu collective.
     4. Until then all workers with the state are in this loop, so they can't enter a collective of the program.
-    Therefore the joining worker skips the program's barriers, and rejects the program's other collectives
-    (`membership.is_catching_up`). As soon as it has entered for the same purpose, it takes part in both again.
+       Therefore the joining worker skips the program's barriers, and rejects the program's other collectives
+       (`membership.is_catching_up`). As soon as it has entered for the same purpose, it takes part in both again.
     """
     row = np.array([purpose, lacking, fingerprint(parameters), call], dtype=np.int64)
     while True:

@@ -69,12 +69,10 @@ class ElasticTraining:
         resume: whether to start from the newest checkpoint in `checkpoint_dir`, if there is one. The
             number of workers may differ. If false, a folder with checkpoints is rejected.
         prepare: a function that a joining worker calls before it joins, to compile its first step.
-        policy: one `Policy` or several (docs/policies.md). A size that they request overrides the
-            schedule's size.
+        policy: one `Policy` or several (docs/policies.md). Their size requests override the schedule.
         monitor: the monitor of the steps (docs/monitoring.md). Policies create one if it is None.
         evict: evicts workers for a policy. One worker calls this function with their ranks.
-        total_samples: the number of samples that all workers will have trained when training ends.
-            Policies use it; `epochs` computes it.
+        total_samples: the samples trained by the end of training; policies use it, `epochs` sets it.
         asynchronous: whether workers run their steps independently. None: the optimizers decide.
 
     Raises:
@@ -179,9 +177,9 @@ class ElasticTraining:
     def begin(self) -> None:
         """Start a call of training; a joining worker receives the state here.
 
-        The method is collective. If the others are in a later call (``for ...: model.train(1, ...)``),
-        `should_stop` is true at the joining worker, and its dataset is suspended, until the joining worker
-        reaches their call. It receives the state in that call; until then the others wait.
+        The method is collective. The others may be in a later call (``for ...: model.train(1, ...)``).
+        Until the joining worker reaches their call, `should_stop` is true there, and its dataset is
+        suspended. It receives the state in that call; until then the others wait.
         """
         runtime.init()
         self._synchronous.misuse_warnings.look(self.carried.trained)
@@ -310,8 +308,7 @@ class ElasticTraining:
 
         The method calls `begin`, then yields ``range(count)``; at a joining worker it starts with the
         others' epoch. It also yields an epoch that hasn't ended although all of its steps are done. A
-        worker that joins or resumes in such an epoch gets no batch, and runs the code after the epoch's
-        batches.
+        worker that joins or resumes there gets no batch, but runs the code after the batches.
 
         Without a dataset, the cluster changes only between epochs, not in the last epoch. Only the
         program knows which steps of an epoch a joining worker would have to skip.

@@ -85,10 +85,9 @@ def look(member: Member, watch: OutsideWatch, frame: FrameType | None) -> None:
     )  # fmt: skip
     if failed:
         _log.warning(
-            "outside steps: rank=%d seconds=%.0f last_step=%s at=%s version=%d failed_ranks=%s. The "
-            "cluster continues without the failed rank only at the end of the next step. If the program "
-            "waits for that rank's work, such as a file, it waits forever: wait in a collective instead, "
-            "which ends without failed ranks",
+            "outside steps: rank=%d seconds=%.0f last_step=%s at=%s version=%d failed_ranks=%s. The cluster continues "
+            "without the failed rank only at the end of the next step. If the program waits for that rank's work, "
+            "such as a file, it waits forever: wait in a collective instead, which ends without failed ranks",
             *facts,
         )
     else:

@@ -1,7 +1,7 @@
 """This worker's reports for the job's event log (`ms_kungfu.job_events`), and the time it spends on each kind of work.
 
 1. A report never waits and never raises an error. It is sent over the connection with which this worker has joined. If
-the connection can't accept it at once, the report is lost. A process without a launcher reports nothing.
+   the connection can't accept it at once, the report is lost. A process without a launcher reports nothing.
 2. A report's values always pass the launcher's checks, whatever the program passes. Otherwise the launcher would end
    the connection, and the worker needs that connection to adopt the next cluster version.
    (`test_any_reported_value_is_read`.)

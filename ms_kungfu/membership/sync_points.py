@@ -17,8 +17,8 @@ segment (:func:`sync_point_is_due`). If neither word requests a sync point, the 
    same order, whatever their reasons: each rank contributes its reason. A sync point waits only for the slowest rank's
    current step. (`test_simulated_jobs.py`.)
 3. If a rank fails before or in a sync point, the operations of the other ranks end without it (docs/recovery.md). If
-the failed rank had requested the sync point, the others meet for no reason of their own and then continue. The failure
-leads to a new version, which is the reason for the next sync point.
+   the failed rank had requested the sync point, the others meet for no reason of their own and then continue. The
+   failure leads to a new version, which is the reason for the next sync point.
 4. The lowest living rank writes a requested size after its own steps, without a sync point. If that rank fails, the
    next rank writes the size again. All ranks learn the size in a sync point, and keep it until a sync point reports
    that the size is pending.

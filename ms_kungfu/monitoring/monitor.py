@@ -48,15 +48,13 @@ class Monitor:
     Pass the monitor to `MonitorCallback`, `KungFuElasticCallback` or `ElasticTraining`. In any other
     loop, call `begin` once, then `step_end` after each step. `step_end` is collective at measured
     steps. The monitor measures the reduced gradients. If the loss is scaled, set `gradient_scale`;
-    otherwise the norms are those of the scaled gradients. The noise scale doesn't depend on
-    `gradient_scale`.
+    otherwise the norms are those of the scaled gradients. The scale doesn't affect the noise scale.
 
     Args:
         jsonl: a file to which rank 0 writes each record as a line of JSON. It may be a FIFO that
             another process reads; a step waits while the FIFO is full.
         interval: steps between two measurements. Times and bytes are the mean over these steps.
-        half_life: the number of measured steps after which a measurement has half of its weight in the
-            noise scale.
+        half_life: the measured steps after which the noise scale gives a measurement half its weight.
         update_ratio_interval: steps between two measurements of the update-to-weight ratio, each of
             which copies the weights; 0 for none.
         log_interval: records between two lines in the log (logger ``ms_kungfu.monitoring``, INFO,
@@ -322,8 +320,7 @@ class Monitor:
         if port is not None and self._endpoint is None:
             self._endpoint = MetricsEndpoint(lambda: self.last, port)
         if self._jsonl is not None and self._file is None and self.step == 0 and runtime.current_rank() == 0:
-            # A worker that becomes rank 0 later appends. The file stays open, because the reader of a FIFO sees a
-            # close as end of file.
+            # A later rank 0 appends. Keep the file open, because a FIFO's reader takes a close for the end of file.
             self._file = self._open_jsonl(os.O_TRUNC)
 
     def _open_jsonl(self, flag: int = 0) -> Any:

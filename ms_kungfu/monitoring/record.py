@@ -80,7 +80,7 @@ class StepRecord:
         return ordered[-1] / median if median > 0 else 1.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON. An infinity becomes the string "inf", because JSON has no infinity."""
+        """Return the record as JSON; an infinity becomes the string "inf", because JSON has no infinity."""
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
 
 

@@ -178,9 +178,8 @@ class Unsharded:
             if self._looks > 0 and updates != self._updates:
                 raise refused(
                     "a loop that trains with a dataset that isn't sharded",
-                    f"give it num_shards=get_group_size(), which is {world.size()}, and "
-                    "shard_id=get_rank(); samples that a program selects by its rank, and zip(), can't be "
-                    "partitioned again",
+                    f"give it num_shards=get_group_size(), which is {world.size()}, and shard_id=get_rank(); samples "
+                    "that a program selects by its rank, and zip(), can't be partitioned again",
                 )
             self._looks, self._updates = self._looks + 1, updates
         return next(self._iterator)

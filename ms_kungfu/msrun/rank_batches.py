@@ -12,8 +12,7 @@ over samples (a sum, or a factor like ``batch_size * rank_size``). No graph is c
 2. In a divided step, a jitted function or a cell in GRAPH mode runs as Python if it uses a gradient function. Python
    then calls the gradient function, itself a graph, once per rank. If `ms_kungfu.msrun.gradient_search` finds no
    gradient function, the function stays a graph, and 3 applies.
-3. The first divided steps detect gradients that were computed in another way: an update without rank-by-rank gradients
-ends training with an error.
+3. The first divided steps detect other gradients: if an update lacks gradients by rank, training ends with an error.
 4. Moving statistics are reset to their values at the step's start for each rank's batch, and averaged afterwards.
 5. Of the tensors with as many rows as the batch, those from the step's iterator and those created since are divided. A
    tensor that existed before the step is passed undivided to each rank, because it doesn't contain the batch unless
@@ -257,15 +256,13 @@ def _are_batch(leaves: Sequence[Any], samples: int, ranks: int) -> list[bool]:
         [leaf for leaf in older if _rows(leaf) == samples], samples, ranks,
     )  # fmt: skip
     _tell(
-        "were created in the step and have as many rows as this worker's batch: they are divided among "
-        "its ranks; if a tensor isn't computed from the batch's rows, its gradients are wrong: create it "
-        "before the loop",
+        "were created in the step and have as many rows as this worker's batch: they are divided among its ranks; if "
+        "a tensor isn't computed from the batch's rows, its gradients are wrong: create it before the loop",
         [leaf for leaf in made if _rows(leaf) == samples], samples, ranks,
     )  # fmt: skip
     _tell(
-        "were created in the step and have as many entries as this worker's batch in a dimension other "
-        "than the first: each of its ranks gets the whole tensor; if a tensor contains the batch, make "
-        "the samples its first dimension",
+        "were created in the step and have the batch's samples in a dimension other than the first: each "
+        "of its ranks gets the whole tensor; if a tensor contains the batch, use the first dimension",
         [leaf for leaf in made if _rows(leaf) != samples and samples in leaf.shape[1:]], samples, ranks,
     )  # fmt: skip
     batch = columns | set(map(id, made))
@@ -290,8 +287,7 @@ def _tell(what: str, tensors: Sequence[Any], samples: int, ranks: int) -> None:
 def _joined(found: Sequence[Any], sizes: Sequence[int]) -> Any:
     """Combine the ranks' results, except the gradients of weights.
 
-    Rows are concatenated, floats are averaged (weighted by samples), and integers are summed, because
-    they are counts.
+    Rows are concatenated, floats are averaged by samples, and integers (counts) are summed.
     """
     first = found[0]
     if isinstance(first, ms.Tensor):
@@ -312,9 +308,8 @@ def _joined(found: Sequence[Any], sizes: Sequence[int]) -> Any:
         return first
     raise refused(
         f"a gradient function that returns {first!r} in addition to the gradients",
-        f"this worker plays {len(sizes)} ranks, and it is unknown how to combine {len(sizes)} such values; "
-        "return tensors with the rows of the batch, floats (which are averaged) or integers (which are "
-        "summed)",
+        f"this worker plays {len(sizes)} ranks, and it is unknown how to combine {len(sizes)} such values; return "
+        "tensors with the rows of the batch, floats (which are averaged) or integers (which are summed)",
     )
 
 
@@ -349,8 +344,7 @@ class _Statistics:
         self._sums: list[NDArray[Any]] = []
         if self._parameters:
             wait_for_queue()
-            # A cell that computes the loss before the gradients (TrainOneStepCell) has already changed the statistics
-            # once.
+            # A cell that computes the loss before the gradients (TrainOneStepCell) has changed the statistics once.
             is_first = _step.gradients == 1 and not has_value
             self._before = _step.before if is_first else [p.asnumpy().copy() for p in self._parameters]
             self._sums = [np.zeros(array.shape, np.float64) for array in self._before]
@@ -463,8 +457,7 @@ def answer_for_cells(compile_and_run: Callable[..., Any]) -> Callable[..., Any]:
             # constant.
             arguments = tuple(map(_changing, arguments))
             if not reduces and next(iter(self.get_parameters()), None) is None:
-                # One call may contain many calls of other cells (e.g. for clipping).
-                return self.construct(*arguments, **named)
+                return self.construct(*arguments, **named)  # may call many other cells (e.g. for clipping)
         return compile_and_run(self, *arguments, **named)
 
     return run

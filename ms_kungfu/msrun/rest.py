@@ -6,7 +6,7 @@ them. A joining worker that has such a cell gets its values from one of those wo
 1. The common cells are computed from the lists of all living workers, and computed again whenever a worker joins. So
    all workers get the same result (`agree`).
 2. A cell may be missing at some workers only if no optimizer trains it. Otherwise the workers run different programs,
-and all of them raise an error.
+   and all of them raise an error.
 3. The cluster changes after the last step of a pass. Before the change all workers copy these cells (`copy`), so that
    the cells survive the removal of their only owner. After a failure within a pass, the copy is from the previous
    pass, and a warning says so.

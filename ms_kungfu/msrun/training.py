@@ -47,9 +47,8 @@ def answer_for(method: Callable[..., Any]) -> Callable[..., Any]:
         if is_plain and context.parallel_mode() != "data_parallel":
             raise refused(
                 "Model.train in parallel_mode stand_alone",
-                "its network doesn't reduce gradients; call "
-                "set_auto_parallel_context(parallel_mode='data_parallel', gradients_mean=True) before you "
-                "create the Model",
+                "its network doesn't reduce gradients; call set_auto_parallel_context(parallel_mode='data_parallel', "
+                "gradients_mean=True) before you create the Model",
             )
         given["train_dataset"] = pipelines.elastic(data, by_shards)
         if isinstance(given.get("valid_dataset"), ds.Dataset) and pipelines.shards_of(given["valid_dataset"]):

@@ -42,7 +42,9 @@ class KungFuBarrier(Primitive):
 
 # Create the primitives at the call. In a graph, the parser creates one per call, and only when the process may join.
 def rank():  # type: ignore[no-untyped-def]  # these are read by MindSpore's parser
-    """Return this worker's rank when the step runs. It sends nothing.
+    """Return this worker's rank when the step runs.
+
+    It sends nothing.
 
     Returns:
         A 0-d tensor of int64, which is right even in a graph that was compiled before a resize.

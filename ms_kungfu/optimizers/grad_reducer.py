@@ -177,7 +177,7 @@ class KungFuGradReducer(nn.Cell):
         self.left_to_shards = True
 
     def fusion_plan(self) -> Plan:
-        """Return which gradients are in which group, and in what order. To see the plan, ``print`` the result.
+        """Return which gradients are in which group, and in what order; ``print`` the result to see it.
 
         Returns:
             The plan in use, or the plan that would be used now.

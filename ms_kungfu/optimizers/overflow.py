@@ -23,7 +23,8 @@ class OverflowAgreement(nn.Cell):
         self.scaler.update(overflow)
 
     The agreement exchanges 4 bytes per step. It isn't needed if a `KungFuGradReducer` reduces the
-    gradients before the check: an infinity or NaN of one rank is then in every rank's sum or mean.
+    gradients before the check. In that case an infinity or NaN of one rank is in every rank's sum or
+    mean.
 
     Args:
         name: the name of the exchange among the workers.

@@ -81,8 +81,8 @@ class PairAveragingOptimizer(Pairing, Synchronising):
     waits for it.
 
     In the paper both workers of a pair take the average at the same time. Here, as in KungFu, only the
-    requesting worker takes the average. A worker trains exactly as with `optimizer` alone, bit for bit,
-    if no other worker has saved a model yet (or it is the only worker).
+    requesting worker takes the average. Until another worker has saved a model, a worker trains exactly
+    as with `optimizer` alone, bit for bit.
 
     *When*: workers of different or changing speed, or a slow network. A worker that slows down, fails
     or joins doesn't delay the others. With many workers, a model takes longer to reach all of them, so
@@ -141,7 +141,7 @@ class PairAveragingOptimizer(Pairing, Synchronising):
         self._publish()
 
     def merge(self) -> None:
-        """Replace the workers' models by one merged model, and save it for the other workers; see `Replicas.merge`."""
+        """Replace the workers' models by one merged model, and save it for the others; see `Replicas.merge`."""
         super().merge()
         self.publish()
 

@@ -1,4 +1,7 @@
-"""Run jobs on a Ray cluster: ``kungfu-run -engine ray``, or the same from Python. It needs ``ms_kungfu[ray]``."""
+"""Run jobs on a Ray cluster: ``kungfu-run -engine ray``, or the same from Python.
+
+It needs ``ms_kungfu[ray]``.
+"""
 
 from __future__ import annotations
 

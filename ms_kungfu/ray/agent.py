@@ -76,9 +76,8 @@ class Agent:
                 os.chdir(folder)
             except OSError as error:
                 raise ValueError(
-                    f"{folder}, the folder in which the job was started, can't be used on "
-                    f"{socket.gethostname()}: {error.strerror}; create it on all nodes, or let Ray copy it "
-                    "(working_dir of runtime_env)"
+                    f"{folder}, the folder in which the job was started, can't be used on {socket.gethostname()}: "
+                    f"{error.strerror}; create it on all nodes, or let Ray copy it (working_dir of runtime_env)"
                 ) from None
         # `python` means this interpreter, as in kungfu-distribute.
         environment = {**os.environ, **variables, "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"}

@@ -272,9 +272,8 @@ class Driver:
         is_silent = self._watch.silent_s() > _SILENT_S
         if is_silent and not self._is_silent:
             self._say(
-                "Ray's head (its GCS) doesn't answer: training continues, but no node joins or leaves; if "
-                "the head doesn't answer again within a minute of its loss, Ray ends this program and the "
-                "job"
+                "Ray's head (its GCS) doesn't answer: training continues, but no node joins or leaves; if the head "
+                "doesn't answer again within a minute of its loss, Ray ends this program and the job"
             )
         elif self._is_silent and not is_silent:
             self._say("Ray's head (its GCS) answers again")
@@ -318,8 +317,7 @@ class Driver:
             return True
         try:
             found = open_leadership(self._url, timeout_s=_SILENT_S).look()
-            # The snapshot may belong to an earlier job of the same name. The port shows whether it belongs to this
-            # job.
+            # The snapshot may belong to an earlier job of the same name. Only this job uses this port.
             return (
                 not may_go_on(found, host.name)
                 or LeaderSnapshot.from_json(found.snapshot).first.runners[0].port != self._port

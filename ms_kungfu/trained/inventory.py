@@ -198,9 +198,8 @@ def check_sharded(trained: Iterable[Any]) -> None:
     """Raise ValueError if, in a step that is partitioned into shards, a result would depend on the cluster."""
     if beside := reducers(trained, left_to_shards=False):
         raise ValueError(
-            f"{type(beside[0]).__name__} reduces gradients over the workers, next to a ShardedStep that "
-            "reduces over shards; use a ShardedStep for each optimizer, and pass the optimizer as update= "
-            "or in trained="
+            f"{type(beside[0]).__name__} reduces gradients over the workers, next to a ShardedStep that reduces over "
+            "shards; use a ShardedStep for each optimizer, and pass the optimizer as update= or in trained="
         )
     for statistic in moving_statistics(trained):
         if statistics_of_shards.get(id(statistic)) is not statistic:

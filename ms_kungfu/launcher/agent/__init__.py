@@ -1,1 +1,4 @@
-"""The agent of each host: workers, shared memory, connections between hosts. It makes no decisions about the job."""
+"""The agent of each host manages workers, shared memory and connections between hosts.
+
+It makes no decisions about the job.
+"""

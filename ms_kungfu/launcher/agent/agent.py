@@ -1,4 +1,4 @@
-"""A host's launcher: it obeys the job's controller, which may run in the same process, and reports to it.
+"""A host's launcher: it obeys the job's controller and reports to it. The controller may run in the same process.
 
 The launcher owns what exists only on its host: processes, file descriptors, the terminal. Its parts are `host`
 (workers, memory, workers' requests), `succession` (which host has the job), `leading` (the controller, while it runs
@@ -47,9 +47,10 @@ from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
 _OUTPUT_GRACE_S = 1.0
-_AFTER_PAUSE_S = 0.5  # time to read what arrived during a pause
+_AFTER_PAUSE_S = 0.5  # time to read the messages that arrived during a pause
 _FIRST_WORDS_S = 5.0
-_LEASES = 3  # within this number of leases, another controller acquires the lease, and this host has called it
+# Within this number of lease durations, another controller has acquired the lease and this host has called it.
+_LEASES = 3
 
 
 class Agent:
@@ -78,7 +79,7 @@ class Agent:
         )  # fmt: skip
 
     async def run(self) -> int:
-        """Return the job's exit code once no process of the job is left here. StartError if the job never began."""
+        """Return the job's exit code when no process of the job is left here. StartError if the job never began."""
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[tuple[int, str, int | None]] = self._loop.create_future()
         self._loop.set_exception_handler(self._on_bug)
@@ -115,14 +116,14 @@ class Agent:
             self._ended.set_exception(error)
 
     def _is_alone(self) -> bool:
-        """Return whether this host is in no job. `_obey_one` handles signals while no host has the lease."""
+        """Return whether this host is in no job. While no host has the lease, `_obey_one` handles signals."""
         return self._channel is None and self.own.controller is None and self.succession.since is None
 
     def _on_timeout(self, limit_s: float) -> None:
         """Let the current or the next controller end the job, or end this launcher if the host is in no job."""
         if self._is_alone():
             silence = self.succession.silence
-            why = f"{self.succession.head_name}, which has it, was not reached" + (f": {silence}" if silence else "")
+            why = f"its head node, {self.succession.head_name}, was not reached" + (f": {silence}" if silence else "")
             self._end(EXIT_TIMEOUT, f"{PROGRAM}: {not_begun(limit_s, why)}")
 
     def _on_served(self, serving: asyncio.Future[None]) -> None:
@@ -175,17 +176,17 @@ class Agent:
         then = lambda: self.own.controller.then() if self.own.controller else ""  # noqa: E731
         server = self._server = ControlServer(self._machine, secret, self._take, then)
         try:
-            if options.hosts.is_several:  # a single host gets no calls
+            if options.hosts.is_several:  # other hosts don't call the only host of a job
                 await server.start(options.host.address, options.control_port)
         except ValueError as error:
             raise StartError(str(error)) from None
         except OSError as error:
-            remedy = "set another port with -port, the same on all hosts"
+            remedy = "set another port with -port (the same port on all hosts)"
             if options.joins:
-                remedy = f"the job is at this port on all hosts; does another {PROGRAM} of it run here?"
+                remedy = f"the job uses this port on all hosts; is another {PROGRAM} of the job running on this host?"
             raise StartError(
-                f"{options.host.name}:{options.control_port}, where the other hosts call, can't be used: "
-                f"{error.strerror or error}; {remedy}"
+                f"{options.host.name}:{options.control_port}, the address that the other hosts call, can't "
+                f"be used: {error.strerror or error}; {remedy}"
             ) from None
 
     def _lead(self, options: Options, term: Term | None) -> None:
@@ -209,10 +210,10 @@ class Agent:
         return False  # the caller looks up again which host has the lease
 
     def _may_lead_for(self, said: m.Agent) -> bool:
-        """Return whether this host is, or is becoming, the controller that the caller has read from the store.
+        """Return whether this host is, or is becoming, the controller's host that the caller has read from the store.
 
-        This host may not know that yet, or may be between two controllers. The caller brings a report, or joins a job
-        whose controller can move to another host.
+        This host may not know that yet, or may be between two controllers. Such a caller sends a resync
+        report, or joins a job whose controller can move to another host.
         """
         return said.report is not None or (said.slots is not None and moves(self._options))
 
@@ -242,15 +243,15 @@ class Agent:
                     continue
                 if succession.since is None or self._host is None:
                     await self.own.wait()
-                    self._end(1, f"{PROGRAM}: {trouble}; the workers here are ended")
+                    self._end(1, f"{PROGRAM}: {trouble}; the workers on this host are ended")
                     return
-                _log.warning('controller lost: reason="%s". The workers here go on with the next one', trouble)
+                _log.warning('controller lost: reason="%s". The workers here wait for the next controller', trouble)
                 self._host.wait_for_a_controller()
                 channel = await succession.next(trouble, self._host)
                 words = m.Agent(self._registration, report=self._host.report()) if succession.is_known else joining
 
     async def _obey_one(self, channel: AnyChannel, words: m.Agent, begun: contextlib.ExitStack) -> str:
-        """Obey a controller until the connection ends. Return why it has ended, or "" if the job has ended."""
+        """Obey a controller until the connection ends. Return why the connection ended; "" if the job has ended."""
         succession = self.succession
         head = succession.head_name
         try:
@@ -268,7 +269,7 @@ class Agent:
                 succession.warn_once(f'hosts differ: host={head} reason="{printable(registered.warning)}"')
             while not self._ended.done():
                 self._obey(await channel.receive(m.FROM_CONTROLLER))
-            # The sockets close before the controller's. By then a worker with a request has exited, or will soon.
+            # These sockets close before the controller's. A worker with a request has exited then, or exits soon.
         except asyncio.TimeoutError:
             return f"{PROGRAM} on {head} doesn't answer"
         except ProtocolError as error:
@@ -277,7 +278,7 @@ class Agent:
             return f"{PROGRAM} on {head}, the head node, has ended ({error.strerror or error})"
         except StartError:
             raise
-        except Exception as error:  # treated like any other end of the connection to this controller
+        except Exception as error:  # treat it like any other end of the connection to this controller
             _log.error(
                 'internal error: where=message from=%s error="%r". The launcher closes the connection',
                 head, error, exc_info=error,
@@ -289,9 +290,9 @@ class Agent:
         channel.send(words)
         lease_s = self.succession.lease_s
         if words.report is not None:
-            # Don't wait for a controller that fails or is paused now, since the next controller waits for the report.
+            # Don't wait long for a controller that fails or is paused now: the next one waits for the report.
             return await within(lease_s / 2, channel.receive(m.REGISTERED))
-        channel.set_silence(lease_s)  # a controller that waits for its hosts may fail or be cut off in the meantime
+        channel.set_silence(lease_s)  # a controller that is waiting for its hosts may fail or become unreachable
         return await channel.receive(m.REGISTERED)
 
     def _begin(self, channel: AnyChannel, registered: m.Registered, begun: contextlib.ExitStack) -> None:
@@ -332,13 +333,13 @@ class Agent:
 
     def _hear_the_end(self, said: m.End) -> None:
         if self.own.for_ever is not None:
-            return  # the result of the controller's process says more
+            return  # the result of the controller in this process is more precise
         if said.left:
             _log.info("host left: host=this")
         self._end(said.code, said.words or "", said.failed)
 
     def _watch_controller(self, channel: AnyChannel, leases: Leases) -> None:
-        """Exchange heartbeats with the controller. A host that the controller considers failed must soon stop."""
+        """Exchange heartbeats with the controller. A host that the controller considers failed must stop soon."""
         if channel is not self._channel:
             return
         self._send(m.Beat())
@@ -349,8 +350,8 @@ class Agent:
             return
         if is_silent:
             limit = f"for {self._options.host_timeout_s:g} s (-host-timeout)"
-            self._send(m.Ends(f"nothing came to it from {head} {limit}"))  # arrives if the network is back
-            self._end(1, f"{PROGRAM}: nothing came from {head}, which has the job, {limit}; the workers here are ended")
+            self._send(m.Ends(f"no message from {head} has reached it {limit}"))  # arrives if the network works again
+            self._end(1, f"{PROGRAM}: no message came from {head}, the head node, {limit}; the workers here are ended")
         self._loop.call_later(leases.period_s, self._watch_controller, channel, leases)
 
 
@@ -374,7 +375,8 @@ def _find_devices(options: Options, machine: Machine) -> Devices:
     return found
 
 
-# Handlers of the controller's messages: to this host's launcher, about its part of the job, and about its segments.
+# Handlers of the controller's messages, in three groups: for this launcher, for its part of the job, and for its
+# segments.
 HEARD: dict[type, Callable[[Agent, Any], None]] = {
     m.Beat: lambda agent, said: None,
     m.NewLease: lambda agent, said: agent.succession.hear(said),

@@ -15,15 +15,15 @@ from ms_kungfu.launcher.wire import messages as m
 
 _log = logging.getLogger(__name__)
 _HEAD_S = 5.0  # time for the controller to end the job after a signal to this launcher
-_LET_GO_S = 15.0  # time for the controller, and for workers that are killed at the end of -leave-grace
+_LET_GO_S = 15.0  # additional time for the controller, and for workers that are killed at the end of -leave-grace
 
 
 @dataclass(eq=False)
 class Departure:
     """Translate signals into the end of this host's part of the job.
 
-    `send` sends a message to the controller. `is_alone` returns whether this host is in no job. `wait_s`: how long it
-    may take until the next controller is found.
+    `send` sends a message to the controller. `is_alone` returns whether this host is in no job. `wait_s`: how many
+    seconds it may take to find the next controller.
     """
 
     options: Options
@@ -40,15 +40,15 @@ class Departure:
 
         After SIGTERM this host leaves, if the controller decides that the job can continue without it. After any other
         signal, the controller ends the job on all hosts within -grace-period. After a second such signal to this
-        launcher, the job ends at once. This host then ends even if the controller doesn't react. If its controller has
-        the lease and may leave, the other hosts continue the job.
+        launcher, the job ends at once. This host then ends even if the controller doesn't react. If the controller on
+        this host has the lease and may leave, the other hosts continue the job.
         """
         controller = self.own.controller
         again = bool(self.interrupted) or (number == signal.SIGTERM and self.is_leaving)
         if controller is not None and controller.is_over and not controller.has_stepped_down:
             if again:
                 controller.hurry()
-            # another host's signal may have ended the job, but this launcher has got none before
+            # a signal on another host may have ended the job already, but this is the first signal to this launcher
             self.interrupted = number
             return
         if self.interrupted:
@@ -64,13 +64,13 @@ class Departure:
                 "host leaving: host=%s limit_s=%g. Its workers leave after their step (-leave-grace)",
                 self.options.host.name, limit_s,
             )  # fmt: skip
-            late = f"{PROGRAM}: interrupted by SIGTERM, and the controller has not let this host go"
+            late = f"{PROGRAM}: interrupted by SIGTERM, but the controller has not released this host"
             # The job may end instead of continuing, if too few workers would remain.
             self._end_later(max(limit_s, self.options.grace_period_s) + _LET_GO_S, number, late)
             return
         self.interrupted = number
         self._tell(m.Interrupted(number))
-        late = f"{PROGRAM}: interrupted by {signal_name(number)}, and the controller has not ended the job"
+        late = f"{PROGRAM}: interrupted by {signal_name(number)}, but the controller has not ended the job"
         self._end_later(_HEAD_S + self.options.grace_period_s + self.wait_s(), number, late)
 
     def _end_later(self, seconds: float, number: int, words: str) -> None:
@@ -97,6 +97,6 @@ class Departure:
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code for the case that no controller is left to decide on it."""
+        """Return the exit code to use if no controller is left to decide on it."""
         number = self.interrupted or (signal.SIGTERM if self.is_leaving else 0)
         return 128 + number if number else 1

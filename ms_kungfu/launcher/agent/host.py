@@ -40,7 +40,7 @@ class HostOfJob:
         relay = self.relay = machine.make_relay(channel.send, self.segments.open)
         transports.find_store = relay.stores.find
         self._server = machine.serve_broker(relay, bytes.fromhex(secret))
-        # The broker's address, and the secret by which the workers authenticate.
+        # The broker's address, and the secret with which the workers authenticate.
         environment = {env.BROKER.name: self._server.address, env.JOB_SECRET.name: secret}
         self.workers = HostWorkers(
             registration.host, machine, supervisor, output, environment, send, claims, self._server.connections,
@@ -49,8 +49,8 @@ class HostOfJob:
         relay.on_placed = self.workers.placed
 
     def close(self) -> None:
-        # Close the workers before their dependencies: without its inter-host transport, a worker would seem to fail by
-        # itself.
+        # Close the workers before the objects that they depend on: without its inter-host transport, a worker would
+        # seem to fail by itself.
         self.workers.close()
         self._server.end()
         self.relay.close()
@@ -70,9 +70,9 @@ class HostOfJob:
     # ---- from one controller to the next ----
 
     def wait_for_a_controller(self) -> None:
-        """Hold the workers' deadlines, since only a controller knows what they wait for.
+        """Hold the workers' deadlines, because only a controller knows what they wait for.
 
-        Workers train on if they can.
+        Workers continue to train if they can.
         """
         self.hold_deadlines(True)
         self.segments.cancel_making()
@@ -91,9 +91,9 @@ class HostOfJob:
     def go_over_to(self, channel: AnyChannel) -> None:
         """Change to another controller that has registered this host.
 
-        Send it again what the previous controller may have lost.
+        Send the new controller again the messages that the previous controller may have lost.
         """
         self.segments.forget_what_was_told()
-        self.hold_deadlines(False)  # a controller that waits for the store orders that in a message
+        self.hold_deadlines(False)  # a controller that waits for the store sends a message to hold them
         self.relay.ask_again(channel.send)
         self.workers.tell_what_is_new()

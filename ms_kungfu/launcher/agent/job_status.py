@@ -1,4 +1,4 @@
-"""The job's status, as this host's launcher reports it: the controller's status, or the little that the host knows."""
+"""The job's status, as this host's launcher reports it: the controller's status, or else what this host knows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ _ANSWER_S = 2.0
 
 @dataclass(eq=False)
 class JobStatusAnswer:
-    """The answers to status queries. `send` sends a message to the controller; `is_connected`: whether there is one."""
+    """The answers to status queries.
+
+    `send` sends a message to the controller; `is_connected`: whether there is a connection to a
+    controller.
+    """
 
     options: Options
     started_at: float
@@ -57,7 +61,7 @@ class JobStatusAnswer:
             self.send(m.StatusQuestion(number))
             return await within(_ANSWER_S, answer)
         except asyncio.TimeoutError:
-            why = f"{PROGRAM} on {head}, which has the job, doesn't answer"
+            why = f"{PROGRAM} on {head}, which controls the job, doesn't answer"
             return outline(self.options, JobState.RUNNING, why, self.started_at)
         finally:
             del self._questions[number]

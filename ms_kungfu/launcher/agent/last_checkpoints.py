@@ -1,4 +1,4 @@
-"""The workers of this host that write a checkpoint when a signal is about to end the job."""
+"""The workers of this host that write a checkpoint before a signal ends the job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ class Waiter(Protocol):
 
 
 class LastCheckpoints:
-    """These workers, in the agent's event loop. `on_written` is called when none is left, after `begin`."""
+    """The workers that write a last checkpoint, in the agent's event loop.
+
+    `on_written` is called after `begin`, as soon as no such worker is left.
+    """
 
     def __init__(self, on_written: Callable[[], None]) -> None:
         self._on_written = on_written
@@ -29,7 +32,7 @@ class LastCheckpoints:
             waiter.note_end(self._number)
 
     def remove(self, waiter: Waiter) -> None:
-        """Remove a worker that has hung up. Ignore any other request."""
+        """Remove a worker that has closed its connection. Ignore any other request."""
         if waiter in self._waiters:
             self._waiters.remove(waiter)
             self._look()

@@ -14,7 +14,7 @@ from ms_kungfu.launcher.state.start_error import StartError
 
 _log = logging.getLogger(__name__)
 _END_S = 1.0
-_LED_S = 10.0  # time for a controller whose job is over to notify the others and release the lease
+_LED_S = 10.0  # time for a controller to notify the other hosts and release the lease after its job is over
 
 
 @dataclass(eq=False)
@@ -27,7 +27,7 @@ class OwnController:
     end: Callable[[int, str, int | None], None]
     fail: Callable[[BaseException], None]
     controller: LocalController | None = None
-    has_ended: bool = False  # whether the controller has ended without leaving the job to another host
+    has_ended: bool = False  # whether the controller has ended and no other host continues the job
     _leading: asyncio.Future[int] | None = None
 
     @property
@@ -44,7 +44,7 @@ class OwnController:
     async def leave(self) -> None:
         """End the controller before this host ends. The controller may still have to end the job over its connections.
 
-        A controller whose job is over releases the lease last.
+        If the job is over, the controller releases the lease last.
         """
         controller, leading = self.controller, self._leading
         if controller is not None and leading is not None:

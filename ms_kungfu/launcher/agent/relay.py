@@ -1,7 +1,7 @@
 """Pass requests of a host's workers to the controller's broker, and the broker's answers back.
 
 The relay adds what only this host has: a slot's descriptors, the process that has the slot, and model stores. Workers
-connect to a socket, and keep the connection. Each worker has one request at a time.
+connect to a socket and keep the connection. Each worker makes one request at a time.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Relay:
         self.last_checkpoints = LastCheckpoints(lambda: self._send(m.Checkpointed()))
         self._numbers = itertools.count(1)
         self._asked: dict[int, tuple[Request, m.ToJobBroker]] = {}  # requests that haven't been answered
-        self.cores = 0  # cores per worker, if a worker of this host has been notified that the number is fixed
+        self.cores = 0  # the fixed number of cores per worker, if a worker of this host has been notified of it
         self._leaving: list[str] = []  # workers that may leave because a worker of this host requested that
         self._holders: dict[_Process, int] = {}
         self._held = False  # whether the deadlines of requests are held
@@ -110,7 +110,7 @@ class Relay:
     # ---- orders of the controller ----
 
     def answer(self, number: int, message: m.FromJobBroker | None) -> None:
-        """Answer a request. If `message` is None, end it without an answer."""
+        """Answer a request. If `message` is None, end the request without an answer."""
         request, asked = self._asked.pop(number, (None, None))
         if request is None:  # the request was withdrawn
             return
@@ -187,12 +187,12 @@ class Relay:
             self._send(m.Asks(number, asked))
 
     def report(self, report: m.Report) -> None:
-        """Pass a report on. It is lost while this host waits for another controller."""
+        """Pass a report on. The report is lost if this host is waiting for another controller."""
         if not self._closed:
             self._send(report)
 
     def withdraw(self, request: Request) -> None:
-        """Forget a request, because its worker no longer waits."""
+        """Forget a request whose worker no longer waits."""
         self.last_checkpoints.remove(request)
         for number, (each, _) in list(self._asked.items()):
             if each is request:
@@ -204,17 +204,18 @@ class Relay:
         holder = self._holders.get((peer, incarnation))
         if holder is None or holder == request.pid or not self._is_alive(holder):
             return False
-        own = f"process {request.pid} has no slot of its own; communicate in process {holder} instead"
+        own = f"process {request.pid} has no slot; communicate only in process {holder}"
         request.send(m.Error(f"the slot of {peer} belongs to process {holder}; {own}"))
         return True
 
     def _hand_over(self, request: Request, slot: m.Slot) -> None:
         version, peer = slot.cluster.version, PeerID.parse(slot.peer)
-        # two processes asked before one of them was granted the slot
+        # two processes requested the slot before one of them got it
         if self._is_taken(peer, slot.incarnation, request):
             return
         segment = self._segments.get(version)
-        if segment is None:  # a newer version has been committed since then, and the worker will request its slot in it
+        # A newer version has been committed since then, and the worker will request its slot in the newer version.
+        if segment is None:
             request.send(m.Error(f"cluster version {version} has been superseded"))
             return
         self._holders[peer, slot.incarnation] = request.pid
@@ -232,7 +233,7 @@ class BrokerServer(Server[WorkerChannel]):
     """Listens on an abstract Unix socket, `address`, from construction to `end`."""
 
     most_proved = _MAX_CONNECTIONS
-    most_unproved = 512  # more than a host's workers, which may all connect at once
+    most_unproved = 512  # more than the number of a host's workers, because all of them may connect at once
     silent_s = 1.0  # a worker authenticates within milliseconds; a rejected unauthenticated client connects again
 
     def __init__(self, relay: Relay, secret: bytes) -> None:
@@ -264,10 +265,10 @@ class BrokerServer(Server[WorkerChannel]):
                     channel.send(m.Error(str(error)))
                     await channel.hear_out()
                     return False
-                reading = None  # the code that answers closes `fds`
+                reading = None  # the code that answers the request closes `fds`
                 request = Request(channel)
                 self._answer(request, asked, fds)
-                reading = self._read(channel)  # this also detects the exit of a worker that waits
+                reading = self._read(channel)  # the read also detects the exit of a waiting worker
                 either: set[asyncio.Future[Any]] = {request.answered, reading}
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 if not request.answered.done():
@@ -305,7 +306,7 @@ class BrokerServer(Server[WorkerChannel]):
 
 
 async def _stop(reading: asyncio.Task[tuple[_Asked, list[int]]]) -> None:
-    """Stop reading a connection that has ended: later requests on it aren't answered."""
+    """Stop reading from a connection that has ended: later requests on it aren't answered."""
     reading.cancel()
     with contextlib.suppress(asyncio.CancelledError, Exception):
         _, fds = await reading

@@ -1,4 +1,4 @@
-"""A host's parts of the job's cluster versions: it makes, watches and closes them on the controller's orders."""
+"""A host's parts of the job's cluster versions. The host makes, watches and closes them on the controller's orders."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class HostSegment:
         except BaseException:
             close_all(self._fds)
             raise
-        # The memory that its ranks wait on, and the memory that holds everything except data. On one host these are the
-        # same.
+        # The memory in which this host's ranks wait, and the memory that holds everything except data. With one host
+        # both are the same.
         self._segment, self._board = self._memories[0], self._memories[-1]
 
     @classmethod
@@ -48,7 +48,7 @@ class HostSegment:
     ) -> HostSegment:
         """Make this host's part of `cluster`, which has workers on this host.
 
-        Raise the error that prevents it. In that case nothing is left behind.
+        If this fails, raise the error and leave nothing behind.
         """
         segment = cls(cluster, transports.hosts.self_name, cores, recovers, transports.machine.runtime())
         try:
@@ -78,12 +78,12 @@ class HostSegment:
 
     def hold_deadlines(self, held: bool) -> None:
         """Hold the deadlines of the host's ranks while `held`."""
-        for memory in self._memories:  # the memory where its ranks wait, and the memory that they watch
+        for memory in self._memories:  # the memory in which the ranks wait, and the memory that they watch
             memory.hold_deadlines(held)
 
     def mark_lost(self, rank: int, reason: str, recover: bool, reaped: bool) -> None:
-        # The control block lists the failures of all hosts in one order. A rank that is notified of a failure by the
-        # segment finds the failure in the control block.
+        # The control block lists the failures of all hosts in one order. A rank that the segment notifies of a failure
+        # finds the failure in the control block.
         self._board.mark_lost(rank, reason, recover, reaped)
         if self._transport is not None and rank in self._local:
             self._segment.mark_lost(self._local[rank], reason, recover, reaped)
@@ -108,7 +108,7 @@ class HostSegment:
         return self._segment.progress(self._local[rank])
 
     def awaited(self) -> list[tuple[int, int, bool]]:
-        """Return the waits of this host's ranks. The number -1 stands for the transport."""
+        """Return which of this host's ranks wait for which rank. The number -1 stands for the transport."""
         rank_of = [*self._local, -1]  # the transport has the last rank
         return [(rank_of[a], rank_of[b], is_overdue) for a, b, is_overdue in self._segment.awaited()]
 
@@ -118,7 +118,7 @@ class HostSegment:
         return m.Doing(m.ACTIVITIES[activity] if activity < len(m.ACTIVITIES) else "", seconds, operations)
 
     def set_ending(self, rank: int, ending: bool) -> None:
-        """Record whether a rank is about to be ended. For a rank of another host, record it for the transport."""
+        """Record whether a rank is about to be ended. For a rank of another host, set this on the transport."""
         self._segment.set_ending(self._local.get(rank, len(self._local)), ending)
 
     def ranks(self) -> list[int]:
@@ -128,7 +128,7 @@ class HostSegment:
     def sync_points(self) -> int:
         """Return how many sync points this host's workers have requested, or have been notified of.
 
-        Return 0 if the version has no other hosts, since there is no host to notify.
+        Return 0 if the version has no other hosts, because then there is no host to notify.
         """
         return 0 if self._transport is None else self._board.sync_points
 
@@ -166,11 +166,11 @@ class HostSegments:
         self._held = False  # whether the workers' deadlines are held
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
         self._making: dict[int, tuple[int, asyncio.Task[None]]] = {}  # version -> (attempt, task)
-        self._beats: dict[int, dict[int, int]] = {}  # version -> rank -> its count at the last look
-        # version -> rank -> why it can't continue, for all reasons that were ever seen
+        self._beats: dict[int, dict[int, int]] = {}  # version -> rank -> the rank's heartbeat count at the last look
+        # version -> rank -> why the rank can't continue, for all reasons that were ever seen
         self._words: dict[int, dict[int, str]] = {}
-        # What the controller was notified of, by version: failed transports, sync points (in either direction), and
-        # hosts that the version's transport can't reach.
+        # The facts that were reported to the controller, by version: failed transports, sync points (in either
+        # direction), and hosts that the version's transport can't reach.
         self._failed: set[int] = set()
         self._sync_points: dict[int, int] = {}
         self._apart: set[tuple[int, str]] = set()
@@ -195,7 +195,7 @@ class HostSegments:
         self._making.clear()
 
     def forget_what_was_told(self) -> None:
-        """Forget what was reported, so that another controller gets it again."""
+        """Forget which facts were reported, so that another controller gets them again."""
         self._words.clear()
         self._failed.clear()
         self._sync_points.clear()
@@ -322,7 +322,7 @@ class HostSegments:
         self._later(_ACTIVITY_S, self._report_activity)
 
     def _any_stands(self, beats: dict[int, dict[int, int]]) -> bool:
-        """Return whether the count of a worker hasn't changed since the last look.
+        """Return whether at least one worker's count hasn't changed since the last look.
 
         If all counts have changed, no process needs to be examined, which would be slow: each process has many threads.
         """

@@ -1,6 +1,6 @@
 """The model stores of this host's workers, as read-only descriptors.
 
-The descriptors are for workers of this host, and for the host's transport, by which other hosts read the stores.
+The descriptors are for workers of this host, and for the host's transport, through which other hosts read the stores.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How this host finds the job's controller, finds the next one after a failure, or acquires the lease."""
+"""How this host finds the job's controller and, after a failure, finds the next one or acquires the lease itself."""
 
 from __future__ import annotations
 
@@ -33,17 +33,19 @@ from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
-_PATIENCE_S = 5.0  # time before a log line says why the controller can't be reached, since it may be about to start
+# Time before a log line says why the controller can't be reached, because the controller may be about to start.
+_PATIENCE_S = 5.0
 _LEASE_S = 10.0  # length of the leadership lease, unless -host-timeout sets it
 _LOOK_S = 0.1
 
 
 @dataclass(eq=False)
 class Succession:
-    """Find or become the host that has the job.
+    """Find or become the host that controls the job.
 
-    `lead(options, term)`: starts the controller on this host. `own`: the controller in this process, which decides, or
-    decided until a moment ago. `call_itself`: connects to it. `end(code, words)`: ends this host's launcher.
+    `lead(options, term)`: starts the controller on this host. `own`: the controller in this process, which decides or
+    has just stopped deciding. `call_itself`: connects to that controller. `end(code, words)`: ends this host's
+    launcher.
     """
 
     options: Options
@@ -67,7 +69,7 @@ class Succession:
 
     @property
     def obeys_itself(self) -> bool:
-        """Return whether the controller is in this process, and so survives the loss of this host's address."""
+        """Return whether the controller is in this process, so that the loss of this host's address doesn't matter."""
         return self.head_name == self.options.host.name
 
     @property
@@ -134,7 +136,7 @@ class Succession:
         url, loop = str(self.options.config_server), asyncio.get_running_loop()
         keys, deadline = self._keys(), loop.time() + wait_s
         while True:
-            trouble = "no host has the job"
+            trouble = "no host controls the job"
             try:
                 found = await self.machine.in_thread(keys.look)
                 snapshot = None if found.snapshot is None else LeaderSnapshot.from_json(found.snapshot)
@@ -146,7 +148,7 @@ class Succession:
             except (OSError, asyncio.TimeoutError, StoreUnreachableError) as error:
                 trouble = str(error) or f"{self.head_name} doesn't answer"
             except (ProtocolError, ConfigServerError) as error:
-                raise StartError(f"the host that has the job of {url} is unknown: {error}") from None
+                raise StartError(f"the host that controls the job of {url} is unknown: {error}") from None
             if loop.time() > deadline:
                 raise StartError(f"{trouble}, within {wait_s:g} s (KUNGFU_JOIN_TIMEOUT); is the job of {url} running?")
             await asyncio.sleep(_LOOK_S)
@@ -169,14 +171,15 @@ class Succession:
         await channel.flushed()
         if not is_in_a_job and asking.host != own.head.name:
             self.warn_once(
-                f'hosts differ: host={asking.host} reason="{PROGRAM} waits there as head node of -H {asking.hosts}, '
-                f'here it has -H {own}". Give the same -H, in the same order, on all hosts'
+                f'hosts differ: host={asking.host} reason="{PROGRAM} waits on that host as the head node '
+                f'of -H {asking.hosts}, but this host has -H {own}". Give the same -H, in the same order, '
+                "on all hosts"
             )
 
     # ---- the next controller ----
 
     async def next(self, trouble: str, host: HostOfJob) -> AnyChannel | None:
-        """Return a connection to the host that has the job from now on, which may be this host.
+        """Return a connection to the host that controls the job from now on, which may be this host.
 
         Return None if the job has ended, or continues without this host.
         """
@@ -188,44 +191,52 @@ class Succession:
                 found = await self.machine.in_thread(keys.look)
                 refused = ""
                 if found.snapshot is None:
-                    self.end(1, f"{PROGRAM}: {LeadershipGoneError()}; the workers here are ended")
+                    self.end(1, f"{PROGRAM}: {LeadershipGoneError()}; the workers on this host are ended")
                     return None
                 try:
                     snapshot = LeaderSnapshot.from_json(found.snapshot)
                 except ProtocolError as error:
-                    self.end(1, f"{PROGRAM}: the host that has the job is unknown: {error}; the workers here are ended")
+                    self.end(
+                        1,
+                        f"{PROGRAM}: the host that controls the job is unknown: {error}; the workers on this "
+                        "host are ended",
+                    )
                     return None
                 if why := self._is_over_for(snapshot, host):
                     self.end(*why)
                     return None
                 if (channel := await self._follow(keys, found, snapshot, host)) is not None:
                     return channel
-            # A full store accepts no new lease. While it is full or unreachable:
+            # A full store accepts no new lease. If the store is full or unreachable, wait for it.
             except (StoreFullError, StoreUnreachableError) as error:
                 deadline = loop.time() + patience_s
                 self.warn_once(
-                    f'store unavailable: error="{error}". No host can take the job; the workers here go on if they can'
+                    f'store unavailable: error="{error}". No host can take over the job; the workers on '
+                    "this host go on if they can"
                 )
             except (OSError, asyncio.TimeoutError, LeadershipLostError):
                 pass
             except ConfigServerError as error:  # a rejection is permanent
                 refused = str(error)
                 self.warn_once(
-                    f'takeover failed: error="{error}". The workers here are ended if that lasts for {patience_s:g} s '
-                    f"({env.JOIN_TIMEOUT.name})"
+                    f'takeover failed: error="{error}". The workers on this host are ended if that lasts for '
+                    f"{patience_s:g} s ({env.JOIN_TIMEOUT.name})"
                 )
             except ProtocolError as error:
                 self.warn_once(f'takeover failed: url={url} error="{error}"')
             await asyncio.sleep(_LOOK_S)
         reason = f" ({refused})" if refused else ""
-        words = f"{PROGRAM}: {trouble}, and no other host has taken the job{reason}; the workers here are ended"
+        words = (
+            f"{PROGRAM}: {trouble}, and no other host has taken over the job{reason}; the workers on this host "
+            "are ended"
+        )
         self.end(self.departure.exit_code, words)
         return None
 
     async def _follow(
         self, keys: LeadershipKeys, found: LeadershipState, snapshot: LeaderSnapshot, host: HostOfJob
     ) -> AnyChannel | None:
-        """Call the holder of a new lease, or try to acquire a free one."""
+        """Call the holder of a new lease, or try to acquire a free lease."""
         own, controller = self.options.host.name, self.own()
         is_new = found.since != self.since
         if found.holder and is_new and (found.holder != own or controller is not None):
@@ -244,11 +255,11 @@ class Succession:
         own, codes = self.options.host.name, host.workers.exit_codes()
         has_begun = snapshot.versions.committed is not None or snapshot.end is not None
         if snapshot.job != host.job or not has_begun:
-            return 1, f"{PROGRAM}: {self.head_name}, which had the job, has failed, and the job with it"
+            return 1, f"{PROGRAM}: {self.head_name}, which controlled the job, has failed, so the job has failed"
         if self.departure.is_leaving and own not in snapshot.present and codes == {0}:
-            return 0, ""  # the controller could no longer send this
-        # If a controller fails before the snapshot lists this host, the host has no workers yet, and joins the next
-        # controller.
+            return 0, ""  # the controller could no longer send the result
+        # If a controller fails before the snapshot lists this host, the host has no workers yet. It then joins the
+        # next controller.
         is_new = self.options.joins and not codes and own not in [each.name for each in snapshot.hosts]
         if not is_new and own not in snapshot.present:
             return 1, f"{PROGRAM}: the job goes on without this host"
@@ -261,7 +272,7 @@ class Succession:
         options, own = self.options, self.options.host.name
         names = snapshot.present
         if not moves(options) or self.departure.is_leaving or own not in names:
-            return  # this host is about to leave, or was about to join
+            return  # this host is about to leave, or hasn't joined yet
         if not found.holder:  # the first host of the job doesn't wait for the others
             await asyncio.sleep(_LOOK_S * names.index(own) / len(names))
         self._lease = self._lease or LeadershipLease(keys, own, self.lease_s)

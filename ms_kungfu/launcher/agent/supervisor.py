@@ -2,17 +2,17 @@
 
 The supervisor is forked before the launcher has any thread. It is the parent of all workers, and holds one end of a
 socket pair. The other end closes when the launcher has finished or was killed. The supervisor then kills all its
-descendants and exits.
-
-Why the supervisor is a separate process, and why it is the parent:
-- A killed launcher can't clean up. PR_SET_PDEATHSIG alone reaches only direct children, not the python process below
-  a ``bash -c "python train.py"``. It also fires when the forking *thread* ends, and the supervisor has only one thread.
+descendants and exits. Why the supervisor is a separate process, and why it is the parent:
+- A killed launcher can't clean up. PR_SET_PDEATHSIG alone reaches only direct children, not the python process below a
+  ``bash -c "python train.py"``. It also fires when the *thread* that forked ends; the supervisor has only one thread,
+  so this can't happen there.
 - The supervisor is a child subreaper: any process that loses its parent becomes its child, even if that process has
-  left its process group by setsid. So killing children until there are none reaches every descendant.
-- Only the supervisor forks, reaps and signals workers, so that no signal ever goes to a recycled process ID. Between
-  fork and exec, no other thread can hold a lock.
-If the supervisor itself is killed, the kernel kills the workers (PR_SET_PDEATHSIG). The launcher, also a subreaper,
-kills the rest. A grandchild survives only if launcher and supervisor are killed at the same instant.
+  left its process group by setsid. So if the supervisor kills children until none are left, it reaches every
+  descendant.
+- Only the supervisor forks, reaps and signals workers, so that no signal ever goes to a recycled process ID. Because
+  it has one thread, no other thread can hold a lock between fork and exec. If the supervisor itself is killed, the
+  kernel kills the workers (PR_SET_PDEATHSIG). The launcher, also a subreaper, kills the rest. A grandchild survives
+  only if launcher and supervisor are killed at the same instant.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Supervisor:
                 _SupervisorProcess(theirs, list(command)).run()
                 status = 0
             finally:
-                os._exit(status)  # never return into the launcher's code, or run its atexit handlers
+                os._exit(status)  # don't return into the launcher's code, and don't run its atexit handlers
         theirs.close()
         return cls(pid, ours)
 
@@ -87,10 +87,10 @@ class Supervisor:
     ) -> None:
         """Start a worker with these changes to the launcher's environment.
 
-        Empty `cores`: all cores. An event reports it.
+        Empty `cores`: all cores. An event reports the result.
         """
         message = {"start": key, "environment": dict(environment), "cores": sorted(cores)}
-        with contextlib.suppress(OSError):  # the supervisor has ended, and next_event reports that
+        with contextlib.suppress(OSError):  # the supervisor has ended; next_event reports that
             socket.send_fds(self._channel, [_encode(message)], [stdout, stderr])
 
     def signal(self, number: int, key: int | None = None) -> None:
@@ -121,22 +121,22 @@ class Supervisor:
         return _EVENTS(message) if message else None
 
     def close(self) -> None:
-        """Kill all workers that are left, and wait until the supervisor has ended."""
+        """Kill all remaining workers, and wait until the supervisor has ended."""
         if self._reaped:
             return
         self.wake()
         self._reaped = True
         self._channel.close()
-        # The supervisor never waits longer. If it hangs and is killed, its workers die with it.
+        # The supervisor never waits longer than this. If it hangs and is killed, its workers are killed with it.
         deadline = run_time() + 1.5 * _PATIENCE_S
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
                 if run_time() >= deadline:
                     os.kill(self._pid, signal.SIGKILL)
                 time.sleep(_POLL_S)
-        # This finds processes only if the supervisor was killed, or has stopped waiting for them.
+        # Descendants are left only if the supervisor was killed, or has stopped waiting for them.
         for pid in kill_descendants(_PATIENCE_S / 10):
-            why = "gets no core to end on" if waits_for_a_core(pid) else "hangs in the kernel"
+            why = "gets no core on which it could end" if waits_for_a_core(pid) else "hangs in the kernel"
             _log.warning('process left behind: pid=%d reason="can\'t be killed now: it %s"', pid, why)
 
 
@@ -144,7 +144,7 @@ def kill_descendants(patience_s: float = _PATIENCE_S) -> list[int]:
     """Kill and reap every descendant of this process, which must be a subreaper. Return when none is left.
 
     Return earlier if no descendant has exited for `patience_s`. The returned processes hang in the kernel, are in a
-    frozen cgroup, or get no core; they exit when they run again. Python's resource trackers get a moment to end
+    frozen cgroup, or get no core. They exit as soon as they run again. Python's resource trackers get a moment to end
     normally.
     """
     deadline, trackers_until = run_time() + patience_s, run_time() + _TRACKERS_S
@@ -167,10 +167,10 @@ def kill_descendants(patience_s: float = _PATIENCE_S) -> list[int]:
 
 
 def is_resource_tracker(pid: int) -> bool:
-    """Return whether the process removes a Python program's shared memory and semaphores after the program's end.
+    """Return whether the process is a resource tracker, which removes a Python program's shared memory at its end.
 
-    A resource tracker ends once the program and all its forked children have ended. If it were killed, their files in
-    /dev/shm would remain.
+    A resource tracker ends once the program and all its forked children have ended. If the tracker were killed, the
+    files of these processes in /dev/shm would remain.
     """
     with contextlib.suppress(OSError):
         return b"resource_tracker import main" in Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -180,9 +180,9 @@ def is_resource_tracker(pid: int) -> bool:
 def kill_group(leader: int, patience_s: float = _GROUP_S) -> None:
     """Kill the rest of the process group of a leader that has exited and isn't reaped yet, except resource trackers.
 
-    1. When this returns, nothing in the group runs, so no rank publishes anything after its exit is reported.
-    2. Children of this process are killed individually. Only this process reaps them, so their IDs aren't recycled
-       meanwhile. A killed process's children become children of this process, and are killed next.
+    1. When this returns, no process of the group runs, so no rank publishes anything after its exit is reported.
+    2. Children of this process are killed individually. Only this process reaps them, so their IDs aren't recycled in
+       the meantime. A killed process's children become children of this process, and are killed next.
     3. If that takes too long, the whole group is killed.
     """
     deadline = run_time() + patience_s
@@ -287,11 +287,13 @@ class _SupervisorProcess:
         def become_worker() -> None:
             os.setpgid(0, 0)
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != supervisor:  # the supervisor was killed before the previous line ran
+            if os.getppid() != supervisor:  # the supervisor was killed before the line above ran
                 os._exit(1)
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's "&" ignores SIGINT; the launcher passes it on
+            # A shell's "&" makes the launcher's group ignore SIGINT; workers must not, because the launcher passes it
+            # on.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
             if cores:
-                # a cpuset may have been rewritten just now, in which case the worker runs on any core
+                # a cpuset may just have been rewritten; the worker then runs on any core
                 with contextlib.suppress(OSError):
                     os.sched_setaffinity(0, cores)
 
@@ -329,7 +331,8 @@ class _SupervisorProcess:
             _, status = os.waitpid(pid, 0)
             if leader is not None:
                 key, process = leader
-                process.returncode = os.waitstatus_to_exitcode(status)  # otherwise Popen would wait for it again
+                # Otherwise Popen would wait for the process again.
+                process.returncode = os.waitstatus_to_exitcode(status)
                 self._tell(m.Exited(key, process.returncode))
 
     def _tell(self, event: m.Started | m.Exited) -> None:

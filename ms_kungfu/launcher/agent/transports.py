@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ms_kungfu._core import TlsEnd
 
 CONNECTIONS_A_PAIR = 3
-_FOR_MODELS = 1  # number of these connections that carry models
+_FOR_MODELS = 1  # how many of the connections of a pair carry models
 _WAIT_S = 20.0
 _MAX_WAITING = 1024
 _MAX_SHOWN = 200
@@ -51,7 +51,7 @@ def _drop(getting: asyncio.Task[Channel]) -> None:
         getting.result().close()
 
 
-# Job, version, number of the attempt to make the version, calling host, number of the connection.
+# Job, version, number of the attempt to make the version, calling host, and number of the connection.
 _Named = tuple[str, int, int, str, int]
 
 
@@ -64,7 +64,7 @@ class Transports:
     port: int
     secret: bytes
     job: str = ""  # the job's name, once it is known
-    silent_s: float | None = None  # how long the other end's operating system may fail to answer
+    silent_s: float | None = None  # for how many seconds the other end's operating system may not answer
     strategy: str = "AUTO"
     find_store: FindStore = no_stores
     _expected: dict[_Named, asyncio.Future[Channel]] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class Transports:
                 close_all(fd for with_one in connections for fd in with_one)
                 for task in getting:
                     if task.cancel():
-                        task.add_done_callback(_drop)  # the task may still end normally
+                        task.add_done_callback(_drop)  # the cancelled task may still end normally, with a connection
                     else:
                         _drop(task)
 
@@ -163,7 +163,7 @@ class Transports:
             return False
         channel.send(m.Connected())
         await channel.flushed()
-        if expected.done():  # the wait for it has been abandoned
+        if expected.done():  # the waiting task has given up
             return False
         expected.set_result(channel)
         return True

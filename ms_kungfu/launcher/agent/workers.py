@@ -1,4 +1,7 @@
-"""The worker processes of this host: they are started and signalled on the controller's orders, and reported to it."""
+"""The worker processes of this host.
+
+They are started and signalled on the controller's orders, and reported to the controller.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +23,17 @@ from ms_kungfu.launcher.state.prestarted import lack_of_memory
 from ms_kungfu.launcher.wire import messages as m
 
 _log = logging.getLogger(__name__)
-_MOST_ENDED = 1024  # most workers whose exits a host can report
+_MOST_ENDED = 1024  # the maximum number of workers whose exits a host can report
 _SPARE_DESCRIPTORS = 8  # kept free for requests to the config server, the memory of versions, and logs
 
 
 class HostWorkers:
     """This host's workers, in the agent's event loop.
 
-    `send` sends a message to the current controller. `environment`: host-specific changes to the environment of all
-    workers. `connected` returns how many processes have connected to the broker. `before_exit` is called before an exit
-    is reported, and `after_exit` after that. `words`: reasons of ranks that can't continue, reported with the exit.
+    `send` sends a message to the current controller. `environment`: this host's changes to the environment of all
+    workers. `connected` returns how many processes have connected to the broker. `before_exit` is called before an
+    exit is reported, and `after_exit` after that. `words`: reasons of ranks that can't continue, reported with the
+    exit.
     """
 
     def __init__(
@@ -46,7 +50,7 @@ class HostWorkers:
         self._cores: dict[int, tuple[int, ...]] = {}  # key -> cores of a running process
         self.cpu_isa = ""  # the limit on the workers' vector instructions
         self._reported: dict[int, tuple[int | None, int | None]] = {}  # pid and exit code in the last report
-        self._is_guardless = False  # whether the supervisor has ended, and all workers with it
+        self._is_guardless = False  # whether the supervisor and therefore all workers have ended
         self._loop.add_reader(supervisor.fileno(), self._on_supervisor)
 
     def close(self) -> None:
@@ -71,7 +75,7 @@ class HostWorkers:
     def start(self, launch: m.Launch) -> None:
         machine, environment = self._machine, launch.environment
         for key in [key for key, worker in self._workers.items() if worker.code is not None][:-_MOST_ENDED]:
-            del self._workers[key]  # no controller needs the entry any more
+            del self._workers[key]  # no controller needs the entry of this worker any more
         if launch.needs:
             taken = max(map(machine.taken_bytes, self._pids.values()), default=0)
             if why := lack_of_memory(launch.needs, machine.free_bytes(), taken):
@@ -98,10 +102,12 @@ class HostWorkers:
     def _start(self, launch: m.Launch) -> None:
         environment = {**launch.environment, **self._environment}
         if "PYTHONUNBUFFERED" not in self._machine.environ:
-            # Output goes to a pipe. Without this setting it comes in blocks, late, and is lost when a worker is killed.
+            # Output goes to a pipe. Without this setting it arrives late and in blocks, and is lost if a worker is
+            # killed.
             environment["PYTHONUNBUFFERED"] = "1"
         if self._machine.environ.get("MS_ENABLE_GRACEFUL_EXIT") == "1":
-            # MindSpore would regard this size as that of its own communication, which isn't used, and average by it.
+            # MindSpore would take this value for the size of its own communication, which isn't used, and would
+            # average over it.
             environment[env.RANK_SIZE.name] = None
         if launch.threads is not None and "OMP_NUM_THREADS" not in self._machine.environ:
             environment["OMP_NUM_THREADS"] = str(launch.threads)
@@ -117,7 +123,10 @@ class HostWorkers:
             close_all((stdout, stderr))
 
     def _allowed(self, launch: m.Launch) -> tuple[int, ...]:
-        """Return the cores of a worker. Empty if its host has lost them all, because a cpuset was rewritten."""
+        """Return the cores of a worker.
+
+        The result is empty if a rewritten cpuset has taken all of them from the host.
+        """
         allowed = self._machine.allowed_cores() if launch.cores else []
         if launch.cores and not set(launch.cores).intersection(allowed):
             _log.warning(
@@ -128,9 +137,9 @@ class HostWorkers:
         return launch.cores
 
     def _check_descriptors(self) -> None:
-        """Raise OSError if another joining worker would use up the last descriptors.
+        """Raise OSError if another joining worker would use up the last file descriptors.
 
-        Without free descriptors the launcher could accept neither the workers that are starting, nor the request that
+        Without free descriptors the launcher could accept neither the workers that are starting, nor a request that
         corrects a mistaken size.
         """
         alive = sum(worker.code is None for worker in self._workers.values())
@@ -220,7 +229,7 @@ class HostWorkers:
         return list(self._workers.values())
 
     def tell_what_is_new(self) -> None:
-        """Report what is new since `report` to the controller that has got that report."""
+        """Report to the controller what has changed since the `report` that it got."""
         for key, worker in self._workers.items():
             pid, code = self._reported.get(key, (None, None))
             if pid is None and worker.pid is not None:

@@ -19,7 +19,7 @@ class AgentHandle(Protocol):
 
     name: str
     devices: Devices
-    shares: Shares  # how the host's cores are shared among its workers
+    shares: Shares  # how the host's cores are divided among its workers
 
     def start(self, launch: Launch) -> None:
         """Start a worker. An event reports the result. Raise OSError if the host is lost."""

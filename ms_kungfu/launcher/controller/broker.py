@@ -1,4 +1,4 @@
-"""The broker: it grants each slot of a cluster version only to the worker process that the slot belongs to.
+"""The broker grants each slot of a cluster version only to the worker process to which the slot belongs.
 
 :class:`ClusterVersions`, which is pure, decides how to answer a request. The broker keeps the requests that wait for an
 answer. The worker's host relays requests to the broker (`relay`), and adds the shared memory to the answers.
@@ -26,7 +26,8 @@ from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
-_FIX_CORES_S = 8.0  # limit for moving all threads of all workers; a worker waits longer than this for the answer
+# Time limit for moving all threads of all workers to their cores; a worker waits longer than this for the answer.
+_FIX_CORES_S = 8.0
 Answer = Union[Grant, m.Detached, m.Stay, Refuse, Wait]
 
 
@@ -38,10 +39,10 @@ async def _no_cores(each: int) -> int:
 class Broker:
     """Record which process has which slot, in the event loop, from construction to `close`.
 
-    1. After each change of the state, `requests` examines each waiting request again, once the present callback has
-       returned.
-    2. Each event callback except `may_prepare` and `on_cores` is called once the present callback has returned, so it
-       finds a consistent state.
+    1. After each change of the state, `requests` examines each waiting request again as soon as the present callback
+       has returned.
+    2. Each event callback except `may_prepare` and `on_cores` is called only after the present callback has returned,
+       so it finds a consistent state.
 
     Events:
     - `on_unknown_version`: a member requests a version that hasn't been admitted.
@@ -51,13 +52,13 @@ class Broker:
     - `on_prepared`: the members are notified of this version, because all of its joining workers are ready.
     - `on_ready`: a worker (peer ID and incarnation) or a standby (its number) has joined, or is ready to join.
     - `on_leave`: this worker of the newest version may leave the version. If `on_leave` is None, no worker may leave.
-    - `on_trouble`: why the shared memory of a version can't be made. `prepare` retries.
+    - `on_trouble`: the shared memory of a version can't be made, for this reason. `prepare` retries.
     - `on_cores`: fixes the number of cores of each worker, and returns that number, or 0 if no worker is pinned.
-    - `on_expected`: what the members expect next.
+    - `on_expected`: the members have reported which size they expect next.
 
     `recovers`: whether members continue without failed ones. `min_size`: a leave is rejected if fewer workers would
-    remain. `may_prepare`: whether the members may be notified of a version. If they may only be notified later,
-    `prepare` is called at that time. `begun`: what an earlier controller had committed.
+    remain. `may_prepare`: whether the members may be notified of a version. If not yet, the caller calls `prepare` as
+    soon as they may. `begun`: what an earlier controller had committed.
     """
 
     make_segment: MakeSegment
@@ -98,19 +99,19 @@ class Broker:
         self.requests.look_soon()
 
     def prepare(self) -> None:
-        """Try again to make the shared memory of the version that members are to be notified of."""
+        """Try again to make the shared memory of the next version, and to notify the members of it."""
         self._prepare()
         self.requests.look_soon()
 
     def refuse(self, version: int, reason: str) -> None:
-        """Reject a version that this job can't run: members that request it get `reason` at once instead of waiting."""
+        """Reject a version that this job can't run. Members that request it get `reason` at once instead of waiting."""
         self.versions.refused[version] = reason
         self.requests.look_soon()
 
     def commit_version(self, version: int) -> None:
         """Commit the first version.
 
-        Raise the error of the runtime or the kernel, or `NotMadeYet`, if that fails. In that case nothing is committed.
+        If this fails, raise the error of the runtime or the kernel, or `NotMadeYet`, and commit nothing.
         """
         self._segments.of(self.versions.clusters[version])
         self.versions.commit_version(version)
@@ -141,7 +142,7 @@ class Broker:
         return True
 
     def not_noted(self) -> None:
-        """Record that the snapshot no longer contains the version for which `on_commit` was called."""
+        """Record that the version for which `on_commit` was called is no longer in the snapshot."""
         self._noting = None
         self.requests.look_soon()
 
@@ -169,12 +170,13 @@ class Broker:
             versions.admit(desired)
         current = versions.current
         assert current is not None
-        for rank, reason, recover, reaped in losses[current.version]:  # new segments need the failures as well
+        # Segments that are made later need the failures, too.
+        for rank, reason, recover, reaped in losses[current.version]:
             peer = current.workers[rank]
             self._segments.mark_lost(peer, versions.meant_by(peer, current.version), reason, recover, reaped)
 
     def exclude_everybody(self) -> None:
-        """Exclude all members, because all have finished: no worker joins any more, and none has to leave."""
+        """Exclude all members, because all have finished: from now on, no worker joins, and none has to leave."""
         self.versions.exclude_everybody()
         self.leaves.leaving.clear()
         self.requests.look_soon()
@@ -193,13 +195,14 @@ class Broker:
     ) -> None:
         """Record that a process has exited, and notify the members of each version that contains it, now and later.
 
-        If `recover` is set, the members continue without the process. The process must have been `reaped`, or must have
-        ignored SIGKILL: no rank reads what it publishes afterwards, and it can't come back.
+        If `recover` is set, the members continue without the process. The process must have been `reaped`, or SIGKILL
+        must have had no effect on it. No rank reads what the process publishes afterwards, and the process can't come
+        back.
         """
         self.versions.record_end(peer, incarnation)
         self.leaves.told_to_end.discard(peer)
         self._segments.mark_lost(peer, incarnation, reason, recover, reaped)
-        self._prepare()  # a version may have waited only for this process
+        self._prepare()  # perhaps a version was waiting only for this process
         self.requests.look_soon()
 
     def lose_host(self, host: str, processes: Collection[tuple[PeerID, int]], reason: str) -> None:
@@ -245,7 +248,7 @@ class Broker:
             try:
                 asker.send(m.CoresFixed(await within(_FIX_CORES_S, self.on_cores(asked.each))))
             except asyncio.TimeoutError:
-                asker.send(m.Error("the launcher didn't get to moving the workers to their cores"))
+                asker.send(m.Error("the launcher hasn't moved the workers to their cores in time"))
 
         task = asyncio.ensure_future(fix())
         self._fixing.add(task)
@@ -271,7 +274,7 @@ class Broker:
             except NotMadeYet:
                 return Wait()
             except Exception as error:
-                # The rejection is permanent, so that all members get the same answer.
+                # Make the rejection permanent, so that all members get the same answer.
                 self.refuse(desired.version, _unmakeable(desired, error))
         if self.on_commit is not None:
             if self._noting is not None and request.member_of is not None:
@@ -294,7 +297,8 @@ class Broker:
     def _prepare(self) -> None:
         """Notify the members of the committed version that they may adopt the next one, if its workers are ready.
 
-        Members of the previous version have agreed on the committed version, and no longer watch for changes.
+        Don't notify members of the previous version: they have agreed on the committed version, and no longer watch
+        for changes.
         """
         version, committed = self.versions.preparable(), self.versions.committed
         if self._closed or version is None or committed is None or version <= max(committed, self._prepared):
@@ -325,9 +329,9 @@ class Broker:
         self._holders = {process for process in self._holders if not self.versions.is_out(*process)}
         current = self.versions.current
         self.leaves.told_to_end &= set() if current is None else set(current.workers)
-        # The version that was prepared for the previous version may not be able to follow this one. A peer in the
-        # prepared version may be a member that this commit has excluded, and from now on that peer is a different
-        # process.
+        # A version that was prepared for the members of the previous version may not be able to follow this version.
+        # One of its peers may be a member that this commit has excluded; from now on, the same peer ID means a
+        # different process.
         self._prepared = -1
         self._prepare()  # notify through the segment of the committed version
         self.requests.look_soon()
@@ -352,7 +356,8 @@ def _unmakeable(cluster: Cluster, error: Exception) -> str:
 class _Waiting:
     asker: Asker
     asked: Request | StandbyRequest
-    unknown: int | None = None  # the requested version that is unknown, once `on_unknown_version` was called for it
+    # The unknown version that was requested, after `on_unknown_version` has been called for it.
+    unknown: int | None = None
 
 
 class SlotRequests:

@@ -1,4 +1,4 @@
-"""The state that the parts of a controller share: the job's options and state, and the objects that they act on."""
+"""What the parts of a controller share: the job's options and state, and the objects on which the parts act."""
 
 from __future__ import annotations
 
@@ -83,7 +83,10 @@ class JobContext:
             self.events.emit(line)
 
     async def end_events(self, verdict: Verdict | None) -> None:
-        """Emit the end of the job, and log its summary. If `verdict` is None, this controller doesn't end the job."""
+        """Emit the end of the job, and log the job's summary.
+
+        If `verdict` is None, this controller doesn't end the job.
+        """
         if verdict is not None:
             self.emit_statistics()
             living = [] if self.manager is None else self.manager.processes.living_members()

@@ -1,4 +1,4 @@
-"""The controller of one job, from its first worker to its last process: it connects the parts, and ends the job.
+"""The controller of one job, from the first worker to the last process. It connects the parts and ends the job.
 
 Its input consists of agents' reports, signals, and clusters that a client has written. `coordinator` decides, and the
 other parts act: `nodes` on hosts, `failures` on workers that exit, `resizes` on newer clusters, `snapshot_writer` on
@@ -52,7 +52,9 @@ _log = logging.getLogger(__name__)
 
 
 class Controller:
-    """Run a job once. The launcher of the controller's own host is one of the agents, and registers by `registration`.
+    """Run a job once.
+
+    The launcher of the controller's own host is one of the agents, and registers with `registration`.
 
     With a `term`, the controller decides only while it has the lease. It writes each decision to the snapshot before it
     notifies any worker or host. `remove_at_end`: a file to remove when this process ends, for whatever reason.
@@ -89,7 +91,10 @@ class Controller:
         self._resizes = Resizes(self.context, self._nodes, self._failures)
 
     async def run(self) -> int:
-        """Return the job's exit code once no process of the job is left. Raise StartError if the job never started."""
+        """Return the job's exit code as soon as no process of the job is left.
+
+        Raise StartError if the job never started.
+        """
         left_s, limit_s = self._left_s(), self._options.timeout_s
         if left_s is not None and limit_s is not None:
             self.context.loop.call_later(left_s, self._on_timeout, limit_s)
@@ -115,7 +120,7 @@ class Controller:
     def _status(self) -> dict[str, Any]:
         job, course, why = self.context, self.course, ""
         if course.is_over:
-            why = "it is interrupted" if course.verdict is None else course.verdict.reason
+            why = "the job is interrupted" if course.verdict is None else course.verdict.reason
         elif job.manager is None and job.remote is not None:
             missing = job.remote.gathering.missing_others()
             why = f"waits for kungfu-run on {', '.join(missing)}" if missing else ""
@@ -228,7 +233,7 @@ class Controller:
             self.context.remote.tell_lease()
 
     def _on_store_awaited(self, yes: bool) -> None:
-        """Stop the workers' deadlines while the store is unavailable, since workers may wait for a write to it."""
+        """Stop the workers' deadlines while the store is unavailable: workers may wait for a write to the store."""
         if self.context.remote is not None:
             self.context.remote.hold_deadlines(yes)
 
@@ -247,7 +252,7 @@ class Controller:
 
     @property
     def has_left(self) -> bool:
-        """Return whether this controller's host has left, and another host controls the job from then on."""
+        """Return whether this controller's host has left, so that another host controls the job."""
         return self._nodes.has_left
 
     # ---- events ----
@@ -257,7 +262,7 @@ class Controller:
         return self.course.is_over
 
     async def leave(self) -> None:
-        """Let this host leave. A job that has begun doesn't end because of that."""
+        """Let this host leave. A job that has begun doesn't end for this reason."""
         await self._nodes.leave()
 
     def host_leaves(self, name: str) -> None:
@@ -284,19 +289,19 @@ class Controller:
         self.course.interrupted(number, where)
 
     def hurry(self) -> None:
-        """Stop waiting for workers, because a launcher got a second signal."""
+        """Stop waiting for workers, because a launcher has got a second signal."""
         self._hurry.set()
 
     def _on_timeout(self, limit_s: float) -> None:
         verdict, remote = policy.timed_out(limit_s), self.context.remote
         missing = () if remote is None or self.context.has_begun else remote.gathering.missing()
         if remote is not None and missing:
-            why = f"nothing was heard of {', '.join(missing)}.{remote.gathering.why_missing()}".rstrip(".")
+            why = f"no message came from {', '.join(missing)}.{remote.gathering.why_missing()}".rstrip(".")
             verdict = replace(verdict, reason=policy.not_begun(limit_s, why))
         self.course.settle(verdict)
 
     def on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """End the job because of an exception in a callback of the event loop: no job may run unsupervised."""
+        """End the job because of an exception in a callback of the event loop. No job may run unsupervised."""
         error = context.get("exception")
         _log.error('internal error: where=controller error="%s"', context["message"], exc_info=error)
         what = context["message"] if error is None else policy.bug(error)
@@ -309,7 +314,8 @@ class Controller:
         job, leadership = self.context, self.context.leadership
         failed = verdict is None or verdict.action is Action.FAIL
         if verdict is None and leadership.resumes is not None:
-            await leadership.leave()  # this controller doesn't end a running job, because another one may continue it
+            # This controller doesn't end a running job, because another controller may continue it.
+            await leadership.leave()
         if verdict is not None and verdict.action is Action.FAIL:
             self.last_words, self.failed = f"kungfu-run: {verdict.reason}", verdict.failed
         is_noted = await self._note_the_end(verdict)
@@ -326,7 +332,7 @@ class Controller:
         await job.end_events(verdict)
         if job.remote is not None:
             if verdict is None:
-                why = self._start_error or "it was ended"
+                why = self._start_error or "the job was ended"
                 await job.remote.end(1, f"kungfu-run: the job has not started: {why}")
             else:
                 await job.remote.end(verdict.exit_code, self.last_words, self.failed)
@@ -337,8 +343,8 @@ class Controller:
     async def _note_the_end(self, verdict: Verdict | None) -> bool:
         """Record the end of the job before any worker or host is notified.
 
-        Otherwise the next controller would regard a worker that exits because of the end as failed. Return False if the
-        store is unavailable. The controller doesn't wait for the store: a write may be in flight, and the lease
+        Otherwise the next controller would regard a worker that exits because of the end as failed. Return False if
+        the store is unavailable. The controller doesn't wait for the store: a write may be in progress, and the lease
         expires.
         """
         if not self.context.leadership.has_held or verdict is None:

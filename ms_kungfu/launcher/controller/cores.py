@@ -1,4 +1,7 @@
-"""The cores that workers run on: shares of their hosts' cores, all equal once a program needs a fixed number."""
+"""The cores on which workers run: shares of their hosts' cores.
+
+All shares are equal if a program needs a fixed number.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ class WorkerCores:
                 process.has_its_cores = agent.shares.each is not None
 
     def resume(self, each: int) -> None:
-        """Keep the number of cores per worker that an earlier controller has fixed, or 0 if it has fixed none."""
+        """Keep the number of cores per worker that an earlier controller has fixed; 0: it has fixed no number."""
         for agent in self.agents.values():
             agent.shares.each = agent.shares.each or each or None
 
@@ -51,8 +54,8 @@ class WorkerCores:
     async def fix(self, each: int) -> int:
         """Fix the number of cores per worker, for a worker that needs the same number as all others, at least `each`.
 
-        Returns: The number of cores that each worker has, now and at every cluster size, or 0 if workers aren't pinned.
-        The worker starts to train once it has that number.
+        Returns: The number of cores that each worker has from now on, at every cluster size; 0 if workers aren't
+        pinned. The worker starts to train as soon as it has that number.
         """
         while self.pins:
             for agent in self.agents.values():  # `each` is the same for all hosts

@@ -1,4 +1,4 @@
-"""How the controller ends workers: it signals and kills them, and continues without one that survives SIGKILL."""
+"""How the controller ends workers: it signals and kills them, and continues without a worker that survives SIGKILL."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EndOfWorkers:
     """Part of a `WorkerManager`, in its event loop.
 
     `here`: the controller's own host. `on_unkillable`: called with a process that SIGKILL didn't end, and the reason.
-    `checkpoint`: makes the workers with checkpoints write one, and returns once they have.
+    `checkpoint`: makes the workers with checkpoints write one, and returns when all have been written.
     """
 
     processes: ProcessTable
@@ -61,7 +61,8 @@ class EndOfWorkers:
                 signal_name(number), len(self.processes), self.grace_period_s,
             )  # fmt: skip
             await self._wait(self.checkpoint(number), until - GRACE_S, hurry)
-        self.broker.end()  # from now on no leave is granted, not even to a worker that asks because of the signal
+        # From now on no leave is granted, not even to a worker that requests it because of the signal.
+        self.broker.end()
         for agent in self.agents.values():
             agent.signal(number)
             agent.signal(signal.SIGCONT)  # a stopped process must run in order to exit
@@ -75,7 +76,7 @@ class EndOfWorkers:
             wait.cancel()
 
     def all_on(self, host: str, reason: str) -> None:
-        """Kill the host's workers that are in the cluster, which counts as a failure; dismiss its removed workers."""
+        """Kill the host's workers that are in the cluster (this is a failure), and dismiss its removed workers."""
         for process in self.processes:
             if process.host != host or process.is_ending:
                 continue
@@ -95,8 +96,8 @@ class EndOfWorkers:
     def _give_up_on(self, process: Process) -> None:
         """Continue without a process that SIGKILL didn't end.
 
-        The process hangs in the kernel, is frozen by its cgroup, or gets no core. The signal stays pending: if the
-        process runs again, it exits before its next instruction. The other workers regard the process as failed: it
+        The process hangs in the kernel, is in a frozen cgroup, or gets no core. The signal stays pending: if the
+        process runs again, it exits before its next instruction. For the other workers the process has failed: it
         can't publish anything any more (docs/recovery.md), and no broker answers it.
         """
         if process.state is WorkerState.EXITED or self.is_over():
@@ -104,7 +105,11 @@ class EndOfWorkers:
         process.to(WorkerState.UNKILLABLE)
         why = "hangs in the kernel, or gets no core"
         if process.host == self.here and process.pid is not None:
-            why = "gets no core to end on" if self.machine.waits_for_a_core(process.pid) else "hangs in the kernel"
+            why = (
+                "gets no core on which it could end"
+                if self.machine.waits_for_a_core(process.pid)
+                else "hangs in the kernel"
+            )
         process.killed_because += f", but {why}: SIGKILL has had no effect for {_UNANSWERED_KILL_S:g} s"
         self.on_unkillable(process, process.killed_because)
 
@@ -115,7 +120,8 @@ class EndOfWorkers:
             if process.peer in peers and process.peer in told_to_end and not process.told_again:
                 process.told_again = True
                 _log.warning(
-                    'worker dismissed: %s reason="it got SIGTERM, and no other worker is left to go on"', process.who
+                    'worker dismissed: %s reason="it got SIGTERM, and no other worker remains that could go on"',
+                    process.who,
                 )
                 self._signal(signal.SIGTERM, process)
 
@@ -126,7 +132,7 @@ class EndOfWorkers:
         self._loop.call_later(GRACE_S, self._signal, signal.SIGKILL, process)
 
     def dismiss_unneeded(self, joining: Collection[Process]) -> None:
-        """Dismiss each process in `joining` that a newer version doesn't need."""
+        """Dismiss each process in `joining` that a newer version doesn't contain."""
         for process in joining:
             if self.processes.standing(process) is Standing.LEAVING and not process.is_ending:
                 _log.info('worker dismissed: %s reason="not needed any more"', process.who)

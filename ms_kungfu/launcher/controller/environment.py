@@ -22,13 +22,13 @@ def environment_of(
     begun: JobStart,
     agent: AgentHandle,
 ) -> dict[str, str | None]:
-    """Return the changes to make to the environment of the host's launcher for a worker process.
+    """Return how a worker process's environment differs from the environment of its host's launcher.
 
     The value None removes a variable that an outer job may have set. The agent adds what only the host knows
     (`told_of_the_host`).
 
     Args:
-        process: a worker, or a standby, which will be in the next cluster version.
+        process: a worker or a standby. It will be in the next cluster version.
         ranks: the host of each rank.
         hosts: the job's current hosts.
         agent: the host of the process.
@@ -71,7 +71,10 @@ def environment_of(
 
 
 def place_of(process: Process, local_rank: int, options: Options) -> int:
-    """Return the process's number among all slots of the job: by host in order, then by lowest free port."""
+    """Return the process's number among all slots of the job.
+
+    Slots are ordered by host, and within a host by lowest free port.
+    """
     before = itertools.takewhile(lambda host: host.name != process.host, options.hosts.each)
     on_host = local_rank if process.peer is None else options.ports.index(process.peer.port)
     return sum(host.slots or 0 for host in before) + on_host

@@ -1,4 +1,4 @@
-"""A controller's leadership lease: it acquires the lease, renews it, and writes the snapshot that the lease guards.
+"""A controller's leadership lease: acquiring it, renewing it, and writing the snapshot that it guards.
 
 1. Only the controller writes the snapshot, one entry at a time (under the lock), so each entry builds on the previous
    one. The controller notifies workers or hosts of an entry only after the store has accepted the entry.
@@ -7,10 +7,10 @@
    it hasn't sent yet. Its term never resumes, even if the other controller fails.
 3. Renewals wait in the same queue as entries, since the lease handles one call at a time.
 4. Members may wait for an entry, and therefore for the store. Their deadlines stop while an entry takes long, while a
-   renewal has failed or takes half a lease, and until a failed entry is written (`on_store_awaited`). A slow renewal
-   alone stops no deadline: a renewal is always in flight, and members seldom depend on it.
-5. If the controller fails at any point described here, the lease expires. The next controller carries out the decisions
-   in the snapshot. No process has been notified of any other decision.
+   renewal has failed or takes half a lease, and until a failed entry has been written (`on_store_awaited`). A slow
+   renewal alone stops no deadline: a renewal is always in progress, and members seldom depend on it.
+5. If the controller fails at any point described here, the lease expires. The next controller carries out the
+   decisions in the snapshot. No process knows of any other decision.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from ms_kungfu.launcher.state.start_error import StartError
 from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
-_LAST_LEASE_S = 5.0  # added to the lease of a finished job
+_LAST_LEASE_S = 5.0  # time added to the lease of a finished job
 RENEW_S = 0.2  # wait before the launcher retries an unavailable store
 END_S = 2.0
 _LONG_S = 0.3  # limit for one entry, which normally takes some milliseconds
-_LOOK_S = MOST_GAP_S / 2  # in real time; the timers use the run-time clock, and fire at once after a pause
+_LOOK_S = MOST_GAP_S / 2  # real time; the timers use the run-time clock, and fire at once after a pause
 
 
 class EtcdLease:
     """`Leadership` by a lease in etcd.
 
     `on_step_down(why)`: another host decides from now on. `on_new_lease`: the lease had expired, and this controller
-    has a new one. `on_store_awaited(yes)`: a decision now waits for the store, or (`yes` False) no longer waits.
-    `url`: of the job's store. `own`: this host's name.
+    has acquired a new one. `on_store_awaited(yes)`: a decision now waits for the store or, if `yes` is False, no
+    longer waits. `url`: the URL of the job's store. `own`: this host's name.
     """
 
     moves = True
@@ -60,8 +60,8 @@ class EtcdLease:
         self.term, self.lease, self.has_stepped_down, self.is_gone = term, term.lease, False, False
         self._machine, self._url, self._own = machine, url, own
         self._on_step_down, self._on_new_lease, self._on_store_awaited = on_step_down, on_new_lease, on_store_awaited
-        self.store_error: ConfigServerError | None = None  # of the last lease call, unless the lease is lost
-        # what this controller awaits: the store's answer to a call, or an entry that the store hasn't accepted yet
+        self.store_error: ConfigServerError | None = None  # the error of the last lease call, unless the lease is lost
+        # what this controller waits for: the store's answer to a call, or an entry that the store hasn't accepted yet
         self._awaited: set[str] = set()
         self._loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()
@@ -89,9 +89,9 @@ class EtcdLease:
     # ---- acquiring the lease ----
 
     async def await_turn(self) -> None:
-        """Wait until the last job of this name is over. Nothing of this job is written before that.
+        """Wait until the last job of this name is over. Until then, nothing of this job is written.
 
-        If the last job has lost its controller, its other hosts have the duration of one lease to continue it.
+        If the last job has lost its controller, its other hosts can continue the job within the duration of one lease.
         """
         term, is_logged, empty_since = self.term, False, math.inf
         patience_s = 3 * self.lease.lease_s + _LAST_LEASE_S
@@ -137,12 +137,12 @@ class EtcdLease:
             await asyncio.sleep(RENEW_S)
 
     def _taken(self) -> str:
-        return f"{self._url} is the job of another {PROGRAM}; give this one another name"
+        return f"{self._url} is the job of another {PROGRAM}; give this job another name"
 
     # ---- keeping the lease ----
 
     def keep(self, store: Any) -> Callable[[], object]:
-        """Renew the lease from now on, and let only the lease's holder write to `store`, the cluster store.
+        """Renew the lease from now on, and make `store`, the cluster store, accept writes only from the lease's holder.
 
         Return a function that ends both.
         """
@@ -173,7 +173,7 @@ class EtcdLease:
         try:
             await self.act(lambda: self._call(self.lease.renew))
             asked.answered(self._machine.monotonic())
-        except ConfigServerError:  # the store is unavailable; or it is full, and no controller has the lease
+        except ConfigServerError:  # the store is unavailable, or it is full and no controller has the lease
             asked.failed(self._machine.monotonic())
             return False
         return True
@@ -199,7 +199,7 @@ class EtcdLease:
     # ---- entries ----
 
     async def act(self, act: Callable[[], Awaitable[object]]) -> None:
-        """Run the actions one at a time. If another controller has the lease, this controller steps down."""
+        """Run the actions one after another. If another controller has the lease, this controller steps down."""
         lease = self.lease
         try:
             async with self._lock:
@@ -250,7 +250,7 @@ class EtcdLease:
     async def write(self, snapshot: Callable[[], LeaderSnapshot]) -> bool:
         """Write an entry, and retry for as long as the store is unavailable. Call it within `act`.
 
-        Return False if this host gives up the lease meanwhile: the entry may not be written, so don't act on it.
+        Return False if this host gives up the lease during the call: the entry may not be written, so don't act on it.
         """
         try:
             return await self._write(snapshot)
@@ -276,7 +276,7 @@ class EtcdLease:
                         error,
                     )
                 await asyncio.sleep(RENEW_S)
-                try:  # no other controller leads meanwhile, and a lease needs no space in the store
+                try:  # no other controller has the lease now, and a lease needs no space in the store
                     await self._call(lease.renew)
                 except LeadershipLostError:
                     raise
@@ -287,8 +287,8 @@ class EtcdLease:
     def may_say(self, version: int) -> bool:
         """Return whether the members may be notified of this version.
 
-        A notified member waits for the version at its next step, and the commit must be in the snapshot. So no member
-        is notified of another version while the store is unavailable.
+        A notified member waits for the version at its next step, and the version's commit must be written to the
+        snapshot. So no member is notified of another version while the store is unavailable.
         """
         return self._on_record >= version
 
@@ -309,7 +309,7 @@ class EtcdLease:
 
     # ---- its end ----
 
-    def _lose_lease(self, sentence: str, reason: str = "another host has the job") -> None:
+    def _lose_lease(self, sentence: str, reason: str = "another host controls the job") -> None:
         if not self.has_stepped_down:
             self.has_stepped_down = True
             _log.warning('leadership lost: reason="%s"', sentence)
@@ -319,16 +319,16 @@ class EtcdLease:
         """Give up the lease because this host was paused: hosts that have left it return only to another controller."""
         async with self._lock:
             self._lose_lease(
-                "this host stood still, and others have left it: another one decides for the job from now on"
+                "this host was paused, and other hosts have left it: another host decides for the job from now on"
             )
-            with contextlib.suppress(ConfigServerError):  # else the lease expires
+            with contextlib.suppress(ConfigServerError):  # if this fails, the lease expires
                 await self._call(self.lease.leave)
 
     async def leave(self) -> None:
         """Give up the lease because this host leaves.
 
-        The next controller needn't wait until the lease expires. This controller begins no more writes, since a write
-        without a lease would acquire the lease again.
+        The next controller needn't wait until the lease expires. This controller begins no more writes, because a
+        write without a lease would acquire the lease again.
         """
         self.has_stepped_down = True
         await self.release()

@@ -1,4 +1,4 @@
-"""What the controller does about workers that exit, leave or hang, according to the failure policy."""
+"""How the controller reacts to workers that exit, leave or hang, according to the failure policy."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _log = logging.getLogger(__name__)
 # Pause before the controller retries a slot whose process couldn't be started. The pause doubles each time.
 _START_PAUSE_S = 0.1
 _MAX_START_PAUSE_S = 5.0
-# An agent reports a broken connection within 0.2 s. If a lost host is the cause, its loss is reported some seconds
-# later.
+# An agent reports a broken connection within 0.2 s. If a lost host is the cause, the loss of the host is reported some
+# seconds later.
 _HOSTS_NEWS_S = 0.5
 _HOSTS_TELL_S = 5.0
 
@@ -61,7 +61,7 @@ class WorkerFailures:
             self.job.statistics.add(process.rank, steps)
 
     def _emit_end(self, process: Process, standing: Standing, code: int, error: str, verdict: Verdict | None) -> None:
-        """Emit that a process has exited. `verdict`: what follows from its failure, or None if it hasn't failed."""
+        """Emit that a process has exited. `verdict`: the decision about its failure, or None if it hasn't failed."""
         is_lost = process.host in self.job.coordinator.hosts.lost
         how: dict[str, Any] = {} if is_lost else exit_of(code)
         if verdict is None:
@@ -95,7 +95,7 @@ class WorkerFailures:
             self._emit_end(process, standing, code, error, None)
             return  # the process wasn't needed
         if dismissed:
-            code = 0  # the controller itself ended the worker, and has logged that
+            code = 0  # the controller itself ended the worker, and has already logged that
         elif not self.is_over and code == 0 and process.peer is not None:
             _log.info("worker exited: %s code=%d", who, code)
         if finished:
@@ -126,10 +126,10 @@ class WorkerFailures:
         return self.job.course.settle(verdict)
 
     def _may_be_of_the_hosts(self, verdict: Verdict) -> bool:
-        """Return whether the worker may have failed because of a problem between the hosts.
+        """Return whether the worker may have failed because of a connection problem between hosts.
 
-        Such a problem is reported soon, and then ends the job. If no problem is reported, the worker's failure ends the
-        job.
+        Such a problem is reported soon, and then ends the job. If none is reported, the worker's failure
+        ends the job.
         """
         job, remote = self.job, self.job.remote
         if self.is_over or job.options.recover is not Recover.FAIL or remote is None:

@@ -1,4 +1,4 @@
-"""Warnings about programs that don't join the job, or don't adopt a prepared cluster version, with likely reasons."""
+"""Warnings, with likely reasons, about programs that don't join the job or don't adopt a prepared cluster version."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ms_kungfu.launcher.state import policy
 from ms_kungfu.launcher.state.policy import Standing
 
 _log = logging.getLogger(__name__)
-_UNFOLLOWED_S = 30.0  # time for members to look for a change; their first step may take that long
+_UNFOLLOWED_S = 30.0  # time for members to check for a change; their first step may take that long
 _MUST_JOIN_S = 60.0
 _TRAINS_S = 2.0  # importing MindSpore alone takes that long
 
@@ -42,7 +42,7 @@ class FollowWatch:
             self._look_later(version, frozenset())
 
     def _look_later(self, version: int, logged: frozenset[str]) -> None:
-        """Look again after a while. `logged`: workers that an earlier warning has named as not joined."""
+        """Look again after a while. `logged`: workers that an earlier warning listed as not joined."""
         self._timer = asyncio.get_running_loop().call_later(_UNFOLLOWED_S, self._look, version, logged)
 
     def _look(self, version: int, logged: frozenset[str]) -> None:
@@ -59,32 +59,31 @@ class FollowWatch:
                 "joined it yet. A worker joins at its first collective, or when it begins to train",
                 version, ", ".join(sorted(absent)),
             )  # fmt: skip
-        if absent:  # no member can look for a change before all have joined
+        if absent:  # no member can check for a change before all have joined
             self._look_later(version, logged | absent)
             return
         steps = self._steps_of_members()
         if steps and self._steps_before and max(steps) == max(self._steps_before):
             _log.warning(
-                'change waits: version=%d seconds=%g step=%d. No worker has ended a step since. A change is '
-                'followed at the end of a step. The event "outside steps" in a worker\'s log has the line that '
-                "its program is at",
+                'change waits: version=%d seconds=%g step=%d. No worker has ended a step since. Workers '
+                'adopt a change at the end of a step. The event "outside steps" in a worker\'s log names the line '
+                "that its program is running",
                 version, _UNFOLLOWED_S, max(steps),
             )  # fmt: skip
         elif steps:
             _log.warning(
-                "change waits: version=%d seconds=%g step=%d. The workers have not followed it. They follow a"
-                " change at the end of a step. With ElasticTraining.epochs() and no dataset= they do at the "
-                "end of each epoch but the last one, in a loop under --msrun at the end of a pass: "
-                "docs/elastic-training.md",
+                "change waits: version=%d seconds=%g step=%d. The workers have not adopted it. Workers adopt a change "
+                "at the end of a step. With ElasticTraining.epochs() and no dataset=, they adopt it at the end of "
+                "each epoch except the last; in a loop under --msrun, at the end of a pass: docs/elastic-training.md",
                 version, _UNFOLLOWED_S, max(steps),
             )  # fmt: skip
         else:
             _log.warning(
-                "change waits: version=%d seconds=%g. No worker has looked for it: each compiles its first step, or "
-                "is elsewhere (the event \"outside steps\" in its log), or counts no steps. A program follows changes "
-                "if KungFuElasticCallback or ElasticTraining counts its steps. In one that only reduces "
-                "(ms_kungfu.comm) new workers wait until the job ends, or until `kungfu-run resize` requests "
-                "the present size again: docs/change-a-program.md",
+                "change waits: version=%d seconds=%g. No worker has checked for it: each one compiles its "
+                "first step, runs other code (see the event \"outside steps\" in its log), or counts no "
+                "steps. A program adopts changes if KungFuElasticCallback or ElasticTraining counts its "
+                "steps. If a program only uses ms_kungfu.comm, new workers wait until the job ends, or "
+                "until `kungfu-run resize` requests the present size again: docs/change-a-program.md",
                 version, _UNFOLLOWED_S,
             )  # fmt: skip
 
@@ -101,9 +100,10 @@ class FollowWatch:
 
 @dataclass(eq=False)
 class CopiesWatch:
-    """Warn once if several workers run and none has joined: each trains separately, or all are still preparing.
+    """Warn once if several workers run and none has joined: either each trains separately, or all are still preparing.
 
-    Workers that exit too soon to have trained cause no warning: `kungfu-run -np 4 hostname` is no mistake.
+    Workers that exit too early to have trained cause no warning: `kungfu-run -np 4 hostname` is not a
+    mistake.
     """
 
     is_over: Callable[[], bool]

@@ -23,10 +23,10 @@ from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
 _FIRST_WORDS_S = 10.0
-# If a host hasn't called within this time, the controller repeatedly asks the host what it does.
+# If a host hasn't called within this time, the controller repeatedly asks the host for its state.
 _PATIENCE_S = 3.0
 _ASK_S = 10.0
-_TELL_SILENCE_S = 5.0  # hosts are started one after the other, so earlier silence is normal
+_TELL_SILENCE_S = 5.0  # earlier silence is normal, because hosts are started one after the other
 _CALLS_IN_VAIN_S = 4.0
 # time for a live controller that lost its lease to find the new controller, and for its host to register
 _ONCE_MORE_S = 0.3
@@ -42,7 +42,7 @@ class Registered(Protocol):
 
 
 class HostGathering:
-    """The hosts that have to register.
+    """The hosts that have to register with the controller.
 
     `registered`: the hosts that have registered. `resumes`: whether hosts of a running job register with a new
     controller.
@@ -81,8 +81,8 @@ class HostGathering:
                     await within(max(0.0, deadline - self._loop.time()), self.news.wait())
                 except asyncio.TimeoutError:
                     raise StartError(
-                        f"nothing was heard of {', '.join(missing)} within {timeout_s:g} s (KUNGFU_JOIN_TIMEOUT); is "
-                        f"{PROGRAM} with the same flags running there?{self.why_missing()}"
+                        f"no message came from {', '.join(missing)} within {timeout_s:g} s (KUNGFU_JOIN_TIMEOUT); "
+                        f"check that {PROGRAM} is running there with the same flags.{self.why_missing()}"
                     ) from None
         finally:
             self._deadline = None
@@ -93,9 +93,9 @@ class HostGathering:
     ) -> None:
         """Wait until each host of a running job has registered with this controller, or is no longer expected to.
 
-        Hosts of the earlier controllers (`before`) have been silent for long enough already, so they get only a moment.
-        Each other host has until `time_to_ask` says that it could have asked for `timeout_s` which host is the
-        controller.
+        Hosts of the earlier controllers (`before`) have already been silent for long enough, so they get only a
+        moment. Each other host has to register before `time_to_ask` reaches `timeout_s`: by then it could have asked
+        for that long which host is the controller.
 
         A registered host counts once it is confirmed. While this controller is paused, a host may register, leave, and
         register again before this controller reads the first registration.
@@ -107,7 +107,7 @@ class HostGathering:
                 left_s = begun - self._loop.time() + _ONCE_MORE_S
             else:
                 left_s = timeout_s / 8 if await time_to_ask() < timeout_s else 0.0
-            if left_s < 0.001:  # a clock has a smallest step
+            if left_s < 0.001:  # less than the resolution of a clock
                 break
             self.news.clear()
             if missing != self._missing_or_unconfirmed():
@@ -126,26 +126,26 @@ class HostGathering:
         return (*self.missing(), *unconfirmed)
 
     def missing_others(self) -> tuple[str, ...]:
-        """Return the missing hosts without the controller's own host, which registers at once."""
+        """Return the missing hosts, except the controller's own host, which registers at once."""
         return tuple(name for name in self.missing() if name != self.name)
 
     def why_missing(self) -> str:
-        """Return what is known about the missing hosts, as the end of a sentence that names them."""
+        """Return what is known about the missing hosts, as text to append to a message that names them."""
         port = self.options.control_port
-        # The last message of a host explains more than its silence after its exit.
+        # A host's last message is a better explanation than its silence after that message.
         silent = {name: f"no answer from {name}:{port}: {why}" for name, why in self._silent.items()}
         last = {**silent, **self._rejected}
         return "".join(f" The last of {name}: {last[name]}" for name in self.missing() if name in last)
 
     def then(self) -> str:
-        """Return what this host does after it has rejected another host."""
+        """Return how this host goes on after it has rejected another host."""
         if self._deadline is None:
             return ""
         left_s = max(0.0, self._deadline - self._loop.time())
-        return f"; {', '.join(self.missing())} may still come, for {left_s:.0f} s more (KUNGFU_JOIN_TIMEOUT)"
+        return f"; {', '.join(self.missing())} can still register within {left_s:.0f} s (KUNGFU_JOIN_TIMEOUT)"
 
     # If -H has a different order on each host, each host considers itself the head node, and no host calls another. A
-    # firewall on this host may also block incoming calls while outgoing ones pass. So the controller asks each host,
+    # firewall on this host may also block incoming calls but not outgoing calls. So the controller calls each host,
     # and sends its own name.
 
     async def _ask_who_is_missing(self) -> None:
@@ -161,7 +161,7 @@ class HostGathering:
     def _tell_of_silence(self, logged: set[tuple[str, str]]) -> None:
         """Report silence once per host and reason.
 
-        All hosts with the same reason share a line, since there may be many.
+        All hosts with the same reason share a line, because there may be many hosts.
         """
         port, by_reason = self.options.control_port, dict[str, list[str]]()
         for name in self.missing():
@@ -188,26 +188,27 @@ class HostGathering:
                 self._meet_another_head_node(host.name, answer.hosts)
             elif answer.in_a_job:
                 why = (
-                    f"{host.name} takes part in another job, of {answer.calls}; give each job on the host its own -port"
+                    f"{host.name} takes part in another job, controlled by {answer.calls}; give each job "
+                    "on the host its own -port"
                 )
             elif answer.calls != self.name:
                 why = (
-                    f"{PROGRAM} on {host.name} has -H {answer.hosts} and calls {answer.calls}; here it is "
-                    f"{options.hosts}. Give the same -H, in the same order, on all hosts"
+                    f"{PROGRAM} on {host.name} has -H {answer.hosts} and calls {answer.calls}; this host "
+                    f"has -H {options.hosts}. Give the same -H, in the same order, on all hosts"
                 )
             elif answer.for_s > _CALLS_IN_VAIN_S:
                 why = (
-                    f"{host.name} calls {self.name}:{options.control_port} and doesn't get through; is that port open "
-                    "here?"
+                    f"{host.name} calls {self.name}:{options.control_port} but can't connect; is that port "
+                    "open on this host?"
                 )
         except ProtocolError as error:
             self._silent.pop(host.name, None)
-            why = f"{host.name}:{options.control_port} answers, but not to this job: {error}"
+            why = f"{host.name}:{options.control_port} answers, but not for this job: {error}"
         except (OSError, asyncio.TimeoutError) as error:
             self._silent[host.name] = reason_of(error)
             return
         except Exception as error:  # such as a TLS error
-            why = f"{host.name}:{options.control_port} answers, but wrongly: {error!r}"
+            why = f"{host.name}:{options.control_port} gave an invalid answer: {error!r}"
         if why and self._rejected.get(host.name) != why:
             self._rejected[host.name] = why
             _log.warning('host rejected: host=%s reason="%s"', host.name, why)

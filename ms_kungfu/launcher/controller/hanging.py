@@ -1,4 +1,4 @@
-"""Workers that hang, that can't continue, or that keep other ranks waiting for too long: the controller ends them."""
+"""The controller ends workers that hang, that can't continue, or that keep other ranks waiting for too long."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class HangingWorkers:
     ) -> None:
         """Examine the heartbeats of a host's workers. `now`: the time of the heartbeats by the host's own clock.
 
-        While no report comes from a host, none of its workers counts as hanging.
+        While no report arrives from a host, none of its workers counts as hanging.
         """
         if self.is_over():
             return
@@ -64,7 +64,7 @@ class HangingWorkers:
         beats = {key: self._heartbeat(process) for key, process in watched.items()}
         stopped_early = [key for key in stopped if key in watched and not beats[key]]
         for key in watch.hung(now, beats, stopped_early, is_starved):
-            reason = f"stood still for {self.options.peer_timeout_s:g} s (-peer-timeout) and was killed"
+            reason = f"hung for {self.options.peer_timeout_s:g} s (-peer-timeout) and was killed"
             self.ending.kill(watched[key], reason)
         for process in watched.values():
             self._look_whether_it_fails(process)
@@ -77,7 +77,7 @@ class HangingWorkers:
         return () if process.peer is None else self.broker.facts.heartbeat(process.peer, process.incarnation)
 
     def _look_whether_it_fails(self, process: Process) -> None:
-        """End a worker that has failed in a collective or a join while others continue (Ctrl-C, no memory).
+        """End a worker that has failed in a collective or a join (Ctrl-C, no memory) while others continue.
 
         The worker takes part in no more collectives, whatever its program does. The others wait for its exit
         (docs/recovery.md).
@@ -87,12 +87,12 @@ class HangingWorkers:
         reason = self.broker.facts.gave_up(process.peer, process.incarnation)
         if reason:
             process.to(WorkerState.FAILING)
-            _log.warning('worker failing: %s reason="%s". The others wait for its end', process.who, reason)
+            _log.warning('worker failing: %s reason="%s". The others wait for its exit', process.who, reason)
             self._loop.call_later(_FAILING_S, self._end_failing, process, reason)
 
     def _end_failing(self, process: Process, reason: str) -> None:
         if not process.is_ending and not self.is_over():
-            why = f"could not go on ({reason}), had not ended after {_FAILING_S:g} s, and was killed"
+            why = f"could not go on ({reason}), had not exited after {_FAILING_S:g} s, and was killed"
             self.ending.kill(process, why)
 
     # ---- stuck workers ----
@@ -105,9 +105,9 @@ class HangingWorkers:
             self._loop.call_later(self._stuck_look_s, self.keep_looking_for_the_stuck)
 
     def _look_for_the_stuck(self) -> None:
-        """Log the Python stacks of live workers that don't come to the collective in which the others wait.
+        """Log the Python stacks of live workers that don't reach the collective in which the others wait.
 
-        With -recover, such a worker is ended before the others give up. Without it, the others raise
+        With -recover, such a worker is ended before the others time out. Without it, the others raise
         CollectiveTimeoutError, and their exit ends the job.
         """
         found = self._stuck()
@@ -158,7 +158,7 @@ class HangingWorkers:
         return self.broker.facts.stuck(alive)
 
     def _end_stuck(self, process: Process, peer: PeerID) -> None:
-        """End a stuck worker whose stack has been written, unless it has arrived at the collective meanwhile."""
+        """End a stuck worker whose stack has been written, unless it has reached the collective since."""
         if process.is_ending or self.is_over():
             return
         waiting = self._stuck().get((peer, process.incarnation))
@@ -175,7 +175,7 @@ class HangingWorkers:
         return env.COLLECTIVE_TIMEOUT.name, env.COLLECTIVE_TIMEOUT.get(self.machine.environ)
 
     def _note_unstuck(self, process: Process) -> None:
-        """Record that the worker has come to the collective, or that the others no longer wait."""
-        if process.state is WorkerState.STUCK:  # the worker may be failing or removed meanwhile
+        """Record that the worker has reached the collective, or that the others no longer wait."""
+        if process.state is WorkerState.STUCK:  # by now the worker may be failing or removed
             process.to(WorkerState.RUNNING)
         _log.info("stuck worker: no rank waits for %s any more", process.who)

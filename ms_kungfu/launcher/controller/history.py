@@ -28,7 +28,7 @@ class History:
 
     def note(self, reason: str) -> None:
         """Record an event that causes the launcher's next cluster."""
-        # The event of each worker on a lost host repeats that the host was lost, and why.
+        # The event of each worker on a lost host repeats that the host was lost, and the reason.
         removed = re.search(r" was on host (\S+), which was lost: ", reason)
         if removed is None or not any(known.startswith(f"host {removed[1]} is lost: ") for known in self._reasons):
             self._reasons.append(reason)
@@ -95,7 +95,7 @@ class History:
         return round(max(0.0, self._clock() - change.wanted_at), 4)
 
     def _running_size(self, otherwise: int | None) -> int | None:
-        """Return the size of the last committed cluster, or `otherwise` if that isn't among the latest changes."""
+        """Return the size of the last committed cluster; `otherwise` if the latest changes don't include it."""
         sizes = [change.size for change in self.changes if change.chosen_at is not None]
         return sizes[-1] if sizes else otherwise
 

@@ -1,4 +1,4 @@
-"""The events of a job: the controller's parts emit them here, and the event log and the status get them."""
+"""The events of a job. The controller's parts emit them here, and they go to the event log and the status."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_CHARACTERS = 4096  # the limit of `job_events.Text`
 # With 64 ranks, statistics alone take 240 B/s. If there are many other events, a statistics line covers more than 1 s.
 BYTES_PER_HOUR = 1_000_000
 _BURST_BYTES = 32 * 1024
-_SPARE_BYTES = 16 * 1024  # reserved in each hour, for lines that can't wait
+_SPARE_BYTES = 16 * 1024  # the part of each hour's bytes that is reserved for lines that can't wait
 
 
 @dataclass(eq=False)

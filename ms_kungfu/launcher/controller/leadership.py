@@ -1,4 +1,4 @@
-"""Which controller decides for a job: always the same host's (`NoElection`), or the lease's holder (`EtcdLease`)."""
+"""Which controller decides for a job: always that of one host (`NoElection`), or the lease's holder (`EtcdLease`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Leadership(Protocol):
-    """The leadership check before a controller sends anything that the next controller has to know.
+    """The leadership check that a controller makes before it sends anything that the next controller has to know.
 
     Call the methods from the job's event loop, unless a docstring says otherwise.
     """
@@ -84,7 +84,10 @@ class Leadership(Protocol):
         ...
 
     async def act(self, act: Callable[[], Awaitable[object]]) -> None:
-        """Run the actions one at a time, and run none once another host decides for the job."""
+        """Run each action when the previous one has ended.
+
+        Run no action any more if another host decides for the job.
+        """
 
     async def write(self, snapshot: Callable[[], LeaderSnapshot]) -> bool:
         """Write an entry, within `act`. Return whether the store contains it."""

@@ -12,7 +12,7 @@ from ms_kungfu.launcher.state.versions import ClusterVersions
 
 
 class LeaveRequests:
-    """The broker's part for leaves. `Broker` documents `on_leave`."""
+    """The part of the broker that handles leave requests. `Broker` documents `on_leave`."""
 
     def __init__(self, versions: ClusterVersions, min_size: int, on_leave: Callable[[PeerID], None] | None) -> None:
         self._versions, self._min_size, self._on_leave = versions, min_size, on_leave
@@ -25,7 +25,7 @@ class LeaveRequests:
     def objection(self, peer: PeerID, terminated: bool) -> str:
         """Grant a leave and report it, or return the reason why it can't be granted.
 
-        If several requests arrive at once, the first ones are granted.
+        If several requests arrive at once, only the first ones may be granted.
         """
         newest = self._versions.newest
         if self.job_ends or newest is None:
@@ -33,7 +33,7 @@ class LeaveRequests:
         if peer not in newest.workers:  # the peer is leaving already
             if terminated and self._on_leave is not None:
                 self.told_to_end.add(peer)
-                self._loop.call_soon(self._on_leave, peer)  # the leave may have been revoked meanwhile
+                self._loop.call_soon(self._on_leave, peer)  # the leave may have been revoked since
             return ""
         left = self._versions.staying_without(peer, self.leaving)
         if left == 0:

@@ -1,4 +1,4 @@
-"""What the controller does about hosts that fail, leave or join while a job runs."""
+"""How the controller handles hosts that fail, leave or join while a job runs."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ _log = logging.getLogger(__name__)
 
 # How a host leaves. Its agent got a SIGTERM and has reported that. From then on:
 #   1. No new worker is placed on the host (`Hosts.check`, `Hosts.slots_by_host`). Each revision excludes the host's
-#      workers, whatever other writers write (`Coordinator.going`). These workers leave as any worker does, after a step
-#      that all members have agreed on. So all members have the same steps and samples.
+#      workers, even if other writers list them (`Coordinator.going`). These workers leave as any worker does, after a
+#      step that all members have agreed on. So all members have trained the same steps and samples.
 #   2. When the workers have exited and a version without the host is committed, the controller removes the host as it
 #      removes a failed host. Then the host's launcher exits with 0. Inter-host transports of the previous version may
 #      still hold connections to the host. That is safe, because all other hosts have each result that the host's
-#      workers got (transport.h): a version is committed only once each remaining member has come that far. Otherwise,
-#      the other members are notified of the loss before they miss the host, and continue as after a host failure.
+#      workers have got (transport.h): a version is committed only when each remaining member has reached that point.
+#      If they don't have it, they are notified of the loss before they wait for the host, and continue as after a host
+#      failure.
 #   3. After -leave-grace, the controller kills the workers that are left on the host. That counts as a failure. Step 2
-#      follows without the committed version, which is awaited together with the failed workers, as after any failure.
-# Other events in the meantime are handled separately:
+# then follows without waiting for a committed version; that version follows from the workers' failure, as after any
+# failure. Other events in the meantime are handled separately:
 #   - If the connection ends, the host has failed.
 #   - If workers fail or more hosts want to leave, each revision checks that enough members stay. If not, the job ends.
 #   - A pending resize is revised. A new resize is rejected if it needs the host.
-#   - If members complete the program, no worker leaves any more: the host ends with the job, or after -leave-grace.
+#   - If members complete the program, no more workers leave. The host then ends with the job, or after -leave-grace.
 #   - The host may come back by -join. Its former membership doesn't prevent that: `joining` distinguishes processes,
 #     versions and connections of the two memberships.
 
@@ -54,7 +55,7 @@ class JobNodes:
     left_s: Callable[[], float | None]
     interrupted: Callable[[int, str], None]
     hurry: Callable[[], None]
-    has_left = False  # the controller's own host has left, and another one controls the job
+    has_left = False  # whether the controller's own host has left, so that another host controls the job
 
     def __post_init__(self) -> None:
         self._graces: dict[str, asyncio.TimerHandle] = {}  # host that leaves -> timer of -leave-grace
@@ -136,7 +137,7 @@ class JobNodes:
             self.host_leaves(name)
 
     def has_enough_who_stay(self) -> bool:
-        """Return whether enough members stay while hosts leave. If not, the job has been ended."""
+        """Return whether enough members remain while hosts leave. If not, the job has been ended."""
         job, leaving = self.job, self.hosts.leaving
         if not leaving or job.coordinator.finishing:
             return True
@@ -153,7 +154,7 @@ class JobNodes:
             self.let_go()
 
     def let_go(self) -> None:
-        """Release each leaving host that has no more work for this job."""
+        """Release each leaving host that has no more work in this job."""
         job = self.job
         for name in self.hosts.leaving:
             current = job.workers.broker.versions.current
@@ -193,15 +194,15 @@ class JobNodes:
         if job.course.is_over or job.coordinator.finishing:
             return "the job is about to end"
         if host.name in hosts.leaving:
-            return f"{host.name} is a host of the job that is leaving it now; try again when it has left"
+            return f"{host.name} is leaving the job now; try again when it has left"
         slots = hosts.slots_by_host or {}
         if host.name in slots:
             return f"{host.name} is a host of the job already"
         total = sum(slots.values()) + (host.slots or 1)
         if total > hosts.max_workers:
             return (
-                f"with {host} the job's hosts would have {counted(total, 'slot')}, and it can have "
-                f"{counted(hosts.max_workers, 'worker')} in all; join with fewer slots"
+                f"with {host} the job's hosts would have {counted(total, 'slot')}, but a job can have at "
+                f"most {counted(hosts.max_workers, 'worker')}; join with fewer slots"
             )
         return ""
 

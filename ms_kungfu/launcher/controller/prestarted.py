@@ -1,4 +1,4 @@
-"""The job's prestarted workers on all hosts: those of -standby, and those that the members expect to need."""
+"""The job's prestarted workers on all hosts: the standbys of -standby, and workers that the members expect to need."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class PrestartedWorkers:
         self._kept = self.options.standbys
         self._expected = Expected()
         self._numbers = itertools.count(1)
-        # hosts whose lack of memory for this expectation was logged; "": the start of standbys was logged
+        # what was logged for this expectation: the hosts without enough memory, and "" for the start of standbys
         self._logged: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def expect(self, expected: Expected) -> None:
-        """Record the size that the members expect next. End the standbys that this size doesn't need."""
+        """Record the size that the members expect next. End the standbys that aren't needed for this size."""
         if expected.version != self.coordinator.newest.version:
             return
         has_room = self.coordinator.hosts.has_room(expected.size)
@@ -77,7 +77,7 @@ class PrestartedWorkers:
         self._expected = replace(self._expected, newcomers=max(0, self._expected.newcomers - 1))
 
     def keep(self) -> None:
-        """Start the standbys that a host lacks, and end those that it doesn't need."""
+        """Start the standbys that a host lacks, and end the standbys that it doesn't need."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -139,5 +139,5 @@ class PrestartedWorkers:
         taken = {process.rank for process in standbys}
         ranks = (rank for rank in range(newest.size, len(hosts)) if hosts[rank] == host and rank not in taken)
         for i, rank in zip(range(first + more), ranks):
-            needs = 0 if i < first else 2 + starting + i  # one more worker's memory stays free
+            needs = 0 if i < first else 2 + starting + i  # the memory of one more worker must stay free
             self.starting.standby(next(self._numbers), rank, hosts[: max(size, rank + 1)], newest, needs)

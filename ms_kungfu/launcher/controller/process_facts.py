@@ -54,7 +54,7 @@ class ProcessFacts:
         return joined[-1][0].doing(joined[-1][1]) if joined else None
 
     def gave_up(self, peer: PeerID, incarnation: int) -> str:
-        """Return why a live process can't continue, while the others wait for its exit, or "" if it can continue."""
+        """Return why a live process can't continue (the others then wait for its exit), or "" if it can continue."""
         slots = self._segments.slots_of(peer, incarnation)
         return next(filter(None, (segment.gave_up(rank) for segment, rank in slots)), "")
 
@@ -62,7 +62,7 @@ class ProcessFacts:
         """Return the live processes that keep others waiting for too long (`stuck`), with the waiting ranks."""
         awaited = {version: segment.awaited() for version, segment in self._segments.open.items()}
         if not any(is_overdue for waits_of_version in awaited.values() for *_, is_overdue in waits_of_version):
-            return {}  # always the case while a job is healthy
+            return {}  # this is always the case in a healthy job
         return self._found(alive, awaited, every_wait=False)
 
     def waited_for(self, alive: Collection[tuple[PeerID, int]]) -> dict[tuple[PeerID, int], list[int]]:

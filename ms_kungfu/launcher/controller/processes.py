@@ -28,7 +28,7 @@ class Process:
     host: str  # where it runs
     peer: PeerID | None = None  # None for a standby without a slot
     incarnation: int = 0
-    rank: int = 0  # rank in its last version, at first in the version that it was started for
+    rank: int = 0  # rank in its last version; at first, in the version for which it was started
     size: int = 1  # size of the version of `rank`
     slot: int = -1  # slot that its replacement inherits
     standby: int | None = None
@@ -39,7 +39,7 @@ class Process:
     killed_because: str = ""
     is_registered: bool = False  # whether it has requested its slot
     is_late: bool = False  # whether the controller ended it because it wasn't ready to join in time
-    told_again: bool = False  # whether it got a second SIGTERM, since it may leave after the first but can't
+    told_again: bool = False  # whether it got a second SIGTERM, because it may leave after the first one but can't
     has_its_cores: bool = False  # whether it has the fixed number of cores per worker, if there is one
     device: int = 0  # its index in Devices; never changes
 
@@ -121,7 +121,7 @@ class ProcessTable:
 
     def headcount(self) -> Headcount:
         waited_for = [p for p in self if p.state not in _NOT_AWAITED]
-        # Read this first: a commit in between makes members leave, and forgets their SIGTERM.
+        # Read this first: a commit between the reads would make members leave, and forget their SIGTERM.
         told_to_end = self._broker.leaves.told_to_end if waited_for else ()
         standings = [self.standing(p) for p in waited_for]
         return Headcount(
@@ -144,9 +144,11 @@ class ProcessTable:
         return sorted(spare, key=lambda p: (p.standby not in ready, p.key))
 
     def standby_for(self, rank: int, host: str) -> Process | None:
-        """Return a standby on `host` for this rank. Of the most ready ones, prefer one that was prepared for the rank.
+        """Return a standby on `host` for this rank.
 
-        Return only a standby that is known to run, since its agent may refuse to start it.
+        Among the standbys that are most ready, prefer one that was prepared for the rank.
+
+        Return only a standby that is known to run, because an agent may refuse to start a standby.
         """
         ready = self._broker.requests.ready_standbys
         there = (p for p in self.standbys() if p.host == host and p.pid is not None)

@@ -1,4 +1,7 @@
-"""Detection of failed hosts: no message arrives from a host, or two hosts can't reach each other."""
+"""Detection of failed hosts.
+
+A host has failed if no message arrives from it, or perhaps if another host can't reach it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from ms_kungfu.launcher.wire import messages as m
 _LOOK_S = 0.2  # interval of checks for broken connections between hosts
 # When a host ends, it closes its connections. Some of them close a moment before the host counts as silent.
 _HOST_FIRST_S = 1.0
-# Several hosts report, one after another, which hosts can't reach each other.
+# Several hosts report one after another which hosts can't reach each other.
 _LAST_NEWS_S = 2.0
 _MISSED_S = 1.0  # at most two heartbeats of a host
 
@@ -64,7 +67,9 @@ class Reachability:
         """Find silent hosts, and send each host a heartbeat."""
         others = {agent.name: agent.heard for agent in self.living() if agent.name != self.options.hosts.self_name}
         for name in leases.run_out(self._loop.time(), others):
-            self._lose(self.agents[name], f"nothing came from it for {self.options.host_timeout_s:g} s (-host-timeout)")
+            self._lose(
+                self.agents[name], f"no message came from it for {self.options.host_timeout_s:g} s (-host-timeout)"
+            )
         for agent in self.living():
             agent.send(m.Beat())
         self._later("silence", leases.period_s, self._look_for_silence, leases)
@@ -77,8 +82,8 @@ class Reachability:
     def note_apart(self) -> None:
         """Record that a host reports another host as unreachable.
 
-        More such reports may follow. A host that has ended must be detected as silent before one of the two hosts is
-        evicted.
+        More such reports may follow. If one of the two hosts has ended, its silence must be detected before either
+        host is evicted.
         """
         missed_s = 0.0 if self.options.host_timeout_s is None else self.options.host_timeout_s / 4 + _MISSED_S
         self._later("apart", max(_LAST_NEWS_S, missed_s), self._evict_who_is_apart)
@@ -98,7 +103,7 @@ class Reachability:
         return {pair: why for pair, why in found.items() if living.issuperset(pair)}
 
     def _is_in(self, segment: SpreadSegment, host: str) -> bool:
-        """Return whether the current host of that name is in the segment, not a failed predecessor of that name."""
+        """Return whether the current host of that name is in the segment, not a failed earlier host of that name."""
         agent = self.agents.get(host)
         return agent is not None and segment.has(agent)
 
@@ -107,7 +112,8 @@ class Reachability:
         involved = [agent for agent in self.living() if any(agent.name in pair for pair in apart)]
         limit_s = self.options.host_timeout_s
         if limit_s is not None and any(now - agent.heard > limit_s / 4 for agent in involved):
-            # The host may be about to be lost for its silence, which shows more reliably which host has failed.
+            # The host may soon be declared lost because of its silence. Silence shows more reliably which host has
+            # failed.
             self._later("apart", _LOOK_S, self._evict_who_is_apart)
             return
         workers = Counter(
@@ -118,7 +124,7 @@ class Reachability:
         )
         for name in to_evict(apart, workers, self.events.hosts.names, self.options.hosts.self_name):
             other, why = next((set(pair) - {name}, why) for pair, why in apart.items() if name in pair)
-            self._lose(self.agents[name], f"it and {''.join(other)} don't reach each other: {why}")
+            self._lose(self.agents[name], f"it and {''.join(other)} can't reach each other: {why}")
 
     # ---- connections between hosts ----
 
@@ -132,11 +138,11 @@ class Reachability:
             self._loop.call_later(_HOST_FIRST_S, self._tell_of_failure, segment, why)
 
     def are_apart(self) -> bool:
-        """Return whether some hosts can't reach each other. Which host will be lost because of that is known soon."""
+        """Return whether some hosts can't reach each other. It is then decided soon which host counts as lost."""
         return bool(self._apart())
 
     def is_in_trouble(self) -> bool:
-        """Return whether hosts can't reach each other, or such trouble may have ended an exchange between hosts."""
+        """Return whether hosts can't reach each other, or an exchange between hosts may have ended for that reason."""
         return self._transport_failed or self.are_apart()
 
     def _tell_of_failure(self, segment: SpreadSegment, reason: str) -> None:

@@ -1,9 +1,9 @@
-"""The controller's view of the hosts: each host is an `AgentHandle`, and holds its part of a version's shared memory.
+"""The controller's view of the hosts. Each host is an `AgentHandle`, and holds its part of a version's shared memory.
 
 Each host, including the controller's own, has an agent. The agent has connected, has proved that it has the job's
-secret, and obeys the controller. All messages to a host go over one connection, in order. So a host gets each fact
-before the answer to a worker that depends on the fact. If the connection ends, the host has failed (`reachability`
-detects other failures). `gathering` records which hosts are missing.
+secret, and obeys the controller. All messages to a host go over one connection, in order. So if an answer to a worker
+depends on a fact, the host gets the fact before the answer. If the connection ends, the host has failed
+(`reachability` detects other failures). `gathering` records which hosts are missing.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _log = logging.getLogger(__name__)
 class RemoteHosts:
     """All hosts of the job, including the controller's own host, whose launcher passes incoming connections on.
 
-    Used in the event loop. `registration`: of the controller's own host. `resumes`: whether hosts report to a new
-    controller.
+    Used in the event loop. `registration`: the registration of the controller's own host. `resumes`: whether hosts
+    report to a new controller.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class RemoteHosts:
     ) -> None:
         self.options, self.machine, self.events, self.resumes = options, machine, events, resumes
         self.name = options.hosts.self_name
-        self.was_left = False  # whether a host has left this controller because the controller was paused
+        self.was_left = False  # whether a host has left this controller after the controller was paused
         self.lease: LeadershipLease | None = None  # this controller's leadership lease
         self.stuck_sure_s = stuck_sure_s(env.COLLECTIVE_TIMEOUT.get(machine.environ))
-        # from hosts that registered with a controller that continues a job
+        # the reports of hosts that registered with a controller that continues a job
         self.reports: dict[str, m.ResyncReport] = {}
         self.agents: dict[str, RemoteAgent] = {}
         self.gathering = HostGathering(options, machine, self.agents, resumes)
@@ -88,11 +88,11 @@ class RemoteHosts:
         await self.gathering.gather_again(timeout_s, before, time_to_ask)
 
     def attend(self, workers: Workers) -> None:
-        """From now on, pass messages of the hosts to these workers."""
+        """From now on, pass messages from the hosts to `workers`."""
         self.workers.set_result(workers)
 
     def catch_up(self) -> None:
-        """Process the messages that came before the workers were attached."""
+        """Process the messages that arrived before the workers were attached."""
         for agent in list(self.agents.values()):
             early, agent.early = agent.early, []
             for said in early:
@@ -142,11 +142,11 @@ class RemoteHosts:
         return SpreadSegment(self, cluster, self._attempts, recovers)
 
     def take_over(self, cluster: Cluster, recovers: bool) -> SpreadSegment:
-        """Take over what the hosts hold of this version, which was made under an earlier controller."""
+        """Take over the hosts' parts of this version, which was made under an earlier controller."""
         return SpreadSegment(self, cluster, 0, recovers, is_made=True)
 
     def close_all_but(self, known: Collection[int], reports: Mapping[str, m.ResyncReport]) -> None:
-        """Close what the hosts hold of other versions, which were made under the previous controller."""
+        """Close the hosts' parts of all other versions, which were made under the previous controller."""
         for host, report in reports.items():
             for version in set(report.losses).difference(known):
                 self.agents[host].send(m.Close(version))
@@ -178,13 +178,13 @@ class RemoteHosts:
             if registration.host in self.events.hosts.lost:
                 return await self._let_in(channel, registration, f"the job goes on without {registration.host}")
             if self.gathering.is_closed or registration.host not in self.gathering.missing():
-                return False  # the next look at the snapshot shows the result
+                return False  # the host reads the result in the snapshot
             self.reports[registration.host] = said.report
             return await self._let_in(channel, registration, "")
         joining = None if said.slots is None else joining_host(registration.host, said.slots)
         if joining is not None and self.lease is not None and registration.host in self.agents:
-            # The end of the host's previous connection hasn't been noticed yet. The host looks up again which host has
-            # the job.
+            # This controller hasn't noticed yet that the host's previous connection has ended. The host looks up again
+            # which host controls the job.
             return False
         if joining is not None:
             why = objection(registration, self._registration, {}, same_flags=False) or self.events.objection_to(joining)
@@ -211,7 +211,7 @@ class RemoteHosts:
         joining: Host | None = None,
         warning: str = "",
     ) -> bool:
-        """Admit a host if no objection (`why`) exists, until the host is lost.
+        """Admit a host unless there is an objection (`why`), and serve it until it is lost.
 
         `warning`: logged once, here and on the host.
         """
@@ -227,7 +227,8 @@ class RemoteHosts:
         lease = None if self.lease is None else self.lease.since
         channel.send(m.Registered(self._start.writer, look_s, secret, lease, warning))
         channel.set_silence(self.options.host_timeout_s)
-        # There is no await since the check of the hosts, so of two callers with one name, the first is admitted.
+        # There is no await after the check of the hosts, so if two callers have the same name, only the first is
+        # admitted.
         agent = self.agents[registration.host] = RemoteAgent(self, channel, registration, per_worker)
         if self._holds_deadlines:
             agent.send(m.Hold(True))
@@ -250,11 +251,11 @@ class RemoteHosts:
         if why and before is not None and before.lost:
             url = self._start.url or "URL"
             return (
-                f"{registration.host} had been a host of the job ({before.lost}), which goes on without it; "
-                f"{PROGRAM} -join {url} brings it back"
+                f"{registration.host} was a host of the job ({before.lost}), but the job goes on without "
+                f"it; to bring it back: {PROGRAM} -join {url}"
             )
         if not why and registration.host not in self.options.hosts.names:
-            return f"{registration.host} is none of the job's hosts, {self.options.hosts}"
+            return f"{registration.host} isn't one of the job's hosts, {self.options.hosts}"
         return why
 
     # ---- lost hosts ----
@@ -266,14 +267,14 @@ class RemoteHosts:
     def lose(self, agent: RemoteAgent, why: str) -> None:
         if agent.lost:
             return
-        # A host that is notified of its loss ends. If another controller may take over, the host is notified only once
-        # the snapshot contains its loss. Otherwise a controller that has stepped down, or that fails before the write,
-        # could end a host with which the next controller would continue. Until then, the host gets no message. After
-        # -host-timeout, the host reads the snapshot.
+        # A host that is notified of its loss ends. If another controller may take over, notify the host only when the
+        # snapshot contains its loss. Otherwise a controller that has stepped down, or that fails before the write,
+        # could end a host with which the next controller would continue. Until the snapshot contains the loss, the
+        # host gets no message. After -host-timeout, the host reads the snapshot.
         agent.give_up(why, tells=self.lease is None or not self.workers.done())
         if self.workers.done():
             self.events.host_lost(agent.name, why)
-        else:  # the host may register again, unless it has left this controller because the controller was paused
+        else:  # the host may register again, unless it has left because this controller was paused
             self.was_left = self.was_left or self.events.has_stood_still
             _log.warning('host lost: host=%s reason="%s"', agent.name, why)
             del self.agents[agent.name]
@@ -288,7 +289,8 @@ class RemoteHosts:
     def tell_lease(self) -> None:
         """Notify the hosts that this controller has acquired the lease again.
 
-        Otherwise, if this controller fails, a host without that message would regard the holder as a new controller.
+        Without this message, if this controller fails, a host would take the holder of the new lease for a new
+        controller.
         """
         for agent in self.reachability.living():
             agent.send(m.NewLease(0 if self.lease is None else self.lease.since))

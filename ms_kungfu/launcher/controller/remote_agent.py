@@ -1,7 +1,7 @@
-"""The controller's view of one host: an `AgentHandle` that sends and receives messages of the host's launcher.
+"""The controller's view of one host: an `AgentHandle` that exchanges messages with the host's launcher.
 
-All messages to a host go over one connection, in order. So a host gets each fact before the answer to a worker that
-depends on the fact.
+All messages to a host go over one connection, in order. So if an answer to a worker depends on a fact, the host gets
+the fact before the answer.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from ms_kungfu.launcher.state.policy import Recover
 from ms_kungfu.launcher.wire import messages as m
 
 _log = logging.getLogger(__name__)
-_MAX_ASKING = 4096  # most worker requests of a host that may wait for an answer
-PARTING_S = 0.5  # a host that is notified of the end needs some hundredths of a second to end
+_MAX_ASKING = 4096  # the maximum number of a host's worker requests that may wait for an answer
+PARTING_S = 0.5  # a host that is notified of the job's end needs some hundredths of a second to end
 
 
 class Workers(Protocol):
@@ -71,7 +71,7 @@ class NodeEvents(Protocol):
         """Remove the host and its workers from the job. Called once per host."""
 
     def disconnected(self, host: str, other: str, reason: str) -> None:
-        """Record that `host` reports that it can't reach `other`. If `other` is "", it can't reach any host."""
+        """Record that `host` reports that it can't reach `other`. If `other` is "", `host` can't reach any host."""
 
     def hosts_apart(self, reason: str) -> None:
         """End the job on all hosts, since it can't continue and no single host is at fault."""
@@ -142,10 +142,10 @@ class RemoteAgent:
         self.cpu_isa = registration.cpu_isa
         self.segments: dict[int, SpreadSegment] = {}  # segments that the host holds, or is making
         self.lost = ""  # why the host is lost
-        self.is_confirmed = False  # whether it has sent a message since it registered
+        self.is_confirmed = False  # whether the host has sent a message since it registered
         self._farewell = ""  # why the host ends, as it has reported
-        self._last_words: m.End | None = None  # message for a host that was declared lost, until the host is notified
-        self.apart: dict[tuple[int, str], str] = {}  # (version, host that it can't reach any more) -> reason
+        self._last_words: m.End | None = None  # the message for a host that was declared lost, until it is sent
+        self.apart: dict[tuple[int, str], str] = {}  # (version, host that this host can't reach any more) -> reason
         # set once the checkpoints are written or the host is lost, after `RemoteHosts.checkpoint`
         self.checkpointed = asyncio.Event()
         self.is_watched = False  # whether it reports its workers' activity
@@ -186,7 +186,7 @@ class RemoteAgent:
         return self._channel.heard
 
     def give_up(self, why: str, has_left: bool = False, tells: bool = True) -> None:
-        """Declare the host lost or removed: its messages are ignored from now on.
+        """Declare the host lost or removed, and ignore its messages from now on.
 
         If possible, the host is notified of the reason: now (`tells`), or by `tell_end` once the snapshot contains the
         loss.
@@ -215,8 +215,8 @@ class RemoteAgent:
             asyncio.get_running_loop().call_later(PARTING_S, self._channel.end)
 
     def drop(self) -> None:
-        """Close the connection for both ends."""
-        self.lost = self.lost or "another controller has the job"
+        """Close the connection at both ends."""
+        self.lost = self.lost or "another controller controls the job"
         self._channel.end()
 
     async def part(self) -> None:
@@ -240,12 +240,12 @@ class RemoteAgent:
                     _AT_ANY_TIME[type(said)](self, said)
                 elif self._owner.workers.done():
                     self.hear(self._owner.workers.result(), said)
-                elif self._owner.resumes:  # otherwise the host has nothing to report yet
+                elif self._owner.resumes:  # at the start of a job, a host has nothing to report
                     self.early.append(said)
         except OSError as error:
             if self._farewell:
-                return f"{self._farewell}, and it has ended its workers"
-            return f"{PROGRAM} on host {self.name} has ended ({error.strerror or error}), and its workers with it"
+                return f"{self._farewell}; it has ended its workers"
+            return f"{PROGRAM} on host {self.name} has ended ({error.strerror or error}), and so have its workers"
         except asyncio.CancelledError:
             self.give_up("the job is over")
             raise
@@ -317,7 +317,7 @@ class RemoteAgent:
             workers.broker.requests.withdraw(asker)
 
     def _hear_guardless(self, workers: Workers, said: m.Guardless) -> None:
-        self._owner.lose(self, f"the guard process on host {self.name} was killed, and the workers there with it")
+        self._owner.lose(self, f"the guard process on host {self.name} was killed, and so were the workers there")
 
     def _hear_made(self, segment: SpreadSegment, said: m.Made) -> None:
         if segment.attempt == said.attempt:
@@ -359,7 +359,7 @@ class RemoteAgent:
 
 @dataclass(eq=False)
 class _RemoteAsker:
-    """A worker on a host that waits for an answer."""
+    """A worker that waits, on its host, for an answer."""
 
     agent: RemoteAgent
     number: int

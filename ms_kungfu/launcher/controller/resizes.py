@@ -1,4 +1,7 @@
-"""What the controller does about newer desired clusters, which come from clients, the program or its own revisions."""
+"""How the controller handles newer desired clusters.
+
+They come from clients, from the program, or from its own revisions.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +61,8 @@ class Resizes:
     def on_written(self, cluster: Cluster | None) -> None:
         """Process a write to this process's config server.
 
-        None means that a client has deleted the cluster. Without it, the job can't be resized, so the controller writes
-        it again.
+        None means that a client has deleted the cluster. Without a cluster in the store, the job can't be resized, so
+        the controller writes it again.
         """
         job = self.job
         coordinator, server = job.coordinator, job.begun.server
@@ -69,7 +72,7 @@ class Resizes:
             desired = coordinator.newest
             again = replace(desired.following(desired.workers), version=server.store.version + 1)
             _log.warning('cluster restored: version=%d reason="a client deleted it"', again.version)
-            with contextlib.suppress(HostError):  # all its workers have failed, so a revision without them follows
+            with contextlib.suppress(HostError):  # if all its workers have failed, a revision without them follows
                 server.put(again.to_json(), job.begun.writer)
 
     def check(self, cluster: Cluster) -> None:
@@ -87,8 +90,8 @@ class Resizes:
         options, coordinator = job.options, job.coordinator
         members, ended = list(coordinator.newest.workers), []
         if job.has_begun:
-            # A writer that lists only workers that have just failed didn't know of the failure: `revised` keeps the
-            # state.
+            # A writer that lists only workers that have just failed didn't know of the failure. `revised` keeps the
+            # training state in this case.
             ended = job.workers.broker.versions.ended_in(coordinator.newest)
             members = [*job.workers.processes.living_members(), *ended]
         going = coordinator.going(members)
@@ -97,7 +100,10 @@ class Resizes:
             raise HostError(f"a cluster of {cluster.size} is below -min-np {options.min_size}")
 
     def on_cluster(self, cluster: Cluster) -> None:
-        """Start the new workers of a newer desired cluster. The members adopt it after they have agreed on it."""
+        """Start the new workers of a newer desired cluster.
+
+        The members adopt the cluster after they have agreed on it.
+        """
         job, coordinator = self.job, self.job.coordinator
         if cluster.version <= coordinator.last_version or job.course.is_over:
             return
@@ -109,7 +115,7 @@ class Resizes:
         if not job.has_begun:
             self._early = cluster
             _log.info(
-                "cluster desired: version=%d workers=%d. The job takes it up once it has begun",
+                "cluster desired: version=%d workers=%d. The job adopts it after it has begun",
                 cluster.version, cluster.size,
             )  # fmt: skip
             return
@@ -117,7 +123,7 @@ class Resizes:
         coordinator.last_version = cluster.version
         try:
             self.check(cluster)
-        except HostError as error:  # a config server elsewhere doesn't know this host
+        except HostError as error:  # a config server outside of the job doesn't know the job's hosts
             _log.error('cluster rejected: version=%d reason="%s"', cluster.version, error)
             broker.refuse(cluster.version, str(error))
             job.history.desired(cluster, coordinator.newest, writer, refused=str(error))
@@ -140,7 +146,7 @@ class Resizes:
         workers.starting.missing(cluster, replacing)
 
     def watch(self) -> Callable[[], None]:
-        """Follow the store from now on. Return a function that ends that."""
+        """Follow the store from now on. Return a function that ends the following."""
         job = self.job
         if not job.options.watch or job.begun.store is None:
             return lambda: None

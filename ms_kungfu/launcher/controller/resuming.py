@@ -44,8 +44,8 @@ def resume(
         manager.on_exit(process, exited)
     for process in manager.processes.of_standing(Standing.MEMBER):
         if process.peer is not None and process.peer in lost and process.host in reports:
-            process.state = WorkerState.UNKILLABLE  # the previous controller has continued without this process
-            broker.mark_lost(process.peer, "it was given up", process.incarnation, True, False)
+            process.state = WorkerState.UNKILLABLE  # the previous controller continued the job without this process
+            broker.mark_lost(process.peer, "the previous controller gave it up", process.incarnation, True, False)
     for process in manager.processes.of_standing(Standing.JOINING):
         manager.starting.limit_join(process, process.incarnation)
     for process in manager.processes.of_standing(Standing.LEAVING):
@@ -87,7 +87,10 @@ def _enter_unreported(
     current: Cluster,
     last: int,
 ) -> _Ended:
-    """Record workers of known versions that no agent reports. Return the workers that were never started."""
+    """Record the workers that belong to known versions but that no agent reports.
+
+    Return the workers that were never started.
+    """
     ended: _Ended = []
     for version, cluster in sorted(versions.clusters.items()):
         ended_peers = versions.ended_in(cluster)
@@ -105,7 +108,7 @@ def _enter_unreported(
 
 
 def _has(manager: WorkerManager, peer: PeerID, version: int) -> bool:
-    """Return whether a process is known that is this peer in `version`."""
+    """Return whether the process that is this peer in `version` is known."""
     return any(
         p.peer == peer and manager.broker.versions.belongs(peer, p.incarnation, version) for p in manager.processes
     )

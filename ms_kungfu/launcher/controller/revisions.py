@@ -1,4 +1,4 @@
-"""The launcher's writes to the cluster store after workers have failed or left, and reads of other writers' changes."""
+"""The launcher's writes to the cluster store after workers failed or left, and its reads of other writers' changes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ class Revisions:
     async def _write(self, cluster: Cluster) -> None:
         store = self._start.store
         if self._start.server is not None:
-            self._start.server.put(cluster.to_json(), cluster.writer or self._start.writer)  # which notifies the job
+            # `put` also notifies the job.
+            self._start.server.put(cluster.to_json(), cluster.writer or self._start.writer)
             return
         assert store is not None
         try:
@@ -81,7 +82,7 @@ class Revisions:
         except StaleVersionError:
             found = await self._machine.in_thread(store.get)
             if found is None or found.version <= self._coordinator.last_version:
-                raise  # the server has restarted without its state, and the watcher is about to write the cluster again
+                raise  # the server has restarted without its state; the watcher writes the cluster again
             self._job.on_cluster(found)
         else:
             self._job.on_cluster(written)
@@ -108,18 +109,18 @@ def in_loop(function: Callable[[T], None]) -> Callable[[T], None]:
 class StoreWatcher:
     """Call `on_cluster` with each newer cluster, from a separate thread.
 
-    `newest` returns the newest cluster that the job can run, numbered with the newest version that is known.
+    `newest` returns the newest cluster that the job can run, with the number of the newest known version.
 
-    If a store restarts without its state (a config server keeps nothing on disk), the watcher writes the newest cluster
-    again. The next change then continues from that version. With `puts_back`, the watcher also restores the cluster
-    after a client's delete. In etcd, a user may delete the cluster to end the job.
+    If a store restarts without its state (a config server keeps nothing on disk), the watcher writes the newest
+    cluster again. The next change then continues from that version. With `puts_back`, the watcher also restores the
+    cluster after a client's delete. This isn't used for etcd, where a user may delete the cluster to end the job.
     """
 
     store: ClusterStore
     newest: Callable[[], Cluster]
     on_cluster: Callable[[Cluster], None]
     machine: Machine
-    # called with why the store doesn't answer, or with "" once it answers again
+    # called with the reason when the store doesn't answer, and with "" when it answers again
     on_outage: Callable[[str], None] = lambda error: None
     puts_back: bool = True
     _stopped = False
@@ -132,7 +133,7 @@ class StoreWatcher:
         self._stopped = True
 
     def look_now(self) -> None:
-        """Read the store without waiting for the long poll, because a worker has requested a version unknown here."""
+        """Read the store at once, without the long poll, because a worker has requested an unknown version."""
         self.machine.start_thread("kungfu-look", self._look)
 
     def _look(self) -> None:
@@ -177,18 +178,18 @@ class StoreWatcher:
     def _put_back(self, known: Cluster) -> None:
         """Write the cluster into a store that has none.
 
-        A store from which the cluster was deleted rejects a version that it has had. A store that has lost its state
-        accepts that version, so the workers needn't adopt another one.
+        If the cluster was deleted, the store rejects a version that it has had before. A store that has
+        lost its state accepts the same version, so the workers needn't adopt another version.
         """
         try:
             self.store.put(known)
         except StaleVersionError:
             if self.store.get() is not None:
-                raise  # the workers have written a cluster meanwhile
+                raise  # the workers have just written a cluster
             self.store.put(known.following(known.workers))
 
     def _restore(self, known: Cluster) -> None:
-        """Handle that the store again contains the newest cluster known here, or a newer one."""
+        """Make the store contain the newest cluster known here, or a newer one."""
         found = self.store.get()
         if found is None:
             self._put_back(known)
@@ -196,7 +197,7 @@ class StoreWatcher:
             self.store.delete()  # the store was restarted with an older cluster
             self.store.put(known)
         elif found.version == known.version and found != known:
-            # A client that didn't know the launcher's version has written a different cluster under the same number.
-            # The client wants its own cluster, so that cluster becomes the next version.
+            # A client that didn't know the launcher's version has written a different cluster with the same number.
+            # The client's cluster must not be lost, so it becomes the next version.
             written = self.store.put(replace(found, version=known.version + 1))
             self.on_cluster(replace(written, writer=found.writer))  # the cluster is the client's, not the launcher's

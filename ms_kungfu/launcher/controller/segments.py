@@ -1,4 +1,7 @@
-"""The shared memory of each cluster version: made before workers are notified, updated on failures, then closed."""
+"""The shared memory of each cluster version.
+
+It is made before workers are notified, updated on failures, and then closed.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ _DOING_S = 3.0  # for which a report of a host about its workers' activity is va
 
 
 class NotMadeYet(Exception):
-    """The hosts are still making the segment. When it is made, its maker calls `Broker.prepare`."""
+    """The hosts are still making the segment.
+
+    When it is complete, the object that makes it causes a call of `Broker.prepare`.
+    """
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class _Loss:
     reaped: bool
 
 
-MakeSegment = Callable[[Cluster, bool], "SpreadSegment"]  # the bool: whether members continue when others fail
+MakeSegment = Callable[[Cluster, bool], "SpreadSegment"]  # the bool says whether members continue when others fail
 
 
 class Segments:
@@ -54,8 +60,8 @@ class Segments:
         the commit, so that each member has one.
 
         Raises:
-            NotMadeYet: the segment is being made; try again.
-            Exception: an error of the runtime or the kernel prevents the segment.
+            NotMadeYet: if the segment is still being made; try again.
+            Exception: if an error of the runtime or the kernel prevents making the segment.
         """
         segment = self.open.get(cluster.version)
         if segment is None:
@@ -78,7 +84,7 @@ class Segments:
         return segment
 
     def resume(self, there: Mapping[int, SpreadSegment], losses: Mapping[int, Sequence[m.Loss]]) -> None:
-        """Take over what hosts hold of the known versions.
+        """Take over the hosts' parts of the known versions.
 
         `losses`: the failures that any host was notified of, in order. Now all hosts are notified of them.
         """
@@ -101,7 +107,10 @@ class Segments:
         segment.lose_host(host)
 
     def mark_lost(self, peer: PeerID, incarnation: int, reason: str, recover: bool, reaped: bool) -> None:
-        """Notify all members of versions that contain this process, including segments that are made later."""
+        """Notify all members of the versions that contain this process.
+
+        Segments that are made later contain the failure, too.
+        """
         self._losses.append(_Loss(peer, incarnation, reason, recover and self._recovers, reaped))
         self._tell_all(self._losses[-1])
 
@@ -131,7 +140,7 @@ class Segments:
                 segments.pop(version).close()
 
     def drop_unlisted_losses(self) -> None:
-        """Forget failed processes that no known version contains: no member has to be notified of them."""
+        """Forget failed processes that no known version contains, because no member has to be notified of them."""
         known, belongs = self._versions.clusters, self._versions.belongs
         self._losses = [
             loss
@@ -177,16 +186,16 @@ class Owner(Protocol):
     def agents(self) -> Mapping[str, Member]: ...
 
     def was_made(self) -> None:
-        """Record that a segment was made, or can't be made."""
+        """Record that a segment has been made, or can't be made."""
 
 
 class SpreadSegment:
     """The shared memory of a version on all hosts of its ranks.
 
-    Each change reaches all of its hosts in the same order, and before any later message to them.
+    Changes reach all of its hosts in the same order, and each change arrives before any later message to the host.
 
     The segment is made in the background. Its hosts connect their transports to each other, and each host must report
-    that it has its part.
+    that its part is complete.
     """
 
     def __init__(self, owner: Owner, cluster: Cluster, attempt: int, recovers: bool, is_made: bool = False) -> None:
@@ -194,13 +203,14 @@ class SpreadSegment:
         self.cluster, self.attempt = cluster, attempt
         self.words: dict[int, str] = {}  # why each rank can't continue
         self.beats: dict[int, int] = {}
-        # host -> waits of its ranks, and the time of the report
+        # host -> which of its ranks wait for which rank, and the time of the report
         self._waits: dict[str, tuple[list[tuple[int, int, bool]], float]] = {}
         self._progress: dict[int, tuple[Progress, float]] = {}  # rank -> its progress, and the time of the report
         self._doing: dict[int, tuple[m.Doing, float]] = {}  # rank -> what it does, and the time of the report
         self._owner = owner
         self._recovers = recovers
-        # The hosts at construction. A host that is lost and comes back counts as a different host without this segment.
+        # The hosts at construction. A host that is lost and comes back counts as a different host, which doesn't have
+        # this segment.
         self._agents = [owner.agents[host] for host in cluster.hosts if host in owner.agents]
         self._missing: dict[str, asyncio.Future[None]] = {}  # hosts that haven't reported their part yet
         self._is_made = is_made
@@ -225,7 +235,7 @@ class SpreadSegment:
                 self.was_made(agent.name, agent.lost, is_lost=True)
         try:
             if not self._missing:
-                raise OSError("none of its hosts is there")
+                raise OSError("none of its hosts is in the job any more")
             missing = self._missing.values()
             done, late = await asyncio.wait(missing, timeout=2 * MAKE_S, return_when=asyncio.FIRST_EXCEPTION)
             for wait in done:
@@ -245,8 +255,8 @@ class SpreadSegment:
     def was_made(self, host: str, error: str, is_lost: bool = False) -> None:
         """Record that a host has made its part, or why it can't.
 
-        If the host `is_lost` and the snapshot must contain the loss first, members that request this version wait. They
-        get another version without the host.
+        If the host `is_lost` and its loss must first be written to the snapshot, members that request this version
+        wait. They later get another version without the host.
         """
         missing = self._missing.get(host)
         where = f"host {host}: " if len(self._agents) > 1 else ""
@@ -256,7 +266,7 @@ class SpreadSegment:
                 missing.exception()
             elif error:
                 missing.set_exception(OSError(f"{where}{error}"))
-                missing.exception()  # mark it as retrieved, even if another host failed first
+                missing.exception()  # mark the exception as retrieved, even if another host failed first
             else:
                 missing.set_result(None)
 
@@ -307,7 +317,7 @@ class SpreadSegment:
         self._waits[host] = (waits, self._owner.machine.monotonic())
 
     def awaited(self) -> list[tuple[int | str, int | str, bool]]:
-        """Return the waits of all ranks, except on hosts whose report is old or missing.
+        """Return which ranks wait for which rank, except on hosts whose report is old or missing.
 
         It is unknown whether a rank on such a host still waits. A report that is read twice must not confirm a stuck
         rank (`stuck`, 2).

@@ -59,7 +59,7 @@ class SnapshotWriter:
             self.job.history.resumed(past.changes, current)
 
     def once_noted(self, lost: str, act: Callable[[], None]) -> None:
-        """Call `act` once the snapshot contains the loss of this host. Only then are the other hosts notified."""
+        """Call `act` as soon as the snapshot records that this host is lost. Only then are the other hosts notified."""
         if not self.job.leadership.moves:
             act()
         elif lost not in self._being_removed:
@@ -90,7 +90,7 @@ class SnapshotWriter:
             job.workers.broker.prepare()
 
     def on_commit(self, version: int) -> None:
-        """Write that `version` is committed, before it is committed."""
+        """Write to the snapshot that `version` is committed, before it is committed."""
         self.job.in_background(self.job.leadership.act(lambda: self._commit(version)))
 
     async def _commit(self, version: int) -> None:

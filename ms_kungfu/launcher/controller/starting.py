@@ -43,7 +43,7 @@ class StartOfWorkers:
         self._slots = itertools.count()
 
     def resume(self, keys: int) -> None:
-        """Number processes from `keys` on, since no earlier controller has used these keys."""
+        """Number processes from `keys` on, because no earlier controller has used these keys."""
         self._keys = itertools.count(keys)
 
     def known(
@@ -96,8 +96,8 @@ class StartOfWorkers:
         host = hosts[rank]
         process = Process(next(self._keys), f"standby.{number}", host, rank=rank, size=len(hosts), standby=number)
         process.device = self.processes.choose_device(cluster, host)
-        # Use the number of threads that its share of the cores will allow. Until it has that share, the standby may use
-        # all cores, unless the number of cores per worker is fixed.
+        # Give the standby as many threads as its future share of cores allows. Until it has that share, it may use all
+        # cores, unless the number of cores per worker is fixed.
         shares = self.agents[host].shares
         share = shares.of(hosts.count(host))[hosts[:rank].count(host)]
         self._launch(process, hosts, True, share if shares.each else shares.of(1)[0], len(share), needs)
@@ -124,11 +124,11 @@ class StartOfWorkers:
         try:
             agent.start(launch)
         except OSError as error:
-            # Treat it like a process that couldn't be run: the policy decides on failures.
+            # Treat the worker like a process that couldn't be run, because the policy decides on failures.
             self._loop.call_soon(self.on_exit, process, m.Exited(process.key, CANT_RUN, str(error.strerror)))
 
     def limit_join(self, process: Process, version: int) -> None:
-        """Kill a process unless it is ready to join `version` in time."""
+        """Kill a process if it isn't ready to join `version` in time."""
         process.join_timer = self._loop.call_later(self.begun.join_timeout_s, self._end_late, process, version)
 
     def _end_late(self, process: Process, version: int) -> None:

@@ -1,4 +1,4 @@
-"""What a job has before its first worker starts: a secret, its first cluster, and a store for the desired cluster."""
+"""What a job gets before its first worker starts: a secret, the first cluster, and a store for the desired cluster."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ _RETRY_S = 0.2
 class JobStart:
     """What a job begins with.
 
-    A client requests another cluster in this process's config server (`server`), or in a `store` elsewhere. A job that
-    can't change has neither. `attempts`: how many times any controller has tried to make a version. `cpu_isa`: the
-    limit on the vector instructions of all workers, once the hosts have registered.
+    A client requests another cluster through this process's config server (`server`), or through another `store`. A
+    job that can't change has neither. `attempts`: how many times any controller has tried to make a version.
+    `cpu_isa`: the limit on the vector instructions of all workers, once the hosts have registered.
     """
 
     join_timeout_s: float
@@ -71,12 +71,12 @@ async def prepare(
     on_secret_left: Callable[[SecretFile], None],
     before_first: Callable[[str, ClusterStore, Callable[[], Cluster]], Awaitable[MayWrite]],
 ) -> JobStart:
-    """Prepare a job. `closers` ends what begins here.
+    """Prepare a job. `closers` ends what this function begins.
 
     An embedded config server calls `check` before it accepts a cluster, and `on_change` after that. `on_status`, which
     never raises, returns the job's status. With another store, the launcher first calls `before_first(writer, store,
-    first cluster)`, which may raise StartError. That call returns a function that decides on a retry if the store
-    rejects a write because of the lease.
+    first cluster)`, which may raise StartError. That call returns a function. If the store rejects a write because of
+    the lease, the function decides on a retry.
 
     `on_secret_left` is called with the file that contains the job's secret.
     """
@@ -140,9 +140,9 @@ async def _embed(
         await server.start()
     except OSError as error:
         taken = "is taken" if error.errno == errno.EADDRINUSE else f"can't be used: {error.strerror}"
-        remedy = "give another port, or 0 for any free one"
+        remedy = "give another port, or 0 for any free port"
         if options.hosts.is_several:
-            remedy = "give another port, the same on all hosts"
+            remedy = "give another port (the same port on all hosts)"
         raise StartError(f"port {port} (-builtin-config-port) on {host} {taken}; {remedy}") from None
     return server
 
@@ -157,23 +157,23 @@ def _tls_of(scheme: str, machine: Machine) -> ssl.SSLContext | None:
 
 
 def _secret_of(url: str, machine: Machine) -> str:
-    """Return the secret of a config server that exists independently of the job."""
+    """Return the secret of a config server that runs independently of the job."""
     secret = machine.secret_of(url)
     if secret is None:
         raise StartError(
-            f"no secret for {url}: no config server of this user on this machine has left one; start one first "
-            "(kungfu-config-server), embed one in the job (-builtin-config-port), or set KUNGFU_JOB_SECRET to the "
-            "secret of a config server elsewhere"
+            f"no secret for {url}: no config server of this user on this machine has written a secret; start a config "
+            "server first (kungfu-config-server), embed one in the job (-builtin-config-port), or set "
+            "KUNGFU_JOB_SECRET to the secret of a config server on another machine"
         )
     try:
         bytes.fromhex(secret)
     except ValueError:
-        raise StartError(f"the secret of {url} is not in hexadecimal digits") from None
+        raise StartError(f"the secret of {url} does not consist of hexadecimal digits") from None
     return secret
 
 
 async def _first_from(options: Options, machine: Machine, store: ClusterStore, may_write: MayWrite) -> Cluster:
-    """Return the first cluster, once the store holds it."""
+    """Wait until the store contains the first cluster, and return it."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + CONFIG_SERVER_START_S
     is_logged = False
@@ -200,19 +200,19 @@ async def _first_from(options: Options, machine: Machine, store: ClusterStore, m
 
 
 def _first_of(options: Options, store: ClusterStore) -> Cluster | None:
-    """Return the first cluster once the store holds it, or None if the job has to wait for it."""
+    """Return the first cluster if the store contains it, or None if the job has to wait for it."""
     held = store.get()
     wanted = options.init_version
     if wanted == -1:
         if held is not None:
             options.hosts.check(held, ())
         return held
-    # A deleted cluster still counts. For a deleted cluster, the server answers with status 409.
+    # The version of a deleted cluster counts, too: if a version is too low, the server answers with status 409.
     version = held.version + 1 if held is not None else 0
     if wanted is not None:
         if held is not None and wanted < version:
             raise HostError(
-                f"-init-version {wanted}: {store.url} is at version {held.version} already; leave the flag out"
+                f"-init-version {wanted}: {store.url} is already at version {held.version}; leave the flag out"
             )
         if held is not None and wanted > version:
             store.delete()

@@ -1,6 +1,9 @@
-"""The job's status as a document (`kungfu-run status`). All functions are pure except for the clock they are given.
+"""The job's status as a document (`kungfu-run status`).
 
-Each query gets a new document, in the event loop. Nothing in the job waits for the client.
+All functions are pure, except that they read the clock that they are given.
+
+Each query gets a new document, which is created in the event loop. Nothing in the job waits for the
+client.
 """
 
 from __future__ import annotations
@@ -79,7 +82,7 @@ def _process(process: Process, manager: WorkerManager, coordinator: Coordinator)
 
 
 def _why(process: Process, standing: Standing, manager: WorkerManager, coordinator: Coordinator) -> str:
-    """Return what a process does or waits for, or "" if its state says everything."""
+    """Return what a process does or waits for, or "" if its state already says so."""
     if process.killed_because:
         return f"it {process.killed_because}"
     if process.state is WorkerState.DISMISSED:

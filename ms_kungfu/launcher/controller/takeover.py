@@ -26,11 +26,12 @@ from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot, Term
 _log = logging.getLogger(__name__)
 # time for the hosts of a running job to register with its new controller, unless -host-timeout sets it
 _GATHER_S = 10.0
-_ATTEMPTS = 1 << 16  # attempts by one controller at versions over several hosts; the next controller uses other numbers
+# One controller's numbers for attempts at versions over several hosts; the next controller uses other numbers.
+_ATTEMPTS = 1 << 16
 
 
 def start_of(job: JobContext, snapshot: LeaderSnapshot, term: Term) -> JobStart:
-    """Return what the job began with, in the form of `startup.prepare`. This controller has the lease already."""
+    """Return what the job began with, in the same form as `startup.prepare`. This controller already has the lease."""
     store = job.machine.open_store(job.options.config_server or "", term.secret, writer=snapshot.job)
     return JobStart(
         env.JOIN_TIMEOUT.get(job.machine.environ), term.secret, snapshot.first, snapshot.job,
@@ -67,9 +68,9 @@ async def take_over(
     is_behind = False
     if desired is not None and desired.version > current.version:
         coordinator.last_version = desired.version
-        # If the desired cluster has slots on failed hosts, a revision follows, as if the hosts had failed now.
+        # If the desired cluster has slots on failed hosts, write a revision, as if the hosts had failed now.
         is_behind = any(worker.host in coordinator.hosts.lost for worker in desired.workers)
-        why_not = None if is_behind or _can_run(job, desired) else "the controller that was to run it is lost"
+        why_not = None if is_behind or _can_run(job, desired) else "the controller that had to run it is lost"
         if not job.history.knows(desired):
             job.history.desired(desired, current, job.begun.writer, refused=why_not)
         if why_not is None:
@@ -89,9 +90,9 @@ async def take_over(
     verdict = coordinator.takes_over(lost, manager.processes.headcount())
     if verdict is not None:
         job.course.settle(verdict)
-    job.history.note(f"host {options.hosts.self_name} has the job from now on")
+    job.history.note(f"host {options.hosts.self_name} controls the job from now on")
     for name in missing:
-        nodes.host_lost(name, "its launcher didn't come to the new controller of the job")
+        nodes.host_lost(name, "its launcher didn't register with the job's new controller")
     if not missing and not is_behind and newest.version > current.version:
         manager.starting.missing(newest)
         manager.broker.prepare()  # possibly no worker has to start

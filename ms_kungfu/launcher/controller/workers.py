@@ -51,7 +51,7 @@ class WorkerEvents(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Return whether the job is ending: no event matters any more, and nothing may start."""
+        """Return whether the job is ending, so that no event matters any more and nothing may start."""
         ...
 
     @property
@@ -69,10 +69,10 @@ class WorkerEvents(Protocol):
         """Record that a worker has exited, or counts as failed. `error`: why it never ran, or was killed."""
 
     def worker_reaped(self, process: Process) -> None:
-        """Record that an unkillable worker has exited, so its port is free."""
+        """Record that a worker that survived SIGKILL has exited, so its port is free."""
 
     def worker_works_on(self, process: Process, version: int) -> None:
-        """Record that a worker which isn't in `version` has left the cluster, but still runs after -leave-grace."""
+        """Record that a worker that left the cluster before `version` still runs after -leave-grace."""
 
     def version_prepared(self, version: int) -> None:
         """Record that all new workers of a version are ready, and the members are notified."""
@@ -87,7 +87,7 @@ class WorkerEvents(Protocol):
         """Record that a member requests a version that hasn't been admitted."""
 
     def version_followed(self) -> None:
-        """Record that all work here for a committed version is done, and that the version isn't the first."""
+        """Record that all work of this class for a committed version, other than the first, is done."""
 
 
 @dataclass(eq=False)
@@ -164,7 +164,7 @@ class WorkerManager:
         return self.events.is_over
 
     async def start(self, note: Callable[[], Awaitable[bool]]) -> None:
-        """Commit the first cluster and start its workers, once the snapshot contains it.
+        """Commit the first cluster and start its workers, as soon as the snapshot contains it.
 
         `note` writes the snapshot, and returns False if another controller has the job. Raise StartError if the shared
         memory can't be made.
@@ -182,7 +182,7 @@ class WorkerManager:
     async def _commit_first(self, cluster: Cluster) -> None:
         """Commit the first version.
 
-        Over several hosts, retry, as for later versions: a connection between two hosts may have failed.
+        With several hosts, retry as for later versions: a connection between two hosts may have failed.
         """
         until = self._loop.time() + self.begun.join_timeout_s
         logged: set[str] = set()
@@ -227,8 +227,8 @@ class WorkerManager:
         cores = sum(len(agent.shares.cores) for agent in self.agents.values())
         if cluster.size > max(MANY_PER_CORE * cores, self.coordinator.newest.size):
             _log.warning(
-                "many workers: workers=%d cores=%d. If that was a mistake, a resize to another size corrects it "
-                "at once",
+                "many workers: workers=%d cores=%d. If this size is a mistake, a resize to another size "
+                "corrects it at once",
                 cluster.size, cores,
             )  # fmt: skip
 
@@ -255,7 +255,7 @@ class WorkerManager:
                 self.events.worker_reports(process, report.events, report.steps)
 
     def on_exit(self, process: Process, event: m.Exited) -> None:
-        if process.state is WorkerState.EXITED:  # the process was lost with its host, which then couldn't start it
+        if process.state is WorkerState.EXITED:  # it was lost with its host, which now reports a failed start
             return
         standing = self.processes.standing(process)
         self.processes.remove(process)
@@ -275,11 +275,11 @@ class WorkerManager:
         if process.peer is not None:
             reason = self.broker.facts.gave_up(process.peer, process.incarnation) if code == 0 and not error else ""
             if reason and self.options.recover is not Recover.FAIL:
-                # The worker hasn't finished, whatever exit code it reports: the others wait in the collective in which
-                # it was interrupted.
+                # The worker hasn't finished, whatever its exit code is: the others wait in the collective in which the
+                # worker was interrupted.
                 code, error = 1, f"could not go on ({reason}) and {how_it_ended(code)}"
-            # Do this first, because the survivors wait for it: they continue without a failed worker, but not without a
-            # worker that has finished.
+            # Do this first, because the survivors wait for it. They continue without a failed worker, but not without
+            # a worker that has finished.
             self.broker.mark_lost(
                 process.peer,
                 error or how_it_ended(code),
@@ -297,8 +297,8 @@ class WorkerManager:
             self.processes.remove(process)
         self.broker.lose_host(name, [(p.peer, p.incarnation) for p, _ in failed if p.peer is not None], reason)
         for process, standing in sorted(failed, key=lambda each: each[0].rank):
-            # The exit of an unkillable process was reported before. The exit of a standby reveals nothing about the
-            # program.
+            # The exit of a process that survived SIGKILL was reported before. The exit of a standby reveals nothing
+            # about the program.
             if process.state is not WorkerState.UNKILLABLE and process.peer is not None:
                 self.events.worker_ended(process, standing, 1, process.killed_because or reason)
             process.to(WorkerState.EXITED)
@@ -321,7 +321,7 @@ class WorkerManager:
         self.broker.versions.host_is_back(agent.name)
 
     def end_kept_leavers(self) -> None:
-        """End each member that got a SIGTERM if all remaining members asked to leave, so that none may."""
+        """End each member that got a SIGTERM if no member may leave because all remaining members want to leave."""
         living = self.processes.living_members()
         if self.coordinator.leaving.issuperset(living):
             self.ending.tell_again(living)
@@ -360,10 +360,10 @@ class WorkerManager:
             if self.processes.standing(process) in (Standing.JOINING, Standing.STANDBY):
                 _log.info("worker ready: %s", process.who)
                 if process.peer is None:
-                    self.prestarted.keep()  # the next standby has waited for this one
+                    self.prestarted.keep()  # the next standby waits until this one is ready
 
     def _on_trouble(self, trouble: str) -> None:
-        """Record why a version's shared memory can't be made. The cluster stays unchanged until it can be made."""
+        """Record why a version's shared memory can't be made. Until it can be made, the cluster stays unchanged."""
         if self.events.is_over:
             return
         if trouble != self._trouble:

@@ -25,7 +25,7 @@ class JobAccount:
     steps: int = 0
     samples: int = 0
     committed_s: float = 0.0
-    measured_s: float = 0.0  # the wall time that statistics cover
+    measured_s: float = 0.0  # the wall time that the statistics cover
     loss: float | str | None = None
     sizes: list[tuple[float, int]] = field(default_factory=list)  # (start time, workers) of the most recent sizes
     failures: int = 0

@@ -1,4 +1,4 @@
-"""Decide for a job as a whole, each time with a reason. Pure: the reports of the hosts are the input.
+"""Make the decisions for a job as a whole, each with a reason. Pure: the hosts' reports are the input.
 
 Two modules contribute: `policy` decides what follows from an event. `versions` decides which processes adopt which
 cluster version, and when.
@@ -26,13 +26,13 @@ class Coordinator:
 
     def __init__(self, options: Options, first: Cluster) -> None:
         self._options = options
-        self.hosts = options.hosts  # includes the states of hosts that failed or left
+        self.hosts = options.hosts  # also contains hosts that failed or left, with their states
         self.newest = first  # the newest version that the job can run
         self.last_version = first.version  # the newest version in the store, even if the job can't run it
-        self.finishing = False  # a member has finished its program
+        self.finishing = False  # whether a member has finished its program
         self.leaving: set[PeerID] = set()  # members that may leave
         self.vacant: list[int] = []  # slots that need a new worker
-        self.pausing: list[int] = []  # slots that need a new worker after a pause, which is common to all of them
+        self.pausing: list[int] = []  # slots that need a new worker after a pause; all of them have the same pause
         self._filled: dict[int, list[float]] = {}  # slot -> times at which a replacement got it
         self._late: dict[int, int] = {}  # slot -> number of consecutive joining workers that weren't ready in time
         self._state = Situation(recover=options.recover, min_size=options.min_size, max_restarts=options.max_restarts)
@@ -42,10 +42,10 @@ class Coordinator:
         return policy.decide(event, replace(self._state, **vars(count), finished=self.finishing))
 
     def takes_over(self, lost: Sequence[PeerID], count: Headcount) -> Verdict | None:
-        """Return how the job ends if no member is left when a controller takes over.
+        """Return how the job ends if no member is left when a controller takes over, or else None.
 
-        `lost`: members of the committed cluster on hosts that are recorded as lost. No agent reports their exits any
-        more.
+        `lost`: members of the committed cluster on hosts that are recorded as lost. No agent can report the exits of
+        these members.
         """
         if lost:
             lost_worker = f"worker {lost[0]} was on host {lost[0].host}, which was lost"
@@ -95,7 +95,7 @@ class Coordinator:
 
         Return the number of consecutive processes that weren't ready to join.
 
-        `is_late`: whether this process wasn't ready in time; if so, it is included in the number.
+        `is_late`: whether this process wasn't ready in time. If so, the number includes it.
         """
         self._late[slot] = self._late.get(slot, 0) + 1 if is_late else 0
         return self._late[slot]
@@ -112,8 +112,8 @@ class Coordinator:
     def members_to_leave(self, living: Collection[PeerID]) -> set[PeerID]:
         """Return the members that may leave or whose host leaves; empty if no other member would be left.
 
-        A leaving host is looked up each time. Another writer may not know that the host leaves, and may list its
-        workers again or add workers there.
+        Leaving hosts are looked up at each call, because another writer may not know that a host leaves. It may list
+        the host's workers again or add workers there.
         """
         leaving = self.leaving | self.going(living)
         return set() if leaving.issuperset(living) else leaving
@@ -136,7 +136,7 @@ class Coordinator:
         last_version = max(last_version, self.last_version)
         newest, slots = self.hosts.described(self.newest), self.hosts.slots_by_host
         if slots is not None and len(slots) < len(self.hosts.each):
-            # Some of the vacant slots were on removed hosts.
+            # Don't count vacant slots that were on removed hosts.
             left = sum(worker not in removed for worker in newest.workers)
             del self.vacant[max(0, sum(slots.values()) - left) :]
         return policy.revised(
@@ -156,7 +156,8 @@ class Coordinator:
         """Make `cluster` the desired cluster. Return its joining workers that take the slots of failed workers.
 
         Args:
-            own: true if the controller wrote it. Any other writer has written the size that it wants.
+            own: true if the controller wrote it. If another writer wrote it, its size is the size that the
+                writer wants.
             ended: the workers of `cluster` that have exited.
             living: the members that are running.
         """
@@ -167,6 +168,6 @@ class Coordinator:
             del self.vacant[: max(0, len(self.vacant) - len(ended))]
             return []
         joining = [peer for peer in cluster.workers if peer not in before.workers]
-        # A leaving member stays if no other member has the state; it then takes the slot of a failed worker.
+        # If no other member has the training state, a leaving member stays, and takes the slot of a failed worker.
         del self.vacant[: sum(peer in living for peer in joining)]
         return [peer for peer in joining if peer not in living]

@@ -37,7 +37,7 @@ class JobCourse:
 
     @property
     def has_ended_well(self) -> bool:
-        """Return whether the job no longer needs its running workers and ends them."""
+        """Return whether the job is complete, so that it ends its running workers."""
         return self.verdict is not None and self.verdict.action is Action.FINISH
 
     def settle(self, verdict: Verdict) -> bool:

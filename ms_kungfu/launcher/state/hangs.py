@@ -1,9 +1,9 @@
 """Find workers that hang: workers whose heartbeat count doesn't change. Pure: the caller passes the time.
 
-A separate thread of each worker counts heartbeats. A worker without heartbeats yet is importing or compiling, and
-counts as hung only while it is stopped (SIGSTOP). A worker whose heartbeat thread waits for a core doesn't hang: the
-machine lacks cores, and the thread will continue. The worker's other threads prove nothing, because computing threads
-spin.
+A separate thread of each worker counts heartbeats. A worker that has sent no heartbeat yet is importing or compiling.
+It counts as hung only while it is stopped (SIGSTOP). A worker whose heartbeat thread waits for a core doesn't hang:
+the machine lacks cores, and the thread will continue. The worker's other threads don't matter, because computing
+threads spin.
 """
 
 from __future__ import annotations

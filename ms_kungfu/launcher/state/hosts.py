@@ -30,7 +30,7 @@ from ms_kungfu.launcher.state.states import NodeState
 
 _log = logging.getLogger(__name__)
 _LOOK_UP_AGAIN_S = 1.0
-MANY_PER_CORE = 4  # workers per core; a resize to more looks like a mistake
+MANY_PER_CORE = 4  # a resize to more workers per core than this looks like a mistake
 DEFAULT_HOST = "127.0.0.1"
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9.])?")
 
@@ -43,8 +43,8 @@ class HostError(ValueError):
 class Host:
     """An entry of ``-H``: a host, named as in the workers' addresses. An IPv6 address is in brackets.
 
-    `slots`: None allows as many workers as are requested and fit in memory. 0 means that the head node runs no workers.
-    `public`: the address for ssh, if it is a different one.
+    `slots`: None allows as many workers as are requested and fit in memory. 0 means that the head node runs no
+    workers. `public`: the address for ssh, if it differs.
     """
 
     name: str = DEFAULT_HOST
@@ -69,8 +69,8 @@ class Host:
 class Hosts:
     """The hosts of a job, in the order of ``-H``.
 
-    `self_name`: this machine's host. `head_name`: the host that controls the job because it runs the config server or
-    is the closest to it; by default the first host. `most`: the limit on the number of workers, if there is one.
+    `self_name`: this machine's host. `head_name`: the host that controls the job, because it runs the config server or
+    is closest to it. By default it is the first host. `most`: the limit on the number of workers, if there is one.
     `placement`: how workers are assigned to hosts (`Cluster.resized`).
 
     `ports`: the ports of all workers, if a worker's port determines its slot (``--msrun``). `states`: the states of
@@ -116,7 +116,7 @@ class Hosts:
 
     @property
     def slots_by_host(self) -> dict[str, int] | None:
-        """Return the slots of the hosts that stay; None if there is no limit, which only a single host allows."""
+        """Return the slots of the hosts that stay; None if there is no limit (possible only with a single host)."""
         if self.each[0].slots is None:
             return None
         return {host.name: host.slots or 0 for host in self.staying}
@@ -185,7 +185,7 @@ class Hosts:
         """
         if self.slots is not None and size > self.slots:
             raise HostError(
-                f"-np {size}: -H {self} has {counted(self.slots, 'slot')}; ask for fewer workers or give "
+                f"-np {size}: -H {self} has {counted(self.slots, 'slot')}; request fewer workers or give "
                 f"{'the hosts' if self.is_several else 'the host'} more slots"
             )
         if size > self.max_workers:
@@ -196,7 +196,7 @@ class Hosts:
         self._check_each(dealt)
         if most > len(ports):
             raise HostError(
-                f"-port-range {ports[0]}-{ports[-1]}: too small for {counted(most, 'worker')}; give a larger one"
+                f"-port-range {ports[0]}-{ports[-1]}: too small for {counted(most, 'worker')}; give a larger range"
             )
         # Ranks are sorted by host, so that neighbouring ranks are on the same host, regardless of the assignment order.
         workers = tuple(PeerID(name, ports[i]) for name, count in self._dealt(size).items() for i in range(count))
@@ -224,14 +224,14 @@ class Hosts:
     def _most(self) -> str:
         """Return the limit on the job's size, with the remedy."""
         if self.most == self.max_workers:
-            return f"at most {counted(self.most, 'worker')} by -msrun-size; ask for fewer"
+            return f"at most {counted(self.most, 'worker')} by -msrun-size; request fewer"
         if self.is_several:
-            return f"at most {self.max_workers} workers in a job; ask for fewer"
+            return f"at most {self.max_workers} workers in a job; request fewer"
         return f"at most {self.max_workers} workers per host; add hosts with -H"
 
     def _check_each(self, workers: Mapping[str, int]) -> None:
         if not self.is_several:
-            return  # in this case the limit of the job applies
+            return  # only the limit of the job applies
         for name, count in workers.items():
             if count > MAX_WORKERS_OF_EACH:
                 raise HostError(
@@ -247,12 +247,14 @@ class Hosts:
     ) -> None:
         """Raise HostError if these hosts can't run `cluster`, or if no living member would keep the training state.
 
-        `members`: the living members; if there are none, the state doesn't matter. A writer that lists workers in
-        `ended` or `going` (workers that leave with their host) may not know that they are ending.
+        `members`: the living members; if there are none, the state doesn't matter. If the writer lists workers in
+        `ended` or `going` (workers that leave with their host), it may not know that these workers end.
         """
         strangers = [str(w) for w in cluster.workers if w.host not in self.names]
         if strangers:
-            raise HostError(f"worker {strangers[0]} is on none of the hosts of the job: {','.join(self.names)}")
+            raise HostError(
+                f"worker {strangers[0]} is on a host that isn't in the job: the hosts are {','.join(self.names)}"
+            )
         for worker in cluster.workers:
             if worker.host in self.lost and worker not in ended:
                 raise HostError(f"worker {worker} is on host {worker.host}, which is lost; leave it out")
@@ -264,9 +266,9 @@ class Hosts:
             if slots is not None and count > slots:
                 if self.is_several:  # the host may have joined with its own number of slots
                     raise HostError(
-                        f"{counted(count, 'worker')} on {name}: that host has {counted(slots, 'slot')}; ask for fewer"
+                        f"{counted(count, 'worker')} on {name}: that host has {counted(slots, 'slot')}; request fewer"
                     )
-                raise HostError(f"{count} workers: -H {self} has {counted(slots, 'slot')}; ask for fewer")
+                raise HostError(f"{count} workers: -H {self} has {counted(slots, 'slot')}; request fewer")
         for worker in cluster.workers:
             if self.ports is not None and worker.port not in self.ports:
                 ports = f"-port-range {self.ports[0]}-{self.ports[-1]}"
@@ -278,7 +280,7 @@ class Hosts:
         self._check_each(on_each)
         if members and not set(cluster.workers) & set(members):
             raise HostError(
-                "the new cluster keeps none of the present workers, so their state would be lost; keep one of "
+                "the new cluster keeps none of the present workers, so the training state would be lost; keep one of "
                 + ", ".join(map(str, members[:8]))
             )
 
@@ -329,7 +331,7 @@ def _name(text: str) -> str:
         if at:
             what = f"contains a user name; write {host}, and give kungfu-distribute -u {user}"
             raise argparse.ArgumentTypeError(f"{text!r} {what}") from None
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a host name nor an address") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a host name nor an IP address") from None
     return f"[{address}]" if address.version == 6 else str(address)
 
 
@@ -403,7 +405,7 @@ def _identified(addresses: dict[str, list[str]], own: str | None, interface: str
             raise HostError(f"-self: {error}") from None
         mine = [name] if name in addresses else _with_any(addresses, network.addresses_of(name.strip("[]")))
         if not mine:
-            raise HostError(f"-self {own} is none of the hosts {listed}; give one of them")
+            raise HostError(f"-self {own} is not one of the hosts {listed}; give one of them")
         if not any(map(network.is_of_this_machine, addresses[mine[0]])):
             raise HostError(f"-self {own} is not an address of this machine")
         return _the_one(mine, f"-self {own}")
@@ -411,7 +413,7 @@ def _identified(addresses: dict[str, list[str]], own: str | None, interface: str
         found = of_interface(interface)
         mine = _with_any(addresses, found)
         if not mine:
-            raise HostError(f"-nic {interface} has {' and '.join(found)}, which is none of the hosts {listed}")
+            raise HostError(f"-nic {interface} has {' and '.join(found)}, which is not one of the hosts {listed}")
         return _the_one(mine, f"-nic {interface}")
     mine = [name for name, known in addresses.items() if any(map(network.is_of_this_machine, known))]
     if not mine:

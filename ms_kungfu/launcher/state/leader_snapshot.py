@@ -1,13 +1,13 @@
 """Define the leader snapshot, from which another host's controller continues a job. Pure.
 
-1. The snapshot contains what may have reached only some hosts: the committed version, the lost hosts, the job's end.
-   The controller writes the snapshot before it notifies any host. (`test_simulated_leadership.py`.)
+1. The snapshot contains the facts that may have reached only some hosts: the committed version, the lost hosts, the
+   job's end. The controller writes the snapshot before it notifies any host. (`test_simulated_leadership.py`.)
 
-2. The hosts report everything else: the workers that run there, the workers that have exited, and the failures of
+2. Each host reports everything else: the workers that run there, the workers that have exited, and the failures of
    which the host was notified.
 
 3. Failures need no entry. The controller reports failures to all hosts in the same order, so one host's list is a
-   prefix of another host's list. The longest list among the hosts that continue applies to all of them.
+   prefix of another host's list. The longest list among the remaining hosts applies to all of them.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ def moves(options: Options) -> bool:
 class LeaderSnapshot:
     """What the next controller has to know.
 
-    `end`: the exit code and last message of all launchers. `before`: the hosts of earlier controllers, until this
-    controller has made a decision; they aren't expected to register. `failures`: the value of `Coordinator.failures`.
+    `end`: the exit code and last message of all launchers. `before`: the hosts of earlier controllers, which aren't
+    expected to register. It is empty after this controller has made a decision. `failures`: the value of
+    `Coordinator.failures`.
     `told`: the job's past, only for `kungfu-run status`.
     """
 
@@ -96,7 +97,8 @@ class LeaderSnapshot:
     def has(self, cluster: Cluster) -> bool:
         """Return whether `cluster`, from the store, belongs to this job.
 
-        A job whose controller can't move leaves no snapshot, so the cluster in the store may belong to an earlier job.
+        The cluster in the store may belong to an earlier job without a snapshot (a job whose controller can't move
+        writes none).
         """
         committed = self.versions.current
         known = committed is not None and cluster.version <= committed.version
@@ -108,7 +110,7 @@ class LeaderSnapshot:
         return [host.name for host in self.hosts if host.name not in self.lost]
 
     def hosts_of(self, options: Options) -> Hosts:
-        """Return the hosts as the next controller sees them."""
+        """Return the job's hosts as the next controller has to know them."""
         own = options.hosts
         return Hosts(
             self.hosts,
@@ -128,7 +130,7 @@ def how_it_has_ended(end: End) -> str:
 
 
 def may_go_on(found: LeadershipState, own: str) -> bool:
-    """Return whether hosts other than this one continue the job of the snapshot once the lease is free."""
+    """Return whether other hosts than this one will continue the job of the snapshot as soon as the lease is free."""
     try:
         snapshot = None if found.snapshot is None else LeaderSnapshot.from_json(found.snapshot)
     except ProtocolError:
@@ -158,12 +160,11 @@ class Term:
 
 
 class TimeToAsk:
-    """How many seconds the other hosts have had to find out which host holds the lease.
+    """For how many seconds the other hosts have been able to find out which host holds the lease.
 
-    Time counts only if the store answered the controller, as proven by two answers. If the controller itself was
-    stopped, it has missed calls from other hosts, and the count restarts at zero.
-
-    The time needn't be contiguous. Otherwise no host would ever be declared lost while the store fails repeatedly.
+    Time between two of the store's answers to the controller counts, because the store was available then. If the
+    controller itself was stopped, it has missed calls from other hosts, and the count restarts at zero. The counted
+    time needn't be contiguous. Otherwise no host would ever be declared lost if the store fails repeatedly.
     """
 
     def __init__(self, lease_s: float) -> None:
@@ -193,7 +194,7 @@ class TimeToAsk:
         self._asked = now
 
     def _is_late(self, now: float) -> bool:
-        """Return whether the answer is late: there are four calls per lease, and each may take half a lease."""
+        """Return whether the answer is late. There are four calls per lease, and each may take half a lease."""
         return self._asked is not None and now - self._asked > 0.75 * self._lease_s
 
 

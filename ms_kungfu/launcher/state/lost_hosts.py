@@ -1,7 +1,7 @@
 """Decide when a host counts as lost. Pure: the caller passes clocks and reports.
 
-A *lease* only permits the controller to declare a host lost: correctness doesn't depend on clocks. Whatever the lost
-host does before it notices has no effect on the others (docs/recovery.md).
+An expired *lease* only permits the controller to declare a host lost, so correctness doesn't depend on clocks. What
+the lost host does before it notices its loss has no effect on the other hosts (docs/recovery.md).
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ def to_evict(
         )
 
     def fewest(left: set[frozenset[str]]) -> set[str]:
-        """Return the smallest set for connected pairs: the host with most pairs, or all hosts that it can't reach."""
+        """Return the smallest set for one group of pairs.
+
+        It contains the host with the most pairs, or all hosts that this host can't reach.
+        """
         if not left:
             return set()
         found: set[str] = set()

@@ -11,7 +11,7 @@ from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.wire.documents import Failure
 
-MOST_LATE = 2  # the most consecutive late joining workers in one slot
+MOST_LATE = 2  # the maximum number of consecutive late joining workers in one slot
 EXIT_TIMEOUT = 124  # the same code as timeout(1)
 CANT_RUN = 126  # the code of a process that could not be started, as in a shell
 
@@ -20,8 +20,8 @@ class Standing(enum.Enum):
     """A process's relation to the committed cluster version."""
 
     MEMBER = "member"
-    JOINING = "joining"  # started for a version that isn't committed yet
-    LEAVING = "leaving"  # a committed version no longer contains it
+    JOINING = "joining"  # the process was started for a version that isn't committed yet
+    LEAVING = "leaving"  # a committed version no longer contains the process
     STANDBY = "standby"  # a standby, for any slot
 
 
@@ -85,15 +85,15 @@ class Situation(Headcount):
     max_restarts: int = 0
     first_failure: Failure | None = None  # the first failure that the job has survived
     program_failure: Failure | None = None  # the first failure that a program caused
-    finished: bool = False  # a member has completed its program
-    first_to_finish: str = ""  # the first member to do so, before this event
+    finished: bool = False  # whether a member has completed its program
+    first_to_finish: str = ""  # the first member that did so, before this event
 
 
 class Action(enum.Enum):
     CONTINUE = "continue"
     FINISH = "finish"  # all workers are done
     SHRINK = "shrink"  # the others continue without the worker
-    REPLACE = "replace"  # as SHRINK, and a new worker takes its slot
+    REPLACE = "replace"  # like SHRINK, and a new worker takes its slot
     FAIL = "fail"  # the job ends with the exit code of the `Verdict`
 
 
@@ -120,7 +120,7 @@ def not_begun(limit_s: float, why: str) -> str:
 
 
 def host_lost(reason: str, exit_code: int | None = None) -> Verdict:
-    """End the job, because the others don't continue without the lost host.
+    """End the job, because the other hosts don't continue without the lost host.
 
     `exit_code`: the exit code of the first worker that exited because of the loss.
     """
@@ -130,8 +130,7 @@ def host_lost(reason: str, exit_code: int | None = None) -> Verdict:
 def hosts_leave(hosts: str, left: int, min_size: int) -> Verdict:
     """Decide whether `hosts`, whose launchers got a SIGTERM, leave while `left` members stay.
 
-    If too few members would stay, the job ends. That is also what happens on one host if too many workers get the
-    signal.
+    If too few members would stay, the job ends. The same happens on one host if too many workers get the signal.
     """
     if left < max(1, min_size):
         return interrupted(signal.SIGTERM, f" on host {hosts}, without which {would_be_left(left, min_size)}")
@@ -160,9 +159,9 @@ def decide(event: WorkerExited | WorkerWorksOn, state: Situation) -> Verdict:
     if event.standing is Standing.STANDBY:
         reason = f"{event.who} {how} before it was needed"
         if event.restarts < state.max_restarts:
-            return Verdict(Action.REPLACE, f"{reason}; another one is started")
+            return Verdict(Action.REPLACE, f"{reason}; another worker is started")
         others = counted(event.restarts, "other")
-        return Verdict(Action.SHRINK, f"{reason}, like {others} lately; it was the last{named}")
+        return Verdict(Action.SHRINK, f"{reason}, like {others} recently; it was the last{named}")
     if event.standing is Standing.JOINING and event.code == 0:
         reason = f"{event.who} exited before it joined the cluster; does the program call ms_kungfu.init()?"
         return after_end(reason, state) or Verdict(Action.SHRINK, reason)
@@ -181,9 +180,9 @@ def after_end(reason: str, state: Situation) -> Verdict | None:
     if state.members or state.leaving:
         return None
     if state.first_failure is not None and not state.finished:
-        # A worker that was leaving is the last to exit: the others failed before they could continue without it.
+        # If a leaving worker is the last to exit, the others failed before they could continue without it.
         first = _cause(state.first_failure, state.program_failure)
-        reason = f"no worker is left, the first that failed: {first.reason}"
+        reason = f"no worker is left; the first failure: {first.reason}"
         return Verdict(Action.FAIL, reason, first.exit_code, failed=first.key)
     done = f"{reason}; " if reason else ""
     if state.program_failure is not None:
@@ -199,7 +198,7 @@ def _cause(first: Failure, of_program: Failure | None) -> Failure:
 
 
 def _after_death(event: WorkerExited, failure: Failure, state: Situation) -> Verdict:
-    # If one member finishes early, the others wait in an operation that can't end, and fail because of that.
+    # If one member finishes early, the others wait in an operation that can't end, and fail for that reason.
     before = f"; {state.first_to_finish} was the first to end, with code 0" if state.first_to_finish else ""
     if state.recover is Recover.FAIL:
         return Verdict(Action.FAIL, failure.reason + before, failure.exit_code, failed=failure.key)
@@ -210,9 +209,10 @@ def _after_death(event: WorkerExited, failure: Failure, state: Situation) -> Ver
     by_sigterm = exit_code_of(event.code) == 128 + signal.SIGTERM
     terminated = state.terminated if by_sigterm else 0
     if state.members == terminated:
-        # Otherwise, if all workers got the signal at once, a worker with permission to leave would train on alone.
+        # Without this check, if all workers got the signal at once, a worker with permission to leave would continue
+        # to train alone.
         if first != failure:
-            before = f"; no worker is left, the first that failed: {first.reason}{before}"
+            before = f"; no worker is left; the first failure: {first.reason}{before}"
         elif by_sigterm:
             before = f"; no worker is left without a SIGTERM{before}"
         return Verdict(Action.FAIL, failure.reason + before, first.exit_code, failed=first.key)
@@ -243,7 +243,7 @@ def _after_death(event: WorkerExited, failure: Failure, state: Situation) -> Ver
 
 def would_be_left(left: int, min_size: int) -> str:
     """Return why no worker may leave, or why the job ends."""
-    return f"{counted(left, 'worker')} would be left, -min-np is {min_size}"
+    return f"only {counted(left, 'worker')} would be left, but -min-np is {min_size}"
 
 
 def peers_to_start(
@@ -251,7 +251,7 @@ def peers_to_start(
 ) -> list[PeerID]:
     """Return the workers of `desired` that need a process.
 
-    These are the workers that are neither `present` (in the cluster, or joining it) nor `ended`. The next version
+    These are the workers that are neither `present` (in the cluster or joining it) nor `ended`. The next version
     excludes workers in `ended`.
 
     If a member has finished its program (`finishing`), the result is empty: the other members are about to finish, and
@@ -270,10 +270,10 @@ def revised(
     slots: Mapping[str, int] | None = None,
     is_stale: bool = False,
 ) -> Cluster | None:
-    """Return the cluster that the controller has to write to the store, or None.
+    """Return the cluster that the controller has to write to the store; None if there is nothing to write.
 
-    First this is the newest cluster without the `removed` workers (failed or leaving). The next revision adds `joining`
-    workers in their slots.
+    The first revision is the newest cluster without the `removed` workers (failed or leaving). The next revision adds
+    `joining` workers in their slots.
 
     Args:
         newest: the newest cluster that the hosts can run.
@@ -312,7 +312,7 @@ def how_it_ended(code: int) -> str:
 
 
 def copies(size: int, seconds: float, ended: bool) -> str:
-    """Return the warning that none of `size` workers has joined the job `seconds` seconds after their start.
+    """Return the warning that none of `size` workers has joined the job within `seconds` seconds after their start.
 
     `ended`: true if all workers have exited without an error.
     """
@@ -324,8 +324,8 @@ def copies(size: int, seconds: float, ended: bool) -> str:
     if ended:
         return f"{none}, and all have ended: if they have trained, each has trained a separate model. {causes}"
     return (
-        f"{none}. If the program is still preparing (a download, a data set to list), ignore this line; otherwise "
-        f"each worker trains a separate model. {causes}"
+        f"{none}. If the program is still preparing (for example, it downloads data or lists a data set), "
+        f"ignore this line; otherwise each worker trains a separate model. {causes}"
     )
 
 

@@ -4,20 +4,20 @@ A prestarted worker is a standby until it gets a slot. A slot on a host is fille
 process. There are two reasons to prestart workers, and one rule covers both:
 
 - `-standby N`: N standbys, for any slot that needs a worker.
-- Members that train by a schedule report the size that they want next (`Expected`). When the resize comes, it costs a
-  state transfer instead of the start of Python, MindSpore and its compiler. The report is a hint: no process waits for
-  it, and a lost, repeated or outdated report only changes how early a worker starts. A hint is valid for one cluster
-  version. If another version is desired, the hint starts no more workers. Existing standbys stay until the members
-  report again, because that version may need them.
+- Members that train with a schedule report the size that they want next (`Expected`). The resize then takes only the
+  time of a state transfer, not the start of Python, MindSpore and its compiler. The report is a hint: no process waits
+  for it, and a lost, repeated or outdated report only changes how early a worker starts. A hint is valid for one
+  cluster version. If another version is desired, the hint starts no more workers. Existing standbys stay until the
+  members report again, because that version may need them.
 
 *Hosts.* Standbys run on the hosts to which a resize would assign the next workers (`next_slots`). If the cluster
 changes, the standbys are replaced, because a standby on another host can't become the next worker.
 
-*Cores.* Starting a process uses a core for some seconds, which slows down training on a full machine. So only a few
-processes start at the same time (`to_start`), and the next ones start when these are ready. A nice value doesn't help.
-It spreads the same seconds over a longer time, during which the resize may come. Next to workers that use their cores
-fully, a nice process may never get ready. Without root the nice value can't be lowered again when the standby becomes a
-worker (RLIMIT_NICE is 0).
+*Cores.* Starting a process uses a core for some seconds. This slows down training on a machine without free cores. So
+only a few processes start at the same time (`to_start`), and the next ones start when these are ready. A nice value
+doesn't help. It only spreads the same seconds over a longer time, in which the resize may begin. Next to workers that
+use their cores fully, a process with a nice value may never get ready. Without root the nice value can't be lowered
+again when the standby becomes a worker (RLIMIT_NICE is 0).
 
 *Memory.* A standby uses as much memory as a worker. A standby is started if there is memory for two workers, because
 workers grow and a starting process hasn't allocated its memory yet. Only the host knows its memory, so its agent may
@@ -46,8 +46,8 @@ class Expected:
 def next_slots(cluster: Cluster, count: int) -> list[str]:
     """Return the host of each of the next `count` workers, in the order of `Cluster.resized`.
 
-    If all slots are taken, the next worker replaces a worker that fails on an unknown host. So the remaining entries go
-    to each host with slots in turn.
+    If all slots are taken, the next worker will replace a worker that fails, and it is unknown on which host. So the
+    remaining entries go to each host with slots in turn.
     """
     present = Counter(worker.host for worker in cluster.workers)
     slots = cluster.slots
@@ -69,7 +69,7 @@ def start_at_once(cores: int, idle: int) -> int:
 
 
 def to_start(kept: int, expected: int, ready: int, starting: int, at_once: int) -> tuple[int, int]:
-    """Return how many standbys a host starts now. Each value in the pair is a number of standbys.
+    """Return how many standbys a host starts now: (standbys of ``-standby``, standbys for expected workers).
 
     Args:
         kept: the number of standbys that the host always has (``-standby``). They count as part of `expected`.

@@ -1,4 +1,4 @@
-"""Define what controller and agents both use for the shared memory of versions and for requests of it."""
+"""Define what both controller and agents use for the shared memory of versions and for requests for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ms_kungfu.launcher.wire import messages as m
 
-MAKE_S = 20.0  # for all connections of a version; after this time the launcher tries again
+MAKE_S = 20.0  # time limit for making all connections of a version; after this time the launcher tries again
 Progress = tuple[int, float, float]  # the last training step, seconds per step (0: unknown), seconds since that step
 
 

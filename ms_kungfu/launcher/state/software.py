@@ -1,8 +1,8 @@
 """Check that all workers of a job use the same versions of ms_kungfu and MindSpore. Pure.
 
 Hosts are compared when they register (registration.py), and workers when they request their first slot. A package may
-be replaced while a job runs. Without this check, a new worker could use another protocol, or kernels with different
-rounding.
+be replaced while a job runs. Without this check, a new worker could use another protocol, or kernels that round
+differently.
 """
 
 from __future__ import annotations

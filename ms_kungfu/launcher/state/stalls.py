@@ -1,13 +1,13 @@
 """Find the ranks that keep others waiting long enough to be an event (`job_events.StallBegan`). Pure.
 
-1. If a rank sleeps in an operation for longer than a moment, it publishes in shared memory for which rank it waits.
-   The chain of such waits ends at a process that is alive and doesn't sleep in an operation (`stuck.stuck_among`).
+1. If a rank sleeps in an operation for longer than a moment, it writes to shared memory for which rank it waits. The
+   chain of such waits ends at a process that is alive and doesn't sleep in an operation (`stuck.stuck_among`).
 
-2. A stall begins if every look for `STALL_S` has found the same process at the end of the chain, and the process has
-   ended no step meanwhile. If the program counts steps, a rank that is always last in each step is therefore a
+2. A stall begins if every look during `STALL_S` has found the same process at the end of the chain, and the process
+   has ended no step in that time. If the program counts steps, a rank that is always last in each step is therefore a
    straggler and not a stall. (`test_slow_rank_that_makes_steps_is_no_stall`.)
 
-3. A stall ends with the first look that doesn't find the process there, or finds that it has ended a step.
+3. A stall ends at the first look that doesn't find the process there, or finds that the process has ended a step.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class State(enum.Enum):
 class JobState(State):
     STARTING = "starting"  # agents register, or a new controller takes over
     RUNNING = "running"
-    RESIZING = "resizing"  # a newer cluster version is desired than the committed one
+    RESIZING = "resizing"  # a cluster version is desired that is newer than the committed version
     FINISHING = "finishing"  # a member has completed the program: no worker joins any more
     ENDING = "ending"
 
@@ -52,7 +52,7 @@ class WorkerState(State):
 
 class NodeState(State):
     ACTIVE = "active"
-    DRAINING = "draining"  # its agent got SIGTERM: its workers leave, and no new one is placed there
+    DRAINING = "draining"  # its agent got SIGTERM: its workers leave, and no new worker is placed there
     REMOVED = "removed"  # it has failed or left
 
 
@@ -83,7 +83,7 @@ _NEXT: dict[State, set[State]] = {
     _W.EXITED: set(),
     _N.ACTIVE: {_N.DRAINING, _N.REMOVED},
     _N.DRAINING: {_N.REMOVED},
-    _N.REMOVED: {_N.ACTIVE},  # if the host comes back with -join
+    _N.REMOVED: {_N.ACTIVE},  # a host may come back with -join
     _V.DESIRED: {_V.PREPARED, _V.COMMITTED, _V.SUPERSEDED},
     _V.PREPARED: {_V.COMMITTED, _V.SUPERSEDED},
     _V.COMMITTED: set(),

@@ -7,7 +7,7 @@
 2. Counting restarts if a rank's step number decreases: the program has begun another training run.
 
 3. The time of an operation isn't measured separately from waiting. The rank that spent the smallest share of its time
-   in operations waited for no other rank. So its share is the reduction, and any larger share of another rank is
+   in operations didn't wait for another rank. So its share is the reduction. A larger share of another rank is the
    reduction plus waiting.
 """
 
@@ -124,10 +124,9 @@ class JobStatistics:
         return said
 
     def by_rank(self, now: float, size: int) -> RankStatistics | None:
-        """Return the statistics of each rank; None if no rank has reported or too little time has passed.
-
-        The interval in seconds is the number of ranks. For a single rank the result is None, because the statistics of
-        the job contain the same.
+        """Return the statistics of each rank; None if no rank has reported or too little time has passed. The interval
+        in seconds equals the number of ranks. For a single rank the result is None, because the statistics of the job
+        are the same.
         """
         if size < 2 or now - self._each_said_at < size or not self._each:
             return None

@@ -15,7 +15,7 @@ from ms_kungfu._words import counted
 from ms_kungfu.launcher.state.account import JobAccount, spell, told
 
 _SLOW_SHARE = 0.2  # a rank is a straggler if the others spend at least this share of their time waiting for it
-_SLOW_S = 10.0  # minimum duration in seconds, so that noise isn't reported
+_SLOW_S = 10.0  # the minimum duration in seconds, so that noise isn't reported
 _LONG_EVALUATION_S = 1.0
 
 
@@ -24,8 +24,8 @@ class Chapter:
     """One part of the story: something that happened to the job.
 
     `kind`: job, failure, resize, stall, straggler, host, store, controller, checkpoint, evaluation, policy, runtime.
-    `at_s`: seconds since the log began. `cost_s`: for how many seconds training paused or was slower. `waited`: the
-    ranks that waited because of it.
+    `at_s`: seconds since the log began. `cost_s`: for how many seconds training was paused or slower. `waited`: the
+    ranks that waited because of this event.
     """
 
     kind: str
@@ -84,7 +84,7 @@ class _Teller:
         return Chapter("controller", self.at_s(event), text, cause=f"{event.before} controlled it before")
 
     def stepped_down(self, event: e.LeaderLost, later: Sequence[e.Event]) -> Chapter:
-        text = f"The controller on {event.host} stepped down: {event.reason}. The next one has its own log."
+        text = f"The controller on {event.host} stepped down: {event.reason}. The next controller has its own log."
         return Chapter("controller", self.at_s(event), text, cause=event.reason)
 
     # ---- failures ----
@@ -99,7 +99,7 @@ class _Teller:
         if seen is not None:
             text += f" The others noticed it in step {seen.step}, which took {spell(seen.seconds)} longer than usual."
         elif step is not None:
-            text += f" The last step that it ended was {step}."
+            text += f" The last step that it completed was {step}."
         text += f" {_DECISIONS[event.decision]}"
         waited = [] if seen is None or not seen.seconds else [rank for rank in seen.survivors if rank != event.rank]
         if waited:
@@ -140,7 +140,7 @@ class _Teller:
             behind = "" if step is None else f" after step {step}"
             outcome = f"It was adopted{behind}, {spell(committed.seconds)} after the request."
         if resized is not None:
-            outcome += f" Training stood for {spell(resized.seconds)}."
+            outcome += f" Training paused for {spell(resized.seconds)}."
         return Chapter(
             "resize", self.at_s(event), f"{text} {outcome}", step=step, cause=f"{event.by}: {event.reason}",
             decision=f"{event.workers_before} -> {event.workers}", cost_s=None if resized is None else resized.seconds,
@@ -198,7 +198,11 @@ class _Teller:
         waited = _capital(told(event.waiting)) + (" waits" if len(event.waiting) == 1 else " wait")
         since = "" if event.step is None else f", whose last step is {event.step}"
         why = f" It is {event.reason}." if event.reason else ""
-        until = "It had not come when the log ended." if end is None else f"That lasted for about {end.seconds:.0f} s."
+        until = (
+            "It had not reached the operation when the log ended."
+            if end is None
+            else f"That lasted for about {end.seconds:.0f} s."
+        )
         if delay is not None:
             until += f" Step {delay.step} took {spell(delay.seconds)} longer than usual."
         said = ""
@@ -221,7 +225,7 @@ class _Teller:
     def evaluation(self, event: e.Evaluated, later: Sequence[e.Event]) -> Chapter | None:
         if event.seconds < _LONG_EVALUATION_S:
             return None
-        text = f"An evaluation took {spell(event.seconds)}, in which no step was made."
+        text = f"An evaluation took {spell(event.seconds)}, during which no step was trained."
         return Chapter("evaluation", self.at_s(event), text, cost_s=event.seconds, cause="an evaluation")
 
     def policy(self, event: e.PolicyDecided, later: Sequence[e.Event]) -> Chapter:
@@ -250,7 +254,7 @@ class _Teller:
         data = [each.data[rank] for each in run if each.data[rank] is not None]
         share = sum(filter(None, data)) / len(data) if data else None
         is_data = share is not None and share >= _SLOW_SHARE
-        why = f" Of its own time {share:.0%} went into waiting for data." if is_data else ""
+        why = f" It spent {share:.0%} of its own time waiting for data." if is_data else ""
         others = sorted({i for each in run for i, part in enumerate(each.waiting) if part is not None} - {rank})
         text = (
             f"For {spell(seconds)} rank {rank} was the slowest: {told(others)} waited for {waiting:.0%} of the time."
@@ -284,7 +288,7 @@ def _slowest(line: e.RankStatistics) -> int | None:
 
 
 def _others(line: e.RankStatistics, rank: int) -> float:
-    """Return the share of their time that the other ranks spent waiting."""
+    """Return the fraction of time that the other ranks spent waiting."""
     parts = [part for i, part in enumerate(line.waiting) if i != rank and part is not None]
     return sum(parts) / len(parts) if parts else 0.0
 
@@ -296,9 +300,9 @@ def _capital(text: str) -> str:
 _DECISIONS = {
     "continue": "The job went on.",
     "shrink": "The job went on without it.",
-    "replace": "The job went on, with a new worker in its place.",
-    "fail": "The job ended by it.",
-    "finish": "The job was over with it.",
+    "replace": "The job went on, and a new worker replaced it.",
+    "fail": "This ended the job.",
+    "finish": "The job ended with it.",
 }
 _TELLERS: dict[type[e.Event], Any] = {
     e.JobStarted: _Teller.began, e.JobEnded: _Teller.ended, e.LeaderChanged: _Teller.leader,

@@ -1,23 +1,23 @@
-"""Find live workers that block the others by an endless loop or a deadlock in the program. Pure.
+"""Find live workers that block the others because of an endless loop or a deadlock in the program. Pure.
 
-A worker with a heartbeat doesn't hang (`hangs`), but may never reach the collective in which the others wait. Each rank
-publishes in shared memory for which rank it sleeps. Once most of its deadline has passed, it also publishes that it is
-overdue.
+A worker with a heartbeat doesn't hang (`hangs`), but may never reach the collective in which the others wait. Each
+sleeping rank writes to shared memory for which rank it waits. When most of its deadline has passed, it also writes
+that it is overdue.
 
-1. A *stuck* process is alive, sleeps in no wait itself, and is at the end of a chain of waits that begins with an
-   overdue process. If ranks wait for each other in a circle, they have called different operations, and none of them
-   is stuck. (`test_circle_has_no_stuck_rank`.)
+1. A *stuck* process is alive, isn't waiting itself, and is at the end of a chain of waits that begins with an overdue
+   process. If ranks wait for each other in a circle, they have called different operations, and none of them is stuck.
+   (`test_circle_has_no_stuck_rank`.)
 
-2. The controller acts only if every look for some time has found the process stuck. So a rank that arrives in that time
-   isn't considered stuck. A host's report expires sooner than that time: a host whose launcher gets no core confirms no
-   rank. (`test_rank_that_arrives_is_not_confirmed`, `test_single_report_confirms_no_rank`.)
+2. The controller acts only if, for some time, every look has found the process stuck. So a rank that arrives in that
+   time isn't considered stuck. A host's report expires within that time, so a host whose launcher gets no core can't
+   confirm that a rank is stuck. (`test_rank_that_arrives_is_not_confirmed`, `test_single_report_confirms_no_rank`.)
 
 3. From the decision until the process has ended, the other ranks don't time out (`Board::SetEnding`). Otherwise they
-   would fail because of a rank that is being ended. If that rank arrives meanwhile, no wait is overdue any more, and
-   the rank continues.
+   would fail because of a rank that is being ended. If that rank arrives before it is ended, no wait is overdue any
+   more, and the rank continues.
 
-Between hosts, ranks wait for their host's inter-host transport. A transport that doesn't wait for a rank of its host
-waits for the other transports. If no rank of its host waits for the transport, the transport waits for its ranks.
+Between hosts, ranks wait for their host's inter-host transport. If no rank of its host waits for a transport, the
+transport waits for its own ranks. If it doesn't wait for a rank of its host, it waits for the other transports.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 _ALL_TRANSPORTS = ""  # no host has this name
 _SURE_S = 1.2
-_FRESH = 0.4  # a report is valid for this share of the time for which a rank must stay stuck
+_FRESH = 0.4  # a report is valid for this fraction of the time for which a rank must stay stuck
 
 
 def stuck_sure_s(timeout_s: float) -> float:
-    """Return for how many seconds each look has to find a rank stuck. `timeout_s`: the timeout of a collective."""
+    """Return for how many seconds every look has to find a rank stuck. `timeout_s`: the timeout of a collective."""
     return min(_SURE_S, timeout_s / 8)
 
 
@@ -44,12 +44,12 @@ def told_each_s(period_s: float, timeout_s: float) -> float:
 def stuck_among(alive: Collection[K], waits: Iterable[tuple[K, K, bool]]) -> dict[K, list[K]]:
     """Return the stuck processes, each with the overdue processes that wait because of it.
 
-    The cost is linear in the number of waits if one process is stuck.
+    If one process is stuck, the cost is linear in the number of waits.
 
     Args:
         alive: the processes that the launcher hasn't declared dead.
-        waits: (sleeper, the process that it waits for, whether the wait is overdue). Inter-host transports occur here,
-            but never in `alive`.
+        waits: (sleeper, the process that it waits for, whether the wait is overdue). Inter-host transports occur in
+            `waits`, but never in `alive`.
     """
     sleepers: dict[K, list[K]] = {}  # awaited process -> the processes that wait for it
     asleep: set[K] = set()
@@ -79,9 +79,9 @@ def waits_between_hosts(
 ) -> list[tuple[int | str, int | str, bool]]:
     """Return the waits in a version that spans several hosts.
 
-    `reports`: what each host has reported of its own ranks. In a report, -1 is the host's transport; the result uses
-    the host's name instead. `ranks`: the ranks of each host. A transport that waits for other transports waits for
-    `_ALL_TRANSPORTS`, which waits for each transport. So there is one pair per host, not one per pair of hosts.
+    `reports`: what each host has reported about its own ranks. In a report, -1 is the host's transport; the result
+    uses the host's name instead. `ranks`: the ranks of each host. A transport that waits for other transports waits
+    for `_ALL_TRANSPORTS`, which waits for each transport. So there is one pair per host, not one per pair of hosts.
     """
     waits: list[tuple[int | str, int | str, bool]] = [(_ALL_TRANSPORTS, host, False) for host in reports]
     for host, own in reports.items():
@@ -114,4 +114,4 @@ def stuck_reason(waiting: Sequence[int], variable: str, limit_s: float) -> str:
     ranks = ", ".join(map(str, waiting))
     wait = f"rank {ranks} waits" if len(waiting) == 1 else f"ranks {ranks} wait"
     limit = f"{limit_s:g} s of {variable}"
-    return f"did not come to the collective in which {wait} and was killed before the {limit} were over"
+    return f"did not reach the collective in which {wait} and was killed before the {limit} were over"

@@ -1,4 +1,4 @@
-"""Track the known cluster versions and the committed one, and answer each worker's request. Pure.
+"""Track the known cluster versions and the committed version, and answer each worker's request. Pure.
 
 The members depend on this part of `coordinator`. It doesn't depend on sockets, processes or clocks.
 """
@@ -18,8 +18,8 @@ from ms_kungfu.launcher.wire.messages import ClusterPart, Detached, Stay
 class Request:
     """A worker's request for a slot.
 
-    A member sends the version that it comes from and the agreed version; a joining worker sends neither. `step`: the
-    member's training step, for the launcher's log lines.
+    A member sends its present version and the agreed version; a joining worker sends neither. `step`: the member's
+    training step, for the launcher's log lines.
     """
 
     peer: PeerID
@@ -49,7 +49,7 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Wait:
-    """There is no answer yet. The launcher should look for version `unknown`."""
+    """There is no answer yet. If `unknown` is set, the launcher should look for that version."""
 
     unknown: int | None = None
 
@@ -63,11 +63,12 @@ class ClusterVersions:
 
     1. The newest version is the desired one. Between the committed and the newest version, only versions that lead to
        the newest one are kept (`_leads_to`); the others are *superseded*. No member is notified of a superseded
-       version. The processes that only a superseded version needed are excluded. A member that has agreed on a
-       superseded version stays in its current version. (`test_cluster_versions.py`.)
+       version. Processes that only a superseded version needs are excluded. A member that has agreed on a superseded
+       version stays in its current version. (`test_cluster_versions.py`.)
 
     2. A superseded version stays superseded, and all members of the committed version have agreed on the same version.
-       So all get the same answer: either one member has adopted the version and all do, or no member ever does.
+       So all get the same answer: either a member has already adopted the version and all others do, or no member ever
+       does.
 
     3. So processes start only for the newest version, and each version that may still be committed refers to that same
        process by its peer ID.
@@ -76,11 +77,11 @@ class ClusterVersions:
     clusters: dict[int, Cluster] = field(default_factory=dict)
     committed: int | None = None
     refused: dict[int, str] = field(default_factory=dict)  # version that the launcher can't run -> reason
-    # Versions that don't contain the peer, and so excluded all its earlier processes. Each peer in a known version has
-    # an entry, even if the entry is empty (`_forget`).
+    # For each peer, the versions that don't contain it and so have excluded all its earlier processes. Each peer in a
+    # known version has an entry, even if the entry is empty (`_forget`).
     excluded: dict[PeerID, list[int]] = field(default_factory=dict)
-    # For each peer with exited processes, ranges from an incarnation to a version. In such a range, the peer ID refers
-    # to an exited process.
+    # For each peer with exited processes, ranges from an incarnation to a version. For versions in such a range, the
+    # peer ID refers to an exited process.
     ended: dict[PeerID, list[range]] = field(default_factory=dict)
     # Processes that have registered and are waiting for their first version.
     ready: set[tuple[PeerID, int]] = field(default_factory=set)
@@ -96,7 +97,7 @@ class ClusterVersions:
                 self.excluded.setdefault(peer, [])
 
     def kept(self) -> Versions:
-        """Return what the next controller needs: no ready processes, and only committed versions."""
+        """Return what the next controller needs. This excludes ready processes and versions that aren't committed."""
         kept = [ClusterPart.of(each) for each in self.clusters.values() if each.version <= (self.committed or 0)]
         return Versions(
             kept if self.committed is not None else [],
@@ -192,21 +193,23 @@ class ClusterVersions:
     # `test_cluster_versions.py` compares the answers with those of an object that forgets nothing.
     #
     # 1. A process is started for the newest version, which lists its peer. Its incarnation is that version. So a peer
-    #    that has processes has had an entry in `excluded` since `admit`.
-    # 2. If no known version lists a peer, its processes are out by an entry, or newer than the committed version. Their
-    #    version was superseded or passed over by a choice, and both exclude the living workers that they drop. The
-    #    newer ones were started by an earlier controller, for versions that this controller doesn't know.
-    # 3. So once the committed version has passed all entries of such a peer, one rule gives the same answer. A process
-    #    is out if its incarnation is at most the committed version. `is_out` applies that rule to a peer without an
-    #    entry. If a version lists the peer again, its entry begins with the committed version; the new process is newer
-    #    (1).
-    # 4. `belongs` and `meant_by` are asked about known versions only. Of the entries before the oldest known version,
-    #    only the last matters. An exit whose range stops there says the same as an exclusion one version earlier.
-    # 5. Callers ask about a lost host for known versions (`lost_host_of`), and by its name, as one of the job's hosts
-    #    (`LeaderSnapshot`). A writer starts from the newest version, by compare-and-swap, and so names only hosts that
-    #    this version names in its workers, runners or slots. Once no known version names the host it isn't in the job:
-    #    `Hosts.check` rejects workers there, and its launcher isn't in the snapshot (`Agent._is_over_for`).
-    # 6. The entry of a host that came back is needed while a known version means the host as it was before.
+    # with processes has had an entry in `excluded` since `admit`.
+    # 2. If no known version lists a peer, an entry excludes its processes, or they are newer than the committed
+    # version. In the first case their version was superseded, or a later version was committed instead; both exclude
+    # the living workers that they drop. In the second case an earlier controller started the processes for versions
+    # that this controller doesn't know.
+    # 3. So when the committed version is newer than all entries of such a peer, a simple rule gives the same answer. A
+    #    process is out if its incarnation is at most the committed version. `is_out` applies that rule to a peer
+    #    without an entry. If a version lists the peer again, its entry begins with the committed version; the new
+    #    process is newer (1).
+    # 4. `belongs` and `meant_by` are called for known versions only. Of the entries before the oldest known version,
+    # only the last matters. An exit whose range ends there has the same meaning as an exclusion one version earlier.
+    # 5. Callers look up a lost host for a known version (`lost_host_of`), or by its name as one of the job's hosts
+    #    (`LeaderSnapshot`). A writer starts from the newest version (compare-and-swap), so it names only hosts that
+    #    occur in that version's workers, runners or slots. If no known version names the host, the host isn't in the
+    #    job: `Hosts.check` rejects workers there, and its launcher isn't in the snapshot (`Agent._is_over_for`).
+    # 6. The entry of a host that came back is needed as long as a known version refers to the earlier host of that
+    # name.
 
     def _forget(self) -> None:
         """Drop the entries to which no known version can refer any more."""
@@ -231,7 +234,7 @@ class ClusterVersions:
         """Exclude all processes, so that each process that registers from now on is a different process.
 
         All members have finished, so no member can commit a version for which other workers were started. A process
-        that SIGKILL doesn't end no longer takes part.
+        that survives SIGKILL is excluded, too.
         """
         newest = self.newest
         for peer in {peer for known in self.clusters.values() for peer in known.workers}:
@@ -241,7 +244,8 @@ class ClusterVersions:
     def record_end(self, peer: PeerID, incarnation: int) -> None:
         """Record an exit.
 
-        Known versions, and versions whose writer didn't know of the exit, refer to this process by `peer`.
+        In known versions, and in versions whose writer didn't know of the exit, `peer` refers to this
+        process.
         """
         newest = self.newest
         if newest is not None and not self.is_out(peer, incarnation):
@@ -283,8 +287,8 @@ class ClusterVersions:
     def preparable(self) -> int | None:
         """Return the newest version that its members could adopt at once because all its joining workers are ready.
 
-        A failed member doesn't delay the version: such a version has a failed rank, like the present one, until the
-        next version. But a version is never committed if one of its joining workers has exited, or if no process in it
+        A failed member doesn't delay the version: like the present version, it then has a failed rank until the next
+        version. But a version is never committed if one of its joining workers has exited, or if no process in it
         would have the training state. In that case the members continue to train until the controller has written the
         next version.
         """
@@ -302,8 +306,7 @@ class ClusterVersions:
 
         If not, no member ever does: a failed process stays failed.
 
-        So all members get the same answer. A member that asks before a relevant failure has committed the version for
-        all.
+        So all members get the same answer. A member that asks before a relevant failure commits the version for all.
         """
         # Each host holds a part of the memory of each of its versions, so a lost host is in no future version.
         if self.lost_host_of(cluster) is not None:
@@ -337,7 +340,7 @@ class ClusterVersions:
         return self.committed is None or any(self._is_member(peer) for peer in cluster.workers)
 
     def staying_without(self, peer: PeerID, leaving: Collection[PeerID]) -> int:
-        """Return how many members of the newest version would be left without `peer` and the members in `leaving`."""
+        """Return how many members of the newest version would remain without `peer` and the members in `leaving`."""
         stay = set() if self.newest is None else {*self.newest.workers} - {peer, *leaving}
         return sum(map(self._is_member, stay))
 
@@ -349,7 +352,7 @@ class ClusterVersions:
     def _was_member(self, peer: PeerID, version: int) -> bool:
         """Return whether the exited process to which `version` refers by `peer` was in the committed cluster.
 
-        If so, `version` doesn't need anything that was lost with that process.
+        If so, the failure of that process doesn't prevent `version`.
         """
         current = self.current
         return (
@@ -392,24 +395,24 @@ class ClusterVersions:
         if request.version > current.version:
             if request.member_of != current.version or request.peer not in current.workers:
                 return Refuse(
-                    f"{request.peer}, member of cluster version {request.member_of}, asks for version "
-                    f"{request.version}, but version {current.version} is the committed one"
+                    f"{request.peer}, member of cluster version {request.member_of}, requests version "
+                    f"{request.version}, but version {current.version} is committed"
                 )
             if request.version in self.refused:
-                return Refuse(f"cluster version {request.version} is refused: {self.refused[request.version]}")
+                return Refuse(f"cluster version {request.version} is rejected: {self.refused[request.version]}")
             if self.newest is None or request.version > self.newest.version:
                 return Wait(unknown=request.version)
             desired = self.clusters.get(request.version)
             if desired is None or not self._may_come_true(desired):
                 return Stay()
             if self.would_commit(request) is None:
-                return Wait()  # for a member that stays
+                return Wait()  # the answer for a member that stays
             self.commit_version(request.version)
             return self.answer(request)
         rank = current.rank_of(request.peer)
         if request.version < current.version or rank is None:
             return Refuse(
-                f"{request.peer} asks for cluster version {request.version}, but version {current.version} has been "
-                "committed since"
+                f"{request.peer} requests cluster version {request.version}, but version {current.version} "
+                "has been committed since"
             )
         return Grant(current, rank)
