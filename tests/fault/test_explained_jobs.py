@@ -23,7 +23,7 @@ from tests.fault.simulator.world import World
 JOB = Setup(size=3, samples=120, step_s=0.1)
 HOSTS = HostsSetup(size=6, hosts=3, slots=2, samples=120, step_s=0.1)
 SIGKILL = "was killed by SIGKILL"
-STOOD_STILL = r"stood still for 1 s \(-peer-timeout\) and was killed"
+STOOD_STILL = r"hung for 1 s \(-peer-timeout\) and was killed"
 
 
 @dataclass
@@ -127,8 +127,8 @@ SCRIPTS = {
         (Happening(1.0, "loop", 1),),
         [
             Told("stall", "", None, 1, (0, 2)),
-            failed(1, "did not come to the collective", (0, 2)),
-            resized(1, "3 -> 2", "did not come to the collective"),
+            failed(1, "did not reach the collective", (0, 2)),
+            resized(1, "3 -> 2", "did not reach the collective"),
         ],
     ),
     "rank 1 gets a SIGTERM": left("terminate", 1),
@@ -158,7 +158,7 @@ SCRIPTS = {
         HOSTS,
         (Happening(2.0, "switch off", 0, 20.0),),
         [
-            Told("host", r"nothing came from it for 2 s \(-host-timeout\)"),
+            Told("host", r"no message came from it for 2 s \(-host-timeout\)"),
             failed(4, "10.0.0.3, which was lost", (0, 1, 2, 3), at=2.0),
             failed(5, "10.0.0.3, which was lost", (0, 1, 2, 3), at=2.0),
             resized(1, "6 -> 4", "host 10.0.0.3 is lost"),
@@ -170,7 +170,7 @@ SCRIPTS = {
         [
             Told("controller", "10.0.0.1 controlled it before"),
             Told("host", "the connection was closed"),
-            Told("host", "didn't come to the new controller"),
+            Told("host", "didn't register with the job's new controller"),
             failed(0, "10.0.0.1, which was lost", (2, 3, 4, 5), at=2.0),
             failed(1, "10.0.0.1, which was lost", (2, 3, 4, 5), at=2.0),
             resized(1, "6 -> 4", "host 10.0.0.1 is lost"),

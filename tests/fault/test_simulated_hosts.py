@@ -58,7 +58,7 @@ def test_the_courses_are_of_many_kinds() -> None:
     told: list[str] = []
     outcomes = [run(schedule, told) for schedule in schedules[:KINDS]]
     assert sum(outcome.exit_code == 0 for outcome in outcomes) > 25
-    for sentence in ("host lost: ", "nothing came from", "host left: ", "host joined: "):
+    for sentence in ("host lost: ", "no message came from", "host left: ", "host joined: "):
         assert any(sentence in line for line in told), sentence
 
 
@@ -217,7 +217,7 @@ def test_missing_host_is_excused_only_by_a_pause_beyond_its_call(
     monkeypatch.setattr(succession.Succession, "first", first)
     violation = violation_of(Schedule(0, THREE, (Happening(0.05, "pause all", 0, pause_s),)))
     assert (violation is None) == is_excused, violation
-    assert is_excused or "the job hasn't begun: nothing was heard of 10.0.0.3" in str(violation)
+    assert is_excused or "the job hasn't begun: no message came from 10.0.0.3" in str(violation)
 
 
 def test_schedule_beyond_the_slots_left_waits_and_training_goes_on() -> None:

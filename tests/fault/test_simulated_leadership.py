@@ -67,7 +67,7 @@ def test_the_courses_are_of_many_kinds() -> None:
     outcomes = [run(schedule_of_leadership(seed), told) for seed in range(KINDS)]
     assert sum(outcome.exit_code == 0 for outcome in outcomes) > 25
     for sentence in (
-        "leadership taken: host=", "its launcher didn't come to the new controller of the job",
+        "leadership taken: host=", "its launcher didn't register with the job's new controller",
         "decides for the job from now on", "its database is full",
     ):  # fmt: skip
         assert any(sentence in line for line in told), sentence
@@ -101,7 +101,7 @@ def test_a_host_that_is_given_up_hears_of_it_when_it_is_on_record() -> None:
     told: list[str] = []
     outcome = run(Schedule(0, setup, (Happening(1.1, "cut", 3, 8.0, "both ways"),)), told)
     assert outcome.exit_code == 0, "\n".join(told)
-    assert "host lost: host=10.0.0.3 reason=\"it and 10.0.0.2 don't reach each other" in "\n".join(told)
+    assert "host lost: host=10.0.0.3 reason=\"it and 10.0.0.2 can't reach each other" in "\n".join(told)
 
 
 def test_host_whose_registration_gets_lost_ends_with_the_job() -> None:

@@ -114,7 +114,7 @@ def test_standby_that_got_a_slot_survives_its_controller(at: float) -> None:
     setup = replace(MOVES, standbys=3, samples=60, step_s=0.3)
     for schedule in variations(setup, (Happening(1.5, "resize", 5), Happening(at, "kill head")), 10, 0.3):
         world, told = run(schedule)
-        slots = SLOT.findall(told[: told.index("The workers here go on with the next one")])
+        slots = SLOT.findall(told[: told.index("The workers here wait for the next controller")])
         elsewhere = [number for number, host, _ in slots if host != A]
         assert elsewhere, told
         for number in elsewhere:

@@ -116,7 +116,7 @@ def test_two_hosts_that_do_not_reach_each_other_are_parted(jobs, network):
     with one.deaf_to(other), other.deaf_to(one):
         assert survivors(job, before, 2) < TIMEOUT_S + 2 + SLACK_S
         fenced(job, 2)
-        job.launchers[0].wait_for("don't reach each other")
+        job.launchers[0].wait_for("can't reach each other")
     finish(job, 2)
 
 

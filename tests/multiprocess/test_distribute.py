@@ -241,7 +241,7 @@ def test_long_output_arrives_whole(distribute):
         (["-H", "a"], "no command"),
         (["true"], "no hosts; name them with -H or -hostfile"),
         (["-H", "a:x", "true"], "'a:x' is not host:slots"),
-        (["-H", "-oProxyCommand=x", "true"], "is neither a host name nor an address"),
+        (["-H", "-oProxyCommand=x", "true"], "is neither a host name nor an IP address"),
         (["-H", "a", "-u", "-oX", "true"], "'-oX' is not a user name"),
         (["-H", "a", "-np", "2", "true"], "-np: use kungfu-run's own flag"),
         (["-H", "a", "-secret-file", "/no/such", "true"], "-secret-file /no/such can't be read"),

@@ -234,7 +234,7 @@ def test_a_host_that_is_killed_ends_the_job_with_a_sentence_that_names_it(hosts,
     for host in (A, C):
         job[host].assert_exit(1)
         assert re.match(
-            rf"kungfu-run: host {B} is lost: kungfu-run on host {B} has ended .*, and its workers with it$",
+            rf"kungfu-run: host {B} is lost: kungfu-run on host {B} has ended .*, and so have its workers$",
             job[host].stderr[-1],
         )
         job[host].assert_gone(begin, GONE_WITHIN_S)
@@ -338,7 +338,7 @@ def test_flags_that_differ_are_refused_by_name(kungfu_run, script):
 def test_a_host_that_does_not_come_is_named(hosts, script, kungfu_run):
     words = ["-H", f"{A}:1,{B}:1", "-port", free_port(), "-np", 2]
     for host, sentence in (
-        (A, f"nothing was heard of {B} within 1 s (KUNGFU_JOIN_TIMEOUT); is kungfu-run with the same flags running"),
+        (A, f"no message came from {B} within 1 s (KUNGFU_JOIN_TIMEOUT); check that kungfu-run is running there"),
         (B, f"no answer from {A}:"),
     ):
         run = kungfu_run(
@@ -399,7 +399,7 @@ def test_a_worker_that_is_stopped_on_another_host_is_killed(hosts):
     in_version(job[A], 0, 1)
     put(url, 1, f"{A}:10000", f"{A}:10001")
     os.kill(in_version(job[A], 1, 2)[1], signal.SIGSTOP)
-    job[B].wait_for(rf"worker 1 \({A}:10001, pid \d+\) stood still for 3 s \(-peer-timeout\) and was killed")
+    job[B].wait_for(rf"worker 1 \({A}:10001, pid \d+\) hung for 3 s \(-peer-timeout\) and was killed")
     in_version(job[A], 2, 1)
     job[A].signal(signal.SIGUSR1)
     job.assert_exit(0)
@@ -567,7 +567,7 @@ def test_a_worker_that_is_stopped_is_killed_and_the_other_host_goes_on(hosts):
     job = hosts([sys.executable, RECOVERY_PROGRAM], *flags, "-np", 3, "-peer-timeout", "3s")
     there = all_in_version(job, 0, {A: 2, B: 1})
     os.kill(there[2], signal.SIGSTOP)
-    job[A].wait_for(r"stood still for 3 s \(-peer-timeout\) and was killed; the others go on")
+    job[A].wait_for(r"hung for 3 s \(-peer-timeout\) and was killed; the others go on")
     all_in_version(job, 1, {A: 2})
     finish(job, {A: 2})
 

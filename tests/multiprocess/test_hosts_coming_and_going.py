@@ -171,7 +171,9 @@ def test_too_few_would_be_left(hosts):  # noqa: F811
     all_in_version(job, 0, {A: 2, B: 2})
     job[B].signal(signal.SIGTERM)
     job.assert_exit(143)
-    sentence = f"kungfu-run: interrupted by SIGTERM on host {B}, without which 2 workers would be left, -min-np is 3"
+    sentence = (
+        f"kungfu-run: interrupted by SIGTERM on host {B}, without which only 2 workers would be left, but -min-np is 3"
+    )
     assert {run.stderr[-1] for run in job.runs.values()} == {sentence}
 
 
@@ -362,7 +364,9 @@ def test_of_two_that_join_as_one_host_one_does(hosts, start_module):  # noqa: F8
     (job.runs[C],) = [each for each in both if each is not refused]
     refused.assert_exit(1)
     # Its port is the other one's, if it comes so far.
-    assert re.search("is a host of the job already|, where the other hosts call, can't be used", refused.stderr[-1])
+    assert re.search(
+        "is a host of the job already|, the address that the other hosts call, can't be used", refused.stderr[-1]
+    )
     wait_until_it_is_there(job, C)
     resize(job, start_module, 3)
     newest(job, {A: 1, B: 1, C: 1})
@@ -386,7 +390,7 @@ REFUSED = {
     "secret": ({"KUNGFU_JOB_SECRET": "ff" * 16}, f"{C}:1", "the called launcher has another secret"),
     "present": ({}, f"{B}:1", f"kungfu-run: {B} is a host of the job already$"),
     "head": ({}, f"{A}:1", f"kungfu-run: {A} is a host of the job already$"),
-    "many": ({}, f"{C}:1021", rf"with {C}:1021 the job's hosts would have 1025 slots, and it can have 1024 workers"),
+    "many": ({}, f"{C}:1021", rf"with {C}:1021 the job's hosts would have 1025 slots, but a job can have at most 1024"),
     "version": (
         {"PYTHONPATH": "."},
         f"{C}:1",

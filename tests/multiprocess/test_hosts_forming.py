@@ -80,9 +80,9 @@ def test_two_hosts_that_both_wait_as_the_head_node_end_with_a_sentence(launch):
 def test_wait_for_a_host_that_calls_another_one_is_reported_at_both(launch):
     port = free_port()
     head, other = launch(A, f"{A}:1,{B}:1", port), launch(B, f"{C}:1,{A}:1,{B}:1", port)
-    head.wait_for(rf"kungfu-run on {B} has -H {C}:1,{A}:1,{B}:1 and calls {C}; here it is {A}:1,{B}:1\. Give the")
+    head.wait_for(rf"kungfu-run on {B} has -H {C}:1,{A}:1,{B}:1 and calls {C}; this host has -H {A}:1,{B}:1\. Give the")
     other.wait_for(
-        rf"hosts differ: host={A} reason=.kungfu-run waits there as head node of -H {A}:1,{B}:1, here it has -H {C}:1"
+        rf"hosts differ: host={A} reason=.kungfu-run waits on that host as the head node of -H {A}:1,{B}:1, but this"
     )
     for run in (head, other):
         run.signal(signal.SIGINT)
@@ -92,10 +92,10 @@ def test_wait_for_a_host_that_calls_another_one_is_reported_at_both(launch):
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        ({"calls": A, "for_s": 9.5}, f"{B} calls {A}:PORT and doesn't get through; is that port open here"),
+        ({"calls": A, "for_s": 9.5}, f"{B} calls {A}:PORT but can't connect; is that port open on this host"),
         pytest.param(
             {"calls": C, "in_a_job": True},
-            f"{B} takes part in another job, of {C}; give each job on the host its own -port",
+            f"{B} takes part in another job, controlled by {C}; give each job on the host its own -port",
             marks=pytest.mark.long,
         ),
     ],
@@ -123,7 +123,7 @@ def test_head_node_reports_the_reason_of_a_host_that_does_not_come(launch, answe
     told = told.replace("PORT", str(port))
     assert told in head.output
     assert f"waiting for hosts: hosts={B} KUNGFU_JOIN_TIMEOUT=8" in head.output
-    assert f"nothing was heard of {B} within 8 s (KUNGFU_JOIN_TIMEOUT)" in head.stderr[-1]
+    assert f"no message came from {B} within 8 s (KUNGFU_JOIN_TIMEOUT)" in head.stderr[-1]
     assert told in head.stderr[-1]
 
 
@@ -202,9 +202,9 @@ def test_head_node_that_rejected_a_host_reports_how_long_it_still_waits(launch):
     head = launch(A, f"{A}:1,{B}:1", port, "-np", 2)
     launch(B, f"{A}:1,{B}:1", port, "-np", 1).assert_exit(1)
     refused = f"-np is 1 on {B}, but 2 on {A}; give the same flags on all hosts"
-    head.wait_for(rf"{refused}.; {B} may still come, for \d+ s more \(KUNGFU_JOIN_TIMEOUT\)")
+    head.wait_for(rf"{refused}.; {B} can still register within \d+ s \(KUNGFU_JOIN_TIMEOUT\)")
     launch(B, f"{A}:1,{B}:1", port, "-np", 2, KUNGFU_JOB_SECRET="ff" * 16).assert_exit(1)
-    head.wait_for(rf"connection rejected: from={B} .*; {B} may still come, for \d+ s more")
+    head.wait_for(rf"connection rejected: from={B} .*; {B} can still register within \d+ s")
     head.signal(signal.SIGINT)
     head.assert_exit(130)
 
@@ -212,10 +212,10 @@ def test_head_node_that_rejected_a_host_reports_how_long_it_still_waits(launch):
 @pytest.mark.parametrize(
     ("host", "told"),
     [
-        (A, f"kungfu-run: the job has not begun within -timeout 2 s: nothing was heard of {B}"),
+        (A, f"kungfu-run: the job has not begun within -timeout 2 s: no message came from {B}"),
         (
             B,
-            f"kungfu-run: the job has not begun within -timeout 2 s: {A}, which has it, was not reached: Connection "
+            f"kungfu-run: the job has not begun within -timeout 2 s: its head node, {A}, was not reached: Connection "
             "refused",
         ),
     ],
@@ -232,7 +232,7 @@ def test_timeout_of_the_head_node_ends_the_hosts_that_have_come(launch):
     runs = [launch(A, listed, port, "-timeout", "8s"), launch(B, listed, port, "-timeout", "8s")]
     for run in runs:
         run.assert_exit(124)
-    assert f"the job has not begun within -timeout 8 s: nothing was heard of {C}" in runs[0].stderr[-1].replace(
+    assert f"the job has not begun within -timeout 8 s: no message came from {C}" in runs[0].stderr[-1].replace(
         f"{B}, ", ""
     )
 

@@ -72,7 +72,7 @@ def test_stuck_worker_of_any_host_is_ended(hosts, rank):  # noqa: F811
     job[A].wait_for(rf"stuck worker: worker {rank} .* awaited_by={others} .* action=end it", timeout=60)
     job[stuck].wait_for(r"File .*survivor.py\"?, line \d+ in <module>")
     job[A].wait_for(
-        rf"worker {rank} .* did not come to the collective in which .* and was killed .*; the others go on without it"
+        rf"worker {rank} .* did not reach the collective in which .* and was killed .*; the others go on without it"
     )
     left = {A: 1, B: 1, C: 1}
     left[stuck] = 0
@@ -182,7 +182,7 @@ def test_too_few_are_left(hosts):  # noqa: F811
     lose(job, B)
     for run in job.runs.values():
         run.assert_exit(1)
-        assert run.stderr[-1].endswith("4 workers would be left, -min-np is 5")
+        assert run.stderr[-1].endswith("only 4 workers would be left, but -min-np is 5")
 
 
 def test_without_watch_mode_all_name_the_host_that_is_silent(hosts):  # noqa: F811
@@ -196,8 +196,8 @@ def test_without_watch_mode_all_name_the_host_that_is_silent(hosts):  # noqa: F8
         with contextlib.suppress(ProcessLookupError):  # the one that wakes first ends the others
             os.kill(pid, signal.SIGCONT)
     job[B].assert_exit(1)
-    silent = f"kungfu-run: host {B} is lost: nothing came from it for 2 s (-host-timeout)"
+    silent = f"kungfu-run: host {B} is lost: no message came from it for 2 s (-host-timeout)"
     assert job[A].stderr[-1] == silent
     # It may see first how long it has heard nothing itself.
-    assert job[B].stderr[-1] == silent or f"nothing came from {A}, which has the job" in job[B].stderr[-1]
+    assert job[B].stderr[-1] == silent or f"no message came from {A}, the head node" in job[B].stderr[-1]
     assert "goes on without" not in job.output

@@ -56,7 +56,7 @@ def test_prestarted_worker_killed_before_its_use_is_replaced(job):
     one.wait_for(r"worker ready: standby 1")
     one.wait_for(r"worker ready: standby 2")
     os.kill(first, signal.SIGKILL)
-    one.wait_for(r"standby 1 .* was killed by SIGKILL before it was needed; another one is started")
+    one.wait_for(r"standby 1 .* was killed by SIGKILL before it was needed; another worker is started")
     third = standby(one, 3)
     one.wait_for(r"worker ready: standby 3")
     # Somebody else wants another size: they are there for whoever is needed, first of all who prepared for the rank.
@@ -96,7 +96,7 @@ def test_worker_that_fails_repeatedly_is_no_longer_prestarted(job):
     one = job("-np", 1, "-recover", "replace", "-max-restarts", 1, program=["fail=1"])
     pids = one.in_version(0, 1)
     client(pids[0]).expect(0, 1, 2, 30)
-    one.wait_for(r"standby 1 .* exited with code 5 before it was needed; another one is started")
-    one.wait_for(r"standby 2 .* exited with code 5 before it was needed, like 1 other lately; it was the last")
+    one.wait_for(r"standby 1 .* exited with code 5 before it was needed; another worker is started")
+    one.wait_for(r"standby 2 .* exited with code 5 before it was needed, like 1 other recently; it was the last")
     one.finish(1)
     assert "standby 3" not in one.program.output

@@ -145,7 +145,7 @@ def test_the_job_ends_below_its_smallest_size(job):
     os.kill(pids[2], signal.SIGKILL)
     one.program.assert_exit(137)
     one.program.assert_gone(time.monotonic())
-    assert one.program.stderr[-1].endswith("was killed by SIGKILL; 1 worker would be left, -min-np is 2")
+    assert one.program.stderr[-1].endswith("was killed by SIGKILL; only 1 worker would be left, but -min-np is 2")
 
 
 def test_when_all_die_the_first_is_named(job):
@@ -157,7 +157,7 @@ def test_when_all_die_the_first_is_named(job):
     one.program.assert_exit(139)
     one.program.assert_gone(time.monotonic())
     assert re.search(
-        r"worker 0 .* was killed by SIGKILL; no worker is left, the first that failed: worker 1 .* by SIGSEGV$",
+        r"worker 0 .* was killed by SIGKILL; no worker is left; the first failure: worker 1 .* by SIGSEGV$",
         one.program.stderr[-1],
     )
 
@@ -257,7 +257,7 @@ def test_sigterm_to_all_ends_the_job_though_one_dies_otherwise(job):
         os.kill(pid, signal.SIGTERM)
     one.program.assert_exit(137)
     one.program.assert_gone(time.monotonic())
-    assert any("it got SIGTERM, and no other worker is left to go on" in line for line in one.program.stderr)
+    assert any("it got SIGTERM, and no other worker remains that could go on" in line for line in one.program.stderr)
 
 
 def test_sigterm_ends_a_worker_that_was_evicted_and_is_needed_again(job):
@@ -274,7 +274,7 @@ def test_sigterm_ends_a_worker_that_was_evicted_and_is_needed_again(job):
 def test_policy_that_evicts_too_many_is_refused_and_the_job_continues(job):
     one = job("-np", 2, "-min-np", 2, program=["evict=5:1"])
     pids = one.in_version(0, 2)
-    one.wait_for(r"not evicted: \S+ can't leave: 1 worker would be left, -min-np is 2$")
+    one.wait_for(r"not evicted: \S+ can't leave: only 1 worker would be left, but -min-np is 2$")
     assert one.finish(2) == {pids[0], pids[1]}
 
 
@@ -293,7 +293,7 @@ def test_stopped_worker_is_killed_and_removed(job, rank):
     one = job("-np", 2, "-peer-timeout", "1s")
     pids = one.in_version(0, 2)
     os.kill(pids[rank], signal.SIGSTOP)
-    one.wait_for(rf"worker {rank} .* stood still for 1 s \(-peer-timeout\) and was killed; the others go on without it")
+    one.wait_for(rf"worker {rank} .* hung for 1 s \(-peer-timeout\) and was killed; the others go on without it")
     assert one.in_version(1, 1) == {0: pids[1 - rank]}
     assert one.finish(1) == {pids[1 - rank]}
 
@@ -307,7 +307,7 @@ def test_stuck_worker_is_ended_and_its_stack_is_shown(job, tmp_path, rank):
     one.wait_for(rf"stuck worker: worker {rank} .* awaited_by=rank \d,rank \d .* stack=requested action=end it")
     one.wait_for(r"File .*recovery.py\"?, line \d+ in loop_alone")
     one.wait_for(
-        rf"worker {rank} .* did not come to the collective in which ranks \d, \d wait and was killed .*; "
+        rf"worker {rank} .* did not reach the collective in which ranks \d, \d wait and was killed .*; "
         "the others go on without it"
     )
     assert one.finish(2) == {pid for each, pid in pids.items() if each != rank}
@@ -348,12 +348,12 @@ def test_stopped_joining_worker_and_standby_are_killed(job):
     pids = one.in_version(0, 1)
     standby = int(one.wait_for(r"worker started: standby 1 \(pid (\d+)\)")[0][1])
     os.kill(standby, signal.SIGSTOP)
-    one.wait_for(r"standby 1 .* stood still for 1 s \(-peer-timeout\) and was killed before it was needed")
+    one.wait_for(r"standby 1 .* hung for 1 s \(-peer-timeout\) and was killed before it was needed")
     one.wait_for(r"worker started: standby 2 \(pid (\d+)\)")
     one.command("resize", "3")
     joining_worker = int(one.wait_for(r"worker started: worker 2 \(.*, pid (\d+)\)")[0][1])
     os.kill(joining_worker, signal.SIGSTOP)
-    one.wait_for(r"worker 2 .* stood still for 1 s \(-peer-timeout\) and was killed; the others go on")
+    one.wait_for(r"worker 2 .* hung for 1 s \(-peer-timeout\) and was killed; the others go on")
     assert one.finish(1) == set(pids.values())
 
 

@@ -278,12 +278,12 @@ def test_growing_past_the_slots_is_refused_at_the_caller(watch):
 BAD = [
     (b"garbage", 400, "not JSON"),
     (cluster_of(1).to_json(), 400, "Workers is empty"),
-    (cluster_of(7, 10000).to_json(), 409, "not the next one"),
+    (cluster_of(7, 10000).to_json(), 409, "not the next version"),
     (cluster_of(1, 10005).to_json(), 400, "keep one of 127.0.0.1:10000"),
     (
         {"Workers": ["10.0.0.1:10000", "127.0.0.1:10000"]},
         400,
-        "worker 10.0.0.1:10000 is on none of the hosts of the job: 127.0.0.1",
+        "worker 10.0.0.1:10000 is on a host that isn't in the job: the hosts are 127.0.0.1",
     ),
 ]
 
@@ -384,7 +384,7 @@ def test_a_taken_port_is_one_sentence_with_the_remedy(kungfu_run):
         port = taken.getsockname()[1]
         job = kungfu_run("-w", "-builtin-config-port", port, "true")
         job.assert_exit(1)
-        remedy = "give another port, or 0 for any free one"
+        remedy = "give another port, or 0 for any free port"
         assert job.lines == [f"kungfu-run: port {port} (-builtin-config-port) on 127.0.0.1 is taken; {remedy}"]
         job.assert_gone(time.monotonic())
 
@@ -529,7 +529,7 @@ def test_an_external_server_that_is_not_there_is_one_sentence(kungfu_run, monkey
     job = kungfu_run("-w", "-config-server", f"http://127.0.0.1:{free_port()}/config", "true")
     job.assert_exit(1)
     assert len(job.lines) == 1
-    assert "start one first (kungfu-config-server)" in job.lines[0]
+    assert "start a config server first (kungfu-config-server)" in job.lines[0]
 
 
 def test_waiting_for_a_config_server_can_be_interrupted(kungfu_run):
@@ -549,10 +549,10 @@ def test_waiting_for_a_config_server_can_be_interrupted(kungfu_run):
 @pytest.mark.parametrize(
     ("in_step", "said"),
     [
-        ("pass", r"\. No worker has looked for it: .*KungFuElasticCallback or ElasticTraining"),
+        ("pass", r"\. No worker has checked for it: .*KungFuElasticCallback or ElasticTraining"),
         (
             "kf.membership.step_ended(i)",
-            r" step=\d+\. The workers have not followed it\. .*epochs\(\) and no dataset= they do at",
+            r" step=\d+\. The workers have not adopted it\. .*epochs\(\) and no dataset=, they adopt it at",
         ),
     ],
     ids=["counts no steps", "counts steps"],
@@ -611,4 +611,4 @@ def test_while_a_worker_has_yet_to_join_the_change_is_said_to_wait_for_it(start_
     run.signal(signal.SIGTERM)
     run.assert_exit(143)
     assert len(run.wait_for(told)) == 1
-    assert not [line for line in run.lines if "No worker has looked" in line]
+    assert not [line for line in run.lines if "No worker has checked" in line]

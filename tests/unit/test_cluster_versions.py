@@ -105,7 +105,7 @@ def test_unknown_version_has_to_be_looked_for():
 def test_a_version_that_the_host_cannot_run_is_refused_with_the_reason():
     versions = started(cluster(0, A))
     versions.refused[1] = "2 slots"
-    assert versions.answer(member(A, 0, 1)) == Refuse("cluster version 1 is refused: 2 slots")
+    assert versions.answer(member(A, 0, 1)) == Refuse("cluster version 1 is rejected: 2 slots")
 
 
 def test_worker_outside_the_committed_version_cannot_commit():

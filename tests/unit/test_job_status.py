@@ -80,7 +80,7 @@ def test_resize_request_older_than_the_version_is_dropped():
     history.note("worker 1 (a:2) was on host a, which was lost: nothing came from it; the others go on without it")
     history.note("worker 2 was on host b, which was lost: by a reason of its own")
     for _ in range(2):
-        history.note("host b has the job from now on")
+        history.note("host b controls the job from now on")
     history.desired(cluster(3, 1, JOB), cluster(2, 1), JOB)
     told = as_text(document(changes=[msgspec.to_builtins(change) for change in history.changes]), 0)
     assert "version 2: 3 -> 1 worker, desired; requested from outside" in told
@@ -90,7 +90,7 @@ def test_resize_request_older_than_the_version_is_dropped():
     assert "version 2: 3 -> 1 worker, superseded; requested from outside" in told[-2]
     assert told[-1].endswith(
         "version 3: 3 -> 1 worker; host a is lost: nothing came from it; worker 2 was on host b, which was lost: by a "
-        "reason of its own; host b has the job from now on"
+        "reason of its own; host b controls the job from now on"
     )
     history.desired(cluster(4, 2, "x"), cluster(3, 1), JOB)
     assert (history.changes[-1].size_before, history.changes[-1].state) == (1, "desired")

@@ -107,15 +107,13 @@ def test_worker_lost_with_its_host_is_not_named_as_the_failed_one():
     job.member_failed(WorkerExited("worker 0", Standing.MEMBER, 1, lost))
     killed, leaver = WorkerExited("worker 2", Standing.MEMBER, -9), WorkerExited("worker 3", Standing.LEAVING, 0)
     failed = WorkerExited("worker 1", Standing.MEMBER, 3)
-    assert job.decide(killed, Headcount()).reason.endswith(f"the first that failed: worker 0 {lost}")
+    assert job.decide(killed, Headcount()).reason.endswith(f"the first failure: worker 0 {lost}")
     verdict = job.decide(failed, Headcount())
     assert (verdict.reason, verdict.exit_code) == ("worker 1 exited with code 3", 3)
     job.member_failed(WorkerExited("worker 1", Standing.MEMBER, 3, logs="w.log"))
     for event in (killed, leaver):
         verdict = job.decide(event, Headcount())
-        assert verdict.reason.endswith(
-            "no worker is left, the first that failed: worker 1 exited with code 3, see w.log"
-        )
+        assert verdict.reason.endswith("no worker is left; the first failure: worker 1 exited with code 3, see w.log")
         assert verdict.exit_code == 3
 
 

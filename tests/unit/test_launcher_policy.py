@@ -134,7 +134,7 @@ def test_first_failure_of_a_failed_job_is_named_and_sets_the_exit_code(recover):
     verdict = decide(exited(-9), surviving(recover, members=0, first_failure=first))
     assert (verdict.action, verdict.exit_code) == (Action.FAIL, 7)
     assert verdict.reason == (
-        "worker 2 (127.0.0.1:10002, pid 7) was killed by SIGKILL; no worker is left, the first that failed: "
+        "worker 2 (127.0.0.1:10002, pid 7) was killed by SIGKILL; no worker is left; the first failure: "
         "worker 0 exited with code 7"
     )
     alone = decide(exited(-9), surviving(recover, members=0))
@@ -162,10 +162,10 @@ def test_the_job_ends_below_its_smallest_size():
     assert decide(exited(-9), surviving(Recover.SHRINK, min_size=2)).action is Action.SHRINK
     verdict = decide(exited(-9), surviving(Recover.REPLACE, members=1, min_size=2))
     assert (verdict.action, verdict.exit_code) == (Action.FAIL, 137)
-    assert verdict.reason.endswith("was killed by SIGKILL; 1 worker would be left, -min-np is 2")
+    assert verdict.reason.endswith("was killed by SIGKILL; only 1 worker would be left, but -min-np is 2")
     stays = leaves("worker 0", left=1, min_size=2)
     assert stays.action is Action.CONTINUE  # it was granted, and others have died since
-    assert stays.reason == "worker 0 stays: 1 worker would be left, -min-np is 2"
+    assert stays.reason == "worker 0 stays: only 1 worker would be left, but -min-np is 2"
     assert leaves("worker 0", left=2, min_size=2).action is Action.SHRINK
 
 
@@ -180,7 +180,7 @@ def test_job_ends_once_all_workers_were_terminated():
         assert decide(exited(-15), surviving(recover, members=2, terminated=1)).action is not Action.FAIL
         assert decide(exited(-9), surviving(recover, members=1, terminated=1)).action is not Action.FAIL
     few = decide(exited(-15), surviving(Recover.REPLACE, members=2, terminated=1, min_size=2))
-    assert few.reason.endswith("was killed by SIGTERM; 1 worker would be left, -min-np is 2")
+    assert few.reason.endswith("was killed by SIGTERM; only 1 worker would be left, but -min-np is 2")
 
 
 def test_worker_that_left_the_others_alone_is_named():
@@ -198,7 +198,7 @@ def test_standbys_are_kept_up_but_not_for_ever():
     died = WorkerExited("standby 4 (pid 8)", Standing.STANDBY, 1, logs="s.log", restarts=3)
     verdict = decide(died, surviving(Recover.SHRINK))
     assert verdict.action is Action.SHRINK
-    assert verdict.reason.endswith("like 3 others lately; it was the last, see s.log")
+    assert verdict.reason.endswith("like 3 others recently; it was the last, see s.log")
 
 
 # ---- what the launcher writes to the config server ----
@@ -245,7 +245,7 @@ def test_a_leaver_that_is_the_last_to_go_does_not_end_the_job_well():
     state = Situation(members=0, leaving=0, recover=Recover.REPLACE, first_failure=died)
     verdict = decide(exited(0, Standing.LEAVING), state)
     assert (verdict.action, verdict.exit_code) == (Action.FAIL, 137)
-    assert verdict.reason == f"no worker is left, the first that failed: {died.reason}"
+    assert verdict.reason == f"no worker is left; the first failure: {died.reason}"
     finished = Situation(members=0, leaving=0, first_failure=died, finished=True)
     assert decide(exited(0), finished).action is Action.FINISH
 

@@ -78,7 +78,7 @@ def test_host_waits_for_a_store_that_is_full_or_away(monkeypatch: pytest.MonkeyP
 
     code, why = look_for_the_next_controller(monkeypatch, look)
     assert code == 1
-    assert "no other host has taken the job" not in why
+    assert "no other host has taken over the job" not in why
 
 
 def test_host_whose_store_refuses_it_ends_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_host_whose_store_refuses_it_ends_with_the_reason(monkeypatch: pytest.Mo
 
     code, why = look_for_the_next_controller(monkeypatch, look)
     assert code == 1
-    assert "no other host has taken the job (user 'u' may not read and write)" in why
+    assert "no other host has taken over the job (user 'u' may not read and write)" in why
 
 
 @pytest.mark.parametrize("kind", [StoreFullError, StoreUnreachableError])
@@ -100,7 +100,7 @@ def test_host_waits_while_its_own_controller_awaits_the_store(monkeypatch: pytes
         SimpleNamespace(store_error=kind("its database is full, or it is away")),
     )
     assert code == 1
-    assert "no other host has taken the job" not in why
+    assert "no other host has taken over the job" not in why
 
 
 @pytest.mark.parametrize(
@@ -111,4 +111,4 @@ def test_host_ends_if_its_own_controller_is_refused(
 ) -> None:
     code, why = look_for_the_next_controller(monkeypatch, lambda number: RUNNING, SimpleNamespace(store_error=error))
     assert code == 1
-    assert f"no other host has taken the job{reason};" in why
+    assert f"no other host has taken over the job{reason};" in why

@@ -165,7 +165,7 @@ def test_host_tells_of_its_ranks_twice_before_one_is_confirmed(timeout_s: float)
 def test_reason_names_the_ranks_that_wait_and_the_limit(waiting: list[int], named: str) -> None:
     reason = stuck_reason(waiting, "KUNGFU_JOIN_TIMEOUT", 5.0)
     limit = "before the 5 s of KUNGFU_JOIN_TIMEOUT were over"
-    assert reason == f"did not come to the collective in which {named} and was killed {limit}"
+    assert reason == f"did not reach the collective in which {named} and was killed {limit}"
 
 
 @pytest.mark.parametrize(

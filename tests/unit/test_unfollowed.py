@@ -25,15 +25,15 @@ def test_program_is_not_blamed_while_the_store_is_away(awaits_store: bool, caplo
     watch._look_later = lambda *told: looks.append(told)
     with caplog.at_level("WARNING", "ms_kungfu"):
         watch._look(3, frozenset())
-    assert ("step=13. The workers have not followed it" in caplog.text) == (not awaits_store)
+    assert ("step=13. The workers have not adopted it" in caplog.text) == (not awaits_store)
     assert len(looks) == awaits_store, "it looks again"
 
 
 @pytest.mark.parametrize(("before", "after", "said"), [
     ([13, 13], [13, 13], "step=13. No worker has ended a step since"),
-    ([13, 13], [14, 13], "step=14. The workers have not followed it"),
-    ([], [1, 1], "step=1. The workers have not followed it"),
-    ([], [], "No worker has looked for it"),
+    ([13, 13], [14, 13], "step=14. The workers have not adopted it"),
+    ([], [1, 1], "step=1. The workers have not adopted it"),
+    ([], [], "No worker has checked for it"),
 ])  # fmt: skip
 def test_warning_of_an_unfollowed_change_fits_the_steps(
     before: list[int], after: list[int], said: str, caplog: pytest.LogCaptureFixture

@@ -427,7 +427,7 @@ class HostsWorld(World):
     def _could_not_begin(self, outcome):
         """No lease can be taken from a full store, and a call whose time ran out in a pause isn't made again."""
         is_full = self.full_before_begun and "its database is full" in outcome.words
-        is_missed = self.paused_before_begun and "nothing was heard of" in outcome.words
+        is_missed = self.paused_before_begun and "no message came from" in outcome.words
         return not self.steps and (is_full or is_missed)
 
     def _check_quiet(self):
@@ -471,7 +471,7 @@ class HostsWorld(World):
                 continue  # the controller had ended before it was let in
             if host.is_lost and outcome.code == 0 and not host.is_leaving:  # whose workers had left by then
                 raise Violation(f"{host.name} was declared lost, and ends well")
-            waited = "nobody else has it" in outcome.words or "not let this host go" in outcome.words
+            waited = "nobody else has it" in outcome.words or "not released this host" in outcome.words
             if host.is_leaving and waited and (head.code or self.longest_outage_s > COLLECTIVE_TIMEOUT_S):
                 continue  # all go, and no host is left to take the lease; or the store is away
             if not host.is_lost and not disturbed and outcome.code and outcome.code != head.code:
