@@ -17,7 +17,7 @@ namespace mindspore::kernel::kungfu {
 
 // Maps the ticket tensor of a started all-reduce to its ticket. Neither the start nor the wait reads or writes the
 // tensor, because it is in the device's memory. The host could read it only after waiting for the stream, which
-// includes the backward pass. Only the tensor's address is used: it tells which start a wait belongs to.
+// includes the backward pass. Only the tensor's address is used: it identifies the start to which a wait belongs.
 class Tickets {
  public:
   static Tickets& Get() {
@@ -44,7 +44,7 @@ class Tickets {
   std::map<const void*, uint64_t> tickets_;
 };
 
-// Tensors in pinned memory, one after another, followed by room for values that the kernel itself computes. A launch
+// Tensors in pinned memory, one after another, followed by space for values that the kernel itself computes. A launch
 // waits until its copies have ended, because the next launch reuses the memory.
 class PinnedRecord {
  public:

@@ -56,8 +56,8 @@ class Groups {
   const std::string& name() const { return name_; }
   // Returns the shapes of all tensors of the group's part, for the consistency check between ranks. If the part has
   // several groups, each of them carries the shapes of the whole part. A rank with a different set of dtypes is then
-  // detected at the first group. Otherwise that rank would continue with other work, and the other ranks would wait for
-  // a later group.
+  // detected at the first group. Without this, that rank would continue with other work, and the other ranks would
+  // wait for a later group.
   const char* Layout(const Group& group) const { return layouts_[group.part].c_str(); }
 
  private:

@@ -21,7 +21,6 @@ namespace mindspore::kernel::kungfu {
 //
 // No other thread may push to the queues during the call. All queued work has then been computed, so the queues' own
 // threads, which push to each other, are idle.
-// each other, are idle.
 inline void FlushDenormalsOfQueues() {
   class Flush : public runtime::AsyncTask {
    public:

@@ -279,8 +279,8 @@ kf_status Copy(const Group& group) {
 }
 
 // Computes the sum over all V ranks of a virtual world, or their minimum or maximum (ms_kungfu/msrun). The living
-// workers stand for all V ranks: the sum is the workers' mean times V. A worker that hasn't begun to train calls no
-// other worker, and its own values stand for all ranks.
+// workers represent all V ranks: the sum is the workers' mean times V. A worker that hasn't begun to train
+// communicates with no other worker, and its own values represent all ranks.
 class WorldAllReduce : public Reducing<Host> {
  public:
   bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {
@@ -289,7 +289,7 @@ class WorldAllReduce : public Reducing<Host> {
   }
 
  protected:
-  uint32_t Ranks() const override { return 1; }  // any number will do: the shapes don't depend on it
+  uint32_t Ranks() const override { return 1; }  // any number is right, because the shapes don't depend on it
 
   kf_status Run(const Group& group) override {
     const bool together = TakesPart();
@@ -363,7 +363,7 @@ class WorldAllReduce : public Reducing<Host> {
 // may play the rank in the next step. A worker that hasn't begun to train plays all ranks itself.
 class WorldBroadcast : public Broadcast<Host> {
  protected:
-  uint32_t Ranks() const override { return 1; }  // any number will do: the shapes don't depend on it
+  uint32_t Ranks() const override { return 1; }  // any number is right, because the shapes don't depend on it
 
   kf_status Run(const Group& group) override {
     if (!TakesPart()) {
@@ -372,8 +372,8 @@ class WorldBroadcast : public Broadcast<Host> {
     auto* const ask = who_plays.load();
     const std::string who = this->name() + " (living)";
     for (;;) {
-      // Gather a list that is the same at all workers. Otherwise one worker might know of a failure that another worker
-      // doesn't know of yet.
+      // Gather a list of living workers that is the same at all workers. Without the gather, one worker might know of
+      // a failure that another worker doesn't know of yet.
       const uint32_t ranks = ClusterSize();  // for both the list and the gather: a second call might see another
                                              // cluster
       std::vector<uint8_t> living(ranks);

@@ -30,7 +30,7 @@ inline bool FlushDenormals(bool flushes) {
 #endif
 }
 
-// Sets the default environment while the object lives. Threads of a framework may differ in whether they flush
+// Sets the default environment while the object lives. This matters because only some threads of a framework may flush
 // denormals to zero.
 class DefaultFloatEnvironment {
  public:

@@ -1,4 +1,4 @@
-// Log lines of the runtime for a person: one line at a time, rarely.
+// Log lines of the runtime that a person reads. They are rare, and are written one at a time.
 #ifndef KUNGFU_BASE_LOG_H_
 #define KUNGFU_BASE_LOG_H_
 

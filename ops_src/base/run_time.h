@@ -17,10 +17,10 @@ namespace kungfu {
 //     between them.
 //  2. So if two reads are more than kMostGap apart, this thread didn't run for part of that time. Only kMostGap of it
 //     is counted. (Test: RunTime.APauseCountsAsOneGap.)
-//  3. A pause of any length costs the awaited rank at most kMostGap of its time. After the pause, the rank has the rest
-//     of the limit to publish its data.
-//  4. A wait still ends. Each read counts either the whole time since the last read or kMostGap, and a thread that runs
-//     at all reads again. A machine with too few cores makes deadlines longer, never shorter.
+//  3. A pause of any length costs the awaited rank at most kMostGap of its time. After the pause, the rank has the
+//     rest of the time limit to publish its data.
+//  4. A wait still ends. Each read counts either the whole time since the last read or kMostGap, and any thread that
+//     runs reads again. A machine with too few cores makes deadlines longer, never shorter.
 //
 // The state is local to one wait: no thread depends on what another thread reads. Not thread-safe.
 class RunTime {

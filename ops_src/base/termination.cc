@@ -9,10 +9,10 @@
 namespace kungfu {
 namespace {
 
-std::atomic<pid_t> process{0};  // which the next SIGTERM is a request to; 0: none any more
+std::atomic<pid_t> process{0};  // the process for which the next SIGTERM is a request; 0: none any more
 std::atomic<int> requests{-1};
 
-// Calls only what is safe in a handler.
+// Calls only functions that are safe in a signal handler.
 void Handle(int number) {
   const int error = errno;
   pid_t self = getpid();

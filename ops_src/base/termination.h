@@ -1,5 +1,5 @@
-// SIGTERM as a request that any thread can wait for. Python's handlers run in the main thread alone, which may be busy
-// elsewhere for long, and only that thread can set one.
+// SIGTERM as a request for which any thread can wait. Python runs its handlers only in the main thread, which may be
+// busy for a long time, and only the main thread can set a handler.
 #ifndef KUNGFU_BASE_TERMINATION_H_
 #define KUNGFU_BASE_TERMINATION_H_
 
@@ -7,8 +7,8 @@
 
 namespace kungfu {
 
-// From now on this process's first SIGTERM writes a byte to `fd`, a pipe that stays open. The second one has its
-// default action, as each has in a forked child.
+// From now on this process's first SIGTERM writes a byte to `fd`, a pipe that stays open. The second SIGTERM has its
+// default action. In a forked child, each SIGTERM has its default action.
 KF_API void CatchSigterm(int fd);
 
 }  // namespace kungfu

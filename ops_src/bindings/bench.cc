@@ -120,7 +120,7 @@ int MpiCount(uint64_t count) {
 }
 
 // MPI accepts only one contiguous buffer. So a group of several tensors is packed into a buffer, and the result is
-// unpacked from another one.
+// unpacked from another buffer.
 std::vector<double> TimeMpi(const std::string& kind, Handle function, Handle barrier, const Sets::Buffers& buffers,
                             const Groups& groups, size_t unit, Handle datatype, Handle op, int root, Handle comm,
                             size_t samples, size_t batch) {

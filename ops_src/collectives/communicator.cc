@@ -1,13 +1,13 @@
 // The parts of a communicator that don't depend on how data is transferred: which ranks are members, and how a rank
 // gives up.
 //
-// If a rank gives up at its deadline, it notifies the other ranks, and they give up too. The ranks have reached
-// different operations by then, so the communicator can't be used any more. The same happens if a rank fails for a
+// If a rank gives up at its deadline, it notifies the other ranks, and they give up too. At that time the ranks have
+// reached different operations, so the communicator can't be used any more. The same happens if a rank fails for a
 // reason of its own (no memory, Ctrl-C) and the launcher's policy is to fail.
 //
-// If the policy is to recover, a rank that fails for a reason of its own gives up alone. It records this, stops its
-// heartbeat, and the other ranks wait for the launcher. The launcher kills the rank's process, unless it has exited,
-// and then marks the rank as lost like any failed rank.
+// If the policy is to recover, a rank that fails for a reason of its own gives up alone. The rank records this and
+// stops its heartbeat, and the other ranks wait for the launcher. The launcher kills the rank's process, unless it has
+// exited, and then marks the rank as lost like any failed rank.
 //
 // If another thread of the same rank has closed the communicator, the rank sends no notice, because that thread has
 // sent one.
@@ -82,15 +82,15 @@ void Communicator::Leave() {
   if (is_member() && !process_.IsCopy()) control()->Leave(rank_);
 }
 
-// Called after an error. The ranks have reached different operations by then, so this communicator can't be used any
-// more. The other ranks give up too. The exception: if they recover and the error concerns this rank alone, they wait
-// until this rank is marked as lost. A rank notifies no other rank if it was fenced before it gave up, or fails while
-// it gives up. The other ranks detect that failure without a notice.
+// Called after an error. At that time the ranks have reached different operations, so this communicator can't be used
+// any more. The other ranks give up too. The exception: if they recover and the error concerns this rank alone, they
+// wait until this rank is marked as lost. A rank notifies no other rank if it was fenced before it gave up, or fails
+// while it gives up. The other ranks detect that failure without a notice.
 //
 // The error that closes this communicator is exactly the error that the other ranks get. The rank's first thread with
 // an error closes the communicator and writes the notice under one hold of the closure's mutex. For the rank's other
-// threads, the communicator is closed. They fail because of the first error, or for a reason that comes too late to
-// matter. A rank that has given up alone doesn't change to giving up for all ranks.
+// threads, the communicator is closed. They fail because of the first error, or for another reason that no longer
+// matters. A rank that has given up alone doesn't change to giving up for all ranks.
 void Communicator::GiveUp(const Error& error) {
   if (!is_member() || process_.IsCopy()) return;
   closure_.Close(error.status(), error.what(), [&] {

@@ -87,9 +87,9 @@ class Communicator {
   // latest run again. Their inputs must be the same as in the first run.
   virtual uint32_t Settle(const Operation* operations, uint32_t* generations, size_t num_operations) = 0;
   // Runs an all-reduce whose inputs depend on its generation. It starts in `from_generation`, which must be equal at
-  // all ranks, and may end in a later generation. Returns none if this rank isn't ready to contribute in the generation
-  // that the operation has reached. No data is lost then: the other ranks wait in that generation. When this rank is
-  // ready, it calls again with the generation of the last call of In().
+  // all ranks, and may end in a later generation. Returns none if this rank isn't ready to contribute in the
+  // generation that the operation has reached. In that case no data is lost: the other ranks wait in that generation.
+  // When this rank is ready, it calls again with the generation of the last call of In().
   virtual std::optional<uint32_t> RunRenewable(Renewable& operation, uint32_t from_generation) = 0;
 
   // Sets the ranks that have the same data; the setting holds until the next call. A broadcast whose root is among
@@ -132,9 +132,9 @@ class Communicator {
   // other ranks are notified as usual. If the rank hangs, the other ranks wait until the launcher detects the hang.
   void SetBusy(bool busy);
 
-  // Looks for a deadlock between the ranks of one host (host/deadlock.h), and closes the communicator if the ranks wait
-  // for each other. To be called repeatedly while threads of this process wait for long. `stands_still`: whether no
-  // thread of the process makes progress. `place` describes where the program is.
+  // Checks for a deadlock between the ranks of one host (host/deadlock.h), and closes the communicator if the ranks
+  // wait for each other. Call it repeatedly while threads of this process wait for a long time. `stands_still`:
+  // whether no thread of the process makes progress. `place` describes where the program is.
   virtual void LookForDeadlock(bool stands_still, const std::string& place) { (void)stands_still, (void)place; }
 
   // Closes the communicator: current and later calls throw an error with `status` and `reason`. If it is closed

@@ -71,8 +71,8 @@ void Device::RunAlone(const Operation& operation, Stream stream) {
 
 uint64_t Device::Enqueue(JobPtr job) {
   std::lock_guard<std::mutex> guard(mutex_);
-  // Drop ended operations with the same name, which belong to a step that failed. No caller waits for them any more
-  // when the next operation with that name starts.
+  // Drop ended operations with the same name. They belong to a step that failed: when the next operation with that
+  // name starts, no caller waits for them any more.
   for (auto each = by_ticket_.begin(); each != by_ticket_.end();) {
     each = each->second->ended && each->second->key == job->key ? by_ticket_.erase(each) : std::next(each);
   }

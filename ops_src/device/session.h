@@ -43,8 +43,8 @@ struct Options {
   std::chrono::milliseconds timeout{600000};
 };
 
-// The resources that a session uses and leaves to the next session. The device owns them, and only its thread uses
-// them.
+// The resources that a session uses and then passes to the next session. The device owns them, and only its thread
+// uses them.
 struct SessionTools {
   Driver& driver;
   Engine* const engine;  // null if its library is missing; why_no_engine tells the reason

@@ -26,10 +26,10 @@ class Staging {
   Staging& operator=(const Staging&) = delete;
 
   // Returns or throws only when none of the operation's work is running any more. The copies wait for `ready`. If a
-  // rank fails meanwhile, chunks may have ended with different contributing ranks; the caller detects this.
+  // rank fails during the call, chunks may have ended with different contributing ranks; the caller detects this.
   //
   // Throws the communicator's errors, which all ranks see. The first failure of this rank's device goes to `failure`
-  // instead. The operation then continues with whatever data is in the host memory, because the other ranks must not
+  // instead. The operation then continues with arbitrary data in the host memory, because the other ranks must not
   // wait for this rank.
   void Run(Communicator& communicator, const Operation& operation, const Mark& ready, std::optional<Error>* failure);
 

@@ -87,9 +87,9 @@ struct Plan {
 // The values that, together with an element's index, determine the random numbers of one draw.
 //
 // `place` identifies the layer that draws: it is the number of earlier draws since the computation of the shard began.
-// A program draws in the same order everywhere: on new and old workers, and in both of MindSpore's modes. A number that
-// a layer got when it was made would depend on what else the process has made. A layer that is called twice draws
-// twice.
+// A program draws in the same order everywhere: on new and old workers, and in both of MindSpore's modes. If a layer
+// got a number when it was created, the number would depend on what else the process has created. A layer that is
+// called twice draws twice.
 struct Key {
   uint64_t seed, step;
   uint32_t shard, place;

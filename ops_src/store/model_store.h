@@ -14,11 +14,10 @@
 // Only the owner writes words, each with a release store. Readers use acquire loads (plain moves on
 // x86).
 //
-// 1. A read is whole. The reader has read `latest == v`, so all words of version v were written
-// before. The buffer is written again only for version v + 2, and `begun` announces that first. So
-// a reader that has read one word of v + 2 also reads begun == v + 2. It then starts again with the
-// newer `latest`. Repetitions are rare: for its copy, the reader has the time of a whole save and
-// of all work between two saves (a training step).
+// 1. A read is whole. The reader has read `latest == v`, so all words of version v were written before. The buffer is
+// written again only for version v + 2, and `begun` announces that first. So a reader that has read one word of v + 2
+// also reads begun == v + 2. It then starts again with the newer `latest`. Repetitions are rare: a reader has enough
+// time for its copy, namely the time of a whole save and of all work between two saves (a training step).
 // Test: ModelStore.ReadsAreWholeWhileTheOwnerSavesWithoutPause
 //
 // 2. The writer may fail at any point. While it writes version v, `latest` is v - 1, and that

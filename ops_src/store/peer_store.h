@@ -45,7 +45,7 @@ class NeighbourChoice {
   uint64_t turn_ = 0;
 };
 
-// Fetches a neighbour's latest model into its own memory, on its own thread. Only one caller at a time.
+// Fetches a neighbour's latest model into its own memory, on its own thread. It may have only one caller at a time.
 class Exchange {
  public:
   // Returns the view of a rank's models in the current cluster, or null if it has none yet. For a rank of another host,

@@ -1,7 +1,7 @@
 // The words by which the members of a cluster version and their launcher notify each other: which ranks are present,
 // which have failed and in which order, which have given up, and which version comes next. They carry no tensor data
-// and change rarely, so they don't slow down operations. This interface doesn't fix where the words are stored. On one
-// host they are in the segment (transport/shm/segment_control_block.h).
+// and change rarely, so they don't slow down operations. This interface doesn't define where the words are stored. On
+// one host they are in the segment (transport/shm/segment_control_block.h).
 #ifndef KUNGFU_TRANSPORT_CONTROL_BLOCK_H_
 #define KUNGFU_TRANSPORT_CONTROL_BLOCK_H_
 

@@ -20,7 +20,7 @@ class Awaiting {
 
   void Note(uint32_t peer, bool overdue) { noted_ = control_.NoteAwaited(rank_, peer, overdue, noted_); }
   // Reports a wait for something that any rank may hold: a staging buffer, or the lock of the channel table. The
-  // launcher never treats a waiting rank as stuck. From this rank it follows the chain of waits no further.
+  // launcher never treats a waiting rank as stuck. A chain of waits ends at this rank.
   void NoteNoPeer() { Note(rank_, /*overdue=*/false); }
 
  private:

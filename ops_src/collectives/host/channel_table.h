@@ -54,11 +54,10 @@ struct BoundName {
 //   because only one thread of a process requests the lock at a time.)
 // - While a rank holds the lock, it writes plainly to one channel only. This channel is free, and
 //   the rank has declared it in the lock before. The rank that takes the lock over retires this
-//   channel: no rank looks the channel up or binds it again. Ranks that have bound the channel to
-//   the old holder's name use it by its number and do no harm. The declaration stays in the word
-//   until the channel is retired. If the rank that took over fails before that, the next rank does
-//   the same, and so on. If it is expelled and continues, it retires a channel that must be retired
-//   anyway.
+//   channel: no rank looks the channel up or binds it again. Ranks that have bound the channel to the old holder's
+//   name use the channel by its number. This is harmless. The declaration stays in the word until the channel is
+//   retired. If the rank that took over fails before that, the next rank does the same, and so on. If it is expelled
+//   and continues, it retires a channel that must be retired anyway.
 // - If the old holder had bound the declared channel to a name, that name may get another channel
 //   too. This is harmless: the failed rank has posted nothing in either channel. So all survivors
 //   leave this generation of the name, in whichever channel they are.

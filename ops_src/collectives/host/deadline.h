@@ -26,8 +26,8 @@ class Deadline {
       : limit_(limit), tell_after_(tell_after) {}
 
   bool Passed(Clock::time_point now) { return waited_.Look(now) - counts_from_ > limit_; }
-  // Returns whether the remaining time was short at the last look at the clock. It is then only just enough for the
-  // launcher to find out which rank is awaited, and to kill that rank.
+  // Returns whether the remaining time was short at the last look at the clock. The time is short if it is only just
+  // enough for the launcher to find out which rank is awaited, and to kill that rank.
   bool IsOverdue() const {
     return waited_.ran() - counts_from_ > limit_ - std::min<Clock::duration>(limit_ / 2, kReserve);
   }

@@ -1,5 +1,5 @@
-// The exchange of data between the ranks of a host. The numbers of invariants continue across
-// several files, which host_communicator.h lists.
+// The exchange of data between the ranks of a host. The invariants are numbered across several files.
+// host_communicator.h lists the files.
 //
 // 1. A rank *posts* when it begins an operation. It takes the next sequence number k of the name's
 // channel. It fills its mailbox for k with the signature, the count and, if it fits, the payload.
@@ -51,7 +51,7 @@ namespace kungfu::host {
 namespace {
 
 // Number of chunks staged ahead of the chunk that is being read. If cores are scarce, each wait costs a switch to
-// another rank. So a rank then stages as many chunks as there is room for.
+// another rank. In that case a rank stages as many chunks as fit.
 constexpr uint32_t kAhead = 2;
 constexpr uint32_t kAheadOversubscribed = shm::kBuffers - 1;
 // Staging and reading alternate in pieces of this size. One of them reads the caller's memory, while the other reads
@@ -63,8 +63,8 @@ constexpr size_t kBlendStreamed = 4 << 10;
 // Data that is staged as one chunk bypasses the caches from this size on. This is as fast if the ranks share a cache,
 // and three times as fast if they don't. For several chunks, see StagingChoice.
 constexpr size_t kStreamOnce = 4 << 10;
-// Results of at least this size are written past the caches. They would have left the caches anyway before they are
-// used.
+// Results of at least this size bypass the caches when they are written. They would have left the caches before they
+// are used in any case.
 constexpr size_t kStreamBytes = 8 << 20;
 // The highest bits of a mailbox's count are the rank's weight.
 constexpr int kWeightShift = 64 - kWeightBits;

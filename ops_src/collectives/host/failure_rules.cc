@@ -1,14 +1,14 @@
-// How survivors proceed after a failure. The numbers of invariants continue across several files,
-// which host_communicator.h lists.
+// How survivors proceed after a failure. The invariants are numbered across several files. host_communicator.h lists
+// the files.
 //
 // If a rank fails and the launcher's policy is to fail, each waiting rank throws PeerLostError at
 // its next check. If the policy is to recover, the survivors continue without the failed rank, all
 // in the same way:
 //
-// 5. A rank publishes by changing words. These words are fenced before the rank's failure is
-// announced (SegmentControlBlock::MarkLost). From then on they never change. The owner changes a
-// word by compare-and-swap and the launcher by fetch-or, so one of them is first. A rank that is
-// expelled while its process is alive can't publish, and detects the fence when it tries: see 11.
+// 5. A rank publishes by changing words. These words are fenced before the rank's failure is announced
+// (SegmentControlBlock::MarkLost). From then on they never change. The owner changes a word by compare-and-swap, and
+// the launcher changes it by fetch-or, so one of the two changes is first. A rank that is expelled while its process
+// is alive can't publish, and detects the fence when it tries: see 11.
 // Test: WithoutOne.AnExpelledProcessLearnsItAndPublishesNothing
 //
 // 6. A rank's contribution to an operation is *finished* when the rank has published its last word
@@ -33,16 +33,15 @@
 // Test: WithoutOne.AMismatchIsStillAMismatch
 // Test: WithoutOne.AMismatchIsStillAMismatchIfAFailedRankHadPosted
 //
-// Survivors choose between the two cases by words that don't change any more. So every survivor
-// makes the same choice.
+// Survivors choose between the two cases by reading words that don't change any more. So every survivor makes the same
+// choice.
 //
-// 11. The launcher may be unable to kill a rank, and then expels the rank while its process is
-// alive. That rank may be between any two instructions, and may continue at any time. What it does
-// then is harmless:
-// - Its counters are fenced, and before them the word by which it gives up. So no consequence of
-//   its expulsion makes other ranks give up. Once it is in the list of failures, other ranks ignore
-//   a notice that it wrote before. The expelled rank's next step fails, or its next check finds it
-//   in that list. Then it closes only its own communicator.
+// 11. The launcher may be unable to kill a rank, and then expels the rank while its process is alive. That rank may
+// have stopped at any instruction, and may continue at any time. Its later actions are harmless:
+// - Its counters are fenced, and before them the word with which it gives up. So no consequence of its expulsion makes
+//   other ranks give up. Once it is in the list of failures, other ranks ignore a notice that it wrote before. The
+//   expelled rank's next step fails, or its next check finds it in that list. Then it closes only its own
+//   communicator.
 // - It writes plainly to its own mailboxes, buffers, complaints and status. Other ranks read only
 //   data that its counters have announced. To overwrite announced data, it would first have to
 //   announce other data. Post k is overwritten by post k+2, after post k+1. A buffer is overwritten

@@ -1,20 +1,19 @@
-// The lifecycle of a host's communicator, and the repetition of operations. The numbers of
-// invariants continue across several files, which host_communicator.h lists.
+// The lifecycle of a host's communicator, and the repetition of operations. The invariants are numbered across several
+// files. host_communicator.h lists the files.
 //
-// 7. Repetition. The failures have an order (ControlBlock::FailedRank, append-only). *Generation* g
-// of a name has all ranks except the first g failed ranks. Each generation has its own channel, so
-// the words and buffers of a failed attempt stay unchanged for ranks that still read them. A rank
-// leaves generation g only after it has found that a member's contribution there will stay
-// unfinished forever. Then all ranks leave generation g, in the same operation. Hence the
-// survivors' operations with a name match in each generation as they did in the previous
-// generation. The same argument applies to a second failure in g+1. It applies as well to a failure
-// that was known before but is later in the order.
+// 7. Repetition. The failures have an order (ControlBlock::FailedRank, append-only). *Generation* g of a name has all
+// ranks except the first g failed ranks. Each generation has its own channel, so the words and buffers of a failed
+// attempt stay unchanged for ranks that still read them. A rank leaves generation g only after it has found that a
+// member's contribution there will stay unfinished forever. Then all ranks leave generation g, in the same operation.
+// Hence the survivors' operations with a name match in each generation as they did in the previous generation. The
+// same argument applies to a second failure in g+1. It also applies to a failure that was known before but is later in
+// the order.
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverOneFails
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverTwoFail
 //
-// A rank that notices a failure late reaches the same conclusions then. No rank waits forever for a
-// rank that has moved to g+1, because the reason for the move applies to the waiting rank too. The
-// waiting rank checks at least every kSlice, and immediately when a failure is announced.
+// A rank that notices a failure late reaches the same conclusions. A rank never waits forever for a rank that has
+// moved to g+1: the failure that caused the move also makes the waiting rank move to g+1. The waiting rank checks at
+// least every kSlice, and immediately when a failure is announced.
 // Test: WithoutOne.SleepingRanksAreWoken
 //
 // 8. The caller's inputs stay unchanged, because they are only read. An in-place operation works on

@@ -1,5 +1,4 @@
-// The life of a staging buffer. The numbers of invariants continue across several files, which
-// host_communicator.h lists.
+// The life of a staging buffer. The invariants are numbered across several files. host_communicator.h lists the files.
 //
 // 4. The first rank that needs the staging buffer of an operation picks it, and the last rank that
 // leaves the operation releases it. A staging buffer belongs to one operation, so concurrent
@@ -7,19 +6,18 @@
 // buffer with the lowest number, so consecutive operations use the same, cached memory.
 // Test: Names.AnyNumberOfLargeOperationsMayBeInFlight
 //
-// 10. A staging buffer stays bound if its operation failed, or if a member failed before it left
-// the operation. There are at most as many such buffers as operations that were running at a
-// failure. They last until the next cluster version, which has a new segment. A rank that finds no
-// free staging buffer waits.
+// 10. A staging buffer stays bound if its operation failed, or if a member failed before it left the operation. Each
+// operation that was running at a failure leaves at most one such buffer. These buffers last until the next cluster
+// version, which has a new segment. A rank that finds no free staging buffer waits.
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverOneFails
 //
-// 12. Pinned buffers. Some operations (pins_buffer) keep their staging buffer after their end. Each
-// member leaves the operation when it lets go of the buffer (Pinned). Until all members have left,
-// each rank's buffers there are written only by that rank. So staged data stays unchanged. A member
-// may write new data into its own buffers, and announce that by an operation with another name. The
-// other members then read the data before they let go. If a member fails before it lets go, the
-// staging buffer stays bound, as in 10. The more operations wait for other hosts, the more buffers
-// stay bound. A cluster version with a failed member ends soon, and its segment with it.
+// 12. Pinned buffers. Some operations (pins_buffer) keep their staging buffer after their end. Each member leaves the
+// operation when it lets go of the buffer (Pinned). Until all members have left, each rank's buffers there are written
+// only by that rank. So staged data stays unchanged. A member may write new data into its own buffers, and announce
+// that by an operation with another name. The other members then read the data before they let go. If a member fails
+// before it lets go, the staging buffer stays bound, as in 10. The number of such buffers grows with the number of
+// operations that wait for other hosts. A cluster version with a failed member ends soon, and its segment ends with
+// it.
 // Test: PinnedBuffers.WaitForALateReader
 // Test: PinnedBuffers.HaveFencedWordsOfFailedRanks
 //
@@ -126,9 +124,9 @@ void StagingBuffers::GiveBack(uint32_t staging_buffer) const {
   WakeWaiters();
 }
 
-// Wakes the ranks that wait for a staging buffer. To be called after a change, made by a read-modify-write, that these
-// ranks wait for. A waiting rank sets its flag and then checks for the change once more. So either this function sees
-// the flag, or the rank sees the change.
+// Wakes the ranks that wait for a staging buffer. Call it after a change for which these ranks wait. The change must
+// be a read-modify-write. A waiting rank sets its flag and then checks for the change once more. So either this
+// function sees the flag, or the rank sees the change.
 void StagingBuffers::WakeWaiters() const {
   shm::Counter& waiters = self_.segment.header().staging_waiters;
   if ((waiters.value.load(std::memory_order_seq_cst) & shm::Counter::kSleeps) == 0) return;

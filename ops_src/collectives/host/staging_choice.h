@@ -29,9 +29,9 @@ namespace kungfu::host {
 // method that was faster for it.
 //
 // Tries are measured. Other turns aren't, because the time of a turn depends on how the other ranks stage, too. There
-// is one exception. If two consecutive turns both took more than twice as long as the last try of their method, or less
-// than half as long, their time replaces the time of that try. Then the host has moved a core, or the try used new
-// memory pages, and the next try is far away. The choice never changes the bits of the results.
+// is one exception. If two consecutive turns both took more than twice as long as the last try of their method, or
+// less than half as long, their time replaces the time of that try. In that case the host has moved a core, or the try
+// used new memory pages, and the next try is far away. The choice never changes the bits of the results.
 //
 // Thread-safe. A lost update costs only one measurement.
 class StagingChoice {
@@ -105,14 +105,15 @@ class StagingTurnsBy {
         chunk_bytes_(chunk_bytes),
         bytes_(bytes) {}
 
-  // Returns whether `chunk` is staged past the caches.
+  // Returns whether `chunk` bypasses the caches when it is staged.
   bool Streams(uint32_t chunk) {
     const uint32_t turn = TurnOf(chunk);
     for (; num_begun_ <= turn; num_begun_++) turns_[num_begun_ % 2] = choice_.Next(history_);
     return turns_[turn % 2].streamed;
   }
 
-  // The time between EndStaging and BeginReading doesn't count, because the rank may wait for late ranks then.
+  // The time between EndStaging and BeginReading doesn't count, because the rank may wait for late ranks during that
+  // time.
   void BeginStaging() { since_ = Clock::now(); }
   void EndStaging() { staged_ = Clock::now(); }
   void BeginReading() { since_ += Clock::now() - staged_; }

@@ -98,8 +98,8 @@ class Reducer {
     for (const uint32_t weight : weights) shares_.push_back(static_cast<double>(weight) / static_cast<double>(total));
   }
 
-  // Reduces `bytes` of the elements of each of the `n` members into `to`. With planes, it reduces `bytes` of each plane
-  // instead. With `stream`, it writes past the caches. It may change `sources`.
+  // Takes `bytes` bytes from each of the `n` members and reduces them into `to`. With planes, it takes `bytes` bytes
+  // from each plane instead. With `stream`, the result bypasses the caches. It may change `sources`.
   void operator()(char* to, const void** sources, uint32_t n, size_t bytes, bool stream) const {
     if (!stream) {
       Apply(to, sources, n, bytes);
@@ -260,8 +260,8 @@ inline void Consume(const Operation& operation, const Reducer& reduce, const Mem
         const size_t mine = operation.kind == Kind::kReduceScatter ? rank * stride : 0;
         const size_t own = operation.kind == Kind::kReduceScatter ? rank * (tensor.count / size * unit) : 0;
         for (uint32_t i = 0; i < num; i++) {
-          // This rank reads its own data from the caller's memory. That costs no access to the buffer, and the data is
-          // in the cache as often.
+          // This rank reads its own data from the caller's memory. This saves the access to the buffer, and the data
+          // is equally likely to be in the cache.
           sources[i] = members[i] == rank ? At(tensor.input, own + offset) : buffers[i] + mine + at;
         }
         reduce(At(tensor.output, offset), sources, num, n, stream);

@@ -17,10 +17,10 @@ constexpr int kSpinTurns = 1000;
 // yield takes about 0.4 us if no other thread wants the core, and a scheduler's time slice if many do. So the limit is
 // a time, not a number of yields.
 constexpr auto kYieldTime = std::chrono::microseconds(50);
-// A yield doesn't always give the core to another thread: the scheduler keeps a thread running that it owes time. It
-// owes time to a rank that was woken late because another rank kept running. Such a rank would yield in vain for all of
-// kYieldTime, in operation after operation (64 KiB with four ranks on two cores: 100 us instead of 40 us). So the rank
-// sleeps instead, which does give the core away, if both conditions hold:
+// A yield doesn't always give the core to another thread: if a thread has had less than its share of time, the
+// scheduler keeps it running. This affects a rank that was woken late because another rank kept running. Such a rank
+// would yield without effect for all of kYieldTime, in operation after operation (64 KiB with four ranks on two cores:
+// 100 us instead of 40 us). So the rank sleeps instead, which does give the core away, if both conditions hold:
 // - this number of consecutive yields has returned immediately, which takes about 5 us;
 // - a rank that is behind was last seen on this core.
 constexpr int kVainTurns = 10;
@@ -83,8 +83,8 @@ void Waiting::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer,
   }
 }
 
-// An awaited rank may itself wait for a busy rank. It may also wait for a decision that the launcher can't make while
-// the store is unreachable.
+// The awaited rank may itself wait for a busy rank, or for a decision that the launcher can't make while the store is
+// unreachable.
 bool Waiting::DeadlinePassed(Flight& flight, std::chrono::steady_clock::time_point now) const {
   if (!flight.deadline) flight.deadline.emplace(self_.options.collective_timeout, self_.options.tell_after);
   const bool busy = std::any_of(flight.members.begin(), flight.members.end(),

@@ -25,7 +25,7 @@ class ClusterCommunicator final : public Communicator {
  public:
   // Creates the communicator of rank `rank` and announces the rank. Assemble() waits for the other ranks. `local` is
   // the segment of this rank's host. `control_segment` is the segment with the control block of all ranks. `requests`
-  // is a socket to the transport (Transport::Connect), which the caller still owns.
+  // is a socket to the transport, from Transport::Connect. The caller still owns this socket.
   ClusterCommunicator(const std::shared_ptr<shm::Segment>& local, const std::shared_ptr<shm::Segment>& control_segment,
                       int requests, const hosts::Places& places, uint32_t rank, const std::string& address,
                       bool has_state, const CommunicatorOptions& options);

@@ -15,7 +15,8 @@
 namespace kungfu::hosts {
 
 // Measures all-reduces between hosts, if AUTO has chosen the algorithm. All-reduces whose data travels in the headers
-// are excluded (transport.h, 13). A measurement begins when all hosts have met, so it includes no wait for a late rank.
+// are excluded (transport.h, 13). A measurement begins when the headers of all hosts have been exchanged, so it
+// includes no wait for a late rank.
 //
 // The time of a step comes from small all-reduces that ran alone. The time of a byte comes from all all-reduces between
 // two moments at which none is running, because concurrent all-reduces share the cable.

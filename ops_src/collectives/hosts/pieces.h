@@ -15,13 +15,13 @@ inline constexpr size_t kPieceBytes = 256 << 10;
 // The number of pieces that may arrive while one is reduced. Their memory stays in a core's cache.
 inline constexpr size_t kWindow = 8;
 
-// The most receives of an operation that are posted before they are waited for. The sender keeps a note of each posted
-// receive until it sends that piece. It closes the connection to a host that makes it keep too many notes
+// The maximum number of an operation's receives that are posted before they are waited for. The sender keeps a note of
+// each posted receive until it sends that piece. It closes the connection to a host that makes it keep too many notes
 // (tcp::kMostEarly).
 inline constexpr size_t kAhead = 256;
 
-// The most pieces of an operation. Each piece is sent as a part and as a sum, and a tag has one number for each
-// message.
+// The maximum number of pieces of an operation. Each piece is sent as a part and as a sum, and a tag has one number
+// for each message.
 inline constexpr uint64_t kMostPieces = uint64_t{1} << (tcp::Tag::kStepBits - 2);
 
 }  // namespace kungfu::hosts

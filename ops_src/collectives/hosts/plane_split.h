@@ -17,8 +17,8 @@ namespace kungfu::hosts {
 struct PlaneSplit {
   // The program of each node, by host, then by node. The planes are numbered as in the whole operation.
   std::vector<std::vector<std::vector<int32_t>>> nodes;
-  // The program that adds up all nodes, which are numbered consecutively in the order of the hosts. Its divisor is the
-  // divisor of the whole operation.
+  // The plan that sums the data of all nodes. Nodes are numbered consecutively in the order of the hosts. The plan's
+  // divisor is the divisor of the whole operation.
   Planes rest;
 };
 

@@ -54,9 +54,9 @@ struct Request {
   static constexpr size_t kMostBytes = 160 << 10;  // a socket accepts this much at once with Linux's defaults
 };
 
-// The transport's decision on an operation, for all ranks of its host. Ranks wait for it as long as other hosts take.
-// So it is a broadcast whose data is inlined. A broadcast with a staging buffer would occupy that buffer during the
-// whole wait, while other ranks need one (staging_buffers.cc, 12).
+// The transport's decision on an operation, for all ranks of its host. Ranks may wait for it for a long time, until
+// the other hosts have contributed. So it is a broadcast whose data is inlined. A broadcast with a staging buffer
+// would occupy that buffer during the whole wait, while other ranks need one (staging_buffers.cc, 12).
 struct Commit {
   enum What : uint8_t {
     kDone = 1,    // the result is in the staging buffer or in this message, or it follows

@@ -330,8 +330,8 @@ void Transport::Hear(uint32_t local_rank, int fd) {
   }
 }
 
-// Answers what an operation waits for. The answer is dropped if the rank doesn't read its socket, because the rank can
-// do without.
+// Answers what an operation waits for. The answer is dropped if the rank doesn't read its socket, because the rank
+// doesn't depend on it.
 void Transport::Answer(int fd, const Request& question) const {
   std::string text;
   {

@@ -317,8 +317,8 @@ tcp::Tag Transport::Place::TagOf(Message message) const {
   return tcp::Tag::Of(Fnv1a(&message, sizeof message, name.hash), number);
 }
 
-// Exchanges headers and returns the headers of all hosts in this round. For a host that sends no headers any more, it
-// fills in what follows from that.
+// Exchanges headers and returns the headers of all hosts in this round. For a host that sends no more headers, it
+// fills in the values that follow from this.
 std::vector<Transport::Header> Transport::Meet(Place& place, const Header& mine) {
   const tcp::Tag tag = place.TagOf(Message::kHeader).Step(place.attempt++);
   std::vector<Header> headers(places_.hosts());

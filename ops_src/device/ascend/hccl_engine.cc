@@ -71,8 +71,8 @@ class Division {
   size_t last_bytes_ = 0;
 };
 
-// Brings up an HCCL communicator. HCCL blocks meanwhile and can't be told to stop, so a separate thread does it. If the
-// HcclCommunicator is given up, the thread ends later without help (HCCL_CONNECT_TIMEOUT, 120 s by default).
+// Brings up an HCCL communicator. HCCL blocks during this call and can't be stopped, so a separate thread makes the
+// call. If the HcclCommunicator is given up, the thread ends by itself later (HCCL_CONNECT_TIMEOUT, 120 s by default).
 struct BringUp {
   std::atomic<bool> ended{false};
   std::atomic<bool> let_go{false};  // set by the thread and by its owner; the second one destroys the communicator

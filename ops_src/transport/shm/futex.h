@@ -42,9 +42,8 @@ inline void Pause() {
 //   of the other word.
 // Test: WithoutOne.SleepingRanksAreWoken
 //
-// Only a writer that fails between its change and the wake-up leaves threads asleep. They sleep
-// until the writer is marked lost, or for one slice. Every sleep has a time limit, after which the
-// thread checks again.
+// Threads stay asleep only if a writer fails between its change and the wake-up. They then sleep until the writer is
+// marked lost, or for one slice. Every sleep has a time limit, after which the thread checks again.
 //
 // 2. A fenced counter never advances again. Advance and Fence change the same word, so one of them
 // comes first. If Fence is first, Advance fails, and the writer learns this. The count before the

@@ -45,7 +45,7 @@ struct Transfer {
     static_cast<void>(done.Advance(1));  // this counter is never fenced
     if (tells >= 0) {
       const uint64_t one = 1;
-      // if it is full, it wakes its reader anyway
+      // a full eventfd wakes its reader in any case
       [[maybe_unused]] const auto written = write(tells, &one, sizeof one);
     }
   }

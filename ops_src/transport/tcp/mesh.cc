@@ -365,7 +365,7 @@ void Mesh::Wake() {
   if (!sleeping_) return;
   sleeping_ = false;
   const uint64_t one = 1;
-  [[maybe_unused]] const auto written = write(wake_, &one, sizeof one);  // if it is full, it wakes its reader anyway
+  [[maybe_unused]] const auto written = write(wake_, &one, sizeof one);  // a full eventfd wakes its reader in any case
 }
 
 void Mesh::Control(Host& host, FrameKind kind, const Tag& tag, uint64_t total) {

@@ -3,7 +3,7 @@
 // The thread holds the mutex except while it sleeps and in calls that move bytes. No work is missed. Another thread
 // that adds work holds the mutex and sets `news_`. If `sleeping_` is set, it also writes to the eventfd. The mesh's
 // thread sets `sleeping_` under the mutex after its last check, before it sleeps. Epoll is level-triggered, so it
-// reports unread data again.
+// reports data again until the thread has read it.
 #include <sys/epoll.h>
 
 #include <algorithm>

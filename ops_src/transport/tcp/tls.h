@@ -1,4 +1,5 @@
-// TLS over the connections between hosts, by OpenSSL. It is between a connection and its socket if TLS is turned on.
+// TLS over the connections between hosts, with OpenSSL. If TLS is turned on, this layer is between a connection and
+// its socket.
 //
 // A connection begins as a connection between launchers (control.py). There, both ends show their certificates and
 // prove that they know the job's secret. The same TLS session is then passed to a mesh, and no second session is made.
