@@ -36,6 +36,8 @@ from typing import TYPE_CHECKING, Any, Callable, Literal, NamedTuple, overload
 import numpy as np
 
 from . import runtime
+from ._arrays import OPS as OPS
+from ._arrays import UINT8, movable, native_input, number_of_op, output_like, reducible
 from ._packing import decode, dtype_of, encode, layout_of
 from .errors import InternalError
 from .membership import check_caught_up, current
@@ -46,19 +48,6 @@ if TYPE_CHECKING:  # importing numpy.typing takes a tenth as long as importing N
     Array = NDArray[Any]
 else:
     Array = np.ndarray
-
-#: ``op`` of the reductions -> number in the C ABI. ``mean`` of integers truncates towards zero.
-OPS = {"sum": 0, "mean": 1, "min": 2, "max": 3, "prod": 4}
-_UINT8, _BFLOAT16 = 1, 9
-# Types that the buffer protocol can describe and that the runtime can reduce, as NumPy type characters.
-_NUMBERS = frozenset("bBhHiIlLqQefd")
-
-
-def _op(op: str) -> int:
-    try:
-        return OPS[op]
-    except KeyError:
-        raise ValueError(f"op must be one of {', '.join(OPS)}, got {op!r}") from None
 
 
 def _begin(name: str) -> None:
@@ -73,60 +62,6 @@ def _begin(name: str) -> None:
         runtime.init()
     if member.catching_up and not name.startswith("kungfu/"):
         check_caught_up(f'collective "{name}"')
-
-
-def _input(value: ArrayLike) -> Array:
-    """Return the input as a C-contiguous array in native byte order."""
-    if type(value) is not np.ndarray:
-        if isinstance(value, np.ma.MaskedArray):
-            raise TypeError(
-                "the mask of a masked array would be lost; pass array.filled(...), or both arrays separately"
-            )
-        value = np.asarray(value)
-    if not value.flags.c_contiguous:
-        value = np.ascontiguousarray(value)
-    if not value.dtype.isnative:
-        value = value.astype(value.dtype.newbyteorder("="))
-    return value
-
-
-def _reducible(array: Array) -> tuple[Array, int]:
-    """Return the array in a form that the buffer protocol supports, and the number of its dtype in the C ABI.
-
-    The number is -1 if the buffer protocol can describe the dtype.
-    """
-    if array.dtype.char in _NUMBERS:
-        return array, -1
-    if array.dtype.name == "bfloat16":
-        return array.view(np.uint16), _BFLOAT16
-    raise TypeError(
-        f"can't reduce an array of {array.dtype}; supported are (u)int8 to 64, float16, bfloat16, float32 and float64"
-    )
-
-
-def _movable(array: Array) -> tuple[Array, int, str]:
-    """Prepare an array for an operation that only moves data: return (array, dtype number, name of the layout).
-
-    A dtype that the runtime doesn't support is sent as bytes under its name.
-    """
-    if array.dtype.char in _NUMBERS or array.dtype.name == "bfloat16":
-        return (*_reducible(array), "")
-    if array.dtype.hasobject:
-        raise TypeError(f"an array of {array.dtype} can't be shared; `comm.all_gather_object` collects objects")
-    return array.reshape(-1).view(np.uint8), _UINT8, f"{array.dtype}{array.shape} in bytes "
-
-
-def _output(array: Array, out: Array | None) -> Array:
-    if out is None:
-        return np.empty(array.shape, array.dtype)
-    if type(out) is not np.ndarray and (not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray)):
-        raise TypeError(f"out must be a NumPy array, got {type(out).__name__}")
-    if out.dtype != array.dtype or out.shape != array.shape:
-        raise ValueError(f"out must be {array.dtype}{array.shape}, got {out.dtype}{out.shape}")
-    flags = out.flags
-    if not flags.c_contiguous or not flags.writeable:
-        raise ValueError(f"out must be C-contiguous and not read-only, got one with\n{flags}")
-    return out
 
 
 def all_reduce(array: ArrayLike, op: str = "sum", name: str = "unnamed", out: Array | None = None) -> Array:
@@ -152,10 +87,10 @@ def all_reduce(array: ArrayLike, op: str = "sum", name: str = "unnamed", out: Ar
             continue without that rank (no ``-recover``).
     """
     _begin(name)
-    array = _input(array)
-    source, dtype = _reducible(array)
-    result = _output(array, out)
-    current().core.all_reduce(name, source, result if dtype < 0 else _reducible(result)[0], _op(op), dtype)
+    array = native_input(array)
+    source, dtype = reducible(array)
+    result = output_like(array, out)
+    current().core.all_reduce(name, source, result if dtype < 0 else reducible(result)[0], number_of_op(op), dtype)
     return result
 
 
@@ -184,15 +119,15 @@ class AllReduce:
     """
 
     def __init__(self, array: Array, out: Array | None = None, op: str = "sum", name: str = "unnamed") -> None:
-        if not isinstance(array, np.ndarray) or _input(array) is not array:
+        if not isinstance(array, np.ndarray) or native_input(array) is not array:
             kind = "one that is strided or byte-swapped" if isinstance(array, np.ndarray) else type(array).__name__
             raise (ValueError if isinstance(array, np.ndarray) else TypeError)(
                 f"array must be a C-contiguous NumPy array in native byte order, got {kind}"
             )
-        source, dtype = _reducible(array)
-        self.out: Array = _output(array, out)
+        source, dtype = reducible(array)
+        self.out: Array = output_like(array, out)
         self._name = name
-        operation = current().core.PreparedAllReduce(name, source, _reducible(self.out)[0], _op(op), dtype)
+        operation = current().core.PreparedAllReduce(name, source, reducible(self.out)[0], number_of_op(op), dtype)
         self._run: Callable[[], None] = operation.run
 
     def __call__(self) -> Array:
@@ -234,7 +169,7 @@ class Handle:
         """
         if not self._is_over:
             self._is_over = True  # the ticket is valid for one wait
-            output, dtype = _reducible(self._output)
+            output, dtype = reducible(self._output)
             _started.pop(self._name, None)
             try:
                 current().core.wait(self._ticket, output, dtype)
@@ -273,14 +208,14 @@ def all_reduce_async(array: ArrayLike, op: str = "sum", name: str | None = None)
         TypeError: for an unsupported dtype.
     """
     _begin(name or "unnamed")
-    array, number = _input(array), _op(op)
-    source, dtype = _reducible(array)
+    array, number = native_input(array), number_of_op(op)
+    source, dtype = reducible(array)
     if name is None:
         name = next(each for k in itertools.count(1) if (each := f"unnamed {k}") not in _started)
     if name in _started:
         raise ValueError(f'an all-reduce "{name}" is under way; wait for it first, or give this one another name')
     result = np.empty(array.shape, array.dtype)
-    ticket = current().core.start_all_reduce(name, source, _reducible(result)[0], number, dtype)
+    ticket = current().core.start_all_reduce(name, source, reducible(result)[0], number, dtype)
     handle = _started[name] = Handle(name, ticket, result)
     return handle
 
@@ -308,10 +243,10 @@ def broadcast(array: ArrayLike, root: int = 0, name: str = "unnamed", out: Array
     _begin(name)
     if root < 0:
         raise ValueError(f"root must be a rank, got {root}")
-    array = _input(array)
-    source, dtype, kind = _movable(array)
-    result = _output(array, out)
-    current().core.broadcast(name, source, _movable(result)[0], root, dtype, kind)
+    array = native_input(array)
+    source, dtype, kind = movable(array)
+    result = output_like(array, out)
+    current().core.broadcast(name, source, movable(result)[0], root, dtype, kind)
     return result
 
 
@@ -348,18 +283,18 @@ def all_gather(array: ArrayLike, name: str = "unnamed", uneven: bool = False) ->
         ValueError: with `uneven`, if `array` is a single number, which has no first axis.
         KungFuError: see :func:`all_reduce`.
     """
-    array = _input(array)
+    array = native_input(array)
     if uneven:
         if array.ndim == 0:
             raise ValueError(f"all_gather(uneven=True) requires an array with at least one axis, got {array.dtype}()")
         kind = f"{array.dtype}(*{''.join(f', {length}' for length in array.shape[1:])}) in bytes "
-        parts = _gather_bytes(_movable(array)[0].reshape(-1).view(np.uint8), array.shape[0], name, kind)
+        parts = _gather_bytes(movable(array)[0].reshape(-1).view(np.uint8), array.shape[0], name, kind)
         empty = np.empty((0, *array.shape[1:]), array.dtype)
         return [empty if part is None else _part(*part, like=array) for part in parts]
     _begin(name)
-    source, dtype, kind = _movable(array)
+    source, dtype, kind = movable(array)
     result = np.empty((current().core.size(), *array.shape), array.dtype)
-    current().core.all_gather(name, source, _movable(result)[0], dtype, kind)
+    current().core.all_gather(name, source, movable(result)[0], dtype, kind)
     return result
 
 
@@ -395,7 +330,7 @@ def _gather_bytes(
     row[: head.nbytes] = head.view(np.uint8)
     row[head.nbytes : head.nbytes + content.size] = content
     rows = np.empty((current().core.size(), row.size), np.uint8)
-    current().core.all_gather(name, row, rows, _UINT8, kind)
+    current().core.all_gather(name, row, rows, UINT8, kind)
     heads = rows[:, : head.nbytes].copy().view(np.int64)
     return [
         (int(number), each[head.nbytes : head.nbytes + int(size) - 1].copy()) if size else None
@@ -453,12 +388,12 @@ def reduce_scatter(array: ArrayLike, op: str = "sum", name: str = "unnamed") -> 
         KungFuError: see :func:`all_reduce`.
     """
     _begin(name)
-    array, size = _input(array), current().core.size()
-    source, dtype = _reducible(array)
+    array, size = native_input(array), current().core.size()
+    source, dtype = reducible(array)
     if array.ndim == 0 or array.shape[0] % size:
         raise ValueError(f"the first axis of {array.shape} can't be scattered evenly over {size} ranks")
     result = np.empty((array.shape[0] // size, *array.shape[1:]), array.dtype)
-    current().core.reduce_scatter(name, source, _reducible(result)[0], _op(op), dtype)
+    current().core.reduce_scatter(name, source, reducible(result)[0], number_of_op(op), dtype)
     return result
 
 
@@ -498,7 +433,7 @@ def save(name: str, array: ArrayLike) -> int:
         TypeError: for a dtype with objects.
     """
     runtime.init()
-    array = _input(array)
+    array = native_input(array)
     return current().core.save(name, layout_of(array), array.reshape(-1).view(np.uint8))
 
 

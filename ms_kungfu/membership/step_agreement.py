@@ -20,7 +20,7 @@ from ms_kungfu.membership.joining import detach, enter, join, request_segment
 from ms_kungfu.membership.member import Change, Member, current
 from ms_kungfu.membership.requested_size import LATER, PENDING, REFUSED, drop, pursue, refusal_of, unpack, want
 
-_MAX = 3  # the reduction, see comm.OPS
+_MAX = 3  # the reduction, see _arrays.OPS
 # The launcher's timeout expires earlier; the launcher then prepares a version without the joining workers.
 _GIVE_UP_MARGIN_S = 10.0
 _ALL_BITS = (1 << 64) - 1

@@ -74,8 +74,7 @@ class Controller:
         self._ended, self._hurry, self._hears_hosts = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._start_error: BaseException | None = None
         self._started_at = machine.time() if term is None else term.since
-        events = JobEvents(options, machine)
-        history = History(emit=events.emit)
+        history = History(emit=(events := JobEvents(options, machine)).emit)
         self.course = course = JobCourse(history.note, self._ended.set)
         leadership: Leadership = NoElection()
         if term is not None:
@@ -95,8 +94,8 @@ class Controller:
 
         Raise StartError if the job never started.
         """
-        left_s, limit_s = self._left_s(), self._options.timeout_s
-        if left_s is not None and limit_s is not None:
+        left_s = self._left_s()
+        if left_s is not None and (limit_s := self._options.timeout_s) is not None:
             self.context.loop.call_later(left_s, self._on_timeout, limit_s)
         try:
             start = asyncio.ensure_future(self._start())
@@ -344,8 +343,7 @@ class Controller:
         """Record the end of the job before any worker or host is notified.
 
         Otherwise the next controller would regard a worker that exits because of the end as failed. Return False if
-        the store is unavailable. The controller doesn't wait for the store: a write may be in progress, and the lease
-        expires.
+        the store is unavailable: the controller doesn't wait for the store, because the lease expires.
         """
         if not self.context.leadership.has_held or verdict is None:
             return True
