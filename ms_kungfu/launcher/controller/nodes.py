@@ -28,11 +28,11 @@ _log = logging.getLogger(__name__)
 #      removes a failed host. Then the host's launcher exits with 0. Inter-host transports of the previous version may
 #      still hold connections to the host. That is safe, because all other hosts have each result that the host's
 #      workers have got (transport.h): a version is committed only when each remaining member has reached that point.
-#      If they don't have it, they are notified of the loss before they wait for the host, and continue as after a host
-#      failure.
+#      If a host doesn't have a result, its members are notified of the loss before they wait for the host, and continue
+#      as after a host failure.
 #   3. After -leave-grace, the controller kills the workers that are left on the host. That counts as a failure. Step 2
-# then follows without waiting for a committed version; that version follows from the workers' failure, as after any
-# failure. Other events in the meantime are handled separately:
+#      then follows without waiting for a committed version; that version follows from the failures, as always.
+# Other events in the meantime are handled separately:
 #   - If the connection ends, the host has failed.
 #   - If workers fail or more hosts want to leave, each revision checks that enough members stay. If not, the job ends.
 #   - A pending resize is revised. A new resize is rejected if it needs the host.

@@ -193,23 +193,24 @@ class ClusterVersions:
     # `test_cluster_versions.py` compares the answers with those of an object that forgets nothing.
     #
     # 1. A process is started for the newest version, which lists its peer. Its incarnation is that version. So a peer
-    # with processes has had an entry in `excluded` since `admit`.
+    #    with processes has had an entry in `excluded` since `admit`.
     # 2. If no known version lists a peer, an entry excludes its processes, or they are newer than the committed
-    # version. In the first case their version was superseded, or a later version was committed instead; both exclude
-    # the living workers that they drop. In the second case an earlier controller started the processes for versions
-    # that this controller doesn't know.
+    #    version. In the first case their version was superseded, or a later version was committed instead; both
+    #    exclude the living workers that they drop. In the second case an earlier controller started the processes for
+    #    versions that this controller doesn't know.
     # 3. So when the committed version is newer than all entries of such a peer, a simple rule gives the same answer. A
     #    process is out if its incarnation is at most the committed version. `is_out` applies that rule to a peer
     #    without an entry. If a version lists the peer again, its entry begins with the committed version; the new
     #    process is newer (1).
     # 4. `belongs` and `meant_by` are called for known versions only. Of the entries before the oldest known version,
-    # only the last matters. An exit whose range ends there has the same meaning as an exclusion one version earlier.
+    #    only the last matters. An exit whose range ends there has the same meaning as an exclusion one version
+    #    earlier.
     # 5. Callers look up a lost host for a known version (`lost_host_of`), or by its name as one of the job's hosts
     #    (`LeaderSnapshot`). A writer starts from the newest version (compare-and-swap), so it names only hosts that
     #    occur in that version's workers, runners or slots. If no known version names the host, the host isn't in the
     #    job: `Hosts.check` rejects workers there, and its launcher isn't in the snapshot (`Agent._is_over_for`).
     # 6. The entry of a host that came back is needed as long as a known version refers to the earlier host of that
-    # name.
+    #    name.
 
     def _forget(self) -> None:
         """Drop the entries to which no known version can refer any more."""
