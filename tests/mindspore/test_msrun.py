@@ -364,7 +364,7 @@ def test_a_gradient_that_is_not_made_rank_by_rank_is_refused(tmp_path, kungfu_ru
     assert (
         "training with fewer workers than ranks and gradients that aren't computed rank by rank isn't supported" in said
     )
-    assert "start with -np 4, which is -msrun-size" in said
+    assert "start with -np 4 (the -msrun-size)" in said
 
 
 @pytest.mark.parametrize(("kind", "told"), [("model", ["evaluated 7"] * 2), long("fit", ["counted 7"])])

@@ -488,7 +488,7 @@ def test_init_version_that_is_over_is_refused(follow, external):
     external.client.put(cluster_of(6, 10000))
     job = follow("-init-version", "3")
     job.assert_exit(1)
-    assert "is at version 6 already" in job.lines[-1]
+    assert "is already at version 6" in job.lines[-1]
 
 
 def test_init_version_is_the_first_version(follow, external):

@@ -200,7 +200,7 @@ def test_written_cluster_is_checked_in_linear_time(monkeypatch):
 
 def test_written_cluster_has_no_more_workers_than_a_job():
     names = [f"127.0.0.1:{1 + n}" for n in range(8000)]
-    with pytest.raises(ValueError, match="Workers names 8000; a job has at most 1024"):
+    with pytest.raises(ValueError, match="Workers lists 8000 workers; a job has at most 1024"):
         Cluster.from_json({"Workers": names})
 
 

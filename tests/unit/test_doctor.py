@@ -162,7 +162,7 @@ def test_files_that_are_missing_are_wrong() -> None:
     assert (cpu.status, cpu.remedy) == (WRONG, "`pip install --force-reinstall ms_kungfu`")
     assert "libkungfu_ms_cpu.so is missing or truncated" in cpu.found
     _, gpu, _ = findings(software.check_kernels, listed={"/dev": ["nvidia0"]}, wheel=True)
-    assert gpu.remedy == 'device_target="GPU" needs them: a wheel of ms_kungfu that has them'
+    assert gpu.remedy == 'device_target="GPU" needs them: install a wheel of ms_kungfu that has them'
 
 
 def load(**value: str) -> dict[str, Any]:
@@ -305,7 +305,7 @@ def test_cores() -> None:
     files = {"/proc/self/cgroup": "0::/", "/sys/fs/cgroup/cpu.max": "250000 100000"}
     status, found, remedy = verdict(machine.check_cores, files=files)
     assert (status, found) == (OK, "8 of 8 allowed by affinity, a quota of 2.5 by the control group")
-    assert "kungfu-run takes 3 of them" in remedy
+    assert "kungfu-run uses 3 of them" in remedy
     assert verdict(machine.check_cores, files=files, core_counts=(8, 2))[2] == ""
 
 

@@ -42,9 +42,9 @@ def test_a_url_names_members_and_a_job(url, servers):
     ("url", "told"),
     [
         ("etcd://a:2379", "has no job name; write it like etcd://"),
-        ("etcd://a:2379/", "names no job"),
-        ("etcd://a:2379/a job", "names no job"),
-        ("etcd://a:2379/job?x=1", "names no job"),
+        ("etcd://a:2379/", "has no job name"),
+        ("etcd://a:2379/a job", "has no job name"),
+        ("etcd://a:2379/job?x=1", "has no job name"),
         ("etcd:///job", "'' is not host:port of a member"),
         ("etcd://a:2379,/job", "'' is not host:port of a member"),
         ("etcd://a:x/job", "'a:x' is not host:port of a member"),

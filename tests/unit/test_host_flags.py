@@ -202,7 +202,7 @@ def test_several_hosts_on_one_machine_need_self_or_nic():
     ("arguments", "told"),
     [
         (["-H", "10.0.0.1:2,10.0.0.9:2"], "this machine has none of the addresses of the hosts 10.0.0.1,10.0.0.9"),
-        (["-H", THREE, "-self", "10.0.0.9"], "-self 10.0.0.9 is none of the hosts 10.0.0.1,10.0.0.2,gpu3"),
+        (["-H", THREE, "-self", "10.0.0.9"], "-self 10.0.0.9 is not one of the hosts 10.0.0.1,10.0.0.2,gpu3"),
         (["-H", THREE, "-self", "10.0.0.1"], "-self 10.0.0.1 is not an address of this machine"),
         (["-H", THREE, "-self", "10.0.0"], "-self: '10.0.0' is neither a host name nor an IP address"),
         (["-H", THREE, "-nic", "eth1"], "-nic eth1 has 10.9.9.9, which is not one of the hosts 10.0.0.1,10.0.0.2,gpu3"),

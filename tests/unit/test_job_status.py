@@ -170,7 +170,7 @@ MEMBER, JOINING, LEAVING, STANDBY = Standing.MEMBER, Standing.JOINING, Standing.
     ("standing", "more", "ready", "state", "why"),
     [
         (MEMBER, {"state": WorkerState.UNKILLABLE, "killed_because": "hangs"}, True, "unkillable", "it hangs"),
-        (MEMBER, {"state": WorkerState.KILLED, "killed_because": "stood still"}, True, "killed", "it stood still"),
+        (MEMBER, {"state": WorkerState.KILLED, "killed_because": "hung"}, True, "killed", "it hung"),
         (MEMBER, {"state": WorkerState.DISMISSED}, True, "dismissed", "not needed"),
         (MEMBER, {"state": WorkerState.STARTING, "pid": None}, True, "starting", ""),
         (MEMBER, {"stopped": True}, True, "running", "stopped by a signal"),

@@ -165,7 +165,7 @@ def test_with_shards(cluster):
     data = ElasticDataset(generator(64).shuffle(8).batch(8).repeat(2), shards=4)
     assert (data.global_batch_size, data.shard_sizes(), data.get_dataset_size()) == (16, [4], 8)
     assert data.output_shapes() == [[4, 1]]
-    with pytest.raises(ValueError, match="that they divide"):
+    with pytest.raises(ValueError, match="must divide global_batch_size"):
         ElasticDataset(generator(64).batch(8), shards=5)
 
 
@@ -351,7 +351,7 @@ def test_index_of_a_dataset_that_has_no_fixed_order_is_refused(tmp_path, make, e
 @pytest.mark.parametrize(
     ("make", "error", "named"),
     [
-        (lambda: generator(9).repeat(2).batch(3), ValueError, "behind it"),
+        (lambda: generator(9).repeat(2).batch(3), ValueError, "then repeat"),
         (lambda: generator(9).batch(3).batch(3), TypeError, "two batch"),
         (lambda: generator(9).batch(lambda info: 3), TypeError, "whose size is a function"),
         (bucketed, TypeError, r"padded_batch\(\) .* batch\(per_batch_map=\.\.\.\)"),

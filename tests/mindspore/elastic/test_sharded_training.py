@@ -141,11 +141,11 @@ def dataset(**options):
 
 
 def test_shards_divide_a_global_batch():
-    with pytest.raises(ValueError, match="they divide"):
+    with pytest.raises(ValueError, match="must divide global_batch_size"):
         dataset(global_batch_size=9, shards=2)
     with pytest.raises(ValueError, match="global_batch_size"):
         dataset(batch_size=8, shards=2)
-    with pytest.raises(ValueError, match="they divide"):
+    with pytest.raises(ValueError, match="must divide global_batch_size"):
         dataset(global_batch_size=8, shards=4).set_batch_size(global_batch_size=6)
     assert dataset(global_batch_size=8, shards=4).shard_sizes() == [2]
     assert dataset(global_batch_size=9, shards=3).shard_sizes() == [3, 1]
