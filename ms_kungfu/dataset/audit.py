@@ -253,7 +253,7 @@ def _agree(name: str, records: Sequence[Record], report: Report) -> Claim:
         if record.claim != agreed:
             if len(stands) == 1:
                 report.notes.append(
-                    f"{name}: the record of rank {record.rank}doesn't count, because the rank took no part in the step"
+                    f"{name}: the record of rank {record.rank} doesn't count, because the rank took no part in the step"
                 )
             continue
         if record.rank in seen:

@@ -134,7 +134,7 @@ class Ledger:
         contents: Callable[[], Contents | None] | None = None,
     ) -> None:
         if errors not in ERRORS:
-            raise ValueError(f"ledger_errors is {' or '.join(map(repr, ERRORS))}, got {errors!r}")
+            raise ValueError(f"ledger_errors must be {' or '.join(map(repr, ERRORS))}, got {errors!r}")
         self._folder = folder
         self._data = data
         self._errors = errors

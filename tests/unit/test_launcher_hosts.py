@@ -103,7 +103,7 @@ def test_each_host_has_a_launcher_and_single_host_publishes_no_slots():
 
 
 def test_one_slot_is_no_slots_and_one_worker_no_workers():
-    with pytest.raises(HostError, match="-np 2: -H a:1 has 1 slot; ask"):
+    with pytest.raises(HostError, match="-np 2: -H a:1 has 1 slot; request"):
         of("a:1").first_cluster(2, WORKER_PORTS, 38080, 0)
     with pytest.raises(HostError, match="2 workers: -H a:1 has 1 slot"):
         of("a:1").check(cluster_of(1, 2, host="a"), ())

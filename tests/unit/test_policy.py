@@ -30,7 +30,7 @@ class Wants(Policy):
         ({"size": 0}, "size must be an integer of 1 or more, got 0"),
         ({"size": 2.0}, "size must be an integer"),
         ({"global_batch_size": True}, "global_batch_size must be an integer"),
-        ({"global_batch_size": 8, "local_batch_size": 2}, "not both"),
+        ({"global_batch_size": 8, "local_batch_size": 2}, "can't set both"),
         ({"shards": 4}, "a decision with shards needs global_batch_size"),
         ({"global_batch_size": 8, "shards": 0}, "shards must be an integer of 1 or more, got 0"),
         ({"learning_rate": float("nan")}, "learning_rate must be a number"),

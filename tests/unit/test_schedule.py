@@ -55,7 +55,7 @@ def test_no_schedule_keeps_the_size():
         ({10: 0}, ValueError, "'10:0'.*at least 1 worker"),
         ("10:-2", ValueError, "'10:-2'.*at least 1 worker"),
         ("-1:2", ValueError, "'-1:2'.*step is 0 or more"),
-        ("10:2,10:4", ValueError, "step 10 twice"),
+        ("10:2,10:4", ValueError, "two entries for step 10"),
         ("10:2,banana", ValueError, "'banana'"),
         ("10:2.5", ValueError, "'10:2.5'"),
         ("10:2,", ValueError, "''"),
