@@ -46,7 +46,7 @@ from ms_kungfu.launcher import network
 from ms_kungfu.launcher.control import RefusedError, call
 from ms_kungfu.launcher.host_flags import check_tls
 from ms_kungfu.launcher.machine import Machine
-from ms_kungfu.launcher.options import JoinRequest, Options, known_address, known_isa, known_strategy
+from ms_kungfu.launcher.options import JoinRequest, Options, known_isa, known_strategy
 from ms_kungfu.launcher.program_file import check_program
 from ms_kungfu.launcher.registration import OF_THE_JOB
 from ms_kungfu.launcher.state.hosts import Host, HostError, Hosts, identify, of_interface, parse_hosts
@@ -69,7 +69,7 @@ _SPELT: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "recover": (lambda recover: recover.value, Recover),
     "strategy": (str, known_strategy),
     "cpu_isa": (str, known_isa),
-    "dashboard": (lambda address: address, lambda text: None if text is None else known_address(text)),
+    "dashboard": (lambda address: address, lambda text: None if text is None else network.known_address(text)),
 }
 
 

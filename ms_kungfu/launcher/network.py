@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import array
 import contextlib
 import fcntl
 import ipaddress
 import os
+import re
 import socket
 import struct
 from collections.abc import Sequence
 from pathlib import Path
 
+ADDRESS = r"(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]*):([0-9]{1,5})"
 _SIOCGIFCONF = 0x8912
 _IFREQ_BYTES = 40
 _MOST_ADDRESSES = 1024
@@ -80,3 +83,17 @@ def _ipv6_of(interface: str) -> list[str]:
             if name == interface and not address.is_link_local:
                 found.append(str(address))
     return found
+
+
+def known_address(text: str) -> str:
+    """Return ADDR:PORT with the defaults for missing parts. Raises ArgumentTypeError if it can't be read."""
+    found = re.fullmatch(ADDRESS, text or ":0")
+    if found is None or int(found[2]) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an address and a port; write it like 127.0.0.1:8080")
+    return f"{found[1] or '127.0.0.1'}:{int(found[2])}"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return the host and the port of -dashboard."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -19,6 +18,7 @@ from ms_kungfu.launcher.cpu_isa import AUTO, NATIVE
 from ms_kungfu.launcher.engine_flags import ENGINE_FLAGS, EngineRequest, engine_request, settle_no_engine
 from ms_kungfu.launcher.host_flags import HOST_FLAGS, NO_TORCHRUN_FLAGS, check_url, secret_of, settle_hosts
 from ms_kungfu.launcher.msrun_flags import MSRUN_FLAGS, NO_MPIRUN_FLAGS, NO_MSRUN_FLAGS, settle_words, settle_world
+from ms_kungfu.launcher.network import ADDRESS, known_address
 from ms_kungfu.launcher.program_file import check_program
 from ms_kungfu.launcher.state.hosts import Host, HostError, Hosts, parse_hosts, parse_ports
 from ms_kungfu.launcher.state.policy import Recover
@@ -26,7 +26,6 @@ from ms_kungfu.launcher.state.prefix import Prefix, prefix_of
 
 PROGRAM = "kungfu-run"
 _MAX_RESTARTS = 10
-_ADDRESS = r"(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]*):([0-9]{1,5})"
 # Unsupported flags of KungFu's kungfu-run, or flags that users may expect, with the alternative to each.
 _NO_FLAGS = {
     "P": "workers are named by -np, -H and -port-range: the first ports of the range on each host",
@@ -41,8 +40,7 @@ _NO_FLAGS = {
     "elastic-mode": "there is one mode: with -w, workers that stay keep their processes and their state (KungFu's "
     '"delta"); leave it out',
     "auto-recover": "give -w: the remaining workers then continue without a restart; add -recover replace to start a "
-    "new "
-    "worker for each failed one",
+    "new worker for each failed one",
     "schedule": 'the program sets the schedule of sizes: KungFuElasticCallback("100:2,200:4"), or '
     "ElasticTraining(schedule=...); from outside, kungfu-run resize changes the size",
 }
@@ -108,20 +106,6 @@ def _recover(how: str) -> Recover:
         raise argparse.ArgumentTypeError(f"{how!r} is none of {', '.join(r.value for r in Recover)}") from None
 
 
-def known_address(text: str) -> str:
-    """Return ADDR:PORT with the defaults for missing parts. Raises ArgumentTypeError if it can't be read."""
-    found = re.fullmatch(_ADDRESS, text or ":0")
-    if found is None or int(found[2]) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an address and a port; write it like 127.0.0.1:8080")
-    return f"{found[1] or '127.0.0.1'}:{int(found[2])}"
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Return the host and the port of -dashboard."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
 def _path(text: str) -> Path | None:
     return Path(text) if text else None
 
@@ -178,7 +162,7 @@ class Options:
         "an address of the controller's host",
         type=known_address,
         metavar="[ADDR:PORT]",
-        optional=_ADDRESS,
+        optional=ADDRESS,
     )
     prefix: Prefix | None = _flag(
         "prefix",
@@ -277,8 +261,7 @@ class Options:
     recover: Recover = _flag(
         "recover",
         "with -w, what happens if a worker fails: shrink (default): the others continue; replace: the others "
-        "continue, and "
-        "a new worker joins them; fail: the job ends (as it always does without -w)",
+        "continue, and a new worker joins them; fail: the job ends (as it always does without -w)",
         type=_recover,
         metavar="HOW",
     )
@@ -309,8 +292,7 @@ class Options:
     host_timeout_s: float | None = _flag(
         "host-timeout",
         "several hosts: how long a host may be silent, or unreachable for another host, before the others continue "
-        "without "
-        "it (without -w or with -recover fail the job ends); 0: as long as its connections last (default 10s)",
+        "without it (without -w or with -recover fail the job ends); 0: as long as its connections last (default 10s)",
         type=duration,
         default=10.0,
         metavar="TIME",
@@ -418,8 +400,7 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest | Engi
     if flags.max_restarts and flags.recover is not Recover.REPLACE and not flags.standbys:
         raise UsageError(
             "-max-restarts requires -recover replace or -standby: it limits how often these start a worker again; "
-            "unlike "
-            "torchrun, kungfu-run never restarts all workers"
+            "unlike torchrun, kungfu-run never restarts all workers"
         )
     if flags.cores_per_worker is not None:
         if not flags.affinity:

@@ -56,27 +56,30 @@ def monotonic() -> float:
 def doing(what: str) -> Iterator[None]:
     """Report for the duration of this block that the program does `what`, one of `ACTIVITIES` (`-dashboard`)."""
     member = current()
-    before, member.activity = member.activity, ACTIVITIES.index(what)
-    _note_activity(member)
+    before = member.activity
+    _note_activity(member, ACTIVITIES.index(what))
     try:
         yield
     finally:
-        member.activity = before
-        _note_activity(member)
+        _note_activity(member, before)
 
 
-def _note_activity(member: Member) -> None:
+def _note_activity(member: Member, activity: int) -> None:
+    member.activity = activity
     if member.cluster is not None and not member.deferred:  # the call would make a joining worker join
-        member.core.note_activity(member.activity)
+        member.core.note_activity(activity)
 
 
 @contextmanager
 def spending(what: str) -> Iterator[None]:
-    """Count the time of this block as spent on `what`: "data" or "checkpoint"."""
-    began = monotonic()
+    """Report `what` as `doing` does, and count the time of this block as spent on it: "data" or "checkpoint"."""
+    member = current()
+    clock, before = member.ports.monotonic, member.activity
+    began = clock()
+    _note_activity(member, ACTIVITIES.index(what))
     try:
-        with doing(what):
-            yield
+        yield
     finally:
-        spent = current().spent
-        spent[what] = spent.get(what, 0.0) + (monotonic() - began)  # the sum never decreases, even with rounding
+        _note_activity(member, before)
+        spent = member.spent
+        spent[what] = spent.get(what, 0.0) + (clock() - began)  # the sum never decreases, even with rounding

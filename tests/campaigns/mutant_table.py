@@ -397,6 +397,31 @@ _PYTHON = [
         "if not token.strip():", ("tests/multiprocess/test_config_server.py",),
     ),
     Mutant(
+        "dashboard-takes-any-token", f"{_LAUNCHER}/dashboard/requests.py",
+        'if scheme.lower() != "bearer" or not is_right:', 'if scheme.lower() != "bearer":',
+        ("tests/unit/test_dashboard.py",),
+    ),
+    Mutant(
+        "dashboard-serves-any-host", f"{_LAUNCHER}/dashboard/requests.py",
+        "    if is_loopback(own):\n        return False", "    if is_loopback(own):\n        return True",
+        ("tests/unit/test_dashboard.py",),
+    ),
+    Mutant(
+        "dashboard-obeys-another-site", f"{_LAUNCHER}/dashboard/requests.py",
+        'if origin is not None and origin.lower() != f"http://{host}".lower():', "if origin is None:",
+        ("tests/unit/test_dashboard.py",),
+    ),
+    Mutant(
+        "slow-client-of-the-dashboard-is-kept", f"{_LAUNCHER}/dashboard/server.py",
+        "await asyncio.wait_for(response.write(data), _WRITE_S)", "await response.write(data)",
+        ("tests/unit/test_dashboard.py",),
+    ),
+    Mutant(
+        "thinned-history-is-read-from-the-start", f"{_LAUNCHER}/dashboard/history.py",
+        "return self._thinned <= number <= self.last", "return number <= self.last",
+        ("tests/unit/test_dashboard.py",),
+    ),
+    Mutant(
         "others-may-read-the-secret", "ms_kungfu/config_server/secret_file.py",
         "if info.st_uid == os.geteuid() and not info.st_mode & 0o077:", "if info.st_uid == os.geteuid():",
         ("tests/unit/test_secret_file.py",),

@@ -83,6 +83,34 @@ TEST(Progress, OfARankIsItsLastReport) {
   EXPECT_THROW(control.ProgressOf(2), Error);
 }
 
+TEST(Activity, OfARankIsItsLastReportAndWhereItsProcessStandsStill) {
+  Ranks ranks(2);
+  shm::SegmentControlBlock& control = ranks.control();
+  ranks.at(1).NoteActivity(2);
+  ranks.at(1).NoteActivity(3);
+  EXPECT_EQ(control.ActivityOf(0).activity, 0u);
+  EXPECT_EQ(control.ActivityOf(0).ago.count(), 0);
+  const auto told = control.ActivityOf(1);
+  EXPECT_EQ(told.activity, 3u);
+  EXPECT_EQ(told.operations, "");
+  EXPECT_GE(told.ago.count(), 0);
+  EXPECT_LE(told.ago, control.ActivityOf(1).ago) << "a later look, a longer time";
+
+  shm::WaitReport& report = ranks.segment().status(1).wait_report;
+  std::string text = "all-reduce \"loss\"";
+  text.resize(sizeof report.text);
+  for (size_t i = 0; i < shm::WaitReport::kTextWords; i++) {
+    uint64_t word;
+    std::memcpy(&word, text.data() + 8 * i, sizeof word);
+    report.text[i].store(word);
+  }
+  report.num_waits.store(1);
+  EXPECT_EQ(control.ActivityOf(1).operations, "all-reduce \"loss\"");
+  report.version.store(1);  // it is being written
+  EXPECT_EQ(control.ActivityOf(1).operations, "");
+  EXPECT_THROW(control.ActivityOf(2), Error);
+}
+
 TEST(Forked, AChildMayAskForItsRankWhateverTheOtherThreadsWereAt) {
   std::atomic<bool> done{false};
   std::vector<std::thread> threads;

@@ -20,7 +20,7 @@ from ms_kungfu.launcher.controller.processes import Process
 from ms_kungfu.launcher.controller.workers import WorkerManager
 from ms_kungfu.launcher.dashboard.activity import Activity, RankFacts
 from ms_kungfu.launcher.dashboard.requests import CommandRefused, Evict, Resize, Stop
-from ms_kungfu.launcher.options import split_address
+from ms_kungfu.launcher.network import split_address
 from ms_kungfu.launcher.state.policy import Standing
 from ms_kungfu.launcher.state.states import WorkerState
 
