@@ -70,7 +70,7 @@ def _title(job: Mapping[str, Any], now: float) -> list[RenderableType]:
 
 def _training(training: Mapping[str, Any]) -> RenderableType:
     table = Table.grid(padding=(0, 2))
-    left = "" if training["left_s"] is None else f"{spell(round(training['left_s']))} left"
+    left = f"{spell(round(training['left_s']))} left" if training["left_s"] else ""
     table.add_row("step", *_bar(training["step"], training["total_steps"]), left)
     if training["epochs"]:
         done = training["epoch"] - 1

@@ -19,7 +19,16 @@ from pathlib import Path
 import pytest
 
 from ms_kungfu.config_server import cli as config_server
-from ms_kungfu.launcher import cli, distribute, explain_command, host_flags, options, secret, status_command
+from ms_kungfu.launcher import (
+    cli,
+    distribute,
+    explain_command,
+    host_flags,
+    options,
+    secret,
+    status_command,
+    top_command,
+)
 from ms_kungfu.launcher import commands as changes
 from tests.examples.documented import ROOT
 
@@ -117,6 +126,7 @@ def _check_kungfu_run(rest, folder):
                 patch.setattr(module, "open_store", lambda *arguments, **more: taken())
             patch.setattr(changes, "_only_job", lambda program: taken())
             patch.setattr(status_command, "jobs_of_this_user", lambda *arguments: taken())
+            patch.setattr(top_command, "jobs_by_launcher", lambda *arguments: taken())
             patch.setattr(explain_command, "_read", lambda folder: taken())
             would_begin(cli._COMMANDS[rest[0]], rest[1:])
         else:

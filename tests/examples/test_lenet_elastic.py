@@ -76,6 +76,9 @@ def test_a_run_that_grows_and_shrinks(folder, tmp_path, arguments, changes, epoc
     assert all(set(row) == {"step", "loss", "cluster_size", "learning_rate", "seconds"} for row in rows)
     sizes = [row["cluster_size"] for row in rows]
     assert [size for i, size in enumerate(sizes) if i == 0 or size != sizes[i - 1]] == changes
+    events = [json.loads(line) for line in (folder / "logs" / "events.jsonl").read_text().splitlines()]
+    assert {event["total_steps"] for event in events if "total_steps" in event} == {47 * epochs}
+    assert [event["epoch"] for event in events if "epoch" in event][-1] == epochs
     accuracy = re.findall(r"^test accuracy (\d\.\d{4})$", done.stdout, re.MULTILINE)
     assert len(accuracy) == 1
     assert float(accuracy[0]) >= learnt

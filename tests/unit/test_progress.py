@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from ms_kungfu import job_events as e
+from ms_kungfu.elastic.statistics import StepStatistics
 from ms_kungfu.launcher import top_command, top_view
 from ms_kungfu.launcher.agent.progress import has_line, keep_showing
 from ms_kungfu.launcher.cli import main
@@ -113,6 +114,19 @@ def test_epochs_and_total_steps_are_in_an_event_if_they_changed():
         line = statistics.line(float(i))
         found.append((line.epoch, line.epochs, line.total_steps))
     assert found == [(1, 3, 60), (None, None, None), (2, None, None), (None, None, 30)]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "last_step", "expected"),
+    [(None, None, {}), (3, None, {"epoch": 2, "epochs": 3}), (3, 90, {"epoch": 2, "epochs": 3, "total_steps": 90}),
+     (1, None, {"epoch": 1, "epochs": 1})],
+)  # fmt: skip
+def test_worker_reports_the_epochs_and_steps_that_it_knows(epochs, last_step, expected):
+    training = SimpleNamespace(step=40, epoch=1, dataset=None, asynchronous=False, optimizers=[])
+    statistics = StepStatistics(training)
+    statistics.epochs, statistics.last_step = epochs, last_step
+    found = statistics._of_all(0.5)
+    assert {name: value for name, value in found.items() if value is not None} == {**expected, "loss": 0.5}
 
 
 # ---- the line ----

@@ -39,3 +39,12 @@ def test_batch_size_before_the_join_is_known_without_the_cluster(cluster):
     data = shares.Shares(64, global_batch_size=8, shards=4)
     assert data.global_batch_size == 8
     assert cluster.asked == 0
+
+
+@pytest.mark.parametrize(
+    ("epochs", "passes", "drop", "expected"),
+    [(1, 1, False, 3), (2, 1, False, 6), (2, 1, True, 4), (1, 2, False, 6), (3, 2, False, 18), (0, 1, False, 0)],
+)
+def test_steps_left_count_the_last_smaller_batch_of_each_pass(cluster, epochs, passes, drop, expected):
+    data = shares.Shares(20, global_batch_size=8, passes=passes, drop_remainder=drop)
+    assert shares.steps_left(data, epochs) == expected

@@ -36,7 +36,7 @@ def progress_of(document: Mapping[str, Any]) -> list[str]:
 def training_of(training: Mapping[str, Any]) -> list[str]:
     """Return how far a training is: the step first, then what is known of its rest, rate, loss and epoch."""
     parts = [_steps(training)]
-    if training["left_s"] is not None:
+    if training["left_s"]:
         parts.append(f"{spell(round(training['left_s']))} left")
     if training["samples_per_s"]:
         parts.append(f"{training['samples_per_s']:.4g} samples/s")
