@@ -19,6 +19,7 @@ COMMANDS = {
     "kungfu-run resize": "changes the number of workers of a running job",
     "kungfu-run evict": "removes a worker from a running job",
     "kungfu-run explain": "describes in sentences what happened in a job, from its event log",
+    "kungfu-run report": "writes the page of a job that has ended, from its event log, as one file",
     "kungfu-distribute": "runs a command, usually kungfu-run, on each host over ssh",
     "kungfu-config-server": "keeps the desired cluster of jobs, also between jobs",
     "python -m ms_kungfu.doctor": "checks installation, machine and devices, and prints remedies",

@@ -257,7 +257,8 @@ class Statistics(Event, kw_only=True):
     ranks, and the largest. `committed`: the seconds of wall time that went into committed steps. `computing`,
     `reduction`, `waiting`, `data`, `checkpoint`: shares of the ranks' time. `epoch`, counted from 1, and `epochs` are
     of the present call of training. `total_steps`: the last step of that call, as predicted at the present batch size.
-    These three, `learning_rate` and `batch` (samples per step) are present if they differ from the previous event.
+    `noise_scale`: the gradient noise scale in samples, if the program measures it. These four, `learning_rate` and
+    `batch` (samples per step) are present if they differ from the previous event.
     """
 
     seconds: Seconds
@@ -277,6 +278,7 @@ class Statistics(Event, kw_only=True):
     epoch: Optional[Count] = None
     epochs: Optional[Count] = None
     total_steps: Optional[Count] = None
+    noise_scale: Optional[float] = None
 
 
 class RankStatistics(Event, kw_only=True):
@@ -404,3 +406,4 @@ class StepReport(Struct, omit_defaults=True, forbid_unknown_fields=True):
     epoch: Optional[Count] = None
     epochs: Optional[Count] = None
     total_steps: Optional[Count] = None
+    noise_scale: Optional[float] = None

@@ -55,7 +55,7 @@ class ClusterChanges:
         self._asked_end = 0
         """The job-ending signal that this worker contributes to the current agreement; 0 if there is none."""
         self._stopped = False  # whether all workers have agreed to stop
-        self.statistics = StepStatistics(self.training)
+        self.statistics = StepStatistics(self.training, self.measuring)
         self.steps_here = 0
         """The number of steps since the cluster changed or the call began."""
 

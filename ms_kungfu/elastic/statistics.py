@@ -12,6 +12,7 @@ from typing import Any
 
 from ms_kungfu import membership
 from ms_kungfu.dataset.shares import steps_left
+from ms_kungfu.elastic.measuring import Measuring
 from ms_kungfu.elastic.program import Training
 from ms_kungfu.monitoring.monitor import number_of
 
@@ -20,10 +21,10 @@ _MOST_RANKS = 64  # up to this number of ranks, each reports once a second; with
 
 
 class StepStatistics:
-    """The statistics of one training. `training`: has the optimizers and the dataset."""
+    """The statistics of one training. `training`: has the optimizers and the dataset; `measuring`: the monitor."""
 
-    def __init__(self, training: Training) -> None:
-        self._training = training
+    def __init__(self, training: Training, measuring: Measuring) -> None:
+        self._training, self._measuring = training, measuring
         self.epochs: int | None = None
         """The number of epochs in this call of training, if it is known."""
         self.last_step: int | None = None
@@ -120,4 +121,6 @@ class StepStatistics:
             from ms_kungfu.elastic.learning_rates import learning_rate_of  # loads MindSpore
 
             found["learning_rate"] = learning_rate_of(self._training.optimizers, self._step - 1)
+        if self._measuring.monitor is not None:
+            found["noise_scale"] = self._measuring.monitor.noise_scale.noise_scale
         return found

@@ -22,6 +22,7 @@ from ms_kungfu.launcher.agent.progress import has_line
 from ms_kungfu.launcher.agent.supervisor import Supervisor, set_process_name
 from ms_kungfu.launcher.commands import evict, resize
 from ms_kungfu.launcher.control import RefusedError
+from ms_kungfu.launcher.dashboard.report import report
 from ms_kungfu.launcher.engine_flags import EngineRequest
 from ms_kungfu.launcher.explain_command import explain
 from ms_kungfu.launcher.joining import ask
@@ -31,7 +32,9 @@ from ms_kungfu.launcher.state.progress import SHOWN_IN_LINE
 from ms_kungfu.launcher.status_command import status
 from ms_kungfu.launcher.top_command import top
 
-_COMMANDS = {"resize": resize, "evict": evict, "status": status, "top": top, "explain": explain}
+_COMMANDS = {
+    "resize": resize, "evict": evict, "status": status, "top": top, "explain": explain, "report": report,
+}  # fmt: skip
 _SWITCH_INTERVAL_S = 5e-4
 _LEAST_DESCRIPTORS = 32  # for the launcher and one worker
 _NEVER = logging.CRITICAL + 1

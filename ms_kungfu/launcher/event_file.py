@@ -9,6 +9,9 @@
 
 3. Writing stops for good after the first error: a full disk costs the job one log line. The file then ends with a
    whole line if the disk allows truncation. (`test_full_disk_stops_the_log_with_one_line`.)
+
+4. The report at the end is written in the same thread after the last line. If that fails, or takes too long, the job
+   ends without it. (`test_report_that_fails_costs_one_line`.)
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from ms_kungfu._files import open_regular
 _log = logging.getLogger(__name__)
 _MAX_QUEUED_BYTES = 1 << 20
 _CLOSE_S = 1.0  # time for the last lines
+_FINISH_S = 10.0  # time for the report of a long job
 _LOOK_S = 0.005
 
 
@@ -39,9 +43,11 @@ class EventFile:
         self.path = path
         self._fresh = fresh
         self._news = threading.Condition()
-        self._lines: list[bytes] = []  # guarded by `_news`, like the next three attributes
+        self._lines: list[bytes] = []  # guarded by `_news`, like the next five attributes
         self._queued = 0
         self._closing = False
+        self._finish: Callable[[Path], None] | None = None
+        self._is_finishing = False  # all lines are written
         self._is_over = False  # the thread has ended, or its results no longer matter
         start_thread("kungfu-events", self._run)
 
@@ -59,13 +65,17 @@ class EventFile:
         if is_full:
             self._give_up("the disk accepts no data")
 
-    async def close(self) -> None:
-        """Wait for up to `_CLOSE_S` seconds until the last lines are written."""
+    async def close(self, finish: Callable[[Path], None] | None = None) -> None:
+        """Wait for up to `_CLOSE_S` seconds until the last lines are written.
+
+        `finish` is called in the thread after the last line, with the path of the file, for up to `_FINISH_S` seconds.
+        """
+        loop = asyncio.get_running_loop()
         with self._news:
-            self._closing = True
+            self._closing, self._finish = True, finish
             self._news.notify()
-        deadline = asyncio.get_running_loop().time() + _CLOSE_S
-        while not self._is_over and asyncio.get_running_loop().time() < deadline:
+        began = loop.time()
+        while not self._is_over and loop.time() - began < (_FINISH_S if self._is_finishing else _CLOSE_S):
             await asyncio.sleep(_LOOK_S)
 
     def _forget(self) -> None:
@@ -86,12 +96,26 @@ class EventFile:
         try:
             while (data := self._next()) is not None:
                 self._write_all(fd, data)
+            self._end()
         except OSError as error:
             self._fail(error)
         finally:
             os.close(fd)
             with self._news:
                 self._forget()
+
+    def _end(self) -> None:
+        """Call `finish` unless writing has stopped."""
+        with self._news:
+            finish = None if self._is_over else self._finish
+            self._is_finishing = finish is not None
+        if finish is None:
+            return
+        try:
+            finish(self.path)
+        except Exception as error:
+            text = error.strerror if isinstance(error, OSError) else str(error)
+            _log.warning('report failed: path=%s error="%s". `kungfu-run report` can write it', self.path.parent, text)
 
     def _fail(self, error: OSError) -> None:
         with self._news:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -34,13 +35,8 @@ def explain(arguments: Sequence[str]) -> int:
     )
     parser.flag("json", "print JSON: a list of objects", type=switch, default=False)
     try:
-        flags, folders = parser.parse(arguments)
-        if folders:  # flags may follow the folders
-            flags, rest = parser.parse([word for word in folders if word.startswith("-")], flags)
-            folders = [word for word in folders if not word.startswith("-")] + rest
-        if not folders:
-            raise UsageError(f"give the -logdir of a job, e.g. {_PROGRAM} logs")
-        events = sorted((x for each in folders for x in _read(Path(each))), key=lambda event: event.time or 0.0)
+        flags, folders = folders_in(parser, arguments)
+        events = sorted((x for each in folders for x in _read(log_in(each))), key=lambda event: event.time or 0.0)
     except UsageError as error:
         return failed(_PROGRAM, error, 2)
     except OSError as error:
@@ -60,8 +56,25 @@ def _line(chapter: Chapter) -> str:
     return f"{chapter.at_s:10.3f} s  {printable(chapter.text)}"
 
 
-def _read(folder: Path) -> list[e.Event]:
-    path = folder / e.FILE_NAME if folder.is_dir() else folder
+def folders_in(parser: FlagParser, arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
+    """Return the flags, and the log folders of a job. Raises UsageError."""
+    flags, folders = parser.parse(arguments)
+    if folders:  # flags may follow the folders
+        first = next((place for place, word in enumerate(folders) if word.startswith("-")), len(folders))
+        flags, rest = parser.parse(folders[first:], flags)
+        folders = folders[:first] + rest
+    if not folders:
+        raise UsageError(f"give the -logdir of a job, e.g. {parser.prog} logs")
+    return flags, folders
+
+
+def log_in(folder: str) -> Path:
+    """Return the event log in a log folder."""
+    path = Path(folder)
+    return path / e.FILE_NAME if path.is_dir() else path
+
+
+def _read(path: Path) -> list[e.Event]:
     events, unread = events_in(read_regular(path).splitlines())
     if not events:
         raise ValueError(f"{path} contains no event")
@@ -76,14 +89,21 @@ def events_in(lines: Iterable[bytes]) -> tuple[list[e.Event], int]:
     Raises:
         ValueError: the log has another format version.
     """
+    found = list(each_event(lines))
+    events = [event for event in found if event is not None]
+    return events, len(found) - len(events)
+
+
+def each_event(lines: Iterable[bytes]) -> Iterator[e.Event | None]:
+    """Yield the event of each line, and None for a line that can't be read. Raises like `events_in`."""
     decoder: msgspec.json.Decoder[e.Event] = msgspec.json.Decoder(e.AnyEvent)
-    events: list[e.Event] = []
-    unread = 0
-    for line in filter(None, lines):
+    for line in lines:
+        if not line.strip():
+            continue
         try:
             event = decoder.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            unread += 1
+            yield None
             continue
         if isinstance(event, e.LogBegan) and event.version != e.VERSION:
             raise ValueError(
@@ -91,5 +111,4 @@ def events_in(lines: Iterable[bytes]) -> tuple[list[e.Event], int]:
                 f"ms_kungfu "
                 "that wrote the log"
             )
-        events.append(event)
-    return events, unread
+        yield event

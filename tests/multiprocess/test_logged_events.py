@@ -66,6 +66,11 @@ def test_log_summary_and_story_of_a_job_with_a_killed_worker(job, trains, start_
     assert 3 <= len(summary) <= 12
     assert summary[-1] == f"logs={logdir}"
     assert any(line.startswith("failed rank=1 step=") for line in summary), summary
+    page = (logdir / "report.html").read_text()
+    assert page.count('"event":"') == len(events)
+    (logdir / "report.html").unlink()
+    assert start_module(ONE_FOLDER, "report", logdir, environment={"PYTHONPATH": str(ROOT)}).wait() == 0
+    assert (logdir / "report.html").read_text() == page
     command = start_module(ONE_FOLDER, "explain", "--json", logdir, environment={"PYTHONPATH": str(ROOT)})
     assert command.wait() == 0
     story = json.loads("\n".join(command.stdout))

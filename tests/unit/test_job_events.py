@@ -131,6 +131,29 @@ def test_hung_disk_blocks_no_caller(tmp_path, monkeypatch, caplog):
     hangs.set()
 
 
+def test_report_that_fails_costs_one_line(tmp_path, caplog):
+    file = EventFile(tmp_path / e.FILE_NAME, True, start_thread)
+    file.write(b"line\n")
+
+    def finish(path):
+        assert path.read_bytes() == b"line\n"
+        raise OSError(28, "No space left on device")
+
+    asyncio.run(file.close(finish))
+    (said,) = caplog.messages
+    assert said.startswith(f'report failed: path={tmp_path} error="No space left on device"')
+
+
+def test_report_that_hangs_ends_no_job_late(tmp_path, monkeypatch):
+    monkeypatch.setattr(event_file, "_FINISH_S", 0.2)
+    hangs = threading.Event()
+    file = EventFile(tmp_path / e.FILE_NAME, True, start_thread)
+    began = time.monotonic()
+    asyncio.run(file.close(lambda path: hangs.wait(60)))
+    assert time.monotonic() - began < 30
+    hangs.set()
+
+
 # ---- the events of a job ---------------------------------------------------------------------------------------------
 
 
@@ -145,7 +168,7 @@ class Clock:
         return self.now
 
     def open_event_file(self, path, fresh):
-        async def close():
+        async def close(finish):
             pass
 
         return SimpleNamespace(write=self.lines.append, path=path, close=close)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import collections
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Callable
 
 from ms_kungfu import job_events as e
 from ms_kungfu._version import VERSION
 from ms_kungfu._words import printable
 from ms_kungfu.cluster import Cluster
+from ms_kungfu.launcher.dashboard import report
 from ms_kungfu.launcher.event_file import EventFile
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options
@@ -93,9 +95,13 @@ class JobEvents:
             _log.info("summary: %s", line)
 
     async def close(self) -> None:
-        """Write the last lines."""
+        """Write the last lines, and the report if the job has ended here."""
         if self._file is not None:
-            await self._file.close()
+            await self._file.close(None if self.account.ended is None else _write_report)
+
+
+def _write_report(log: Path) -> None:
+    report.write_report([log], log.with_name(report.FILE_NAME))
 
 
 def exit_of(code: int) -> dict[str, int]:

@@ -113,9 +113,10 @@ def _both(one: e.Event, other: e.Event) -> e.Event | None:
             committed=_total(one.committed, other.committed),
             p50=_mean(one.p50, other.p50, steps),
             p99=_most(one.p99, other.p99),
-            loss=one.loss if other.loss is None else other.loss,
-            learning_rate=one.learning_rate if other.learning_rate is None else other.learning_rate,
-            batch=one.batch if other.batch is None else other.batch,
+            **{
+                name: getattr(one, name) if getattr(other, name) is None else getattr(other, name)
+                for name in ("loss", "learning_rate", "batch", "epoch", "epochs", "total_steps", "noise_scale")
+            },
             **{
                 name: _mean(getattr(one, name), getattr(other, name), weights)
                 for name in ("computing", "reduction", "waiting", "data", "checkpoint")

@@ -52,7 +52,7 @@ from ms_kungfu.launcher.network import is_loopback
 
 _log = logging.getLogger(__name__)
 _FILES = {"/": ("page.html", "text/html"), "/page.css": ("page.css", "text/css"),
-          "/page.js": ("page.js", "text/javascript")}  # fmt: skip
+          "/model.js": ("model.js", "text/javascript"), "/page.js": ("page.js", "text/javascript")}  # fmt: skip
 _MAX_CONNECTIONS = 256
 _MAX_OF_SOURCE = 16  # of each address that isn't on loopback
 _PAST = 600  # samples that a new client gets

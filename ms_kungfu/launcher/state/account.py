@@ -153,6 +153,13 @@ def number_of(value: float | str) -> str:
 
 
 def told(ranks: Sequence[int]) -> str:
-    """Return a list of ranks as text, e.g. "rank 1" or "ranks 1 and 2"."""
-    names = [str(rank) for rank in ranks]
-    return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names[:-1])} and {names[-1]}"
+    """Return a list of ranks as text, e.g. "rank 1", "ranks 1 and 2" or "ranks 0 and 2 to 63"."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    names = [name for run in runs for name in ([f"{run[0]} to {run[-1]}"] if len(run) > 3 else map(str, run))]
+    all_but_last = f"{', '.join(names[:-1])} and " if len(names) > 1 else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {all_but_last}{names[-1]}"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from ms_kungfu.job_events import RankStatistics, Statistics, StepReport
 
-_LASTING = ("learning_rate", "batch", "epoch", "epochs", "total_steps")
+_LASTING = ("learning_rate", "batch", "epoch", "epochs", "total_steps", "noise_scale")
 
 
 @dataclass
