@@ -266,6 +266,16 @@ CONTENTS_CHECK = Variable(
     "Which samples the workers compare by content when training begins. `contents_check=` overrides it.",
     set_by="user",
 )
+TRACE = _optional(
+    "KUNGFU_TRACE", Kind(str, "a folder"), "Folder in which each worker writes a trace for Perfetto.", set_by="user"
+)
+TRACE_BYTES = Variable(
+    "KUNGFU_TRACE_BYTES",
+    Kind(_natural, "a number", "bytes"),
+    64 << 20,
+    "Size limit of each worker's trace. The trace stops there; the job continues.",
+    set_by="user",
+)
 REPLAY = _optional(
     "KUNGFU_REPLAY",
     PATH,

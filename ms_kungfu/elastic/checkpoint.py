@@ -134,6 +134,7 @@ class CheckpointFolder:
             except Exception as error:  # any error of MindSpore, because a failed checkpoint must not end training
                 event_log.checkpoint_failed(snapshot.step, self.folder, error)
 
+    @membership.traced("checkpoint file")
     def _write(self, snapshot: Snapshot) -> None:
         import mindspore as ms
 

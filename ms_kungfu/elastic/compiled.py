@@ -8,10 +8,7 @@ import mindspore as ms
 from mindspore import context, nn
 from mindspore.train.mind_ir_pb2 import ModelProto
 
-try:
-    from mindspore.graph.api import _cell_graph_executor
-except ImportError:  # before 2.9
-    from mindspore.common.api import _cell_graph_executor
+from ms_kungfu.ops._executor import EXECUTOR
 
 PYTHON = "PyExecute"
 
@@ -23,7 +20,7 @@ def graph_mode() -> bool:
 
 def parameters(cell: nn.Cell) -> list[Any]:
     """Return the Parameters of all graphs of a cell, each once, including Parameters in closures of functions."""
-    held = [p for phase in cell.compile_cache for p in _cell_graph_executor._graph_executor.get_params(phase).values()]
+    held = [p for phase in cell.compile_cache for p in EXECUTOR._graph_executor.get_params(phase).values()]
     return list({id(parameter): parameter for parameter in held}.values())
 
 
@@ -37,7 +34,7 @@ def effects(cell: nn.Cell) -> set[str]:
     for phase in cell.compile_cache:
         graph = ModelProto()
         try:
-            graph.ParseFromString(_cell_graph_executor._graph_executor.get_func_graph_proto(phase, "mind_ir", True))
+            graph.ParseFromString(EXECUTOR._graph_executor.get_func_graph_proto(phase, "mind_ir", True))
         except RuntimeError:  # that it "cannot export a PyExecute CNode"
             found.add(PYTHON)
             continue

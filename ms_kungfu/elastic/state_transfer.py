@@ -236,6 +236,7 @@ def first_difference(everyones: Mapping[int, Sequence[str]]) -> str:
     raise AssertionError(f"no difference between {everyones}")
 
 
+@membership.traced("state transfer")
 def share_state(state: TrainingState) -> bool:
     """Transfer the state to joining workers after a change of membership; collective.
 

@@ -10,7 +10,7 @@ import contextlib
 import math
 from typing import Any
 
-from ms_kungfu import membership
+from ms_kungfu import _core, membership
 from ms_kungfu.dataset.shares import steps_left
 from ms_kungfu.elastic.measuring import Measuring
 from ms_kungfu.elastic.program import Training
@@ -46,6 +46,7 @@ class StepStatistics:
     def mark(self) -> None:
         """Record that a step ends now, before the workers agree on it."""
         began = self._began
+        _core.trace_step_ends(self._training.step)
         self.resume()
         assert self._began is not None
         self._is_first = began is None
@@ -54,6 +55,7 @@ class StepStatistics:
     def resume(self) -> None:
         """Record that the next step begins now. The time since the last step belongs to no step."""
         is_first, self._began = self._began is None, membership.monotonic()
+        _core.trace_step_begins()
         if is_first:
             self._clear()
 

@@ -31,9 +31,11 @@ from ms_kungfu.launcher.slurm import SpareTaskError
 from ms_kungfu.launcher.state.progress import SHOWN_IN_LINE
 from ms_kungfu.launcher.status_command import status
 from ms_kungfu.launcher.top_command import top
+from ms_kungfu.launcher.trace_command import trace
 
 _COMMANDS = {
     "resize": resize, "evict": evict, "status": status, "top": top, "explain": explain, "report": report,
+    "trace": trace,
 }  # fmt: skip
 _SWITCH_INTERVAL_S = 5e-4
 _LEAST_DESCRIPTORS = 32  # for the launcher and one worker

@@ -345,7 +345,8 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest | Engi
         f"{PROGRAM} [flags] program [arguments]\n       {PROGRAM} -join URL [-self ADDRESS:SLOTS] [-secret-file FILE]\n"
         f"       {PROGRAM} resize SIZE [-config-server URL]\n"
         f"       {PROGRAM} evict RANK [-config-server URL]\n       {PROGRAM} status [URL]\n"
-        f"       {PROGRAM} top [JOB]\n       {PROGRAM} explain LOGDIR\n       {PROGRAM} report LOGDIR",
+        f"       {PROGRAM} top [JOB]\n       {PROGRAM} explain LOGDIR\n       {PROGRAM} report LOGDIR\n"
+        f"       {PROGRAM} trace DIR [-o FILE]",
         "Runs a program as the workers of a cluster, on this machine. Flags take one dash or two, -name value or "
         "-name=value.",
         _NO_FLAGS,

@@ -15,6 +15,7 @@ argument for its part:
 - `requested_size`: write a requested size to the config server
 - `sync_points`: the meetings of asynchronous workers, which don't agree once a step
 - `reports`: what a worker reports for the job's event log
+- `timeline`: this process's part of the job's trace
 - `reductions`: the ranks that contributed to a reduction
 - `deadlocks`: detect ranks that wait for each other
 - `outside`: changes that wait for a worker outside of a step
@@ -60,6 +61,7 @@ from ms_kungfu.membership.reports import doing, monotonic, report, report_steps,
 from ms_kungfu.membership.requested_size import expect, is_changing, propose
 from ms_kungfu.membership.step_agreement import change_size, no_change, note_step, resize, step, step_ended
 from ms_kungfu.membership.sync_points import enter_sync_point, follow_sync_point, sync_point_is_due
+from ms_kungfu.membership.timeline import traced
 
 
 def watch_reductions() -> Reductions:

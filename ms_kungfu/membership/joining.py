@@ -16,7 +16,7 @@ from ms_kungfu import env
 from ms_kungfu.broker_protocol import Detached, Granted, Stay
 from ms_kungfu.cluster import PeerID
 from ms_kungfu.errors import KungFuError, ResizeError
-from ms_kungfu.membership import children
+from ms_kungfu.membership import children, timeline
 from ms_kungfu.membership.identity import answers, identity
 from ms_kungfu.membership.member import Member, current
 
@@ -42,6 +42,7 @@ def begin() -> bool:
     if member.parents_answers is not None:
         member.core.set_join_handler(children.refuse)
         return False
+    timeline.start(member)
     children.announce(member, answers())
     if member.get(env.PARKED):
         member.deferred, member.received = True, False
@@ -92,6 +93,7 @@ def request_segment(
     return member.broker().request_segment(peer, incarnation, member_of, version, timeout, member.training_step)
 
 
+@timeline.traced("join cluster version")
 def enter(member: Member, granted: Granted, has_state: bool) -> None:
     """Join the segment of a new cluster version, together with the other members of that version."""
     fds, cluster = (granted.fd, *granted.between_hosts), granted.cluster

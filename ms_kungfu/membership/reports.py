@@ -16,6 +16,7 @@ from typing import Any
 
 from ms_kungfu.launcher.wire.messages import ACTIVITIES
 from ms_kungfu.membership.member import Member, current
+from ms_kungfu.membership.timeline import traced
 
 _MOST_CHARACTERS = 4096
 
@@ -54,12 +55,13 @@ def monotonic() -> float:
 
 @contextmanager
 def doing(what: str) -> Iterator[None]:
-    """Report for the duration of this block that the program does `what`, one of `ACTIVITIES` (`-dashboard`)."""
+    """Show on the live page and in the trace that the program does `what`, one of `ACTIVITIES`, during this block."""
     member = current()
     before = member.activity
     _note_activity(member, ACTIVITIES.index(what))
     try:
-        yield
+        with traced(what):
+            yield
     finally:
         _note_activity(member, before)
 
@@ -72,14 +74,13 @@ def _note_activity(member: Member, activity: int) -> None:
 
 @contextmanager
 def spending(what: str) -> Iterator[None]:
-    """Report `what` as `doing` does, and count the time of this block as spent on it: "data" or "checkpoint"."""
+    """Do as `doing` does, and count the time of this block as spent on `what`: "data" or "checkpoint"."""
     member = current()
-    clock, before = member.ports.monotonic, member.activity
+    clock = member.ports.monotonic
     began = clock()
-    _note_activity(member, ACTIVITIES.index(what))
     try:
-        yield
+        with doing(what):
+            yield
     finally:
-        _note_activity(member, before)
         spent = member.spent
         spent[what] = spent.get(what, 0.0) + (clock() - began)  # the sum never decreases, even with rounding

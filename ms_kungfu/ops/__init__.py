@@ -1,6 +1,7 @@
 """The collectives as MindSpore primitives, for GRAPH and PyNative mode."""
 
 from ms_kungfu.ops import _compile_cache as _compile_cache
+from ms_kungfu.ops import _executor as _executor
 from ms_kungfu.ops import _grad as _grad
 from ms_kungfu.ops import _saving
 from ms_kungfu.ops._place import barrier, cluster_size, rank

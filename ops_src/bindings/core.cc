@@ -11,6 +11,7 @@
 #include "base/interrupt.h"
 #include "base/log.h"
 #include "base/termination.h"
+#include "base/trace.h"
 #include "bindings/waiting.h"
 #include "c_api/failure.h"
 #include "collectives/dtype.h"
@@ -479,6 +480,18 @@ PYBIND11_MODULE(_core, m) {
     py::gil_scoped_release release;
     SetLog(nullptr);
   }));
+
+  // ---- the trace ----
+  m.def("trace_start", &Trace::Start, py::arg("fd"), py::arg("path"), py::arg("max_bytes"),
+        "Write this process's trace to the file `fd`, which the runtime then owns. `path`: for messages.");
+  m.def("trace_stop", &Trace::Stop, py::call_guard<py::gil_scoped_release>(), "Write the last events of the trace.");
+  m.def(
+      "trace_now", [] { return Trace::On() ? Trace::Now() : 0; },
+      "Return CLOCK_MONOTONIC in nanoseconds, or 0 if no trace is written.");
+  m.def("trace_span", &Trace::AddProgram, py::arg("name"), py::arg("began_ns"),
+        "Add to the trace what the program has done since then.");
+  m.def("trace_step_begins", &Trace::StepBegins, "Note that a training step begins.");
+  m.def("trace_step_ends", &Trace::StepEnds, py::arg("step"), "Add the step to the trace.");
 
   m.def("set_delay_for_tests", &SetDelayForTests, py::arg("milliseconds"));
 

@@ -13,6 +13,7 @@
 #include "base/memory.h"
 #include "base/threads.h"
 #include "collectives/dtype.h"
+#include "collectives/operation_span.h"
 #include "collectives/traffic.h"
 
 namespace kungfu {
@@ -86,6 +87,7 @@ struct Background::Pending : KeptOperation {
   }
 
   void CopyOut(const kf_started& started) const {
+    const TraceSpan span(Trace::What::kCopy, "copy out", CountOf(operation) * SizeOf(operation.dtype));
     for (size_t i = 0; i < tensors.size(); i++) {
       const size_t n = tensors[i].count * SizeOf(operation.dtype);
       if (n > 0) std::memcpy(started.tensors[i].output, tensors[i].output, n);
@@ -118,7 +120,11 @@ uint64_t Background::Start(std::shared_ptr<Communicator> communicator, const Ope
   process_.Refuse("start collectives");
   const std::string key = Text(operation.name, '\0', int(operation.dtype));
   const PendingPtr pending = NewPending(key);
-  pending->Copy(operation);
+  if (Trace::On() && OperationSpan::IsOfGradients(operation)) Trace::ReductionBegins(Trace::Now());
+  {
+    const TraceSpan span(Trace::What::kCopy, "copy in", CountOf(operation) * SizeOf(operation.dtype));
+    pending->Copy(operation);
+  }
   pending->communicator = std::move(communicator);
 
   std::unique_lock<std::mutex> lock(mutex_);
@@ -170,11 +176,14 @@ void Background::Wait(const kf_started* started, size_t num_started) {
     }
   }
   std::optional<Error> error;
-  for (size_t i = 0; i < num_started; i++) {
-    if (all[i] == nullptr) continue;
-    // Wait for every operation, even after a failure, because the thread may write to the outputs until it has ended.
-    WaitFor(*all[i]);
-    if (!error) error = all[i]->error;
+  {
+    const TraceSpan span(Trace::What::kProgram, "wait for reductions");
+    for (size_t i = 0; i < num_started; i++) {
+      if (all[i] == nullptr) continue;
+      // Wait for every operation, even after a failure, because the thread may write to the outputs until it has ended.
+      WaitFor(*all[i]);
+      if (!error) error = all[i]->error;
+    }
   }
   if (!error) error = Settle(all);
   for (size_t i = 0; i < num_started; i++) {
@@ -186,6 +195,7 @@ void Background::Wait(const kf_started* started, size_t num_started) {
       if (pending != nullptr) pending->waited_for = false;
     }
   }
+  if (Trace::On()) Trace::ReductionEnds(Trace::Now());
   if (error) throw Error(*error);
 }
 

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include "base/trace.h"
 #include "collectives/gather.h"
 #include "collectives/host/host_communicator.h"
 #include "collectives/hosts/cluster_communicator.h"
@@ -115,6 +116,11 @@ void Peer::Enter(const std::shared_ptr<Next>& next) {
     throw;
   }
   const uint64_t version = next->cluster_version();
+  if (Trace::On()) {
+    const uint64_t now = Trace::Now();
+    Trace::Add(
+        {now, now, {version, next->rank(), next->size()}, Trace::Name("new cluster version"), Trace::What::kMember});
+  }
   Install(next, Text("this communicator is closed: the cluster is at version ", version));
 }
 

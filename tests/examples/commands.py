@@ -28,6 +28,7 @@ from ms_kungfu.launcher import (
     secret,
     status_command,
     top_command,
+    trace_command,
 )
 from ms_kungfu.launcher import commands as changes
 from tests.examples.documented import ROOT
@@ -128,6 +129,7 @@ def _check_kungfu_run(rest, folder):
             patch.setattr(status_command, "jobs_of_this_user", lambda *arguments: taken())
             patch.setattr(top_command, "jobs_by_launcher", lambda *arguments: taken())
             patch.setattr(explain_command, "_read", lambda folder: taken())
+            patch.setattr(trace_command, "_read_all", lambda folders: taken())
             would_begin(cli._COMMANDS[rest[0]], rest[1:])
         else:
             wanted = options.parse_command_line(rest)

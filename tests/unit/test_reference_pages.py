@@ -37,11 +37,12 @@ PROGRAMS = {
         ("ms_kungfu.launcher.cli", ["resize", "-help"]),
         ("ms_kungfu.launcher.cli", ["evict", "-help"]),
     ],
-    "kungfu-run status, kungfu-run top, kungfu-run explain, kungfu-run report": [
+    "kungfu-run status, top, explain, report, trace": [
         ("ms_kungfu.launcher.cli", ["status", "-help"]),
         ("ms_kungfu.launcher.cli", ["top", "-help"]),
         ("ms_kungfu.launcher.cli", ["explain", "-help"]),
         ("ms_kungfu.launcher.cli", ["report", "-help"]),
+        ("ms_kungfu.launcher.cli", ["trace", "-help"]),
     ],
     "kungfu-distribute": [("ms_kungfu.launcher.distribute", ["-help"])],
     "kungfu-config-server": [("ms_kungfu.config_server.cli", ["-help"])],

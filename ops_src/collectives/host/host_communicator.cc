@@ -40,6 +40,7 @@
 #include "collectives/kept_inputs.h"
 #include "collectives/lone_communicator.h"
 #include "collectives/observer.h"
+#include "collectives/operation_span.h"
 #include "collectives/traffic.h"
 
 namespace kungfu {
@@ -279,8 +280,10 @@ template <typename OperationIn>
 std::optional<uint32_t> HostCommunicator::RunGenerations(uint32_t from_generation, const OperationIn& operation_in,
                                                          Pinned* pinned) {
   const uint64_t began = Ticks();
+  const OperationSpan span(cluster_version_);
   const Operation* ready = operation_in(from_generation);
   if (ready == nullptr) return std::nullopt;
+  span.Began(*ready);
   const host::ChannelTable::Use use = channels_.Acquire(*ready);
   host::BoundName& name = *use.name;
   if (name.generation < from_generation) channels_.MoveTo(from_generation, *ready, name);
@@ -309,6 +312,7 @@ std::optional<uint32_t> HostCommunicator::RunGenerations(uint32_t from_generatio
       exchange_.Run(flight);
       name.sequence = flight.sequence;
       CountTraffic(flight, began);
+      span.Ended(operation);
       if (flight.pinned) {
         KUNGFU_CHECK(pinned != nullptr, "\"", operation.name,
                      "\" pins its staging buffer, but its caller accepts none");

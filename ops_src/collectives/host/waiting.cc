@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/trace.h"
+
 namespace kungfu::host {
 namespace {
 
@@ -25,6 +27,22 @@ constexpr auto kYieldTime = std::chrono::microseconds(50);
 // - a rank that is behind was last seen on this core.
 constexpr int kVainTurns = 10;
 constexpr auto kVainTurn = std::chrono::nanoseconds(1500);
+
+// Traces a wait for `peer` during the lifetime of this object.
+class TracedWait {
+ public:
+  TracedWait(const Endpoint& self, uint32_t peer)
+      : self_(self), peer_(peer), began_ns_(Trace::On() ? Trace::Now() : 0) {}
+  ~TracedWait() {
+    if (began_ns_ == 0) return;
+    Trace::AddWait(began_ns_, self_.control.IsWorker(peer_) ? self_.control.NumberOf(peer_) : Trace::kOtherHosts);
+  }
+
+ private:
+  const Endpoint& self_;
+  const uint32_t peer_;
+  const uint64_t began_ns_;
+};
 
 }  // namespace
 
@@ -56,6 +74,7 @@ bool Waiting::Spin(const shm::Counter& counter, uint32_t target, const Flight& f
 }
 
 void Waiting::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight, bool or_failed) const {
+  const TracedWait traced(self_, peer);
   if (Spin(counter, target, flight)) return;
   Awaiting awaiting(self_.control, self_.rank);
   std::optional<DeadlockWatch::Wait> slow;

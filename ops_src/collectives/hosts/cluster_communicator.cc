@@ -23,6 +23,7 @@
 #include "collectives/hosts/slices.h"
 #include "collectives/kept_inputs.h"
 #include "collectives/observer.h"
+#include "collectives/operation_span.h"
 
 namespace kungfu {
 namespace {
@@ -303,10 +304,18 @@ class ClusterCommunicator::Turn {
 uint32_t ClusterCommunicator::RunShared(const Operation& operation, uint32_t from_generation) {
   closure_.ThrowIfClosed();
   if (operation.planes != nullptr) return *RunGenerations(from_generation, [&](uint32_t) { return &operation; });
+  const OperationSpan span(cluster_version_);
+  span.Began(operation);
   const Turn turn(*this, operation.name);
-  if (hosts::Slices::Cuts(operation, slice_bytes_)) return RunInSlices(operation, from_generation);
-  Brought brought = Bring(operation, from_generation);
-  return *Hear(operation, brought);
+  uint32_t generation = 0;
+  if (hosts::Slices::Cuts(operation, slice_bytes_)) {
+    generation = RunInSlices(operation, from_generation);
+  } else {
+    Brought brought = Bring(operation, from_generation);
+    generation = *Hear(operation, brought);
+  }
+  span.Ended(operation);
+  return generation;
 }
 
 // Runs an operation in slices: see slices.h.
@@ -386,8 +395,10 @@ std::optional<uint32_t> ClusterCommunicator::Hear(const Operation& operation, Br
 // Runs an operation with planes.
 template <typename OperationIn>
 std::optional<uint32_t> ClusterCommunicator::RunGenerations(uint32_t from_generation, const OperationIn& operation_in) {
+  const OperationSpan span(cluster_version_);
   const Operation* operation = operation_in(from_generation);
   if (operation == nullptr) return std::nullopt;
+  span.Began(*operation);
   const std::string text = operation->name;
   const auto name = Find(text);
   const std::unique_lock<std::mutex> busy(name->busy);
@@ -406,6 +417,7 @@ std::optional<uint32_t> ClusterCommunicator::RunGenerations(uint32_t from_genera
       if (commit.what == Commit::kFailed) Fail(*operation, commit);
       if (commit.what == Commit::kDone) {
         TakeResult(*operation);
+        span.Ended(*operation);
         name->under_way = false;
         Forget(text);
         return commit.generation;
