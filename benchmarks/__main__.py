@@ -173,7 +173,8 @@ def _parser() -> argparse.ArgumentParser:
         default=list(shards.PARTS),
         metavar="PART,...",
         help="cost: against the same without shards; table: by shards and workers, with memory; straggler: one worker "
-        "of four is slow; kill: one of four is killed; grow: 1 -> 2 -> 4 workers (default all)",
+        "of four is slow; kill: one of four is killed; grow: 1 -> 2 -> 4 workers; kill-plain, grow-plain: without "
+        "shards (default all)",
     )
     command.add_argument(
         "--networks", type=_names, default=list(shards.NETWORKS), metavar="NAME,...", help="of cost and table"

@@ -5,7 +5,7 @@
 - straggler: four workers of which one takes three times as long (asleep), 16 shards: throughput over the sum of the
   workers' speeds
 - kill: one worker of four is killed; grow: 1 -> 2 -> 4 workers by a schedule: the longest step on the remaining
-  workers, and how many graphs they have compiled
+  workers, and how many graphs they have compiled; kill-plain, grow-plain: the same without shards
 
 Each runs :mod:`.shards_worker` under kungfu-run, with one core per worker. The limits are the project's targets. A
 value above a limit is reported but isn't a failure; a wrong result is.
@@ -24,14 +24,15 @@ import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional
+from functools import partial
+from typing import Any, Callable, Optional
 
 from benchmarks import report
 from benchmarks.job import Job, running_job
 from benchmarks.pauses_worker import read_steps
 from ms_kungfu.dataset import audit
 
-PARTS = ("cost", "table", "straggler", "kill", "grow")
+PARTS = ("cost", "table", "straggler", "kill", "grow", "kill-plain", "grow-plain")
 NETWORKS = ("lenet", "resnet", "transformer")
 COST_LIMIT = 1.03
 PACE_LIMIT = 0.85
@@ -43,7 +44,8 @@ _SHARDS = (None, 1, 2, 4, 8, 16, 32)  # of the table; None: without
 _STRAGGLER = {"shards": 16, "adapt": 10, "steps": 30}
 _SLEEP_S, _SLOW = 0.02, 3  # a shard's computation, and how many times as long it takes the slow worker
 # Of examples/lenet-elastic: a training set of scikit-learn's digits, whose last shard of an epoch is shorter.
-_LENET = {"do": "model_train", "shards": 4, "batch": _BATCH, "total": 1500}
+_LENET = {"do": "model_train", "batch": _BATCH, "total": 1500}
+_LENET_SHARDS = 4
 _EPOCH = -(-1500 // _BATCH)  # steps
 _KILL_EPOCHS = 5
 _GROW_EPOCHS, _GROW_AT = 75, ((800, 2), (2400, 4))  # late enough that joining workers have had time to start
@@ -51,8 +53,8 @@ Row = tuple[int, float, float, float]
 Shards = Optional[int]
 
 
-def _flags() -> list[str]:
-    return ["-cores-per-worker", "1", "-recover", "shrink"]
+def _flags(shards: Shards = 1) -> list[str]:
+    return [*([] if shards is None else ["-cores-per-worker", "1"]), "-recover", "shrink"]
 
 
 def _result(ranks: int, plan: dict[str, Any], timeout: float) -> dict[str, Any]:
@@ -281,13 +283,14 @@ def _finished(job: Job, stayed: Sequence[int]) -> Run:
     return summary(dict(read_steps(job.folder)), job.lines(), stayed, _EPOCH)
 
 
-def _lenet(epochs: int, schedule: str | None) -> list[str]:
-    return [_WORKER, "{folder}", json.dumps({**_LENET, "epochs": epochs, "schedule": schedule})]
+def _lenet(shards: Shards, epochs: int, schedule: str | None) -> list[str]:
+    plan = {**_LENET, "shards": shards, "epochs": epochs, "schedule": schedule}
+    return [_WORKER, "{folder}", json.dumps(plan)]
 
 
-def _killed(rng: random.Random, timeout: float) -> Run:
+def _killed(shards: Shards, rng: random.Random, timeout: float) -> Run:
     """Kill one of four at a random moment of the second or third epoch."""
-    with running_job("shards", 4, _lenet(_KILL_EPOCHS, None), _flags(), timeout) as job:
+    with running_job("shards", 4, _lenet(shards, _KILL_EPOCHS, None), _flags(shards), timeout) as job:
         _, pids = job.whole(4)
         job.await_steps(pids, _EPOCH + 2 + rng.randrange(_EPOCH))
         time.sleep(rng.uniform(0.0, 0.05))
@@ -296,14 +299,17 @@ def _killed(rng: random.Random, timeout: float) -> Run:
         return _finished(job, [pid for pid in pids if pid != victim])
 
 
-def _undisturbed(epochs: int, timeout: float) -> Run:
-    with running_job("shards", 1, _lenet(epochs, None), _flags(), timeout) as job:
+def _undisturbed(shards: Shards, epochs: int, timeout: float) -> Run | None:
+    """Return one worker's run, whose bits each run with shards has; None without shards."""
+    if shards is None:
+        return None
+    with running_job("shards", 1, _lenet(shards, epochs, None), _flags(), timeout) as job:
         return _finished(job, job.whole(1)[1])
 
 
-def _grown(timeout: float) -> Run:
+def _grown(shards: Shards, timeout: float) -> Run:
     schedule = ",".join(f"{step}:{size}" for step, size in _GROW_AT)
-    with running_job("shards", 1, _lenet(_GROW_EPOCHS, schedule), _flags(), timeout) as job:
+    with running_job("shards", 1, _lenet(shards, _GROW_EPOCHS, schedule), _flags(shards), timeout) as job:
         _, pids = job.whole(1)
         run = _finished(job, pids)
         sizes = sorted({line["size"] for line in job.lines()})
@@ -312,7 +318,7 @@ def _grown(timeout: float) -> Run:
         return run
 
 
-def _struck(kind: str, runs: Sequence[Run], count: int, wrong: list[str], out: report.Report) -> None:
+def _struck(kind: str, shards: Shards, runs: Sequence[Run], count: int, wrong: list[str], out: report.Report) -> None:
     if not runs:
         out.records.append(_record(kind, "lenet", 4, wrong[0] if wrong else "no run", count=count))
         print(_said(out.records[-1], f"{kind}: no run can be told of"), flush=True)
@@ -321,7 +327,7 @@ def _struck(kind: str, runs: Sequence[Run], count: int, wrong: list[str], out: r
     good = sum(run.longest_ms <= run.limit_ms for run in runs)
     compiled = max(run.compiled for run in runs)
     record = _record(
-        kind, "lenet", 4, wrong[0] if wrong else None, shards=_LENET["shards"], count=count,
+        kind, "lenet", 4, wrong[0] if wrong else None, shards=shards, count=count,
         median_step_ms=round(statistics.median(run.median_ms for run in runs), 3),
         longest_ms=[round(run.longest_ms, 3) for run in runs], longest_in_medians=[round(r.medians, 2) for r in runs],
         at_step=[run.at_step for run in runs], worst_ms=round(worst.longest_ms, 3), limit_ms=round(worst.limit_ms, 3),
@@ -338,7 +344,7 @@ def _struck(kind: str, runs: Sequence[Run], count: int, wrong: list[str], out: r
     print(_said(record, text), flush=True)
 
 
-def _tried(seeds: Iterable[int], attempt: Any, expected: Run) -> tuple[list[Run], list[str]]:
+def _tried(seeds: Iterable[int], attempt: Any, expected: Run | None) -> tuple[list[Run], list[str]]:
     runs: list[Run] = []
     wrong: list[str] = []
     for seed in seeds:
@@ -347,27 +353,33 @@ def _tried(seeds: Iterable[int], attempt: Any, expected: Run) -> tuple[list[Run]
         except ValueError as error:
             wrong.append(f"run {seed}: {error}")
             continue
-        if run.digest != expected.digest:
+        if expected is not None and run.digest != expected.digest:
             wrong.append(f"run {seed}: the parameters are {run.digest}, one worker's {expected.digest}")
         runs.append(run)
     return runs, wrong
 
 
-def kill(options: argparse.Namespace, out: report.Report) -> None:
+def kill(options: argparse.Namespace, out: report.Report, shards: Shards = _LENET_SHARDS) -> None:
     seeds = range(options.seed, options.seed + options.count)
-    expected = _undisturbed(_KILL_EPOCHS, options.timeout)
-    runs, wrong = _tried(seeds, lambda rng: _killed(rng, options.timeout), expected)
-    _struck("kill", runs, options.count, wrong, out)
+    expected = _undisturbed(shards, _KILL_EPOCHS, options.timeout)
+    runs, wrong = _tried(seeds, lambda rng: _killed(shards, rng, options.timeout), expected)
+    _struck("kill" if shards else "kill-plain", shards, runs, options.count, wrong, out)
 
 
-def grow(options: argparse.Namespace, out: report.Report) -> None:
+def grow(options: argparse.Namespace, out: report.Report, shards: Shards = _LENET_SHARDS) -> None:
     count = max(1, options.count // 10)  # each takes as long as ten kills
-    expected = _undisturbed(_GROW_EPOCHS, options.timeout)
-    runs, wrong = _tried(range(count), lambda rng: _grown(options.timeout), expected)
-    _struck("grow", runs, count, wrong, out)
+    expected = _undisturbed(shards, _GROW_EPOCHS, options.timeout)
+    runs, wrong = _tried(range(count), lambda rng: _grown(shards, options.timeout), expected)
+    _struck("grow" if shards else "grow-plain", shards, runs, count, wrong, out)
+
+
+_RUN: dict[str, Callable[[argparse.Namespace, report.Report], None]] = {
+    "cost": cost, "table": table, "straggler": straggler, "kill": kill, "grow": grow,
+    "kill-plain": partial(kill, shards=None), "grow-plain": partial(grow, shards=None),
+}  # fmt: skip
 
 
 def run(options: argparse.Namespace, out: report.Report) -> None:
     """Run the benchmark. The options are the command line's."""
     for part in options.part:
-        {"cost": cost, "table": table, "straggler": straggler, "kill": kill, "grow": grow}[part](options, out)
+        _RUN[part](options, out)

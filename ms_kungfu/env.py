@@ -318,6 +318,13 @@ START_SIZE = _optional(
 START_HOSTS = Variable(
     "KUNGFU_START_HOSTS", NUMBER, 1, "The number of hosts on which the job began. Joining workers get the same value."
 )
+COMPILE_AHEAD = Variable(
+    "KUNGFU_COMPILE_AHEAD",
+    Kind(_seconds_or_0, "seconds", "s"),
+    5.0,
+    "Limit for [compiling](resizing.md#batch-shapes) for a failure in advance.",
+    set_by="user",
+)
 # MindSpore's names, for programs that read them. MindSpore itself reads DEVICE_ID.
 RANK_ID = Variable("RANK_ID", NUMBER, 0, "The worker's rank when it started.")
 RANK_SIZE = Variable("RANK_SIZE", NUMBER, 1, "The cluster size when the worker started.")

@@ -20,6 +20,7 @@ from ms_kungfu import membership, runtime
 from ms_kungfu._checks import at_least
 from ms_kungfu.agreement import broadcast_json
 from ms_kungfu.callbacks import evaluation
+from ms_kungfu.callbacks.compile_ahead import CompileAhead
 from ms_kungfu.callbacks.epoch_outputs import EpochOutputs
 from ms_kungfu.callbacks.monitor import batch_rows, connect_summary
 from ms_kungfu.callbacks.others import Others, replace_attribute
@@ -100,6 +101,7 @@ class KungFuElasticCallback(Callback):
         self._others: Others | None = None
         self._bound: list[ExitStack] = []  # each restores the methods of a model that is running with this callback
         self._sharded: ShardedTraining | None = None
+        self._compile_ahead = CompileAhead(self._options.as_run().schedule, wait)
         self._outputs = EpochOutputs()
         self.training: ElasticTraining | None = None
         """The `ElasticTraining` of this callback; None before training begins."""
@@ -205,12 +207,13 @@ class KungFuElasticCallback(Callback):
         if training.should_stop:
             run_context.request_stop()
         self._agree_on_stops(run_context)
+        self._compile_ahead.begin()
 
     def _prepare(self, params: Any) -> Callable[[], None]:
         """Return a function that compiles the first step."""
         data = params.train_dataset
         if not isinstance(data, ElasticDataset) or data.shards is None:
-            return partial(compile_step, params.train_network, data)
+            return partial(compile_step, params.train_network, data, self._compile_ahead)
         self._sharded = ShardedTraining.of(params.train_network)
         self._sharded.begin()
         return partial(self._sharded.step.compile, data)
@@ -242,6 +245,7 @@ class KungFuElasticCallback(Callback):
         training = self.training
         assert training is not None
         params = run_context.original_args()
+        self._compile_ahead.after_step(params, training.step)
         samples = None if _trains_elastic_data(run_context) else batch_rows(params)
         step, epoch = training.step + 1, training.epoch
         if self._others is not None:
@@ -414,15 +418,19 @@ class _AgreedSteps:
                 self._batches, self._endless = self._dataset.create_tuple_iterator(num_epochs=-1), True
 
 
-def compile_step(network: Any, dataset: Any) -> None:
-    """Compile `network` for the first batch of `dataset` without running it.
+def compile_step(network: Any, dataset: Any, ahead: CompileAhead | None = None) -> None:
+    """Compile `network` for the first batch of `dataset` without running it, and for what is to be compiled `ahead`.
 
     In PyNative mode the function does nothing, because there is no graph of the whole step.
     """
     if ms.get_context("mode") != ms.GRAPH_MODE:
         return
-    columns = zip(dataset.output_shapes(), dataset.output_types())
-    network.compile(*(ms.Tensor(np.zeros(shape, dtype)) for shape, dtype in columns))
+    shapes = zip(dataset.output_shapes(), dataset.output_types())
+    columns = [ms.Tensor(np.zeros(shape, dtype)) for shape, dtype in shapes]
+    began = membership.monotonic()
+    network.compile(*columns)
+    if ahead is not None:
+        ahead.compile(network, dataset, columns, membership.monotonic() - began)
 
 
 def _agreed(steps: int) -> int:

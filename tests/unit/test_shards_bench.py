@@ -59,7 +59,7 @@ def test_wrong_run_of_the_shards_bench_is_refused_with_the_reason(told: list[dic
 
 def struck(runs: list[Run], capsys: pytest.CaptureFixture[str], wrong: list[str] | None = None) -> tuple[Any, str]:
     out = report.Report()
-    shards._struck("kill", runs, 2, wrong or [], out)
+    shards._struck("kill", 4, runs, 2, wrong or [], out)
     return out.records[0], capsys.readouterr().out
 
 
@@ -91,7 +91,7 @@ def test_a_run_with_other_bits_than_one_worker_is_wrong() -> None:
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["--part", "speed"], "no part 'speed'; there are cost, table, straggler, kill, grow"),
+    [(["--part", "speed"], "no part 'speed'; there are cost, table, straggler, kill, grow, kill-plain, grow-plain"),
      (["--networks", "vgg"], "no network 'vgg'; there are lenet, resnet, transformer")],
 )  # fmt: skip
 def test_bad_input_is_one_sentence(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
