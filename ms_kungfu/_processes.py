@@ -18,6 +18,8 @@ from typing import Any
 _GRACE_S = 10.0
 # Makes a worker write the Python stacks of its threads to stderr. Programs rarely use this real-time signal.
 STACK_SIGNAL = signal.SIGRTMIN + 13
+# Tells a worker that a child of `multiprocessing` runs the worker's program from its start; see membership/children.py.
+UNGUARDED_SIGNAL = signal.SIGRTMIN + 14
 
 
 def raise_descriptor_limit() -> None:
@@ -104,13 +106,17 @@ def ask_for_stack(pid: int) -> bool:
     A worker that hasn't joined yet doesn't handle the signal, so the signal would end it; none is sent. `pid` may be a
     script with the worker below it.
     """
-    for each in (pid, *descendants(pid)):
-        with contextlib.suppress(OSError):
-            status = Path(f"/proc/{each}/status").read_text()
-            caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
-            if int(caught, 16) >> (STACK_SIGNAL - 1) & 1:
-                os.kill(each, STACK_SIGNAL)
-                return True
+    return any(send_handled(each, STACK_SIGNAL) for each in (pid, *descendants(pid)))
+
+
+def send_handled(pid: int, number: int) -> bool:
+    """Send a signal to a process if the process has a handler for it; return whether it has."""
+    with contextlib.suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text()
+        caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
+        if int(caught, 16) >> (number - 1) & 1:
+            os.kill(pid, number)
+            return True
     return False
 
 

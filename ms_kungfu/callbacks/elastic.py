@@ -174,7 +174,8 @@ class KungFuElasticCallback(Callback):
         self._options = replace(self._options, monitor=training.monitor)  # continues in the next call
         if training.monitor is not None:
             connect_summary(training.monitor, params)
-        if self._sharded is None and not inventory.synchronises([params.train_network]):
+        first = runtime.current_rank() == 0
+        if first and self._sharded is None and not inventory.synchronises([params.train_network]):
             _log.warning(
                 'misuse: check=optimizer optimizers="%s". Model.train has no optimizer of ms_kungfu and no '
                 "KungFuGradReducer: unless the program reduces the gradients itself, each worker trains a "
@@ -192,7 +193,8 @@ class KungFuElasticCallback(Callback):
         if self._bound:
             others.hook(training.asynchronous)
         if not elastic_data:
-            _warn_of_ordinary(type(params.train_dataset).__name__)
+            if first:
+                _warn_of_ordinary(type(params.train_dataset).__name__)
             if training.should_stop:
                 raise RuntimeError(
                     "this worker can't join: the other workers are in a later call of model.train, and an ordinary "
@@ -358,8 +360,8 @@ def _refuse_ordinary(kind: str, global_batch_size: int | None, resume: bool) -> 
 
 def _warn_of_ordinary(kind: str) -> None:
     _log.warning(
-        "misuse: check=dataset type=%s. A resize doesn't partition this dataset again, and each worker trains "
-        "all of its samples unless the program shards it; pass ElasticDataset(train_dataset) to Model.train",
+        "misuse: check=dataset type=%s. A resize doesn't partition this dataset again, and each worker trains all of "
+        "its samples unless the program shards it; pass ElasticDataset(train_dataset) to Model.train",
         kind,
     )
 

@@ -50,6 +50,7 @@ from ms_kungfu.elastic.policy import Decision, Metrics, Policies, Policy
 
 if TYPE_CHECKING:
     from ms_kungfu.elastic.differences import consensus
+    from ms_kungfu.elastic.means import mean
     from ms_kungfu.elastic.policies import (
         NoiseScaleLearningRate,
         NoiseScalePolicy,
@@ -77,6 +78,7 @@ __all__ = [
     "ThroughputPolicy",
     "consensus",
     "evict",
+    "mean",
 ]
 
 
@@ -93,6 +95,10 @@ def __getattr__(name: str) -> Any:
         from ms_kungfu.elastic.differences import consensus
 
         return consensus
+    if name == "mean":
+        from ms_kungfu.elastic.means import mean
+
+        return mean
     if name == "evict":
         from ms_kungfu.membership import evict
 

@@ -55,6 +55,7 @@ class Beginning:
             self._go_on(resume, joins)
         self.changes.statistics.resume()
         self.changes.job_end.begin()
+        membership.training_begun(training.step)
         return True
 
     def _prepare(self) -> None:

@@ -301,7 +301,8 @@ def _other_batch(mine: Mapping[str, Any], saved: Mapping[str, Any] | None) -> st
 
     if saved is None or named(saved) == named(mine):
         return ""
-    return f"{named(saved)} of the checkpoint instead of the program's {named(mine)}"
+    told = f"{named(saved)} of the checkpoint instead of the program's {named(mine)}. To change it, call set_batch_size"
+    return f"{told}({named(mine)}) of the ElasticDataset at the beginning of an epoch, on all workers"
 
 
 class Checkpointing:
@@ -445,7 +446,7 @@ class Checkpointing:
                 "state that the program lacks is ignored",
                 answer["path"], ", ".join(differing),
             )  # fmt: skip
-        if batch and "conditions" not in host and membership.speaks_for_all():  # otherwise the next warning reports it
+        if batch and membership.speaks_for_all():
             _log.warning("checkpoint differs: path=%s. Training goes on with %s", answer["path"], batch)
         told = differences(host.get("conditions", {}), conditions)
         if told and membership.speaks_for_all():

@@ -153,8 +153,10 @@ def resumed(path: str) -> None:
 def _with_as_many(change: Change) -> str:
     if not change.is_of_the_same_workers:
         return "replaced"
-    hosts = (("joined", change.hosts_joined), ("left", change.hosts_left))
-    return " ".join(["hosts", *(f"{what}={','.join(names)}" for what, names in hosts if names)])
+    hosts = [("joined", change.hosts_joined), ("left", change.hosts_left)]
+    told = [f"{what}={','.join(names)}" for what, names in hosts if names]
+    # Without hosts, this version has replaced one that the workers hadn't adopted yet.
+    return " ".join(["hosts", *told]) if told else '"same workers"'
 
 
 def _peers(ranks: Iterable[int]) -> dict[int, str]:

@@ -74,6 +74,15 @@ class MisuseWarnings:
                 _STEPS,
             )
 
+    def without_steps(self) -> None:
+        """Warn that an epoch has ended, and the loop has counted no step."""
+        if membership.speaks_for_all():
+            self._say(
+                "steps",
+                "The loop has ended an epoch without step_end(): no step counts as trained, and the cluster doesn't "
+                "change; call step_end() after each step",
+            )
+
     def _say(self, which: str, text: str, *arguments: Any) -> None:
         if which not in self._told:
             self._told.add(which)

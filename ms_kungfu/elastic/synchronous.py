@@ -75,6 +75,12 @@ class SynchronousSteps:
         self.follow()
         return change
 
+    def epoch_end(self) -> None:
+        """End an epoch of the loop."""
+        if self.training.dataset is not None and self.training.step == self.training.first_step:
+            self.misuse_warnings.without_steps()
+        self.measuring.ask("after_epoch")
+
     def _do_again(self) -> Change:
         """Undo the step, so that it has no effect and can run again."""
         self.training.step -= 1

@@ -277,7 +277,7 @@ class ElasticTraining:
         program.current().resuming = False
         if not self.should_stop:
             self.epoch += 1
-            self._measuring.ask("after_epoch")
+            self._synchronous.epoch_end()
 
     def end(self) -> None:
         """End the call of training; if the workers are asynchronous, it ends for all workers.

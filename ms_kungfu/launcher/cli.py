@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import errno
 import io
 import logging
 import os
 import resource
+import shutil
 import signal
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ms_kungfu._files import open_regular
@@ -33,12 +37,14 @@ from ms_kungfu.launcher.status_command import status
 from ms_kungfu.launcher.top_command import top
 from ms_kungfu.launcher.trace_command import trace
 
+_log = logging.getLogger(__name__)
 _COMMANDS = {
     "resize": resize, "evict": evict, "status": status, "top": top, "explain": explain, "report": report,
     "trace": trace,
 }  # fmt: skip
 _SWITCH_INTERVAL_S = 5e-4
 _LEAST_DESCRIPTORS = 32  # for the launcher and one worker
+_LIKENESS = 0.8  # of a word to a command that was probably meant
 _NEVER = logging.CRITICAL + 1
 
 
@@ -51,8 +57,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in _COMMANDS:
         return _COMMANDS[words[0]](words[1:])
+    near = difflib.get_close_matches(words[0], _COMMANDS, 1, _LIKENESS) if words else []
+    if near and shutil.which(words[0]) is None:
+        return failed(PROGRAM, f"unknown command {words[0]}; did you mean {PROGRAM} {near[0]}?", 2)
     try:
-        wanted = parse_command_line(words)
+        with _early_log():
+            wanted = parse_command_line(words)
         if isinstance(wanted, EngineRequest):
             # A separate program, which starts the kungfu-run of each node.
             os.execv(sys.executable, [sys.executable, "-m", f"ms_kungfu.{wanted.engine}", *words])
@@ -89,11 +99,14 @@ def _run(options: Options) -> int:
         raise_descriptor_limit()  # after the fork, so that the workers keep the user's limit
         # During a change, every worker waits until all are answered. Python's default interval of 5 ms is too long.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        _create_log_folder(options.logdir)
         output = Output(
             options.logdir, quiet=not options.show_workers, prefix=options.prefix,
             several=options.may_have_several_workers, host=options.host.name,
         )  # fmt: skip
         _set_up_log(options, output)
+        if options.size == 1 and "-np" in options.command:
+            _log.warning("misuse: check=flags flag=-np. The program gets this flag; kungfu-run has its flags before it")
         try:
 
             async def main() -> int:
@@ -104,10 +117,21 @@ def _run(options: Options) -> int:
             return failed(PROGRAM, error, 1)
         finally:
             signals.ignore_from_now_on(options.in_slurm)
-    except OSError as error:  # a log folder or file that can't be created
-        return failed(PROGRAM, f"{error.strerror}: {error.filename}" if error.filename else error, 1)
+    except OSError as error:  # a log file that can't be created
+        return failed(PROGRAM, f"-logfile {error.filename}: {error.strerror}" if error.filename else error, 1)
     finally:
         supervisor.close()
+
+
+def _create_log_folder(folder: Path | None) -> None:
+    """Create the folder of -logdir; RefusedError if it can't be written."""
+    try:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise RefusedError(f"-logdir {folder} can't be written: {error.strerror}; give a folder of your own") from None
 
 
 class _ToOutput(logging.Handler):
@@ -146,12 +170,28 @@ class _ToFile(logging.FileHandler):
             self._output.say(f"{PROGRAM}: {self._path} is given up, the job goes on without it: {error.strerror}")
 
 
+def _formatter(prefix: str = "") -> logging.Formatter:
+    return logging.Formatter(f"{prefix}%(asctime)s %(message)s", "%H:%M:%S")
+
+
+@contextlib.contextmanager
+def _early_log() -> Iterator[None]:
+    """Log to stderr until the options are known."""
+    log, screen = logging.getLogger("ms_kungfu"), logging.StreamHandler()
+    screen.setFormatter(_formatter(f"[{PROGRAM}] "))
+    log.addHandler(screen)
+    try:
+        yield
+    finally:
+        log.removeHandler(screen)
+
+
 def _set_up_log(options: Options, output: Output) -> None:
     log = logging.getLogger("ms_kungfu")
     log.setLevel(logging.INFO)
     log.propagate = False
     screen = _ToOutput(output)
-    screen.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    screen.setFormatter(_formatter())
     # Errors are always printed: with -q, too, the user has to know why the job has ended.
     screen.setLevel(logging.ERROR if options.quiet or options.logfile else logging.INFO)
     if has_line(options, output):

@@ -83,7 +83,7 @@ class CoreClaims:
         shared = self._taken(cores) if not self._has_warned else ()
         if shared:
             self._has_warned = True
-            _log.warning('cores shared: cores=%s reason="other jobs of this user run on them"', _listed(shared))
+            _log.warning('cores shared: cpus=%s reason="other jobs of this user run on these"', _listed(shared))
 
     def narrow(self, cores: Collection[int]) -> None:
         """Release all cores except `cores`."""

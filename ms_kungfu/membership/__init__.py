@@ -59,7 +59,15 @@ from ms_kungfu.membership.program_end import report_program_end
 from ms_kungfu.membership.reductions import Reductions
 from ms_kungfu.membership.reports import doing, monotonic, report, report_steps, spending
 from ms_kungfu.membership.requested_size import expect, is_changing, propose
-from ms_kungfu.membership.step_agreement import change_size, no_change, note_step, resize, step, step_ended
+from ms_kungfu.membership.step_agreement import (
+    change_size,
+    no_change,
+    note_step,
+    resize,
+    step,
+    step_ended,
+    training_begun,
+)
 from ms_kungfu.membership.sync_points import enter_sync_point, follow_sync_point, sync_point_is_due
 from ms_kungfu.membership.timeline import traced
 

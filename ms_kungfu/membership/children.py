@@ -4,15 +4,24 @@ A child inherits its worker's environment, and with it the worker's name and sec
 size in KUNGFU_PARENT, and a child reports these numbers as its own. A child that finds the variable requests no slot.
 The worker replaces the value in place, so a thread that reads the environment at that moment finds either the old text
 or the new text.
+
+A child that `multiprocessing` has spawned first runs the program's lines outside of its main guard. A program without a
+guard would train there. The child is refused and exits, and a pool would start the next child, for ever. Therefore such
+a child ends its worker's program: it sends a signal, whose handler raises in the worker's main thread.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+import sys
+import threading
+from multiprocessing import process
+from types import FrameType
 from typing import NamedTuple
 
 from ms_kungfu import env
-from ms_kungfu._processes import is_above
+from ms_kungfu._processes import UNGUARDED_SIGNAL, is_above, send_handled
 from ms_kungfu.membership.member import Member, current
 
 
@@ -30,6 +39,26 @@ def announce(member: Member, answers: Answers) -> None:
     """Record this worker's numbers for the child processes that start from now on."""
     if member.ports.owns_process:
         os.environ[env.PARENT.name] = ":".join(map(str, (os.getpid(), *answers)))
+        if signal.getsignal(UNGUARDED_SIGNAL) is signal.SIG_DFL and _is_main_thread():
+            signal.signal(UNGUARDED_SIGNAL, _Unguarded())
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+class _Unguarded:
+    """The handler of UNGUARDED_SIGNAL. It raises once, so that the program's clean-up isn't disturbed."""
+
+    _has_raised = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if not self._has_raised:
+            self._has_raised = True
+            raise ValueError(
+                "a process that multiprocessing has spawned runs this program from its start, and communicates there: "
+                'put the lines that only workers run below `if __name__ == "__main__":`'
+            )
 
 
 def parents_answers(member: Member) -> Answers | None:
@@ -48,9 +77,20 @@ def may_take_a_slot(member: Member) -> bool:
 
 
 def refuse() -> None:
-    """Raise ValueError, because a child process must not communicate. A forked child calls this function, too."""
-    answers = current().parents_answers
+    """Raise ValueError, because a child process must not communicate. A forked child calls this function, too.
+
+    A spawned child that runs the program from its start ends its worker.
+    """
+    answers, parent = current().parents_answers, current().get(env.PARENT)
     assert answers is not None
+    # multiprocessing sets this attribute while a child imports the program, and also uses it to refuse processes there
+    if (
+        getattr(process.current_process(), "_inheriting", False)
+        and parent
+        and send_handled(parent[0], UNGUARDED_SIGNAL)
+    ):
+        sys.stdout.flush()
+        os._exit(1)
     raise ValueError(
         f"process {os.getpid()} is a child process of the worker of rank {answers.rank}, not a member of the cluster: "
         "it can read rank and size, but only the worker can communicate. If the program starts processes with spawn, "

@@ -96,6 +96,14 @@ def step_ended(number: int) -> None:
     member.core.note_step(number, member.ended_steps.each_s)
 
 
+def training_begun(number: int) -> None:
+    """Record that training begins after step `number`: while the first step compiles, the launcher knows of it."""
+    member = current()
+    if member.ended_steps.last is None:
+        member.ended_steps.last = number
+        member.core.note_step(number, 0.0)
+
+
 def no_change() -> Change:
     """Return a `Change` that says that nothing has changed."""
     member = current()

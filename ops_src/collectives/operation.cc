@@ -1,5 +1,7 @@
 #include "collectives/operation.h"
 
+#include <set>
+
 #include "base/error.h"
 #include "collectives/dtype.h"
 
@@ -109,6 +111,27 @@ std::string Describe(const Operation& part) {
   if (operation.planes != nullptr) text += Text(" of shards (partition ", operation.planes->hash, ")");
   if (operation.kind == Kind::kBroadcast) text += Text(", root ", operation.root);
   if (operation.sources != nullptr) text += Text(", source ranks: ", operation.sources->size(), " ranks");
+  return text;
+}
+
+std::string MismatchText(const char* whose, const std::string& name,
+                         const std::vector<std::pair<std::string, std::string>>& brought) {
+  constexpr std::string_view kClaim = " on parameters ";  // ms_kungfu/trained/claims.py
+  std::set<std::string> claims;
+  for (const auto& [who, what] : brought) {
+    const size_t at = what.find(kClaim);
+    if (at != std::string::npos) claims.insert(what.substr(at, what.find(',', at) - at));
+  }
+  std::string text;
+  if (claims.size() > 1) {
+    text =
+        "did you forget KungFuElasticCallback (in a loop: ElasticTraining or sync_net_parameters)? "
+        "The workers begin with different parameters: ";
+  }
+  text += Text("the ", whose, " brought different operations under the name \"", name, "\": ");
+  for (size_t i = 0; i < brought.size(); i++) {
+    text += Text(i == 0 ? "" : "; ", brought[i].first, ": ", brought[i].second);
+  }
   return text;
 }
 

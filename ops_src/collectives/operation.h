@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "collectives/planes.h"
@@ -112,6 +113,11 @@ void Validate(const Operation& operation, uint32_t size);
 void RequireMemory(const Operation& operation, bool inputs, bool outputs);
 // Describes what the caller asked for, for the message of a mismatch.
 std::string Describe(const Operation& part);
+
+// Returns the message of a mismatch. `whose`: "ranks" or "hosts". `brought`: which of them, and its description. If the
+// parameters differ (peer.h, SetClaim), the likely mistake comes first.
+std::string MismatchText(const char* whose, const std::string& name,
+                         const std::vector<std::pair<std::string, std::string>>& brought);
 
 }  // namespace kungfu
 

@@ -134,11 +134,9 @@ void Session::ReportMismatch(const JobPtr& job) {
   Complaint own{};
   CopyText(own.text, Describe(job->operation));
   const auto all = GatherLiving(*communicator_, "kungfu/device/complaint", own);
-  std::string text = Text("the ranks brought different operations under the name \"", job->name, "\":");
-  for (const uint32_t r : all.members) {
-    text += Text(r == all.members.front() ? "" : ";", " rank ", r, ": ", all.rows[r].text);
-  }
-  const Error error(KF_MISMATCH, text);
+  std::vector<std::pair<std::string, std::string>> brought;
+  for (const uint32_t r : all.members) brought.emplace_back(Text("rank ", r), all.rows[r].text);
+  const Error error(KF_MISMATCH, MismatchText("ranks", job->name, brought));
   tools_.end(job, &error, 0);
 }
 

@@ -52,7 +52,8 @@ class Peer {
 
   // Sets a description of the parameters that this rank begins to train; "" means none. It is part of the layout of
   // gradient reductions. If ranks have different claims, all of them get a mismatch error in the first reduction,
-  // before any data is sent. The claim is cleared when the cluster version changes, so a joining worker has no claim.
+  // before any data is sent (see MismatchText). The claim is cleared when the cluster version changes, so a joining
+  // worker has no claim.
   void SetClaim(const std::string& claim);
   // Returns `layout` with the claim in front of it.
   std::string WithClaim(const char* layout);

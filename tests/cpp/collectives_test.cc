@@ -71,6 +71,17 @@ void CheckAllReduce(Ranks& ranks, kf_dtype dtype, size_t count) {
 
 const std::vector<uint32_t> kSizes = {1, 2, 3, 4, 7};
 
+TEST(MismatchText, ParametersThatDifferNameTheMistakeFirst) {
+  const std::string begin = "did you forget KungFuElasticCallback (in a loop: ElasticTraining";
+  const auto text = [](const char* a, const char* b) {
+    return MismatchText("hosts", "g", {{"rank 0", a}, {"rank 1", b}});
+  };
+  EXPECT_EQ(text("all_reduce on parameters 0a, (3)", "all_reduce on parameters 0b, (3)").rfind(begin, 0), 0u);
+  EXPECT_EQ(text("all_reduce on parameters 0a, (3)", "all_reduce on parameters 0a, (4)"),
+            "the hosts brought different operations under the name \"g\": rank 0: all_reduce on parameters 0a, (3); "
+            "rank 1: all_reduce on parameters 0a, (4)");
+}
+
 TEST(AllReduce, AgreesWithReferenceForEveryDtype) {
   for (const uint32_t size : kSizes) {
     Ranks ranks(size);

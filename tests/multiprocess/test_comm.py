@@ -149,6 +149,12 @@ def test_children_answer_rank_and_size_and_take_no_part(run_program: Run, manner
     assert run_program(PROGRAMS / "children.py", manner, np=2, watch=True).count("fine") == 1
 
 
+def test_pool_of_a_program_without_main_guard_ends_with_one_reason(run_program: Run) -> None:
+    output = run_program(PROGRAMS / "unguarded.py", np=1, status=1)
+    assert output.count("a process that multiprocessing has spawned runs this program from its start") == 1
+    assert output.count("Traceback") == 1
+
+
 @pytest.mark.parametrize("manner", ["spawn", "fork"])
 def test_children_that_ask_first_take_no_slot(run_program: Run, manner: str) -> None:
     assert run_program(PROGRAMS / "children.py", manner, "early", np=2).count("fine") == 2

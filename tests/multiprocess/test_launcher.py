@@ -118,7 +118,7 @@ def test_jobs_beside_each_other_run_on_different_cores(kungfu_run, script):
     third = kungfu_run("-np", len(others) + 1, "-cores-per-worker", 1, *worker, 0)
     third.assert_exit(0)
     assert sorted(third.stdout) == sorted(f"cores {core}" for core in (one, *others))
-    assert third.output.count(f"cores shared: cores={one} ") == 1
+    assert third.output.count(f"cores shared: cpus={one} ") == 1
     first.signal(signal.SIGKILL)
     first.wait()
     fourth = kungfu_run(*flags, *worker, 0)
@@ -399,7 +399,31 @@ def test_a_log_folder_that_cannot_be_made_is_named(kungfu_run, tmp_path):
     (tmp_path / "file").write_text("")
     job = kungfu_run("-logdir", "file/logs", "true")
     job.assert_exit(1)
-    assert job.lines == ["kungfu-run: Not a directory: file/logs"]
+    assert job.lines == ["kungfu-run: -logdir file/logs can't be written: Not a directory; give a folder of your own"]
+    job = kungfu_run("-logfile", "file/log", "true")
+    job.assert_exit(1)
+    assert job.lines == ["kungfu-run: -logfile file: File exists"]
+
+
+def test_np_after_the_program_is_warned_of(kungfu_run):
+    job = kungfu_run("true", "-np", "2")
+    job.assert_exit(0)
+    assert len(job.wait_for(r"^\[kungfu-run\] \S+ misuse: check=flags flag=-np\. ")) == 1
+    job = kungfu_run("-np", "2", "true", "-np", "2")
+    job.assert_exit(0)
+    assert not [line for line in job.lines if "misuse" in line]
+
+
+def test_mistyped_command_is_answered_with_the_likely_one(kungfu_run):
+    job = kungfu_run("stauts")
+    job.assert_exit(2)
+    assert job.lines == ["kungfu-run: unknown command stauts; did you mean kungfu-run status?"]
+
+
+def test_warning_before_the_job_begins_looks_like_the_others(kungfu_run):
+    job = kungfu_run("-H", "none.invalid:2", "true", environment={"KUNGFU_JOIN_TIMEOUT": "0.2"})
+    job.assert_exit(2)
+    assert re.match(r"\[kungfu-run\] \d\d:\d\d:\d\d host name unknown: hosts=none\.invalid ", job.lines[0])
 
 
 def test_the_launchers_lines_have_the_time(kungfu_run):

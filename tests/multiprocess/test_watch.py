@@ -549,13 +549,14 @@ def test_waiting_for_a_config_server_can_be_interrupted(kungfu_run):
 @pytest.mark.parametrize(
     ("in_step", "said"),
     [
-        ("pass", r"\. No worker has checked for it: .*KungFuElasticCallback or ElasticTraining"),
+        ("pass", r"\. No worker has begun to train: .*KungFuElasticCallback, ElasticTraining or --msrun"),
+        ("kf.membership.training_begun(0)", r" step=0\. No worker has ended a step since\. "),
         (
             "kf.membership.step_ended(i)",
             r" step=\d+\. The workers have not adopted it\. .*epochs\(\) and no dataset=, they adopt it at",
         ),
     ],
-    ids=["counts no steps", "counts steps"],
+    ids=["counts no steps", "is in its first step", "counts steps"],
 )
 def test_program_that_never_looks_for_changes_is_warned_of(start_module, script, in_step, said):
     port = free_port()
@@ -611,4 +612,4 @@ def test_while_a_worker_has_yet_to_join_the_change_is_said_to_wait_for_it(start_
     run.signal(signal.SIGTERM)
     run.assert_exit(143)
     assert len(run.wait_for(told)) == 1
-    assert not [line for line in run.lines if "No worker has checked" in line]
+    assert not [line for line in run.lines if "No worker has" in line]

@@ -51,7 +51,7 @@ def test_worker_whose_cores_are_offline_starts_unpinned(cores, allowed, given, c
     os.close(begin)
     os.close(end)
     assert started == [given]
-    told = "worker unpinned: rank=5 host=here cores=2,3 allowed=0,1" in caplog.text
+    told = "worker unpinned: rank=5 host=here cpus=2,3 allowed=0,1" in caplog.text
     assert told == bool(cores and not given)
 
 

@@ -57,7 +57,7 @@ def test_jobs_take_different_cores_while_there_are_free_ones(tmp_path, caplog) -
     assert "cores shared" not in caplog.text
     third.extend([0])
     third.extend([0, 1])
-    assert caplog.text.count('cores shared: cores=0 reason="other jobs of this user run on them"') == 1
+    assert caplog.text.count('cores shared: cpus=0 reason="other jobs of this user run on these"') == 1
     assert first.look() == (CORES, (0, 1, 3))
 
 

@@ -136,7 +136,7 @@ def over(hosts, workers):
         ("abc", ["a:1", "b:1"], "hosts joined=c"),
         ("a", ["a:1", "b:1"], "hosts left=b"),
         ("acd", ["a:1", "b:1"], "hosts joined=c,d left=b"),
-        ("ab", ["a:1", "b:1"], "hosts"),
+        ("ab", ["a:1", "b:1"], '"same workers"'),
         ("abc", ["a:1", "c:1"], "replaced"),
     ],
 )

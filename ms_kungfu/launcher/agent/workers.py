@@ -130,7 +130,7 @@ class HostWorkers:
         allowed = self._machine.allowed_cores() if launch.cores else []
         if launch.cores and not set(launch.cores).intersection(allowed):
             _log.warning(
-                "worker unpinned: rank=%d host=%s cores=%s allowed=%s",
+                "worker unpinned: rank=%d host=%s cpus=%s allowed=%s",
                 launch.rank, self._name, ",".join(map(str, launch.cores)), ",".join(map(str, allowed)),
             )  # fmt: skip
             return ()

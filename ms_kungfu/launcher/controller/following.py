@@ -63,11 +63,11 @@ class FollowWatch:
             self._look_later(version, logged | absent)
             return
         steps = self._steps_of_members()
-        if steps and self._steps_before and max(steps) == max(self._steps_before):
+        if steps and max(steps) == max(self._steps_before, default=0):
             _log.warning(
                 'change waits: version=%d seconds=%g step=%d. No worker has ended a step since. Workers '
-                'adopt a change at the end of a step. The event "outside steps" in a worker\'s log names the line '
-                "that its program is running",
+                'adopt a change at the end of a step. The first step includes the compilation. The event "outside '
+                "steps\" in a worker's log names the line that its program is running",
                 version, _UNFOLLOWED_S, max(steps),
             )  # fmt: skip
         elif steps:
@@ -79,16 +79,16 @@ class FollowWatch:
             )  # fmt: skip
         else:
             _log.warning(
-                "change waits: version=%d seconds=%g. No worker has checked for it: each one compiles its "
-                "first step, runs other code (see the event \"outside steps\" in its log), or counts no "
-                "steps. A program adopts changes if KungFuElasticCallback or ElasticTraining counts its "
-                "steps. If a program only uses ms_kungfu.comm, new workers wait until the job ends, or "
-                "until `kungfu-run resize` requests the present size again: docs/change-a-program.md",
+                "change waits: version=%d seconds=%g. No worker has begun to train: the program is still preparing "
+                '(the event "outside steps" in a worker\'s log names its line), or its steps aren\'t counted. A program '
+                "adopts changes if KungFuElasticCallback, ElasticTraining or --msrun counts its steps. If it only uses "
+                "ms_kungfu.comm, new workers wait until the job ends, or until `kungfu-run resize` requests the "
+                "present size again: docs/change-a-program.md",
                 version, _UNFOLLOWED_S,
             )  # fmt: skip
 
     def _steps_of_members(self) -> list[int]:
-        """Return the last step of each member that counts steps."""
+        """Return the last step of each member that has begun to train, 0 before the first."""
         members = [p for p in self.processes.of_standing(Standing.MEMBER) if p.peer is not None]
         found = [self.broker.facts.progress(p.peer, p.incarnation) for p in members if p.peer is not None]
         return [progress[0] for progress in found if progress is not None]

@@ -135,7 +135,13 @@ class PrestartedWorkers:
         if more and "" not in self._logged:
             self._logged.add("")
             where = ",".join(f"{name}:{number}" for name, number in Counter(hosts[newest.size :]).items())
-            _log.info("prestart: %d -> %d workers version=%d hosts=%s", newest.size, size, newest.version, where)
+            _log.info(
+                "prestart: %d -> %d workers version=%d hosts=%s reason=schedule",
+                newest.size,
+                size,
+                newest.version,
+                where,
+            )
         taken = {process.rank for process in standbys}
         ranks = (rank for rank in range(newest.size, len(hosts)) if hosts[rank] == host and rank not in taken)
         for i, rank in zip(range(first + more), ranks):

@@ -137,3 +137,11 @@ class StartOfWorkers:
         process.is_late = True
         limit = f"{self.begun.join_timeout_s:g} s (KUNGFU_JOIN_TIMEOUT)"
         self.ending.kill(process, f"was not ready to join cluster version {version} within {limit} and was killed")
+
+
+def log_started(process: Process, standbys: int) -> None:
+    """Log that an agent has started a process. `standbys`: the number of -standby."""
+    if process.standby is None:
+        _log.info("worker started: %s", process.who)
+    else:
+        _log.info("worker started: %s reason=%s", process.who, "-standby" if standbys else "prestart")

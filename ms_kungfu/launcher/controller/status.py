@@ -77,7 +77,7 @@ def _process(process: Process, manager: WorkerManager, coordinator: Coordinator)
         "device": manager.agents[process.host].devices.name_of(process.device),
         "step": step,
         "step_s": each_s or None,
-        "step_ended_s_ago": ago_s,
+        "step_ended_s_ago": ago_s if step else None,
     }
 
 

@@ -30,7 +30,7 @@ from ms_kungfu.launcher.controller.prestarted import PrestartedWorkers
 from ms_kungfu.launcher.controller.processes import Process, ProcessTable
 from ms_kungfu.launcher.controller.remote import RemoteHosts
 from ms_kungfu.launcher.controller.segments import NotMadeYet
-from ms_kungfu.launcher.controller.starting import StartOfWorkers
+from ms_kungfu.launcher.controller.starting import StartOfWorkers, log_started
 from ms_kungfu.launcher.controller.startup import JobStart
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options
@@ -245,7 +245,7 @@ class WorkerManager:
             process.pid = event.pid
             if process.state is WorkerState.STARTING:
                 process.to(WorkerState.RUNNING)
-            _log.info("worker started: %s", process.who)
+            log_started(process, self.options.standbys)
             self.events.emit(e.WorkerStarted(**process.named, pid=event.pid, standby=process.standby))
 
     def on_report(self, host: str, report: m.Report) -> None:

@@ -356,24 +356,21 @@ void Exchange::ReportMismatch(Flight& flight) {
   KUNGFU_FAULT_POINT("before a complaint");
   rules_.Publish(mine.sequence, flight.sequence);
   KUNGFU_FAULT_POINT("after a complaint");
-  std::vector<std::pair<std::string, std::string>> brought;  // (what, ranks)
+  std::vector<std::pair<std::string, std::string>> brought;  // (ranks, what)
   for (const uint32_t r : flight.members) {
     shm::Complaint& theirs = self_.segment.complaint(flight.channel, r);
     // This wait throws if the rank failed before it could complain. Without the failed ranks there may be no mismatch.
     waiting_.Await(theirs.sequence, flight.sequence, r, flight);
     if (!self_.control.IsWorker(r)) continue;  // the transport only repeats what one of the ranks contributed
     const std::string what = TextOf(theirs.text);
-    const auto same = std::find_if(brought.begin(), brought.end(), [&](const auto& b) { return b.first == what; });
+    const auto same = std::find_if(brought.begin(), brought.end(), [&](const auto& b) { return b.second == what; });
     if (same == brought.end()) {
-      brought.emplace_back(what, Text("rank ", self_.control.NumberOf(r)));
+      brought.emplace_back(Text("rank ", self_.control.NumberOf(r)), what);
     } else {
-      same->second += Text(", ", self_.control.NumberOf(r));
+      same->first += Text(", ", self_.control.NumberOf(r));
     }
   }
-  std::string message = Text("the ranks brought different operations under the name \"", flight.operation.name, "\": ");
-  for (size_t i = 0; i < brought.size(); i++) {
-    message += Text(i == 0 ? "" : "; ", brought[i].second, ": ", brought[i].first);
-  }
+  const std::string message = MismatchText("ranks", flight.operation.name, brought);
   KUNGFU_FAULT_POINT("before it leaves");
   staging_buffers_.Leave(flight, /*failed=*/true);
   throw FailedEverywhere(KF_MISMATCH, message);

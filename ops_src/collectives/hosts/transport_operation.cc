@@ -457,12 +457,10 @@ std::optional<std::pair<Commit, std::string>> Transport::FailureIn(const Name& n
     equal = equal && header.signature == first->signature && header.count == first->count;
   }
   if (equal) return std::nullopt;
-  std::string text = Text("the hosts brought different operations under the name \"", name.name, "\": ");
-  for (uint32_t h = 0; h < places_.hosts(); h++) {
-    text += Text(h == 0 ? "" : "; ", mesh_.name(h), ": ", TextOf(headers[h].text));
-  }
+  std::vector<std::pair<std::string, std::string>> brought;
+  for (uint32_t h = 0; h < places_.hosts(); h++) brought.emplace_back(mesh_.name(h), TextOf(headers[h].text));
   commit.status = KF_MISMATCH;
-  return std::make_pair(commit, text);
+  return std::make_pair(commit, MismatchText("hosts", name.name, brought));
 }
 
 // Returns, for a broadcast, the rank of `host` from which the host's transport gets the data.

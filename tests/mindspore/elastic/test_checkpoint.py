@@ -17,11 +17,13 @@ import pytest
 from mindspore import nn
 from mindspore.train import Callback, CheckpointConfig, EarlyStopping, History, Model, ModelCheckpoint
 
+from ms_kungfu import membership
 from ms_kungfu.callbacks import KungFuElasticCallback
 from ms_kungfu.callbacks.epoch_outputs import EpochOutputs
 from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.elastic import ElasticTraining, program
 from ms_kungfu.elastic.checkpoint import CheckpointFolder, restore_tensors, take_snapshot
+from ms_kungfu.elastic.misuse_warnings import MisuseWarnings
 from ms_kungfu.elastic.state import TrainingState
 from ms_kungfu.errors import KungFuError
 from ms_kungfu.monitoring import Monitor
@@ -526,11 +528,38 @@ def test_a_resume_says_whose_batch_goes_on(tmp_path, new_process, caplog, there)
     first._checkpoints.folder.wait()
     for again in (there, {"global_batch_size": 2}):
         new_process()
-        training(**again).begin()
+        resumed = training(**again)
+        resumed.begin()
         told = [record.message.partition(". ")[2] for record in caplog.records if "of the checkpoint" in record.message]
         ((name, count),) = there.items()
-        text = f"Training goes on with {name}={count} of the checkpoint instead of the program's global_batch_size=2"
+        text = (
+            f"Training goes on with {name}={count} of the checkpoint instead of the program's global_batch_size=2. "
+            "To change it, call set_batch_size(global_batch_size=2) of the ElasticDataset at the beginning of an "
+            "epoch, on all workers"
+        )
         assert told == ([] if again == there else [text])
+    data = resumed.dataset
+    for epoch in resumed.epochs(2):
+        if epoch == 1:
+            data.set_batch_size(global_batch_size=2)
+        assert {len(x) for (x,) in data if resumed.step_end()} == {next(iter(there.values())) if epoch == 0 else 2}
+
+
+def test_loop_without_step_end_is_warned_of_once(new_process, caplog, monkeypatch):
+    monkeypatch.setattr(MisuseWarnings, "_told", set())
+    data, net = ElasticDataset(ms.dataset.NumpySlicesDataset([1.0] * 8, ["x"]), 2), nn.Dense(1, 1)
+    training = ElasticTraining(net, nn.Momentum(net.trainable_params(), 0.1, 0.9), dataset=data)
+    training.begin()
+    assert membership.current().ended_steps.last is not None, "the launcher knows that training has begun"
+    for _ in training.epochs(2):
+        assert len(list(data)) == 4
+    assert caplog.text.count("misuse: check=steps. ") == 1
+    caplog.clear()
+    MisuseWarnings._told.clear()
+    for _ in training.epochs(2):
+        for _ in data:
+            training.step_end()
+    assert "misuse: check=steps. " not in caplog.text
 
 
 def test_a_resume_with_other_callbacks_says_what_differs(tmp_path, new_process, caplog):

@@ -3,7 +3,7 @@
 import numpy as np
 
 import ms_kungfu as kf
-from ms_kungfu import comm
+from ms_kungfu import comm, elastic
 
 rank, size = kf.current_rank(), kf.current_cluster_size()
 DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")
@@ -94,6 +94,15 @@ for dtype in map(np.dtype, ("int8", "uint8", "int32", "uint32", "int64", "uint64
             wrapped = wrapped + brings
         check(comm.all_reduce(brings, name="wraps"), wrapped, "wraps", dtype, value)
         check(comm.all_reduce(brings, op="mean", name="wraps"), brings, "mean", dtype, value)
+
+# The mean of a number over the workers, each with a weight; some have no number.
+others = list(range(1, size))
+assert elastic.mean(rank) == sum(range(size)) / size
+assert elastic.mean(rank, rank) == (sum(r * r for r in others) / sum(others) if others else None)
+assert elastic.mean([np.full((1,), rank), "more"] if rank else None, 2) == (
+    sum(others) / len(others) if others else None
+)
+assert elastic.mean(None) is None
 
 # A view that isn't contiguous, and Fortran order.
 wide = brought(rank, (6, 8), np.float32)
