@@ -20,8 +20,8 @@ The audit checks these conditions:
 - The lines of a file are consecutive: each line continues the ``crc`` of the line before, and steps and ends of epochs
   have consecutive numbers. Only the last line may be torn.
 - A worker that takes part in a step of a cluster version also takes part in all earlier steps of that version, and has
-  a record of each. Only its last record may be missing, if it failed before it wrote that record. The report lists
-  that as a note, because the other workers' records contain its share.
+  a record of each. Only the records of its last update may be missing, if it failed before it wrote them. The report
+  lists that as a note, because the other workers' records contain its share.
 - If workers recorded checksums after a step (`ledger_fingerprints`), the checksums are the same on all workers.
 - Epochs have consecutive numbers, steps of an epoch have consecutive numbers, and a job's cluster versions increase.
 - Over an epoch, the shares of the participants contain each position of the permutation once.
@@ -158,8 +158,10 @@ def _attend(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, C
                 place for place in where if any(r.rank == rank and r.claim == agreed[place] for r in found[place])
             }
             until = f"rank {rank}, which takes part until {name_of(data, *where[-1])}"
+            begins = agreed[where[-1]].first
+            last = where[-1] if begins is None else (where[-1][0], begins)  # all steps of an update commit at once
             for kind, lacking in (
-                ("no record of", [place for place in where[:-1] if place not in recorded]),
+                ("no record of", [place for place in where if place < last and place not in recorded]),
                 ("without", [place for place in places if place < where[-1] and place not in where]),
             ):
                 if lacking:

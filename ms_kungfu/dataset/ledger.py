@@ -20,6 +20,7 @@ values that are the same for all workers:
 - ``members``: the ranks to which ``batch`` was assigned, in this order
 - ``participants``: the ranks whose share the step's update contains
 - ``total``, ``seed`` and ``shuffle``, which map positions to samples
+- ``first``: if an update covers several steps (accumulated gradients), the number of the first of them
 
 So each worker's share can be computed from any worker's line, even if the worker failed before it wrote its own line.
 At the end of an epoch, each worker writes a line with ``steps``, the number of steps, and ``left``, the positions that
@@ -285,6 +286,8 @@ class Claim:
     """The shards of the step. None: the members' shares are blocks of the batch."""
     ranks: int = 0
     """See `sharding.Step.ranks`."""
+    first: int | None = None
+    """The first step of the update; None: the update covers only this step."""
 
     @property
     def order(self) -> tuple[int, int, bool]:
@@ -374,10 +377,11 @@ def _parse(line: dict[str, Any], where: str) -> Record:
             raise ValueError(line)
         seed, shuffle = line["seed"], bool(line["shuffle"])
         dealt = _shards(line, global_batch, len(members)) if "shards" in line else None
-        ranks = line.get("ranks", 0)
-        if type(ranks) is not int or 0 < ranks < len(members) or ranks < 0:
+        ranks, first = line.get("ranks", 0), line.get("first", step)
+        if type(ranks) is not int or 0 < ranks < len(members) or ranks < 0 or type(first) is not int or first > step:
             raise ValueError(line)
-        claim = Claim(version, size, members, participants, batch, total, seed, shuffle, dealt, ranks)
+        first = None if first == step else first
+        claim = Claim(version, size, members, participants, batch, total, seed, shuffle, dealt, ranks, first)
     found = _fingerprint(line["fingerprint"]) if "fingerprint" in line else None
     training = None
     if "training" in line:

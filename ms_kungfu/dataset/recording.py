@@ -72,6 +72,8 @@ class Recording:
         delivered, self._delivered = self._delivered, []
         if by_shards:
             delivered = [tuple(part for each in delivered for part in each)]
+        if len(steps) > 1:
+            common["first"] = steps[0].number
         if self._fingerprint is not None:
             common["fingerprint"], self._fingerprint = self._fingerprint, None
         if self.ledger is not None:

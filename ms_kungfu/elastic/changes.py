@@ -48,6 +48,8 @@ class ClusterChanges:
 
         All workers get the same result.
         """
+        self.defers_until: str | None = None
+        """What has to end before `may_follow` allows a change, for the log; None if that is soon."""
         self.consistency: ConsistencyCheck | None = None
         """The consistency check; None before training begins."""
         self.stop_asked = False
@@ -81,7 +83,11 @@ class ClusterChanges:
         """End the loop over epochs. `between`: whether the loop allowed changes of the cluster only between epochs."""
         self.job_end.end()
         if between:
-            self.may_follow = lambda: True
+            self.may_follow, self.defers_until = lambda: True, None
+
+    def defer_in_last_epoch(self, is_last: bool) -> None:
+        """Begin an epoch of a loop; `is_last`: the loop allows changes only between epochs, and none follows."""
+        self.defers_until = "this call of training ends" if is_last else None
 
     def suspend(self, suspended: bool) -> None:
         """Set whether this worker's loop and dataset are suspended, that is, end early."""
@@ -120,7 +126,10 @@ class ClusterChanges:
             check(self.training.step, {rank: told for rank, (_, _, told) in everyones.items()})
             stops, number = any(row[0] for row in everyones.values()), max(row[1] for row in everyones.values())
         self.job_end.agreed = number
-        return self._stop(stops) or bool(number) or not self.may_follow()
+        follows = self.may_follow()
+        if not follows and self.defers_until is not None:
+            event_log.deferred(self.training.step, self.defers_until)
+        return self._stop(stops) or bool(number) or not follows
 
     def change_to(self, scheduled: int | None = None, behind_a_step: bool = False) -> Change:
         """Change to the size that the policies, the schedule or the config server request; collective.

@@ -47,6 +47,14 @@ def refusals() -> Iterator[None]:
         raise
 
 
+def deferred(step: int, until: str) -> None:
+    """Log once for each prepared version that the cluster adopts it later, when a condition holds."""
+    own, version = program.current().told, int(membership.current().core.announced_version())
+    if version > max(own.deferred, membership.cluster_version()) and membership.speaks_for_all():
+        own.deferred = version
+        _log.info('resize deferred: version=%d step=%d until="%s"', version, step, until)
+
+
 def deaths(step: int) -> None:
     """Log the workers that have failed in the step."""
     own = program.current().told

@@ -41,6 +41,7 @@ class Told:
     pending: Entry | None = None  # the last requested entry, if its size hasn't been reached
     waits: bool = False  # whether training waits for that size
     reported_failed: tuple[int, dict[int, str]] = (-1, {})  # cluster version, rank -> peer
+    deferred: int = 0  # the last prepared cluster version whose deferral was logged
     at_exit: bool = False
     told_passing: bool = False
 

@@ -310,8 +310,7 @@ class ElasticTraining:
         others' epoch. It also yields an epoch that hasn't ended although all of its steps are done. A
         worker that joins or resumes there gets no batch, but runs the code after the batches.
 
-        Without a dataset, the cluster changes only between epochs, not in the last epoch. Only the
-        program knows which steps of an epoch a joining worker would have to skip.
+        Without a dataset, the cluster changes only between epochs, not in the last one (docs/loops.md).
         """
         between = self.dataset is None and not self.asynchronous
         self.changes.expect_epochs(count)
@@ -325,6 +324,7 @@ class ElasticTraining:
             if between and count == 1 and not self.should_stop:
                 warn_of_one_epoch(self._options)
             while self.epoch < count and not self.should_stop:
+                self.changes.defer_in_last_epoch(between and self.epoch + 1 == count)
                 self.epoch_begin()
                 yield self.epoch
                 self.epoch_end()

@@ -73,6 +73,7 @@ class _Training:
         self._rest = Rest(cells)
         changes = self._elastic.changes
         changes.prepare, changes.may_follow = self._copy_rest, self._is_between_passes
+        changes.defers_until = "the loop has ended its pass over the dataset"
         changes.agree_on_trained = self._agree_on_trained
         self.taken = False  # whether a batch was taken whose step hasn't ended
         self.in_pass = False

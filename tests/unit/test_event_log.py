@@ -1,6 +1,7 @@
 """The lines that tell of a training's changes."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,6 +42,21 @@ def test_reached_size_is_logged_when_requested_and_when_reached(lines, monkeypat
     assert lines() == ["resize: 1 -> 3 workers version=1 step=45 reason=schedule"]
     event_log._at_exit()
     assert lines() == []
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+def test_deferred_version_is_logged_once_by_the_lowest_rank(lines, monkeypatch, speaks):
+    cluster(monkeypatch, size=1, version=1, speaks=speaks)
+    announced = [1]
+    core = SimpleNamespace(announced_version=lambda: announced[0])
+    monkeypatch.setattr(membership, "current", lambda: SimpleNamespace(core=core))
+    event_log.deferred(6, "the pass ends")
+    assert lines() == []
+    for version in (2, 2, 3):
+        announced[0] = version
+        event_log.deferred(5 + version, "the pass ends")
+    told = [f'resize deferred: version={version} step={5 + version} until="the pass ends"' for version in (2, 3)]
+    assert lines() == (told if speaks else [])
 
 
 def test_size_that_was_never_reached_is_logged_at_the_end_with_the_remedy(lines):

@@ -276,6 +276,19 @@ def test_failed_workers_record_of_a_step_committed_without_it_is_ignored(recorde
     ]
 
 
+@pytest.mark.parametrize(("lacks", "exact"), [(2, True), (1, False)])
+def test_failed_worker_may_lack_the_steps_of_its_last_update(recorded, lacks, exact):
+    """Gradients of two steps are accumulated; rank 1 fails in the second update of epoch 1, before it writes."""
+    for path in recorded:
+        change(path, lambda line: {**line, "first": line["step"] // 2 * 2}, lambda line: "step" in line)
+    change(recorded[1], lambda line: None, lambda line: line["epoch"] == 1 and line.get("step", 4) >= lacks)
+    report = verdict(recorded[0].parent)
+    assert report.exact == exact
+    if not exact:
+        (problem,) = report.problems
+        assert problem == "epoch 1, step 1: no record of rank 1, which takes part until epoch 1, step 3"
+
+
 @pytest.mark.parametrize(
     ("edit", "where", "problem"),
     [
@@ -288,6 +301,7 @@ def test_failed_workers_record_of_a_step_committed_without_it_is_ignored(recorde
         (lambda line: [line, line], at(1, 1), "rank 1 recorded the step twice"),
         (lambda line: {**line, "participants": [0]}, at(0, 0), "line 2: not a record of a step"),
         (lambda line: {**line, "batch": [[0, 65]]}, at(0, 0), "line 2: not a record of a step"),
+        (lambda line: {**line, "first": 1}, at(0, 0), "line 2: not a record of a step"),
         (lambda line: {"step": 3}, at(0, 0), "line 2: not a record of a step"),
         (lambda line: {**line, "steps": 5}, lambda line: "steps" in line, "4 steps on record, but the epoch's end is"),
         (lambda line: [3], at(0, 0), "line 2: not a record of a step"),

@@ -80,10 +80,10 @@ class FollowWatch:
         else:
             _log.warning(
                 "change waits: version=%d seconds=%g. No worker has begun to train: the program is still preparing "
-                '(the event "outside steps" in a worker\'s log names its line), or its steps aren\'t counted. A program '
-                "adopts changes if KungFuElasticCallback, ElasticTraining or --msrun counts its steps. If it only uses "
-                "ms_kungfu.comm, new workers wait until the job ends, or until `kungfu-run resize` requests the "
-                "present size again: docs/change-a-program.md",
+                '(the event "outside steps" in a worker\'s log names its line), or its steps aren\'t counted. A '
+                "program adopts changes if KungFuElasticCallback, ElasticTraining or --msrun counts its steps. If it "
+                "uses only ms_kungfu.comm, new workers wait until the job ends, or until `kungfu-run resize` requests "
+                "the present size again: docs/change-a-program.md",
                 version, _UNFOLLOWED_S,
             )  # fmt: skip
 

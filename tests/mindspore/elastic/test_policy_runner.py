@@ -144,6 +144,13 @@ def test_epochs_without_a_dataset_follow_changes_again_once_left():
     assert elastic.changes.may_follow(), "a loop by begin() and step_end() may follow"
 
 
+def test_epochs_without_a_dataset_name_the_deferral_in_the_last_epoch():
+    net = make_net()
+    elastic = ElasticTraining(net, nn.Momentum(net.trainable_params(), 0.1, 0.9))
+    assert [elastic.changes.defers_until for _ in elastic.epochs(3)] == [None, None, "this call of training ends"]
+    assert elastic.changes.defers_until is None
+
+
 @pytest.mark.parametrize(
     ("count", "options", "asked"),
     [
