@@ -9,9 +9,12 @@ import pytest
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium():
-    """The machine's own browser: Playwright downloads none."""
+    """The machine's own browser: Playwright downloads none.
+
+    It ends with the module, because Playwright keeps an event loop in this thread, and other tests begin loops here.
+    """
     playwright = pytest.importorskip("playwright.sync_api", reason="pip install ms-kungfu[browser]")
     if BROWSER is None:
         pytest.skip("Chromium is not installed")

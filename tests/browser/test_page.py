@@ -76,6 +76,24 @@ def test_sentence_names_the_rank_and_its_cause(cause, fed, feed, opened):
     assert found.errors == []
 
 
+@pytest.mark.parametrize(
+    ("waits", "sentence"),
+    [
+        ([[3], [], [3], [1]], "Rank 1 is computing: ranks 0, 2 and 3 wait for it, for 12 s now."),
+        ([[1], [0], [], []], "Ranks 0 and 1 wait for each other, for 12 s now."),
+    ],
+)
+def test_sentence_follows_the_chain_of_waits(waits, sentence, fed, feed, opened):
+    feed.began()
+    feed.steps(10)
+    page = opened(fed.server.url).page
+    feed.sample(
+        *(rank(number, "waiting" if each else "computing", waits_for=each, seconds=12.0)
+          for number, each in enumerate(waits))
+    )  # fmt: skip
+    shows(page, "#sentence", f"^{re.escape(sentence)}$")
+
+
 def test_slow_rank_that_ends_steps_is_called_slow(fed, feed, opened):
     feed.began()
     feed.steps(10)
@@ -181,6 +199,7 @@ def test_page_that_loses_its_server_says_so_and_continues(opened):
         feed.steps(5)
         shows(page, "#sentence", "^2 workers train")
         assert tile(page, "Step") == "25"
+        assert page.locator("#events-note").inner_text() == "4 of 4"
 
 
 # ---- actions ----

@@ -31,6 +31,7 @@ from ms_kungfu.launcher import (
     trace_command,
 )
 from ms_kungfu.launcher import commands as changes
+from ms_kungfu.launcher.dashboard import report
 from tests.examples.documented import ROOT
 
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
@@ -129,6 +130,7 @@ def _check_kungfu_run(rest, folder):
             patch.setattr(status_command, "jobs_of_this_user", lambda *arguments: taken())
             patch.setattr(top_command, "jobs_by_launcher", lambda *arguments: taken())
             patch.setattr(explain_command, "_read", lambda folder: taken())
+            patch.setattr(report, "write_report", lambda logs, path: taken())
             patch.setattr(trace_command, "_read_all", lambda folders: taken())
             would_begin(cli._COMMANDS[rest[0]], rest[1:])
         else:

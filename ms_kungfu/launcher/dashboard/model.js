@@ -578,13 +578,17 @@ function doing(rank, why) {
   return DOING[operation] ?? DOING[rank.state] ?? "doesn't come to the reduction";
 }
 
-/** Return {rank, ranks, seconds} of the rank for which most others wait now; null if none waits for long. */
+/** Return {rank, ranks, seconds} of the rank for which most others wait now; null if none waits for long.
+
+    A rank that waits itself is not the cause: the chain of waits leads to it. `rank` is null if each chain is a circle. */
 function blockedNow(now, limit_s) {
   const waits = new Map(now.ranks.filter((each) => each.waits_for?.length).map((each) => [each.rank, each]));
   const found = new Map();
   for (const each of waits.values()) {
-    for (const cause of each.waits_for) {
-      if (waits.has(cause) || cause === each.rank) continue; // a rank that waits itself is not the cause
+    const chain = new Set(each.waits_for); // it grows while it is read
+    for (const rank of chain) for (const next of waits.get(rank)?.waits_for ?? []) chain.add(next);
+    const causes = [...chain].filter((rank) => !waits.has(rank));
+    for (const cause of causes.length ? causes : [null]) {
       const group = found.get(cause) ?? { rank: cause, ranks: [], seconds: 0 };
       group.ranks.push(each.rank);
       group.seconds = Math.max(group.seconds, each.seconds ?? 0);
@@ -620,6 +624,10 @@ function situation(job) {
   const group = now ? blockedNow(now, isMoving ? SLOW_NOW_S : STALL_S) : null;
   const known = group ? open.find((stall) => stall.rank === group.rank) : open[open.length - 1];
   const rank = now?.ranks.find((each) => each.rank === (group ?? known)?.rank);
+  if (group && group.rank === null) {
+    const ranks = capital(told(group.ranks)), seconds = spell(Math.round(group.seconds));
+    return { tone: "bad", rank: group.ranks[0], text: `${ranks} wait for each other, for ${seconds} now.` };
+  }
   if (group && isMoving && !known) {
     const slow = wait(group, "is slow", " in each step");
     if (rank && rank.state !== "computing" && rank.state in DOING) slow.text += ` It ${doing(rank, "")} most of the time.`;
