@@ -20,6 +20,7 @@ COMMANDS = {
     "kungfu-run evict": "removes a worker from a running job",
     "kungfu-run explain": "describes in sentences what happened in a job, from its event log",
     "kungfu-run report": "writes the page of a job that has ended, from its event log, as one file",
+    "kungfu-run trace": "merges the traces of a job's workers for Perfetto, and says where the time went",
     "kungfu-distribute": "runs a command, usually kungfu-run, on each host over ssh",
     "kungfu-config-server": "keeps the desired cluster of jobs, also between jobs",
     "python -m ms_kungfu.doctor": "checks installation, machine and devices, and prints remedies",
